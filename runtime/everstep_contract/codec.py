@@ -1,0 +1,106 @@
+"""Frozen dataclasses to JSON and back; foreign input gets an error that names the field.
+
+Unknown fields are ignored (a newer peer may send them), missing ones take their default, wrong types are refused.
+"""
+
+import dataclasses
+import enum
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class DecodeError(ValueError):
+    """A document from elsewhere does not have the shape it must have."""
+
+
+def encode(value: Any) -> Any:
+    """Plain JSON values for a dataclass; fields that are None stay as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(k): encode(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(v) for v in value]
+    return value
+
+
+def dumps(value: Any) -> bytes:
+    return json.dumps(encode(value), separators=(",", ":"), sort_keys=True).encode()
+
+
+def loads(cls: type[T], raw: bytes | str) -> T:
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"{cls.__name__}: not JSON: {error}") from None
+    return decode(cls, document)
+
+
+def decode(cls: type[T], document: Any, path: str = "") -> T:
+    """Build `cls` from JSON values.
+
+    Raises:
+        DecodeError: names the field, what was found and what is expected.
+    """
+    where = path or cls.__name__
+    if not isinstance(document, Mapping):
+        raise DecodeError(f"{where}: expected an object, found {type(document).__name__}")
+    hints = typing.get_type_hints(cls)
+    known: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name in document:
+            known[field.name] = _value(
+                hints[field.name], document[field.name], f"{where}.{field.name}"
+            )
+    try:
+        return cls(**known)
+    except TypeError as error:
+        raise DecodeError(f"{where}: {error}") from None
+
+
+def _value(hint: Any, raw: Any, path: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if raw is None and type(None) in args:
+            return None
+        return _value(next(a for a in args if a is not type(None)), raw, path)
+    if hint is Any:
+        return raw
+    if origin is tuple:
+        if not isinstance(raw, list):
+            raise DecodeError(f"{path}: expected a list, found {type(raw).__name__}")
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(_value(args[0], v, f"{path}[{i}]") for i, v in enumerate(raw))
+        if len(raw) != len(args):
+            raise DecodeError(f"{path}: expected {len(args)} items, found {len(raw)}")
+        return tuple(_value(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(zip(args, raw, strict=True)))
+    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        if not isinstance(raw, Mapping):
+            raise DecodeError(f"{path}: expected an object, found {type(raw).__name__}")
+        return {_value(args[0], k, path): _value(args[1], v, f"{path}.{k}") for k, v in raw.items()}
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return decode(hint, raw, path)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        try:
+            return hint(raw)
+        except ValueError:
+            expected = ", ".join(str(m.value) for m in hint)
+            raise DecodeError(f"{path}: {raw!r} is none of {expected}") from None
+    return _scalar(hint, raw, path)
+
+
+def _scalar(hint: Any, raw: Any, path: str) -> Any:
+    if hint is float and isinstance(raw, int) and not isinstance(raw, bool):
+        return float(raw)
+    if hint is int and isinstance(raw, str) and raw.lstrip("-").isdigit():
+        return int(raw)  # keys of JSON objects are always strings
+    if isinstance(raw, hint) and not (hint is int and isinstance(raw, bool)):
+        return raw
+    raise DecodeError(f"{path}: expected {hint.__name__}, found {raw!r:.80}")

@@ -1,0 +1,87 @@
+"""The environment that the operator (on a laptop: the launcher) gives to an agent: one class, both directions."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PREFIX = "EVERSTEP_"
+AGENT_SOCKET = "EVERSTEP_AGENT_SOCKET"
+"""Set by the agent for its workers: path of the unix socket."""
+POSITION_FILE = "EVERSTEP_POSITION_FILE"
+
+
+class EnvError(ValueError):
+    """An environment variable is missing or has a value that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEnv:
+    """Field `pod_ip` is the variable EVERSTEP_POD_IP, and so on."""
+
+    job: str
+    """namespace/name"""
+    job_uid: str
+    slot: int
+    attempt: int
+    token: str
+    pod_ip: str
+    port: int = 7070
+    workers: int = 1
+    """Worker processes in this pod (processes per worker)."""
+    uri: str
+    """Where checkpoints go: s3://bucket/prefix, file:///path, gs://…, az://…"""
+    run: str
+    """The run is `<uri>/<run>/`."""
+    if_run_exists: str = "Resume"
+    save_every_steps: int = 0
+    save_every_seconds: int = 0
+    keep: int = 3
+    hang_seconds: float = 300.0
+    startup_seconds: float = 600.0
+    drain_seconds: float = 120.0
+    gang_seconds: float = 300.0
+    grace_seconds: float = 25.0
+    guard_factor: float = 10.0
+    guard_action: str = "Note"
+    memory: str
+    """A folder in memory that outlives the container."""
+    termination_log: str = "/dev/termination-log"
+
+    def to_env(self) -> dict[str, str]:
+        return {
+            PREFIX + f.name.upper(): str(getattr(self, f.name))
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) is not None
+        }
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> "AgentEnv":
+        """Raises `EnvError`, which names the variable, its value and what is expected."""
+        hints = typing.get_type_hints(cls)
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            name = PREFIX + field.name.upper()
+            raw = environ.get(name)
+            if raw is None:
+                if field.default is dataclasses.MISSING:
+                    raise EnvError(f"{name} is not set; the operator sets it in every worker pod")
+                continue
+            values[field.name] = _convert(name, hints[field.name], raw)
+        return cls(**values)
+
+
+def _convert(name: str, hint: Any, raw: str) -> Any:
+    if isinstance(hint, types.UnionType):
+        hint = next(a for a in typing.get_args(hint) if a is not type(None))
+    try:
+        return hint(raw)
+    except ValueError:
+        raise EnvError(f"{name}={raw!r}: expected {hint.__name__}") from None
+
+
+def in_cluster(environ: Mapping[str, str]) -> bool:
+    """Whether an operator started us; otherwise `everstep run` is a laptop run."""
+    return PREFIX + "JOB_UID" in environ

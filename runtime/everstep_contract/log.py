@@ -1,0 +1,120 @@
+"""The run log: `<run>/log/<n>.json`, n = 0, 1, 2, …; each place is written once, by a create-only PUT, and never deleted.
+
+The log orders everything that matters about a run: who may write (`claim`), what exists (`commit`), what was given up
+(`retire`), that it ended (`done`). Rules: `runtime/everstep_agent/README.md`.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from everstep_contract import codec
+
+DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class MemberId:
+    """One life of a worker; a worker that was started again is another member."""
+
+    slot: int
+    attempt: int
+    incarnation: int
+    rank: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainLink:
+    """The lineage went through `epoch` up to and including step `last_step`."""
+
+    epoch: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    slot: int
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """From this place on the members of this epoch write."""
+
+    epoch: int
+    token: str
+    """Random, the writer's own: an entry with our token is ours, though the answer was lost."""
+    members: tuple[MemberId, ...]
+    coordinator: str
+    job_uid: str
+    job: str
+    """namespace/name, for people."""
+    chain: tuple[ChainLink, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    cause: str = ""
+    """Why there is a new epoch: Start, WorkerDied, Leave, …; restarts are counted along the log."""
+    incident: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """This checkpoint exists."""
+
+    epoch: int
+    token: str
+    step: int
+    manifest: str
+    """Key relative to the run."""
+    digest: str
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retire:
+    """These are given up; deletion happens after the entry, by anyone, at any time."""
+
+    epoch: int
+    token: str
+    manifests: tuple[str, ...] = ()
+    chunks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The run has reached its end."""
+
+    epoch: int
+    token: str
+    step: int
+
+
+Entry = Claim | Commit | Retire | Done
+_KINDS: dict[str, type[Any]] = {"claim": Claim, "commit": Commit, "retire": Retire, "done": Done}
+_NAMES = {cls: name for name, cls in _KINDS.items()}
+
+
+def key(place: int) -> str:
+    return f"log/{place:0{DIGITS}d}.json"
+
+
+def place_of(key_: str) -> int:
+    return int(key_.rsplit("/", 1)[-1].removesuffix(".json"))
+
+
+def encode(entry: Entry) -> bytes:
+    return codec.dumps({"kind": _NAMES[type(entry)], **codec.encode(entry)})
+
+
+def decode(raw: bytes | str) -> Entry:
+    """Raises `codec.DecodeError` for anything that is not an entry of this log."""
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise codec.DecodeError(f"log entry: not JSON: {error}") from None
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if kind not in _KINDS:
+        raise codec.DecodeError(f"log entry: kind {kind!r} is none of {', '.join(_KINDS)}")
+    entry: Entry = codec.decode(_KINDS[kind], document, f"log entry ({kind})")
+    return entry
