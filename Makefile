@@ -1,0 +1,45 @@
+# Everything a contributor types. `make setup` is implied by every target and costs nothing the second time.
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+# A restart of a worker reads torch's bytecode instead of compiling it again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Make .venv with everything needed (Python >= 3.11 is all that must be there)
+	@PYTHON='$(PYTHON)' bash .ci/setup
+
+.PHONY: demo
+demo: setup ## Lose two GPUs under a real training job and compare with an undisturbed run
+	@$(BIN)/python e2e/demo/run.py $(ARGS)
+
+.PHONY: test
+test: setup ## Run all tests, those on the lab too (PYTEST_ARGS='-k …' to choose)
+	@$(PYTEST) $(PYTEST_ARGS)
+
+.PHONY: check
+check: setup ## Format, lint, types, layers, generated files
+	@bash .ci/check
+
+.PHONY: bench
+bench: setup ## Run the benchmarks
+	@bash .ci/bench
+
+.PHONY: crds
+crds: setup ## Write crds/ anew from the pydantic models
+	@$(BIN)/python -m everstep_operator.crd
+
+.PHONY: constraints
+constraints: setup ## Choose the versions of all dependencies anew (constraints*.txt)
+	@bash .ci/constraints --upgrade
+
+.PHONY: clean
+clean: ## Remove what was built here, .venv included (caches in ~/.cache stay)
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
