@@ -1,0 +1,254 @@
+"""CustomResourceDefinitions from the pydantic models: `python -m everstep_operator.crd [--check]` writes `crds/*.yaml`.
+
+Structural schemas know neither `$ref` nor null types nor titles, so references are put in place and optional fields lose
+their null. What the models say beside types (bounds, enums, defaults, descriptions, rules) goes over as it stands.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from everstep_contract import names
+from everstep_operator.rules import Resourceful, Rule
+
+FOLDER = Path(__file__).parents[2] / "crds"
+CLIENT_SIDE_APPLY_LIMIT = 262_144
+"""Bytes of the annotation that `kubectl apply` writes; a larger CRD can only be applied by the server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of `kubectl get`; `priority` 1 shows it with `-o wide` only."""
+
+    name: str
+    path: str
+    type: str = "string"
+    description: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    wanted: str
+    actual: str
+    selector: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """All that the generator has to know of one kind."""
+
+    kind: str
+    plural: str
+    short_names: tuple[str, ...]
+    scope: str
+    """Namespaced or Cluster."""
+    description: str
+    spec_model: type[BaseModel]
+    status_model: type[BaseModel]
+    columns: tuple[Column, ...]
+    cel: tuple[Rule, ...] = ()
+    """Rules on the whole object; those on parts stand in the models' `rules`."""
+    scale: Scale | None = None
+    categories: tuple[str, ...] = ("all",)
+
+
+def resources() -> tuple[Resource, ...]:
+    """Every kind that Everstep defines."""
+    from everstep_operator import model
+    from everstep_operator.fleet import model as fleet_model
+
+    return (model.RESOURCE, fleet_model.RESOURCE)
+
+
+def build_crd(resource: Resource) -> dict[str, Any]:
+    columns = [_column(c) for c in resource.columns]
+    columns.append({"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"})
+    version: dict[str, Any] = {
+        "name": names.VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": _root(resource)},
+        "subresources": _subresources(resource),
+        "additionalPrinterColumns": columns,
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{resource.plural}.{names.GROUP}"},
+        "spec": {
+            "group": names.GROUP,
+            "scope": resource.scope,
+            "names": {
+                "kind": resource.kind,
+                "listKind": f"{resource.kind}List",
+                "plural": resource.plural,
+                "singular": resource.kind.lower(),
+                "shortNames": list(resource.short_names),
+                "categories": list(resource.categories),
+            },
+            "versions": [version],
+        },
+    }
+
+
+def _column(column: Column) -> dict[str, Any]:
+    body: dict[str, Any] = {"name": column.name, "type": column.type, "jsonPath": column.path}
+    if column.description:
+        body["description"] = column.description
+    if column.priority:
+        body["priority"] = column.priority
+    return body
+
+
+def _subresources(resource: Resource) -> dict[str, Any]:
+    body: dict[str, Any] = {"status": {}}
+    if resource.scale:
+        body["scale"] = {
+            "specReplicasPath": resource.scale.wanted,
+            "statusReplicasPath": resource.scale.actual,
+            "labelSelectorPath": resource.scale.selector,
+        }
+    return body
+
+
+def _root(resource: Resource) -> dict[str, Any]:
+    root: dict[str, Any] = {
+        "type": "object",
+        "description": resource.description,
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": build_schema(resource.spec_model),
+            "status": build_schema(resource.status_model),
+        },
+    }
+    if resource.cel:
+        root["x-kubernetes-validations"] = [_cel(rule) for rule in resource.cel]
+    return root
+
+
+def build_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The structural schema of a model."""
+    document = model.model_json_schema(by_alias=True, mode="validation")
+    definitions = document.pop("$defs", {})
+    rules = {cls.__name__: cls.rules for cls in _models(model)}
+    schema = _structural(document, definitions, rules, model.__name__)
+    assert isinstance(schema, dict)
+    return schema
+
+
+def _models(model: type[BaseModel]) -> list[type[Resourceful]]:
+    """Subclasses of `Resourceful` that exist: names of models are unique in this project."""
+    found: list[type[Resourceful]] = []
+    todo: list[type[Resourceful]] = [Resourceful]
+    while todo:
+        cls = todo.pop()
+        found.append(cls)
+        todo.extend(cls.__subclasses__())
+    return found
+
+
+_DROPPED = frozenset({"title", "additionalProperties", "const"})
+
+
+def _structural(
+    node: Any, definitions: dict[str, Any], rules: dict[str, tuple[Rule, ...]], name: str = ""
+) -> Any:
+    if isinstance(node, list):
+        return [_structural(item, definitions, rules) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = _without_null(node)
+    if "$ref" in node:
+        name = node["$ref"].rsplit("/", 1)[-1]
+        node = {**definitions[name], **{k: v for k, v in node.items() if k != "$ref"}}
+    schema: dict[str, Any] = {}
+    for key, value in node.items():
+        if key == "properties":
+            schema[key] = {k: _structural(v, definitions, rules) for k, v in value.items()}
+        elif key == "additionalProperties" and isinstance(value, dict):
+            schema[key] = _structural(value, definitions, rules)
+        elif key in ("default", "enum", "required", "x-kubernetes-validations"):
+            schema[key] = value
+        elif key not in _DROPPED:
+            schema[key] = _structural(value, definitions, rules)
+    if "exclusiveMinimum" in schema:
+        schema["minimum"] = schema.pop("exclusiveMinimum")
+        schema["exclusiveMinimum"] = True
+    if rules.get(name):
+        schema["x-kubernetes-validations"] = [_cel(rule) for rule in rules[name]]
+    return schema
+
+
+def _without_null(node: dict[str, Any]) -> dict[str, Any]:
+    """`X | None` becomes X: a field that is absent needs no null type."""
+    options = node.get("anyOf")
+    if not options:
+        return node
+    kept = [option for option in options if option.get("type") != "null"]
+    if len(kept) != 1:
+        raise ValueError(f"a structural schema cannot say {options}")
+    rest = {k: v for k, v in node.items() if k != "anyOf" and not (k == "default" and v is None)}
+    return {**kept[0], **rest}
+
+
+def _cel(rule: Rule) -> dict[str, Any]:
+    body = {"rule": rule.cel, "message": rule.message}
+    if rule.found:
+        body["messageExpression"] = rule.found
+    return body
+
+
+class _Dumper(yaml.SafeDumper):
+    """Indents lists and never writes anchors: this file is read by people."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def build_text(resource: Resource) -> str:
+    head = (
+        "# Generated by `make crds` from the models in operator/everstep_operator; do not edit.\n"
+    )
+    return head + yaml.dump(build_crd(resource), Dumper=_Dumper, sort_keys=False, width=120)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m everstep_operator.crd", description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, fail if a file is out of date"
+    )
+    arguments = parser.parse_args(argv)
+    stale = []
+    for resource in resources():
+        path = FOLDER / f"{resource.plural}.yaml"
+        text = build_text(resource)
+        if path.exists() and path.read_text() == text:
+            continue
+        stale.append(path.name)
+        if not arguments.check:
+            FOLDER.mkdir(exist_ok=True)
+            path.write_text(text)
+    if stale and arguments.check:
+        print(
+            f"out of date: {', '.join(stale)}; run `make crds` and commit the result",
+            file=sys.stderr,
+        )
+        return 1
+    print(f"{'wrote ' + ', '.join(stale) if stale else 'all up to date'}: {FOLDER}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""The one port to the API server: plain objects in and out, errors sorted, writes paced.
+
+Built on the official client's asyncio half (`kubernetes.aio`), for its configuration, tokens and TLS; its typed models stay
+unused. Reads are not paced: there are few, all else comes from the watches. Everything that is written takes a token of the
+bucket; a recovery may use the whole bucket, status writes and Events only what lies above the half kept for recoveries.
+"""
+
+import asyncio
+import enum
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+
+from everstep_contract import names
+
+REQUEST_SECONDS = 30.0
+Object = dict[str, Any]
+
+
+class KubeError(Exception):
+    """The API server did not do it; `message` is its own text."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message = status, reason, message
+
+
+class Gone(KubeError):
+    """The object, or its kind, is not there."""
+
+
+class Conflict(KubeError):
+    """It changed since it was read, or the UID is another's: observe again."""
+
+
+class AlreadyExists(KubeError):
+    """The name is taken: by us, if the owner's UID says so."""
+
+
+class Denied(KubeError):
+    """Not allowed: RBAC, a quota, an admission policy."""
+
+
+class Invalid(KubeError):
+    """The object is wrong, and would be the next time."""
+
+
+class Transient(KubeError):
+    """Overloaded, unreachable, timed out: perhaps done, perhaps not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Where a kind lives: `group` "" is the core group."""
+
+    group: str
+    version: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str | None = None, sub: str | None = None) -> str:
+        head = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = [head]
+        if namespace:
+            parts.append(f"namespaces/{quote(namespace, safe='')}")
+        parts.append(self.plural)
+        parts += [quote(p, safe="") for p in (name, sub) if p]
+        return "/".join(parts)
+
+
+PODS = Kind("", "v1", "pods")
+NODES = Kind("", "v1", "nodes")
+SECRETS = Kind("", "v1", "secrets")
+EVENTS = Kind("", "v1", "events")
+JOBS = Kind(names.GROUP, names.VERSION, names.PLURAL)
+QUARANTINES = Kind(names.GROUP, names.VERSION, names.QUARANTINE_PLURAL)
+
+
+class Lane(enum.Enum):
+    RECOVERY = "recovery"
+    STATUS = "status"
+
+
+class Bucket:
+    """A token bucket with two lanes; waiting is first come, first served within a lane."""
+
+    def __init__(self, qps: float, burst: int) -> None:
+        self._qps, self._burst = qps, float(burst)
+        self._tokens, self._at = float(burst), time.monotonic()
+        self._turns = {lane: asyncio.Lock() for lane in Lane}
+        self.waited_seconds = 0.0
+
+    async def take(self, lane: Lane) -> None:
+        floor = 0.0 if lane is Lane.RECOVERY else self._burst / 2
+        async with self._turns[lane]:
+            while (lack := floor + 1 - self._refilled()) > 0:
+                pause = lack / self._qps
+                self.waited_seconds += pause
+                await asyncio.sleep(pause)
+            self._tokens -= 1
+
+    def _refilled(self) -> float:
+        now = time.monotonic()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._qps)
+        self._at = now
+        return self._tokens
+
+
+class Kube:
+    """Use `await Kube.connect(…)`; close it at the end."""
+
+    def __init__(self, client: ApiClient, bucket: Bucket) -> None:
+        self._client = client
+        self.bucket = bucket
+        self.calls: dict[tuple[str, str], int] = {}
+        """Calls by (verb, outcome), for the metrics."""
+
+    @classmethod
+    async def connect(cls, *, qps: float = 20.0, burst: int = 40) -> "Kube":
+        """From $KUBECONFIG or ~/.kube/config, else from the pod's service account."""
+        configuration = Configuration()
+        try:
+            await config.load_kube_config(client_configuration=configuration)
+        except config.ConfigException:
+            config.load_incluster_config(client_configuration=configuration)
+        return cls(ApiClient(configuration), Bucket(qps, burst))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
+        return await self._call("GET", kind.path(namespace, name))
+
+    async def list(
+        self, kind: Kind, namespace: str | None = None, *, labels: str = ""
+    ) -> tuple[list[Object], str]:
+        """All objects of the kind and the resourceVersion of the list, in pages of 500."""
+        items: list[Object] = []
+        query = {"limit": "500", **({"labelSelector": labels} if labels else {})}
+        while True:
+            page = await self._call("GET", kind.path(namespace), query=query)
+            items += page.get("items") or []
+            metadata = page.get("metadata") or {}
+            if not metadata.get("continue"):
+                return items, str(metadata.get("resourceVersion", ""))
+            query = {**query, "continue": metadata["continue"]}
+
+    async def create(
+        self,
+        kind: Kind,
+        body: Object,
+        namespace: str | None = None,
+        *,
+        dry_run: bool = False,
+        lane: Lane = Lane.RECOVERY,
+    ) -> Object:
+        await self.bucket.take(lane)
+        query = {"dryRun": "All"} if dry_run else {}
+        return await self._call("POST", kind.path(namespace), body=body, query=query)
+
+    async def delete(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str,
+        grace_seconds: int | None = None,
+        lane: Lane = Lane.RECOVERY,
+    ) -> None:
+        """Deletes that very object: of a namesake with another UID, `Conflict`."""
+        await self.bucket.take(lane)
+        body: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        await self._call("DELETE", kind.path(namespace, name), body=body)
+
+    async def patch(
+        self,
+        kind: Kind,
+        name: str,
+        body: Object | list[Object],
+        namespace: str | None = None,
+        *,
+        sub: str | None = None,
+        strategic: bool = False,
+        lane: Lane = Lane.RECOVERY,
+    ) -> Object:
+        """A merge patch, a JSON patch (a list) or a strategic merge patch.
+
+        A `metadata.resourceVersion` in a merge patch is a precondition: `Conflict` if the object has changed.
+        """
+        await self.bucket.take(lane)
+        kind_of_patch = (
+            "json" if isinstance(body, list) else "strategic-merge" if strategic else "merge"
+        )
+        return await self._call(
+            "PATCH",
+            kind.path(namespace, name, sub),
+            body=body,
+            content=f"application/{kind_of_patch}-patch+json",
+        )
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        content: str = "application/json",
+    ) -> Object:
+        try:
+            answer = await self._request(method, path, body, query or {}, content)
+        except KubeError as error:
+            self._count(method, type(error).__name__)
+            raise
+        self._count(method, "Done")
+        return answer
+
+    async def _request(
+        self, method: str, path: str, body: Any, query: Mapping[str, str], content: str
+    ) -> Object:
+        headers: dict[str, str] = {"Accept": "application/json", "Content-Type": content}
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                response = await self._client.rest_client.request(
+                    method, url, headers=headers, body=body
+                )
+                raw = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Transient(
+                0, type(error).__name__, f"{method} {path}: {error or 'timed out'}"
+            ) from error
+        if not 200 <= response.status < 300:
+            raise classify_error(response.status, raw)
+        document: Object = json.loads(raw)
+        return document
+
+    def _count(self, verb: str, outcome: str) -> None:
+        self.calls[verb, outcome] = self.calls.get((verb, outcome), 0) + 1
+
+
+def classify_error(status: int, raw: bytes) -> KubeError:
+    """A Status document of the API server, sorted by what the caller can do about it."""
+    try:
+        document = json.loads(raw)
+        reason, message = str(document.get("reason", "")), str(document.get("message", ""))
+    except (ValueError, AttributeError):
+        reason, message = "", raw[:500].decode(errors="replace")
+    return _class_of(status, reason)(status, reason, message or f"HTTP {status}")
+
+
+def _class_of(status: int, reason: str) -> type[KubeError]:
+    if status == 409:
+        return AlreadyExists if reason == "AlreadyExists" else Conflict
+    by_status = {
+        401: Denied,
+        403: Denied,
+        404: Gone,
+        405: Invalid,
+        410: Gone,
+        400: Invalid,
+        413: Invalid,
+        422: Invalid,
+    }
+    return by_status.get(status, Transient)

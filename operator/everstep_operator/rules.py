@@ -1,0 +1,40 @@
+"""One declaration of a validation rule, used by the pydantic validator and by the CEL in the CRD.
+
+A test holds both against each other, and the live test against a real API server.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.alias_generators import to_camel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """`check` gets the model instance, `cel` the same object as `self`; both say whether it is good."""
+
+    cel: str
+    message: str
+    """Names the field, and the fix."""
+    found: str = ""
+    """CEL expression of type string that also names the value found; empty: `message` alone."""
+    check: Callable[[Any], bool] | None = None
+    """None for what only the API server can judge (a change of an immutable field)."""
+
+
+class Resourceful(BaseModel):
+    """Base of all parts of our resources: camelCase outside, rules checked after the fields."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True
+    )
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _obey_rules(self) -> Self:
+        for rule in self.rules:
+            if rule.check is not None and not rule.check(self):
+                raise ValueError(rule.message)
+        return self
