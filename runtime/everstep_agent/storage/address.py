@@ -1,0 +1,94 @@
+"""Where a run lives: `<uri>/<run>/`. Pure: reads nothing but its arguments."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+from everstep_agent.storage.errors import BadAddress
+
+_SEGMENT = re.compile(r"[A-Za-z0-9._=@+-]{1,200}")
+SCHEMES = ("file", "s3", "gs", "az", "memory")
+_TRUE = ("1", "true", "yes", "on")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    scheme: str
+    bucket: str
+    """Bucket or container; for file:// the folder of the URI, absolute."""
+    prefix: str
+    """Below the bucket, the run included; no slash at either end."""
+
+    @property
+    def uri(self) -> str:
+        if self.scheme == "file":
+            return f"file://{PurePosixPath(self.bucket) / self.prefix}"
+        return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
+
+
+def check_key(key: str, what: str = "key") -> str:
+    """The key itself, if it can only mean a place below its folder.
+
+    Raises:
+        BadAddress: empty segments, `.`, `..`, or a character outside letters, digits and `._=@+-`.
+    """
+    for segment in key.split("/"):
+        if segment in (".", "..") or not _SEGMENT.fullmatch(segment):
+            raise BadAddress(
+                f"{what} {key!r}: segment {segment!r} cannot be used;"
+                " use letters, digits and . _ = @ + - between single slashes"
+            )
+    return key
+
+
+def parse_uri(uri: str, run: str = "") -> Address:
+    """Raises `BadAddress`, which names the URI, what is wrong with it and what is expected."""
+    parts = urlsplit(uri)
+    if parts.scheme not in SCHEMES:
+        expected = ", ".join(f"{s}://" for s in SCHEMES[:-1])
+        raise BadAddress(f"checkpoint.uri {uri!r}: scheme {parts.scheme!r} is none of {expected}")
+    if run:
+        check_key(run, "checkpoint.run")
+    below = unquote(parts.path)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost") or not below.startswith("/"):
+            raise BadAddress(f"checkpoint.uri {uri!r}: a folder is written file:///absolute/path")
+        return Address(scheme="file", bucket=str(PurePosixPath(below)), prefix=run)
+    if not parts.netloc and parts.scheme != "memory":
+        raise BadAddress(
+            f"checkpoint.uri {uri!r}: names no bucket; write {parts.scheme}://bucket/prefix"
+        )
+    prefix = "/".join(p for p in (below.strip("/"), run) if p)
+    if prefix:
+        check_key(prefix, "checkpoint.uri and run")
+    return Address(scheme=parts.scheme, bucket=parts.netloc, prefix=prefix)
+
+
+def build_s3_config(environ: Mapping[str, str]) -> tuple[dict[str, str], bool]:
+    """obstore's settings, and whether plain http is allowed, from the variables that S3 users know.
+
+    With no key in the environment obstore asks the cloud identity (web identity, container or
+    instance credentials).
+
+    Raises:
+        BadAddress: one half of a key pair is missing.
+    """
+    found = {
+        "access_key_id": environ.get("AWS_ACCESS_KEY_ID", ""),
+        "secret_access_key": environ.get("AWS_SECRET_ACCESS_KEY", ""),
+        "session_token": environ.get("AWS_SESSION_TOKEN", ""),
+        "region": environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION", ""),
+        "endpoint": environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL", ""),
+    }
+    if bool(found["access_key_id"]) != bool(found["secret_access_key"]):
+        missing = "AWS_SECRET_ACCESS_KEY" if found["access_key_id"] else "AWS_ACCESS_KEY_ID"
+        raise BadAddress(f"{missing} is not set, but its other half is; set both or neither")
+    endpoint = found["endpoint"]
+    if endpoint and urlsplit(endpoint).scheme not in ("http", "https"):
+        raise BadAddress(f"AWS_ENDPOINT_URL {endpoint!r}: write http://host:port or https://host")
+    if endpoint and not found["region"]:
+        found["region"] = "us-east-1"
+    allow = environ.get("AWS_ALLOW_HTTP", "").lower() in _TRUE or endpoint.startswith("http://")
+    return {k: v for k, v in found.items() if v}, allow

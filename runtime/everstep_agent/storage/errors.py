@@ -1,0 +1,155 @@
+"""What can go wrong with an object store, sorted where it enters: above, no foreign error is seen.
+
+`transient` errors may pass by themselves and are worth another try; the others need a person.
+Messages name the thing, what was found and the fix, and carry no secret.
+"""
+
+import re
+
+from everstep_contract import levels
+
+
+class StoreError(Exception):
+    """The store answered in a way that trying again will not mend."""
+
+    kind = "StoreError"
+    transient = False
+
+    def to_level(self) -> levels.StorageError:
+        return levels.StorageError(kind=self.kind, message=str(self))
+
+
+class NotFound(StoreError):
+    kind = "NotFound"
+
+
+class AlreadyExists(StoreError):
+    """A create-only PUT met an object: its place is taken."""
+
+    kind = "AlreadyExists"
+
+
+class Denied(StoreError):
+    kind = "AccessDenied"
+
+
+class BucketMissing(StoreError):
+    kind = "BucketMissing"
+
+
+class BadAddress(StoreError):
+    """The URI, the run's name or a variable of the environment cannot be used."""
+
+    kind = "BadAddress"
+
+
+class NoAtomicCreate(StoreError):
+    """Two writers were told that they had created one object: no log can stand on this store."""
+
+    kind = "NoAtomicCreate"
+
+
+class Unreachable(StoreError):
+    kind = "Unreachable"
+    transient = True
+
+
+class Conflict(Unreachable):
+    """409: two writes of one key met; who won is not known yet."""
+
+    kind = "Conflict"
+
+
+class NoSpace(StoreError):
+    """May pass: somebody can make room while the job trains on."""
+
+    kind = "NoSpace"
+    transient = True
+
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
+_QUERY = re.compile(r"\?[^\s'\"]*")
+_METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+
+_FIXES = {
+    "InvalidAccessKeyId": "the store does not know this AWS_ACCESS_KEY_ID; correct the Secret",
+    "SignatureDoesNotMatch": (
+        "AWS_SECRET_ACCESS_KEY does not belong to AWS_ACCESS_KEY_ID; correct the Secret"
+    ),
+    "ExpiredToken": (
+        "AWS_SESSION_TOKEN has expired; use keys that outlive the job, or the cloud identity"
+    ),
+    "RequestTimeTooSkewed": "this node's clock differs from the store's by minutes; set it",
+    "PermanentRedirect": "the bucket is in another region; set AWS_REGION",
+    "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION",
+    "InvalidBucketName": "correct the bucket in checkpoint.uri",
+}
+_GRANT = "the identity needs to read, write, delete and list below checkpoint.uri"
+
+
+def classify_error(error: BaseException, *, doing: str, where: str) -> StoreError:
+    """Our error for a foreign one.
+
+    Args:
+        doing: the verb, for people: "write", "read", …
+        where: the object, for people: `s3://bucket/prefix/key`.
+    """
+    text = str(error).split("Debug source")[0].strip()
+    name = type(error).__name__
+    code = _first(_CODE, text)
+    status = int(_first(_STATUS, text) or 0)
+    found = f"cannot {doing} {where}"
+    if code == "NoSuchBucket" or "ContainerNotFound" in text or "bucket does not exist" in text:
+        return BucketMissing(
+            f"{found}: the bucket does not exist; create it or correct checkpoint.uri"
+        )
+    if any(host in text for host in _METADATA):
+        return Denied(
+            f"{found}: no credentials: AWS_ACCESS_KEY_ID is not set and this machine has no cloud"
+            " identity; give the container the keys (envFrom of a Secret) or a serviceAccountName"
+            " with access"
+        )
+    if isinstance(error, FileNotFoundError) or name == "NotFoundError":
+        return NotFound(f"{found}: there is no such object")
+    if name in ("AlreadyExistsError", "PreconditionError", "NotModifiedError"):
+        if status == 409:  # S3: ConditionalRequestConflict; the winner is not decided yet
+            return Conflict(f"{found}: two writers met (409)")
+        return AlreadyExists(f"{found}: it exists")
+    return _classify_rest(error, text, name, code, status, found)
+
+
+def _classify_rest(
+    error: BaseException, text: str, name: str, code: str, status: int, found: str
+) -> StoreError:
+    said = _said(text, code, status)
+    fix = _FIXES.get(code, "")
+    refused = status in (401, 403) or name in ("PermissionDeniedError", "UnauthenticatedError")
+    if refused or isinstance(error, PermissionError) or re.search(r"os error (13|30)\)", text):
+        return Denied(f"{found}: {said}; {fix or _GRANT}")
+    if "os error 28)" in text or code in ("XMinioStorageFull", "QuotaExceeded"):
+        return NoSpace(f"{found}: no space left; make room")
+    if (
+        "os error 20)" in text
+        or "os error 2)" in text
+        or isinstance(error, (ValueError, TypeError))
+    ):
+        return BadAddress(f"{found}: {said}; correct checkpoint.uri")
+    if 300 <= status < 500 and status not in (408, 409, 425, 429):
+        return StoreError(f"{found}: {said}" + (f"; {fix}" if fix else ""))
+    return Unreachable(f"{found}: {said}")
+
+
+def _said(text: str, code: str, status: int) -> str:
+    """The store's own words in one line, without query strings: Azure's signatures stand there."""
+    if code:
+        message = _first(_MESSAGE, text)
+        return f"{status} {code}" + (f" ({message})" if message else "")
+    words = _QUERY.sub("", " ".join(text.split()))
+    return words[:300] or "no answer"
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return found.group(1) if found else ""

@@ -1,0 +1,43 @@
+"""From a URI to a store."""
+
+from collections.abc import Mapping
+
+from everstep_agent.storage.address import parse_uri
+from everstep_agent.storage.retrying import Patience, Retrying
+from everstep_agent.storage.store import ObjectStore
+
+
+def open_raw(uri: str, run: str, environ: Mapping[str, str], *, create: bool = True) -> ObjectStore:
+    """A store that tries everything once; see `open_store`."""
+    # obstore takes a tenth of a second to import: only who opens a store pays.
+    from everstep_agent.storage import obstore_store
+
+    address = parse_uri(uri, run)
+    if address.scheme == "memory":
+        return obstore_store.open_memory()
+    if address.scheme == "file":
+        return obstore_store.open_folder(address, create=create)
+    if address.scheme == "s3":
+        return obstore_store.open_s3(address, environ)
+    return obstore_store.open_url(address)
+
+
+def open_store(
+    uri: str,
+    run: str,
+    environ: Mapping[str, str],
+    *,
+    create: bool = True,
+    patience: Patience | None = None,
+) -> Retrying:
+    """The store of one run, `<uri>/<run>/`. Contacts nothing; `probe` does.
+
+    Args:
+        run: may be empty if `uri` is the run's own address.
+        environ: for S3 the keys and the endpoint; what it lacks obstore asks of the cloud identity.
+        create: make the folder of a file:// store if it is not there.
+
+    Raises:
+        BadAddress: the URI, the run's name or a variable cannot be used; or there is no folder.
+    """
+    return Retrying(open_raw(uri, run, environ, create=create), patience)

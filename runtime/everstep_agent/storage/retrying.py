@@ -1,0 +1,96 @@
+"""Try again while an error may pass: jittered exponential back-off and a deadline.
+
+A `create` that is tried again may meet its own first success: it then raises `AlreadyExists`, as
+the port says.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from everstep_agent.storage.errors import StoreError, Unreachable
+from everstep_agent.storage.store import ObjectStore
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    deadline_s: float = 60.0
+    """Of one call, all tries together."""
+    first_s: float = 0.1
+    longest_s: float = 3.0
+
+
+def choose_delay(tries: int, patience: Patience, chance: float) -> float:
+    """Seconds before try number `tries + 1`; `chance` in [0, 1) spreads callers out."""
+    ceiling = min(patience.longest_s, patience.first_s * 2.0 ** min(tries - 1, 30))
+    return ceiling * (0.5 + chance / 2)
+
+
+class Retrying:
+    """An `ObjectStore` around another. `trouble` is the error it is waiting out now, for status."""
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        patience: Patience | None = None,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._inner = inner
+        self._patience = patience or Patience()
+        self._sleep = sleep
+        self._chance = chance
+        self.trouble: StoreError | None = None
+
+    @property
+    def uri(self) -> str:
+        return self._inner.uri
+
+    async def put(self, key: str, body: bytes | memoryview) -> None:
+        await self._again(lambda: self._inner.put(key, body))
+
+    async def create(self, key: str, body: bytes | memoryview) -> None:
+        await self._again(lambda: self._inner.create(key, body))
+
+    async def get(self, key: str) -> bytes:
+        return await self._again(lambda: self._inner.get(key))
+
+    async def list(self, prefix: str = "") -> list[str]:
+        return await self._again(lambda: self._inner.list(prefix))
+
+    async def delete(self, key: str) -> None:
+        await self._again(lambda: self._inner.delete(key))
+
+    async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._patience.deadline_s
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                answer = await self._once(call, until - clock())
+            except StoreError as error:
+                if not error.transient:
+                    self.trouble = None  # it answered: whatever is wrong, it is there
+                    raise
+                self.trouble = error
+                delay = choose_delay(tries, self._patience, self._chance())
+                if clock() + delay >= until:
+                    raise
+                await self._sleep(delay)
+            else:
+                self.trouble = None
+                return answer
+
+    async def _once(self, call: Callable[[], Awaitable[T]], left_s: float) -> T:
+        try:
+            async with asyncio.timeout(max(left_s, 0.001)):
+                return await call()
+        except TimeoutError:
+            waited = f"{self._patience.deadline_s:.0f} s"
+            raise Unreachable(f"{self.uri} did not answer within {waited}") from None

@@ -1,0 +1,34 @@
+"""The port: five verbs on keys relative to one run.
+
+Everything above works on any store that passes the suite `tests/agent/test_storage.py`.
+"""
+
+from typing import Protocol
+
+
+class ObjectStore(Protocol):
+    """Every method may raise `Unreachable`, `Denied`, `BucketMissing` or another `StoreError`."""
+
+    @property
+    def uri(self) -> str:
+        """For people: where the keys are."""
+
+    async def put(self, key: str, body: bytes | memoryview) -> None:
+        """Write, whether or not the key exists."""
+
+    async def create(self, key: str, body: bytes | memoryview) -> None:
+        """Write only if nothing stands there; of several writers exactly one succeeds.
+
+        Raises:
+            AlreadyExists: also when an earlier try of ours succeeded and its answer was lost.
+            Unreachable: the outcome is not known.
+        """
+
+    async def get(self, key: str) -> bytes:
+        """The whole object, at most 64 MiB by convention of the writers. Raises `NotFound`."""
+
+    async def list(self, prefix: str = "") -> list[str]:
+        """Keys below the folder `prefix`, sorted; may lag behind the truth: proves nothing."""
+
+    async def delete(self, key: str) -> None:
+        """Afterwards the key does not exist; no error if it did not before."""
