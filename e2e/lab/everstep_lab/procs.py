@@ -1,0 +1,146 @@
+"""Child processes that die with us, and a look at the processes there are (Linux)."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+MARK = "EVERSTEP_LAB_MARK"
+"""Every process of a lab has its folder in this variable, so that leftovers can be told."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Orphans among our descendants become our children from now on."""
+    if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
+    """Runs in the child. The signal follows the *thread* that forked: fork from the main one."""
+    _libc.prctl(PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signum)
+
+
+def spawn(
+    argv: Sequence[str],
+    *,
+    log: Path | None,
+    mark: Path | str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    death_signal: int = signal.SIGKILL,
+    pass_fds: Sequence[int] = (),
+) -> "subprocess.Popen[bytes]":
+    """A child in a session of its own, output appended to `log`; call from the main thread."""
+    parent = os.getpid()
+    out = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=cwd,
+            env={**(os.environ if env is None else env), MARK: str(mark)},
+            start_new_session=True, pass_fds=pass_fds,
+            preexec_fn=lambda: die_with_parent(parent, death_signal),
+        )  # fmt: skip
+    finally:
+        os.close(out)
+
+
+def stop(process: "subprocess.Popen[bytes]", grace: float = 5.0) -> None:
+    """SIGTERM, then SIGKILL after `grace` seconds; blocks."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(grace)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return ""
+
+
+def descendants(root: int) -> list[int]:
+    """All living descendants of `root`, zombies left out."""
+    parents: dict[int, list[int]] = {}
+    for pid, state, parent in _processes():
+        if state != "Z":
+            parents.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    todo = [root]
+    while todo:
+        children = parents.get(todo.pop(), [])
+        found += children
+        todo += children
+    return found
+
+
+def marked(mark: Path | str) -> list[int]:
+    """Living processes of ours that carry this mark, ourselves left out."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for pid, state, _ in _processes():
+        if state == "Z" or pid == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def kill_all(find: Callable[[], list[int]], limit: float = 10.0) -> int:
+    """SIGKILL whatever `find` returns until it returns nothing; gives the number of processes."""
+    killed: set[int] = set()
+    end = time.monotonic() + limit
+    while (pids := find()) and time.monotonic() < end:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        reap()
+        time.sleep(0.02)
+    reap()
+    return len(killed)
+
+
+def reap() -> None:
+    """Collect every child that has ended; only for a process that waits for no child by name."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def memory_bytes(pids: Iterable[int]) -> int:
+    """Sum of what the processes hold for themselves and their part of what they share (PSS)."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total
+
+
+def _processes() -> list[tuple[int, str, int]]:
+    """(pid, state, parent) of every process that we may see."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            # The name, in parentheses, may hold anything, parentheses too.
+            fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            found.append((int(entry), fields[0], int(fields[1])))
+    return found
