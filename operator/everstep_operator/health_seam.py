@@ -28,5 +28,9 @@ class HealthLoop(Protocol):
     def wake(self) -> None:
         """A node or a NodeQuarantine has changed: run the fleet pass soon."""
 
+    def rank_died(self, node: str) -> None:
+        """A rank or container on this node just died: the node is SUSPECT (published at once) until a scrape that was
+        sampled later shows all its GPUs, or a limit passes. For nodes that no exporter watches nothing happens."""
+
     def render_metrics(self) -> str:
         """Prometheus text, appended to the operator's own; "" for none."""

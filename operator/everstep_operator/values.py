@@ -38,6 +38,14 @@ class NodeVerdict:
     """When (seconds since the Unix epoch, this operator's clock) the incident reached `signal`, `verdict`, `cordon`."""
     evidence: tuple[str, ...] = ()
     """Identities of the evidence."""
+    gone_pods: frozenset[str] = frozenset()
+    """With state gone: "namespace/name" of the pods that held the GPUs that are gone; empty: not known, so all."""
+
+    def state_of(self, namespace: str, pod: str) -> NodeState:
+        """A neighbour on a sound GPU of a node that is gone can still be asked."""
+        if self.state is NodeState.GONE and self.gone_pods:
+            return NodeState.GONE if f"{namespace}/{pod}" in self.gone_pods else NodeState.LEAVING
+        return self.state
 
     @property
     def avoided(self) -> bool:
