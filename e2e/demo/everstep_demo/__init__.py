@@ -1,0 +1,1 @@
+"""`make demo`: a training job loses two GPUs on the lab; another one loses none."""

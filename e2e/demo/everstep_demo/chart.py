@@ -1,0 +1,70 @@
+"""The picture of the report: loss curves of both runs, the difference, the incidents."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from everstep_contract.ledger import LedgerEntry
+from everstep_demo.story import FIRST_STEP, Incident
+
+INK, RUN, REFERENCE, FAULT = "#222222", "#0b6e99", "#e0a030", "#b3261e"
+
+
+def draw(
+    path: Path,
+    run: Sequence[LedgerEntry],
+    reference: Sequence[LedgerEntry],
+    incidents: Sequence[Incident],
+) -> None:
+    """Writes a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure, (top, bottom) = pyplot.subplots(
+        2, 1, figsize=(9, 6), sharex=True, height_ratios=(3, 1), layout="constrained"
+    )
+    top.plot(*_curve(reference), color=REFERENCE, linewidth=5, alpha=0.5, label="undisturbed")
+    top.plot(*_curve(run), color=RUN, linewidth=1.2, label="two GPUs lost")
+    top.set_ylabel("loss (nats per byte)")
+    top.set_title("The same job, undisturbed and with two GPUs lost", loc="left", color=INK)
+    for incident in incidents:
+        _mark(top, incident)
+        bottom.axvline(incident.resumed_from, color=FAULT, linewidth=1, linestyle="--")
+    top.legend(frameon=False, loc="upper right")
+    steps = [e.step for e in run]
+    gaps = [abs(a.loss - b.loss) for a, b in zip(run, reference, strict=False)]
+    bottom.plot(steps[: len(gaps)], gaps, color=INK, linewidth=1.2)
+    bottom.set_ylabel("|difference|")
+    bottom.set_xlabel("step")
+    if not any(gaps):
+        bottom.set_ylim(-1, 1)
+        bottom.set_yticks([0])
+        bottom.text(0.01, 0.62, "zero at every step, to the last bit", transform=bottom.transAxes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _curve(entries: Sequence[LedgerEntry]) -> tuple[list[int], list[float]]:
+    return [e.step for e in entries], [e.loss for e in entries]
+
+
+def _mark(axes: "object", incident: Incident) -> None:
+    """A line at the step that the job went on from, with what happened beside it."""
+    axes.axvline(incident.resumed_from, color=FAULT, linewidth=1, linestyle="--")  # type: ignore[attr-defined]
+    after = incident.reached.get(FIRST_STEP)
+    text = f"act {incident.act.number}: {incident.act.gpu_fault}\nat step {incident.resumed_from}"
+    if after is not None:
+        text += f", next step after {after:.0f} s"
+    axes.annotate(  # type: ignore[attr-defined]
+        text,
+        xy=(incident.resumed_from, 0.80 - 0.22 * (incident.act.number - 1)),
+        xycoords=("data", "axes fraction"),
+        xytext=(6, 0),
+        textcoords="offset points",
+        color=FAULT,
+        fontsize=9,
+        va="top",
+    )

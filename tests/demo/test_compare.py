@@ -1,0 +1,105 @@
+from dataclasses import replace
+
+from everstep_contract.ledger import LedgerEntry
+from everstep_demo.compare import compare
+from everstep_demo.report import build_report, build_table, find_problems
+from everstep_demo.story import ACTS, COMMITTED, CORDONED, FIRST_STEP, Incident, Told
+
+
+def an_entry(step: int, *, epoch: int = 1, loss: float = 0.5) -> LedgerEntry:
+    samples = (4 * step, 4 * step + 1, 4 * step + 2, 4 * step + 3)
+    return LedgerEntry(
+        epoch=epoch,
+        step=step,
+        samples=samples,
+        counts=(1, 1),
+        weights=(2.0, 2.0),
+        losses=(loss, loss),
+        loss=loss,
+    )
+
+
+REFERENCE = [an_entry(step) for step in range(1, 6)]
+
+
+def an_incident(**changes: object) -> Incident:
+    incident = Incident(
+        act=ACTS[0],
+        node="node-2",
+        moved_to="node-4",
+        reached={CORDONED: 1.5, COMMITTED: 2.25, FIRST_STEP: 14.0},
+        resumed_from=60,
+        steps_lost=0,
+    )
+    return replace(incident, **changes)
+
+
+def told(**changes: object) -> Told:
+    story = Told(
+        incidents=(an_incident(),),
+        quarantined_nodes=("node-2",),
+        goodput=0.61,
+        completed=True,
+        seconds=120.0,
+    )
+    return replace(story, **changes)
+
+
+def test_runs_that_differ_only_in_their_epochs_are_equal() -> None:
+    run = [replace(entry, epoch=7) for entry in REFERENCE]
+    compared = compare(run, REFERENCE)
+    assert compared.equal
+    assert compared.steps == 5
+    assert compared.samples == 20
+
+
+def test_the_last_bit_of_one_loss_counts() -> None:
+    run = [*REFERENCE[:3], an_entry(4, loss=0.5 + 2**-53), REFERENCE[4]]
+    compared = compare(run, REFERENCE)
+    assert compared.max_abs_loss_difference == 2**-53
+    assert compared.first_difference == 4
+    assert not compared.equal
+
+
+def test_a_missing_step_loses_its_samples() -> None:
+    compared = compare(REFERENCE[:4], REFERENCE)
+    assert compared.samples_lost == 4
+    assert compared.samples_repeated == 0
+    assert not compared.equal
+
+
+def test_a_step_taken_twice_repeats_its_samples() -> None:
+    compared = compare([*REFERENCE[:3], REFERENCE[2], *REFERENCE[3:]], REFERENCE)
+    assert compared.samples_repeated == 4
+    assert not compared.equal
+
+
+def test_two_empty_ledgers_prove_nothing() -> None:
+    assert "the ledger is empty" in find_problems(told(), compare([], []))
+
+
+def test_all_is_right_only_if_nothing_was_lost() -> None:
+    equal = compare(REFERENCE, REFERENCE)
+    assert build_report(told(), equal)["ok"]
+    assert not build_report(told(completed=False), equal)["ok"]
+    assert not build_report(told(incidents=(an_incident(steps_lost=2),)), equal)["ok"]
+    assert not build_report(told(quarantined_nodes=()), equal)["ok"]
+    assert not build_report(told(quarantined_nodes=("node-2", "node-3")), equal)["ok"]
+    assert not build_report(told(), compare(REFERENCE[:4], REFERENCE))["ok"]
+    assert not build_report(told(problems=("the lab broke",)), equal)["ok"]
+
+
+def test_the_report_has_the_promised_keys() -> None:
+    report = build_report(told(), compare(REFERENCE, REFERENCE))
+    assert {
+        "incidents", "steps_lost", "samples_lost", "samples_repeated", "steps_recomputed",
+        "max_abs_loss_difference", "quarantined_nodes", "goodput", "ok",
+    } <= report.keys()  # fmt: skip
+    assert {
+        "fault", "fault_to_cordon_s", "fault_to_committed_s", "fault_to_first_new_step_s",
+    } <= report["incidents"][0].keys()  # fmt: skip
+
+
+def test_the_table_says_what_was_not_reached() -> None:
+    report = build_report(told(incidents=(an_incident(reached={}),)), compare(REFERENCE, REFERENCE))
+    assert "not reached" in build_table(report)
