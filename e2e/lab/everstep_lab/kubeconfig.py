@@ -41,3 +41,9 @@ def write_private(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
+
+
+def read(path: Path) -> tuple[str, str]:
+    """API server's URL and the token, of a file that `build` made."""
+    document = json.loads(path.read_text().removeprefix(HEADER))
+    return document["clusters"][0]["cluster"]["server"], document["users"][0]["user"]["token"]

@@ -25,6 +25,7 @@ def become_subreaper() -> None:
 
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
     """Runs in the child. The signal follows the *thread* that forked: fork from the main one."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _libc.prctl(PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)

@@ -1,0 +1,44 @@
+"""What a lab is asked to be: written by the command line, read by the supervisor."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from everstep_lab.places import NODES_MAX
+from everstep_lab.seam import LabError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabConfig:
+    nodes: int = 4
+    gpus_per_node: int = 2
+    kubeconfig: str = ""
+    """A second place for the administrator's kubeconfig; removed with the lab."""
+    operator: bool = True
+    node_grace_seconds: int = 5
+    """controller-manager's --node-monitor-grace-period; Kubernetes' own default is 50."""
+    seed: int = 0
+    images: str = ""
+    """The file of images; empty for the lab's own."""
+    control_plane: str = ""
+    """Folder of its binaries."""
+    object_store: str = ""
+
+    def check(self) -> None:
+        """Raises LabError, which names the option."""
+        if not 0 <= self.nodes <= NODES_MAX:
+            raise LabError(f"--nodes {self.nodes}: expected 0 to {NODES_MAX}")
+        if not 0 <= self.gpus_per_node <= 16:
+            raise LabError(f"--gpus-per-node {self.gpus_per_node}: expected 0 to 16")
+        if self.node_grace_seconds < 2:
+            raise LabError(f"--node-grace-seconds {self.node_grace_seconds}: expected 2 or more")
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> "LabConfig":
+        document: dict[str, Any] = json.loads(path.read_text())
+        return cls(**document)

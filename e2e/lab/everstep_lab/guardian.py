@@ -1,0 +1,138 @@
+"""The lab's outermost process: starts the supervisor, and cleans up after it however it ends.
+
+It is a sub-reaper, so whatever the supervisor leaves behind when it is killed becomes the
+guardian's child and is killed too. If the guardian itself is killed, the supervisor gets SIGTERM
+from the kernel and goes down in order. It must stay small: no asyncio, no third-party module.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from everstep_lab import procs
+
+_ORDERLY_SECONDS = 30.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    procs.become_subreaper()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD))
+    supervisor = procs.spawn(
+        [sys.executable, "-m", "everstep_lab.supervisor", *arguments.supervisor],
+        log=arguments.root / "logs" / "supervisor.log",
+        mark=arguments.root,
+        death_signal=signal.SIGTERM,
+        pass_fds=arguments.pass_fd,
+    )
+    for descriptor in arguments.pass_fd:
+        if descriptor != arguments.lock:
+            os.close(descriptor)
+    status = _wait(supervisor.pid)
+    procs.kill_all(lambda: procs.descendants(os.getpid()))
+    if status == 1:
+        _keep_log(arguments.root)
+    remove(arguments.root, arguments.memory)
+    return status
+
+
+def remove(root: Path, memory: Path) -> None:
+    """With the lock held. Renamed first: once the lock is gone another lab may use the names."""
+    for folder in (memory, root):
+        gone = folder.with_name(f"{folder.name}.gone-{os.getpid()}")
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def remove_leftovers(root: Path, memory: Path) -> int:
+    """What a lab that was killed left: its processes and files. Called with the lock held."""
+    killed = procs.kill_all(lambda: procs.marked(root))
+    for folder in (memory, root):
+        for gone in folder.parent.glob(f"{folder.name}.gone-*"):
+            shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(memory, ignore_errors=True)
+    failed_log(root).unlink(missing_ok=True)
+    for entry in root.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != "lock":
+            entry.unlink()
+    return killed
+
+
+def failed_log(root: Path) -> Path:
+    """The one file that a lab which broke down leaves, until the next `up` or `down`."""
+    return root.with_name(f"{root.name}.failed.log")
+
+
+def _keep_log(root: Path) -> None:
+    with contextlib.suppress(OSError):
+        shutil.copyfile(root / "logs" / "supervisor.log", failed_log(root))
+
+
+def take_lock(path: Path) -> int | None:
+    """The lock's descriptor, inheritable, or None if another lab holds it."""
+    while True:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The holder before us may have removed the file that we opened.
+            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                os.set_inheritable(descriptor, True)
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)
+
+
+def _wait(supervisor: int) -> int:
+    """Until the supervisor has ended; reaps orphans meanwhile and passes SIGTERM and SIGINT on."""
+    limit: float | None = None
+    while True:
+        watched = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+        got = signal.sigtimedwait(watched, 3600.0 if limit is None else limit)
+        if got is None and limit is not None:
+            os.kill(supervisor, signal.SIGKILL)
+        if got is not None and got.si_signo != signal.SIGCHLD:
+            os.kill(supervisor, signal.SIGTERM)
+            limit = _ORDERLY_SECONDS
+        status = _reap(supervisor)
+        if status is not None:
+            return status
+
+
+def _reap(supervisor: int) -> int | None:
+    found = None
+    try:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == supervisor:
+                found = os.waitstatus_to_exitcode(ended[1])
+    except ChildProcessError:
+        return found if found is not None else 1
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="everstep_lab.guardian")
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--memory", type=Path, required=True)
+    parser.add_argument("--lock", type=int, required=True)
+    parser.add_argument("--pass-fd", type=int, action="append", default=[])
+    parser.add_argument("supervisor", nargs="*")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The operator as it is shipped: its CRDs, its RBAC, a token of its ServiceAccount, no more."""
+
+import asyncio
+import secrets
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from everstep_lab import kubeconfig, procs
+from everstep_lab.api import Api, Object
+from everstep_lab.places import Places, choose_port
+from everstep_lab.seam import LabError
+
+NAMESPACE = "everstep-system"
+ACCOUNT = "everstep-operator"
+REPOSITORY = Path(__file__).resolve().parents[3]
+MANIFESTS = (REPOSITORY / "crds", REPOSITORY / "charts" / "everstep" / "rbac.yaml")
+_TOKEN_SECONDS = 24 * 3600
+_CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+class Operator:
+    """One `everstep-operator` process; its key outlives restarts, as a cluster's Secret would."""
+
+    def __init__(self, places: Places, kubectl: Path, *, url: str, ca: Path) -> None:
+        self._places, self._kubectl, self._url, self._ca = places, kubectl, url, ca
+        self._key = secrets.token_hex(32)
+        self._port = choose_port(places.operator_ip, 8080)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._installed = False
+        self.log = places.logs / "operator.log"
+        self.kubeconfig = places.root / "operator.kubeconfig"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{self._places.operator_ip}:{self._port}/metrics"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    async def start(self, api: Api) -> None:
+        """Install CRDs and RBAC if that is still to do, then start the process."""
+        if self.pid is not None:
+            return
+        if not self._installed:
+            await self._install(api)
+            self._installed = True
+        self._process = procs.spawn(
+            [sys.executable, "-m", "everstep_operator", *self._flags()],
+            log=self.log, mark=self._places.root, cwd=self._places.root,
+            env=self._environment(),
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        if self._process is not None:
+            procs.stop(self._process)
+            self._process = None
+
+    def kill(self) -> int:
+        """SIGKILL. Returns the pid; raises LabError if it does not run."""
+        pid = self.pid
+        if self._process is None or pid is None:
+            raise LabError("the operator does not run: `everstep-lab operator start`")
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+        return pid
+
+    def _flags(self) -> list[str]:
+        return [
+            f"--http-host={self._places.operator_ip}",
+            f"--http-port={self._port}",
+            "--scrape-seconds=1",
+            "--scrape-timeout-seconds=2",
+            "--agent-seconds=0.5",
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        # The lab's own environment must not decide what the operator does.
+        return {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "HOME": str(self._places.root),
+            "KUBECONFIG": str(self.kubeconfig),
+            "EVERSTEP_OPERATOR_KEY": self._key,
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPYCACHEPREFIX": str(self._places.root / "pycache"),
+        }
+
+    async def _install(self, api: Api) -> None:
+        await self._apply_manifests()
+        await _until_established(api)
+        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
+        spec: Object = {"expirationSeconds": _TOKEN_SECONDS}
+        answer = await api.create(
+            path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        )
+        document = kubeconfig.build(
+            self._url, self._ca.read_bytes(), answer["status"]["token"], ACCOUNT
+        )
+        kubeconfig.write_private(self.kubeconfig, document)
+
+    async def _apply_manifests(self) -> None:
+        missing = [str(path) for path in MANIFESTS if not path.exists()]
+        if missing:
+            raise LabError(f"the operator's manifests are not there: {', '.join(missing)}")
+        files = [part for path in MANIFESTS for part in ("-f", str(path))]
+        process = await asyncio.create_subprocess_exec(
+            str(self._kubectl), f"--kubeconfig={self._places.kubeconfig}", "apply", *files,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        out, _ = await process.communicate()
+        if process.returncode != 0:
+            raise LabError(f"`kubectl apply` of the operator's manifests failed:\n{out.decode()}")
+
+
+async def _until_established(api: Api) -> None:
+    for _ in range(300):
+        if all(map(_is_established, await api.list(_CRD_PATH))):
+            return
+        await asyncio.sleep(0.1)
+    raise LabError("the CRDs are not established after 30 s: `kubectl describe crd` says why")
+
+
+def _is_established(crd: Object) -> bool:
+    conditions = crd.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)

@@ -1,0 +1,30 @@
+"""What the supervisor tells whoever ran `up`."""
+
+import json
+import os
+from typing import Any
+
+
+class ReadyPipe:
+    """JSON lines to whoever ran `up`: progress, then ready or error."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "w")
+
+    def say(self, text: str) -> None:
+        self._send({"progress": text})
+
+    def say_ready(self, lab: dict[str, Any]) -> None:
+        self._send({"ready": lab})
+        self._file.close()
+
+    def say_error(self, text: str) -> None:
+        self._send({"error": text})
+
+    def _send(self, document: dict[str, Any]) -> None:
+        try:
+            if not self._file.closed:
+                self._file.write(json.dumps(document) + "\n")
+                self._file.flush()
+        except BrokenPipeError:
+            pass  # Nobody waits any more; the lab goes on.
