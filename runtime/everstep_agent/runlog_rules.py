@@ -93,6 +93,9 @@ def why_out(member: MemberId, members: Iterable[MemberId], proof: Proof) -> str:
         same_pod = (new.slot, new.attempt) == (member.slot, member.attempt)
         if same_pod and new.incarnation > member.incarnation:
             return "its agent was started again"
+        same_place = same_pod and new.incarnation == member.incarnation and new.rank == member.rank
+        if same_place and new.life > member.life:
+            return "its process was started again"
     return ""
 
 

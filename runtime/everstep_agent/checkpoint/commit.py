@@ -1,0 +1,145 @@
+"""From complete parts to a checkpoint that exists: manifest first, created once; then its entry in
+the run log.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep_agent import runlog_rules
+from everstep_agent.checkpoint import ledger
+from everstep_agent.checkpoint.commit_rules import build_manifest, decide_append
+from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
+from everstep_agent.checkpoint.parts import Part
+from everstep_agent.runlog import Appended, RunLog
+from everstep_agent.storage.errors import AlreadyExists
+from everstep_agent.storage.store import ObjectStore
+from everstep_contract import codec
+from everstep_contract.log import Commit
+from everstep_contract.manifest import Manifest
+
+_NAMES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    commit: Commit
+    place: int
+    notes: tuple[str, ...] = ()
+    """What is wrong with the checkpoint's proof, though not with its state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCommitted:
+    reason: str
+    """NewerClaim, OffLineage, NotNewer."""
+    message: str
+
+
+class Committer:
+    """The coordinator's. Calls must not overlap."""
+
+    def __init__(self, store: ObjectStore, log: RunLog, run: str) -> None:
+        self._store = store
+        self._log = log
+        self._run = run
+        self._last: tuple[str, Manifest] | None = None
+
+    async def commit(
+        self,
+        parts: Sequence[Part],
+        *,
+        token: str,
+        world: int,
+        seconds: Mapping[str, float] | None = None,
+    ) -> Committed | NotCommitted:
+        """Commit what `decide_commit` found ready.
+
+        Args:
+            token: of the claim under which it is committed; it must be the newest.
+            seconds: the time ledger so far, to be shown with the checkpoint.
+
+        Raises:
+            BadSave: the parts do not make a whole.
+            StoreError: nothing is certain then; call again with the same parts.
+        """
+        await self._log.refresh()
+        head = next(p for p in parts if p.lead)
+        stands = self._standing(head.epoch, head.step)
+        if stands:
+            return stands
+        wanted = Commit(epoch=head.epoch, token=token, step=head.step, manifest="", digest="")
+        verdict = decide_append(wanted, self._log.entries)
+        if not verdict.ok:
+            return NotCommitted(reason=verdict.reason, message=verdict.message)
+        parent_key, parent, notes = await self._parent()
+        manifest = build_manifest(
+            parts,
+            run=self._run,
+            writer=token,
+            world=world,
+            parent=parent,
+            parent_key=parent_key,
+            seconds=seconds,
+        )
+        gap = ledger.find_gap(manifest.ledger, manifest.step)
+        notes += [f"step {manifest.step}: {gap}"] if gap else []
+        return await self._write(manifest, token, notes)
+
+    def _standing(self, epoch: int, step: int) -> Committed | None:
+        """A call that is made again after an error may find its entry in the log."""
+        for place, entry in enumerate(self._log.entries):
+            if isinstance(entry, Commit) and (entry.epoch, entry.step) == (epoch, step):
+                return Committed(commit=entry, place=place)
+        return None
+
+    async def _parent(self) -> tuple[str | None, Manifest | None, list[str]]:
+        last = runlog_rules.newest_resumable(self._log.entries)
+        if last is None:
+            return None, None, []
+        if self._last and self._last[0] == last.manifest:
+            return last.manifest, self._last[1], []
+        try:
+            return last.manifest, await fetch_manifest(self._store, last), []
+        except Broken as error:
+            # Saving the state matters more than the proof of how it came to be.
+            return last.manifest, None, [f"the parent's ledger is lost: {error}"]
+
+    async def _write(
+        self, manifest: Manifest, token: str, notes: list[str]
+    ) -> Committed | NotCommitted:
+        raw = await asyncio.to_thread(codec.dumps, manifest)
+        key = await self._put(manifest, raw)
+        commit = Commit(
+            epoch=manifest.epoch,
+            token=token,
+            step=manifest.step,
+            manifest=key,
+            digest=hashlib.sha256(raw).hexdigest(),
+            bytes=manifest.bytes(),
+        )
+        while True:
+            verdict = decide_append(commit, self._log.entries)
+            if not verdict.ok and commit not in self._log.entries:
+                return NotCommitted(reason=verdict.reason, message=verdict.message)
+            outcome = await self._log.append(commit)
+            if isinstance(outcome, Appended):
+                self._last = (key, manifest)
+                return Committed(commit=commit, place=outcome.place, notes=tuple(notes))
+
+    async def _put(self, manifest: Manifest, raw: bytes) -> str:
+        """Create-only: a manifest under this name that says something else (a save dropped and
+        taken again) stays.
+        """
+        stem = f"manifests/{manifest.epoch:08d}-{manifest.step:010d}-{manifest.writer[:8]}"
+        for number in range(1, _NAMES):
+            key = f"{stem}.json" if number == 1 else f"{stem}-{number}.json"
+            try:
+                await self._store.create(key, raw)
+            except AlreadyExists:
+                if await self._store.get(key) != raw:
+                    continue
+            return key
+        text = f"{self._store.uri}/{stem}: {_NAMES} manifests of one step, none committed"
+        raise AlreadyExists(text)

@@ -1,0 +1,90 @@
+"""The ledger on its way: an agent's book of what the newest manifest does not cover yet, and its
+segments. Pure.
+
+A manifest lists the segments of its whole lineage, so an older manifest can be retired without a
+gap in the proof.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from everstep_contract.ledger import LedgerEntry
+from everstep_contract.manifest import LedgerSegment
+
+
+class Book:
+    """Entries of steps after the newest commit, by (step, reduction)."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[int, int], LedgerEntry] = {}
+
+    def add(self, entries: Iterable[LedgerEntry]) -> None:
+        """An entry of a newer epoch replaces that of the same step: the older one is void."""
+        for entry in entries:
+            held = self._entries.get((entry.step, entry.reduction))
+            if held is None or held.epoch <= entry.epoch:
+                self._entries[entry.step, entry.reduction] = entry
+
+    def upto(self, step: int) -> list[LedgerEntry]:
+        return [e for (s, _), e in sorted(self._entries.items()) if s <= step]
+
+    def committed(self, step: int) -> None:
+        """A manifest covers everything up to `step`."""
+        self._entries = {k: e for k, e in self._entries.items() if k[0] > step}
+
+    def rewind(self, step: int) -> None:
+        """The run goes on from `step`: what lies beyond is void."""
+        self._entries = {k: e for k, e in self._entries.items() if k[0] <= step}
+
+
+def build_segments(entries: Sequence[LedgerEntry], chunk: str) -> tuple[LedgerSegment, ...]:
+    """One segment for each run of steps in one epoch; `entries` in order of step."""
+    segments: list[LedgerSegment] = []
+    for entry in entries:
+        last = segments[-1] if segments else None
+        if last and last.epoch == entry.epoch and entry.step in (last.last, last.last + 1):
+            segments[-1] = _until(last, entry.step)
+        else:
+            first = LedgerSegment(epoch=entry.epoch, first=entry.step, last=entry.step, chunk=chunk)
+            segments.append(first)
+    return tuple(segments)
+
+
+def join_segments(
+    before: Sequence[LedgerSegment], after: Sequence[LedgerSegment]
+) -> tuple[LedgerSegment, ...]:
+    """The lineage's segments: those of the parent, then of the new ones what goes beyond it."""
+    covered = before[-1].last if before else 0
+    fresh = tuple(
+        LedgerSegment(epoch=s.epoch, first=max(s.first, covered + 1), last=s.last, chunk=s.chunk)
+        for s in after
+        if s.last > covered
+    )
+    return (*before, *fresh)
+
+
+def find_gap(segments: Sequence[LedgerSegment], step: int) -> str:
+    """Why these segments do not cover steps 1 … `step` once each; empty if they do."""
+    covered = 0
+    for segment in segments:
+        if segment.first != covered + 1 or segment.last < segment.first:
+            return f"the ledger has steps {segment.first} to {segment.last} after step {covered}"
+        covered = segment.last
+    if covered != step:
+        return f"the ledger ends at step {covered}, the checkpoint at step {step}"
+    return ""
+
+
+def choose_entries(
+    segments: Sequence[LedgerSegment], lines: Mapping[str, Sequence[LedgerEntry]]
+) -> list[LedgerEntry]:
+    """The entries that the segments name, in their order; `lines` by chunk digest."""
+    return [
+        entry
+        for s in segments
+        for entry in lines[s.chunk]
+        if entry.epoch == s.epoch and s.first <= entry.step <= s.last
+    ]
+
+
+def _until(segment: LedgerSegment, last: int) -> LedgerSegment:
+    return LedgerSegment(epoch=segment.epoch, first=segment.first, last=last, chunk=segment.chunk)

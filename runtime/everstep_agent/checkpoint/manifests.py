@@ -1,0 +1,36 @@
+"""Read one committed manifest, and nothing but what was committed."""
+
+import asyncio
+import hashlib
+
+from everstep_agent.storage.errors import NotFound
+from everstep_agent.storage.store import ObjectStore
+from everstep_contract import codec
+from everstep_contract import manifest as manifests
+from everstep_contract.log import Commit
+from everstep_contract.manifest import Manifest
+
+
+class Broken(Exception):
+    """A committed checkpoint cannot be used; says what of it and how."""
+
+
+async def fetch_manifest(store: ObjectStore, commit: Commit) -> Manifest:
+    """Raises `Broken` if it is gone, changed or not understood, `StoreError` if the store cannot
+    say.
+    """
+    try:
+        raw = await store.get(commit.manifest)
+    except NotFound:
+        raise Broken(f"{commit.manifest} is gone") from None
+    digest = await asyncio.to_thread(lambda: hashlib.sha256(raw).hexdigest())
+    if digest != commit.digest:
+        text = f"SHA-256 {digest[:12]}…, committed {commit.digest[:12]}…"
+        raise Broken(f"{commit.manifest} was changed: {text}")
+    try:
+        manifest = await asyncio.to_thread(manifests.decode, raw)
+    except codec.DecodeError as error:
+        raise Broken(f"{commit.manifest}: {error}") from None
+    if (manifest.epoch, manifest.step) != (commit.epoch, commit.step):
+        raise Broken(f"{commit.manifest} is of epoch {manifest.epoch} step {manifest.step}")
+    return manifest

@@ -1,0 +1,161 @@
+"""Which checkpoints are kept. Only those that were read back and found whole count.
+
+The invariant: the newest good checkpoint is never retired, nor anything newer than it; what is
+deleted has a `retire` entry in the run log before it, and nothing that stays refers to it.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from everstep_agent import runlog_rules
+from everstep_agent.checkpoint.bounded import all_of
+from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
+from everstep_agent.checkpoint.restore import fetch_verified
+from everstep_agent.runlog import Lost, RunLog
+from everstep_agent.storage.store import ObjectStore
+from everstep_contract.log import Commit, Entry, Retire
+from everstep_contract.manifest import Chunk, Manifest
+
+CONCURRENCY = 4
+
+
+def choose_retired(entries: Sequence[Entry], good: Collection[str], keep: int) -> list[Commit]:
+    """Commits to give up, oldest first: all that were committed before the `keep`-th newest good
+    one.
+
+    Args:
+        good: keys of manifests that were read back and found whole.
+        keep: how many good ones stay, at least 1.
+    """
+    if keep < 1:
+        raise ValueError(
+            f"keep={keep}: at least one checkpoint must stay; set checkpoint.keep to 1 or more"
+        )
+    kept = [c for c in runlog_rules.list_resumable(entries) if c.manifest in good][:keep]
+    if len(kept) < keep:
+        return []
+    retired = runlog_rules.list_retired(entries).manifests
+    oldest = entries.index(kept[-1])
+    return [e for e in entries[:oldest] if isinstance(e, Commit) and e.manifest not in retired]
+
+
+def build_retire(
+    token: str,
+    epoch: int,
+    given_up: Iterable[tuple[Commit, Manifest | None]],
+    kept: Iterable[Manifest],
+) -> Retire:
+    """The entry for these; a chunk that a kept manifest names stays. None: a manifest that cannot
+    be read.
+    """
+    stays = {c.key for m in kept for c in m.chunks}
+    pairs = list(given_up)
+    chunks = {c.key for _, m in pairs if m for c in m.chunks} - stays
+    return Retire(
+        epoch=epoch,
+        token=token,
+        manifests=tuple(c.manifest for c, _ in pairs),
+        chunks=tuple(sorted(chunks)),
+    )
+
+
+@dataclass(slots=True)
+class Checked:
+    """What this coordinator has read back so far."""
+
+    good: dict[str, Manifest] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    """Manifest key → why."""
+    chunks: set[str] = field(default_factory=set)
+
+
+class Retention:
+    """The coordinator's background work after a commit. Calls must not overlap."""
+
+    def __init__(
+        self, store: ObjectStore, log: RunLog, *, keep: int, concurrency: int = CONCURRENCY
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._keep = keep
+        self._slots = asyncio.Semaphore(concurrency)
+        self._checked = Checked()
+
+    @property
+    def newest_good(self) -> Commit | None:
+        commits = runlog_rules.list_resumable(self._log.entries)
+        return next((c for c in commits if c.manifest in self._checked.good), None)
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """Manifest key → why it is not whole."""
+        return dict(self._checked.broken)
+
+    async def check(self, commit: Commit) -> str:
+        """Read a checkpoint back, manifest and chunks; why it is not whole, or an empty string.
+
+        Chunks that an earlier check has read are not read again: a key is written once.
+        """
+        try:
+            manifest = await fetch_manifest(self._store, commit)
+            fresh = [c for c in manifest.chunks if c.key not in self._checked.chunks]
+            await all_of(self._read(chunk) for chunk in fresh)
+        except Broken as error:
+            self._checked.broken[commit.manifest] = str(error)
+            return str(error)
+        self._checked.chunks |= {c.key for c in fresh}
+        self._checked.good[commit.manifest] = manifest
+        return ""
+
+    async def _read(self, chunk: Chunk) -> None:
+        async with self._slots:
+            await fetch_verified(self._store, chunk)
+
+    async def retire(self, token: str) -> Retire | None:
+        """Give up what `choose_retired` names, entry first, and delete it. None: nothing to do, or
+        not ours.
+        """
+        chosen = choose_retired(self._log.entries, self._checked.good, self._keep)
+        newest = self._log.newest_claim
+        if not chosen or newest is None or newest.token != token:
+            return None
+        given_up = [(c, await self._manifest(c)) for c in chosen]
+        kept = [await self._manifest(c) for c in self._staying(chosen)]
+        if any(m is None for m in kept):
+            return None  # what a manifest names that cannot be read is not known: nothing may go
+        entry = build_retire(token, newest.epoch, given_up, [m for m in kept if m])
+        if isinstance(await self._log.append(entry), Lost):
+            return None
+        await self.delete(entry)
+        return entry
+
+    def _staying(self, chosen: Collection[Commit]) -> list[Commit]:
+        retired = runlog_rules.list_retired(self._log.entries).manifests
+        return [c for c in self._log.commits if c not in chosen and c.manifest not in retired]
+
+    async def _manifest(self, commit: Commit) -> Manifest | None:
+        try:
+            return self._checked.good.get(commit.manifest) or await fetch_manifest(
+                self._store, commit
+            )
+        except Broken:
+            return None
+
+    async def delete(self, entry: Retire) -> None:
+        """Delete what a `retire` entry of the log names; may be done by anyone, at any time, again."""
+        for key in entry.manifests:
+            self._checked.good.pop(key, None)
+            self._checked.broken.pop(key, None)
+        self._checked.chunks -= set(entry.chunks)
+        await all_of(self._delete(key) for key in (*entry.manifests, *entry.chunks))
+
+    async def _delete(self, key: str) -> None:
+        async with self._slots:
+            await self._store.delete(key)
+
+    async def sweep(self, newest: int = 3) -> None:
+        """Finish the deletions that a former coordinator may have left half done."""
+        retires = [e for e in self._log.entries if isinstance(e, Retire)]
+        for entry in retires[-newest:]:
+            await self.delete(entry)
