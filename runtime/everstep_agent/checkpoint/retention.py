@@ -143,7 +143,7 @@ class Retention:
             return None
 
     async def delete(self, entry: Retire) -> None:
-        """Delete what a `retire` entry of the log names; may be done by anyone, at any time, again."""
+        """Delete what a `retire` entry names; by anyone, at any time, as often as one likes."""
         for key in entry.manifests:
             self._checked.good.pop(key, None)
             self._checked.broken.pop(key, None)
