@@ -17,6 +17,8 @@ class LabConfig:
     kubeconfig: str = ""
     """A second place for the administrator's kubeconfig; removed with the lab."""
     operator: bool = True
+    operator_args: tuple[str, ...] = ()
+    """Further flags of `everstep-operator`, such as --cordon-budget=2."""
     node_grace_seconds: int = 5
     """controller-manager's --node-monitor-grace-period; Kubernetes' own default is 50."""
     seed: int = 0

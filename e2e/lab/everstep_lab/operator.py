@@ -5,6 +5,7 @@ import secrets
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from everstep_lab import kubeconfig, procs
@@ -23,8 +24,11 @@ _CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 class Operator:
     """One `everstep-operator` process; its key outlives restarts, as a cluster's Secret would."""
 
-    def __init__(self, places: Places, kubectl: Path, *, url: str, ca: Path) -> None:
+    def __init__(
+        self, places: Places, kubectl: Path, *, url: str, ca: Path, args: Sequence[str] = ()
+    ) -> None:
         self._places, self._kubectl, self._url, self._ca = places, kubectl, url, ca
+        self._args = tuple(args)
         self._key = secrets.token_hex(32)
         self._port = choose_port(places.operator_ip, 8080)
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,6 +79,7 @@ class Operator:
             "--scrape-seconds=1",
             "--scrape-timeout-seconds=2",
             "--agent-seconds=0.5",
+            *self._args,
         ]
 
     def _environment(self) -> dict[str, str]:

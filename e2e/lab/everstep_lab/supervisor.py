@@ -17,7 +17,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from everstep_lab import certs, control, kubeconfig, procs
+from everstep_lab import certs, control, guardian, kubeconfig, procs
 from everstep_lab.api import Api, ApiError, Object
 from everstep_lab.config import LabConfig
 from everstep_lab.controlplane import ControlPlane, Tokens
@@ -54,7 +54,11 @@ class Supervisor:
             ip=places.store_ip, port=port, log=places.logs / "objectstore.log",
         )  # fmt: skip
         self._operator = Operator(
-            places, binaries / "kubectl", url=self._control.url, ca=self._control.ca
+            places,
+            binaries / "kubectl",
+            url=self._control.url,
+            ca=self._control.ca,
+            args=config.operator_args,
         )
         self._api = Api(self._control.url, token=self._tokens.admin, ca=self._control.ca)
 
@@ -108,6 +112,8 @@ class Supervisor:
             kubeconfig.write_private(Path(self._config.kubeconfig), document)
 
     def _start_nodes(self) -> None:
+        if not self._config.nodes:
+            return
         from everstep_lab.node import SimulatedNode
         from everstep_lab.scenario import Scenario
 
@@ -287,13 +293,12 @@ async def _main(places: Places, ready: ReadyPipe, lifeline: int | None) -> int:
     try:
         await running
     except LabError as error:
-        ready.say_error(str(error))
         print(f"everstep-lab: {error}", file=sys.stderr)
-        return 1
+        return guardian.TOLD if ready.say_error(str(error)) else guardian.BROKE_DOWN
     except Exception as error:
-        ready.say_error(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
         traceback.print_exc()
-        return 1
+        told = ready.say_error(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+        return guardian.TOLD if told else guardian.BROKE_DOWN
     return 0
 
 
