@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from everstep_agent import runlog_rules
 from everstep_agent.checkpoint import ledger
-from everstep_agent.checkpoint.commit_rules import build_manifest, decide_append
+from everstep_agent.checkpoint.commit_rules import build_manifest, decide_append, list_given_up
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.runlog import Appended, RunLog
@@ -33,7 +33,7 @@ class Committed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotCommitted:
     reason: str
-    """NewerClaim, OffLineage, NotNewer."""
+    """NewerClaim, OffLineage, NotNewer, ChunksRetired."""
     message: str
 
 
@@ -73,6 +73,10 @@ class Committer:
         verdict = decide_append(wanted, self._log.entries)
         if not verdict.ok:
             return NotCommitted(reason=verdict.reason, message=verdict.message)
+        given_up = list_given_up(parts, runlog_rules.list_retired(self._log.entries).chunks)
+        if given_up:
+            text = f"step {head.step}: {given_up[0]} was retired meanwhile; save again"
+            return NotCommitted(reason="ChunksRetired", message=text)
         parent_key, parent, notes = await self._parent()
         manifest = build_manifest(
             parts,

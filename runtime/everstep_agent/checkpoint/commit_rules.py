@@ -68,11 +68,18 @@ def decide_commit(
         return Wait(reason="NotApplied", message=text)
     if not any(p.lead for p in chosen):
         return Drop(reason="NoLead", message=f"step {step}: no part carries the state tree")
-    given_up = {c.key for p in chosen for c in p.chunks} & set(retired)
+    given_up = list_given_up(chosen, retired)
     if given_up:
         text = f"step {step}: {len(given_up)} of its chunks were retired meanwhile"
         return Drop(reason="ChunksRetired", message=text)
     return Ready(parts=tuple(chosen))
+
+
+def list_given_up(parts: Iterable[Part], retired: Collection[str]) -> list[str]:
+    """Keys of chunks that the parts refer to and the log has given up: they may be deleted any
+    time.
+    """
+    return sorted({c.key for p in parts for c in p.chunks} & set(retired))
 
 
 def _by_rank(parts: Iterable[Part]) -> list[Part]:
