@@ -41,7 +41,13 @@ def draw(
     if not any(gaps):
         bottom.set_ylim(-1, 1)
         bottom.set_yticks([0])
-        bottom.text(0.01, 0.62, "zero at every step, to the last bit", transform=bottom.transAxes)
+        bottom.text(
+            0.99,
+            0.62,
+            "zero at every step, to the last bit",
+            ha="right",
+            transform=bottom.transAxes,
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

@@ -1,0 +1,194 @@
+"""The whole play: lab up, job applied, two acts, the job's end, the undisturbed run, the report."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from everstep_contract.ledger import LedgerEntry
+from everstep_demo import act, chart, reference
+from everstep_demo.board import Board, Object, Pod, condition, is_true
+from everstep_demo.compare import compare
+from everstep_demo.report import build_report, build_table
+from everstep_demo.runwatch import RunWatch
+from everstep_demo.story import ACTS, Act, Incident, Told
+from everstep_demo.timeline import Timeline
+from everstep_lab import Lab
+from everstep_lab.api import Api
+
+REPOSITORY = Path(__file__).parents[3]
+MANIFEST = REPOSITORY / "examples" / "byte-lm" / "job.yaml"
+SCRIPT = REPOSITORY / "examples" / "byte-lm" / "train.py"
+STEADY_STEPS = 20
+"""Steps between one act and the next: the loss curve shall show that it went on."""
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the text says what was awaited and what was found."""
+
+
+class Demo:
+    def __init__(self, lab: Lab, api: Api, timeline: Timeline, build: Path) -> None:
+        self._lab, self._timeline, self._build = lab, timeline, build
+        self._job: Object = yaml.safe_load(MANIFEST.read_text())
+        self._name = str(self._job["metadata"]["name"])
+        self._board = Board(api)
+        uri = self._job["spec"]["checkpoint"]["uri"]
+        self._watch = RunWatch(uri, f"default/{self._name}", lab.store_environment)
+
+    async def play(self) -> dict[str, Any]:
+        """Everything on the lab, then the comparison. Returns the report; the files are written."""
+        await self._start()
+        incidents: list[Incident] = []
+        for number in ACTS:
+            await self._until_steady()
+            incidents.append(await act.play(self._stage(), number))
+        told = await self._finish(incidents)
+        ledger = await self._watch.ledger()
+        await self._board.delete(self._name)
+        undisturbed = await self._undisturbed()
+        return self._report(told, ledger, undisturbed)
+
+    async def _start(self) -> None:
+        self._timeline.heading("A training job on three GPUs")
+        await self._board.create(self._job)
+        shown = MANIFEST.relative_to(REPOSITORY)
+        self._timeline.say("applied", f"{shown}: {self._replicas} workers, fixed world size")
+
+    async def _until_steady(self) -> None:
+        """A commit of the running epoch exists and some steps were taken since it began."""
+        await self._watch.refresh()
+        began = await self._step()
+        epoch = self._watch.epoch
+        async with self._limit(180, f"{STEADY_STEPS} steps in one epoch"):
+            while True:
+                await asyncio.sleep(0.3)
+                await self._watch.refresh()
+                if self._watch.epoch != epoch:
+                    began, epoch = await self._step(), self._watch.epoch
+                    self._timeline.say("running", f"epoch {epoch} from step {began}")
+                if epoch and self._watch.committed and await self._step() >= began + STEADY_STEPS:
+                    break
+        job = await self._board.job(self._name)
+        loss = job["status"].get("loss")
+        step = f"step {await self._step()}, loss {loss:.3f}" if loss is not None else ""
+        self._timeline.say(
+            "steady", f"{step}, checkpoint of step {self._watch.committed} committed"
+        )
+
+    async def _finish(self, incidents: list[Incident]) -> Told:
+        self._timeline.heading("To the end")
+        async with self._limit(240, "the job Complete"):
+            while not is_true(job := await self._board.job(self._name), "Complete"):
+                if is_true(job, "Failed"):
+                    failed = condition(job, "Failed") or {}
+                    raise DemoError(f"the job failed: {failed.get('message')}")
+                await asyncio.sleep(0.5)
+        await self._watch.refresh()
+        complete = condition(job, "Complete") or {}
+        self._timeline.say("complete", complete.get("message", ""))
+        quarantined = [q["spec"]["nodeName"] for q in await self._board.quarantines()]
+        return Told(
+            incidents=tuple(incidents),
+            quarantined_nodes=tuple(sorted(quarantined)),
+            goodput=_share(job["status"].get("goodput")),
+            completed=self._watch.done,
+            seconds=self._timeline.seconds,
+            problems=tuple(_late(incidents)),
+        )
+
+    async def _undisturbed(self) -> list[LedgerEntry]:
+        self._timeline.heading("The same run, undisturbed")
+        steps = self._steps
+        folder = self._build / "undisturbed"
+        self._timeline.say(
+            "started", f"everstep run train.py --workers {self._replicas}, no cluster"
+        )
+        ledger = await reference.run_undisturbed(
+            SCRIPT, folder, workers=self._replicas, steps=steps
+        )
+        self._timeline.say("ended", f"{len(ledger)} steps, last loss {ledger[-1].loss:.6f}")
+        return ledger
+
+    def _report(
+        self, told: Told, ledger: list[LedgerEntry], undisturbed: list[LedgerEntry]
+    ) -> dict[str, Any]:
+        report = build_report(told, compare(ledger, undisturbed))
+        (self._build / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        chart.draw(self._build / "report.png", ledger, undisturbed, told.incidents)
+        self._timeline.heading("Summary")
+        print(build_table(report))
+        return report
+
+    def _stage(self) -> act.Stage:
+        return act.Stage(
+            job=self._name,
+            board=self._board,
+            watch=self._watch,
+            timeline=self._timeline,
+            fault=self._fault,
+        )
+
+    async def _fault(self, pod: Pod, played: Act) -> str:
+        gpu = self._lab.gpu_of(pod.node, f"default/{pod.name}")
+        return await asyncio.to_thread(self._lab.fault, pod.node, gpu=gpu, xid=played.xid)
+
+    async def _step(self) -> int:
+        status = (await self._board.job(self._name)).get("status", {})
+        return int(status.get("step") or 0)
+
+    def _limit(self, seconds: float, awaited: str) -> "_Limit":
+        return _Limit(seconds, awaited, self._explain)
+
+    async def _explain(self) -> str:
+        status = (await self._board.job(self._name)).get("status", {})
+        return f"{status.get('state')}: {status.get('message')}"
+
+    @property
+    def _replicas(self) -> int:
+        return int(self._job["spec"]["workers"]["replicas"])
+
+    @property
+    def _steps(self) -> int:
+        container = self._job["spec"]["workers"]["template"]["spec"]["containers"][0]
+        return next(int(e["value"]) for e in container["env"] if e["name"] == "BYTE_LM_STEPS")
+
+
+class _Limit:
+    """`asyncio.timeout` that says what was awaited and what is the case instead."""
+
+    def __init__(self, seconds: float, awaited: str, explain: Any) -> None:
+        self._seconds, self._awaited, self._explain = seconds, awaited, explain
+        self._timeout = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            found = await self._explain()
+            raise DemoError(
+                f"waited {self._seconds:.0f} s for: {self._awaited}; the job is {found}"
+            ) from None
+
+
+def _share(text: str | None) -> float:
+    """`61.2%` or `0.612` as a fraction; 0 if there is none."""
+    if not text:
+        return 0.0
+    return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+
+
+def _late(incidents: list[Incident]) -> list[str]:
+    from everstep_demo.story import COMMITTED, CORDONED, FIRST_STEP, MOVED
+
+    return [
+        f"act {incident.act.number}: '{milestone}' was not reached in time"
+        for incident in incidents
+        for milestone in (CORDONED, COMMITTED, MOVED, FIRST_STEP)
+        if milestone not in incident.reached
+    ]

@@ -1,0 +1,59 @@
+"""Reads a run in its object store while it happens: the store is the truth about the run."""
+
+import time
+from collections.abc import Mapping
+
+from everstep_agent import verify
+from everstep_agent.runlog import RunLog
+from everstep_agent.storage import opening
+from everstep_contract.ledger import LedgerEntry
+from everstep_contract.log import Claim, Commit, Done, Entry
+
+
+class RunWatch:
+    """The log of one run, each entry with the moment (monotonic clock) at which it was read."""
+
+    def __init__(self, uri: str, run: str, environ: Mapping[str, str]) -> None:
+        self._store = opening.open_store(uri, run, environ)
+        self._log = RunLog(self._store)
+        self._read: list[tuple[float, Entry]] = []
+
+    async def refresh(self) -> list[Entry]:
+        """What is new since the last call."""
+        new = list(await self._log.refresh())
+        now = time.monotonic()
+        self._read += [(now, entry) for entry in new]
+        return new
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest claim; 0 before the first."""
+        return max((e.epoch for _, e in self._read if isinstance(e, Claim)), default=0)
+
+    @property
+    def committed(self) -> int:
+        """Step of the newest commit; 0 before the first."""
+        commits = [e for _, e in self._read if isinstance(e, Commit)]
+        return commits[-1].step if commits else 0
+
+    @property
+    def done(self) -> bool:
+        return any(isinstance(e, Done) for _, e in self._read)
+
+    def claim_after(self, epoch: int) -> Claim | None:
+        """The first claim of a later epoch."""
+        claims = (e for _, e in self._read if isinstance(e, Claim) and e.epoch > epoch)
+        return next(claims, None)
+
+    def commit_before(self, claim: Claim) -> tuple[float, Commit] | None:
+        """The last commit that stands before that claim, and when we read it."""
+        found = None
+        for when, entry in self._read:
+            if entry == claim:
+                return found
+            if isinstance(entry, Commit):
+                found = when, entry
+        return None
+
+    async def ledger(self) -> list[LedgerEntry]:
+        return await verify.load_ledger(self._store)

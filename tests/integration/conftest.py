@@ -1,0 +1,30 @@
+"""One lab for this folder; a job is shared by the tests of a file where its outcome allows."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep_demo.board import Board
+from everstep_lab import Lab
+from everstep_lab.config import LabConfig
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="package")
+def lab() -> Iterator[Lab]:
+    config = LabConfig(
+        nodes=5,
+        gpus_per_node=2,
+        images=str(HERE / "images.yaml"),
+        operator_args=("--cordon-budget=2",),
+    )
+    with Lab(config) as lab:
+        yield lab
+
+
+@pytest.fixture
+async def board(lab: Lab) -> AsyncIterator[Board]:
+    async with lab.api() as api:
+        yield Board(api)

@@ -1,0 +1,102 @@
+"""Both acts of the demo on a small job, then its end. One job, in the order of the file."""
+
+import pytest
+
+from everstep_demo.board import Board, condition
+from everstep_demo.runwatch import RunWatch
+from everstep_lab import Lab
+from integration.trial import NAMESPACE, URI, Trial, build_job
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+NAME = "acts"
+STEPS = 700
+
+
+@pytest.fixture
+async def trial(lab: Lab, board: Board) -> Trial:
+    return await start_once(lab, board, build_job(NAME, env={"TINY_STEPS": str(STEPS)}))
+
+
+async def start_once(lab: Lab, board: Board, job: dict) -> Trial:
+    """The job of this file, created by the first test that asks for it."""
+    name = job["metadata"]["name"]
+    watch = RunWatch(URI, f"{NAMESPACE}/{name}", lab.store_environment)
+    if not await board.exists(name):
+        await board.create(job)
+    return Trial(name, board, watch)
+
+
+async def hurt(lab: Lab, trial: Trial, slot: int, xid: int) -> str:
+    """Breaks the GPU that the slot's pod holds; the node's name."""
+    pod = await trial.board.current_pod(trial.name, slot)
+    assert pod is not None
+    lab.fault(pod.node, gpu=lab.gpu_of(pod.node, f"{NAMESPACE}/{pod.name}"), xid=xid)
+    return pod.node
+
+
+async def until_quarantined(trial: Trial, node: str) -> dict:
+    async def marked() -> bool:
+        return (await trial.board.nodes())[node].cordoned
+
+    await trial.until(f"{node} cordoned and tainted", marked, limit=30)
+    found = [q for q in await trial.board.quarantines() if q["spec"]["nodeName"] == node]
+    assert len(found) == 1
+    return found[0]
+
+
+async def test_a_failing_gpu_that_still_computes_is_left_after_a_commit(
+    lab: Lab, trial: Trial
+) -> None:
+    epoch = await trial.until_stepping()
+    node = await hurt(lab, trial, slot=1, xid=64)
+    quarantine = await until_quarantined(trial, node)
+    assert quarantine["spec"]["verdict"] == "Leaving"
+    await trial.until_recovered(epoch)
+    assert await trial.steps_lost() == 0
+    moved = await trial.board.current_pod(trial.name, 1)
+    assert moved is not None
+    assert moved.node != node
+    incident = (await trial.job())["status"]["incidents"][-1]
+    assert incident["id"] == quarantine["spec"]["incident"]
+    assert {m["name"] for m in incident["marks"]} >= {"verdict", "left"}
+
+
+async def test_a_gpu_that_fell_off_the_bus_costs_no_step(lab: Lab, trial: Trial) -> None:
+    epoch = await trial.until_stepping()
+    node = await hurt(lab, trial, slot=0, xid=79)
+    quarantine = await until_quarantined(trial, node)
+    assert quarantine["spec"]["verdict"] == "Gone"
+    await trial.until_recovered(epoch)
+    assert await trial.steps_lost() == 0
+    moved = await trial.board.current_pod(trial.name, 0)
+    assert moved is not None
+    assert moved.node != node
+
+
+async def test_the_job_finishes_and_its_ledger_has_no_gap(lab: Lab, trial: Trial) -> None:
+    complete = await trial.until_condition("Complete", limit=120)
+    assert str(STEPS) in complete["message"]
+    job = await trial.job()
+    running = condition(job, "Running")
+    assert running is None or running["status"] == "False"
+    entries = await trial.watch.ledger()
+    assert [e.step for e in entries] == list(range(1, STEPS + 1))
+    assert all(count == 1 for e in entries for count in e.counts)
+
+
+async def test_a_released_node_is_not_taken_again_for_the_same_evidence(
+    lab: Lab, trial: Trial
+) -> None:
+    quarantines = await trial.board.quarantines()
+    assert quarantines
+    node = quarantines[0]["spec"]["nodeName"]
+    for quarantine in quarantines:
+        await trial.board.release(quarantine["metadata"]["name"])
+
+    async def free() -> bool:
+        return not (await trial.board.nodes())[node].cordoned
+
+    await trial.until(f"{node} released", free, limit=20)
+    for quarantine in quarantines:
+        lab.heal(quarantine["spec"]["nodeName"])
+    assert await trial.board.quarantines() == []

@@ -1,0 +1,122 @@
+"""The commonest mistakes end in a condition that tells what to do, and restart nothing for ever."""
+
+import asyncio
+
+import pytest
+
+from everstep_demo.board import Board
+from everstep_demo.runwatch import RunWatch
+from everstep_lab import Lab
+from everstep_lab.api import ApiError
+from integration.trial import NAMESPACE, URI, Trial, build_job
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+
+
+async def refused(board: Board, job: dict) -> str:
+    with pytest.raises(ApiError) as caught:
+        await board.create(job)
+    assert caught.value.status == 422
+    return caught.value.message
+
+
+async def test_a_wrong_resource_is_refused_with_the_field_and_the_fix(board: Board) -> None:
+    job = build_job("wrong")
+    job["spec"]["workers"]["minReplicas"] = 5
+    message = await refused(board, job)
+    assert "minReplicas is 5" in message
+    assert "lower minReplicas or raise replicas" in message
+
+    message = await refused(board, build_job("wrong", uri="ftp://host/x"))
+    assert "checkpoint" in message
+    assert "s3://" in message
+
+    message = await refused(board, build_job("a.b"))
+    assert "metadata.name" in message
+
+    job = build_job("wrong")
+    job["spec"]["workers"]["template"]["spec"]["nodeName"] = "node-1"
+    assert "nodeSelector" in await refused(board, job)
+
+
+async def fails(lab: Lab, board: Board, job: dict, *, limit: float = 60.0) -> tuple[str, str]:
+    """Reason and message of Failed; the job is deleted, and no container was started for ever."""
+    name = job["metadata"]["name"]
+    await board.create(job)
+    watch = RunWatch(URI, f"{NAMESPACE}/{name}", lab.store_environment)
+    trial = Trial(name, board, watch)
+    try:
+        failed = await trial.until_condition("Failed", limit=limit)
+        restarts = await trial.restarted_containers()
+        attempts = max(p.attempt for p in await board.pods(name))
+        await asyncio.sleep(2.0)
+        assert max(p.attempt for p in await board.pods(name)) == attempts, "a restart loop"
+        assert restarts <= 3
+        return failed["reason"], failed["message"]
+    finally:
+        await board.delete(name)
+
+
+async def test_a_script_that_raises_shows_its_exception(lab: Lab, board: Board) -> None:
+    job = build_job("raises", replicas=1, command=("everstep", "run", "broken.py"))
+    _, message = await fails(lab, board, job, limit=120)
+    assert "no such column: labels" in message
+    assert "step 3" in message
+
+
+async def test_a_script_that_is_not_there_is_named(lab: Lab, board: Board) -> None:
+    job = build_job("absent", replicas=1, command=("everstep", "run", "trian.py"))
+    _, message = await fails(lab, board, job)
+    assert "trian.py" in message
+
+
+async def test_a_missing_bucket_is_named(lab: Lab, board: Board) -> None:
+    job = build_job("bucketless", replicas=1, uri="s3://nowhere/tests")
+    reason, message = await fails(lab, board, job)
+    assert reason == "StoreUnusable"
+    assert "nowhere" in message
+    assert "bucket" in message.lower()
+
+
+async def test_wrong_credentials_are_called_so_without_showing_them(lab: Lab, board: Board) -> None:
+    job = build_job("keyless", replicas=1, env={"AWS_SECRET_ACCESS_KEY": "not-the-secret-key"})
+    reason, message = await fails(lab, board, job)
+    assert reason == "StoreUnusable"
+    assert "AWS_" in message
+    assert "not-the-secret-key" not in message
+
+
+async def test_an_image_without_everstep_is_told_what_to_install(lab: Lab, board: Board) -> None:
+    job = build_job("plain", replicas=1, image="plain/python:test")
+    _, message = await fails(lab, board, job)
+    assert "everstep" in message
+
+
+async def test_a_container_whose_agent_never_calls_is_told_what_to_write(
+    lab: Lab, board: Board
+) -> None:
+    job = build_job(
+        "silent",
+        replicas=1,
+        image="plain/python:test",
+        command=("python3", "-c", "import time; time.sleep(300)"),
+        spec={"recovery": {"startupSeconds": 5}},
+    )
+    reason, message = await fails(lab, board, job)
+    assert reason == "AgentNeverCalled"
+    assert "everstep" in message
+    assert "run" in message
+
+
+async def test_an_image_that_cannot_be_pulled_is_in_the_message(lab: Lab, board: Board) -> None:
+    name = "unpullable"
+    await board.create(build_job(name, replicas=1, image="nobody/nothing:1"))
+    watch = RunWatch(URI, f"{NAMESPACE}/{name}", lab.store_environment)
+    trial = Trial(name, board, watch)
+
+    async def told() -> bool:
+        conditions = (await trial.job()).get("status", {}).get("conditions", [])
+        return any("nobody/nothing:1" in c["message"] for c in conditions)
+
+    await trial.until("the image's name in a condition", told, limit=40)
+    await board.delete(name)
