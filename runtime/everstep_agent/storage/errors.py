@@ -97,6 +97,8 @@ def classify_error(error: BaseException, *, doing: str, where: str) -> StoreErro
         where: the object, for people: `s3://bucket/prefix/key`.
     """
     text = str(error).split("Debug source")[0].strip()
+    if isinstance(error, OSError) and error.errno:
+        text += f" (os error {error.errno})"
     name = type(error).__name__
     code = _first(_CODE, text)
     status = int(_first(_STATUS, text) or 0)

@@ -1,0 +1,29 @@
+"""A real S3 server beside the agent's tests: the lab's MinIO, one for the session."""
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep_agent.storage import ObjectStore, open_store
+from everstep_lab import objectstore
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectstore.ObjectStore]:
+    with objectstore.minio(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "file", "s3"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
+    """One empty run on each kind of store."""
+    run = f"tests/{secrets.token_hex(4)}"
+    if request.param == "memory":
+        yield open_store("memory://", run, {})
+    elif request.param == "file":
+        yield open_store(f"file://{tmp_path / 'store'}", run, {})
+    else:
+        server = request.getfixturevalue("s3")
+        yield open_store(f"s3://{server.bucket}/prefix", run, server.environment())

@@ -1,0 +1,69 @@
+"""Foreign errors as they were seen, and what becomes of them."""
+
+import pytest
+
+from everstep_agent.storage import errors
+from everstep_agent.storage.errors import classify_error
+
+
+class GenericError(Exception):
+    pass
+
+
+class AlreadyExistsError(Exception):
+    pass
+
+
+class PermissionDeniedError(Exception):
+    pass
+
+
+def s3(status: int, code: str) -> str:
+    return (
+        "Generic S3 error: Error performing PUT http://minio:9000/b/k in 1.6ms - Server returned"
+        f" non-2xx status code: {status} Words: <Error><Code>{code}</Code><Message>m</Message>"
+        "</Error>\n\nDebug source:\nGeneric { hidden }"
+    )
+
+
+CASES = [
+    (FileNotFoundError, (404, "NoSuchKey"), errors.NotFound, "no such"),
+    (FileNotFoundError, (404, "NoSuchBucket"), errors.BucketMissing, "create it"),
+    (AlreadyExistsError, (412, "PreconditionFailed"), errors.AlreadyExists, "it exists"),
+    (AlreadyExistsError, (409, "ConditionalRequestConflict"), errors.Conflict, "409"),
+    (PermissionDeniedError, (403, "AccessDenied"), errors.Denied, "needs to read, write"),
+    (PermissionDeniedError, (403, "ExpiredToken"), errors.Denied, "AWS_SESSION_TOKEN"),
+    (GenericError, (503, "SlowDown"), errors.Unreachable, "SlowDown"),
+    (GenericError, (429, "TooMany"), errors.Unreachable, "429"),
+    (GenericError, (400, "InvalidBucketName"), errors.StoreError, "checkpoint.uri"),
+    (GenericError, (301, "PermanentRedirect"), errors.StoreError, "AWS_REGION"),
+    (GenericError, "HTTP error: error sending request", errors.Unreachable, "sending"),
+    (GenericError, "PUT http://169.254.169.254/latest", errors.Denied, "no credentials"),
+    (GenericError, "No space left on device (os error 28)", errors.NoSpace, "make room"),
+    (PermissionError, "Permission denied (os error 13)", errors.Denied, "denied"),
+    (GenericError, "Read-only file system (os error 30)", errors.Denied, "Read-only"),
+    (GenericError, "no words that we know", errors.Unreachable, "no words"),
+]
+
+
+@pytest.mark.parametrize(("cls", "answer", "kind", "said"), CASES)
+def test_foreign_errors_become_ours(
+    cls: type[Exception], answer: tuple[int, str] | str, kind: type[errors.StoreError], said: str
+) -> None:
+    text = answer if isinstance(answer, str) else s3(*answer)
+    ours = classify_error(cls(text), doing="write", where="s3://b/k")
+    assert type(ours) is kind
+    assert said in str(ours)
+    assert "s3://b/k" in str(ours)
+    assert "hidden" not in str(ours)
+
+
+def test_signatures_in_a_url_are_not_shown() -> None:
+    foreign = GenericError("error for https://acc.blob.core/x?sig=SECRET&se=1 while sending")
+    assert "SECRET" not in str(classify_error(foreign, doing="read", where="az://x"))
+
+
+def test_only_errors_that_may_pass_are_worth_another_try() -> None:
+    transient = {c.kind for c in (errors.Unreachable, errors.Conflict, errors.NoSpace)}
+    every = [errors.StoreError, *errors.StoreError.__subclasses__(), errors.Conflict]
+    assert {c.kind for c in every if c.transient} == transient

@@ -1,0 +1,133 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from everstep_agent.storage import open_store, probe
+from everstep_agent.storage.address import build_s3_config, parse_uri
+from everstep_agent.storage.errors import BadAddress, BucketMissing, Denied, Unreachable
+from everstep_agent.storage.retrying import Patience
+from everstep_lab import objectstore
+
+ONCE = Patience(deadline_s=0.2)
+
+
+def test_a_run_lies_below_its_uri() -> None:
+    address = parse_uri("s3://bucket/team/a/", "default/byte-lm")
+    assert (address.bucket, address.prefix) == ("bucket", "team/a/default/byte-lm")
+    assert parse_uri("file:///data/runs", "r").uri == "file:///data/runs/r"
+
+
+@pytest.mark.parametrize(
+    ("uri", "run", "named"),
+    [
+        ("", "r", "checkpoint.uri"),
+        ("/data", "r", "none of file://, s3://"),
+        ("http://bucket/x", "r", "'http'"),
+        ("s3:///prefix", "r", "names no bucket"),
+        ("file://host/data", "r", "file:///absolute/path"),
+        ("file://data", "r", "file:///absolute/path"),
+        ("s3://b/p", "../other", "checkpoint.run"),
+        ("s3://b/p", "a b", "checkpoint.run"),
+        ("s3://b/../c", "r", "'..'"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_named(uri: str, run: str, named: str) -> None:
+    with pytest.raises(BadAddress) as caught:
+        parse_uri(uri, run)
+    assert named in str(caught.value)
+
+
+def test_s3_settings_come_from_the_variables_that_s3_users_know() -> None:
+    config, allow_http = build_s3_config(
+        {
+            "AWS_ACCESS_KEY_ID": "id",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_SESSION_TOKEN": "session",
+            "AWS_DEFAULT_REGION": "eu-west-1",
+            "AWS_ENDPOINT_URL": "http://minio:9000",
+        }
+    )
+    assert config == {
+        "access_key_id": "id",
+        "secret_access_key": "secret",
+        "session_token": "session",
+        "region": "eu-west-1",
+        "endpoint": "http://minio:9000",
+    }
+    assert allow_http
+
+
+def test_the_endpoint_of_the_service_wins_and_https_stays_https() -> None:
+    config, allow_http = build_s3_config(
+        {"AWS_ENDPOINT_URL": "http://all", "AWS_ENDPOINT_URL_S3": "https://s3.example"}
+    )
+    assert config == {"endpoint": "https://s3.example", "region": "us-east-1"}
+    assert not allow_http
+
+
+@pytest.mark.parametrize("half", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_half_a_key_pair_is_refused_by_name(half: str) -> None:
+    with pytest.raises(BadAddress, match="is not set, but its other half is"):
+        build_s3_config({half: "x"})
+
+
+def test_a_folder_whose_parent_is_missing_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(BadAddress, match="there is no folder"):
+        open_store(f"file://{tmp_path}/not/there", "r", {})
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("x")
+    with pytest.raises(BadAddress, match="store"):
+        open_store(f"file://{tmp_path}/store", "r", {})
+
+
+def test_a_reader_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadAddress, match="there is no folder"):
+        open_store(f"file://{tmp_path}/store", "", {}, create=False)
+    assert not (tmp_path / "store").exists()
+
+
+async def test_a_missing_bucket_is_said_at_once(s3: objectstore.ObjectStore) -> None:
+    store = open_store("s3://no-such-bucket/p", "r", s3.environment())
+    with pytest.raises(BucketMissing, match=r"no-such-bucket.*does not exist; create it"):
+        await probe(store)
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+async def test_wrong_credentials_name_the_variable_and_show_no_secret(
+    s3: objectstore.ObjectStore, name: str
+) -> None:
+    environ = s3.environment() | {name: "wrong-but-long-enough"}
+    store = open_store(f"s3://{s3.bucket}/p", "r", environ)
+    with pytest.raises(Denied) as caught:
+        await probe(store)
+    assert name in str(caught.value)
+    assert not any(secret in str(caught.value) for secret in (s3.secret_key, "wrong-but-long"))
+
+
+async def test_a_server_that_is_not_there_is_unreachable_not_an_end(
+    s3: objectstore.ObjectStore,
+) -> None:
+    environ = s3.environment() | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    store = open_store(f"s3://{s3.bucket}/p", "r", environ, patience=ONCE)
+    with pytest.raises(Unreachable):
+        await store.get("log/0")
+    assert store.trouble is not None
+    assert store.trouble.to_level().kind == "Unreachable"
+
+
+async def test_a_server_that_comes_back_is_waited_for(
+    s3: objectstore.ObjectStore, tmp_path: Path
+) -> None:
+    with objectstore.minio(tmp_path) as server:
+        store = open_store(f"s3://{server.bucket}/p", "r", server.environment())
+        await store.put("a", b"x")
+        server.stop(kill=True)
+        waiting = asyncio.create_task(store.get("a"))
+        while store.trouble is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # the store shows its trouble, it does not announce it
+        server.start()
+        assert await waiting == b"x"
+        assert store.trouble is None

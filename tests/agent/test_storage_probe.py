@@ -1,0 +1,54 @@
+import asyncio
+
+import pytest
+
+from agent.unreliable import UnreliableStore
+from everstep_agent.storage import ObjectStore, open_store, probe
+from everstep_agent.storage.errors import AlreadyExists, Denied, NoAtomicCreate
+from everstep_agent.storage.probe import judge_race
+from everstep_agent.storage.retrying import Patience, Retrying
+
+
+class CheckThenPut(UnreliableStore):
+    """Create-only as a server does it that looks first and writes then."""
+
+    async def create(self, key: str, body: bytes | memoryview) -> None:
+        if key in await self.inner.list():
+            raise AlreadyExists(key)
+        await asyncio.sleep(0)
+        await self.inner.put(key, body)
+
+
+class KeepsEverything(UnreliableStore):
+    async def delete(self, key: str) -> None:
+        raise Denied(f"cannot delete {key}")
+
+
+async def test_every_store_that_we_support_passes_and_is_left_clean(store: ObjectStore) -> None:
+    assert await probe(store) == []
+    assert await store.list() == []
+
+
+async def test_a_store_whose_create_is_not_atomic_is_refused() -> None:
+    with pytest.raises(NoAtomicCreate, match="racing writers all created the same object"):
+        await probe(CheckThenPut(open_store("memory://", "", {})))
+
+
+async def test_rights_that_lack_delete_are_a_note() -> None:
+    notes = await probe(KeepsEverything(open_store("memory://", "", {})))
+    assert notes
+    assert "cannot delete" in notes[0]
+
+
+async def test_lost_answers_are_no_proof_against_a_store() -> None:
+    inner = UnreliableStore(open_store("memory://", "", {}))
+    inner.lost_answers = 3
+    assert await probe(Retrying(inner, Patience(first_s=0.001))) == []
+
+
+def test_races_are_judged_by_who_was_told_and_what_stands() -> None:
+    a, b = b"a", b"b"
+    assert judge_race([a, b], [True, False], a) == ""
+    assert judge_race([a, b], [False, False], b) == ""
+    assert "2 of 2" in judge_race([a, b], [True, True], b)
+    assert "replaced" in judge_race([a, b], [True, False], b)

@@ -1,0 +1,64 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.unreliable import UnreliableStore
+from everstep_agent.storage import open_store
+from everstep_agent.storage.errors import AlreadyExists, NotFound, Unreachable
+from everstep_agent.storage.retrying import Patience, Retrying, choose_delay
+
+
+def retrying(inner: UnreliableStore, deadline_s: float = 5.0) -> tuple[Retrying, list[float]]:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    patience = Patience(deadline_s=deadline_s)
+    return Retrying(inner, patience, sleep=sleep, chance=lambda: 1.0), waits
+
+
+@pytest.fixture
+def bad_day() -> UnreliableStore:
+    return UnreliableStore(open_store("memory://", "", {}))
+
+
+async def test_a_request_that_was_lost_is_sent_again(bad_day: UnreliableStore) -> None:
+    store, waits = retrying(bad_day)
+    bad_day.lost_requests = 3
+    await store.put("a", b"x")
+    assert waits == [0.1, 0.2, 0.4]
+    assert await bad_day.inner.get("a") == b"x"
+
+
+async def test_a_create_whose_answer_was_lost_meets_itself(bad_day: UnreliableStore) -> None:
+    store, _ = retrying(bad_day)
+    bad_day.lost_answers = 1
+    with pytest.raises(AlreadyExists):
+        await store.create("a", b"x")
+
+
+async def test_the_deadline_ends_it_and_the_trouble_is_shown(bad_day: UnreliableStore) -> None:
+    store, waits = retrying(bad_day, deadline_s=0.25)
+    bad_day.away = True
+    with pytest.raises(Unreachable):
+        await store.get("a")
+    assert store.trouble is not None
+    assert len(waits) <= 3
+
+
+async def test_an_answer_that_will_not_change_is_not_asked_for_again(
+    bad_day: UnreliableStore,
+) -> None:
+    store, waits = retrying(bad_day)
+    with pytest.raises(NotFound):
+        await store.get("nothing")
+    assert waits == []
+    assert store.trouble is None
+
+
+@given(st.integers(min_value=1, max_value=10_000), st.floats(min_value=0, max_value=0.999))
+def test_delays_grow_to_a_ceiling_and_never_vanish(tries: int, chance: float) -> None:
+    patience = Patience()
+    delay = choose_delay(tries, patience, chance)
+    assert patience.first_s / 2 <= delay <= patience.longest_s

@@ -1,0 +1,54 @@
+"""A store around another that does what real ones do on a bad day. Faults are armed by the test,
+one at a time.
+"""
+
+from everstep_agent.storage.errors import Unreachable
+from everstep_agent.storage.store import ObjectStore
+
+
+class UnreliableStore:
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner = inner
+        self.uri = inner.uri
+        self.away = False
+        self.lost_answers = 0
+        """So many writes reach the store, and their answers do not come back."""
+        self.lost_requests = 0
+        self.corrupt: set[str] = set()
+        self.stale: list[str] | None = None
+        """What LIST answers, whatever is true."""
+        self.calls: list[tuple[str, str]] = []
+
+    async def put(self, key: str, body: bytes | memoryview) -> None:
+        await self._write("put", key, body)
+
+    async def create(self, key: str, body: bytes | memoryview) -> None:
+        await self._write("create", key, body)
+
+    async def _write(self, verb: str, key: str, body: bytes | memoryview) -> None:
+        self._reach(verb, key)
+        if self.lost_requests:
+            self.lost_requests -= 1
+            raise Unreachable(f"{key}: the request was lost")
+        await getattr(self.inner, verb)(key, body)
+        if self.lost_answers:
+            self.lost_answers -= 1
+            raise Unreachable(f"{key}: the answer was lost")
+
+    async def get(self, key: str) -> bytes:
+        self._reach("get", key)
+        body = await self.inner.get(key)
+        return body[:-1] + bytes([body[-1] ^ 1]) if key in self.corrupt else body
+
+    async def list(self, prefix: str = "") -> list[str]:
+        self._reach("list", prefix)
+        return await self.inner.list(prefix) if self.stale is None else list(self.stale)
+
+    async def delete(self, key: str) -> None:
+        self._reach("delete", key)
+        await self.inner.delete(key)
+
+    def _reach(self, verb: str, key: str) -> None:
+        self.calls.append((verb, key))
+        if self.away:
+            raise Unreachable(f"{key}: the store does not answer")
