@@ -1,0 +1,161 @@
+"""What speaks against a GPU, as values that `health` and `fleet` share.
+
+Evidence has an identity: (machine, GPU, kind, code, first seen, boot). Evidence that was answered
+(a human released the node knowing it) never convicts again; the same fault appearing anew does.
+An operator that restarts finds latched values standing there and cannot know when they came: such
+evidence equals any earlier one with the same key.
+"""
+
+import enum
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from everstep_operator.values import NodeState
+
+
+class Kind(enum.Enum):
+    XID = "xid"
+    DOUBLE_BIT = "double-bit-ecc"
+    REMAP_FAILURE = "row-remap-failure"
+    MISSING = "gpu-missing"
+
+    @property
+    def outlives_boot(self) -> bool:
+        """The flag stands in the GPU's InfoROM: no reset and no reboot clears it."""
+        return self is Kind.REMAP_FAILURE
+
+
+Key = tuple[str, str, Kind, int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    machine: str
+    gpu: str
+    """UUID."""
+    kind: Kind
+    code: int = 0
+    """The XID; 0 for other kinds."""
+    first_seen: float
+    """Seconds since the Unix epoch, the operator's clock."""
+    boot: str = ""
+    appeared: bool = True
+    """Seen to appear; False: it stood there when we first looked."""
+
+    @property
+    def key(self) -> Key:
+        return (self.machine, self.gpu, self.kind, self.code, self.boot)
+
+    @property
+    def identity(self) -> str:
+        machine, gpu, kind, code, boot = self.key
+        return f"{machine}/{gpu}/{kind.value}/{code}/{boot}/{self.first_seen:.3f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One piece of evidence and what follows from it."""
+
+    evidence: Evidence
+    state: NodeState
+    """LEAVING or GONE convict, SUSPECT waits for more."""
+    reason: str
+    message: str
+    pods: tuple[str, ...] = ()
+    """"namespace/name" of the pods that held the GPU, as the exporter last said."""
+
+    @property
+    def convicts(self) -> bool:
+        return self.state in (NodeState.LEAVING, NodeState.GONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """All that `health` holds of one node; not answered evidence only."""
+
+    node: str
+    claims: tuple[Claim, ...] = ()
+    """Convicting ones first, oldest first."""
+    present: frozenset[str] = frozenset()
+    """UUIDs that the newest good page showed."""
+    silent: str = ""
+    """Not empty: we cannot see, and why."""
+    silent_reason: str = ""
+    doubt: str = ""
+    """Not empty: a rank died here, and no later page has shown all GPUs yet."""
+
+    @property
+    def convicting(self) -> tuple[Claim, ...]:
+        return tuple(claim for claim in self.claims if claim.convicts)
+
+
+def covers(known: Evidence, found: Evidence) -> bool:
+    """Whether `found` is the evidence that we know already, not the same fault come anew."""
+    return known.key == found.key and (not found.appeared or found.first_seen <= known.first_seen)
+
+
+def is_known(found: Evidence, known: Iterable[Evidence]) -> bool:
+    return any(covers(one, found) for one in known)
+
+
+def merge_evidence(old: Sequence[Evidence], new: Iterable[Evidence]) -> tuple[Evidence, ...]:
+    """`old`, and what is new in `new`; a newer occurrence takes the place of an older one."""
+    merged = list(old)
+    for one in new:
+        if not is_known(one, merged):
+            merged = [known for known in merged if known.key != one.key] + [one]
+    return tuple(merged)
+
+
+def still_applies(evidence: Evidence, *, machine: str, boot: str) -> bool:
+    """Evidence of another machine, or of an earlier boot, can never be met again."""
+    return evidence.machine == machine and evidence.boot in ("", boot)
+
+
+def choose_first(evidence: Iterable[Evidence]) -> Evidence:
+    return min(evidence, key=lambda one: (one.first_seen, one.identity))
+
+
+def build_incident(evidence: Iterable[Evidence]) -> str:
+    """The incident's id: a pure function of its first evidence, so that a pass repeated says the same."""
+    digest = hashlib.sha256(choose_first(evidence).identity.encode()).hexdigest()
+    return f"inc-{digest[:10]}"
+
+
+def choose_state(claims: Iterable[Claim]) -> NodeState:
+    """GONE if any GPU is gone."""
+    gone = any(claim.state is NodeState.GONE for claim in claims)
+    return NodeState.GONE if gone else NodeState.LEAVING
+
+
+def choose_reason(claims: Iterable[Claim]) -> str:
+    """The worst claim's: what is gone before what is only failing."""
+    return min(claims, key=_badness).reason
+
+
+def build_message(node: str, claims: Iterable[Claim]) -> str:
+    ordered = sorted(claims, key=_badness)
+    more = f" (and {len(ordered) - 1} more finding{'s' * (len(ordered) > 2)})"
+    return f"node {node}: {ordered[0].message}{more if len(ordered) > 1 else ''}"
+
+
+def _badness(claim: Claim) -> tuple[bool, float, str]:
+    evidence = claim.evidence
+    return (claim.state is not NodeState.GONE, evidence.first_seen, evidence.identity)
+
+
+def to_rfc3339(at: float) -> str:
+    text = datetime.fromtimestamp(round(at, 3), UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def from_rfc3339(text: str) -> float:
+    """Raises ValueError for what is no time."""
+    return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp(), 3)
+
+
+def shown_time(at: float) -> str:
+    """For sentences: the time of day, UTC."""
+    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}Z"

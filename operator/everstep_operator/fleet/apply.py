@@ -1,0 +1,152 @@
+"""The plan's actions in order, each with its Event once it is done. No decisions: what it learns, the next pass observes."""
+
+import hashlib
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from everstep_operator import kube
+from everstep_operator.evidence import to_rfc3339
+from everstep_operator.fleet.actions import (
+    Action,
+    CreateQuarantine,
+    PatchNode,
+    PatchSpec,
+    PatchStatus,
+    Tell,
+)
+from everstep_operator.kube import Lane
+from everstep_operator.quarantines import build_object, build_spec
+
+COMPONENT = "everstep-operator"
+EVENT_NAMESPACE = "default"
+"""Where Events about cluster-scoped objects live."""
+
+log = logging.getLogger(__name__)
+
+
+class Port(Protocol):
+    """What is used of `kube.Kube`."""
+
+    async def create(
+        self,
+        kind: kube.Kind,
+        body: kube.Object,
+        namespace: str | None = None,
+        *,
+        dry_run: bool = False,
+        lane: Lane = Lane.RECOVERY,
+    ) -> kube.Object: ...
+
+    async def patch(
+        self,
+        kind: kube.Kind,
+        name: str,
+        body: kube.Object | list[kube.Object],
+        namespace: str | None = None,
+        *,
+        sub: str | None = None,
+        strategic: bool = False,
+        lane: Lane = Lane.RECOVERY,
+    ) -> kube.Object: ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    done: list[str] = field(default_factory=list)
+    """Names of the actions that were done."""
+    nodes: list[kube.Object] = field(default_factory=list)
+    """Nodes as our patches left them."""
+    again: bool = False
+    """Something had changed since it was read: observe again."""
+
+
+async def apply_plan(port: Port, actions: Iterable[Action], now: float) -> Outcome:
+    """Raises `kube.KubeError` other than a conflict to the loop's edge; what was done before stays done."""
+    outcome = Outcome()
+    for action in actions:
+        try:
+            await _apply(port, action, now, outcome)
+        except (kube.Conflict, kube.Gone) as error:
+            log.info("%s: %s; observing again", type(action).__name__, error.message)
+            outcome.again = True
+            break
+        outcome.done.append(type(action).__name__)
+    return outcome
+
+
+async def _apply(port: Port, action: Action, now: float, outcome: Outcome) -> None:
+    match action:
+        case CreateQuarantine(quarantine=quarantine):
+            done = await _create(port, build_object(quarantine))
+            await _tell(port, action, "Node", quarantine.node, now) if done else None
+        case PatchSpec(quarantine=quarantine):
+            body = _versioned(quarantine.version, spec=build_spec(quarantine))
+            await port.patch(kube.QUARANTINES, quarantine.name, body)
+            await _tell(port, action, "Node", quarantine.node, now)
+        case PatchStatus(quarantine=quarantine, status=status):
+            body = _versioned(quarantine.version, status=dict(status))
+            await port.patch(
+                kube.QUARANTINES, quarantine.name, body, sub="status", lane=Lane.STATUS
+            )
+        case PatchNode(node=node, body=body):
+            lane = Lane.RECOVERY if action.reason else Lane.STATUS
+            outcome.nodes.append(await port.patch(kube.NODES, node.name, dict(body), lane=lane))
+            await _tell(port, action, "Node", node.name, now)
+        case Tell(node=name):
+            await _tell(port, action, "Node" if name else "Namespace", name or "default", now)
+
+
+async def _create(port: Port, body: kube.Object) -> bool:
+    """Names are computed: what exists already was created by us, in a pass that was cut."""
+    try:
+        await port.create(kube.QUARANTINES, body)
+    except kube.AlreadyExists:
+        return False
+    return True
+
+
+def _versioned(version: str, **parts: Any) -> kube.Object:
+    return {"metadata": {"resourceVersion": version}, **parts}
+
+
+Told = CreateQuarantine | PatchSpec | PatchNode | Tell
+
+
+async def _tell(port: Port, action: Told, kind: str, name: str, now: float) -> None:
+    """An Event's name is computed from what it says: said twice, it is written once. None is worth a failure."""
+    if not action.reason:
+        return
+    log.log(
+        logging.WARNING if action.warning else logging.INFO, "%s: %s", action.reason, action.message
+    )
+    body = build_event(kind, name, action.reason, action.message, warning=action.warning, now=now)
+    try:
+        await port.create(kube.EVENTS, body, EVENT_NAMESPACE, lane=Lane.STATUS)
+    except kube.AlreadyExists:
+        return
+    except kube.KubeError as error:
+        log.warning("no Event %s: %s", action.reason, error)
+
+
+def build_event(
+    kind: str, name: str, reason: str, message: str, *, warning: bool, now: float
+) -> dict[str, Any]:
+    """About a node. Its UID in an Event is its name, as the kubelet and `kubectl describe node` have it."""
+    digest = hashlib.sha256(f"{reason}\n{message}".encode()).hexdigest()[:16]
+    at = to_rfc3339(now)[:-5] + "Z"
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{name[:200]}.{digest}", "namespace": EVENT_NAMESPACE},
+        "involvedObject": {"apiVersion": "v1", "kind": kind, "name": name, "uid": name},
+        "type": "Warning" if warning else "Normal",
+        "reason": reason[:128],
+        "message": message[:1024],
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+    }

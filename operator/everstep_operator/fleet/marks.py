@@ -1,0 +1,118 @@
+"""What is written on a node: bodies of merge patches, made from what was read with its version.
+
+A patch carries the resourceVersion, because the list of taints is replaced as a whole: if anybody
+changed the node since, the API server refuses and the next pass looks again. Marks of others are
+carried over as they stand.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from everstep_contract import names
+from everstep_operator.evidence import Evidence, Kind, merge_evidence, still_applies
+from everstep_operator.nodes import Answered, ExpectedGpus, Mark, NodeFacts, write
+from everstep_operator.quarantines import Quarantine, limited
+
+ANSWERED_LIMIT = 32
+EXPECTED_LIMIT = 64
+
+
+def build_mark(node: NodeFacts, quarantine: Quarantine, now: float) -> Mark:
+    held = node.mark
+    return Mark(
+        quarantine=quarantine.name,
+        incident=quarantine.incident,
+        cordoned=_is_ours(node, quarantine),
+        at=held.at if held and held.quarantine == quarantine.name else round(now, 3),
+        verdict=quarantine.verdict.value,
+        reason=quarantine.reason,
+        message=quarantine.message,
+        decided_at=quarantine.decided_at,
+        evidence=limited(quarantine.evidence),
+    )
+
+
+def _is_ours(node: NodeFacts, quarantine: Quarantine) -> bool:
+    """A node that another made unschedulable before us stays so when we release it."""
+    if not node.unschedulable:
+        return True
+    if node.mark is not None:
+        return node.mark.cordoned
+    return bool((quarantine.status or {}).get("cordoned", False))
+
+
+def is_marked(node: NodeFacts, quarantine: Quarantine) -> bool:
+    """Annotation, taint and cordon all stand and tell of this quarantine as it is now."""
+    mark = node.mark
+    return (
+        node.unschedulable
+        and node.tainted
+        and mark is not None
+        and mark.quarantine == quarantine.name
+        and mark.verdict == quarantine.verdict.value
+        and mark.evidence == limited(quarantine.evidence)
+    )
+
+
+def build_marking(node: NodeFacts, quarantine: Quarantine, now: float) -> dict[str, Any]:
+    """Cordon, taint and annotation in one patch: all or nothing."""
+    taint = {
+        "key": names.TAINT_QUARANTINE,
+        "value": quarantine.incident,
+        "effect": "NoSchedule",
+    }
+    mark = build_mark(node, quarantine, now)
+    return _patch(
+        node,
+        {names.ANNOTATION_CORDONED: write(mark)},
+        {"unschedulable": True, "taints": [*_others(node), taint]},
+    )
+
+
+def build_release(
+    node: NodeFacts, quarantine_name: str, answered: Iterable[Evidence]
+) -> dict[str, Any]:
+    """Takes away what is ours of that quarantine and notes its evidence as answered."""
+    merged = merge_evidence(node.answered, answered)
+    annotations: dict[str, Any] = {
+        names.ANNOTATION_ANSWERED: _answered_text(node, merged),
+        names.ANNOTATION_EXPECTED_GPUS: _expected_text(node, _without_missing(node, merged)),
+    }
+    spec: dict[str, Any] = {}
+    if node.mark is not None and node.mark.quarantine == quarantine_name:
+        annotations[names.ANNOTATION_CORDONED] = None
+        spec["taints"] = _others(node)
+        if node.mark.cordoned:
+            spec["unschedulable"] = None
+    return _patch(node, annotations, spec)
+
+
+def build_expectation(node: NodeFacts, uuids: Iterable[str]) -> dict[str, Any]:
+    return _patch(node, {names.ANNOTATION_EXPECTED_GPUS: _expected_text(node, uuids)}, {})
+
+
+def _patch(
+    node: NodeFacts, annotations: Mapping[str, Any], spec: Mapping[str, Any]
+) -> dict[str, Any]:
+    metadata = {"resourceVersion": node.version, "annotations": dict(annotations)}
+    return {"metadata": metadata, **({"spec": dict(spec)} if spec else {})}
+
+
+def _others(node: NodeFacts) -> list[Mapping[str, Any]]:
+    return [taint for taint in node.taints if taint.get("key") != names.TAINT_QUARANTINE]
+
+
+def _without_missing(node: NodeFacts, answered: Iterable[Evidence]) -> list[str]:
+    """Who releases a node with a GPU missing means it to run without."""
+    missing = {one.gpu for one in answered if one.kind is Kind.MISSING}
+    return [uuid for uuid in node.expected if uuid not in missing]
+
+
+def _answered_text(node: NodeFacts, evidence: Iterable[Evidence]) -> str:
+    kept = [e for e in evidence if still_applies(e, machine=node.machine, boot=node.boot)]
+    return write(Answered(evidence=tuple(kept[-ANSWERED_LIMIT:])))
+
+
+def _expected_text(node: NodeFacts, uuids: Iterable[str]) -> str:
+    kept = tuple(sorted(uuids))[:EXPECTED_LIMIT]
+    return write(ExpectedGpus(machine=node.machine, uuids=kept))

@@ -1,0 +1,71 @@
+"""What the loop counts, as Prometheus text."""
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from everstep_operator.fleet.view import Observed, Policy
+from everstep_operator.health.scrape import Scrape, ScrapeFailure
+from everstep_operator.values import NodeState, NodeVerdict
+
+
+class HealthMetrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._scrapes = Counter(
+            "everstep_exporter_scrapes", "Scrapes by outcome", ["outcome"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            "everstep_exporter_scrape_seconds", "Duration of a scrape", registry=self.registry
+        )
+        self._pass_seconds = Histogram(
+            "everstep_fleet_pass_seconds", "Duration of a fleet pass", registry=self.registry
+        )
+        self._watched = Gauge(
+            "everstep_gpu_nodes_watched", "Nodes with an exporter", registry=self.registry
+        )
+        self._gpu_nodes = Gauge("everstep_gpu_nodes", "Nodes with GPUs", registry=self.registry)
+        self._budget = Gauge(
+            "everstep_quarantine_budget", "Nodes that may be quarantined", registry=self.registry
+        )
+        self._quarantines = Gauge(
+            "everstep_quarantines", "NodeQuarantines by state", ["state"], registry=self.registry
+        )
+        self._verdicts = Gauge(
+            "everstep_node_verdicts", "Nodes by verdict", ["state"], registry=self.registry
+        )
+        self._actions = Counter(
+            "everstep_fleet_actions", "Actions done on nodes", ["action"], registry=self.registry
+        )
+
+    def note_scrapes(self, scrapes: Iterable[Scrape], watched: int) -> None:
+        self._watched.set(watched)
+        for scrape in scrapes:
+            failed = isinstance(scrape.outcome, ScrapeFailure)
+            outcome = (
+                scrape.outcome.kind.value if isinstance(scrape.outcome, ScrapeFailure) else "ok"
+            )
+            self._scrapes.labels(outcome).inc()
+            if not failed:
+                self._seconds.observe(scrape.seconds)
+
+    def note_pass(
+        self, observed: Observed, policy: Policy, done: Iterable[str], seconds: float
+    ) -> None:
+        self._pass_seconds.observe(seconds)
+        gpu_nodes = sum(node.has_gpus for node in observed.nodes.values())
+        self._gpu_nodes.set(gpu_nodes)
+        self._budget.set(policy.budget.limit(gpu_nodes))
+        self._quarantines.clear()
+        for quarantine in observed.quarantines or ():
+            self._quarantines.labels(quarantine.state or "Pending").inc()
+        for action in done:
+            self._actions.labels(action).inc()
+
+    def note_verdicts(self, verdicts: Mapping[str, NodeVerdict]) -> None:
+        for state in NodeState:
+            count = sum(verdict.state is state for verdict in verdicts.values())
+            self._verdicts.labels(state.value).set(count)
+
+    def render(self) -> str:
+        return generate_latest(self.registry).decode()

@@ -1,0 +1,118 @@
+"""A Node object as the facts that `health` and `fleet` decide from, and our own mark on it.
+
+Three annotations are ours: the mark (why we cordoned, and whether the cordon is ours), the evidence
+that was answered, and the GPUs that the node should have. What cannot be read there counts as absent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from everstep_contract import codec, names
+from everstep_operator.evidence import Evidence
+
+Object = Mapping[str, Any]
+T = TypeVar("T")
+GPU_RESOURCE = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What stands in the annotation `cordoned-by` of a node that we quarantined."""
+
+    quarantine: str
+    """Name of the NodeQuarantine."""
+    incident: str
+    cordoned: bool
+    """We made the node unschedulable; False: it was so before, by another's hand."""
+    at: float
+    verdict: str = "Leaving"
+    reason: str = ""
+    message: str = ""
+    decided_at: float = 0.0
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedGpus:
+    machine: str
+    uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    name: str
+    uid: str
+    version: str
+    """resourceVersion of what was read."""
+    machine: str
+    boot: str
+    gpus: int = 0
+    """Capacity."""
+    allocatable: int = 0
+    unschedulable: bool = False
+    taints: tuple[Object, ...] = ()
+    mark: Mark | None = None
+    answered: tuple[Evidence, ...] = ()
+    expected: tuple[str, ...] = ()
+    """UUIDs that this machine should have; of another machine's none are taken over."""
+
+    @property
+    def tainted(self) -> bool:
+        """By us."""
+        return any(taint.get("key") == names.TAINT_QUARANTINE for taint in self.taints)
+
+    @property
+    def has_gpus(self) -> bool:
+        return self.gpus > 0 or bool(self.expected)
+
+
+def to_facts(node: Object) -> NodeFacts:
+    metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    annotations = metadata.get("annotations") or {}
+    system = status.get("nodeInfo") or {}
+    machine = system.get("machineID") or system.get("systemUUID") or str(metadata.get("uid", ""))
+    expected = _read(ExpectedGpus, annotations.get(names.ANNOTATION_EXPECTED_GPUS))
+    answered = _read(Answered, annotations.get(names.ANNOTATION_ANSWERED))
+    return NodeFacts(
+        name=metadata["name"],
+        uid=str(metadata.get("uid", "")),
+        version=str(metadata.get("resourceVersion", "")),
+        machine=machine,
+        boot=str(system.get("bootID", "")),
+        gpus=_count(status.get("capacity")),
+        allocatable=_count(status.get("allocatable")),
+        unschedulable=bool(spec.get("unschedulable", False)),
+        taints=tuple(spec.get("taints") or ()),
+        mark=_read(Mark, annotations.get(names.ANNOTATION_CORDONED)),
+        answered=answered.evidence if answered else (),
+        expected=expected.uuids if expected and expected.machine == machine else (),
+    )
+
+
+def write(value: Mark | ExpectedGpus | Answered) -> str:
+    """The annotation's text."""
+    return codec.dumps(value).decode()
+
+
+def _read(cls: type[T], text: str | None) -> T | None:
+    if not text:
+        return None
+    try:
+        return codec.loads(cls, text)
+    except codec.DecodeError:
+        return None
+
+
+def _count(resources: Object | None) -> int:
+    """GPUs of a node, MIG slices (`nvidia.com/mig-…`) as well."""
+    total = 0
+    for name, quantity in (resources or {}).items():
+        if (name == GPU_RESOURCE or name.startswith("nvidia.com/mig-")) and str(quantity).isdigit():
+            total += int(quantity)
+    return total
