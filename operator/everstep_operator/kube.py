@@ -23,6 +23,7 @@ from everstep_contract import names
 
 REQUEST_SECONDS = 30.0
 Object = dict[str, Any]
+JsonPatch = list[Object]
 
 
 class KubeError(Exception):
@@ -186,7 +187,7 @@ class Kube:
         self,
         kind: Kind,
         name: str,
-        body: Object | list[Object],
+        body: Object | JsonPatch,
         namespace: str | None = None,
         *,
         sub: str | None = None,
