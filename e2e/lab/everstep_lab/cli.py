@@ -35,6 +35,7 @@ def _up(parsed: argparse.Namespace) -> int:
         gpus_per_node=parsed.gpus_per_node,
         kubeconfig=str(Path(parsed.kubeconfig).absolute()) if parsed.kubeconfig else "",
         operator=not parsed.no_operator,
+        operator_args=tuple(parsed.operator_arg),
         node_grace_seconds=parsed.node_grace_seconds,
         seed=parsed.seed,
     )
@@ -157,6 +158,10 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument(
         "--no-operator", action="store_true", help="`everstep-lab operator start` later"
     )
+    up.add_argument(
+        "--operator-arg", action="append", default=[], metavar="FLAG",
+        help="a further flag of the operator: --operator-arg=--cordon-budget=2",
+    )  # fmt: skip
     up.add_argument("--foreground", action="store_true", help="stay; Ctrl-C ends the lab")
     up.add_argument(
         "--node-grace-seconds", type=int, default=default.node_grace_seconds, metavar="S",

@@ -86,11 +86,11 @@ class Lab:
             self._ask_down()
             self._close_lifeline()
             return "the lab is down"
-        killed = guardian.remove_leftovers(self.places.root, self.places.memory)
+        left = guardian.remove_leftovers(self.places.root, self.places.memory)
         guardian.remove(self.places.root, self.places.memory)
         os.close(lock)
         self._close_lifeline()
-        return f"no lab was running; {killed} leftover processes ended, leftover files removed"
+        return f"no lab is running; {left}"
 
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = self.ask({"do": "status"})

@@ -174,6 +174,7 @@ class ControlPlane:
             "--controllers=*,-endpoints-controller,-endpointslice-controller,"
             "-endpointslice-mirroring-controller",
             f"--service-account-private-key-file={folder / 'service-account.key'}",
+            "--use-service-account-credentials=true",
             f"--root-ca-file={self.ca}",
             f"--node-monitor-grace-period={self._grace}s",
             "--node-monitor-period=1s",

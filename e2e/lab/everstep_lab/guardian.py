@@ -8,6 +8,7 @@ from the kernel and goes down in order. It must stay small: no asyncio, no third
 import argparse
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -15,8 +16,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from everstep_lab import procs
+from everstep_lab import kubeconfig, procs
 
+BROKE_DOWN = 1
+"""Exit status of a supervisor whose lab broke down after `up`."""
+TOLD = 3
+"""… whose failure was told to whoever waited for it."""
 _ORDERLY_SECONDS = 30.0
 
 
@@ -37,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.close(descriptor)
     status = _wait(supervisor.pid)
     procs.kill_all(lambda: procs.descendants(os.getpid()))
-    if status == 1:
+    if status == BROKE_DOWN:
         _keep_log(arguments.root)
     remove(arguments.root, arguments.memory)
     return status
@@ -45,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def remove(root: Path, memory: Path) -> None:
     """With the lock held. Renamed first: once the lock is gone another lab may use the names."""
+    _remove_kubeconfig(root)
     for folder in (memory, root):
         gone = folder.with_name(f"{folder.name}.gone-{os.getpid()}")
         with contextlib.suppress(FileNotFoundError):
@@ -52,20 +58,32 @@ def remove(root: Path, memory: Path) -> None:
             shutil.rmtree(gone, ignore_errors=True)
 
 
-def remove_leftovers(root: Path, memory: Path) -> int:
-    """What a lab that was killed left: its processes and files. Called with the lock held."""
+def _remove_kubeconfig(root: Path) -> None:
+    """The copy that `up --kubeconfig FILE` wrote."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        copy = json.loads((root / "config.json").read_text())["kubeconfig"]
+        if copy and kubeconfig.is_ours(Path(copy)):
+            os.unlink(copy)
+
+
+def remove_leftovers(root: Path, memory: Path) -> str:
+    """End the processes and remove the files that a killed lab left; says what there was.
+
+    Called with the lock held; leaves the lock.
+    """
     killed = procs.kill_all(lambda: procs.marked(root))
-    for folder in (memory, root):
-        for gone in folder.parent.glob(f"{folder.name}.gone-*"):
-            shutil.rmtree(gone, ignore_errors=True)
-    shutil.rmtree(memory, ignore_errors=True)
-    failed_log(root).unlink(missing_ok=True)
-    for entry in root.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry, ignore_errors=True)
-        elif entry.name != "lock":
-            entry.unlink()
-    return killed
+    _remove_kubeconfig(root)
+    left = [gone for f in (memory, root) for gone in f.parent.glob(f"{f.name}.gone-*")]
+    left += [path for path in (memory, failed_log(root)) if path.exists()]
+    left += [entry for entry in root.iterdir() if entry.name != "lock"]
+    for path in left:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    if not left and not killed:
+        return "nothing was left of one"
+    return f"of one that was killed, {killed} processes were ended and the files removed"
 
 
 def failed_log(root: Path) -> Path:

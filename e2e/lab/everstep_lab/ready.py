@@ -18,8 +18,11 @@ class ReadyPipe:
         self._send({"ready": lab})
         self._file.close()
 
-    def say_error(self, text: str) -> None:
+    def say_error(self, text: str) -> bool:
+        """Whether somebody still waited for it."""
+        waited = not self._file.closed
         self._send({"error": text})
+        return waited
 
     def _send(self, document: dict[str, Any]) -> None:
         try:

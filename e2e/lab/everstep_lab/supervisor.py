@@ -141,7 +141,7 @@ class Supervisor:
         )  # fmt: skip
 
     async def _until_usable(self) -> None:
-        """Pods are refused before the ServiceAccount is there; no node takes one before it is Ready."""
+        """A pod needs the ServiceAccount to be created, a Ready node to be bound."""
         while not (await self._has_account() and await self._are_nodes_ready()):
             self._check()
             await asyncio.sleep(0.1)
@@ -199,8 +199,6 @@ class Supervisor:
         await self._api.close()
         self._store.stop()
         self._control.stop()
-        if self._config.kubeconfig and kubeconfig.is_ours(Path(self._config.kubeconfig)):
-            os.unlink(self._config.kubeconfig)
 
     async def answer(self, request: dict[str, Any]) -> Any:
         """One request of the command line. Raises LabError to refuse it."""

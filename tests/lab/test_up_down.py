@@ -1,0 +1,205 @@
+"""A lab comes up, is steered, and leaves nothing behind, however it ends.
+
+Each lab here has a network of its own, so that one which the developer runs is not disturbed.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep_lab import Lab, procs
+from everstep_lab.client import Lab as LabClass
+from everstep_lab.config import LabConfig
+from everstep_lab.seam import LabError
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+
+NETWORK = "91"
+OTHER_NETWORK = "92"
+BARE = LabConfig(nodes=0, operator=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def network() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EVERSTEP_LAB_NETWORK", NETWORK)
+        yield
+
+
+@pytest.fixture(scope="module")
+def shared(network: None) -> Iterator[LabClass]:
+    """One lab for the tests that leave it whole."""
+    with Lab(BARE, say=print) as lab:
+        yield lab
+
+
+@pytest.fixture
+def lab() -> Iterator[LabClass]:
+    """One to break; one lab runs per network, so it has another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
+        with Lab(BARE, say=print) as lab:
+            yield lab
+
+
+def leftovers(lab: LabClass) -> list[object]:
+    files = [p for p in (lab.places.root, lab.places.memory) if p.exists()]
+    return [*files, *procs.marked(lab.places.root)]
+
+
+def wait_for_end(pid: int, seconds: float = 30.0) -> None:
+    descriptor = os.pidfd_open(pid)
+    try:
+        assert select.select([descriptor], [], [], seconds)[0], f"{pid} still runs"
+    finally:
+        os.close(descriptor)
+
+
+def run_cli(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "everstep_lab.cli", *arguments],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+async def test_up_serves_kubectl_and_the_api_and_down_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
+    copy = tmp_path / "kubeconfig"
+    lab = Lab(LabConfig(nodes=0, operator=False, kubeconfig=str(copy)))
+    with lab:
+        assert "v1.36.3" in lab.kubectl("version")
+        assert "default" in lab.kubectl(f"--kubeconfig={copy}", "get", "serviceaccounts")
+        async with lab.api() as api:
+            secret = await api.get("/api/v1/namespaces/default/secrets/object-store")
+        assert set(secret["data"]) == set(lab.store_environment)
+        assert lab.status()["memory_bytes"] > 100e6
+        assert lab.places.root.stat().st_mode & 0o077 == 0
+    assert leftovers(lab) == []
+    assert not copy.exists()
+
+
+def test_a_second_lab_is_refused_with_the_first_ones_pid_and_the_way_out(
+    shared: LabClass,
+) -> None:
+    refused = run_cli("up", "--nodes", "0")
+    assert refused.returncode == 1
+    assert f"(supervisor pid {shared.described['supervisor']})" in refused.stderr
+    assert "everstep-lab down" in refused.stderr
+
+
+def test_a_supervisor_killed_with_sigkill_leaves_no_process(lab: LabClass) -> None:
+    guardian = lab.described["guardian"]
+    os.kill(lab.described["supervisor"], signal.SIGKILL)
+    wait_for_end(guardian)
+    assert procs.marked(lab.places.root) == []
+    assert "no lab is running" in lab.down()
+    assert leftovers(lab) == []
+
+
+def test_guardian_and_supervisor_killed_together_leave_no_process_after_down(lab: LabClass) -> None:
+    children = lab.described["control_plane"].values()
+    for name in ("guardian", "supervisor"):
+        os.kill(lab.described[name], signal.SIGKILL)
+    for pid in children:
+        if Path(f"/proc/{pid}").exists():
+            wait_for_end(pid)
+    lab.down()
+    assert leftovers(lab) == []
+
+
+def test_a_killed_guardian_makes_the_lab_go_down(lab: LabClass) -> None:
+    supervisor = lab.described["supervisor"]
+    os.kill(lab.described["guardian"], signal.SIGKILL)
+    if Path(f"/proc/{supervisor}").exists():
+        wait_for_end(supervisor)
+    lab.down()
+    assert leftovers(lab) == []
+
+
+@pytest.fixture
+def foreground(monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[str]"]:
+    """`everstep-lab up --foreground`, up."""
+    monkeypatch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
+    argv = ["up", "--nodes", "0", "--no-operator", "--foreground"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "everstep_lab.cli", *argv], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert any(line.startswith("Ctrl-C") for line in process.stdout)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        Lab().down()
+
+
+def test_ctrl_c_in_the_foreground_leaves_nothing(foreground: "subprocess.Popen[str]") -> None:
+    foreground.send_signal(signal.SIGINT)
+    said, _ = foreground.communicate(timeout=60)
+    assert "the lab is down" in said
+    assert leftovers(Lab()) == []
+
+
+def test_a_foreground_lab_ends_with_its_command(foreground: "subprocess.Popen[str]") -> None:
+    guardian = Lab.running().described["guardian"]
+    foreground.kill()
+    wait_for_end(guardian)
+    assert leftovers(Lab()) == []
+
+
+def test_the_object_store_goes_away_and_comes_back_on_the_same_address(
+    shared: LabClass,
+) -> None:
+    before = shared.status()["objectstore"]
+    assert "stopped" in shared.objectstore_stop()
+    assert shared.status()["objectstore"]["pid"] is None
+    shared.objectstore_start()
+    after = shared.status()["objectstore"]
+    assert after["endpoint"] == before["endpoint"]
+    assert after["environment"] == before["environment"]
+
+
+def test_a_control_plane_that_broke_takes_the_lab_down_and_leaves_one_log(lab: LabClass) -> None:
+    guardian = lab.described["guardian"]
+    os.kill(lab.described["control_plane"]["etcd"], signal.SIGKILL)
+    wait_for_end(guardian)
+    kept = lab.places.root.with_name(f"{lab.places.root.name}.failed.log")
+    assert "etcd ended with -9" in kept.read_text()
+    lab.down()
+    assert not kept.exists()
+    assert leftovers(lab) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("status",), "`everstep-lab up` starts one"),
+        (("fault", "node-1", "--kill-node"), "no lab is running"),
+        (("fault", "node-1", "--gpu", "0"), "--gpu and --xid go together"),
+        (("fault", "node-1"), "which fault?"),
+        (("up", "--nodes", "201"), "--nodes 201"),
+        (("up", "--kubeconfig", "/etc/hostname"), "name another file"),
+    ],
+)
+def test_without_a_lab_or_sense_a_command_says_what_to_type(
+    arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
+    done = run_cli(*arguments)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_fault_on_a_node_that_is_not_there_is_refused(shared: LabClass) -> None:
+    with pytest.raises(LabError, match="no node 'node-7'"):
+        shared.fault("node-7", kill_node=True)
