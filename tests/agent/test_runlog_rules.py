@@ -1,0 +1,186 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.a_run import claim, commit, member
+from everstep_agent import runlog_rules as rules
+from everstep_agent.runlog_rules import Gang, Proof
+from everstep_contract.log import ChainLink, Entry, LeftOut, Retire
+
+THREE = claim(1, (0, 1, 2))
+NONE = Proof()
+
+
+def reason(members: list, proof: Proof = NONE, claims: list | None = None, uid: str = "uid") -> str:
+    return rules.may_claim(claims or [THREE], members, proof, job_uid=uid).reason
+
+
+def test_the_first_claim_needs_nobodys_word() -> None:
+    assert rules.may_claim([], [member(0)], NONE, job_uid="uid").ok
+
+
+def test_an_epoch_without_members_claims_nothing() -> None:
+    assert not rules.may_claim([], [], NONE, job_uid="uid").ok
+
+
+def test_the_same_members_may_claim_again() -> None:
+    assert reason([member(0), member(1), member(2)]) == "AllProven"
+
+
+def test_more_than_half_may_leave_the_rest_behind() -> None:
+    assert reason([member(0), member(2)]) == "Majority"
+    assert reason([member(2)]) == "Unproven"
+
+
+def test_of_exactly_half_the_one_with_the_lowest_slot_goes_on() -> None:
+    two = [claim(1, (0, 1))]
+    assert reason([member(0)], claims=two) == "Majority"
+    assert reason([member(1)], claims=two) == "Unproven"
+
+
+def test_a_new_life_counts_in_no_half() -> None:
+    forked = [member(0, life=1), member(1, life=1)]
+    assert reason(forked) == "Unproven"
+
+
+@pytest.mark.parametrize(
+    "proof",
+    [
+        Proof(dead=frozenset({member(1), member(2)})),
+        Proof(dead_agents=frozenset({(1, 0, 0), (2, 0, 3)})),
+        Proof(gone=frozenset({(1, 0), (2, 0)})),
+        Proof(dead=frozenset({member(1)}), gone=frozenset({(2, 1)})),
+    ],
+)
+def test_the_dead_and_the_gone_may_be_left_out(proof: Proof) -> None:
+    assert reason([member(0, life=1)], Proof(
+        dead=proof.dead | {member(0)}, dead_agents=proof.dead_agents, gone=proof.gone
+    )) == "AllProven"  # fmt: skip
+
+
+def test_proof_of_another_life_proves_nothing() -> None:
+    assert reason([member(0)], Proof(dead=frozenset({member(1, life=1), member(2)}))) == "Unproven"
+    old = [claim(1, (member(0), member(1, incarnation=2)))]
+    assert reason([member(2)], Proof(dead_agents=frozenset({(1, 0, 1)})), old) == "Unproven"
+
+
+def test_a_successor_proves_the_end_of_the_one_before_it() -> None:
+    old = claim(1, (0, 1, 2, 3))
+    new = [
+        member(0, life=1),
+        member(1, incarnation=1),
+        member(2, attempt=1),
+        member(3, incarnation=1, life=0),
+    ]
+    assert reason(new, claims=[old]) == "AllProven"
+
+
+def test_a_connection_that_is_lost_proves_nothing() -> None:
+    verdict = rules.may_claim([THREE], [member(2)], NONE, job_uid="uid")
+    assert "slot 0 attempt 0 rank 0" in verdict.message
+
+
+def test_a_new_job_takes_the_run_over_and_the_former_one_never_takes_it_back() -> None:
+    claims = [THREE, claim(2, (0,), job_uid="new")]
+    assert reason([member(0)], claims=[THREE], uid="new") == "FormerJob"
+    assert reason([member(0), member(1), member(2)], claims=claims, uid="uid") == "Fenced"
+
+
+def test_a_claim_says_why_each_slot_is_left_out() -> None:
+    proof = Proof(dead=frozenset({member(1)}))
+    assert rules.build_left_out(THREE, [member(0)], proof) == (
+        LeftOut(slot=1, attempt=0, why="its agent reported its end"),
+        LeftOut(slot=2, attempt=0, why="left behind by the majority"),
+    )
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True), st.data())
+def test_two_epochs_without_a_common_member_never_both_claim_by_majority(
+    slots: list[int], data: st.DataObject
+) -> None:
+    newest = claim(1, [member(s) for s in slots])
+    one = data.draw(st.sets(st.sampled_from(slots)))
+    other = set(slots) - one
+    both = [rules.holds_majority(newest, [member(s) for s in side]) for side in (one, other)]
+    assert sum(both) == 1
+
+
+# --- append, lineage, fencing
+
+
+def test_only_the_newest_claims_writers_append() -> None:
+    assert rules.may_append(commit(1, 5), claim(1)).ok
+    late = rules.may_append(commit(1, 5), claim(2))
+    assert (late.ok, late.reason) == (False, "NewerClaim")
+    assert rules.may_append(commit(1, 5), None).reason == "NoClaim"
+    assert rules.may_append(claim(2), claim(1)).ok
+
+
+def test_a_chain_grows_by_the_commit_that_it_resumes_from() -> None:
+    first = claim(1)
+    second = claim(2, resume=commit(1, 10), before=[first])
+    third = claim(3, resume=commit(2, 25), before=[first, second])
+    assert third.chain == (ChainLink(epoch=1, last_step=10), ChainLink(epoch=2, last_step=25))
+    from_start = claim(4, before=[first, second, third])
+    assert from_start.chain == ()
+    back = claim(5, resume=commit(1, 7), before=[first, second, third])
+    assert back.chain == (ChainLink(epoch=1, last_step=7),)
+
+
+def test_what_lies_beyond_a_link_is_not_on_the_chain() -> None:
+    chain = (ChainLink(epoch=1, last_step=10), ChainLink(epoch=3, last_step=20))
+    assert rules.on_chain(1, 10, chain)
+    assert not rules.on_chain(1, 11, chain)
+    assert not rules.on_chain(2, 5, chain)
+
+
+def a_history() -> list[Entry]:
+    first = claim(1)
+    second = claim(2, resume=commit(1, 10), before=[first])
+    return [first, commit(1, 10), commit(1, 20), second, commit(2, 15)]
+
+
+def test_the_newest_commit_of_the_lineage_is_resumed_from() -> None:
+    entries = a_history()
+    assert rules.newest_resumable(entries) == commit(2, 15)
+    assert rules.list_resumable(entries) == [commit(2, 15), commit(1, 10)]
+    assert rules.newest_resumable(entries[:3]) == commit(1, 20)
+    assert rules.newest_resumable([]) is None
+
+
+def test_a_retired_commit_is_not_resumed_from() -> None:
+    retire = Retire(epoch=2, token="token002-rest", manifests=(commit(2, 15).manifest,))
+    assert rules.newest_resumable([*a_history(), retire]) == commit(1, 10)
+
+
+def test_a_gang_goes_on_until_a_newer_claim_names_none_of_it() -> None:
+    gang = Gang(epoch=1, job_uid="uid", pods=frozenset({(0, 0), (1, 0)}))
+    assert rules.fenced(None, gang).reason == "Newest"
+    assert rules.fenced(claim(1), gang).reason == "Newest"
+    assert rules.fenced(claim(2, (1, 2)), gang).reason == "Named"
+    later = rules.fenced(claim(2, (member(0, attempt=1), member(2))), gang)
+    assert (later.ok, later.reason) == (False, "Fenced")
+
+
+def test_a_gang_of_a_former_job_is_fenced_and_told_by_whom() -> None:
+    gang = Gang(epoch=1, job_uid="uid", pods=frozenset({(0, 0)}))
+    verdict = rules.fenced(claim(2, (0,), job_uid="new"), gang)
+    assert (verdict.ok, verdict.reason) == (False, "Fenced")
+    assert "default/job (new)" in verdict.message
+
+
+def test_restarts_are_counted_by_cause_along_the_log() -> None:
+    entries = [
+        claim(1, job_uid="old"),
+        claim(2),
+        claim(3, cause="WorkerDied"),
+        claim(4, cause="Leave"),
+        claim(5, cause="WorkerDied"),
+    ]
+    assert rules.count_restarts(entries, "uid") == {"WorkerDied": 2, "Leave": 1}
+
+
+def test_an_epochs_number_is_never_used_again() -> None:
+    assert rules.next_epoch([]) == 1
+    assert rules.next_epoch(a_history()) == 3
+    assert rules.next_epoch(a_history(), burnt=7) == 8
