@@ -50,6 +50,9 @@ class SetExporter:
 class KillRank:
     """SIGKILL the process that holds the GPU: the rank's, not the agent's."""
 
+    lasting: bool = False
+    """Whoever uses the GPU later dies, too, at its first CUDA call."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangRank:
@@ -94,7 +97,9 @@ def build_course(code: int, chance: random.Random) -> Course:
     if not 1 <= code <= 185:
         raise ValueError(f"XID {code}: the driver knows codes from 1 to 185")
     row = _ROWS.get(code)
-    title, steps = row(chance) if row else (_EXPORTER_ONLY, [Timed(at=0, effect=ShowXid(code=code))])
+    title, steps = (
+        row(chance) if row else (_EXPORTER_ONLY, [Timed(at=0, effect=ShowXid(code=code))])
+    )
     steps = [*steps, *_always(code)]
     return Course(title=title, effects=tuple(sorted(steps, key=lambda timed: timed.at)))
 
@@ -106,7 +111,9 @@ def _always(code: int) -> list[Timed]:
     """What follows from the code alone: the watch ALL, and the device plugin about a second later."""
     steps = []
     if code in DEVASTATING and code != 79:
-        steps.append(_at(0, ShowIncident(watch="ALL", level=FAIL, code=_FR.get(code, "DCGM_FR_XID_ERROR"))))
+        steps.append(
+            _at(0, ShowIncident(watch="ALL", level=FAIL, code=_FR.get(code, "DCGM_FR_XID_ERROR")))
+        )
     if code not in DEVICE_PLUGIN_IGNORES:
         steps.append(_at(1.0, SetOnGpu(values={"device_healthy": False})))
     return steps
@@ -161,14 +168,14 @@ def _double_bit(code: int, chance: random.Random) -> _Row:
         _at(0, AddToGpu(counters={"dbe_volatile": 1, "dbe_aggregate": 1})),
         _at(0, SetOnGpu(values={"recovery_action": 1})),
         _at(0, ShowIncident(watch="MEM", level=FAIL, code="DCGM_FR_VOLATILE_DBE_DETECTED")),
-        _at(_soon(chance), KillRank()),
+        _at(_soon(chance), KillRank(lasting=True)),
     ]  # fmt: skip
 
 
 def _off_the_bus(chance: random.Random) -> _Row:
     return "the GPU fell off the bus: its rank dies within a second, its series vanish", [
         _at(0, SetOnGpu(values={"present": False, "recovery_action": 2})),
-        _at(_soon(chance), KillRank()),
+        _at(_soon(chance), KillRank(lasting=True)),
     ]
 
 

@@ -30,13 +30,13 @@ class ExporterServer:
         gpus: Callable[[], Sequence[Gpu]],
         holders: Callable[[], Holders],
         clock: Callable[[], float],
-        options: Options = Options(),
+        options: Options | None = None,
     ) -> None:
         self._node = node
         self._gpus = gpus
         self._holders = holders
         self._clock = clock
-        self._options = options
+        self._options = options or Options()
         self._known: Holders = {}
         self._page = ""
         self._runner: web.AppRunner | None = None
@@ -69,6 +69,11 @@ class ExporterServer:
         finally:
             await self._close()
 
+    def restart(self) -> None:
+        """Forget which pods it knew; the next page names them one collect late, as the first did."""
+        self.mode = "ok"
+        self._known = {}
+
     async def set_mode(self, mode: str) -> None:
         self.mode = mode
         if mode == "refused":
@@ -97,11 +102,15 @@ class ExporterServer:
                     await asyncio.Event().wait()
                 return web.Response(status=503)
             case "http500":
-                return web.Response(status=500, text="Failed to read metrics: could not get metrics\n")
+                return web.Response(
+                    status=500, text="Failed to read metrics: could not get metrics\n"
+                )
             case "empty":
                 return web.Response(text="")
             case _:
-                return web.Response(text=self._page, headers={"Content-Type": "text/plain; charset=utf-8"})
+                return web.Response(
+                    text=self._page, headers={"Content-Type": "text/plain; charset=utf-8"}
+                )
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(text="KO" if self.mode in ("http500", "empty") else "OK")

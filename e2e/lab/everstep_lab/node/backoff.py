@@ -1,0 +1,37 @@
+"""When a container that ended is started again: the kubelet's rule.
+
+The first restart is at once; each further one waits, counted from the end, 10 s, 20 s, … up to 5
+minutes; a run of 10 minutes forgets the past.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackoffRule:
+    base: float = 10.0
+    cap: float = 300.0
+    forget_after: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """`delay` is what the next restart waits, in seconds."""
+
+    rule: BackoffRule
+    delay: float = 0.0
+
+    def after(self, ran: float) -> "Backoff":
+        """The back-off after a run of `ran` seconds has ended."""
+        if ran >= self.rule.forget_after:
+            return Backoff(rule=self.rule)
+        return self
+
+    def next(self) -> "Backoff":
+        """The back-off once the wait of `delay` is over."""
+        doubled = min(max(self.rule.base, 2 * self.delay), self.rule.cap)
+        return Backoff(rule=self.rule, delay=doubled)
+
+
+def is_restarted(policy: str, exit_code: int) -> bool:
+    return policy == "Always" or (policy == "OnFailure" and exit_code != 0)

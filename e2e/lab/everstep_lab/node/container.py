@@ -1,0 +1,174 @@
+"""One life of a container: files, a shim, its events until the end."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from everstep_lab import procs
+from everstep_lab.node.clock import utc_now
+from everstep_lab.node.images import Image
+
+SHIM = Path(__file__).with_name("shim.py")
+POD_MARK = "EVERSTEP_LAB_POD"
+EXIT_SIGKILL = 128 + signal.SIGKILL
+MESSAGE_LIMIT = 4096
+"""Bytes of a termination message that the kubelet keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    exit_code: int
+    signal: int = 0
+    failed_to_start: str = ""
+    """Not empty: the command could not be run, in runc's words."""
+    started_at: datetime | None = None
+    finished_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    log: Path
+
+
+class ContainerProcess:
+    """A running container; `wait` gives its end. `pid` is its main process, `shim` our child."""
+
+    def __init__(self, shim: asyncio.subprocess.Process, events: asyncio.StreamReader) -> None:
+        self._shim = shim
+        self._events = events
+        self.pid = 0
+        self.started_at: datetime | None = None
+        self._problem = ""
+
+    @property
+    def shim(self) -> int:
+        return self._shim.pid
+
+    async def started(self) -> bool:
+        """False when the command could not be run; `wait` tells why."""
+        event = await self._event()
+        self.started_at = utc_now()
+        if event is not None and "started" in event:
+            self.pid = int(str(event["started"]))
+            return True
+        self._problem = str((event or {}).get("failed", "the container's shim died"))
+        return False
+
+    async def wait(self) -> Ended:
+        event = None if self._problem else await self._event()
+        await self._shim.wait()
+        now = utc_now()
+        if self._problem:
+            return Ended(exit_code=128, failed_to_start=self._problem, finished_at=now)
+        if event is None:  # the shim itself was killed, and with it all below
+            return Ended(
+                exit_code=EXIT_SIGKILL, signal=signal.SIGKILL, started_at=self.started_at,
+                finished_at=now,
+            )  # fmt: skip
+        return Ended(
+            exit_code=int(str(event["exited"])), signal=int(str(event["signal"])),
+            started_at=self.started_at, finished_at=now,
+        )  # fmt: skip
+
+    def terminate(self) -> None:
+        """SIGTERM to the main process, as a graceful stop begins."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL everything in the container; the shim reports the end."""
+        kill_all(self.processes())
+
+    def processes(self) -> list[int]:
+        return procs.descendants(self.shim)
+
+    async def _event(self) -> dict[str, object] | None:
+        line = await self._events.readline()
+        return json.loads(line) if line.endswith(b"\n") else None
+
+
+def kill_all(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+async def start_container(command: Command, spec_file: Path, mark: str) -> ContainerProcess:
+    """Call from the main thread: the shim dies with the thread that started it."""
+    spec = {
+        "parent": os.getpid(), "argv": list(command.argv), "env": dict(command.env),
+        "cwd": command.cwd, "log": os.fspath(command.log),
+    }  # fmt: skip
+    _write_private(spec_file, json.dumps(spec))
+    read, write = os.pipe()
+    try:
+        shim = await _spawn(spec_file, write, mark)
+    except BaseException:
+        os.close(read)
+        raise
+    finally:
+        os.close(write)
+    return ContainerProcess(shim, await _reader(read))
+
+
+def _write_private(path: Path, text: str) -> None:
+    """The environment in it may hold secrets."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+
+
+async def _spawn(spec_file: Path, events: int, mark: str) -> asyncio.subprocess.Process:
+    python = getattr(sys, "_base_executable", sys.executable)
+    return await asyncio.create_subprocess_exec(
+        python, "-I", "-S", "-E", os.fspath(SHIM), os.fspath(spec_file), str(events),
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, pass_fds=[events],
+        start_new_session=True, env={procs.MARK: mark},
+    )  # fmt: skip
+
+
+async def _reader(fd: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    pipe = os.fdopen(fd, "rb", buffering=0)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader
+
+
+def build_root(image: Image, root: Path) -> None:
+    """A fresh copy of the image's folder, as a fresh container has; files are small."""
+    shutil.rmtree(root, ignore_errors=True)
+    if image.folder is None:
+        root.mkdir(parents=True)
+    else:
+        shutil.copytree(image.folder, root, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def build_path(image: Image, tools: Path) -> str:
+    """A container's PATH: the image's scripts, its `python` and `python3`, then the machine's."""
+    tools.mkdir(parents=True, exist_ok=True)
+    for name in ("python", "python3"):
+        link = tools / name
+        if not link.is_symlink():
+            link.symlink_to(image.python)
+    first = [] if image.bin is None else [os.fspath(image.bin)]
+    return ":".join([*first, os.fspath(tools), "/usr/local/bin", "/usr/bin", "/bin"])
+
+
+def read_message(path: Path) -> str:
+    """The termination message, its last 4096 bytes."""
+    try:
+        return path.read_bytes()[-MESSAGE_LIMIT:].decode(errors="replace")
+    except OSError:
+        return ""

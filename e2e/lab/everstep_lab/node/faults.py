@@ -1,0 +1,119 @@
+"""Plays the courses of `scenario` on one node: its GPUs, its exporter, its ranks."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, Protocol
+
+from everstep_lab.exporter.gpu import Gpu, build_gpu, reload_driver, with_incident, with_xid
+from everstep_lab.node.holders import Candidate
+from everstep_lab.scenario import (
+    AddToGpu,
+    Course,
+    Effect,
+    HangRank,
+    KillRank,
+    SetExporter,
+    SetOnGpu,
+    ShowIncident,
+    ShowXid,
+)
+
+# A program meets a dead GPU at its first CUDA call, that is once torch is imported.
+FIRST_CUDA_CALL = 3.0
+_LOOK = 0.25
+
+
+class Stage(Protocol):
+    """What a course acts on, besides the GPUs."""
+
+    def gpus_changed(self) -> None: ...
+    async def set_exporter(self, mode: str) -> None: ...
+    def find_holder(self, uuid: str) -> Candidate | None: ...
+
+
+class Gpus:
+    """The node's GPUs and the faults in force on them."""
+
+    def __init__(self, *, seed: int, node: str, count: int, stage: Stage) -> None:
+        self.all = [build_gpu(seed, node, index) for index in range(count)]
+        self._stage = stage
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.titles: list[str] = []
+
+    def play(self, index: int, code: int, course: Course) -> None:
+        self.titles.append(f"GPU {index}, XID {code}: {course.title}")
+        self._spawn(self._play(index, course))
+
+    async def stop(self) -> None:
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def reload(self) -> None:
+        """A reboot: courses end, latches clear as `reload_driver` says."""
+        await self.stop()
+        self.titles.clear()
+        now = time.monotonic()
+        self.all = [reload_driver(gpu, now) for gpu in self.all]
+        self._stage.gpus_changed()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _play(self, index: int, course: Course) -> None:
+        begun = time.monotonic()
+        for timed in course.effects:
+            await asyncio.sleep(max(0.0, begun + timed.at - time.monotonic()))
+            await self._apply(index, timed.effect)
+
+    async def _apply(self, index: int, effect: Effect) -> None:
+        gpu = self.all[index]
+        match effect:
+            case ShowXid(code=code):
+                self._put(with_xid(gpu, code, time.monotonic()))
+            case ShowIncident(watch=watch, level=level, code=name):
+                self._put(with_incident(gpu, watch, level, name))
+            case AddToGpu(counters=counters):
+                now = {name: getattr(gpu, name) + by for name, by in counters.items()}
+                self._put(replace(gpu, **now))
+            case SetOnGpu(values=values):
+                self._put(replace(gpu, **values))  # type: ignore[arg-type]
+            case SetExporter(mode=mode):
+                await self._stage.set_exporter(mode)
+            case KillRank(lasting=lasting):
+                self._strike(gpu.uuid, signal.SIGKILL, lasting)
+            case HangRank():
+                self._strike(gpu.uuid, signal.SIGSTOP, lasting=True)
+
+    def _put(self, gpu: Gpu) -> None:
+        self.all[gpu.index] = gpu
+        self._stage.gpus_changed()
+
+    def _strike(self, uuid: str, signum: int, lasting: bool) -> None:
+        """Now; and, if the GPU stays bad, whoever uses it later, at its first CUDA call."""
+        first = self._stage.find_holder(uuid)
+        if first is not None:
+            _signal(first.pid, signum)
+        if lasting:
+            self._spawn(self._strike_later(uuid, signum, {first.pid} if first else set()))
+
+    async def _strike_later(self, uuid: str, signum: int, struck: set[int]) -> None:
+        while True:
+            await asyncio.sleep(_LOOK)
+            holder = self._stage.find_holder(uuid)
+            if holder and holder.pid not in struck and holder.age > FIRST_CUDA_CALL:
+                struck.add(holder.pid)
+                _signal(holder.pid, signum)
+
+
+def _signal(pid: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)

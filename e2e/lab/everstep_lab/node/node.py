@@ -1,0 +1,200 @@
+"""One simulated node: a kubelet whose pods are processes of this machine, GPUs, a dcgm-exporter."""
+
+import asyncio
+import time
+import uuid
+from datetime import datetime
+
+from everstep_lab.exporter.server import MODES, ExporterServer
+from everstep_lab.node import objects
+from everstep_lab.node.clock import utc_now
+from everstep_lab.node.faults import Gpus
+from everstep_lab.node.holders import Candidate
+from everstep_lab.node.kubelet import Kubelet
+from everstep_lab.node.kubelet_port import KubeletPort
+from everstep_lab.scenario import Scenario
+from everstep_lab.seam import BadRequestError, Cluster, FaultRequest, NodeSpec
+
+Object = objects.Object
+EXPORTER_WORDS = {"silent": "refused", **{mode: mode for mode in MODES}}
+
+
+class SimulatedNode:
+    """See `seam.Node`. Make and run it in the main thread."""
+
+    def __init__(self, spec: NodeSpec, cluster: Cluster, scenario: Scenario) -> None:
+        self.spec = spec
+        self._scenario = scenario
+        self._boot_id = str(uuid.uuid4())
+        self._ready_since = utc_now()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._gpus = Gpus(seed=cluster.seed, node=spec.name, count=spec.gpus, stage=self)
+        self._kubelet = Kubelet(
+            spec, cluster, gpus=lambda: self._gpus.all, node_status=self._status, failed=self._fail
+        )
+        self._link = self._kubelet.link
+        self._exporter = ExporterServer(
+            spec.name, gpus=lambda: self._gpus.all, holders=self._kubelet.holders,
+            clock=time.monotonic,
+        )  # fmt: skip
+        self._exporter_task: asyncio.Task[None] | None = None
+        certificate, key = (cluster.certs / f"{spec.name}.{end}" for end in ("crt", "key"))
+        self._port = KubeletPort(self._kubelet.find, certificate, key)
+
+    async def run(self) -> None:
+        await self._open_ports()
+        self._link.connect()
+        await asyncio.shield(self._broken)
+
+    async def stop(self) -> None:
+        await self._link.disconnect()
+        await self._gpus.stop()
+        await self._kubelet.stop()
+        await self._close_ports()
+        if not self._broken.done():
+            self._broken.set_result(None)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
+
+    async def _open_ports(self) -> None:
+        await self._port.open(self.spec.ip)
+        host = objects.exporter_ip(self.spec)
+        self._exporter_task = asyncio.create_task(self._exporter.run(host))
+        self._exporter_task.add_done_callback(self._exporter_done)
+
+    def _exporter_done(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self._fail(error)
+
+    async def _close_ports(self) -> None:
+        await self._port.close()
+        task, self._exporter_task = self._exporter_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    # --- the stage on which `faults` plays ------------------------------------------------------
+
+    def gpus_changed(self) -> None:
+        self._link.node_changed()
+
+    async def set_exporter(self, mode: str) -> None:
+        await self._exporter.set_mode(mode)
+
+    def find_holder(self, gpu: str) -> Candidate | None:
+        return self._kubelet.find_holder(gpu)
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    async def fault(self, request: FaultRequest) -> str:
+        check_request(self.spec, request)
+        if not self._powered:
+            raise BadRequestError(
+                f"{self.spec.name} has no power; `everstep-lab heal {self.spec.name}` boots it"
+            )
+        said = []
+        if request.xid is not None:
+            said.append(self._play(request.gpu or 0, request.xid))
+        if request.exporter is not None:
+            await self.set_exporter(EXPORTER_WORDS[request.exporter])
+            said.append(f"exporter {EXPORTER_WORDS[request.exporter]}")
+        if request.partition:
+            await self._link.disconnect()
+            said.append("cut off from the API server; its processes go on")
+        if request.kill_node:
+            count = await self._lose_power()
+            said.append(f"lost power, {count} processes with it")
+        return f"{self.spec.name}: " + "; ".join(said)
+
+    def _play(self, index: int, code: int) -> str:
+        try:
+            course = self._scenario.plan_xid(code)
+        except ValueError as error:
+            raise BadRequestError(str(error)) from None
+        self._gpus.play(index, code, course)
+        return self._gpus.titles[-1]
+
+    @property
+    def _powered(self) -> bool:
+        return self._kubelet.powered.is_set()
+
+    async def _lose_power(self) -> int:
+        """Everything at once: processes, heartbeats, exporter, kubelet port."""
+        count = await self._kubelet.lose_power()
+        await self._link.disconnect()
+        await self._gpus.stop()
+        await self._close_ports()
+        return count
+
+    async def heal(self) -> str:
+        """A GPU is healed by a reboot, which ends the node's processes like any reboot."""
+        said = []
+        if not self._powered or self._gpus.titles:
+            said.append(await self._reboot())
+        if self._exporter.mode != "ok":
+            await self.set_exporter("ok")
+            said.append("exporter answers again")
+        if not self._link.connected:
+            self._ready_since = utc_now()
+            self._link.connect()
+            said.append("reaches the API server")
+        left = [f"GPU {gpu.index}" for gpu in self._gpus.all if gpu.remap_failure]
+        if left:
+            said.append(f"{', '.join(left)} still shows its failed remap, as a real board would")
+        return f"{self.spec.name}: " + ("; ".join(said) or "nothing to heal")
+
+    async def _reboot(self) -> str:
+        count = await self._lose_power() if self._powered else 0
+        self._boot_id = str(uuid.uuid4())
+        await self._gpus.reload()
+        self._exporter.restart()
+        await self._open_ports()
+        self._kubelet.regain_power()
+        return "rebooted" + (f", {count} processes ended" if count else "")
+
+    # --- what is told ---------------------------------------------------------------------------
+
+    def _status(self, now: datetime) -> Object:
+        return objects.build_node_status(
+            self.spec, self._gpus.all, boot_id=self._boot_id, ready_since=self._ready_since, now=now
+        )
+
+    def describe(self) -> dict[str, object]:
+        holders = self._kubelet.holders()
+        return {
+            "ip": self.spec.ip,
+            "powered": self._powered,
+            "connected": self._link.connected,
+            "exporter": self._exporter.mode,
+            "faults": list(self._gpus.titles),
+            "gpus": [
+                {
+                    "index": gpu.index, "uuid": gpu.uuid, "present": gpu.present,
+                    "healthy": gpu.device_healthy, "xid": gpu.xid,
+                    "pod": holders[gpu.uuid].pod if gpu.uuid in holders else None,
+                }
+                for gpu in self._gpus.all
+            ],
+            "pods": [
+                {"name": f"{pod.namespace}/{pod.name}", "ip": pod.ip, "running": not pod.over}
+                for pod in self._kubelet.pods
+            ],
+        }  # fmt: skip
+
+
+def check_request(spec: NodeSpec, request: FaultRequest) -> None:
+    """Raises `BadRequestError`: what was asked, and what is possible."""
+    if request.exporter is not None and request.exporter not in EXPORTER_WORDS:
+        words = ", ".join(EXPORTER_WORDS)
+        raise BadRequestError(f"exporter {request.exporter!r}: choose one of {words}")
+    if request.gpu is not None and not 0 <= request.gpu < spec.gpus:
+        raise BadRequestError(f"{spec.name} has no GPU {request.gpu}: it has 0 to {spec.gpus - 1}")
+    if request.xid is not None and not spec.gpus:
+        raise BadRequestError(f"{spec.name} has no GPU; start the lab with some")
+    if request.xid is None and request.exporter is None:
+        if request.gpu is not None:
+            raise BadRequestError(f"GPU {request.gpu}: say which fault with --xid CODE")
+        if not (request.partition or request.kill_node):
+            raise BadRequestError("say which: --xid, --exporter, --kill-node or --partition")
