@@ -1,0 +1,61 @@
+"""Armed boundaries: how all ranks come to do something at the same step without a message that could be missed. Pure.
+
+A boundary counts once every member's agent has acknowledged it while its worker's step is below it. If a worker is past it, the
+coordinator raises it, further each time, since steps may be short against a report's way.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from everstep_agent.messages import AgentReport, Boundary, EpochMember
+from everstep_contract import levels
+
+
+def arm(steps: Iterable[int], *, stay: bool, margin: int = 1) -> Boundary:
+    """The first boundary that nobody can have passed by more than `margin` steps from now."""
+    return Boundary(step=max(steps, default=0) + margin, stay=stay)
+
+
+def advance(
+    boundary: Boundary,
+    members: Sequence[EpochMember],
+    reports: Iterable[AgentReport],
+    *,
+    raises: int,
+) -> Boundary:
+    """The same boundary, or confirmed, or raised; `raises` counts how often it was raised before."""
+    if boundary.confirmed:
+        return boundary
+    by_id = {r.id: r for r in reports}
+    held = [by_id.get(m.id) for m in members]
+    passed = max((r.passed for r in held if r is not None), default=0)
+    if passed >= boundary.step:
+        return replace(boundary, step=passed + min(2**raises, 64))
+    if all(r is not None and r.acked == boundary.step for r in held):
+        return replace(boundary, confirmed=True)
+    return boundary
+
+
+def is_save_due(seconds: int, *, since_last: float, busy: bool) -> bool:
+    """Whether an interval in seconds asks for a save now; steps need none of this, ranks compute them."""
+    return seconds > 0 and not busy and since_last >= seconds
+
+
+def why_stay(
+    wanted: levels.Wanted, members: Sequence[EpochMember], reports: Iterable[AgentReport],
+    eligible: int,
+) -> str:  # fmt: skip
+    """Why the epoch should end at a boundary: Stop, Leave, Grow, or nothing."""
+    if wanted.stop is not levels.Stop.NONE:
+        return "Stop"
+    slots = {m.slot for m in members}
+    if slots & set(wanted.leave) or slots & leaving_slots(members, reports):
+        return "Leave"
+    if len(members) < wanted.want_workers and eligible > 0:
+        return "Grow"
+    return ""
+
+
+def leaving_slots(members: Sequence[EpochMember], reports: Iterable[AgentReport]) -> set[int]:
+    ids = {m.id for m in members}
+    return {r.slot for r in reports if r.leaving and r.id in ids}

@@ -1,0 +1,333 @@
+"""The coordinator's desk: everything that gathering, training and recovering an epoch share, and what is published from it."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from everstep_agent import incidents, logline, rounds, runlog, runlog_rules, seeing
+from everstep_agent.bulletin import Board, Reports
+from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.retention import Retention
+from everstep_agent.groupstore import GroupStore
+from everstep_agent.messages import AgentReport, End, EpochLevel, Levels, Stage, State
+from everstep_agent.saving import Saves
+from everstep_agent.storage.errors import StoreError
+from everstep_agent.storage.retrying import Retrying
+from everstep_contract import env, levels, log, report
+
+T = TypeVar("T")
+STALE_SECONDS = 5.0
+TICK_SECONDS = 0.1
+STORE_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    slot: int
+    attempt: int
+    incarnation: int
+    address: str
+
+
+class Desk:
+    """Soft state only: what must outlive it stands in the run log or is reported again by the agents."""
+
+    def __init__(
+        self,
+        *,
+        settings: env.AgentEnv,
+        me: Identity,
+        store: Retrying,
+        line: logline.Log,
+        inherited: Levels | None,
+        wanted: levels.Wanted,
+    ) -> None:
+        self.settings = settings
+        self.me = me
+        self.store = store
+        self.line = line
+        self.run_log = runlog.RunLog(store)
+        self.reports = Reports()
+        self.group = GroupStore()
+        self.retention = Retention(store, self.run_log, keep=max(1, settings.keep))
+        self.saves = Saves(store, self.run_log, settings.run, on_commit=self._committed, line=line)
+        now = time.monotonic()
+        seen = inherited.seen if inherited else levels.Seen()
+        self.incidents = incidents.from_levels(seen.incidents, now=now)
+        self.left = seen.left
+        self.good = seen.good
+        self.committed_at = now
+        self.burnt = 0
+        self.broken: set[str] = set()
+        self.notes: tuple[str, ...] = ()
+        self.base_seconds: Mapping[str, float] = {}
+        self.stopped: levels.Stopped | None = None
+        self.done = False
+        self.failure: levels.Failure | None = None
+        self.fenced = ""
+        self.storage_error: levels.StorageError | None = None
+        self.seen_served = 0
+        self.step_at = (0, now)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tending = asyncio.Lock()
+        place = levels.SlotAttempt(slot=me.slot, attempt=me.attempt)
+        self.board = Board(
+            Levels(
+                coordinator=place,
+                address=me.address,
+                epoch=inherited.epoch if inherited else None,
+                wanted=wanted,
+                seen=seen,
+            ),
+            self.build_seen,
+        )
+
+    # --- what others tell us ---------------------------------------------------------------------
+
+    def take(self, report_: AgentReport) -> None:
+        self.reports.take(report_, time.monotonic())
+
+    def add_part(self, part: Part) -> None:
+        epoch = self.epoch
+        if epoch is not None and part.epoch == epoch.number and part.step > epoch.committed:
+            self.saves.add(part)
+            self.reports.changed.set()
+
+    async def want(self, wanted: levels.Wanted) -> None:
+        await self.publish(wanted=wanted)
+        self.reports.changed.set()
+
+    # --- what we know ----------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> levels.Wanted:
+        return self.board.levels.wanted
+
+    @property
+    def epoch(self) -> EpochLevel | None:
+        return self.board.levels.epoch
+
+    @property
+    def ended(self) -> bool:
+        return self.board.levels.end is not None
+
+    @property
+    def gone(self) -> frozenset[tuple[int, int]]:
+        """Pods of the epoch that no longer hold anything, by proof or by decision."""
+        members = self.epoch.members if self.epoch else ()
+        return frozenset(
+            (m.slot, m.attempt)
+            for m in members
+            if rounds.is_gone(m.slot, m.attempt, self.wanted)
+            or any(
+                (d.slot, d.attempt) == (m.slot, m.attempt) and d.incarnation >= m.incarnation
+                for d in self.wanted.dead
+            )
+        )
+
+    def applied(self) -> dict[int, int]:
+        """Last applied step of each rank that still runs in the epoch."""
+        epoch, found = self.epoch, {}
+        for held in self.reports.all() if epoch else ():
+            member = epoch.member(*held.id) if epoch else None
+            if epoch is None or member is None or held.epoch != epoch.number:
+                continue
+            for worker in held.workers:
+                if worker.state in (State.STARTED, State.TRACKED):
+                    found[member.node_rank * len(member.lives) + worker.local] = worker.applied
+        return found
+
+    def newest_commit(self) -> log.Commit | None:
+        commits = runlog_rules.list_resumable(self.run_log.entries)
+        return next((c for c in commits if c.manifest not in self.broken), None)
+
+    def seconds(self) -> dict[str, float]:
+        total = dict(self.base_seconds)
+        for held in self.reports.all():
+            for name, spent in held.seconds.items():
+                total[name] = total.get(name, 0.0) + spent
+        return total
+
+    def idle(self, now: float) -> float:
+        """Seconds since any rank's step last advanced."""
+        furthest = max(self.applied().values(), default=0)
+        if furthest != self.step_at[0]:
+            self.step_at = (furthest, now)
+        return now - self.step_at[1]
+
+    def build_seen(self) -> levels.Seen:
+        now = time.monotonic()
+        facts = seeing.Facts(
+            run=self.settings.run,
+            coordinator=levels.SlotAttempt(slot=self.me.slot, attempt=self.me.attempt),
+            staged=self._staged(),
+            committed=self.committed_ref(now),
+            good=self.good,
+            left=self.left,
+            stopped=self.stopped,
+            done=self.done,
+            failure=self.failure,
+            fenced=self.fenced,
+            restarts=runlog_rules.count_restarts(self.run_log.entries, self.settings.job_uid),
+            notes=(*self.notes, *self.saves.notes),
+            incidents=self.incidents.levels(),
+            storage_error=self._storage_error(),
+            seconds=self.seconds(),
+        )
+        recent = [(r, a) for r, a in self.reports.aged(now) if a < STALE_SECONDS]
+        return seeing.build_seen(facts, self.epoch, recent)
+
+    def committed_ref(self, now: float) -> levels.CheckpointRef | None:
+        commit = self.newest_commit()
+        if commit is None:
+            return None
+        age = round((now - self.committed_at) * 1000)
+        return levels.CheckpointRef(
+            epoch=commit.epoch, step=commit.step, bytes=commit.bytes, age_ms=age
+        )
+
+    def _staged(self) -> levels.CheckpointRef | None:
+        epoch = self.epoch
+        held = [r.staged for r in self.reports.all() if epoch and r.epoch == epoch.number]
+        if epoch is None or not held or min(held) == 0:
+            return None
+        return levels.CheckpointRef(epoch=epoch.number, step=min(held))
+
+    def _storage_error(self) -> levels.StorageError | None:
+        if self.storage_error is not None:
+            return self.storage_error
+        if self.store.trouble is not None:
+            return self.store.trouble.to_level()
+        return self.saves.trouble.level if self.saves.trouble else None
+
+    # --- what we publish -------------------------------------------------------------------------
+
+    async def publish(self, **changes: Any) -> None:
+        await self.board.publish(**changes)
+
+    async def set_epoch(self, **changes: Any) -> EpochLevel:
+        assert self.epoch is not None
+        epoch = replace(self.epoch, **changes)
+        await self.publish(epoch=epoch)
+        return epoch
+
+    async def note_left(self) -> None:
+        now = time.monotonic()
+        self.left = seeing.build_left(
+            self.wanted,
+            self.reports.recent(now, STALE_SECONDS),
+            self.epoch,
+            self.committed_ref(now),
+            self.left,
+        )
+        await self.publish()
+
+    async def end(self, cause: report.Cause, message: str, **fields: Any) -> None:
+        """The last thing that this coordinator publishes."""
+        step = fields.pop("step", None)
+        rank = fields.get("rank")
+        if step is None:
+            commit = self.newest_commit()
+            step = commit.step if commit else 0
+        if cause is report.Cause.DONE:
+            self.done = True
+        elif cause is report.Cause.FENCED:
+            self.fenced = message
+        elif cause is not report.Cause.STOPPED:
+            self.failure = levels.Failure(cause=cause.value, message=message, rank=rank, step=step)
+        self.line.say("job_ends", cause=cause.value, step=step, message=message)
+        number = self.epoch.number if self.epoch else 0
+        await self.publish(
+            round=0,
+            end=End(cause=cause.value, message=message, epoch=number, step=step, **fields),
+        )
+
+    # --- time and store --------------------------------------------------------------------------
+
+    async def tick(self, seconds: float = TICK_SECONDS) -> None:
+        """Until an agent reports something or a little time has passed."""
+        self.reports.changed.clear()
+        try:
+            await asyncio.wait_for(self.reports.changed.wait(), seconds)
+        except TimeoutError:
+            pass
+
+    async def persist(self, call: Callable[[], Awaitable[T]], *, patience: float = 0.0) -> T:
+        """Try until the store answers. Raises what trying again will not mend, after `patience` seconds."""
+        until = time.monotonic() + patience
+        while True:
+            try:
+                answer = await call()
+            except StoreError as error:
+                if not error.transient and time.monotonic() >= until:
+                    raise
+                self.storage_error = error.to_level()
+                self.line.say("store_waits", kind=error.kind, message=str(error))
+                await self.publish()
+                await asyncio.sleep(STORE_PAUSE_SECONDS)
+            else:
+                self.storage_error = None
+                return answer
+
+    def new_incident(self) -> str:
+        return (
+            self.wanted.incident or f"{self.settings.job.rpartition('/')[2]}-{secrets.token_hex(4)}"
+        )
+
+    def background(self, work: Awaitable[None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except StoreError as error:
+                self.line.say("background_work_failed", kind=error.kind, message=str(error))
+
+        task = asyncio.create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        await self.saves.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.group.open_epoch(0)
+
+    def _committed(self, commit: log.Commit) -> None:
+        self.committed_at = time.monotonic()
+        epoch = self.epoch
+        if epoch is not None and epoch.number == commit.epoch and commit.step > epoch.committed:
+            self.background(self._say_committed(commit))
+        self.background(self._look_after(commit))
+        self.reports.changed.set()
+
+    async def _say_committed(self, commit: log.Commit) -> None:
+        if self.epoch is not None and self.epoch.number == commit.epoch:
+            await self.set_epoch(committed=max(commit.step, self.epoch.committed))
+
+    async def _look_after(self, commit: log.Commit) -> None:
+        """Read back, then retire what is no longer needed; retention counts only what was read back."""
+        async with self._tending:
+            problem = await self.retention.check(commit)
+            if problem:
+                self.notes = (
+                    *self.notes,
+                    f"checkpoint of step {commit.step} is broken: {problem}",
+                )[-3:]
+                self.line.say("checkpoint_broken", step=commit.step, message=problem)
+                return
+            if self.good is None or commit.step >= self.good.step or commit.epoch > self.good.epoch:
+                self.good = levels.CheckpointRef(
+                    epoch=commit.epoch, step=commit.step, bytes=commit.bytes
+                )
+            retired = await self.retention.retire(commit.token)
+            if retired is not None:
+                self.line.say(
+                    "retired", manifests=len(retired.manifests), chunks=len(retired.chunks)
+                )
+
+    @property
+    def stage(self) -> Stage | None:
+        return self.epoch.stage if self.epoch else None

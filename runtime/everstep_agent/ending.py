@@ -1,0 +1,48 @@
+"""How an agent ends: its exit report. Pure."""
+
+from everstep_agent.messages import End, FailureReport, Levels
+from everstep_contract import levels, report
+
+
+def from_end(end: End) -> report.ExitReport:
+    return report.ExitReport(
+        cause=report.Cause(end.cause),
+        message=end.message,
+        rank=end.rank,
+        epoch=end.epoch,
+        step=end.step,
+        traceback=end.traceback,
+        done=end.cause == report.Cause.DONE.value,
+    )
+
+
+def from_failure(failure: FailureReport) -> report.ExitReport:
+    return report.ExitReport(
+        cause=report.Cause(failure.cause),
+        message=failure.message,
+        step=failure.step,
+        traceback=failure.traceback,
+    )
+
+
+def decide_left(published: Levels | None, slot: int, attempt: int) -> report.ExitReport | None:
+    """Whether this pod, which was told to go, holds nothing that the store lacks."""
+    left = published.seen.left if published else ()
+    found = next((x for x in left if (x.slot, x.attempt) == (slot, attempt)), None)
+    if found is None:
+        return None
+    return report.ExitReport(
+        cause=report.Cause.LEFT,
+        message=f"left; the checkpoint of step {found.step} is committed",
+        epoch=found.epoch,
+        step=found.step,
+    )
+
+
+def decide_fenced(wanted: levels.Wanted, slot: int, attempt: int) -> report.ExitReport | None:
+    newer = max((p.attempt for p in wanted.peers if p.slot == slot), default=attempt)
+    if newer <= attempt:
+        return None
+    return report.ExitReport(
+        cause=report.Cause.FENCED, message=f"attempt {newer} of slot {slot} is the current one"
+    )

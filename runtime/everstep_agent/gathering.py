@@ -1,0 +1,139 @@
+"""From a round to a claim: every epoch is claimed in the run log before its first step, and its members are new lives."""
+
+import secrets
+import time
+
+from everstep_agent import rounds, runlog, runlog_rules
+from everstep_agent.desk import STALE_SECONDS, Desk
+from everstep_agent.messages import EpochLevel, Stage
+from everstep_contract import levels, log, report
+
+SAY_AGAIN_SECONDS = 15.0
+
+
+async def gather(desk: Desk, cause: str) -> EpochLevel | None:
+    """The next epoch, claimed; None if the job ends, or this coordinator has no say any more."""
+    number = rounds.next_number(_log_epoch(desk), desk.reports.all(), desk.burnt)
+    opened, said = time.monotonic(), ("", 0.0)
+    await desk.publish(round=number)
+    while not desk.ended:
+        await desk.note_left()
+        if await _ends_here(desk):
+            return None
+        now = time.monotonic()
+        decision = rounds.decide_epoch(
+            desk.reports.recent(now, STALE_SECONDS),
+            desk.wanted,
+            round=number,
+            waited=now - opened,
+            gang=desk.settings.gang_seconds,
+        )
+        if isinstance(decision, rounds.Start):
+            claimed = await _claim(desk, number, decision, cause)
+            if isinstance(claimed, EpochLevel):
+                return claimed
+            if desk.ended:
+                return None
+            decision = claimed
+        if decision.reason != said[0] or now - said[1] > SAY_AGAIN_SECONDS:
+            said = (decision.reason, now)
+            desk.line.say(
+                "round_waits", round=number, reason=decision.reason, message=decision.message
+            )
+        newer = rounds.next_number(_log_epoch(desk), (), desk.burnt)
+        if newer > number:
+            number = rounds.next_number(newer - 1, desk.reports.all(), desk.burnt)
+            await desk.publish(round=number)
+        await desk.tick()
+    return None
+
+
+def _log_epoch(desk: Desk) -> int:
+    return runlog_rules.next_epoch(desk.run_log.entries) - 1
+
+
+async def _ends_here(desk: Desk) -> bool:
+    """Ends that need no epoch: a stop, a failure that an agent found by itself, a run that was done before."""
+    failed = next((r for r in desk.reports.all() if r.failure is not None), None)
+    if failed is not None and failed.failure is not None:
+        found = failed.failure
+        await desk.end(
+            report.Cause(found.cause), found.message, step=found.step, traceback=found.traceback
+        )
+        return True
+    if desk.wanted.stop is not levels.Stop.NONE:
+        await stop_here(desk)
+        return True
+    return False
+
+
+async def stop_here(desk: Desk) -> None:
+    commit = desk.newest_commit()
+    epoch, step = (commit.epoch, commit.step) if commit else (0, 0)
+    desk.stopped = levels.Stopped(epoch=epoch, step=step)
+    what = f"the checkpoint of step {step} is committed" if commit else "nothing was trained yet"
+    await desk.end(report.Cause.STOPPED, f"stopped on request; {what}", step=step)
+
+
+async def _claim(
+    desk: Desk, number: int, start: rounds.Start, cause: str
+) -> EpochLevel | rounds.Wait:
+    await desk.persist(desk.run_log.refresh)
+    newest = desk.run_log.newest_claim
+    ids = tuple(i for m in start.members for i in m.ids())
+    proof = rounds.build_proof(newest, desk.reports.all(), desk.wanted)
+    verdict = runlog_rules.may_claim(desk.run_log.claims, ids, proof, job_uid=desk.settings.job_uid)
+    if verdict.reason == "Fenced":
+        await desk.end(report.Cause.FENCED, verdict.message)
+    if not verdict.ok:
+        return rounds.Wait(reason=verdict.reason, message=verdict.message)
+    if number <= _log_epoch(desk):
+        return rounds.Wait(reason="NumberUsed", message=f"epoch {number} was used meanwhile")
+    commit = desk.newest_commit()
+    claim = log.Claim(
+        epoch=number,
+        token=secrets.token_hex(16),
+        members=ids,
+        coordinator=desk.me.address,
+        job_uid=desk.settings.job_uid,
+        job=desk.settings.job,
+        chain=runlog_rules.chain_of(desk.run_log.claims, commit),
+        left_out=runlog_rules.build_left_out(newest, ids, proof),
+        cause=cause,
+        incident=desk.incidents.id,
+    )
+    outcome = await desk.persist(lambda: desk.run_log.append(claim))
+    if isinstance(outcome, runlog.Lost):
+        desk.burnt = number
+        return rounds.Wait(reason=outcome.reason, message=outcome.message)
+    return await _open_epoch(desk, claim, start, commit)
+
+
+async def _open_epoch(
+    desk: Desk, claim: log.Claim, start: rounds.Start, commit: log.Commit | None
+) -> EpochLevel:
+    await desk.group.open_epoch(claim.epoch)
+    resume = commit.step if commit else 0
+    epoch = EpochLevel(
+        number=claim.epoch,
+        token=claim.token,
+        stage=Stage.STARTING,
+        members=start.members,
+        commit=commit,
+        committed=resume,
+        incident=desk.incidents.id,
+    )
+    desk.saves.drop_older(claim.epoch, resume)
+    desk.incidents.mark("regroup", time.monotonic())
+    desk.line.say(
+        "epoch_claimed",
+        epoch=claim.epoch,
+        slots=",".join(str(m.slot) for m in start.members),
+        world=epoch.world,
+        resume=resume,
+        cause=claim.cause,
+        incident=desk.incidents.id,
+        message=start.message,
+    )
+    await desk.publish(round=0, epoch=epoch)
+    return epoch

@@ -1,0 +1,79 @@
+"""The keys of one epoch's process group: what `torch.distributed` calls its store, kept by the coordinator's agent.
+
+No rank hosts the rendezvous, so nothing of it dies with one. Values are base64 text, as on the wire.
+"""
+
+import asyncio
+
+from everstep_contract import wire
+
+HOLD_SECONDS = 10.0
+OVER = "the epoch is over"
+
+
+class GroupStore:
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._values: dict[str, str] = {}
+        self._changed = asyncio.Condition()
+
+    async def open_epoch(self, epoch: int) -> None:
+        """From here on only this epoch's keys exist; who still waits for an older one's is told so. 0: none."""
+        async with self._changed:
+            self._epoch, self._values = epoch, {}
+            self._changed.notify_all()
+
+    async def answer(self, frame: object, epoch: int) -> wire.StoreReply | None:
+        """None: the key of a held get does not exist yet and its time is not over; ask again."""
+        if epoch != self._epoch:
+            return wire.StoreReply(error=OVER)
+        match frame:
+            case wire.StoreGet():
+                return await self._get(frame)
+            case wire.StoreCheck():
+                return wire.StoreReply(number=int(all(k in self._values for k in frame.keys)))
+        async with self._changed:
+            reply = self._write(frame)
+            self._changed.notify_all()
+            return reply
+
+    def _write(self, frame: object) -> wire.StoreReply:
+        match frame:
+            case wire.StoreSet():
+                self._values[frame.key] = frame.value
+                return wire.StoreReply()
+            case wire.StoreAdd():
+                return self._add(frame)
+            case wire.StoreCompareSet():
+                return self._compare_set(frame)
+            case wire.StoreDelete():
+                return wire.StoreReply(number=int(self._values.pop(frame.key, None) is not None))
+        return wire.StoreReply(error=f"{type(frame).__name__} is no store frame")
+
+    def _add(self, frame: wire.StoreAdd) -> wire.StoreReply:
+        number = int(wire.from_text(self._values.get(frame.key, "")) or b"0") + frame.amount
+        self._values[frame.key] = wire.to_text(str(number).encode())
+        return wire.StoreReply(number=number)
+
+    def _compare_set(self, frame: wire.StoreCompareSet) -> wire.StoreReply:
+        """As torch's: a key that does not exist is set if `expected` is empty."""
+        current = self._values.get(frame.key)
+        if current == frame.expected or (current is None and not frame.expected):
+            self._values[frame.key] = current = frame.desired
+        return wire.StoreReply(value=current if current is not None else frame.expected)
+
+    async def _get(self, frame: wire.StoreGet) -> wire.StoreReply | None:
+        epoch, limit = frame.epoch, frame.timeout_ms / 1000
+        async with self._changed:
+            try:
+                await asyncio.wait_for(
+                    self._changed.wait_for(
+                        lambda: self._epoch != epoch or frame.key in self._values
+                    ),
+                    min(limit, HOLD_SECONDS),
+                )
+            except TimeoutError:
+                return wire.StoreReply() if limit <= HOLD_SECONDS else None
+            if self._epoch != epoch:
+                return wire.StoreReply(error=OVER)
+            return wire.StoreReply(value=self._values[frame.key])

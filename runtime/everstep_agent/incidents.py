@@ -1,0 +1,83 @@
+"""One interruption, from its cause to the first new step, with the time that each phase took. Pure: `now` is an argument."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from everstep_contract import levels
+
+KEEP = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    level: levels.RuntimeIncident
+    since: float
+    """When the phase that runs now began."""
+    resume: int = 0
+
+    def mark(self, phase: str, now: float) -> "Incident":
+        """The phase that ran until now has this name; a phase is marked once."""
+        if any(p.name == phase for p in self.level.phases):
+            return self
+        spent = levels.Phase(name=phase, ms=max(0, round((now - self.since) * 1000)))
+        return replace(
+            self, level=replace(self.level, phases=(*self.level.phases, spent)), since=now
+        )
+
+    def explain(self, cause: str, message: str, slot: int | None, rank: int | None) -> "Incident":
+        """A better word on the cause, once it is known."""
+        return replace(
+            self, level=replace(self.level, cause=cause, message=message, slot=slot, rank=rank)
+        )
+
+    def resumes(self, step: int, lost: int) -> "Incident":
+        return replace(self, level=replace(self.level, step=step, steps_lost=lost), resume=step)
+
+    def close(self, rung: str) -> "Incident":
+        return replace(self, level=replace(self.level, rung=rung, open=False))
+
+
+@dataclass(slots=True)
+class Book:
+    """The open incident and the last ones; one at a time, what happens meanwhile belongs to it."""
+
+    closed: tuple[levels.RuntimeIncident, ...] = ()
+    current: Incident | None = None
+
+    def open(
+        self, id: str, cause: str, message: str, *, now: float, slot: int | None, rank: int | None
+    ) -> Incident:
+        if self.current is None:
+            level = levels.RuntimeIncident(
+                id=id, cause=cause, message=message, slot=slot, rank=rank
+            )
+            self.current = Incident(level=level, since=now)
+        return self.current
+
+    def mark(self, phase: str, now: float) -> None:
+        if self.current is not None:
+            self.current = self.current.mark(phase, now)
+
+    def close(self, rung: str) -> levels.RuntimeIncident | None:
+        if self.current is None:
+            return None
+        ended = self.current.close(rung).level
+        self.closed = (*self.closed, ended)[-KEEP:]
+        self.current = None
+        return ended
+
+    def levels(self) -> tuple[levels.RuntimeIncident, ...]:
+        now = (self.current.level,) if self.current else ()
+        return (*self.closed, *now)[-KEEP:]
+
+    @property
+    def id(self) -> str:
+        return self.current.level.id if self.current else ""
+
+
+def from_levels(known: Sequence[levels.RuntimeIncident], *, now: float) -> Book:
+    """What a new coordinator inherits."""
+    closed = tuple(i for i in known if not i.open)
+    open_ = next((i for i in known if i.open), None)
+    current = Incident(level=open_, since=now) if open_ else None
+    return Book(closed=closed, current=current)

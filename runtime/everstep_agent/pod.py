@@ -1,0 +1,495 @@
+"""One pod's part in the job: compares the coordinator's levels with its own workers and acts on the difference.
+
+`apply` may be called at any time, with any levels, again and again: it looks at where the workers are and does what is missing.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from everstep_agent import hang, logline, spawn
+from everstep_agent.checkpoint.ledger import Book
+from everstep_agent.checkpoint.manifests import Broken
+from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.restore import Fetched, fetch_checkpoint
+from everstep_agent.desk import Identity
+from everstep_agent.messages import (
+    AgentReport,
+    BrokenCheckpoint,
+    EpochLevel,
+    EpochMember,
+    FailureReport,
+    Levels,
+    Stage,
+    State,
+    WorkerReport,
+)
+from everstep_agent.relay import STORE_FRAMES, Relay
+from everstep_agent.storage.errors import StoreError
+from everstep_agent.storage.store import ObjectStore
+from everstep_agent.timeledger import TimeLedger
+from everstep_agent.uploads import Uploads
+from everstep_agent.workers import Worker, WorkerSet
+from everstep_contract import env, levels, position, report, wire
+
+EARLY_DEATHS = 3
+RESTORE_RETRY_SECONDS = 1.0
+SCOPES = {w: levels.Scope(w.name.lower()) for w in position.Where}
+
+
+class Pod:
+    """`changed` is set whenever the report says something new; `on_part` gets every uploaded part."""
+
+    def __init__(
+        self,
+        *,
+        settings: env.AgentEnv,
+        me: Identity,
+        store: ObjectStore,
+        spawner: spawn.Spawner,
+        environ: Mapping[str, str],
+        relay: Relay,
+        on_part: Callable[[Part], None],
+        line: logline.Log,
+    ) -> None:
+        self.settings = settings
+        self.me = me
+        self.store = store
+        self.line = line
+        self.changed = asyncio.Event()
+        self.leaving = False
+        self.quiet = False
+        """No more fresh workers: this pod leaves, or the job ends."""
+        self.failure: FailureReport | None = None
+        self.early_deaths = 0
+        self.epoch = 0
+        self.joined = 0
+        self.level: EpochLevel | None = None
+        """Of the epoch that our workers are in."""
+        self._newest: Levels | None = None
+        self._restoring = 0
+        self._restore: asyncio.Task[None] | None = None
+        self._broken: BrokenCheckpoint | None = None
+        self._error: levels.StorageError | None = None
+        self._acked = 0
+        self._book = Book()
+        self.uploads: Uploads | None = None
+        self._relay = relay
+        self._on_part = on_part
+        self._ledger = TimeLedger()
+        self._idle_since: dict[int, float] = {}
+        self._notes: tuple[str, ...] = ()
+        self.workers = WorkerSet(
+            spawner=spawner,
+            count=settings.workers,
+            memory=settings.memory,
+            environ=environ,
+            on_frame=self._frame,
+            on_death=self._death,
+            log=line,
+        )
+
+    async def open(self) -> None:
+        for name in ("staging", "restore"):
+            os.makedirs(os.path.join(self.settings.memory, name), exist_ok=True)
+        await self.workers.open()
+        now = time.monotonic()
+        self._idle_since = dict.fromkeys(range(self.settings.workers), now)
+        self.workers.ensure_fresh()
+
+    async def close(self) -> None:
+        if self._restore is not None:
+            self._restore.cancel()
+            await asyncio.gather(self._restore, return_exceptions=True)
+        if self.uploads is not None:
+            await self.uploads.close()
+        await self.workers.close()
+
+    # --- levels ----------------------------------------------------------------------------------
+
+    def apply(self, published: Levels) -> None:
+        self._newest = published
+        self._apply_to_current(published)
+        if self._wants_fresh(published):
+            self.workers.ensure_fresh()
+        self._join(published)
+        self._begin(published)
+
+    def _apply_to_current(self, published: Levels) -> None:
+        level = published.epoch
+        if self.epoch == 0:
+            return
+        if level is None or level.number != self.epoch:
+            other = max(level.number if level else 0, published.round)
+            if other > self.epoch and not self.workers.group_over():
+                self._cut()
+                self.workers.end_current()
+            return
+        self.level = level
+        if self.uploads is not None and level.committed > level.resume:
+            self.uploads.committed(level.number, level.committed)
+        self._arm(level)
+        if level.stage is Stage.CUT:
+            self._cut()
+            self._save(level)
+        self._answer_boundaries()
+        if level.stage is Stage.OVER:
+            self.workers.end_current()
+
+    def _wants_fresh(self, published: Levels) -> bool:
+        if self.quiet or self.leaving or self.failure is not None or published.end is not None:
+            return False
+        if self.me.slot in published.wanted.leave or published.wanted.stop is not levels.Stop.NONE:
+            return False
+        current = self.workers.current.values()
+        return not current or any(not w.alive or w.cut_at is not None or w.asked for w in current)
+
+    def _join(self, published: Levels) -> None:
+        if published.round > max(self.joined, self.epoch) and self.workers.group_over():
+            if self.workers.ready_lives():
+                self.joined = published.round
+                self._touch()
+
+    def _begin(self, published: Levels) -> None:
+        level = published.epoch
+        if level is None or not level.live or level.number <= self.epoch:
+            return
+        mine = level.member(self.me.slot, self.me.attempt, self.me.incarnation)
+        if mine is None or self.joined != level.number or self._restoring >= level.number:
+            return
+        self._restoring = level.number
+        self._restore = asyncio.create_task(self._restore_and_begin(level, mine))
+
+    async def _restore_and_begin(self, level: EpochLevel, mine: EpochMember) -> None:
+        started = time.monotonic()
+        try:
+            fetched = await self._fetch(level)
+        except Broken as error:
+            assert level.commit is not None
+            self._broken = BrokenCheckpoint(manifest=level.commit.manifest, message=str(error))
+            self.line.say("restore_failed", message=str(error))
+            self._touch()
+            return
+        newest = self._newest.epoch if self._newest else None
+        if newest is None or newest.number != level.number or not newest.live:
+            return
+        if self.workers.ready_lives() != mine.lives:
+            self._touch()
+            return
+        if self.uploads is not None:
+            await self.uploads.close()
+        self._start(level, mine, fetched, time.monotonic() - started)
+
+    async def _fetch(self, level: EpochLevel) -> Fetched | None:
+        """Raises `Broken`; what may pass is waited out."""
+        if level.commit is None:
+            return None
+        folder = Path(self.settings.memory) / "restore"
+        while True:
+            try:
+                fetched = await fetch_checkpoint(self.store, level.commit, folder)
+            except StoreError as error:
+                if not error.transient:
+                    raise Broken(str(error)) from None
+                self._error = error.to_level()
+                self._touch()
+                await asyncio.sleep(RESTORE_RETRY_SECONDS)
+            except OSError as error:
+                raise Broken(f"no room for the checkpoint in {folder}: {error}") from None
+            else:
+                self._error = None
+                return fetched
+
+    def _start(
+        self, level: EpochLevel, mine: EpochMember, fetched: Fetched | None, restore: float
+    ) -> None:
+        now = time.monotonic()
+        first = self.epoch == 0
+        for local in range(self.workers.count):
+            waited = now - self._idle_since.get(local, now)
+            self._ledger.charge("restore", min(restore, waited))
+            self._ledger.charge("startup" if first else "regroup", waited - min(restore, waited))
+        self.epoch, self.level = level.number, level
+        self._acked, self._broken, self._notes = 0, None, ()
+        self._idle_since = {}
+        self._book.rewind(level.resume)
+        self.uploads = Uploads(
+            self.store, level.token, self._book, on_part=self._uploaded, line=self.line
+        )
+        self.workers.begin(lambda worker: self._build_start(worker, level, mine, fetched))
+        self._touch()
+
+    def _build_start(
+        self, worker: Worker, level: EpochLevel, mine: EpochMember, fetched: Fetched | None
+    ) -> wire.Start:
+        settings = self.settings
+        return wire.Start(
+            epoch=level.number,
+            rank=mine.node_rank * settings.workers + worker.local,
+            world=level.world,
+            local_rank=worker.local,
+            local_world=settings.workers,
+            node_rank=mine.node_rank,
+            job=settings.job,
+            run=settings.run,
+            applied=level.resume,
+            manifest=str(fetched.manifest_path) if fetched else None,
+            chunks=str(fetched.chunks) if fetched else None,
+            staging=os.path.join(settings.memory, "staging"),
+            save_every_steps=settings.save_every_steps,
+            guard_factor=settings.guard_factor,
+            guard_action=settings.guard_action,
+            hang_seconds=settings.hang_seconds,
+        )
+
+    def _cut(self) -> None:
+        now = time.monotonic()
+        for worker in self.workers.current.values():
+            self._rest(worker, now)
+        self.workers.cut(self.epoch)
+
+    def _rest(self, worker: Worker, now: float) -> None:
+        """This rank trains no more: from here its seconds are the agent's to charge."""
+        if worker.local not in self._idle_since and worker.epoch == self.epoch:
+            self._ledger.page(worker.local, worker.life, worker.position())
+            self._idle_since[worker.local] = now
+
+    def _save(self, level: EpochLevel) -> None:
+        if level.saver is None:
+            return
+        for worker in self.workers.current.values():
+            ready = worker.rank == level.saver.rank and worker.state is State.PARKED
+            if ready and worker.saving != level.saver.step:
+                worker.saving = level.saver.step
+                worker.send(wire.Save(epoch=level.number, step=level.saver.step))
+
+    # --- boundaries ------------------------------------------------------------------------------
+
+    def _arm(self, level: EpochLevel) -> None:
+        """Armed first, looked second: a worker that is still below the boundary then cannot miss it."""
+        step = level.boundary.step if level.boundary and level.live else 0
+        if step == self._acked:
+            return
+        for worker in self.workers.current.values():
+            if worker.alive:
+                worker.page.armed = step
+        passed = [w.position().applied >= step for w in self.workers.current.values()]
+        if step == 0 or not any(passed):
+            self._acked = step
+        self._touch()
+
+    def _answer_boundaries(self) -> None:
+        level = self.level
+        if level is None:
+            return
+        boundary = level.boundary if level.live else None
+        for worker in self.workers.current.values():
+            if worker.asking is None or not worker.alive:
+                continue
+            id, step = worker.asking
+            if boundary is None or boundary.step != step:
+                worker.asking = None
+                worker.send(wire.BoundaryReply(raised=True), id)
+            elif boundary.confirmed:
+                worker.asking = None
+                worker.stays = boundary.stay
+                worker.send(wire.BoundaryReply(save=True, stay=boundary.stay), id)
+
+    # --- workers ---------------------------------------------------------------------------------
+
+    def _frame(self, worker: Worker, envelope: wire.Envelope) -> None:
+        frame = envelope.frame
+        if isinstance(frame, STORE_FRAMES):
+            self._relay.take(worker, envelope)
+            return
+        match frame:
+            case wire.Hello():
+                worker.state, worker.ready_at = State.READY, time.monotonic()
+                self.line.say("worker_ready", local=worker.local, life=worker.life, pid=worker.pid)
+            case wire.Tracked():
+                worker.state, worker.tracked = State.TRACKED, frame
+                self.line.say(
+                    "worker_runs", rank=worker.rank, pid=worker.pid, applied=frame.applied, bytes=frame.bytes
+                )  # fmt: skip
+            case wire.Applied():
+                self._applied(worker, frame)
+            case wire.AtBoundary():
+                worker.asking = (envelope.id, frame.step)
+                self._answer_boundaries()
+            case wire.Staged():
+                self._staged(worker, frame)
+            case wire.Parked():
+                worker.state, worker.parked = State.PARKED, frame
+                if self.level is not None and self.level.stage is Stage.CUT:
+                    self._save(self.level)
+            case wire.Finished():
+                worker.state, worker.finished = State.FINISHED, frame.step
+            case wire.Failed():
+                self._failed(worker, frame)
+        if not isinstance(frame, wire.Applied):
+            self._touch()
+        if isinstance(frame, (wire.Hello, wire.Parked)) and self._newest is not None:
+            self.apply(self._newest)
+
+    def _applied(self, worker: Worker, frame: wire.Applied) -> None:
+        worker.applied = frame
+        if frame.epoch == self.epoch:
+            self._book.add(frame.entries)
+        if frame.notes and worker.local == 0:
+            self._notes = (*self._notes, *frame.notes)[-5:]
+        if self.level is not None and frame.step == self.level.resume + 1:
+            self._touch()
+
+    def _staged(self, worker: Worker, frame: wire.Staged) -> None:
+        worker.staged = max(worker.staged, frame.step)
+        if self.uploads is None or frame.epoch != self.epoch:
+            os.unlink(frame.path)
+            return
+        self.line.say(
+            "staged",
+            step=frame.step,
+            rank=worker.rank,
+            whole=frame.whole or None,
+            ms=round(frame.ms),
+        )
+        self.uploads.add(frame, worker.rank)
+
+    def _failed(self, worker: Worker, frame: wire.Failed) -> None:
+        worker.state = State.FAILED
+        worker.failed = FailureReport(
+            cause=frame.cause, message=frame.message, step=frame.step, traceback=frame.traceback
+        )
+        self.line.say(
+            "worker_failed",
+            rank=worker.rank,
+            cause=frame.cause,
+            step=frame.step,
+            message=frame.message,
+        )
+
+    def _uploaded(self, part: Part) -> None:
+        self._on_part(part)
+
+    def _death(self, worker: Worker) -> None:
+        self._rest(worker, time.monotonic())
+        if not worker.asked:
+            how = worker.exit_words()
+            self.line.say(
+                "worker_ended", local=worker.local, life=worker.life, pid=worker.pid, message=how
+            )
+            if worker.failed is None and worker.status is not None and os.WIFEXITED(worker.status):
+                worker.failed = build_exit_failure(worker)
+            if worker.epoch == 0:
+                self._died_early(worker)
+        self._touch()
+        if self._newest is not None:
+            self.apply(self._newest)
+
+    def _died_early(self, worker: Worker) -> None:
+        """Before it was in any epoch. A script that ends by itself will do so again."""
+        if worker.failed is not None:
+            self.failure = worker.failed
+            return
+        self.early_deaths += 1
+        if self.early_deaths < EARLY_DEATHS and not self.quiet and not self.leaving:
+            self.workers.ensure_fresh()
+            return
+        what = f"the worker {worker.exit_words()} before it began, {self.early_deaths} times"
+        self.failure = FailureReport(cause=report.Cause.WORKER_DIED.value, message=what)
+
+    def check_hangs(self, now: float) -> None:
+        limits = hang.Limits(step=self.settings.hang_seconds, startup=self.settings.startup_seconds)
+        for worker in self.workers.check_hangs(limits, now):
+            self.line.say("worker_hung", rank=worker.rank, pid=worker.pid, message=worker.hung)
+
+    # --- report ----------------------------------------------------------------------------------
+
+    def _touch(self) -> None:
+        self.changed.set()
+
+    def build_report(self, now: float) -> AgentReport:
+        current = [self.workers.current[i] for i in sorted(self.workers.current)]
+        for worker in current:
+            if worker.local not in self._idle_since:
+                self._ledger.page(worker.local, worker.life, worker.position())
+        lead = current[0] if current else None
+        positions = [w.position().applied for w in current]
+        return AgentReport(
+            slot=self.me.slot,
+            attempt=self.me.attempt,
+            incarnation=self.me.incarnation,
+            address=self.me.address,
+            joined=self.joined,
+            epoch=self.epoch,
+            workers=tuple(build_worker_report(w, self.level, now) for w in current),
+            fresh=self.workers.ready_lives() if self.workers.group_over() else (),
+            ended=self.workers.ended_lives(),
+            leaving=self.leaving,
+            acked=self._acked,
+            passed=self._passed(positions),
+            staged=min((w.staged for w in current), default=0),
+            until=lead.tracked.until if lead and lead.tracked else None,
+            loss=lead.applied.loss if lead and lead.applied else None,
+            notes=self._notes,
+            state_bytes=lead.tracked.bytes if lead and lead.tracked else 0,
+            broken=self._broken,
+            storage_error=self._error or (self.uploads.error if self.uploads else None),
+            failure=self.failure,
+            seconds=self._ledger.total(),
+        )
+
+    def _passed(self, positions: list[int]) -> int:
+        """Only said of a boundary that could not be acknowledged."""
+        boundary = self.level.boundary if self.level else None
+        if boundary is None or boundary.step == self._acked:
+            return 0
+        return max(positions, default=0)
+
+
+def build_worker_report(worker: Worker, level: EpochLevel | None, now: float) -> WorkerReport:
+    at = worker.position()
+    applied, sound, why = at.applied, False, ""
+    if worker.state is State.PARKED and worker.parked is not None:
+        applied, sound = worker.parked.step, worker.parked.sound
+        why = "" if worker.stays else (worker.parked.why or "its group broke")
+    elif worker.state is State.FINISHED:
+        applied = worker.finished
+    elif not worker.alive:
+        why = worker.exit_words()
+    return WorkerReport(
+        local=worker.local,
+        life=worker.life,
+        pid=worker.pid,
+        state=worker.state,
+        applied=applied,
+        phase=int(at.phase),
+        scope=SCOPES[at.scope],
+        waiting=at.waiting,
+        sound=sound,
+        why=why,
+        hung=bool(worker.hung),
+        failed=worker.failed,
+        dead_ms=round((now - worker.dead_at) * 1000) if worker.dead_at is not None else None,
+    )
+
+
+def build_exit_failure(worker: Worker) -> FailureReport:
+    """What a worker that ended by itself, without a word to us, says by its exit."""
+    tail = worker.tail.text()
+    assert worker.status is not None
+    status = os.WEXITSTATUS(worker.status)
+    last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
+    if worker.epoch and worker.tracked is not None and status != 0:
+        cause = report.Cause.USER_ERROR
+    else:
+        cause = report.Cause.SCRIPT_ERROR
+    if status == 0:
+        message = "the script ended without training; it must call everstep.run(main) and loop over job.steps(…)"
+    else:
+        message = f"the script exited with status {status}" + (f": {last.strip()}" if last else "")
+    return FailureReport(
+        cause=cause.value, message=message, step=worker.last.applied + 1 if worker.epoch else 0,
+        traceback=tail,
+    )  # fmt: skip

@@ -1,0 +1,117 @@
+"""Who saves after a cut. Pure.
+
+The position is the furthest step that a living member applied or is bound to apply: whoever holds the vector of a step (phase
+*reduced* and later) knows that every member held the reduced gradient, and its own apply needs nobody. One rank that is parked there
+with a sound state saves the whole; so a dead rank costs no step.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from everstep_agent.messages import AgentReport, EpochMember, Saver, State
+from everstep_contract.position import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One member of the epoch that was cut, as far as it is known."""
+
+    rank: int
+    alive: bool
+    """Not known to be dead; `reachable` says whether its agent reports."""
+    reachable: bool
+    applied: int = 0
+    phase: Phase = Phase.APPLIED
+    parked: bool = False
+    sound: bool = False
+
+    @property
+    def reach(self) -> int:
+        """The step that it will have applied when it stops."""
+        bound = not self.parked and self.phase in (Phase.REDUCED, Phase.APPLYING)
+        return self.applied + (1 if bound else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nothing:
+    """No save: the run goes on from the newest commit. `target` is where it stood."""
+
+    target: int
+    message: str
+
+
+Decision = Saver | Wait | Nothing
+
+
+def decide_post_mortem(
+    ranks: Iterable[Rank], *, committed: int, waited: float, patience: float, failed: frozenset[int] = frozenset()
+) -> Decision:  # fmt: skip
+    """`waited`: seconds since the cut; `patience`: how long an unreachable member is waited for.
+
+    `committed`: newest step committed in this epoch; `failed`: ranks whose own save did not succeed.
+    """
+    living = [r for r in ranks if r.alive and (r.reachable or waited < patience)]
+    moving = [r for r in living if not r.parked]
+    if moving:
+        names = ", ".join(str(r.rank) for r in moving)
+        return Wait(message=f"rank {names} has not stopped yet")
+    if not living:
+        return Nothing(target=committed, message="no member is alive")
+    target = max(r.reach for r in living)
+    if target <= committed:
+        return Nothing(target=target, message=f"step {committed} is committed already")
+    fit = [r for r in living if r.sound and r.reach == target and r.rank not in failed]
+    if not fit:
+        return Nothing(
+            target=target, message=f"no living rank holds a whole state of step {target}"
+        )
+    return Saver(rank=min(r.rank for r in fit), step=target)
+
+
+def list_ranks(
+    members: Sequence[EpochMember],
+    reports: Iterable[tuple[AgentReport, float]],
+    *,
+    epoch: int,
+    stale: float,
+    gone: frozenset[tuple[int, int]] = frozenset(),
+) -> list[Rank]:
+    """`reports` with their age in seconds; who has not reported for `stale` is unreachable."""
+    known = {r.id: (r, age) for r, age in reports}
+    newest = {(r.slot, r.attempt): r.incarnation for r, _ in known.values()}
+    found: list[Rank] = []
+    for member in members:
+        report, age = known.get(member.id, (None, 0.0))
+        replaced = newest.get((member.slot, member.attempt), 0) > member.incarnation
+        lost = replaced or (member.slot, member.attempt) in gone
+        for local in range(len(member.lives)):
+            rank = member.node_rank * len(member.lives) + local
+            found.append(_rank(rank, local, report, lost, epoch=epoch, fresh=age < stale))
+    return found
+
+
+def _rank(
+    rank: int, local: int, report: AgentReport | None, lost: bool, *, epoch: int, fresh: bool
+) -> Rank:
+    if lost:
+        return Rank(rank=rank, alive=False, reachable=False)
+    if report is None:
+        return Rank(rank=rank, alive=True, reachable=False)
+    worker = next((w for w in report.workers if w.local == local), None)
+    if worker is None or report.epoch != epoch:
+        # It never began this epoch, so it holds nothing of it.
+        return Rank(rank=rank, alive=False, reachable=fresh)
+    return Rank(
+        rank=rank,
+        alive=worker.state not in (State.DEAD, State.FAILED),
+        reachable=fresh,
+        applied=worker.applied,
+        phase=Phase(worker.phase),
+        parked=worker.state in (State.PARKED, State.FINISHED),
+        sound=worker.sound or worker.state is State.FINISHED,
+    )

@@ -1,0 +1,160 @@
+"""After a break: cut, find out who holds the position, have it saved, commit; then the old workers end."""
+
+import time
+from dataclasses import replace
+
+from everstep_agent import postmortem, rounds
+from everstep_agent.breaks import ENDS_THE_JOB, SILENT_SECONDS, Break, find_break
+from everstep_agent.desk import STALE_SECONDS, Desk
+from everstep_agent.messages import Saver, Stage
+from everstep_contract import report
+
+CAUSE_SECONDS = 1.0
+"""How long a broken group is watched for the death that broke it; a wait status comes within 64 ms (measured)."""
+DRAIN_SECONDS = 10.0
+"""How long complete saves of an epoch whose members are all dead may still take to be committed."""
+TRIES = 3
+INFRASTRUCTURE = frozenset({"AgentLost", "Gone", "CoordinatorLost", "CheckpointBroken"})
+"""Causes that say nothing against the user's code, however often they come."""
+
+
+async def recover(desk: Desk, found: Break) -> str:
+    """Bring the epoch to its end with nothing lost that a living rank holds. Returns the cause; may end the job."""
+    cut_at = time.monotonic()
+    desk.incidents.open(
+        desk.new_incident(),
+        found.cause,
+        found.message,
+        now=cut_at,
+        slot=found.slot,
+        rank=found.rank,
+    )
+    desk.line.say(
+        "epoch_breaks", cause=found.cause, message=found.message, incident=desk.incidents.id
+    )
+    _detected(desk, found, cut_at)
+    await desk.group.open_epoch(0)
+    await desk.set_epoch(
+        stage=Stage.CUT, boundary=None, saver=None, cause=found.cause, incident=desk.incidents.id
+    )
+    target, found = await _post_mortem(desk, found, cut_at)
+    await _settle(desk, found, target)
+    if not desk.ended:
+        await desk.set_epoch(stage=Stage.OVER, saver=None, cause=found.cause)
+    return found.cause
+
+
+def _detected(desk: Desk, found: Break, now: float) -> None:
+    """The phase `detect` begins when the death was noticed by the worker's parent."""
+    current = desk.incidents.current
+    if current is not None and not current.level.phases:
+        desk.incidents.current = replace(current, since=now - found.dead_ms / 1000)
+    desk.incidents.mark("detect", now)
+
+
+async def _post_mortem(desk: Desk, found: Break, cut_at: float) -> tuple[int, Break]:
+    """The step where the run stood, and the cause as it is known by then."""
+    said = ""
+    while True:
+        now = time.monotonic()
+        found = _refine(desk, found, now)
+        epoch = desk.epoch
+        assert epoch is not None
+        desk.saves.pump(epoch, desk.applied(), desk.seconds())
+        decision = postmortem.decide_post_mortem(
+            postmortem.list_ranks(
+                epoch.members,
+                desk.reports.aged(now),
+                epoch=epoch.number,
+                stale=STALE_SECONDS,
+                gone=desk.gone,
+            ),
+            committed=epoch.committed,
+            waited=now - cut_at,
+            patience=SILENT_SECONDS,
+        )
+        match decision:
+            case Saver():
+                if decision != epoch.saver:
+                    desk.line.say("post_mortem_save", rank=decision.rank, step=decision.step)
+                    await desk.set_epoch(saver=decision)
+                if desk.saves.has_whole(epoch.number, decision.step):
+                    desk.incidents.mark("save", now)
+            case postmortem.Nothing():
+                if found.certain or now - cut_at > CAUSE_SECONDS:
+                    await _drain(desk)
+                    return decision.target, found
+            case postmortem.Wait():
+                if decision.message != said:
+                    said = decision.message
+                    desk.line.say("post_mortem_waits", message=said)
+        await desk.tick()
+
+
+def _refine(desk: Desk, found: Break, now: float) -> Break:
+    """A death that shows only after the group broke is its cause."""
+    assert desk.epoch is not None
+    if found.certain:
+        return found
+    better = find_break(
+        desk.epoch,
+        desk.reports.aged(now),
+        desk.wanted,
+        idle=0.0,
+        hang=desk.settings.hang_seconds,
+    )
+    if better is None or not better.certain:
+        return found
+    current = desk.incidents.current
+    if current is not None:
+        desk.incidents.current = current.explain(
+            better.cause, better.message, better.slot, better.rank
+        )
+    desk.line.say("break_explained", cause=better.cause, message=better.message)
+    return better
+
+
+async def _drain(desk: Desk) -> None:
+    """What was staged whole by the dead lives on in their agents: let it be committed."""
+    until = time.monotonic() + DRAIN_SECONDS
+    while time.monotonic() < until:
+        epoch = desk.epoch
+        assert epoch is not None
+        staged = [r.staged for r in desk.reports.all() if r.epoch == epoch.number]
+        newest = min(staged, default=0) if len(staged) == len(epoch.members) else 0
+        if newest <= epoch.committed and not desk.saves.busy:
+            return
+        desk.saves.pump(epoch, desk.applied(), desk.seconds())
+        await desk.tick()
+
+
+async def _settle(desk: Desk, found: Break, target: int) -> None:
+    """Count what was lost, and end the job if the cause says so."""
+    now = time.monotonic()
+    commit = desk.newest_commit()
+    step = commit.step if commit else 0
+    desk.incidents.mark("commit", now)
+    lost = max(0, target - step)
+    if desk.incidents.current is not None:
+        desk.incidents.current = desk.incidents.current.resumes(step, lost)
+    desk.line.say("resume_point", step=step, steps_lost=lost, incident=desk.incidents.id)
+    if found.cause == "CheckpointBroken" and desk.epoch and desk.epoch.commit:
+        desk.broken.add(desk.epoch.commit.manifest)
+        desk.notes = (*desk.notes, found.message)[-3:]
+    failure = found.failure
+    trace = failure.traceback if failure else ""
+    if found.cause in ENDS_THE_JOB:
+        at = failure.step if failure else step
+        await desk.end(
+            report.Cause(found.cause), found.message, rank=found.rank, step=at, traceback=trace
+        )
+        return
+    before = rounds.count_repeats(desk.run_log.claims, found.cause, step)
+    if before + 1 >= TRIES and found.cause not in INFRASTRUCTURE:
+        text = (
+            f"step {step + 1} failed {before + 1} times with {found.cause}: likely code or data;"
+            f" the last time: {found.message}"
+        )
+        await desk.end(
+            report.Cause.USER_ERROR, text, rank=found.rank, step=step + 1, traceback=trace
+        )

@@ -1,0 +1,134 @@
+"""When the next epoch starts, and of whom. Pure.
+
+An epoch starts with agents whose workers have left their old group and are ready; ranks follow slot order. It waits for the wanted
+size as long as `gang_seconds`, then starts with what is there if that is enough. Nobody joins who is declared dead or gone, whose
+attempt is not its slot's current one, or who is leaving.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep_agent import runlog_rules
+from everstep_agent.messages import AgentReport, EpochMember
+from everstep_contract import levels, log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    members: tuple[EpochMember, ...]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    reason: str
+    message: str
+
+
+Decision = Start | Wait
+
+
+def decide_epoch(
+    reports: Iterable[AgentReport], wanted: levels.Wanted, *, round: int, waited: float, gang: float
+) -> Decision:
+    """`waited`: seconds since the round was opened; `gang`: how long to wait for the wanted size."""
+    joined = [r for r in list_eligible(reports, wanted) if r.joined == round and r.fresh]
+    have, want = len(joined), max(1, wanted.want_workers)
+    if have >= want:
+        return _start(joined[:want], f"all {want} slots are ready")
+    least = max(1, wanted.min_workers)
+    missing = f"{have} of {want} slots are ready"
+    if have < least:
+        return Wait(reason="TooFewWorkers", message=f"{missing}; at least {least} are needed")
+    if waited < gang:
+        return Wait(
+            reason="WaitingForGang",
+            message=f"{missing}; starting smaller in {gang - waited:.0f} s",
+        )
+    return _start(joined, f"{missing} after {waited:.0f} s; {least} are enough")
+
+
+def list_eligible(reports: Iterable[AgentReport], wanted: levels.Wanted) -> list[AgentReport]:
+    """By slot; of two attempts of a slot the newer."""
+    newest: dict[int, AgentReport] = {}
+    for report in sorted(reports, key=lambda r: (r.slot, r.attempt, r.incarnation)):
+        newest[report.slot] = report
+    return [r for _, r in sorted(newest.items()) if not why_not(r, wanted)]
+
+
+def why_not(report: AgentReport, wanted: levels.Wanted) -> str:
+    """Why this agent may not be in an epoch; empty if it may."""
+    if report.leaving or report.slot in wanted.leave:
+        return "leaving"
+    if is_gone(report.slot, report.attempt, wanted):
+        return "declared gone"
+    if any(d.slot == report.slot and d.attempt == report.attempt and d.incarnation >= report.incarnation
+           for d in wanted.dead):  # fmt: skip
+        return "its container terminated"
+    current = current_attempt(report.slot, wanted)
+    if current is not None and report.attempt < current:
+        return f"attempt {current} is current"
+    return ""
+
+
+def is_gone(slot: int, attempt: int, wanted: levels.Wanted) -> bool:
+    return any(g.slot == slot and g.attempt >= attempt for g in wanted.gone)
+
+
+def current_attempt(slot: int, wanted: levels.Wanted) -> int | None:
+    return max((p.attempt for p in wanted.peers if p.slot == slot), default=None)
+
+
+def _start(joined: Sequence[AgentReport], message: str) -> Start:
+    members = tuple(
+        EpochMember(
+            slot=r.slot,
+            attempt=r.attempt,
+            incarnation=r.incarnation,
+            node_rank=i,
+            lives=r.fresh,
+            address=r.address,
+        )
+        for i, r in enumerate(joined)
+    )
+    return Start(members=members, reason="Ready", message=message)
+
+
+def build_proof(
+    claim: log.Claim | None, reports: Iterable[AgentReport], wanted: levels.Wanted,
+    remembered: Iterable[log.MemberId] = (),
+) -> runlog_rules.Proof:  # fmt: skip
+    """What is known about the death of the newest claim's members."""
+    by_id: Mapping[tuple[int, int, int], AgentReport] = {r.id: r for r in reports}
+    dead = set(remembered)
+    for member in claim.members if claim else ():
+        report = by_id.get((member.slot, member.attempt, member.incarnation))
+        if report and any(e.local == member.rank and e.life >= member.life for e in report.ended):
+            dead.add(member)
+    return runlog_rules.Proof(
+        dead=frozenset(dead),
+        dead_agents=frozenset((d.slot, d.attempt, d.incarnation) for d in wanted.dead)
+        | frozenset((r.slot, r.attempt, r.incarnation - 1) for r in by_id.values()),
+        gone=frozenset((g.slot, g.attempt) for g in wanted.gone)
+        | frozenset((p.slot, p.attempt - 1) for p in wanted.peers),
+    )
+
+
+def next_number(log_epoch: int, reports: Iterable[AgentReport], burnt: int) -> int:
+    """Higher than any epoch that anybody was in, joined, claimed or gave up."""
+    return 1 + max([log_epoch, burnt, *(max(r.joined, r.epoch) for r in reports)])
+
+
+def count_repeats(claims: Sequence[log.Claim], cause: str, step: int) -> int:
+    """How often in a row the newest claims were made for this cause with the run standing at this step."""
+    count = 0
+    for claim in reversed(claims):
+        if claim.cause != cause or last_step(claim) != step:
+            break
+        count += 1
+    return count
+
+
+def last_step(claim: log.Claim) -> int:
+    return claim.chain[-1].last_step if claim.chain else 0

@@ -1,0 +1,25 @@
+"""Where the seconds of this pod's ranks went: the worker's page while it runs, the agent's own measure before and after. Pure."""
+
+from everstep_contract.position import Position
+
+
+class TimeLedger:
+    """Cumulative seconds by category, summed over the local ranks. Every second of a rank is charged once."""
+
+    def __init__(self) -> None:
+        self._settled: dict[str, float] = {}
+        self._pages: dict[tuple[int, int], dict[str, float]] = {}
+
+    def page(self, local: int, life: int, position: Position) -> None:
+        """What the worker itself charged so far, since its Start."""
+        self._pages[local, life] = dict(position.seconds)
+
+    def charge(self, category: str, seconds: float) -> None:
+        self._settled[category] = self._settled.get(category, 0.0) + max(0.0, seconds)
+
+    def total(self) -> dict[str, float]:
+        total = dict(self._settled)
+        for page in self._pages.values():
+            for name, spent in page.items():
+                total[name] = total.get(name, 0.0) + spent
+        return {k: round(v, 3) for k, v in total.items() if v > 0}

@@ -1,0 +1,112 @@
+"""The agent's end of a save: staged files are uploaded one after the other, and their parts kept until they are committed."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from everstep_agent import logline
+from everstep_agent.checkpoint.chunking import BadStaging
+from everstep_agent.checkpoint.ledger import Book
+from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.upload import Uploader
+from everstep_agent.storage.errors import StoreError
+from everstep_agent.storage.store import ObjectStore
+from everstep_contract import levels, wire
+
+RETRY_SECONDS = 1.0
+WAITING = 2
+"""Staged saves of one rank that may wait in memory; of more the oldest is dropped, to be taken again later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    staged: wire.Staged
+    rank: int
+
+
+class Uploads:
+    """One per epoch: everything is keyed by (epoch, step) and void when the epoch's claim is no longer the newest."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        token: str,
+        book: Book,
+        *,
+        on_part: Callable[[Part], None],
+        line: logline.Log,
+    ) -> None:
+        self._uploader = Uploader(store, token)
+        self._book = book
+        self._on_part = on_part
+        self._line = line
+        self._waiting: list[Job] = []
+        self._wake = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+        self.parts: dict[tuple[int, int, int], Part] = {}
+        """Uploaded and not committed, by (epoch, step, rank): sent again to a new coordinator."""
+        self.error: levels.StorageError | None = None
+
+    def add(self, staged: wire.Staged, rank: int) -> None:
+        self._waiting.append(Job(staged=staged, rank=rank))
+        mine = [j for j in self._waiting if j.rank == rank and not j.staged.whole]
+        for job in mine[:-WAITING]:
+            self._waiting.remove(job)
+            self._line.say("save_dropped", step=job.staged.step, rank=rank, reason="NewerSaveWaits")
+            _remove(job.staged.path)
+        self._wake.set()
+
+    def committed(self, epoch: int, step: int) -> None:
+        self._uploader.committed(epoch, step)
+        self._book.committed(step)
+        self.parts = {k: v for k, v in self.parts.items() if k[1] > step}
+        for job in [j for j in self._waiting if j.staged.step <= step]:
+            self._waiting.remove(job)
+            _remove(job.staged.path)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        for job in self._waiting:
+            _remove(job.staged.path)
+        self._waiting.clear()
+
+    async def _run(self) -> None:
+        while True:
+            while not self._waiting:
+                self._wake.clear()
+                await self._wake.wait()
+            # A post-mortem save is what everybody waits for.
+            job = next((j for j in self._waiting if j.staged.whole), self._waiting[0])
+            await self._upload(job)
+
+    async def _upload(self, job: Job) -> None:
+        staged = job.staged
+        try:
+            part = await self._uploader.upload(staged, job.rank, self._book.upto(staged.step))
+        except StoreError as error:
+            self.error = error.to_level()
+            self._line.say("upload_waits", step=staged.step, kind=error.kind, message=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+            return
+        except (BadStaging, OSError) as error:
+            self._line.say("save_dropped", step=staged.step, rank=job.rank, message=str(error))
+            self._drop(job)
+            return
+        self.error = None
+        self._drop(job)
+        self.parts[part.epoch, part.step, part.rank] = part
+        self._line.say("uploaded", step=part.step, rank=part.rank, bytes=part.bytes)
+        self._on_part(part)
+
+    def _drop(self, job: Job) -> None:
+        if job in self._waiting:
+            self._waiting.remove(job)
+        _remove(job.staged.path)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
