@@ -119,7 +119,8 @@ def choose_first(evidence: Iterable[Evidence]) -> Evidence:
 
 
 def build_incident(evidence: Iterable[Evidence]) -> str:
-    """The incident's id: a pure function of its first evidence, so that a pass repeated says the same."""
+    """The incident's id: a pure function of its first evidence, so that a pass repeated says the
+    same."""
     digest = hashlib.sha256(choose_first(evidence).identity.encode()).hexdigest()
     return f"inc-{digest[:10]}"
 

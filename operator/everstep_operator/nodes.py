@@ -1,7 +1,8 @@
 """A Node object as the facts that `health` and `fleet` decide from, and our own mark on it.
 
 Three annotations are ours: the mark (why we cordoned, and whether the cordon is ours), the evidence
-that was answered, and the GPUs that the node should have. What cannot be read there counts as absent.
+that was answered, and the GPUs that the node should have. What cannot be read there counts as
+absent.
 """
 
 from collections.abc import Mapping

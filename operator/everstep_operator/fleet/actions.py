@@ -43,7 +43,8 @@ class PatchNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Nothing but an Event, about a node or ("") the operator at large; written once for the same words."""
+    """Nothing but an Event, about a node or ("") the operator at large; written once for the same
+    words."""
 
     node: str
     reason: str

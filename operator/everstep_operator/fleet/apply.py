@@ -1,4 +1,5 @@
-"""The plan's actions in order, each with its Event once it is done. No decisions: what it learns, the next pass observes."""
+"""The plan's actions in order, each with its Event once it is done. No decisions: what it learns,
+the next pass observes."""
 
 import hashlib
 import logging
@@ -63,7 +64,8 @@ class Outcome:
 
 
 async def apply_plan(port: Port, actions: Iterable[Action], now: float) -> Outcome:
-    """Raises `kube.KubeError` other than a conflict to the loop's edge; what was done before stays done."""
+    """Raises `kube.KubeError` other than a conflict to the loop's edge; what was done before stays
+    done."""
     outcome = Outcome()
     for action in actions:
         try:
@@ -115,7 +117,8 @@ Told = CreateQuarantine | PatchSpec | PatchNode | Tell
 
 
 async def _tell(port: Port, action: Told, kind: str, name: str, now: float) -> None:
-    """An Event's name is computed from what it says: said twice, it is written once. None is worth a failure."""
+    """An Event's name is computed from what it says: said twice, it is written once. None is worth
+    a failure."""
     if not action.reason:
         return
     log.log(
@@ -133,7 +136,8 @@ async def _tell(port: Port, action: Told, kind: str, name: str, now: float) -> N
 def build_event(
     kind: str, name: str, reason: str, message: str, *, warning: bool, now: float
 ) -> dict[str, Any]:
-    """About a node. Its UID in an Event is its name, as the kubelet and `kubectl describe node` have it."""
+    """About a node. Its UID in an Event is its name, as the kubelet and `kubectl describe node`
+    have it."""
     digest = hashlib.sha256(f"{reason}\n{message}".encode()).hexdigest()[:16]
     at = to_rfc3339(now)[:-5] + "Z"
     return {

@@ -1,9 +1,10 @@
 """Findings, nodes and quarantines → what to do about nodes. Pure, as a ladder.
 
 1. Without a good list of quarantines nothing is done.
-2. *Count first*: what raises the number of quarantined nodes (a NodeQuarantine with `cordon`, new or
-   admitted now) stands alone in a plan; the node is touched by a later pass that reads it back.
-3. Releases, marks, specs, statuses and expected GPUs, each from its own object: every prefix is legal.
+2. *Count first*: what raises the number of quarantined nodes (a NodeQuarantine with `cordon`, new
+   or admitted now) stands alone in a plan; a later pass that reads it back touches the node.
+3. Releases, marks, specs, statuses and expected GPUs, each on its own object, so that every prefix
+   of a plan is legal.
 
 We only undo our own marks, repair them where others removed them, and leave those of others alone.
 """
@@ -96,15 +97,15 @@ def _plan_restores(view: View) -> Iterator[Action]:
     many = view.losses.many
     if many:
         message = (
-            f"{many} NodeQuarantines are missing at once: nothing is released. "
-            "They are put back from the nodes' annotations; to release nodes, delete them a few at a time"
+            f"{many} NodeQuarantines are missing at once: nothing is released. They are put back "
+            "from the nodes' annotations; to release nodes, delete a few at a time"
         )
         if view.losses.restore:
             yield Tell(node="", reason=release.REASON_MANY, message=message)
     for quarantine in view.losses.restore:
         message = (
-            f"node {quarantine.node} bears our mark but NodeQuarantine {quarantine.name} was missing, "
-            "and its deletion was not observed: put back. Delete it again to release the node"
+            f"node {quarantine.node} bears our mark, but NodeQuarantine {quarantine.name} was missing "
+            "and its deletion not observed: put back. Delete it again to release the node"
         )
         yield CreateQuarantine(
             quarantine=quarantine, reason=release.REASON_RESTORED, message=message
@@ -178,8 +179,8 @@ def _plan_releases(view: View) -> Iterator[PatchNode]:
                 body=marks.build_release(node, name, answered),
                 reason=release.REASON_RELEASED,
                 message=(
-                    f"node {node.name}: NodeQuarantine {name} was deleted; what it held against the "
-                    "node counts as answered"
+                    f"node {node.name}: NodeQuarantine {name} was deleted; what it held against "
+                    "the node counts as answered"
                 ),
             )
 
@@ -270,6 +271,6 @@ def _with_repairs(memory: FleetMemory, actions: tuple[Action, ...], now: float) 
 
 def _unreadable(observed: Observed) -> str:
     return (
-        f"NodeQuarantines cannot be listed ({observed.unreadable}): no node is cordoned or released. "
-        "Verdicts still reach the jobs. Is the CRD of crds/ applied?"
+        f"NodeQuarantines cannot be listed ({observed.unreadable}): no node is cordoned or "
+        "released. Verdicts still reach the jobs. Are the CRDs of crds/ applied?"
     )

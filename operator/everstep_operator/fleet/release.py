@@ -1,9 +1,9 @@
 """Quarantines whose object is not there any more: released, put back, or left alone.
 
-Only a deletion that we observed releases: the object was seen alive by this operator, is absent from
-a good list for a while, and its kind can still be created (while a CRD is being deleted it cannot).
-A mark whose object we never saw is put back, so that it can be deleted again; and if many lose their
-object at once, somebody lost a CRD or a backup, not a fault: nothing is released.
+Only a deletion that we observed releases: the object was seen alive by this operator, is absent
+from a good list for a while, and its kind can still be created (while a CRD is being deleted it
+cannot). A mark whose object we never saw is put back, so that it can be deleted again; and if many
+lose their object at once, somebody lost a CRD or a backup, not a fault: nothing is released.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,8 @@ class FleetMemory:
     """Soft: with none of it nothing is released that should not be."""
 
     alive: Mapping[str, Quarantine] = field(default_factory=lambda: MappingProxyType({}))
-    """Last copy of every quarantine that this operator has seen, until its deletion is dealt with."""
+    """Last copy of every quarantine that this operator has seen, until its deletion is dealt
+    with."""
     absent_since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     refused: frozenset[str] = frozenset()
     """Lost together with many others: not released while they are absent."""
@@ -108,7 +109,8 @@ def _remember(
 def _refuse(
     memory: FleetMemory, nodes: Mapping[str, NodeFacts], absent: frozenset[str]
 ) -> FleetMemory:
-    """Those that marked no node are forgotten: if what they told of still holds, it is found again."""
+    """Those that marked no node are forgotten: if what they told of still holds, it is found
+    again."""
     marked = {node.mark.quarantine for node in nodes.values() if node.mark is not None}
     alive = {n: q for n, q in memory.alive.items() if n not in absent or n in marked}
     return replace(
@@ -163,7 +165,8 @@ def build_probe(now: float) -> Quarantine:
 def choose_nodes(
     name: str, nodes: Mapping[str, NodeFacts], memory: FleetMemory
 ) -> tuple[NodeFacts, ...]:
-    """Those that bear its mark, and the one that it was written for if the answer is still missing there."""
+    """Those that bear its mark, and the one that it was written for if the answer is still missing
+    there."""
     found = {n.name: n for n in nodes.values() if n.mark and n.mark.quarantine == name}
     held = memory.alive[name]
     if not _is_settled(held, nodes):
@@ -174,7 +177,8 @@ def choose_nodes(
 def choose_answered(
     name: str, memory: FleetMemory, mark: Mark | None, finding: Finding
 ) -> tuple[Evidence, ...]:
-    """What the release of this quarantine answers: its evidence, in the newest form in which it shows."""
+    """What the release of this quarantine answers: its evidence, in the newest form in which it
+    shows."""
     known: list[Evidence] = list(memory.alive[name].evidence) if name in memory.alive else []
     if mark is not None and mark.quarantine == name:
         known += mark.evidence

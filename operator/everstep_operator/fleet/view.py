@@ -37,7 +37,8 @@ class Policy:
     """More objects than this missing at once are a loss, not releases."""
     settle_seconds: float = 1.0
     repair_seconds: float = 30.0
-    """Least time between two repairs of a node's mark: no shouting match with another controller."""
+    """Least time between two repairs of a node's mark: no shouting match with another
+    controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

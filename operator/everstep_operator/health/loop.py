@@ -8,25 +8,21 @@ process's memory is needed to be right: what must last stands on nodes and in No
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from everstep_operator import kube
 from everstep_operator.evidence import Finding
 from everstep_operator.fleet import apply, release
+from everstep_operator.fleet.actions import Action, Tell
 from everstep_operator.fleet.plan import plan
 from everstep_operator.fleet.view import Observed, Policy, parse_budget
 from everstep_operator.health.metrics import HealthMetrics
+from everstep_operator.health.outcomes import FailureKind, Scrape, ScrapeFailure, Target
 from everstep_operator.health.rules import decide_node
-from everstep_operator.health.scrape import (
-    FailureKind,
-    Scrape,
-    ScrapeFailure,
-    Scraper,
-    Target,
-    choose_targets,
-)
+from everstep_operator.health.scrape import Scraper
 from everstep_operator.health.signals import NodeMemory, build_limits, remember
+from everstep_operator.health.targets import choose_targets
 from everstep_operator.health.verdicts import choose_verdicts
 from everstep_operator.health.xids import load_xids
 from everstep_operator.health_seam import Verdicts
@@ -74,11 +70,12 @@ class HealthLoop:
         self._listed_at: float | None = None
         self._published: Mapping[str, NodeVerdict] = {}
         self._said: dict[str, str] = {}
+        self._told: set[Tell] = set()
         self._woken = asyncio.Event()
         self._lock = asyncio.Lock()
 
     async def run(self) -> None:
-        while not self._world.ready:
+        while not self._world.ready:  # noqa: ASYNC110 the world has no event for it
             await asyncio.sleep(0.1)
         try:
             async with asyncio.TaskGroup() as group:
@@ -176,7 +173,8 @@ class HealthLoop:
         self._listed_at = now if all_watched and self._targets else None
 
     def _absences(self, nodes: Mapping[str, NodeFacts]) -> list[Scrape]:
-        """A node that had an exporter and has none now is as silent as one whose exporter refuses."""
+        """A node that had an exporter and has none now is as silent as one whose exporter
+        refuses."""
         return [
             Scrape(
                 node=name,
@@ -201,7 +199,8 @@ class HealthLoop:
                 planned = plan(observed, self._fleet, self._policy, now)
                 self._fleet = planned.memory
                 self._publish(observed, now)
-                outcome = await apply.apply_plan(self._kube, planned.actions, now)
+                actions = self._without_repeats(planned.actions)
+                outcome = await apply.apply_plan(self._kube, actions, now)
                 done += outcome.done
                 for node in outcome.nodes:
                     self._world.nodes.put(node)
@@ -231,7 +230,8 @@ class HealthLoop:
         )
 
     async def _list_quarantines(self) -> tuple[tuple[Quarantine, ...] | None, str]:
-        """Straight from the API server: whether one is absent must not be judged by a stale mirror."""
+        """Straight from the API server: whether one is absent must not be judged by a stale
+        mirror."""
         try:
             objects, _ = await self._kube.list(kube.QUARANTINES)
         except kube.KubeError as error:
@@ -302,6 +302,12 @@ class HealthLoop:
         elif old is None or old.state is not new.state or old.incident != new.incident:
             text = f"{new.state.value}: {new.reason}: {new.message}"
             log.warning("%s%s", text, f" [{new.incident}]" if new.incident else "")
+
+    def _without_repeats(self, actions: Iterable[Action]) -> list[Action]:
+        """What was told in the last pass as well need not be told again."""
+        actions = list(actions)
+        told, self._told = self._told, {a for a in actions if isinstance(a, Tell)}
+        return [action for action in actions if not isinstance(action, Tell) or action not in told]
 
     def _say(self, about: str, text: str) -> None:
         """Repeated words are logged once."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from everstep_operator.fleet.view import Observed, Policy
-from everstep_operator.health.scrape import Scrape, ScrapeFailure
+from everstep_operator.health.outcomes import Scrape, ScrapeFailure
 from everstep_operator.values import NodeState, NodeVerdict
 
 

@@ -22,7 +22,8 @@ TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
 FIELDS = (*XID, XID_COUNT, DOUBLE_BIT, REMAP_FAILURE, ENERGY, TEMPERATURE)
 
 BLANK_INT32 = 0x7FFFFFF0
-"""DCGM's numbers for "no value" start here (dcgm_structs.h); the exporter leaves such series out, not all its kin do."""
+"""DCGM's numbers for "no value" start here (dcgm_structs.h); the exporter leaves such series out,
+not all its kin do."""
 BLANK_FLOAT = 2.0**47
 
 
@@ -136,7 +137,8 @@ def _add(gpu: GpuSample, sample: Sample) -> GpuSample:
 
 
 def _add_count(gpu: GpuSample, sample: Sample, value: float) -> GpuSample:
-    """Series of one GPU may repeat (MIG, shared between pods): they say the same, so the largest stands."""
+    """Series of one GPU may repeat (MIG, shared between pods): they say the same, so the largest
+    stands."""
     if sample.name in XID:
         return replace(gpu, xid=max(int(value), gpu.xid or 0))
     if sample.name == DOUBLE_BIT:

@@ -1,14 +1,14 @@
 """What is remembered of a node → what is held against it. Pure; the clock is an argument.
 
-Convicting: an XID that the table says so, an uncorrectable ECC error, a failed row remap, a GPU that
-stays away from the exporter's pages. Silence convicts nobody: an exporter that we cannot read says
-nothing about its node. Answered evidence is left out.
+Convicting: an XID of which the table says so, an uncorrectable ECC error, a failed row remap, a GPU
+that stays away from the exporter's pages. Silence convicts nobody: an exporter that we cannot read
+says nothing about its node. Answered evidence is left out.
 """
 
 from collections.abc import Iterator
 
 from everstep_operator.evidence import Claim, Evidence, Finding, Kind, is_known, shown_time
-from everstep_operator.health.scrape import FailureKind
+from everstep_operator.health.outcomes import FailureKind
 from everstep_operator.health.signals import FaultKey, GpuMemory, Limits, NodeMemory, Onset
 from everstep_operator.health.xids import Xid, XidTable, find_xid
 from everstep_operator.nodes import NodeFacts
@@ -86,21 +86,21 @@ def _claim(
 
 def _missing(uuid: str, gpu: GpuMemory, facts: NodeFacts, limits: Limits) -> Claim:
     gone = gpu.missing >= limits.missing_scrapes
-    said = f"is missing from {gpu.missing} page{'s' if gpu.missing > 1 else ''} of an exporter"
-    tail = "that answers" if gone else f"that answers; at {limits.missing_scrapes} it is gone"
+    pages = "" if gone else f" {gpu.missing} of {limits.missing_scrapes}"
+    said = f"is missing from{pages} pages of an exporter that answers"
     onset = Onset(at=gpu.missing_since, appeared=gpu.seen)
     return Claim(
         evidence=_evidence(uuid, facts, Kind.MISSING, 0, onset),
         state=NodeState.GONE if gone else NodeState.SUSPECT,
         reason=REASON_MISSING,
-        message=f"{_gpu(uuid, gpu)} {said} {tail}, since {shown_time(gpu.missing_since)}",
+        message=f"{_gpu(uuid, gpu)} {said}, since {shown_time(gpu.missing_since)}",
         pods=tuple(sorted(gpu.pods)),
     )
 
 
 def _all_missing(memory: NodeMemory, facts: NodeFacts, limits: Limits) -> Iterator[Claim]:
-    """An empty page is what an exporter gives for a moment while it reloads, and for ever when no GPU
-    is left; the device plugin's count of usable GPUs tells the two apart."""
+    """An empty page is what an exporter gives for a moment while it reloads, and for ever when no
+    GPU is left; the device plugin's count of usable GPUs tells the two apart."""
     if memory.failure is None or memory.failure.kind is not FailureKind.EMPTY:
         return
     if not facts.gpus or facts.allocatable or memory.failures < limits.missing_scrapes:
@@ -142,7 +142,7 @@ def _gpu(uuid: str, gpu: GpuMemory) -> str:
 def _silence(memory: NodeMemory, limits: Limits, now: float) -> tuple[str, str]:
     if memory.failure is not None and memory.failures >= limits.silent_scrapes:
         since = shown_time(memory.failing_since)
-        said = f"{memory.failures} scrapes in a row failed since {since}: {memory.failure.message}"
+        said = f"every scrape since {since} failed: {memory.failure.message}"
         return REASON_SILENT, f"{said}; what its GPUs do is not known"
     moved = memory.energy_moved
     if moved is not None and not memory.failures and now - moved > limits.frozen:
@@ -154,8 +154,8 @@ def _silence(memory: NodeMemory, limits: Limits, now: float) -> tuple[str, str]:
 def _doubt(
     memory: NodeMemory, claims: list[Claim], died_at: float | None, limits: Limits, now: float
 ) -> str:
-    """A death is doubtful until a page sampled after it shows every GPU. The doubt has an end: an exporter
-    that is silent for another reason must not keep a slot empty."""
+    """A death is doubtful until a page sampled after it shows every GPU. The doubt has an end: an
+    exporter that is silent for another reason must not keep a slot empty."""
     watched = memory.last_good is not None
     if died_at is None or not watched or now - died_at > limits.doubt:
         return ""

@@ -1,54 +1,17 @@
-"""Reading an exporter over HTTP. A failure is a value like any other: silence is a signal of its own."""
+"""Reading exporters over HTTP. Silence is a signal of its own, so a failure is a value."""
 
 import asyncio
-import enum
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 import aiohttp
 
 from everstep_operator.health import parse
+from everstep_operator.health.outcomes import FailureKind, Scrape, ScrapeFailure, Target
 
 BODY_LIMIT = 8 * 1024 * 1024
 CONCURRENT = 64
-
-
-class FailureKind(enum.Enum):
-    REFUSED = "refused"
-    TIMEOUT = "timeout"
-    HTTP_STATUS = "http-status"
-    EMPTY = "empty"
-    UNPARSABLE = "unparsable"
-    TOO_LARGE = "too-large"
-    BROKEN = "broken"
-    """The connection ended in the middle."""
-    ABSENT = "absent"
-    """There is no exporter pod on the node any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScrapeFailure:
-    kind: FailureKind
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """An exporter. The node comes from the pod, not from what the page says of itself."""
-
-    node: str
-    url: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scrape:
-    node: str
-    started: float
-    """Seconds since the Unix epoch, before the request was sent."""
-    seconds: float
-    outcome: parse.Page | ScrapeFailure
 
 
 class Scraper:
@@ -107,7 +70,8 @@ class Scraper:
             return bytes(body)
 
     def _parsed(self, url: str, body: bytes) -> parse.Page | ScrapeFailure:
-        """A page that repeats itself (the exporter samples less often than we ask) is parsed once."""
+        """A page that repeats itself (the exporter samples less often than we ask) is parsed
+        once."""
         digest = hashlib.blake2b(body, digest_size=16).digest()
         held = self._pages.get(url)
         if held is not None and held[0] == digest:
@@ -132,53 +96,3 @@ class Scraper:
                 connector=aiohttp.TCPConnector(limit=0, limit_per_host=2),
             )
         return self._session
-
-
-def choose_targets(pods: Iterable[Mapping[str, object]], *, port: int) -> dict[str, Target]:
-    """One exporter per node from a list of Pod objects; of two (an update rolls on) the ready, younger one."""
-    best: dict[str, tuple[tuple[bool, str], Target]] = {}
-    for pod in pods:
-        found = _target(pod, port)
-        if found is None:
-            continue
-        rank = (_is_ready(pod), str(_part(pod, "metadata").get("creationTimestamp", "")))
-        if found.node not in best or rank > best[found.node][0]:
-            best[found.node] = (rank, found)
-    return {node: target for node, (_, target) in sorted(best.items())}
-
-
-def _target(pod: Mapping[str, object], port: int) -> Target | None:
-    spec, status = _part(pod, "spec"), _part(pod, "status")
-    node, address = spec.get("nodeName"), status.get("podIP")
-    if not node or not address or status.get("phase") in ("Succeeded", "Failed"):
-        return None
-    host = f"[{address}]" if ":" in str(address) else address
-    return Target(node=str(node), url=f"http://{host}:{_port_of(spec, port)}/metrics")
-
-
-def _port_of(spec: Mapping[str, object], default: int) -> int:
-    """The container port called "metrics", else the default if the pod names it, else its only one."""
-    containers = spec.get("containers")
-    ports = [
-        port
-        for container in (containers if isinstance(containers, list) else [])
-        for port in container.get("ports") or ()
-    ]
-    named = [p["containerPort"] for p in ports if p.get("name") == "metrics"]
-    numbers = [p["containerPort"] for p in ports]
-    if named:
-        return int(named[0])
-    return int(numbers[0]) if len(numbers) == 1 and default not in numbers else default
-
-
-def _is_ready(pod: Mapping[str, object]) -> bool:
-    conditions = _part(pod, "status").get("conditions")
-    return any(
-        c.get("type") == "Ready" and c.get("status") == "True"
-        for c in (conditions if isinstance(conditions, list) else [])
-    )
-
-
-def _part(pod: Mapping[str, object], name: str) -> Mapping[str, object]:
-    part = pod.get(name)
-    return part if isinstance(part, Mapping) else {}

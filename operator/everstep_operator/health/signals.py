@@ -11,11 +11,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from everstep_operator.evidence import Kind
+from everstep_operator.health.outcomes import Scrape, ScrapeFailure
 from everstep_operator.health.parse import GpuSample, Page
-from everstep_operator.health.scrape import Scrape, ScrapeFailure
 from everstep_operator.nodes import NodeFacts
-
-NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +31,8 @@ class Limits:
     doubt: float = 60.0
     """How long a death keeps its node suspect while no page can clear it."""
     sampling: float = 30.0
-    """How old a page's values may be where they do not show it themselves (the exporter's default interval)."""
+    """How old a page's values may be where they do not show it themselves (the exporter's default
+    interval)."""
 
 
 def build_limits(scrape_seconds: float) -> Limits:
@@ -59,7 +58,7 @@ class GpuMemory:
     seen: bool = False
     """A page has shown it; False: only the node's annotation tells of it."""
     xid: int = 0
-    counts: Mapping[int, int] = NOTHING
+    counts: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     double_bit: float = 0.0
     energy: float | None = None
     onsets: Mapping[FaultKey, Onset] = field(default_factory=lambda: MappingProxyType({}))
@@ -96,7 +95,8 @@ def remember(memory: NodeMemory, scrape: Scrape, facts: NodeFacts, limits: Limit
 
 
 def _of_this_boot(memory: NodeMemory, facts: NodeFacts) -> NodeMemory:
-    """Latches, counters and absences end with the boot; which GPUs there were stays with the machine."""
+    """Latches, counters and absences end with the boot; which GPUs there were stays with the
+    machine."""
     if memory.machine != facts.machine:
         return NodeMemory(machine=facts.machine, boot=facts.boot)
     if memory.boot == facts.boot:
@@ -148,7 +148,8 @@ def _remember_page(
 def _sampled_after(
     memory: NodeMemory, page: Page, at: float, moved: bool, limits: Limits
 ) -> float | None:
-    """Exporters answer from their last sample. Energy that grew since our last page dates the sample."""
+    """Exporters answer from their last sample. Energy that grew since our last page dates the
+    sample."""
     if moved:
         return memory.last_good
     if any(sample.energy is not None for sample in page.gpus.values()):
@@ -196,7 +197,8 @@ def _taken_back(key: FaultKey, gpu: GpuMemory, sample: GpuSample) -> bool:
 
 
 def _risen(gpu: GpuMemory, sample: GpuSample) -> dict[FaultKey, bool]:
-    """Faults that this page shows and the last one did not; False for what stood there at first sight."""
+    """Faults that this page shows and the last one did not; False for what stood there at first
+    sight."""
     risen: dict[FaultKey, bool] = {}
     if sample.xid and sample.xid != gpu.xid:
         risen[Kind.XID, sample.xid] = gpu.seen

@@ -24,7 +24,8 @@ def choose_verdicts(
     decided_at: Mapping[str, float],
     now: float,
 ) -> dict[str, NodeVerdict]:
-    """`decided_at`: when the verdict of an incident fell, by incident; one that falls now is not in it."""
+    """`decided_at`: when the verdict of an incident fell, by incident; one that falls now is not
+    in it."""
     held = {q.node: q for q in quarantines if not q.deleting and binds(q, nodes.get(q.node))}
     verdicts = {}
     for node in sorted(set(findings) | set(held)):
@@ -59,7 +60,8 @@ def choose_verdict(
 def _of_quarantine(
     facts: NodeFacts | None, finding: Finding, quarantine: Quarantine
 ) -> NodeVerdict:
-    """The object remembers what the exporter may have forgotten; the newest pages can only make it worse."""
+    """The object remembers what the exporter may have forgotten; the newest pages can only make it
+    worse."""
     gone = (
         quarantine.verdict is NodeState.GONE or choose_state(finding.convicting) is NodeState.GONE
     )

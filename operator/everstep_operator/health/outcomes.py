@@ -1,0 +1,42 @@
+"""What a scrape yields: a page, or a failure that is a value like any other."""
+
+import enum
+from dataclasses import dataclass
+
+from everstep_operator.health.parse import Page
+
+
+class FailureKind(enum.Enum):
+    REFUSED = "refused"
+    TIMEOUT = "timeout"
+    HTTP_STATUS = "http-status"
+    EMPTY = "empty"
+    UNPARSABLE = "unparsable"
+    TOO_LARGE = "too-large"
+    BROKEN = "broken"
+    """The connection ended in the middle."""
+    ABSENT = "absent"
+    """There is no exporter pod on the node any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrapeFailure:
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """An exporter. The node comes from the pod, not from what the page says of itself."""
+
+    node: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrape:
+    node: str
+    started: float
+    """Seconds since the Unix epoch, before the request was sent."""
+    seconds: float
+    outcome: Page | ScrapeFailure
