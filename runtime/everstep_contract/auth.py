@@ -17,10 +17,14 @@ def derive_token(operator_key: bytes, job_uid: str) -> str:
 def sign(token: str, *, nonce: str, counter: int, method: str, path: str, body: bytes) -> str:
     """HMAC-SHA256 over the server's nonce of this connection, a growing counter and the request."""
     head = f"{nonce}\n{counter}\n{method.upper()}\n{path}\n".encode()
-    return hmac.new(token.encode(), head + hashlib.sha256(body).digest(), hashlib.sha256).hexdigest()
+    return hmac.new(
+        token.encode(), head + hashlib.sha256(body).digest(), hashlib.sha256
+    ).hexdigest()
 
 
-def verify(token: str, mac: str, *, nonce: str, counter: int, method: str, path: str, body: bytes) -> bool:
+def verify(
+    token: str, mac: str, *, nonce: str, counter: int, method: str, path: str, body: bytes
+) -> bool:
     good = sign(token, nonce=nonce, counter=counter, method=method, path=path, body=body)
     return hmac.compare_digest(good, mac)
 
@@ -43,7 +47,12 @@ class Signer:
     def headers(self, method: str, path: str, body: bytes) -> dict[str, str]:
         self._counter += 1
         mac = sign(
-            self._token, nonce=self._nonce, counter=self._counter, method=method, path=path, body=body
+            self._token,
+            nonce=self._nonce,
+            counter=self._counter,
+            method=method,
+            path=path,
+            body=body,
         )
         return {HEADER_NONCE: self._nonce, HEADER_COUNTER: str(self._counter), HEADER_MAC: mac}
 
@@ -58,7 +67,11 @@ class Verifier:
 
     def accepts(self, headers: Mapping[str, str], method: str, path: str, body: bytes) -> bool:
         counter = headers.get(HEADER_COUNTER, "")
-        if headers.get(HEADER_NONCE) != self.nonce or not counter.isascii() or not counter.isdigit():
+        if (
+            headers.get(HEADER_NONCE) != self.nonce
+            or not counter.isascii()
+            or not counter.isdigit()
+        ):
             return False
         if int(counter) <= self._counter:
             return False

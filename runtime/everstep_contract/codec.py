@@ -80,7 +80,9 @@ def _value(hint: Any, raw: Any, path: str) -> Any:
             return tuple(_value(args[0], v, f"{path}[{i}]") for i, v in enumerate(raw))
         if len(raw) != len(args):
             raise DecodeError(f"{path}: expected {len(args)} items, found {len(raw)}")
-        return tuple(_value(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(zip(args, raw, strict=True)))
+        return tuple(
+            _value(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(zip(args, raw, strict=True))
+        )
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         if not isinstance(raw, Mapping):
             raise DecodeError(f"{path}: expected an object, found {type(raw).__name__}")

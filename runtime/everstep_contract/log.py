@@ -1,4 +1,4 @@
-"""The run log: `<run>/log/<n>.json`, n = 0, 1, 2, …; each place is written once, by a create-only PUT, and never deleted.
+"""The run log: `<run>/log/<n>.json`, n = 0, 1, 2, …; each place is written once, create-only, and never deleted.
 
 The log orders everything that matters about a run: who may write (`claim`), what exists (`commit`), what was given up
 (`retire`), that it ended (`done`). Rules: `runtime/everstep_agent/README.md`.

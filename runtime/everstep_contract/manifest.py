@@ -101,12 +101,18 @@ def problems(manifest: Manifest) -> list[str]:
     if unknown:
         return [f"needs features that this reader lacks: {', '.join(unknown)}"]
     sizes = {c.digest: c.bytes for c in manifest.chunks}
-    for chunk in manifest.chunks:
-        if ".." in chunk.key.split("/") or chunk.key.startswith("/") or chunk.bytes < 0:
-            found.append(f"chunk {chunk.digest[:12]} has the key {chunk.key!r}")
+    found += [
+        f"chunk {chunk.digest[:12]} has the key {chunk.key!r}"
+        for chunk in manifest.chunks
+        if ".." in chunk.key.split("/") or chunk.key.startswith("/") or chunk.bytes < 0
+    ]
     for tensor in manifest.tensors:
         found += _tensor_problems(tensor, sizes)
-    found += [f"ledger chunk {s.chunk[:12]} is not listed" for s in manifest.ledger if s.chunk not in sizes]
+    found += [
+        f"ledger chunk {s.chunk[:12]} is not listed"
+        for s in manifest.ledger
+        if s.chunk not in sizes
+    ]
     return found
 
 
@@ -121,7 +127,7 @@ def _tensor_problems(tensor: Tensor, sizes: dict[str, int]) -> list[str]:
         size = math.prod(piece.lengths) * item
         covered += size
         inside = len(piece.offsets) == len(piece.lengths) == len(tensor.shape) and all(
-            0 <= o and 0 <= n and o + n <= d
+            o >= 0 and n >= 0 and o + n <= d
             for o, n, d in zip(piece.offsets, piece.lengths, tensor.shape, strict=True)
         )
         if not inside:
@@ -129,5 +135,7 @@ def _tensor_problems(tensor: Tensor, sizes: dict[str, int]) -> list[str]:
         if piece.at < 0 or piece.at + size > sizes.get(piece.chunk, -1):
             return [f"tensor {tensor.name}: a piece lies outside its chunk {piece.chunk[:12]}"]
     if covered != math.prod(tensor.shape) * item:
-        return [f"tensor {tensor.name}: pieces cover {covered} bytes of {math.prod(tensor.shape) * item}"]
+        return [
+            f"tensor {tensor.name}: pieces cover {covered} bytes of {math.prod(tensor.shape) * item}"
+        ]
     return []

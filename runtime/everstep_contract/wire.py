@@ -1,7 +1,7 @@
 """Agent and worker: frames over a unix stream socket. A frame is a 4-byte big-endian length and a JSON object.
 
-`{"type": …, "id": n, …fields}`: a request carries an id, its answer is `{"type": "reply", "id": n, …}`; anything else is
-one-way. Every type is a dataclass here, so both sides run the same code. Bytes travel as base64.
+`{"type": …, "id": n, "body": {…fields}}`: a request carries an id, its answer has the same; anything else is one-way.
+Every type is a dataclass here, so both sides run the same code. Bytes travel as base64.
 
 A worker's life: `Hello` → waits for `Start` → restores, trains, sends `Applied` at every boundary → at `until`
 `Finished`, and leaves when it gets `Exit`. It never decides alone what the other ranks must agree on.
@@ -59,7 +59,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """Answer to `Parked`: this worker saves the whole state at the position at which it is parked, then stays parked."""
+    """Answer to `Parked`: this worker saves the whole state as of the step at which it is parked, and stays parked."""
 
     epoch: int
     step: int
