@@ -128,13 +128,13 @@ class Kube:
         """From $KUBECONFIG or ~/.kube/config, else from the pod's service account."""
         configuration = Configuration()
         try:
-            await config.load_kube_config(client_configuration=configuration)
+            await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except config.ConfigException:
-            config.load_incluster_config(client_configuration=configuration)
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         return cls(ApiClient(configuration), Bucket(qps, burst))
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._client.close()  # type: ignore[no-untyped-call]
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         return await self._call("GET", kind.path(namespace, name))
@@ -234,7 +234,7 @@ class Kube:
         url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                response = await self._client.rest_client.request(
+                response = await self._client.rest_client.request(  # type: ignore[no-untyped-call]
                     method, url, headers=headers, body=body
                 )
                 raw = await response.read()

@@ -20,39 +20,49 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str = Field(
-        "", description="key from which the jobs' tokens are derived (or a file: see key_file)"
+        default="",
+        description="key from which the jobs' tokens are derived (or a file: see key_file)",
     )
-    key_file: str = Field("", description="file that holds the key")
-    http_host: str = Field("0.0.0.0", description="address of /healthz, /readyz and /metrics")
-    http_port: int = Field(8080, ge=0, le=65535, description="port of the same; 0 takes a free one")
+    key_file: str = Field(default="", description="file that holds the key")
+    http_host: str = Field(
+        default="0.0.0.0", description="address of /healthz, /readyz and /metrics"
+    )
+    http_port: int = Field(
+        default=8080, ge=0, le=65535, description="port of the same; 0 takes a free one"
+    )
     agent_seconds: float = Field(
-        1.0, gt=0, description="seconds between two questions to a job's agents"
+        default=1.0, gt=0, description="seconds between two questions to a job's agents"
     )
     figures_seconds: float = Field(
-        10.0, ge=0, description="least seconds between two writes of mere figures"
+        default=10.0, ge=0, description="least seconds between two writes of mere figures"
     )
     resync_seconds: float = Field(
-        300.0, gt=0, description="seconds between two full lists of what we watch"
+        default=300.0, gt=0, description="seconds between two full lists of what we watch"
     )
-    qps: float = Field(20.0, gt=0, description="writes a second, sustained")
-    burst: int = Field(40, ge=1, description="writes at once; half of them are kept for recoveries")
+    qps: float = Field(default=20.0, gt=0, description="writes a second, sustained")
+    burst: int = Field(
+        default=40, ge=1, description="writes at once; half of them are kept for recoveries"
+    )
     scrape_seconds: float = Field(
-        15.0, gt=0, description="seconds between two scrapes of an exporter"
+        default=15.0, gt=0, description="seconds between two scrapes of an exporter"
     )
-    scrape_timeout_seconds: float = Field(5.0, gt=0, description="time limit of one scrape")
+    scrape_timeout_seconds: float = Field(default=5.0, gt=0, description="time limit of one scrape")
     exporter_selector: str = Field(
-        "app.kubernetes.io/name=dcgm-exporter", description="labels of the dcgm-exporter pods"
+        default="app.kubernetes.io/name=dcgm-exporter",
+        description="labels of the dcgm-exporter pods",
     )
     exporter_port: int = Field(
-        9400, ge=1, le=65535, description="their port, where the pod does not name one"
+        default=9400, ge=1, le=65535, description="their port, where the pod does not name one"
     )
     cordon_budget: str = Field(
-        "10%",
+        default="10%",
         pattern=r"^(\d{1,3}%|\d{1,6})$",
         description="GPU nodes under our cordon at once: share or number, at least 1",
     )
     log_level: str = Field(
-        "INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="DEBUG, INFO, WARNING or ERROR"
+        default="INFO",
+        pattern="^(DEBUG|INFO|WARNING|ERROR)$",
+        description="DEBUG, INFO, WARNING or ERROR",
     )
 
     @property

@@ -1,0 +1,144 @@
+"""kopf is the watch and the queue: raw event handlers that note the object and wake a pass. Nothing else is kopf's.
+
+No create, update, delete or field handlers, daemons or timers: those put finalizers and annotations on objects, and a pod or
+node must never wait for us.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import kopf
+
+from everstep_contract import names
+from everstep_operator.jobs import observe, passes
+from everstep_operator.scheduler import Scheduler
+from everstep_operator.values import NodeVerdict
+from everstep_operator.world import Key, Mirror, Object, World, key_of
+
+RawEvent = Mapping[str, Any]
+
+
+def build_settings() -> kopf.OperatorSettings:
+    """Values and reasons: a stream that goes silent is noticed, a request that hangs ends, nothing is posted."""
+    settings = kopf.OperatorSettings()
+    settings.watching.inactivity_timeout = 70
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 360
+    settings.watching.chunk_size = 500
+    settings.watching.label_selectors["pods"] = names.LABEL_JOB
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 5
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.persistence.finalizer = f"{names.GROUP}/unused"
+    return settings
+
+
+@dataclass(slots=True)
+class Watchers:
+    """Feeds the world and wakes whom it concerns."""
+
+    world: World
+    scheduler: Scheduler
+    wake_fleet: Callable[[], None]
+    quarantine_deleted: Callable[[Object], None]
+    on_event: Callable[[str], None] = lambda kind: None
+
+    def see_job(self, event: RawEvent) -> None:
+        self._note("jobs", self.world.jobs, event)
+        self.scheduler.wake(key_of(event["object"]))
+
+    def see_pod(self, event: RawEvent) -> None:
+        self._note("pods", self.world.pods, event)
+        metadata = event["object"]["metadata"]
+        name = (metadata.get("labels") or {}).get(names.LABEL_JOB)
+        if name:
+            self.scheduler.wake((metadata["namespace"], name))
+
+    def see_node(self, event: RawEvent) -> None:
+        name = event["object"]["metadata"]["name"]
+        before = _readiness(self.world.nodes.get(name))
+        self._note("nodes", self.world.nodes, event)
+        if before != _readiness(self.world.nodes.get(name)):
+            self._wake_jobs_on({name})
+        self.wake_fleet()
+
+    def see_quarantine(self, event: RawEvent) -> None:
+        self._note("nodequarantines", self.world.quarantines, event)
+        if event["type"] == "DELETED":
+            self.quarantine_deleted(event["object"])
+        self.wake_fleet()
+
+    def wake_all(self) -> None:
+        for job in self.world.jobs:
+            self.scheduler.wake(key_of(job))
+
+    def _note(self, kind: str, mirror: Mirror, event: RawEvent) -> None:
+        self.on_event(kind)
+        if event["type"] == "DELETED":
+            mirror.drop(event["object"])
+        else:
+            mirror.put(event["object"])
+
+    def _wake_jobs_on(self, nodes: set[str]) -> None:
+        for key in passes.jobs_on(self.world, nodes):
+            self.scheduler.wake(key)
+
+
+def _readiness(node: Object | None) -> str | None:
+    return None if node is None else observe.describe_not_ready(node)
+
+
+@dataclass(slots=True)
+class VerdictBoard:
+    """Takes the verdicts of `health` and wakes the jobs on nodes whose verdict has changed."""
+
+    passes: passes.Passes
+    wake: Callable[[Key], None]
+
+    def publish(self, verdicts: Mapping[str, NodeVerdict]) -> None:
+        old = self.passes.verdicts
+        self.passes.verdicts = dict(verdicts)
+        changed = {n for n in {*old, *verdicts} if old.get(n) != verdicts.get(n)}
+        for key in passes.jobs_on(self.passes.world, changed) if changed else ():
+            self.wake(key)
+
+
+def build_registry(watchers: Watchers) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry, id="login")
+    async def login(**kwargs: Any) -> Any:
+        return kopf.login_with_kubeconfig(**kwargs) or kopf.login_with_service_account(**kwargs)
+
+    @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry, id="job")
+    async def job(event: RawEvent, **_: Any) -> None:
+        watchers.see_job(event)
+
+    @kopf.on.event("v1", "pods", registry=registry, id="pod")
+    async def pod(event: RawEvent, **_: Any) -> None:
+        watchers.see_pod(event)
+
+    @kopf.on.event("v1", "nodes", registry=registry, id="node")
+    async def node(event: RawEvent, **_: Any) -> None:
+        watchers.see_node(event)
+
+    @kopf.on.event(
+        names.GROUP, names.VERSION, names.QUARANTINE_PLURAL, registry=registry, id="quarantine"
+    )
+    async def quarantine(event: RawEvent, **_: Any) -> None:
+        watchers.see_quarantine(event)
+
+    return registry
+
+
+async def run_kopf(watchers: Watchers) -> None:
+    """Until a signal; raises if a watch cannot go on."""
+    await kopf.operator(
+        registry=build_registry(watchers),
+        settings=build_settings(),
+        clusterwide=True,
+        standalone=True,
+    )

@@ -1,0 +1,1 @@
+"""Jobs: observe → plan → apply. The plan is pure; read `plan.py` first."""

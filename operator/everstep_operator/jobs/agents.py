@@ -1,0 +1,238 @@
+"""The operator's half of the two level documents: posts `Wanted`, keeps the newest `Seen`. Never blocks a pass.
+
+One task a job goes round its agents every second. Each pod has a connection of its own, for the nonce belongs to the
+connection. What a pass has decided is told until the next pass decides otherwise.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import aiohttp
+
+from everstep_contract import auth, codec
+from everstep_contract.levels import Seen, Wanted
+
+Key = tuple[str, str]
+TIMEOUT = aiohttp.ClientTimeout(total=3.0, connect=1.5)
+LIMIT_BYTES = 1 << 20
+ASKED_AT_ONCE = 32
+"""Any agent passes on the coordinator's word, so a large job is asked in part, in turn."""
+WANTED_PATH = "/v1/wanted"
+NONCE_PATH = "/v1/nonce"
+
+log = logging.getLogger(__name__)
+
+
+class Unanswered(Exception):
+    """The agent cannot be reached, or does not speak our protocol."""
+
+
+class Line:
+    """One agent: one connection, its nonce, a growing counter."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self._base = f"http://{address}"
+        self._signer = auth.Signer(token)
+        self._has_nonce = False
+        self._session: aiohttp.ClientSession | None = None
+        self.answered = False
+        self.since = time.monotonic()
+        self.failure = ""
+
+    async def ask(self, body: bytes) -> Seen:
+        """Raises `Unanswered`."""
+        try:
+            return await self._ask(body)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            await self.close()
+            raise Unanswered(f"{type(error).__name__}: {error}") from error
+
+    async def _ask(self, body: bytes) -> Seen:
+        session = self._open()
+        if not self._has_nonce:
+            async with session.get(self._base + NONCE_PATH) as answer:
+                answer.raise_for_status()
+                self._renew((await answer.json())["nonce"])
+        for _ in range(2):
+            headers = self._signer.headers("POST", WANTED_PATH, body)
+            headers["Content-Type"] = "application/json"
+            async with session.post(self._base + WANTED_PATH, data=body, headers=headers) as answer:
+                if answer.status == 401 and auth.HEADER_NONCE in answer.headers:
+                    self._renew(answer.headers[auth.HEADER_NONCE])
+                    continue
+                answer.raise_for_status()
+                raw = await answer.content.read(LIMIT_BYTES)
+                return codec.loads(Seen, raw)
+        raise Unanswered("the agent refuses our token: was the operator's key changed?")
+
+    def _renew(self, nonce: str) -> None:
+        self._signer.renew(nonce)
+        self._has_nonce = True
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=1, keepalive_timeout=60)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=TIMEOUT)
+        return self._session
+
+    async def close(self) -> None:
+        session, self._session, self._has_nonce = self._session, None, False
+        if session is not None:
+            await session.close()
+
+
+@dataclass(slots=True)
+class Dialogue:
+    """What is said to one job and what it said last."""
+
+    token: str
+    wanted: Wanted
+    pods: dict[str, str]
+    """Address → pod UID."""
+    lines: dict[str, Line] = field(default_factory=dict)
+    seen: Seen | None = None
+    seen_at: float = 0.0
+    """Monotonic moment at which its figures were fresh."""
+    task: asyncio.Task[None] | None = None
+    turn: int = 0
+    stirred: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What a pass gets to know."""
+
+    seen: Seen | None
+    age: float
+    callers: frozenset[str]
+    asked_for: dict[str, float]
+
+
+class Agents:
+    """All dialogues. `heard` is called with a job's key when its word has changed in anything but figures."""
+
+    def __init__(self, heard: Callable[[Key], None], interval: float = 1.0) -> None:
+        self._heard = heard
+        self._interval = interval
+        self._dialogues: dict[Key, Dialogue] = {}
+        self._revision = 0
+
+    def tell(self, key: Key, token: str, wanted: Wanted, pods: dict[str, str]) -> None:
+        """From now on the job is told this; `pods` maps addresses to pod UIDs."""
+        held = self._dialogues.get(key)
+        if held is None or held.token != token:
+            self.forget(key)
+            held = Dialogue(token=token, wanted=self._numbered(wanted), pods=pods)
+            held.task = asyncio.create_task(self._run(key, held), name=f"agents {key[0]}/{key[1]}")
+            self._dialogues[key] = held
+            return
+        held.pods = pods
+        if replace(held.wanted, revision=0) != replace(wanted, revision=0):
+            held.wanted = self._numbered(wanted)
+            held.stirred.set()
+
+    def _numbered(self, wanted: Wanted) -> Wanted:
+        """Revisions grow over restarts of the operator, too: they begin at the clock."""
+        self._revision = max(self._revision + 1, time.time_ns() // 1_000_000)
+        return replace(wanted, revision=self._revision)
+
+    def word_of(self, key: Key) -> Word:
+        held = self._dialogues.get(key)
+        if held is None:
+            return Word(seen=None, age=0.0, callers=frozenset(), asked_for={})
+        now = time.monotonic()
+        lines = {uid: held.lines[a] for a, uid in held.pods.items() if a in held.lines}
+        return Word(
+            seen=held.seen,
+            age=now - held.seen_at if held.seen else 0.0,
+            callers=frozenset(uid for uid, line in lines.items() if line.answered),
+            asked_for={uid: now - line.since for uid, line in lines.items()},
+        )
+
+    def forget(self, key: Key) -> None:
+        held = self._dialogues.pop(key, None)
+        if held is not None and held.task is not None:
+            held.task.cancel()
+
+    async def close(self) -> None:
+        tasks = [d.task for d in self._dialogues.values() if d.task]
+        for key in list(self._dialogues):
+            self.forget(key)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, key: Key, held: Dialogue) -> None:
+        try:
+            while True:
+                held.stirred.clear()
+                await self._round(key, held)
+                try:
+                    async with asyncio.timeout(self._interval):
+                        await held.stirred.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            for line in held.lines.values():
+                await line.close()
+
+    async def _round(self, key: Key, held: Dialogue) -> None:
+        for address in [a for a in held.lines if a not in held.pods]:
+            await held.lines.pop(address).close()
+        addresses = _choose(list(held.pods), held.turn)
+        held.turn += 1
+        body = codec.dumps(held.wanted)
+        answers = await asyncio.gather(*(self._ask(held, a, body) for a in addresses))
+        words = [(seen, at) for seen, at in answers if seen is not None]
+        if words:
+            self._keep(key, held, *choose_word(words))
+
+    async def _ask(self, held: Dialogue, address: str, body: bytes) -> tuple[Seen | None, float]:
+        line = held.lines.setdefault(address, Line(address, held.token))
+        try:
+            seen = await line.ask(body)
+        except Unanswered as error:
+            if str(error) != line.failure:
+                log.info("agent %s does not answer: %s", address, error)
+            line.failure = str(error)
+            return None, 0.0
+        line.answered, line.failure = True, ""
+        return seen, time.monotonic() - seen.age_ms / 1000
+
+    def _keep(self, key: Key, held: Dialogue, seen: Seen, at: float) -> None:
+        if held.seen is not None and seen.epoch < held.seen.epoch and not seen.done:
+            return
+        news = held.seen is None or without_figures(seen) != without_figures(held.seen)
+        held.seen, held.seen_at = seen, at
+        if news:
+            self._heard(key)
+
+
+def _choose(addresses: list[str], turn: int) -> list[str]:
+    """All of a small job; of a large one a window that moves on."""
+    if len(addresses) <= ASKED_AT_ONCE:
+        return addresses
+    start = turn * ASKED_AT_ONCE % len(addresses)
+    return (addresses + addresses)[start : start + ASKED_AT_ONCE]
+
+
+def choose_word(words: list[tuple[Seen, float]]) -> tuple[Seen, float]:
+    """The end, if anyone tells of it; else the highest epoch; of equals the youngest."""
+    return max(words, key=lambda w: (w[0].done, w[0].failure is not None, w[0].epoch, w[1]))
+
+
+def without_figures(seen: Seen) -> Seen:
+    """What a pass must hear of at once; steps and losses are looked up when they are written."""
+    return replace(
+        seen,
+        step=0,
+        loss=None,
+        members=tuple(replace(m, step=0) for m in seen.members),
+        staged=None,
+        committed=replace(seen.committed, age_ms=0) if seen.committed else None,
+        good=None,
+        seconds={},
+        age_ms=0,
+        incidents=tuple(replace(i, phases=()) for i in seen.incidents),
+    )

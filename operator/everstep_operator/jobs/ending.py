@@ -1,0 +1,181 @@
+"""The ends of a job: finished, suspended, unreadable. Nothing here starts a pod."""
+
+from collections.abc import Sequence
+
+from everstep_contract.levels import Stop
+from everstep_operator.jobs import conditions, membership
+from everstep_operator.jobs.actions import Action, DeleteJob, DeletePod, Plan
+from everstep_operator.jobs.conditions import Story, Verdict
+from everstep_operator.jobs.failures import End
+from everstep_operator.jobs.membership import Raise
+from everstep_operator.jobs.observed import Observed, Pod
+from everstep_operator.jobs.stamps import to_seconds, to_stamp
+from everstep_operator.jobs.wanted import build_wanted
+from everstep_operator.model_status import SlotStatus
+
+BUSY_SECONDS = 1.0
+RETRY_SECONDS = 30.0
+
+
+def plan_end(observed: Observed, end: End, now: float) -> Plan:
+    """Write down that it is over; the living are told to finish from now on."""
+    records = membership.build_records(observed)
+    status = conditions.build_status(observed, records, (), _end_story(observed, end, now), now)
+    return Plan(
+        status=status,
+        counts=True,
+        events=conditions.build_events(observed.job.status, status, ()),
+    )
+
+
+def _end_story(observed: Observed, end: End, now: float) -> Story:
+    word = "Complete" if end.complete else "Failed"
+    over = Verdict(type=word, status=True, reason=end.reason, message=end.message)
+    return conditions.build_story(
+        state=word,
+        running=Verdict(type="Running", status=False, reason=word, message=end.message),
+        checkpoint=conditions.decide_checkpoint(observed, (), now),
+        complete=over if end.complete else None,
+        failed=None if end.complete else over,
+    )
+
+
+def plan_finished(observed: Observed, now: float) -> Plan:
+    """Pods stay for their logs; what still runs is told to finish and, after the drain time, deleted."""
+    job = observed.job
+    done = conditions.find_condition(job.status, "Complete")
+    complete = done is not None and done.status == "True"
+    word = done if complete else conditions.find_condition(job.status, "Failed")
+    assert word is not None
+    ended_at = to_seconds(word.last_transition_time) or now
+    records = membership.build_records(observed)
+    story = _end_story(
+        observed, End(complete=complete, reason=word.reason, message=word.message), now
+    )
+    living = [p for p in observed.pods if not p.over]
+    actions, wake = _finish(observed, living, ended_at, now)
+    return Plan(
+        actions=actions,
+        status=conditions.build_status(observed, records, (), story, now),
+        wanted=build_wanted(observed, records, stop=Stop.FINISH) if living and job.spec else None,
+        wake_after=wake,
+    )
+
+
+def _finish(
+    observed: Observed, living: Sequence[Pod], ended_at: float, now: float
+) -> tuple[tuple[Action, ...], float | None]:
+    spec = observed.job.spec
+    ttl = spec.ttl_seconds_after_finished if spec else None
+    if ttl is not None and now - ended_at >= ttl:
+        text = f"finished {ttl} s ago (ttlSecondsAfterFinished)"
+        return (DeleteJob(reason="Expired", message=text),), RETRY_SECONDS
+    left = None if ttl is None else ended_at + ttl - now
+    drain = spec.recovery.drain_timeout_seconds if spec else 0
+    if not living:
+        return (), left
+    if now - ended_at < drain:
+        return (), BUSY_SECONDS
+    text = f"the job is over and the pod still runs {drain} s later"
+    return _delete(living, "JobFinished", text), left
+
+
+def _delete(pods: Sequence[Pod], reason: str, message: str) -> tuple[Action, ...]:
+    return tuple(
+        DeletePod(name=p.name, uid=p.uid, reason=reason, message=message)
+        for p in pods
+        if not p.deleting
+    )
+
+
+def plan_suspend(observed: Observed, now: float) -> Plan:
+    """Stop outranks membership: save at the position, then the pods go; their attempts are over first."""
+    from everstep_operator.jobs.plan import note_pod, plan_count, plan_former
+
+    job = observed.job
+    records = [note_pod(observed, r, (), now) for r in membership.build_records(observed)]
+    held = [r for r in records if r.pod_uid is not None]
+    since = to_seconds(job.status.stopping_since)
+    if held and _may_end(observed, since, now):
+        raises = [_raise(r, membership.newest_attempt(observed, r.slot)) for r in held]
+        plan = plan_count(observed, records, raises, now)
+        return _with_story(plan, observed, _suspend_story(observed, now, over=False), since, now)
+    story = _suspend_story(observed, now, over=not observed.pods)
+    status = conditions.build_status(observed, records, (), story, now)
+    plan = Plan(
+        actions=plan_former(observed, records),
+        status=status,
+        wanted=build_wanted(observed, records, stop=Stop.SUSPEND) if observed.pods else None,
+        events=conditions.build_events(job.status, status, ()),
+        wake_after=BUSY_SECONDS if observed.pods else None,
+    )
+    return _with_story(plan, observed, story, since, now)
+
+
+def _may_end(observed: Observed, since: float | None, now: float) -> bool:
+    """The state is safe, or there is none, or the time to save is over."""
+    spec, seen = observed.job.spec, observed.seen
+    living = [p for p in observed.pods if not p.over and p.running_since is not None]
+    if not living or (seen is not None and seen.stopped is not None):
+        return True
+    if not observed.job.status.epoch and not (seen and seen.epoch):
+        return True
+    drain = spec.recovery.drain_timeout_seconds if spec else 0
+    return since is not None and now - since > drain
+
+
+def _raise(record: SlotStatus, newest: int) -> Raise:
+    return Raise(
+        slot=record.slot,
+        to=max(record.attempt, newest) + 1,
+        cause="Suspended",
+        message="suspended",
+        incident="",
+    )
+
+
+def _suspend_story(observed: Observed, now: float, *, over: bool) -> Story:
+    checkpoint = observed.job.status.checkpoint
+    safe = f"saved at step {checkpoint.step}" if checkpoint else "nothing was saved yet"
+    text = f"suspended by spec.suspend; {safe}" if over else "saving, then the pods end"
+    reason = "Suspended" if over else "Suspending"
+    return conditions.build_story(
+        state=reason,
+        running=Verdict(type="Running", status=False, reason=reason, message=text),
+        checkpoint=conditions.decide_checkpoint(observed, (), now),
+        suspended=Verdict(type="Suspended", status=over, reason=reason, message=text),
+    )
+
+
+def _with_story(
+    plan: Plan, observed: Observed, story: Story, since: float | None, now: float
+) -> Plan:
+    from dataclasses import replace
+
+    stamp = observed.job.status.stopping_since if since is not None else to_stamp(now)
+    old = observed.job.status
+    told = [
+        conditions.build_condition(old, v, observed.job.generation, now) for v in story.verdicts
+    ]
+    status = plan.status.model_copy(
+        update={
+            "stopping_since": stamp,
+            "state": story.state,
+            "message": story.message,
+            "conditions": told,
+        }
+    )
+    return replace(plan, status=status)
+
+
+def plan_unreadable(observed: Observed, reason: str, message: str, now: float) -> Plan:
+    """What we cannot read we do not touch: pods that run go on."""
+    records = list(observed.job.status.slots)
+    verdict = Verdict(type="Running", status=False, reason=reason, message=message)
+    story = conditions.build_story(
+        state="Invalid",
+        running=verdict,
+        checkpoint=conditions.decide_checkpoint(observed, (), now),
+    )
+    status = conditions.build_status(observed, records, (), story, now)
+    return Plan(status=status, events=conditions.build_events(observed.job.status, status, ()))

@@ -1,0 +1,138 @@
+"""The last ten interruptions with the time of each phase: what the operator saw and what the job measured, under one id."""
+
+from collections.abc import Sequence
+
+from everstep_contract.levels import RuntimeIncident
+from everstep_operator.jobs.membership import Decision, Leave, Raise, Stay
+from everstep_operator.jobs.observed import Observed
+from everstep_operator.jobs.stamps import to_fine_stamp, to_seconds
+from everstep_operator.model_status import Incident, Mark, PhaseTiming, SlotStatus
+
+KEPT = 10
+
+
+def build_incidents(
+    observed: Observed, records: Sequence[SlotStatus], decisions: Sequence[Decision], now: float
+) -> list[Incident]:
+    """The list as it should be now; equal input gives an equal list, so a quiet job writes nothing."""
+    incidents = list(observed.job.status.incidents)
+    for decision in decisions:
+        incidents = _with_decision(observed, incidents, decision, now)
+    attempts = {r.slot: r.attempt for r in records}
+    incidents = [_marked(observed, i, attempts, decisions, now) for i in incidents]
+    for runtime in observed.seen.incidents if observed.seen else ():
+        incidents = _with_runtime(incidents, runtime, now)
+    return incidents[-KEPT:]
+
+
+def _with_decision(
+    observed: Observed, incidents: list[Incident], decision: Decision, now: float
+) -> list[Incident]:
+    if isinstance(decision, Stay) or (isinstance(decision, Leave) and decision.hold):
+        return incidents
+    if isinstance(decision, Raise) and not decision.counted:
+        return incidents
+    if any(i.id == decision.incident and i.slot == decision.slot for i in incidents):
+        return incidents
+    return [*incidents, _opened(observed, decision, now)]
+
+
+def _opened(observed: Observed, decision: Leave | Raise, now: float) -> Incident:
+    attempt = decision.attempt if isinstance(decision, Leave) else decision.to - 1
+    verdict = observed.verdicts.get(decision.node)
+    started = min([now, *(verdict.marks.values() if verdict else ())])
+    return Incident(
+        id=decision.incident,
+        cause=decision.cause,
+        message=decision.message[:2048],
+        node=decision.node or None,
+        slot=decision.slot,
+        attempt=attempt,
+        started_at=to_fine_stamp(started),
+    )
+
+
+def _marked(
+    observed: Observed,
+    incident: Incident,
+    attempts: dict[int, int],
+    decisions: Sequence[Decision],
+    now: float,
+) -> Incident:
+    """Marks are set once and never move."""
+    if not incident.open or incident.slot is None or incident.attempt is None:
+        return incident
+    start = to_seconds(incident.started_at) or now
+    marks = {m.name: m.seconds for m in incident.marks}
+    for name, at in _happened(observed, incident, attempts, decisions, now):
+        marks.setdefault(name, round(max(0.0, at - start), 3))
+    return incident.model_copy(
+        update={
+            "marks": [Mark(name=n, seconds=s) for n, s in marks.items()],
+            "open": "running" not in marks,
+        }
+    )
+
+
+def _happened(
+    observed: Observed,
+    incident: Incident,
+    attempts: dict[int, int],
+    decisions: Sequence[Decision],
+    now: float,
+) -> list[tuple[str, float]]:
+    """Phases that have been reached, with the moment at which they were."""
+    slot, old = incident.slot or 0, incident.attempt or 0
+    current = attempts.get(slot, old)
+    verdict = observed.verdicts.get(incident.node or "")
+    found = list(verdict.marks.items()) if verdict and verdict.incident == incident.id else []
+    if any(isinstance(d, Leave) and d.slot == slot for d in decisions):
+        found.append(("leave", now))
+    if observed.has_left(slot, old):
+        found += [("commit", now), ("left", now)]
+    former = observed.pod_of(slot, old)
+    if current > old and (former is None or former.deleting or former.over):
+        found.append(("deleted", now))
+    if current > old and observed.pod_of(slot, current) is not None:
+        found.append(("created", now))
+    if current > old and observed.running and observed.is_member(slot, current):
+        found.append(("running", now))
+    return found
+
+
+def _with_runtime(
+    incidents: list[Incident], runtime: RuntimeIncident, now: float
+) -> list[Incident]:
+    """The job's own record of an interruption joins ours of the same id, or of the same slot and time."""
+    at = next((k for k, i in enumerate(incidents) if runtime.id in (i.id, i.job_id)), None)
+    if at is None and runtime.slot is not None and runtime.open:
+        same = [k for k, i in enumerate(incidents) if i.open and i.slot == runtime.slot]
+        at = same[-1] if same else None
+    if at is None:
+        return [*incidents, _merged(_of_runtime(runtime, now), runtime)]
+    return [*incidents[:at], _merged(incidents[at], runtime), *incidents[at + 1 :]]
+
+
+def _of_runtime(runtime: RuntimeIncident, now: float) -> Incident:
+    took = sum(p.ms for p in runtime.phases) / 1000
+    return Incident(
+        id=runtime.id[:128],
+        cause=runtime.cause[:64],
+        message=runtime.message[:2048],
+        slot=runtime.slot,
+        started_at=to_fine_stamp(now - took),
+    )
+
+
+def _merged(incident: Incident, runtime: RuntimeIncident) -> Incident:
+    """`open` of an incident that moves a slot is ours to close; of any other it is the job's."""
+    return incident.model_copy(
+        update={
+            "job_id": runtime.id[:128] if runtime.id != incident.id else incident.job_id,
+            "rung": runtime.rung[:32] or incident.rung,
+            "resumed_step": runtime.step or incident.resumed_step,
+            "steps_lost": runtime.steps_lost,
+            "phases": [PhaseTiming(name=p.name[:32], ms=p.ms) for p in runtime.phases[:16]],
+            "open": incident.open if incident.attempt is not None else runtime.open,
+        }
+    )

@@ -1,0 +1,244 @@
+"""The worker pod: the user's template and what Everstep adds to it. Pure: template in, body out.
+
+What is added, and nothing else: labels, owner, environment, one port, the memory volume with its size on top of the memory
+limit, /dev/shm in memory, affinity away from nodes in question, restartPolicy OnFailure, no Kubernetes credentials.
+"""
+
+import copy
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from everstep_contract import names
+from everstep_contract.env import PREFIX, AgentEnv
+from everstep_operator.jobs.observed import Job
+from everstep_operator.model import JobSpec
+
+Body = dict[str, Any]
+SHM_PATH = "/dev/shm"
+SHM_VOLUME = "everstep-shm"
+GRACE_SECONDS = 60
+"""terminationGracePeriodSeconds where the template has none: time to save on SIGTERM."""
+GRACE_MARGIN = 5.0
+_FACTORS = {
+    "": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
+}  # fmt: skip
+
+
+def secret_name(job_name: str, uid: str) -> str:
+    """Carries the UID: a name that exists can only be ours, and we may not look."""
+    return f"{job_name}-everstep-{uid[:8]}"
+
+
+def build_secret(job: Job, token: str) -> Body:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": secret_name(job.name, job.uid),
+            "namespace": job.namespace,
+            "labels": _job_labels(job),
+            "ownerReferences": [owner_reference(job)],
+        },
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": {names.TOKEN_KEY: token},
+    }
+
+
+def owner_reference(job: Job) -> Body:
+    return {
+        "apiVersion": f"{names.GROUP}/{names.VERSION}",
+        "kind": names.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def _job_labels(job: Job) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": "everstep-worker",
+        "app.kubernetes.io/instance": job.name,
+        "app.kubernetes.io/managed-by": "everstep-operator",
+        names.LABEL_JOB: job.name,
+        names.LABEL_JOB_UID: job.uid,
+    }
+
+
+def build_selector(job_name: str) -> str:
+    return f"{names.LABEL_JOB}={job_name}"
+
+
+def find_conflict(template: Mapping[str, Any]) -> str:
+    """A clash of the template with what Everstep adds, named on both sides; empty if there is none."""
+    spec = template.get("spec") or {}
+    containers = spec.get("containers") or []
+    if not containers:
+        return "workers.template.spec.containers is empty: add the container that trains"
+    trainer = find_trainer(containers)
+    if trainer is None:
+        found = ", ".join(str(c.get("name")) for c in containers)
+        return (
+            f"workers.template has {len(containers)} containers ({found}) and none is named "
+            f"`{names.TRAINER_CONTAINER}`: give that name to the one that trains"
+        )
+    return _conflict_of_names(spec, trainer)
+
+
+def _conflict_of_names(spec: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
+    for variable in trainer.get("env") or ():
+        if str(variable.get("name", "")).startswith(PREFIX):
+            return f"env {variable['name']}: names that begin with {PREFIX} are Everstep's; rename yours"
+    for volume in spec.get("volumes") or ():
+        if volume.get("name") in (names.MEMORY_VOLUME, SHM_VOLUME):
+            return f"volume {volume['name']}: Everstep adds a volume of that name; rename yours"
+    for mount in trainer.get("volumeMounts") or ():
+        if str(mount.get("mountPath", "")).rstrip("/") == names.MEMORY_PATH:
+            return f"volumeMount {mount['mountPath']}: Everstep mounts its memory there; move yours"
+    for port in trainer.get("ports") or ():
+        if (
+            port.get("containerPort") == names.AGENT_PORT
+            or port.get("name") == names.AGENT_PORT_NAME
+        ):
+            return f"port {port}: Everstep's agent uses {names.AGENT_PORT_NAME}/{names.AGENT_PORT}; move yours"
+    return ""
+
+
+def find_trainer(containers: list[Body]) -> Body | None:
+    named = [c for c in containers if c.get("name") == names.TRAINER_CONTAINER]
+    if named:
+        return named[0]
+    return containers[0] if len(containers) == 1 else None
+
+
+def build_pod(job: Job, spec: JobSpec, slot: int, attempt: int, avoid: Iterable[str] = ()) -> Body:
+    """`avoid` are nodes on which the pod must not be placed. The template must have no conflict."""
+    template = copy.deepcopy(dict(job.raw_template))
+    pod_spec: Body = template.get("spec") or {}
+    trainer = find_trainer(pod_spec["containers"])
+    assert trainer is not None
+    _add_agent(job, spec, pod_spec, trainer, slot, attempt)
+    _add_memory(spec, pod_spec, trainer)
+    _add_affinity(pod_spec, sorted(set(avoid)))
+    pod_spec["restartPolicy"] = "OnFailure"
+    pod_spec["automountServiceAccountToken"] = False
+    pod_spec.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
+    metadata = template.get("metadata") or {}
+    labels = {
+        **(metadata.get("labels") or {}),
+        **_job_labels(job),
+        names.LABEL_SLOT: str(slot),
+        names.LABEL_ATTEMPT: str(attempt),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": names.pod_name(job.name, slot, attempt),
+            "namespace": job.namespace,
+            "labels": labels,
+            "annotations": metadata.get("annotations") or {},
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": pod_spec,
+    }
+
+
+def _add_agent(
+    job: Job, spec: JobSpec, pod_spec: Body, trainer: Body, slot: int, attempt: int
+) -> None:
+    grace = pod_spec.get("terminationGracePeriodSeconds", GRACE_SECONDS)
+    values = build_env(job, spec, slot, attempt, grace).to_env()
+    for name in (f"{PREFIX}TOKEN", f"{PREFIX}POD_IP"):
+        values.pop(name)
+    secret = {"name": secret_name(job.name, job.uid), "key": names.TOKEN_KEY}
+    added: list[Body] = [{"name": k, "value": v} for k, v in sorted(values.items())]
+    added += [
+        {"name": f"{PREFIX}POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": f"{PREFIX}TOKEN", "valueFrom": {"secretKeyRef": secret}},
+    ]
+    trainer["env"] = [*added, *(trainer.get("env") or [])]
+    port = {"name": names.AGENT_PORT_NAME, "containerPort": names.AGENT_PORT, "protocol": "TCP"}
+    trainer["ports"] = [*(trainer.get("ports") or []), port]
+    trainer["terminationMessagePath"] = names.TERMINATION_LOG
+
+
+def build_env(job: Job, spec: JobSpec, slot: int, attempt: int, grace: float) -> AgentEnv:
+    """Token and pod IP are placeholders: the kubelet fills them in."""
+    return AgentEnv(
+        job=f"{job.namespace}/{job.name}",
+        job_uid=job.uid,
+        slot=slot,
+        attempt=attempt,
+        token="",
+        pod_ip="",
+        port=names.AGENT_PORT,
+        workers=spec.workers.processes_per_worker,
+        uri=spec.checkpoint.uri.rstrip("/"),
+        run=run_of(job, spec),
+        if_run_exists=spec.checkpoint.if_run_exists.value,
+        save_every_steps=spec.checkpoint.every_steps or 0,
+        save_every_seconds=spec.checkpoint.save_seconds,
+        keep=spec.checkpoint.keep,
+        hang_seconds=float(spec.recovery.hang_seconds),
+        startup_seconds=float(spec.recovery.startup_seconds),
+        drain_seconds=float(spec.recovery.drain_timeout_seconds),
+        gang_seconds=float(spec.recovery.gang_seconds),
+        grace_seconds=max(1.0, float(grace) - GRACE_MARGIN),
+        guard_factor=spec.guard.factor,
+        guard_action=spec.guard.action.value,
+        memory=names.MEMORY_PATH,
+        termination_log=names.TERMINATION_LOG,
+    )
+
+
+def run_of(job: Job, spec: JobSpec) -> str:
+    return spec.checkpoint.run or f"{job.namespace}/{job.name}"
+
+
+def _add_memory(spec: JobSpec, pod_spec: Body, trainer: Body) -> None:
+    size = spec.checkpoint.staging_memory
+    _add_volume(pod_spec, trainer, names.MEMORY_VOLUME, names.MEMORY_PATH, size)
+    mounted = {str(m.get("mountPath", "")).rstrip("/") for m in trainer["volumeMounts"]}
+    if SHM_PATH not in mounted:
+        _add_volume(pod_spec, trainer, SHM_VOLUME, SHM_PATH)
+    resources = trainer.get("resources") or {}
+    for kind in ("limits", "requests"):
+        if "memory" in (resources.get(kind) or {}):
+            total = to_bytes(str(resources[kind]["memory"])) + to_bytes(size)
+            resources[kind]["memory"] = str(total)
+
+
+def _add_volume(
+    pod_spec: Body, trainer: Body, name: str, path: str, size: str | None = None
+) -> None:
+    memory: Body = {"medium": "Memory", **({"sizeLimit": size} if size else {})}
+    pod_spec["volumes"] = [*(pod_spec.get("volumes") or []), {"name": name, "emptyDir": memory}]
+    mount = {"name": name, "mountPath": path}
+    trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or []), mount]
+
+
+def to_bytes(quantity: str) -> int:
+    """A Kubernetes quantity such as 2Gi, 1.5G or 1e9 in bytes. Raises ValueError for anything else."""
+    match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", quantity.strip())
+    if match is None or match[2] not in _FACTORS:
+        raise ValueError(f"{quantity!r} is no quantity of memory: write it like 2Gi")
+    return int(float(match[1]) * _FACTORS[match[2]])
+
+
+def _add_affinity(pod_spec: Body, avoid: list[str]) -> None:
+    """Every term is an alternative, so each of them must exclude the nodes. A matchField takes one value."""
+    if not avoid:
+        return
+    affinity = pod_spec.setdefault("affinity", {}) or {}
+    pod_spec["affinity"] = affinity
+    node = affinity.setdefault("nodeAffinity", {})
+    required = node.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in avoid]
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [
+        {**term, "matchFields": [*(term.get("matchFields") or []), *fields]} for term in terms
+    ]

@@ -1,0 +1,255 @@
+"""One slot at a time: stay, be asked to leave, or get the next attempt.
+
+Invariant: a slot's attempt is raised only when its pod is gone by proof, by a decision of ours, or because the job itself
+says that it has left. So whatever carries an older attempt than the slot's may be deleted, and the job is told that it is
+gone. Raising is a status write of its own; deleting and creating are the next pass's.
+"""
+
+from dataclasses import dataclass
+
+from everstep_operator.jobs import failures
+from everstep_operator.jobs.observed import Observed, Pod
+from everstep_operator.jobs.stamps import to_seconds
+from everstep_operator.model_status import SlotStatus
+from everstep_operator.values import NodeState, NodeVerdict
+
+UNCOUNTED = frozenset({"Adopted", "ScaledDown", "Suspended", "Resumed"})
+"""Attempts that are nobody's failure."""
+FIRST_ATTEMPT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """The slot has to leave its node: the job is asked to save and to move membership first."""
+
+    slot: int
+    attempt: int
+    cause: str
+    message: str
+    incident: str
+    node: str = ""
+    hold: bool = False
+    """Only keep it out of a new epoch for now: there is a suspicion and no verdict yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raise:
+    """The slot gets attempt `to`."""
+
+    slot: int
+    to: int
+    cause: str
+    message: str
+    incident: str
+    node: str = ""
+    uncommitted: bool = False
+    """Left after drainTimeoutSeconds without a commit."""
+
+    @property
+    def counted(self) -> bool:
+        return self.cause not in UNCOUNTED
+
+
+Decision = Stay | Leave | Raise
+
+
+def build_records(observed: Observed) -> tuple[SlotStatus, ...]:
+    """One record for each slot that is wanted or was ever used; those never written start afresh."""
+    spec = observed.job.spec
+    held = {r.slot: r for r in observed.job.status.slots}
+    wanted = range(spec.workers.replicas) if spec else range(0)
+    used = {p.slot for p in observed.pods}
+    slots = sorted({*held, *wanted, *used})
+    return tuple(held.get(s) or SlotStatus(slot=s, attempt=_first(observed, s)) for s in slots)
+
+
+def _first(observed: Observed, slot: int) -> int:
+    """A status that was lost re-uses no attempt: pods and the job remember the newest."""
+    return newest_attempt(observed, slot) or FIRST_ATTEMPT
+
+
+def newest_attempt(observed: Observed, slot: int) -> int:
+    seen = observed.seen
+    attempts = [p.attempt for p in observed.pods if p.slot == slot]
+    if seen is not None:
+        attempts += [m.attempt for m in seen.members if m.slot == slot]
+        attempts += [left.attempt for left in seen.left if left.slot == slot]
+    return max(attempts, default=0)
+
+
+def decide_slot(observed: Observed, record: SlotStatus, now: float) -> Decision:
+    """The ladder of one slot, from certainty to suspicion."""
+    spec = observed.job.spec
+    assert spec is not None
+    newest = newest_attempt(observed, record.slot)
+    if newest > record.attempt:
+        return _raised(record, "Adopted", "a newer attempt than status knows exists", to=newest)
+    pod = observed.pod_of(record.slot, record.attempt)
+    if pod is None:
+        return _decide_without_pod(observed, record)
+    if record.slot >= spec.workers.replicas:
+        message = f"slot {record.slot} is not wanted any more: replicas is {spec.workers.replicas}"
+        return _decide_leaving(observed, record, pod, "ScaledDown", message, now)
+    if replace := failures.decide_replacement(observed, pod):
+        return _raised(record, replace.cause, replace.message)
+    if decision := _decide_by_node(observed, record, pod, now):
+        return decision
+    if pod.deleting:
+        return _decide_deleted(observed, record, pod, now)
+    return _decide_suspect(observed, record, pod) or Stay(slot=record.slot)
+
+
+def _decide_without_pod(observed: Observed, record: SlotStatus) -> Decision:
+    """A pod that was seen and is no more is lost; one that never was is still to be made."""
+    known = record.pod_uid is not None or newest_attempt(observed, record.slot) >= record.attempt
+    if not known:
+        return Stay(slot=record.slot)
+    where = f" on node {record.node}" if record.node else ""
+    return _raised(record, "PodDeleted", f"the pod of slot {record.slot}{where} is no more")
+
+
+def _decide_by_node(
+    observed: Observed, record: SlotStatus, pod: Pod, now: float
+) -> Decision | None:
+    if not pod.node:
+        return None
+    verdict = observed.verdicts.get(pod.node)
+    state = verdict.state_of(observed.job.namespace, pod.name) if verdict else None
+    if verdict is not None and state is NodeState.GONE:
+        return _raised(record, "NodeGone", verdict.message, incident=verdict.incident)
+    if verdict is not None and state is NodeState.LEAVING:
+        return _decide_leaving(observed, record, pod, "NodeLeaving", verdict.message, now, verdict)
+    return _decide_unreachable(observed, record, pod, now)
+
+
+def _decide_unreachable(
+    observed: Observed, record: SlotStatus, pod: Pod, now: float
+) -> Decision | None:
+    spec = observed.job.spec
+    assert spec is not None
+    node = observed.nodes.get(pod.node)
+    if node is None:
+        return _raised(record, "NodeLost", f"node {pod.node} is no more in the cluster")
+    limit = spec.recovery.node_lost_seconds
+    if node.not_ready_for is None or node.not_ready_for < limit:
+        return None
+    message = f"node {pod.node} has been unreachable for more than {limit} s: {node.why}"
+    if observed.running and observed.is_member(record.slot, record.attempt):
+        # The job's step advances, so its ranks are alive, reachable by the API server or not.
+        return _decide_leaving(observed, record, pod, "NodeLost", message, now)
+    return _raised(record, "NodeLost", message)
+
+
+def _decide_deleted(observed: Observed, record: SlotStatus, pod: Pod, now: float) -> Decision:
+    """Somebody deletes the pod (kubectl, a drain, an eviction): its agent saves on SIGTERM by itself."""
+    message = f"pod {pod.name} is being deleted"
+    left = observed.has_left(record.slot, record.attempt) or pod.ended is not None
+    if left or not pod.node or (pod.deleting_until or 0.0) <= now:
+        return _raised(record, "PodDeleted", message)
+    return _leave(record, pod, "PodDeleted", message)
+
+
+def _decide_leaving(
+    observed: Observed,
+    record: SlotStatus,
+    pod: Pod,
+    cause: str,
+    message: str,
+    now: float,
+    verdict: NodeVerdict | None = None,
+) -> Decision:
+    """Save, then drain. State that nobody else holds stays until the commit, the verdict gone or the pod's death."""
+    incident = verdict.incident if verdict else ""
+    if observed.has_left(record.slot, record.attempt) or not _may_hold_state(observed, pod):
+        return _raised(record, cause, message, incident=incident)
+    if _drained_too_long(observed, record, now) and _held_elsewhere(observed, record):
+        text = f"{message}; left without a commit after drainTimeoutSeconds, others hold the state"
+        return _raised(record, cause, text, incident=incident, uncommitted=True)
+    return _leave(record, pod, cause, message, incident)
+
+
+def _may_hold_state(observed: Observed, pod: Pod) -> bool:
+    """Whether this pod may be, or may just have been, a member of an epoch: then only `left` frees it."""
+    if pod.over or pod.running_since is None:
+        return False
+    return bool(observed.job.status.epoch or (observed.seen and observed.seen.epoch))
+
+
+def _drained_too_long(observed: Observed, record: SlotStatus, now: float) -> bool:
+    spec, since = observed.job.spec, to_seconds(record.leaving_since)
+    return (
+        spec is not None and since is not None and now - since > spec.recovery.drain_timeout_seconds
+    )
+
+
+def _held_elsewhere(observed: Observed, record: SlotStatus) -> bool:
+    """Another member, on a node that is not in question, holds the same state (replicated jobs)."""
+    for member in observed.seen.members if observed.seen else ():
+        pod = observed.pod_of(member.slot, member.attempt)
+        if member.slot == record.slot or pod is None or pod.over or pod.deleting:
+            continue
+        verdict = observed.verdicts.get(pod.node)
+        if verdict is None or not verdict.avoided:
+            return True
+    return False
+
+
+def _decide_suspect(observed: Observed, record: SlotStatus, pod: Pod) -> Decision | None:
+    """A running epoch is left alone on a mere suspicion; a new one is not begun on such a node."""
+    verdict = observed.verdicts.get(pod.node)
+    if verdict is None or verdict.state is not NodeState.SUSPECT or observed.running:
+        return None
+    return _leave(record, pod, verdict.reason, verdict.message, verdict.incident, hold=True)
+
+
+def _leave(
+    record: SlotStatus, pod: Pod, cause: str, message: str, incident: str = "", hold: bool = False
+) -> Leave:
+    return Leave(
+        slot=record.slot,
+        attempt=record.attempt,
+        cause=cause,
+        message=message,
+        incident=incident or record.incident or incident_of(record, cause),
+        node=pod.node,
+        hold=hold,
+    )
+
+
+def _raised(
+    record: SlotStatus,
+    cause: str,
+    message: str,
+    *,
+    incident: str = "",
+    to: int | None = None,
+    uncommitted: bool = False,
+) -> Raise:
+    return Raise(
+        slot=record.slot,
+        to=record.attempt + 1 if to is None else to,
+        cause=cause,
+        message=message,
+        incident=incident or record.incident or incident_of(record, cause),
+        node=record.node or "",
+        uncommitted=uncommitted,
+    )
+
+
+def incident_of(record: SlotStatus, cause: str) -> str:
+    """An identity for an interruption that no verdict has named: the same in every pass."""
+    return f"{cause.lower()}-{record.slot}-{record.attempt}"
+
+
+def apply_raise(record: SlotStatus, decision: Raise) -> SlotStatus:
+    return SlotStatus(
+        slot=record.slot,
+        attempt=decision.to,
+        cause=decision.cause,
+        former_node=record.node,
+    )

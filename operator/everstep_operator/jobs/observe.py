@@ -1,0 +1,138 @@
+"""API objects → `Observed`. Parsing only: what it means is decided in `plan`."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from everstep_contract import names, report
+from everstep_operator import model
+from everstep_operator.jobs.observed import Ended, Job, NodeFact, Pod
+from everstep_operator.jobs.stamps import to_seconds
+from everstep_operator.model_status import JobStatus
+
+
+def to_job(obj: Mapping[str, Any]) -> Job:
+    metadata, raw_status = obj["metadata"], obj.get("status") or {}
+    spec, error = None, ""
+    try:
+        spec = model.parse_spec(obj.get("spec") or {})
+    except model.SpecError as problem:
+        error = str(problem)
+    workers = (obj.get("spec") or {}).get("workers") or {}
+    return Job(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 0),
+        resource_version=metadata.get("resourceVersion", ""),
+        created_at=to_seconds(metadata.get("creationTimestamp")) or 0.0,
+        deleting="deletionTimestamp" in metadata,
+        spec=spec,
+        spec_error=error,
+        raw_template=workers.get("template") or {},
+        status=_to_status(raw_status),
+        raw_status=raw_status,
+    )
+
+
+def _to_status(raw: Mapping[str, Any]) -> JobStatus:
+    """A status that somebody made unreadable is rebuilt from pods and the job's own word."""
+    try:
+        return JobStatus.model_validate(raw)
+    except ValueError:
+        return JobStatus()
+
+
+def to_pods(objects: Iterable[Mapping[str, Any]], job: Job) -> tuple[Pod, ...]:
+    """Pods that this very job controls; a namesake's or a stranger's with our labels are not ours."""
+    ours = (obj for obj in objects if _controlled_by(obj, job.uid))
+    pods = (pod for obj in ours if (pod := to_pod(obj)) is not None)
+    return tuple(sorted(pods, key=lambda p: (p.slot, p.attempt)))
+
+
+def _controlled_by(obj: Mapping[str, Any], uid: str) -> bool:
+    owners = obj["metadata"].get("ownerReferences") or ()
+    return any(owner.get("uid") == uid and owner.get("controller") for owner in owners)
+
+
+def to_pod(obj: Mapping[str, Any]) -> Pod | None:
+    """None for a pod whose labels do not say which slot and attempt it is."""
+    metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+    labels = metadata.get("labels") or {}
+    slot, attempt = labels.get(names.LABEL_SLOT, ""), labels.get(names.LABEL_ATTEMPT, "")
+    if not (slot.isdigit() and attempt.isdigit()):
+        return None
+    container = _trainer_status(status)
+    state = container.get("state") or {}
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        slot=int(slot),
+        attempt=int(attempt),
+        phase=status.get("phase", "Pending"),
+        reason=status.get("reason", ""),
+        message=status.get("message", ""),
+        node=spec.get("nodeName", ""),
+        ip=status.get("podIP", ""),
+        deleting_until=to_seconds(metadata.get("deletionTimestamp")),
+        scheduling=_scheduling(status),
+        waiting=(state.get("waiting") or {}).get("reason", "") or _init_waiting(status)[0],
+        waiting_message=(state.get("waiting") or {}).get("message", "") or _init_waiting(status)[1],
+        running_since=to_seconds((state.get("running") or {}).get("startedAt")),
+        ended=_to_ended(state.get("terminated")),
+        last_ended=_to_ended((container.get("lastState") or {}).get("terminated")),
+        restarts=container.get("restartCount", 0),
+    )
+
+
+def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    statuses = status.get("containerStatuses") or ()
+    named = [s for s in statuses if s.get("name") == names.TRAINER_CONTAINER]
+    found: Mapping[str, Any] = (named or list(statuses) or [{}])[0]
+    return found
+
+
+def _init_waiting(status: Mapping[str, Any]) -> tuple[str, str]:
+    """An init container that cannot start or fails keeps the trainer waiting: its words count."""
+    for container in status.get("initContainerStatuses") or ():
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason", "PodInitializing") != "PodInitializing":
+            return waiting[
+                "reason"
+            ], f"init container {container.get('name')}: {waiting.get('message', '')}"
+    return "", ""
+
+
+def _scheduling(status: Mapping[str, Any]) -> str:
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return str(condition.get("message") or condition.get("reason") or "not scheduled")
+    return ""
+
+
+def _to_ended(terminated: Mapping[str, Any] | None) -> Ended | None:
+    if not terminated:
+        return None
+    message = terminated.get("message", "")
+    return Ended(
+        exit_code=terminated.get("exitCode", 0),
+        reason=terminated.get("reason", ""),
+        message=message,
+        report=report.decode(message) if message else None,
+    )
+
+
+def to_node(obj: Mapping[str, Any], since: float | None, now: float) -> NodeFact:
+    """`since` is when this operator first saw the node not Ready: no other host's clock is believed."""
+    why = describe_not_ready(obj)
+    waited = None if not why else max(0.0, now - since) if since is not None else 0.0
+    return NodeFact(name=obj["metadata"]["name"], not_ready_for=waited, why=why)
+
+
+def describe_not_ready(obj: Mapping[str, Any]) -> str:
+    """Empty if the node is Ready."""
+    for condition in (obj.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "Ready":
+            if condition.get("status") == "True":
+                return ""
+            return f"Ready={condition.get('status')}: {condition.get('message') or condition.get('reason')}"
+    return "the node has never reported Ready"

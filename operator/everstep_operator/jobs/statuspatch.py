@@ -1,0 +1,64 @@
+"""From the status as it is to the status as it should be: the least merge patch, and whether it is worth a write."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from everstep_operator.jobs.stamps import to_seconds, to_stamp
+from everstep_operator.model_status import JobStatus
+
+FIGURES = frozenset(
+    {"step", "loss", "until", "checkpoint", "goodput", "notes", "observedAt", "restarts"}
+)
+"""May be some seconds old; everything else is written at once."""
+
+
+def to_document(status: JobStatus) -> dict[str, Any]:
+    document: dict[str, Any] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return document
+
+
+def build_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """An RFC 7386 merge patch: what is gone becomes null, lists go whole."""
+    patch: dict[str, Any] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        if key not in old:
+            patch[key] = value
+        elif isinstance(value, Mapping) and isinstance(old[key], Mapping):
+            if inner := build_patch(old[key], value):
+                patch[key] = inner
+        elif value != old[key]:
+            patch[key] = value
+    return patch
+
+
+def decide_patch(
+    old: Mapping[str, Any], status: JobStatus, now: float, figures_seconds: float
+) -> dict[str, Any]:
+    """Empty if nothing is to be written now. Mere figures wait until `figures_seconds` have passed."""
+    new = to_document(status)
+    new.pop("observedAt", None)
+    if "observedAt" in old:
+        new["observedAt"] = old["observedAt"]
+    if not build_patch(_lasting(old), _lasting(new)):
+        return {}
+    urgent = build_patch(_urgent(old), _urgent(new))
+    written = to_seconds(old.get("observedAt"))
+    if not urgent and written is not None and 0 <= now - written < figures_seconds:
+        return {}
+    return build_patch(old, {**new, "observedAt": to_stamp(now)})
+
+
+def _lasting(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what changes by the mere passing of time."""
+    kept: dict[str, Any] = {k: v for k, v in document.items() if k != "observedAt"}
+    if isinstance(kept.get("checkpoint"), Mapping):
+        kept["checkpoint"] = {k: v for k, v in kept["checkpoint"].items() if k != "ageSeconds"}
+    return kept
+
+
+def _urgent(document: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {k: copy.deepcopy(v) for k, v in document.items() if k not in FIGURES}
+    for incident in kept.get("incidents") or ():
+        incident.pop("phases", None)
+    return kept

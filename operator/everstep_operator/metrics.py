@@ -1,0 +1,115 @@
+"""What the operator counts, as Prometheus text. Job figures are read from the statuses when they are asked for."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from everstep_operator.jobs.stamps import to_seconds
+from everstep_operator.kube import Kube
+from everstep_operator.world import World
+
+LABELS = ("namespace", "job")
+
+
+class Metrics:
+    def __init__(self, port: Kube, world: World) -> None:
+        self.registry = CollectorRegistry()
+        self._passes = Counter(
+            "everstep_operator_passes", "Passes over a job.", ["outcome"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            "everstep_operator_pass_seconds", "Duration of a pass.", registry=self.registry
+        )
+        self._actions = Counter(
+            "everstep_operator_actions", "Actions done.", ["action"], registry=self.registry
+        )
+        self.registry.register(_Api(port))
+        self.registry.register(_Jobs(world))
+
+    def count_pass(self, outcome: str, seconds: float) -> None:
+        self._passes.labels(outcome).inc()
+        self._seconds.observe(seconds)
+
+    def count_action(self, action: str) -> None:
+        self._actions.labels(action).inc()
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _Api(Collector):
+    def __init__(self, port: Kube) -> None:
+        self._port = port
+
+    def collect(self) -> Iterator[Any]:
+        calls = CounterMetricFamily(
+            "everstep_operator_api_calls", "Calls to the API server.", labels=("verb", "outcome")
+        )
+        for (verb, outcome), count in self._port.calls.items():
+            calls.add_metric((verb, outcome), count)
+        yield calls
+        yield CounterMetricFamily(
+            "everstep_operator_api_wait_seconds",
+            "Time that writes waited for the token bucket.",
+            value=self._port.bucket.waited_seconds,
+        )
+
+
+class _Jobs(Collector):
+    """One sample a job and figure: no pod names, so series do not pile up."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def collect(self) -> Iterator[Any]:
+        state = GaugeMetricFamily(
+            "everstep_job_state", "1 for the state the job is in.", labels=(*LABELS, "state")
+        )
+        restarts = CounterMetricFamily(
+            "everstep_job_restarts", "Interruptions by cause.", labels=(*LABELS, "cause")
+        )
+        figures = {name: GaugeMetricFamily(name, text, labels=LABELS) for name, text in _FIGURES}
+        for job in self._world.jobs:
+            labels = (job["metadata"]["namespace"], job["metadata"]["name"])
+            status = job.get("status") or {}
+            state.add_metric((*labels, status.get("state", "New")), 1)
+            for cause, count in ((status.get("restarts") or {}).get("byCause") or {}).items():
+                restarts.add_metric((*labels, cause), count)
+            for name, value in _values(status):
+                figures[name].add_metric(labels, value)
+        yield state
+        yield restarts
+        yield from figures.values()
+
+
+_FIGURES = (
+    ("everstep_job_step", "Furthest step that every member has applied."),
+    ("everstep_job_epoch", "Epoch of the running job."),
+    ("everstep_job_loss", "Loss of that step."),
+    ("everstep_job_ready_workers", "Pods whose workers are members of the epoch."),
+    ("everstep_job_desired_workers", "Pods wanted."),
+    ("everstep_job_checkpoint_step", "Step of the newest committed checkpoint."),
+    ("everstep_job_checkpoint_bytes", "Its size."),
+    ("everstep_job_checkpoint_timestamp_seconds", "When it was committed."),
+    ("everstep_job_goodput_ratio", "Share of worker seconds that went into steps."),
+)
+
+
+def _values(status: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    world, checkpoint = status.get("world") or {}, status.get("checkpoint") or {}
+    goodput = str(status.get("goodput", "")).rstrip("%")
+    found = {
+        "everstep_job_step": status.get("step"),
+        "everstep_job_epoch": status.get("epoch"),
+        "everstep_job_loss": status.get("loss"),
+        "everstep_job_ready_workers": world.get("ready"),
+        "everstep_job_desired_workers": world.get("desired"),
+        "everstep_job_checkpoint_step": checkpoint.get("step"),
+        "everstep_job_checkpoint_bytes": checkpoint.get("bytes"),
+        "everstep_job_checkpoint_timestamp_seconds": to_seconds(checkpoint.get("committedAt")),
+        "everstep_job_goodput_ratio": float(goodput) / 100 if goodput else None,
+    }
+    yield from ((name, float(value)) for name, value in found.items() if value is not None)

@@ -1,0 +1,112 @@
+"""When which object is looked at again: one heap, one task, at most a few passes at once, never two for one object."""
+
+import asyncio
+import heapq
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from everstep_operator import kube
+
+Key = tuple[str, str]
+RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+
+log = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """`run_pass` returns after how many seconds the object is due again; None: when it is woken."""
+
+    def __init__(
+        self,
+        run_pass: Callable[[Key], Awaitable[float | None]],
+        *,
+        at_once: int = 8,
+        on_pass: Callable[[str, float], None] = lambda outcome, seconds: None,
+    ) -> None:
+        self._run_pass = run_pass
+        self._on_pass = on_pass
+        self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, Key]] = []
+        self._busy: set[Key] = set()
+        self._failures: dict[Key, int] = {}
+        self._stirred = asyncio.Event()
+        self._room = asyncio.Semaphore(at_once)
+        self.beat = time.monotonic()
+        """When the loop last turned, for the liveness probe."""
+
+    def wake(self, key: Key, after: float = 0.0) -> None:
+        """The earliest moment asked for counts."""
+        at = time.monotonic() + after
+        if self._due.get(key, float("inf")) <= at:
+            return
+        self._due[key] = at
+        heapq.heappush(self._heap, (at, key))
+        self._stirred.set()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._due)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._stirred.clear()
+                self.beat = time.monotonic()
+                for key in self._take_due():
+                    self._busy.add(key)
+                    group.create_task(self._pass(key), name=f"pass {key[0]}/{key[1]}")
+                await self._pause()
+
+    def _take_due(self) -> list[Key]:
+        now, found = time.monotonic(), []
+        later: list[tuple[float, Key]] = []
+        while self._heap and self._heap[0][0] <= now:
+            at, key = heapq.heappop(self._heap)
+            if self._due.get(key) != at:
+                continue
+            if key in self._busy:
+                later.append((at, key))
+                continue
+            del self._due[key]
+            found.append(key)
+        for entry in later:
+            heapq.heappush(self._heap, entry)
+        return found
+
+    async def _pause(self) -> None:
+        """Until the next is due, something wakes us or a pass ends; a busy object's turn comes with its end."""
+        free = [at for at, key in self._heap[:64] if key not in self._busy]
+        pause = min([5.0, *(max(0.0, at - time.monotonic()) for at in free)])
+        try:
+            async with asyncio.timeout(pause):
+                await self._stirred.wait()
+        except TimeoutError:
+            return
+
+    async def _pass(self, key: Key) -> None:
+        began = time.monotonic()
+        outcome = "Done"
+        try:
+            async with self._room:
+                after = await self._run_pass(key)
+            self._failures.pop(key, None)
+        except Exception as error:  # the loop's edge: one bad object must not stop the others
+            outcome = type(error).__name__
+            after = self._after_failure(key, error)
+        finally:
+            self._busy.discard(key)
+            self._stirred.set()
+        if after is not None:
+            self.wake(key, after)
+        self._on_pass(outcome, time.monotonic() - began)
+
+    def _after_failure(self, key: Key, error: Exception) -> float:
+        count = self._failures[key] = self._failures.get(key, 0) + 1
+        after = RETRY_SECONDS[min(count, len(RETRY_SECONDS)) - 1]
+        known = isinstance(error, kube.KubeError)
+        log.error(
+            "%s/%s: pass failed (%d in a row), again in %.0f s: %s",
+            key[0], key[1], count, after, error, exc_info=None if known else error,
+        )  # fmt: skip
+        return after
