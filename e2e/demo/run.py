@@ -20,7 +20,7 @@ async def _play(timeline: Timeline) -> bool:
     config = LabConfig(
         nodes=NODES,
         gpus_per_node=GPUS_PER_NODE,
-        operator_args=(f"--cordon-budget={CORDON_BUDGET}",),
+        operator_args=(f"--cordon-budget={CORDON_BUDGET}", "--figures-seconds=0.5"),
     )
     with Lab(config, say=lambda text: timeline.say("lab", text)) as lab:
         timeline.say("up", f"{NODES} nodes with {GPUS_PER_NODE} GPUs each; operator installed")

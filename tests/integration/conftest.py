@@ -18,7 +18,7 @@ def lab() -> Iterator[Lab]:
         nodes=5,
         gpus_per_node=2,
         images=str(HERE / "images.yaml"),
-        operator_args=("--cordon-budget=2",),
+        operator_args=("--cordon-budget=2", "--figures-seconds=0.5"),
     )
     with Lab(config) as lab:
         yield lab

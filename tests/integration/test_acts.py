@@ -2,6 +2,7 @@
 
 import pytest
 
+from everstep_demo import faults
 from everstep_demo.board import Board, condition
 from everstep_demo.runwatch import RunWatch
 from everstep_lab import Lab
@@ -30,7 +31,7 @@ async def hurt(lab: Lab, trial: Trial, slot: int, xid: int) -> str:
     """Breaks the GPU that the slot's pod holds; the node's name."""
     pod = await trial.board.current_pod(trial.name, slot)
     assert pod is not None
-    lab.fault(pod.node, gpu=lab.gpu_of(pod.node, f"{NAMESPACE}/{pod.name}"), xid=xid)
+    faults.break_gpu(lab, pod, xid, NAMESPACE)
     return pod.node
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from everstep_contract.ledger import LedgerEntry
-from everstep_demo import act, chart, reference
+from everstep_demo import act, chart, faults, reference
 from everstep_demo.board import Board, Object, Pod, condition, is_true
 from everstep_demo.compare import compare
 from everstep_demo.report import build_report, build_table
@@ -132,8 +132,7 @@ class Demo:
         )
 
     async def _fault(self, pod: Pod, played: Act) -> str:
-        gpu = self._lab.gpu_of(pod.node, f"default/{pod.name}")
-        return await asyncio.to_thread(self._lab.fault, pod.node, gpu=gpu, xid=played.xid)
+        return await asyncio.to_thread(faults.break_gpu, self._lab, pod, played.xid)
 
     async def _step(self) -> int:
         status = (await self._board.job(self._name)).get("status", {})
