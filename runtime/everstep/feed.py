@@ -1,0 +1,87 @@
+"""The data of a job: a map-style dataset, cut into global batches and micro-batches in a fixed
+order.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils.data import IterableDataset, default_collate
+
+from everstep import order
+from everstep.errors import Misuse
+
+
+class Batches:
+    """What `job.batches` returns; stateless, so that any rank can fetch any micro-batch of any
+    step.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        global_batch: int,
+        micro_batch: int,
+        seed: int,
+        shuffle: bool,
+        collate: Callable[[list[Any]], Any] | None,
+    ) -> None:
+        _require(dataset, global_batch, micro_batch)
+        self.dataset = dataset
+        self.size = len(dataset)
+        self.global_batch = global_batch
+        self.micro_batch = micro_batch
+        self.seed = seed
+        self.shuffle = shuffle
+        self._collate = collate or default_collate
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in a global batch; the last may be smaller."""
+        return -(-self.global_batch // self.micro_batch)
+
+    def places(self, index: int) -> range:
+        """Places of micro-batch `index` in its global batch."""
+        first = index * self.micro_batch
+        return range(first, min(first + self.micro_batch, self.global_batch))
+
+    def ids(self, step: int, index: int) -> list[int]:
+        """Dataset indices of micro-batch `index` of step `step` (1, 2, …)."""
+        places = self.places(index)
+        first = (step - 1) * self.global_batch + places.start
+        return order.sample_ids(
+            first, len(places), size=self.size, seed=self.seed, shuffle=self.shuffle
+        )
+
+    def pass_ids(self, index: int) -> list[int]:
+        """Dataset indices of micro-batch `index` of one plain pass over the data, in order."""
+        first = index * self.micro_batch
+        return list(range(first, min(first + self.micro_batch, self.size)))
+
+    @property
+    def pass_micro_batches(self) -> int:
+        return -(-self.size // self.micro_batch)
+
+    def fetch(self, ids: Sequence[int]) -> Any:
+        """The collated samples."""
+        many = getattr(self.dataset, "__getitems__", None)
+        samples = many(list(ids)) if callable(many) else [self.dataset[i] for i in ids]
+        return self._collate(samples)
+
+
+def _require(dataset: Any, global_batch: int, micro_batch: int) -> None:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise Misuse(
+            f"job.batches: {type(dataset).__name__} can only be iterated; this version needs a "
+            "dataset with "
+            "__len__ and __getitem__, so that any rank can fetch any sample"
+        )
+    if not hasattr(dataset, "__len__") or len(dataset) == 0:
+        raise Misuse(f"job.batches: {type(dataset).__name__} has no samples (or no __len__)")
+    for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
+        if value < 1:
+            raise Misuse(f"job.batches: {name}={value}; it must be at least 1")
+    if micro_batch > global_batch:
+        raise Misuse(
+            f"job.batches: micro_batch={micro_batch} is larger than global_batch={global_batch}"
+        )

@@ -1,0 +1,66 @@
+"""The worker's shared page: where it stands, and to what each of its seconds is charged."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from everstep_contract.position import Position, PositionPage, Where
+
+
+class Meter:
+    """Every change of position is written at once, so that it can be read after a SIGKILL."""
+
+    def __init__(self, page: PositionPage | None, *, epoch: int, applied: int) -> None:
+        now = time.monotonic()
+        self._page = page
+        self._category, self._entered = "startup", now
+        self._seconds: dict[str, float] = {}
+        self.position = Position(epoch=epoch, applied=applied, since=now)
+        self._write()
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the position."""
+        self._charge()
+        self.position = replace(self.position, **changes)
+        self._write()
+
+    def enter(self, where: Where, *, category: str, limit: float = 0.0, **changes: Any) -> None:
+        """A new scope begins; `limit` in seconds, 0 for the default of the scope."""
+        self._charge()
+        self._category = category
+        self.update(scope=where, since=self._entered, limit_ms=int(limit * 1000), **changes)
+
+    @contextmanager
+    def charging(self, category: str, *, waiting: bool = False) -> Iterator[None]:
+        """Charge what happens inside to `category`, then go on as before."""
+        before, was = self._category, self.position.waiting
+        self._charge()
+        self._category = category
+        if waiting != was:
+            self.update(waiting=waiting)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._category = before
+            self.update(waiting=was)
+
+    @property
+    def armed(self) -> int:
+        return self._page.armed if self._page else 0
+
+    def seconds(self) -> dict[str, float]:
+        return dict(self._seconds)
+
+    def _charge(self) -> None:
+        now = time.monotonic()
+        spent = now - self._entered
+        self._seconds[self._category] = self._seconds.get(self._category, 0.0) + spent
+        self._entered = now
+
+    def _write(self) -> None:
+        self.position = replace(self.position, seconds=dict(self._seconds))
+        if self._page:
+            self._page.write(self.position)

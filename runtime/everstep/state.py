@@ -1,0 +1,150 @@
+"""State as JSON and tensors: nothing is pickled, and what cannot be stored is refused by its name.
+
+JSON values stand for themselves. Everything else is an object with one key that begins with `$`:
+`$tensor` (name of a stored tensor), `$array` (the same, numpy), `$tuple`, `$dict` (pairs, for keys
+that are no strings), `$counter`, `$float` (nan, inf, -inf), `$bytes`, `$complex`, `$scalar`
+(numpy), `$dtype`.
+"""
+
+import base64
+import collections
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from everstep.errors import StateError
+from everstep_contract.manifest import ITEM_BYTES
+
+Tensors = dict[str, torch.Tensor]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def encode(value: Any, path: str, tensors: Tensors) -> Any:
+    """The tree for `value`; its tensors are added to `tensors` under names that begin with `path`.
+
+    Raises:
+        StateError: names the path of what cannot be stored.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, np.generic):
+        return _number(value)
+    if isinstance(value, torch.Tensor):
+        return _tensor(value, path, tensors)
+    if isinstance(value, Mapping):
+        return _mapping(value, path, tensors)
+    if isinstance(value, (list, tuple)):
+        items = [encode(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    return _other(value, path, tensors)
+
+
+def _number(value: int | float) -> Any:
+    if isinstance(value, int) or math.isfinite(value):
+        return value + 0 if isinstance(value, int) else float(value)
+    return {"$float": repr(float(value))}
+
+
+def _tensor(value: torch.Tensor, path: str, tensors: Tensors) -> Any:
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise StateError(f"{path}: cannot store a {type(value).__name__}; only plain tensors")
+    if value.layout != torch.strided or value.is_quantized:
+        raise StateError(f"{path}: cannot store a sparse or quantised tensor; make it dense")
+    if dtype_name(value.dtype) not in ITEM_BYTES:
+        raise StateError(f"{path}: cannot store a tensor of {value.dtype}")
+    name = _free_name(path, tensors)
+    tensors[name] = value.detach()
+    tag = {"$tensor": name}
+    return tag if value.device.type == "cpu" else {**tag, "device": value.device.type}
+
+
+def _free_name(path: str, tensors: Tensors) -> str:
+    name, number = path, 2
+    while name in tensors:
+        name, number = f"{path}#{number}", number + 1
+    return name
+
+
+def _mapping(value: Mapping[Any, Any], path: str, tensors: Tensors) -> Any:
+    items = [(k, encode(v, f"{path}/{k}", tensors)) for k, v in value.items()]
+    if isinstance(value, collections.Counter):
+        return {"$counter": [[encode(k, path, tensors), v] for k, v in items]}
+    if all(isinstance(k, str) and not k.startswith("$") for k, _ in items):
+        return dict(items)
+    return {"$dict": [[_key(k, path), v] for k, v in items]}
+
+
+def _key(key: Any, path: str) -> Any:
+    if key is None or isinstance(key, (bool, int, float, str, bytes, tuple)):
+        return encode(key, path, {})
+    raise StateError(f"{path}: cannot store the key {key!r:.80} of type {type(key).__name__}")
+
+
+def _other(value: Any, path: str, tensors: Tensors) -> Any:
+    match value:
+        case bytes() | bytearray():
+            return {"$bytes": base64.b64encode(value).decode()}
+        case complex():
+            return {"$complex": [value.real, value.imag]}
+        case torch.dtype():
+            return {"$dtype": dtype_name(value)}
+        case np.ndarray() if value.dtype.kind in "biufc":
+            plain = torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
+            return {"$array": _tensor(plain, path, tensors)["$tensor"]}
+        case np.generic() if value.dtype.kind in "biufc":
+            return {"$scalar": [str(value.dtype), base64.b64encode(value.tobytes()).decode()]}
+    raise StateError(
+        f"{path}: cannot store a {type(value).__module__}.{type(value).__qualname__}. Everstep "
+        "stores numbers, text, "
+        "bytes, tensors, arrays, and lists, tuples and dicts of them (never pickle); leave it "
+        "out of state_dict()"
+    )
+
+
+def decode(tree: Any, fetch: Callable[[str], torch.Tensor], device: torch.device) -> Any:
+    """The value again.
+
+    `fetch` gives the tensor of a name; one that was on an accelerator goes to `device`.
+    """
+    if isinstance(tree, list):
+        return [decode(item, fetch, device) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    tag = next((k for k in tree if k.startswith("$")), None)
+    if tag is None:
+        return {k: decode(v, fetch, device) for k, v in tree.items()}
+    return _untag(tag, tree, fetch, device)
+
+
+def _untag(
+    tag: str, tree: dict[str, Any], fetch: Callable[[str], torch.Tensor], device: torch.device
+) -> Any:
+    body = tree[tag]
+    match tag:
+        case "$tensor":
+            return fetch(body).to(device) if "device" in tree else fetch(body)
+        case "$array":
+            return fetch(body).numpy()
+        case "$tuple":
+            return tuple(decode(item, fetch, device) for item in body)
+        case "$dict":
+            return {decode(k, fetch, device): decode(v, fetch, device) for k, v in body}
+        case "$counter":
+            return collections.Counter({decode(k, fetch, device): v for k, v in body})
+        case "$float":
+            return float(body)
+        case "$bytes":
+            return base64.b64decode(body)
+        case "$complex":
+            return complex(*body)
+        case "$dtype":
+            return getattr(torch, body)
+        case "$scalar":
+            return np.frombuffer(base64.b64decode(body[1]), dtype=body[0])[0]
+    raise StateError(f"this version does not know {tag!r} in a state tree")

@@ -1,0 +1,213 @@
+"""What `job.track` was given: named objects whose state is the training state, captured and loaded
+by name.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from everstep import names, state
+from everstep.errors import Misuse, StateError
+
+ORDER = ("module", "tensor", "optimizer", "object")
+"""Modules load first: the others may look at them."""
+
+
+def kind_of(name: str, thing: Any) -> str:
+    """Raises `Misuse` for what cannot be tracked."""
+    if isinstance(thing, (DistributedDataParallel, DataParallel)):
+        raise Misuse(
+            f"track({name}=…): {type(thing).__name__} reduces gradients itself; pass the model it "
+            "wraps"
+        )
+    if isinstance(thing, torch.nn.Module):
+        return "module"
+    if isinstance(thing, torch.optim.Optimizer):
+        return "optimizer"
+    if isinstance(thing, torch.Tensor):
+        return "tensor"
+    if callable(getattr(thing, "state_dict", None)) and callable(
+        getattr(thing, "load_state_dict", None)
+    ):
+        return "object"
+    raise Misuse(
+        f"track({name}=…): a {type(thing).__name__} has no state_dict() and load_state_dict(); "
+        "track modules, optimizers, schedules, scalers, tensors, or give it both methods"
+    )
+
+
+class Tracked:
+    """The registry; objects keep the order in which they were tracked."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, tuple[str, Any]] = {}
+        self._parameters: dict[str, torch.nn.Parameter] | None = None
+
+    def add(self, name: str, thing: Any) -> None:
+        if name in self.objects:
+            raise Misuse(f"track({name}=…): this name is tracked already")
+        if "/" in name or name.startswith("$"):
+            raise Misuse(f"track({name}=…): a name must be a plain word")
+        self.objects[name] = (kind_of(name, thing), thing)
+        self._parameters = None
+
+    def of_kind(self, kind: str) -> Iterator[tuple[str, Any]]:
+        for name, (own, thing) in self.objects.items():
+            if own == kind:
+                yield name, thing
+
+    def named_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Every parameter of the tracked modules once, under the first name it has."""
+        if self._parameters is None:
+            self._parameters = self._find_parameters()
+        return self._parameters
+
+    def _find_parameters(self) -> dict[str, torch.nn.Parameter]:
+        found: dict[int, tuple[str, torch.nn.Parameter]] = {}
+        for name, module in self.of_kind("module"):
+            own = dict(module.named_parameters())
+            short = names.canonical(own)
+            for key, parameter in own.items():
+                found.setdefault(id(parameter), (f"{name}.{short[key]}", parameter))
+        for name, tensor in self.of_kind("tensor"):
+            if tensor.requires_grad:
+                found.setdefault(id(tensor), (name, tensor))
+        return dict(found.values())
+
+    def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Those that a tracked optimizer holds (without one: all) and that want a gradient, in
+        order of modules.
+        """
+        held = {
+            id(parameter)
+            for _, (_, thing) in self.objects.items()
+            for group in _groups(thing)
+            for parameter in group["params"]
+        }
+        return {
+            name: parameter
+            for name, parameter in self.named_parameters().items()
+            if parameter.requires_grad and (not held or id(parameter) in held)
+        }
+
+    def persistent_buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers that a checkpoint holds, each once."""
+        found: dict[int, tuple[str, torch.Tensor]] = {}
+        for name, module in self.of_kind("module"):
+            kept = module.state_dict(keep_vars=True)
+            for key, buffer in module.named_buffers():
+                if kept.get(key) is buffer:
+                    found.setdefault(id(buffer), (f"{name}.{key}", buffer))
+        return dict(found.values())
+
+    def prepare_scalers(self, device: torch.device) -> None:
+        """A GradScaler makes its scale with the first loss; a rank that got no micro-batch has to
+        have it too.
+        """
+        for _, thing in self.of_kind("object"):
+            if isinstance(thing, torch.amp.GradScaler):
+                thing.scale(torch.zeros((), device=device))
+
+    def capture(self, tensors: state.Tensors) -> dict[str, Any]:
+        """The tree of all objects; their tensors (by reference) are added to `tensors`."""
+        return {
+            name: {
+                "kind": kind,
+                "state": state.encode(self._state_of(name, kind, thing), name, tensors),
+            }
+            for name, (kind, thing) in self.objects.items()
+        }
+
+    def load(self, new: list[str], trees: dict[str, Any], fetch: Any, device: torch.device) -> None:
+        """Load the objects named in `new` from the checkpoint's trees.
+
+        Raises:
+            StateError: the checkpoint lacks one of them, or its state does not fit.
+        """
+        for name in sorted(new, key=lambda n: ORDER.index(self.objects[n][0])):
+            kind, thing = self.objects[name]
+            if name not in trees:
+                raise StateError(
+                    f"track({name}=…): the checkpoint has no {name!r}, it has "
+                    f"{', '.join(sorted(trees))}; track it "
+                    "under its old name, or start a new run"
+                )
+            if trees[name]["kind"] != kind:
+                raise StateError(
+                    f"track({name}=…): is a {kind}, the checkpoint's is a {trees[name]['kind']}"
+                )
+            # A module copies into its own tensors; the others keep what they are given.
+            give = fetch if kind in ("module", "tensor") else lambda n: fetch(n).clone()
+            value = state.decode(trees[name]["state"], give, device)
+            self._load_one(name, kind, thing, value)
+
+    def _state_of(self, name: str, kind: str, thing: Any) -> Any:
+        if kind == "tensor":
+            return thing
+        own = thing.state_dict()
+        if kind == "module":
+            short = names.canonical(own)
+            return {short[key]: value for key, value in own.items()}
+        return self._by_name(name, thing, own) if kind == "optimizer" else own
+
+    def _load_one(self, name: str, kind: str, thing: Any, value: Any) -> None:
+        try:
+            if kind == "tensor":
+                with torch.no_grad():
+                    thing.copy_(value)
+            elif kind == "module":
+                back = {short: key for key, short in names.canonical(thing.state_dict()).items()}
+                thing.load_state_dict({back.get(k, k): v for k, v in value.items()})
+            elif kind == "optimizer":
+                thing.load_state_dict(self._by_number(name, thing, value))
+            else:
+                thing.load_state_dict(value)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise StateError(f"{name}: the checkpoint does not fit: {error}") from error
+
+    def _by_name(self, name: str, optimizer: Any, own: dict[str, Any]) -> dict[str, Any]:
+        """torch numbers an optimizer's parameters; we store their names."""
+        called = self._names_of(name, optimizer)
+        packed = [number for group in own["param_groups"] for number in group["params"]]
+        by_number = dict(zip(packed, [n for group in called for n in group], strict=True))
+        groups = [{**g, "params": n} for g, n in zip(own["param_groups"], called, strict=True)]
+        values = {by_number.get(k, k): v for k, v in own["state"].items()}
+        return {**own, "state": values, "param_groups": groups}
+
+    def _by_number(self, name: str, optimizer: Any, value: dict[str, Any]) -> dict[str, Any]:
+        called = self._names_of(name, optimizer)
+        stored = [g["params"] for g in value["param_groups"]]
+        if [sorted(g) for g in stored] != [sorted(g) for g in called]:
+            gone = sorted({n for g in stored for n in g} ^ {n for g in called for n in g})
+            raise StateError(
+                f"{name}: its parameter groups are not those of the checkpoint"
+                + (f"; they differ in {', '.join(gone[:5])}" if gone else "")
+            )
+        numbers = {n: i for i, n in enumerate(n for group in called for n in group)}
+        groups = [
+            {**group, "params": [numbers[n] for n in own]}
+            for group, own in zip(value["param_groups"], called, strict=True)
+        ]
+        values = {numbers.get(k, k): v for k, v in value["state"].items()}
+        return {**value, "state": values, "param_groups": groups}
+
+    def _names_of(self, name: str, optimizer: Any) -> list[list[str]]:
+        known = {id(p): n for n, p in self.named_parameters().items()}
+        called = []
+        for group in _groups(optimizer):
+            missing = [tuple(p.shape) for p in group["params"] if id(p) not in known]
+            if missing:
+                raise Misuse(
+                    f"track({name}=…): it holds a parameter of shape {missing[0]} that no tracked "
+                    "module has; "
+                    "track that module too, or before it"
+                )
+            called.append([known[id(p)] for p in group["params"]])
+        return called
+
+
+def _groups(thing: Any) -> list[dict[str, Any]]:
+    groups = getattr(thing, "param_groups", None)
+    return groups if isinstance(groups, list) else []

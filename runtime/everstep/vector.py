@@ -1,0 +1,93 @@
+"""The vector that is all-reduced last: what every rank must know about the global step, as float64.
+
+A micro-batch is counted by exactly one rank and every other rank adds zeros, so the sums carry the
+values unchanged and do not depend on the number of ranks. Whoever holds the sum knows that every
+member holds the reduced gradient.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Sizes of the parts, in the order in which they lie."""
+
+    micro_batches: int
+    samples: int
+    parameters: int
+    buffers: int
+    """Elements of the small buffers that rank 0 hands to all."""
+
+    @property
+    def size(self) -> int:
+        return 4 * self.micro_batches + self.samples + self.parameters + self.buffers
+
+    def parts(self, numbers: Numbers) -> "Parts":
+        """Views of `numbers` (shape [size]), so that filling them fills the vector."""
+        m = self.micro_batches
+        ends = [m, m, m, m, self.samples, self.parameters, self.buffers]
+        views = np.split(numbers, np.cumsum(ends)[:-1])
+        return Parts(*views)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    counts: Numbers
+    """[micro-batches] ranks that took this one"""
+    weights: Numbers
+    losses: Numbers
+    scales: Numbers
+    """Scale of the GradScaler with which its gradient was made; 1 without one."""
+    samples: Numbers
+    """[samples] 1 + index in the dataset, 0: nobody fetched it. Exact below 2**53."""
+    used: Numbers
+    """[parameters] ranks with a gradient"""
+    buffers: Numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What the summed vector says, as plain numbers."""
+
+    samples: tuple[int, ...]
+    counts: tuple[int, ...]
+    weights: tuple[float, ...]
+    losses: tuple[float, ...]
+    total_weight: float
+    loss: float
+    """Σ w·loss / Σ w in micro-batch order; NaN if no micro-batch had a weight."""
+    scale: float
+
+
+def read_summary(parts: Parts) -> Summary:
+    weights: list[float] = parts.weights.tolist()
+    losses: list[float] = parts.losses.tolist()
+    total, weighted = 0.0, 0.0
+    for weight, loss in zip(weights, losses, strict=True):
+        if weight:
+            total += weight
+            weighted += weight * loss
+    counts = parts.counts.tolist()
+    return Summary(
+        samples=tuple(int(s) - 1 for s in parts.samples.tolist()),
+        counts=tuple(int(c) for c in counts),
+        weights=tuple(weights),
+        losses=tuple(losses),
+        total_weight=total,
+        loss=weighted / total if total else math.nan,
+        scale=sum(parts.scales.tolist()) / max(1.0, sum(counts)),
+    )
+
+
+def offender(summary: Summary) -> int | None:
+    """The first micro-batch whose loss is NaN or infinite."""
+    for index, (weight, loss) in enumerate(zip(summary.weights, summary.losses, strict=True)):
+        if weight and not math.isfinite(loss):
+            return index
+    return None

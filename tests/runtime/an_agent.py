@@ -1,0 +1,225 @@
+"""The smallest thing that speaks the agent's side of `everstep_contract.wire`, for as many workers as a test wants.
+
+It keeps the group's keys, records every frame and does what the test says; no decision is made here. Workers are forked
+from this process, which has imported torch once.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from everstep_contract import env, wire
+from everstep_contract.position import Position, PositionPage
+
+LIMIT = 60.0
+
+
+class Gone(Exception):
+    """The worker ended before it did what was awaited."""
+
+
+@dataclass
+class Worker:
+    rank: int
+    pid: int
+    page: PositionPage
+    connection: socket.socket | None = None
+    frames: list[Any] = field(default_factory=list)
+    status: int | None = None
+
+    def send(self, frame: Any, number: int = 0) -> None:
+        assert self.connection is not None
+        self.connection.sendall(wire.encode(frame, number))
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [f for f in self.frames if isinstance(f, kind)]
+
+    @property
+    def position(self) -> Position:
+        return self.page.read()
+
+
+class Agent:
+    """`main` runs in each of `world` forked workers; frames are recorded in `workers[rank].frames`."""
+
+    def __init__(self, folder: Path, main: Callable[[], None], world: int, **start: Any) -> None:
+        self.folder, self.world = folder, world
+        self.staging = folder / "staging"
+        self.staging.mkdir(parents=True, exist_ok=True)
+        self.workers: list[Worker] = []
+        self.boundary = wire.BoundaryReply()
+        self._news = threading.Condition()
+        self._keys: dict[str, str] = {}
+        self._main = main
+        self._path = str(folder / "agent.sock")
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(self._path)
+        self._server.listen()
+        self._start = wire.Start(
+            epoch=1, rank=0, world=world, local_rank=0, local_world=world, node_rank=0, job="ns/test",
+            run="ns/test", staging=str(self.staging),
+        )  # fmt: skip
+        self._start = replace(self._start, **start)
+
+    def begin(self) -> None:
+        for rank in range(self.world):
+            page = str(self.folder / f"position-{rank}")
+            self.workers.append(Worker(rank=rank, page=PositionPage(page, create=True), pid=0))
+            self.workers[rank].pid = self._fork(page)
+        for _ in range(self.world):
+            connection, _address = self._server.accept()
+            hello = self._read(connection)
+            assert hello is not None
+            worker = next(w for w in self.workers if w.pid == hello.frame.pid)
+            worker.connection = connection
+            threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
+        for worker in self.workers:
+            worker.send(replace(self._start, rank=worker.rank, local_rank=worker.rank))
+
+    def _fork(self, page: str) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            os.environ[env.AGENT_SOCKET], os.environ[env.POSITION_FILE] = self._path, page
+            log = os.open(self.folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+            self._main()
+        finally:
+            os._exit(3)
+
+    def output(self) -> str:
+        path = self.folder / "output"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for(
+        self,
+        what: Callable[[Worker], bool],
+        ranks: Sequence[int] | None = None,
+        limit: float = LIMIT,
+    ) -> None:
+        """Until `what` is true of the workers named (default: all)."""
+        wanted = [self.workers[r] for r in (range(self.world) if ranks is None else ranks)]
+        with self._news:
+            if not self._news.wait_for(lambda: all(what(w) for w in wanted), timeout=limit):
+                found = {w.rank: [type(f).__name__ for f in w.frames][-3:] for w in wanted}
+                raise TimeoutError(f"last frames: {found}\n{self.output()[-3000:]}")
+
+    def wait_ended(self, ranks: Sequence[int] | None = None) -> list[int]:
+        self.wait_for(lambda w: w.status is not None, ranks)
+        return [w.status or 0 for w in self.workers]
+
+    def finish(self) -> None:
+        """Let all workers reach the end and leave."""
+        self.wait_for(lambda w: bool(w.of(wire.Finished)) or w.status is not None)
+        for worker in self.workers:
+            if worker.status is None:
+                worker.send(wire.Exit())
+        self.wait_ended()
+
+    def kill(self, rank: int) -> None:
+        os.kill(self.workers[rank].pid, signal.SIGKILL)
+        self.wait_ended([rank])
+
+    def until_page(self, rank: int, ready: Callable[[Position], bool]) -> None:
+        """Spin until a worker's page shows what a test waits for (the page has no bell)."""
+        end = time.monotonic() + LIMIT
+        while not ready(self.workers[rank].position):
+            if time.monotonic() > end or self.workers[rank].status is not None:
+                raise TimeoutError(f"{self.workers[rank].position}\n{self.output()[-3000:]}")
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.status is None and worker.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGKILL)
+        for worker in self.workers:
+            if worker.connection is None and worker.pid:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(worker.pid, 0)
+                worker.status = -1
+        self.wait_for(lambda w: w.status is not None)
+        for worker in self.workers:
+            worker.page.close()
+        self._server.close()
+
+    def _listen(self, worker: Worker) -> None:
+        assert worker.connection is not None
+        while (envelope := self._read(worker.connection)) is not None:
+            reply = self._answer(envelope.frame)
+            with self._news:
+                worker.frames.append(envelope.frame)
+                self._news.notify_all()
+            if reply is not None:
+                worker.send(reply, envelope.id)
+        worker.connection.close()
+        _, status = os.waitpid(worker.pid, 0)
+        with self._news:
+            worker.status = os.waitstatus_to_exitcode(status)
+            self._news.notify_all()
+
+    def _answer(self, frame: Any) -> Any:
+        match frame:
+            case wire.StoreSet():
+                with self._news:
+                    self._keys[frame.key] = frame.value
+                    self._news.notify_all()
+            case wire.StoreGet():
+                with self._news:
+                    self._news.wait_for(lambda: frame.key in self._keys, timeout=LIMIT)
+                return wire.StoreReply(value=self._keys.get(frame.key))
+            case wire.StoreAdd():
+                with self._news:
+                    number = (
+                        int(wire.from_text(self._keys.get(frame.key, "")) or b"0") + frame.amount
+                    )
+                    self._keys[frame.key] = wire.to_text(str(number).encode())
+                    self._news.notify_all()
+                return wire.StoreReply(number=number)
+            case wire.StoreCheck():
+                return wire.StoreReply(number=int(all(k in self._keys for k in frame.keys)))
+            case wire.AtBoundary():
+                return self.boundary
+        return None
+
+    def _read(self, connection: socket.socket) -> wire.Envelope | None:
+        head = _exactly(connection, wire.LENGTH.size)
+        if head is None:
+            return None
+        body = _exactly(connection, *wire.LENGTH.unpack(head))
+        return wire.decode(body) if body is not None else None
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes | None:
+    found = b""
+    while len(found) < count:
+        try:
+            more = connection.recv(count - len(found))
+        except OSError:
+            return None
+        if not more:
+            return None
+        found += more
+    return found
+
+
+@contextlib.contextmanager
+def agent(folder: Path, main: Callable[[], None], world: int, **start: Any) -> Iterator[Agent]:
+    made = Agent(folder, main, world, **start)
+    try:
+        made.begin()
+        yield made
+    finally:
+        made.close()
