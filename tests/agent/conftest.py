@@ -4,10 +4,15 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_lab import objectstore
+
+# A busy machine is no reason to fail.
+hypothesis.settings.register_profile("everstep", deadline=None)
+hypothesis.settings.load_profile("everstep")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,285 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.a_run import ARun, claim, commit, entry, stage, upload
+from agent.unreliable import UnreliableStore
+from everstep_agent.checkpoint import commit_rules
+from everstep_agent.checkpoint.commit import Committed, Committer, NotCommitted
+from everstep_agent.checkpoint.commit_rules import BadSave, Drop, Ready, Wait, decide_commit
+from everstep_agent.checkpoint.manifests import fetch_manifest
+from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.upload import Uploader, chunk_key
+from everstep_agent.runlog import Appended, RunLog
+from everstep_agent.storage import ObjectStore, open_store
+from everstep_agent.storage.errors import Unreachable
+from everstep_contract import codec, log, manifest
+from everstep_contract.manifest import Chunk, Piece, Tensor
+
+TOKEN = "token001-rest"
+
+
+@pytest.fixture
+def memory() -> ObjectStore:
+    return open_store("memory://", "", {})
+
+
+def part(rank: int, *, step: int = 10, epoch: int = 1, **changes: object) -> Part:
+    values = {"lead": rank == 0, "chunks": (Chunk(digest="d", key=f"chunks/{rank}", bytes=1),)}
+    return Part(epoch=epoch, step=step, rank=rank, **(values | changes))  # type: ignore[arg-type]
+
+
+def decide(parts: list[Part], **changes: object) -> Wait | Ready | Drop:
+    given = {"epoch": 1, "step": 10, "world": 2, "applied": {0: 10, 1: 12}}
+    return decide_commit(parts, **(given | changes))  # type: ignore[arg-type]
+
+
+def test_a_save_is_ready_when_every_rank_has_stored_its_part_and_is_there() -> None:
+    assert decide([part(1), part(0)]) == Ready(parts=(part(0), part(1)))
+
+
+def test_a_missing_part_is_waited_for_by_name() -> None:
+    waiting = decide([part(0)], world=4)
+    assert isinstance(waiting, Wait)
+    assert waiting.message == "step 10: no part yet from ranks 1, 2, 3"
+
+
+def test_parts_of_another_epoch_or_step_do_not_count() -> None:
+    assert isinstance(decide([part(0), part(1, epoch=2)]), Wait)
+    assert isinstance(decide([part(0), part(1, step=11)]), Wait)
+
+
+def test_a_member_that_has_not_applied_the_step_is_waited_for() -> None:
+    waiting = decide([part(0), part(1)], applied={0: 10, 1: 9})
+    assert isinstance(waiting, Wait)
+    assert waiting.reason == "NotApplied"
+    assert "rank 1" in waiting.message
+
+
+def test_a_whole_part_needs_no_other() -> None:
+    whole = part(1, whole=True, lead=True)
+    assert decide([part(0, lead=False), whole], applied={}) == Ready(parts=(whole,))
+
+
+def test_parts_without_a_lead_are_dropped() -> None:
+    dropped = decide([part(0, lead=False), part(1)])
+    assert isinstance(dropped, Drop)
+
+
+def test_a_save_that_refers_to_a_retired_chunk_is_dropped() -> None:
+    dropped = decide([part(0), part(1)], retired={"chunks/1"})
+    assert isinstance(dropped, Drop)
+    assert dropped.reason == "ChunksRetired"
+
+
+def rows(first: int, count: int, of: int = 8, dtype: str = "int8") -> tuple[Tensor, ...]:
+    piece = Piece(offsets=(first,), lengths=(count,), chunk="d", at=0)
+    return (Tensor(name="w", dtype=dtype, shape=(of,), pieces=(piece,)),)
+
+
+def build(*tensors: tuple[Tensor, ...]) -> manifest.Manifest:
+    chunk = Chunk(digest="d", key="chunks/d", bytes=8)
+    parts = [part(r, tensors=t, chunks=(chunk,)) for r, t in enumerate(tensors)]
+    return commit_rules.build_manifest(parts, run="r", writer=TOKEN, world=len(parts))
+
+
+def test_the_pieces_of_all_parts_make_the_tensor() -> None:
+    (tensor,) = build(rows(4, 4), rows(0, 4)).tensors
+    assert [p.offsets for p in tensor.pieces] == [(0,), (4,)]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ((rows(0, 4), rows(5, 3)), "cover 7 bytes of 8"),
+        ((rows(0, 4), rows(3, 4)), "two pieces hold"),
+        ((rows(0, 4), rows(4, 4, of=9)), "rank 1 has int8 (9,)"),
+        ((rows(0, 4), rows(4, 4, dtype="bool")), "rank 1 has bool"),
+    ],
+)
+def test_parts_that_do_not_make_a_whole_are_refused_by_tensor(
+    tensors: tuple[tuple[Tensor, ...], ...], said: str
+) -> None:
+    with pytest.raises(BadSave) as caught:
+        build(*tensors)
+    assert "tensor w" in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_a_commit_extends_the_newest_one_of_its_lineage() -> None:
+    first = claim(1)
+    second = claim(2, resume=commit(1, 10), before=[first])
+    entries = [first, commit(1, 10), second]
+    own = {"token": second.token}
+    assert commit_rules.decide_append(commit(2, 11), entries).ok
+    assert commit_rules.decide_append(commit(1, 11, **own), entries).reason == "OffLineage"
+    assert commit_rules.decide_append(commit(2, 10), entries).reason == "NotNewer"
+    assert commit_rules.decide_append(commit(1, 11), entries).reason == "NewerClaim"
+
+
+def test_a_save_staged_under_an_older_epoch_may_be_committed_under_a_newer_one() -> None:
+    first = claim(1)
+    staged = claim(2, resume=commit(1, 20), before=[first])
+    assert commit_rules.decide_append(commit(1, 15, token=staged.token), [first, staged]).ok
+
+
+# --- with a store
+
+
+async def test_a_committed_save_stands_in_the_log_with_its_whole_ledger(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    run = ARun(store, tmp_path)
+    await run.claim(1)
+    await run.save(3)
+    newest = await run.save(5, since=3)
+    found = await fetch_manifest(store, newest)
+    assert (found.epoch, found.step, found.world, found.writer) == (1, 5, 2, TOKEN)
+    assert [(s.first, s.last) for s in found.ledger] == [(1, 3), (4, 5)]
+    assert found.parent == run.log.commits[0].manifest
+    assert {t.name: len(t.pieces) for t in found.tensors} == {"w": 2, "b": 1}
+    assert found.state == {"w": {"$tensor": "w"}, "step": 5}
+    for chunk in found.chunks:
+        assert len(await store.get(chunk.key)) == chunk.bytes
+
+
+async def test_a_ledger_that_overlaps_the_parents_is_cut_to_what_is_new(
+    memory: ObjectStore, tmp_path: Path
+) -> None:
+    run = ARun(memory, tmp_path)
+    await run.claim(1)
+    await run.save(3)
+    newest = await run.save(5, since=1)
+    assert [(s.first, s.last) for s in (await fetch_manifest(memory, newest)).ledger] == [
+        (1, 3),
+        (4, 5),
+    ]
+
+
+async def test_a_gap_in_the_ledger_is_said_and_the_state_saved_all_the_same(
+    memory: ObjectStore, tmp_path: Path
+) -> None:
+    run = ARun(memory, tmp_path)
+    await run.claim(1)
+    parts = await upload(memory, tmp_path, token=TOKEN, epoch=1, step=9, since=4)
+    outcome = await run.committer.commit(parts, token=TOKEN, world=2)
+    assert isinstance(outcome, Committed)
+    assert outcome.notes == ("step 9: the ledger has steps 5 to 9 after step 0",)
+
+
+async def test_a_rivals_claim_stops_the_commit(memory: ObjectStore, tmp_path: Path) -> None:
+    run = ARun(memory, tmp_path)
+    await run.claim(1)
+    parts = await upload(memory, tmp_path, token=TOKEN, epoch=1, step=2)
+    rival = RunLog(memory)
+    await rival.refresh()
+    assert isinstance(await rival.append(claim(2, (0,))), Appended)
+    outcome = await run.committer.commit(parts, token=TOKEN, world=2)
+    assert isinstance(outcome, NotCommitted)
+    assert outcome.reason == "NewerClaim"
+    assert await memory.list("manifests") == []
+
+
+async def test_a_rivals_claim_between_manifest_and_entry_stops_it_too(
+    memory: ObjectStore, tmp_path: Path
+) -> None:
+    rival = RunLog(memory)
+
+    class Cut(UnreliableStore):
+        async def create(self, key: str, body: bytes | memoryview) -> None:
+            await super().create(key, body)
+            if key.startswith("manifests/"):
+                await rival.refresh()
+                await rival.append(claim(2, (0,)))
+
+    run = ARun(Cut(memory), tmp_path)
+    await run.claim(1)
+    parts = await upload(memory, tmp_path, token=TOKEN, epoch=1, step=2)
+    outcome = await run.committer.commit(parts, token=TOKEN, world=2)
+    assert isinstance(outcome, NotCommitted)
+    assert rival.commits == []
+
+
+@pytest.mark.parametrize("fails_at", [0, 1])
+async def test_a_commit_whose_answer_was_lost_is_found_again(
+    memory: ObjectStore, tmp_path: Path, fails_at: int
+) -> None:
+    class LosesAnswer(UnreliableStore):
+        creates = 0
+
+        async def create(self, key: str, body: bytes | memoryview) -> None:
+            await super().create(key, body)
+            self.creates += 1
+            if self.creates == fails_at + 1:
+                raise Unreachable("the answer was lost")
+
+    run = ARun(memory, tmp_path)
+    await run.claim(1)
+    parts = await upload(memory, tmp_path, token=TOKEN, epoch=1, step=2)
+    bad = LosesAnswer(memory)
+    run_log = RunLog(bad)
+    committer = Committer(bad, run_log, "default/job")
+    with pytest.raises(Unreachable):
+        await committer.commit(parts, token=TOKEN, world=2)
+    outcome = await committer.commit(parts, token=TOKEN, world=2)
+    assert isinstance(outcome, Committed)
+    assert [c.step for c in run_log.commits] == [2]
+    assert await memory.list("log") == [log.key(0), log.key(1)]
+
+
+async def test_a_save_taken_again_does_not_write_over_the_manifest_of_the_dropped_one(
+    memory: ObjectStore, tmp_path: Path
+) -> None:
+    run = ARun(memory, tmp_path)
+    await run.claim(1)
+    name = "manifests/00000001-0000000002-token001.json"
+    await memory.create(name, b"of a save that was dropped")
+    committed = await run.save(2)
+    assert committed.manifest == name.replace(".json", "-2.json")
+    assert await memory.get(name) == b"of a save that was dropped"
+
+
+async def test_chunks_of_a_committed_save_are_sent_once(
+    memory: ObjectStore, tmp_path: Path
+) -> None:
+    watched = UnreliableStore(memory)
+    uploader = Uploader(watched, TOKEN)
+    first = stage(tmp_path, epoch=1, step=1, rank=1, world=2)
+    again = replace(first, step=2)
+    one = await uploader.upload(first, 1)
+    two = await uploader.upload(again, 1)
+    assert one.chunks[0].key != two.chunks[0].key
+    uploader.committed(1, 2)
+    three = await uploader.upload(replace(first, step=3), 1)
+    assert three.chunks == two.chunks
+    assert len(watched.calls) == 2
+
+
+async def test_a_part_survives_the_wire(memory: ObjectStore, tmp_path: Path) -> None:
+    sent = await Uploader(memory, TOKEN).upload(
+        stage(tmp_path, epoch=1, step=2, rank=0, world=1), 0, [entry(1), entry(2), entry(3)]
+    )
+    assert codec.loads(Part, codec.dumps(sent)) == sent
+    assert [(s.first, s.last) for s in sent.ledger] == [(1, 2)]
+    assert all(c.key == chunk_key(TOKEN, 2, c.digest) for c in sent.chunks)
+    assert sent.bytes == sum(c.bytes for c in sent.chunks) > 0
+
+
+async def test_a_large_share_goes_up_in_many_chunks(memory: ObjectStore, tmp_path: Path) -> None:
+    sent = await Uploader(memory, TOKEN, chunk_bytes=192, concurrency=2).upload(
+        stage(tmp_path, epoch=1, step=2, rank=0, world=1), 0
+    )
+    assert len(sent.chunks) > 3
+    assert all(c.bytes <= 192 for c in sent.chunks)
+
+
+async def test_an_upload_that_fails_leaves_no_task_behind(
+    memory: ObjectStore, tmp_path: Path
+) -> None:
+    away = UnreliableStore(memory)
+    away.away = True
+    with pytest.raises(Unreachable):
+        await Uploader(away, TOKEN, chunk_bytes=192).upload(
+            stage(tmp_path, epoch=1, step=2, rank=0, world=1), 0
+        )

@@ -1,0 +1,184 @@
+from pathlib import Path
+
+import pytest
+
+from agent.a_run import COLUMNS, ROW_BYTES, ROWS, ARun, content
+from agent.unreliable import UnreliableStore
+from everstep_agent.checkpoint.manifests import Broken
+from everstep_agent.checkpoint.restore import (
+    Fetched,
+    choose_chunks,
+    fetch_checkpoint,
+    restore_newest,
+)
+from everstep_agent.runlog import RunLog
+from everstep_agent.storage import ObjectStore, open_store
+from everstep_agent.storage.errors import Unreachable
+from everstep_contract import manifest as manifests
+
+
+def read_w(fetched: Fetched) -> bytes:
+    """The tensor as a worker assembles it from the files."""
+    loaded = manifests.decode(fetched.manifest_path.read_bytes())
+    (tensor,) = [t for t in loaded.tensors if t.name == "w"]
+    whole = bytearray(ROWS * ROW_BYTES)
+    for piece in tensor.pieces:
+        assert piece.lengths[1] == COLUMNS
+        size = piece.lengths[0] * ROW_BYTES
+        chunk = (fetched.chunks / piece.chunk).read_bytes()
+        start = piece.offsets[0] * ROW_BYTES
+        whole[start : start + size] = chunk[piece.at : piece.at + size]
+    return bytes(whole)
+
+
+async def a_run_with_three_checkpoints(store: ObjectStore, folder: Path) -> ARun:
+    run = ARun(store, folder / "staged")
+    await run.claim(1)
+    for step in (2, 4, 6):
+        await run.save(step, since=step - 2)
+    return run
+
+
+@pytest.fixture
+def bad_day() -> UnreliableStore:
+    return UnreliableStore(open_store("memory://", "", {}))
+
+
+async def test_the_newest_checkpoint_comes_back_byte_for_byte(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    await a_run_with_three_checkpoints(store, tmp_path)
+    run_log = RunLog(store)
+    await run_log.refresh()
+    restored = await restore_newest(store, run_log, tmp_path / "memory")
+    assert restored.skipped == ()
+    assert restored.fetched is not None
+    assert restored.fetched.commit.step == 6
+    assert read_w(restored.fetched) == content(6)
+
+
+async def test_a_run_without_a_checkpoint_starts_at_the_beginning(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = ARun(bad_day, tmp_path)
+    await run.claim(1)
+    restored = await restore_newest(bad_day, run.log, tmp_path / "memory")
+    assert (restored.fetched, restored.skipped) == (None, ())
+
+
+async def damage_chunk(run: ARun, store: UnreliableStore) -> str:
+    fetched = await fetch_checkpoint(store, run.log.commits[-1], run.folder / "look")
+    store.corrupt = {choose_chunks(fetched.manifest)[0].key}
+    return "is corrupt: SHA-256"
+
+
+async def remove_chunk(run: ARun, store: UnreliableStore) -> str:
+    fetched = await fetch_checkpoint(store, run.log.commits[-1], run.folder / "look")
+    await store.delete(choose_chunks(fetched.manifest)[-1].key)
+    return "is gone"
+
+
+async def cut_chunk(run: ARun, store: UnreliableStore) -> str:
+    fetched = await fetch_checkpoint(store, run.log.commits[-1], run.folder / "look")
+    chunk = choose_chunks(fetched.manifest)[0]
+    await store.put(chunk.key, (await store.get(chunk.key))[:-1])
+    return f"has {chunk.bytes - 1} bytes, not {chunk.bytes}"
+
+
+async def damage_manifest(run: ARun, store: UnreliableStore) -> str:
+    store.corrupt = {run.log.commits[-1].manifest}
+    return "was changed"
+
+
+async def remove_manifest(run: ARun, store: UnreliableStore) -> str:
+    await store.delete(run.log.commits[-1].manifest)
+    return "is gone"
+
+
+@pytest.mark.parametrize(
+    "damage", [damage_chunk, remove_chunk, cut_chunk, damage_manifest, remove_manifest]
+)
+async def test_a_broken_checkpoint_is_skipped_and_named(
+    bad_day: UnreliableStore, tmp_path: Path, damage: object
+) -> None:
+    run = await a_run_with_three_checkpoints(bad_day, tmp_path)
+    said = await damage(run, bad_day)  # type: ignore[operator]
+    restored = await restore_newest(bad_day, run.log, tmp_path / "memory")
+    assert restored.fetched is not None
+    assert restored.fetched.commit.step == 4
+    assert read_w(restored.fetched) == content(4)
+    (skipped,) = restored.skipped
+    assert skipped.commit.step == 6
+    assert said in skipped.reason
+
+
+async def test_when_every_checkpoint_is_broken_all_are_named(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = await a_run_with_three_checkpoints(bad_day, tmp_path)
+    bad_day.corrupt = {c.manifest for c in run.log.commits}
+    restored = await restore_newest(bad_day, run.log, tmp_path / "memory")
+    assert restored.fetched is None
+    assert [s.commit.step for s in restored.skipped] == [6, 4, 2]
+
+
+async def test_a_store_that_does_not_answer_is_no_reason_to_go_back(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = await a_run_with_three_checkpoints(bad_day, tmp_path)
+    bad_day.away = True
+    with pytest.raises(Unreachable):
+        await restore_newest(bad_day, run.log, tmp_path / "memory")
+
+
+async def test_what_is_there_already_is_not_fetched_again_and_the_rest_is_removed(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = await a_run_with_three_checkpoints(bad_day, tmp_path)
+    memory = tmp_path / "memory"
+    await fetch_checkpoint(bad_day, run.log.commits[1], memory)
+    old = {p.name for p in (memory / "chunks").iterdir()}
+    fetched = await fetch_checkpoint(bad_day, run.log.commits[2], memory)
+    new = {p.name for p in (memory / "chunks").iterdir()}
+    assert new == {c.digest for c in choose_chunks(fetched.manifest)}
+    assert not new & old
+    bad_day.calls.clear()
+    await fetch_checkpoint(bad_day, run.log.commits[2], memory)
+    assert bad_day.calls == [("get", run.log.commits[2].manifest)]
+
+
+async def test_a_file_that_was_damaged_in_memory_is_fetched_again(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = await a_run_with_three_checkpoints(bad_day, tmp_path)
+    first = await fetch_checkpoint(bad_day, run.log.commits[2], tmp_path / "memory")
+    victim = next(iter(first.chunks.iterdir()))
+    victim.write_bytes(b"\0" * victim.stat().st_size)
+    again = await fetch_checkpoint(bad_day, run.log.commits[2], tmp_path / "memory")
+    assert read_w(again) == content(6)
+
+
+async def test_a_resume_leaves_what_lies_beyond_it_off_the_lineage(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = await a_run_with_three_checkpoints(bad_day, tmp_path)
+    await run.claim(2, resume=run.log.commits[1])
+    restored = await restore_newest(bad_day, run.log, tmp_path / "memory")
+    assert restored.fetched is not None
+    assert restored.fetched.commit.step == 4
+
+
+async def test_the_ledger_is_not_brought_into_memory(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = await a_run_with_three_checkpoints(bad_day, tmp_path)
+    fetched = await fetch_checkpoint(bad_day, run.log.commits[2], tmp_path / "memory")
+    there = {p.name for p in fetched.chunks.iterdir()}
+    assert not there & {s.chunk for s in fetched.manifest.ledger}
+
+
+async def test_fetching_says_what_is_broken(bad_day: UnreliableStore, tmp_path: Path) -> None:
+    run = await a_run_with_three_checkpoints(bad_day, tmp_path)
+    said = await remove_chunk(run, bad_day)
+    with pytest.raises(Broken, match=said):
+        await fetch_checkpoint(bad_day, run.log.commits[-1], tmp_path / "memory")

@@ -1,0 +1,170 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.a_run import ARun, claim, commit
+from agent.unreliable import UnreliableStore
+from everstep_agent.checkpoint.restore import restore_newest
+from everstep_agent.checkpoint.retention import Retention, build_retire, choose_retired
+from everstep_agent.storage import ObjectStore, open_store
+from everstep_agent.verify import verify_run
+from everstep_contract.log import Retire
+from everstep_contract.manifest import Chunk, Manifest
+
+
+def saves(*steps: int) -> list:
+    return [claim(1), *(commit(1, s) for s in steps)]
+
+
+def chosen(entries: list, good: list[int], keep: int) -> list[int]:
+    keys = {commit(1, s).manifest for s in good}
+    return [c.step for c in choose_retired(entries, keys, keep)]
+
+
+def test_the_newest_good_ones_stay() -> None:
+    assert chosen(saves(1, 2, 3, 4, 5), [1, 2, 3, 4, 5], 2) == [1, 2, 3]
+
+
+def test_what_was_not_read_back_neither_counts_nor_goes_if_it_is_newer() -> None:
+    assert chosen(saves(1, 2, 3, 4, 5), [1, 2], 2) == []
+    assert chosen(saves(1, 2, 3, 4, 5), [2, 3], 1) == [1, 2]
+
+
+def test_nothing_goes_while_too_few_are_good() -> None:
+    assert chosen(saves(1, 2, 3), [3], 2) == []
+
+
+def test_what_was_retired_is_not_retired_again() -> None:
+    retire = Retire(epoch=1, token="t", manifests=(commit(1, 1).manifest,))
+    assert chosen([*saves(1, 2, 3), retire], [2, 3], 1) == [2]
+
+
+def test_older_commits_off_the_lineage_go_too() -> None:
+    second = claim(2, resume=commit(1, 1), before=[claim(1)])
+    entries = [*saves(1, 5), second, commit(2, 3)]
+    assert [c.step for c in choose_retired(entries, {commit(2, 3).manifest}, 1)] == [1, 5]
+
+
+def test_keeping_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="keep=0"):
+        choose_retired(saves(1), [], 0)
+
+
+@given(st.integers(1, 12), st.sets(st.integers(1, 12)), st.integers(1, 5))
+def test_the_newest_good_one_and_all_that_is_newer_always_stay(
+    count: int, good: set[int], keep: int
+) -> None:
+    entries = saves(*range(1, count + 1))
+    gone = chosen(entries, sorted(good), keep)
+    newest = max((g for g in good if g <= count), default=None)
+    assert not gone or (newest is not None and max(gone) < newest)
+
+
+def a_manifest(step: int, *keys: str) -> Manifest:
+    chunks = tuple(Chunk(digest=k, key=k, bytes=1) for k in keys)
+    return Manifest(run="r", epoch=1, step=step, writer="t", world=1, chunks=chunks)
+
+
+def test_a_chunk_that_a_kept_manifest_names_stays() -> None:
+    entry = build_retire(
+        "t",
+        1,
+        [(commit(1, 1), a_manifest(1, "a", "b")), (commit(1, 2), None)],
+        [a_manifest(3, "b")],
+    )
+    assert entry.chunks == ("a",)
+    assert len(entry.manifests) == 2
+
+
+# --- with a store
+
+
+@pytest.fixture
+def bad_day() -> UnreliableStore:
+    return UnreliableStore(open_store("memory://", "", {}))
+
+
+async def a_run(store: ObjectStore, folder: Path, *steps: int) -> ARun:
+    run = ARun(store, folder / "staged")
+    await run.claim(1)
+    for before, step in zip((0, *steps), steps, strict=False):
+        await run.save(step, since=before)
+    return run
+
+
+async def test_old_checkpoints_go_and_the_run_can_still_be_proved(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    run = await a_run(store, tmp_path, 2, 4, 6, 8)
+    retention = Retention(store, run.log, keep=2)
+    for one in run.log.commits:
+        assert await retention.check(one) == ""
+    assert run.claimed
+    entry = await retention.retire(run.claimed.token)
+    assert entry is not None
+    assert run.log.entries[-1] == entry
+    keys = await store.list()
+    assert not set(keys) & {*entry.manifests, *entry.chunks}
+    assert len([k for k in keys if k.startswith("manifests/")]) == 2
+    assert retention.newest_good == run.log.commits[-1]
+    verified = await verify_run(store)
+    assert (verified.problems, verified.steps, verified.commits) == ((), 8, 2)
+    restored = await restore_newest(store, run.log, tmp_path / "memory")
+    assert restored.fetched is not None
+
+
+async def test_a_checkpoint_that_reads_back_wrong_is_not_good_and_says_why(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = await a_run(bad_day, tmp_path, 2, 4)
+    newest = run.log.commits[-1]
+    bad_day.corrupt = {k for k in await bad_day.list("chunks") if "0000000004" in k}
+    retention = Retention(bad_day, run.log, keep=1)
+    assert "is corrupt" in await retention.check(newest)
+    assert retention.newest_good is None
+    assert list(retention.broken) == [newest.manifest]
+    assert await retention.retire("token001-rest") is None
+
+
+async def test_a_chunk_that_was_read_back_is_not_read_again(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = await a_run(bad_day, tmp_path, 2, 4)
+    retention = Retention(bad_day, run.log, keep=1)
+    await retention.check(run.log.commits[0])
+    bad_day.calls.clear()
+    await retention.check(run.log.commits[1])
+    read = [key for _, key in bad_day.calls]
+    assert len(read) == len(set(read))
+    assert not [k for k in read if k.startswith("chunks/") and "0000000002" in k]
+
+
+async def test_who_no_longer_holds_the_newest_claim_retires_nothing(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = await a_run(bad_day, tmp_path, 2, 4)
+    retention = Retention(bad_day, run.log, keep=1)
+    for one in run.log.commits:
+        await retention.check(one)
+    await run.claim(2, resume=run.log.commits[-1])
+    before = await bad_day.list()
+    assert await retention.retire("token001-rest") is None
+    assert await bad_day.list() == before
+
+
+async def test_deletions_left_half_done_are_finished_by_the_next_coordinator(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = await a_run(bad_day, tmp_path, 2, 4)
+    retention = Retention(bad_day, run.log, keep=1)
+    for one in run.log.commits:
+        await retention.check(one)
+    first = run.log.commits[0].manifest
+    body = await bad_day.get(first)
+    entry = await retention.retire("token001-rest")
+    assert entry is not None
+    await bad_day.put(first, body)
+    await Retention(bad_day, run.log, keep=1).sweep()
+    assert first not in await bad_day.list()

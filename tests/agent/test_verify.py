@@ -1,0 +1,116 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.a_run import ARun, entry
+from agent.unreliable import UnreliableStore
+from everstep_agent import verify
+from everstep_agent.checkpoint.restore import choose_chunks, fetch_checkpoint
+from everstep_agent.storage import open_store
+from everstep_contract.log import Done
+
+
+@pytest.fixture
+def bad_day() -> UnreliableStore:
+    return UnreliableStore(open_store("memory://", "", {}))
+
+
+async def a_disturbed_run(store: UnreliableStore, folder: Path) -> ARun:
+    """Steps 1 to 4 in epoch 1; a worker dies; steps 5 to 9 in epoch 2, which ends the run."""
+    run = ARun(store, folder)
+    await run.claim(1)
+    saved = await run.save(4)
+    await run.save(6, since=4)
+    await run.claim(2, resume=saved, cause="WorkerDied")
+    await run.save(9, since=4, world=1)
+    assert run.claimed
+    await run.log.append(Done(epoch=2, token=run.claimed.token, step=9))
+    return run
+
+
+async def test_the_run_that_exists_is_proved_not_the_tries(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    await a_disturbed_run(bad_day, tmp_path)
+    verified = await verify.verify_run(bad_day)
+    assert verified.problems == ()
+    assert [(e.epoch, e.step) for e in verified.entries] == [
+        *((1, s) for s in range(1, 5)),
+        *((2, s) for s in range(5, 10)),
+    ]
+    assert verified.losses == tuple(2.0 / s for s in range(1, 10))
+    assert verified.samples[0] == (4, 5, 6, 7)
+    assert verified.done
+    assert [(s.epoch, s.first, s.last, s.cause, s.samples) for s in verified.epochs] == [
+        (1, 1, 4, "Start", 16),
+        (2, 5, 9, "WorkerDied", 20),
+    ]
+    assert await verify.load_ledger(bad_day) == list(verified.entries)
+    assert verify.exit_code(verified) == 0
+
+
+async def test_the_table_says_what_was_proved(bad_day: UnreliableStore, tmp_path: Path) -> None:
+    await a_disturbed_run(bad_day, tmp_path)
+    lines = verify.build_table(await verify.verify_run(bad_day)).splitlines()
+    assert lines[1] == "newest  epoch 2, step 9 (done), 2 checkpoints kept"
+    assert lines[-1] == (
+        "ok      steps 1 to 9 once each, 36 samples, every micro-batch by exactly one rank"
+    )
+
+
+async def test_a_run_without_a_checkpoint_proves_nothing(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    empty = await verify.verify_run(bad_day)
+    assert "the run log is empty" in empty.problems[0]
+    assert verify.exit_code(empty) == 1
+    await ARun(bad_day, tmp_path).claim(1)
+    assert "no checkpoint yet" in (await verify.verify_run(bad_day)).problems[0]
+    assert await verify.load_ledger(bad_day) == []
+
+
+async def test_a_corrupt_chunk_of_the_state_is_named(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = await a_disturbed_run(bad_day, tmp_path)
+    fetched = await fetch_checkpoint(bad_day, run.log.commits[-1], tmp_path / "look")
+    bad_day.corrupt = {choose_chunks(fetched.manifest)[0].key}
+    verified = await verify.verify_run(bad_day)
+    assert "is corrupt" in verified.problems[0]
+    assert verify.build_table(verified).splitlines()[-1].startswith("PROBLEM chunks/")
+    assert (await verify.verify_run(bad_day, state=False)).ok
+
+
+async def test_an_end_beyond_the_newest_checkpoint_is_a_problem(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = ARun(bad_day, tmp_path)
+    claimed = await run.claim(1)
+    await run.save(4)
+    await run.log.append(Done(epoch=1, token=claimed.token, step=6))
+    verified = await verify.verify_run(bad_day)
+    assert verified.problems == ("the run ended at step 6, its newest checkpoint is step 4",)
+
+
+def test_each_step_must_stand_once() -> None:
+    good = [entry(1), entry(2), entry(2, reduction=1)]
+    assert verify.find_problems(good, 2) == []
+    assert verify.find_problems([entry(1), entry(3)], 3) == ["step 2 is missing from the ledger"]
+    assert verify.find_problems([entry(1), entry(1)], 1) == ["step 1 stands 2 times in the ledger"]
+    assert verify.find_problems([], 1) == ["step 1 is missing from the ledger"]
+
+
+def test_each_micro_batch_must_come_from_one_rank() -> None:
+    for count in (0, 2):
+        odd = replace(entry(1), counts=(1, count))
+        assert verify.find_problems([odd], 1) == [
+            f"step 1: micro-batch 1 came from {count} ranks, not 1"
+        ]
+
+
+def test_two_reductions_of_a_step_must_see_the_same_samples() -> None:
+    other = replace(entry(1, reduction=1), samples=(1, 2, 3, 4))
+    assert verify.find_problems([entry(1), other], 1) == [
+        "step 1: its reductions saw different samples"
+    ]
