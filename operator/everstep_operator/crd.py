@@ -125,7 +125,11 @@ def _root(resource: Resource) -> dict[str, Any]:
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            "metadata": {"type": "object"},
+            # A bound on the name, or the cost of rules on it counts as unbounded.
+            "metadata": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": 253}},
+            },
             "spec": build_schema(resource.spec_model),
             "status": build_schema(resource.status_model),
         },

@@ -94,17 +94,11 @@ class Workers(Resourceful):
             cel="!has(self.minReplicas) || self.minReplicas <= self.replicas",
             check=lambda w: w.min_replicas is None or w.min_replicas <= w.replicas,
             message="minReplicas must be at most replicas: lower minReplicas or raise replicas",
-            found="'minReplicas is ' + string(self.minReplicas) + ' and replicas is ' + "
-            "string(self.replicas) + ': minReplicas must be at most replicas; "
-            "lower minReplicas or raise replicas'",
         ),
         Rule(
             cel="!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
             check=lambda w: w.max_replicas is None or w.replicas <= w.max_replicas,
             message="replicas must be at most maxReplicas: lower replicas or raise maxReplicas",
-            found="'replicas is ' + string(self.replicas) + ' and maxReplicas is ' + "
-            "string(self.maxReplicas) + ': replicas must be at most maxReplicas; "
-            "lower replicas or raise maxReplicas'",
         ),
     )
     replicas: int = Field(default=1, ge=1, le=4096, description="Pods wanted.")
