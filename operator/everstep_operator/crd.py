@@ -208,6 +208,8 @@ def _cel(rule: Rule) -> dict[str, Any]:
     body = {"rule": rule.cel, "message": rule.message}
     if rule.found:
         body["messageExpression"] = rule.found
+    if rule.at:
+        body["fieldPath"] = rule.at
     return body
 
 

@@ -46,12 +46,14 @@ class PodSpec(Resourceful):
     )
     rules = (
         Rule(
+            at=".nodeName",
             cel="!has(self.nodeName)",
             check=lambda s: s.node_name is None,
             message="nodeName pins every pod to one node, which leaves no way out when it fails: "
             "remove it, use nodeSelector or affinity",
         ),
         Rule(
+            at=".tolerations",
             cel="!has(self.tolerations) || self.tolerations.all(t, has(t.key) && "
             f"t.key != '' && t.key != '{names.TAINT_QUARANTINE}')",
             check=lambda s: all(
@@ -91,11 +93,13 @@ class Workers(Resourceful):
 
     rules = (
         Rule(
+            at=".minReplicas",
             cel="!has(self.minReplicas) || self.minReplicas <= self.replicas",
             check=lambda w: w.min_replicas is None or w.min_replicas <= w.replicas,
             message="minReplicas must be at most replicas: lower minReplicas or raise replicas",
         ),
         Rule(
+            at=".maxReplicas",
             cel="!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
             check=lambda w: w.max_replicas is None or w.replicas <= w.max_replicas,
             message="replicas must be at most maxReplicas: lower replicas or raise maxReplicas",
@@ -138,6 +142,7 @@ class Checkpoint(Resourceful):
 
     rules = (
         Rule(
+            at=".uri",
             cel=" || ".join(f"self.uri.startsWith('{s}')" for s in SCHEMES),
             check=lambda c: c.uri.startswith(SCHEMES),
             message=f"uri must begin with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}",
@@ -145,15 +150,18 @@ class Checkpoint(Resourceful):
             f"{', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, as in s3://bucket/folder'",
         ),
         Rule(
+            at=".everySteps",
             cel="!has(self.everySteps) || !has(self.everySeconds)",
             check=lambda c: c.every_steps is None or c.every_seconds is None,
             message="everySteps and everySeconds are both set: keep the one that you mean",
         ),
         Rule(
+            at=".uri",
             cel="self.uri == oldSelf.uri",
             message="uri cannot change, the run would lose its past: make a new job for a new place",
         ),
         Rule(
+            at=".run",
             cel="has(self.run) == has(oldSelf.run) && (!has(self.run) || self.run == oldSelf.run)",
             message="run cannot change, the run would lose its past: make a new job for a new run",
         ),

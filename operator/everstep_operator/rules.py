@@ -20,6 +20,8 @@ class Rule:
     """Names the field, and the fix."""
     found: str = ""
     """CEL expression of type string that also names the value found; empty: `message` alone."""
+    at: str = ""
+    """Field that the message is about, like `.uri`: it goes into the path that the API server shows."""
     check: Callable[[Any], bool] | None = None
     """None for what only the API server can judge (a change of an immutable field)."""
 
