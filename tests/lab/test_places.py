@@ -111,15 +111,30 @@ def test_openssl_accepts_a_node_certificate_for_its_address(tmp_path: Path) -> N
     assert key.stat().st_mode & 0o077 == 0
 
 
-def test_status_shows_what_is_stopped_and_leaves_out_what_is_empty() -> None:
-    lab = {
-        "supervisor": 1, "up_seconds": 9.6, "memory_bytes": 655_400_000, "api": "https://a",
-        "kubeconfig": "/k", "kubectl": "/b", "logs": "/l",
-        "operator": {"pid": None, "metrics": "m"},
-        "objectstore": {"pid": 7, "endpoint": "http://s", "bucket": "everstep"},
-        "nodes": {"node-1": {"faults": ["xid 79"], "pods": [], "gpus": 2}},
-    }  # fmt: skip
-    text = present.render_status(lab)
+GPU = {"index": 0, "uuid": "GPU-a", "present": True, "healthy": True, "xid": 0, "pod": "j-0-1"}
+NODE = {
+    "ip": "127.64.0.1", "powered": True, "connected": True, "exporter": "ok", "faults": [],
+    "gpus": [GPU], "pods": [{"name": "default/j-0-1", "ip": "127.64.1.10", "running": True}],
+}  # fmt: skip
+LAB = {
+    "supervisor": 1, "up_seconds": 9.6, "memory_bytes": 655_400_000, "api": "https://a",
+    "kubeconfig": "/k", "kubectl": "/b", "logs": "/l",
+    "operator": {"pid": None, "metrics": "m"},
+    "objectstore": {"pid": 7, "endpoint": "http://s", "bucket": "everstep"},
+    "nodes": {"node-1": NODE},
+}  # fmt: skip
+
+
+def test_status_shows_what_runs_and_where() -> None:
+    text = present.render_status(LAB)
     assert "operator    stopped" in text
     assert "S3 server   pid 7, http://s, bucket everstep" in text
-    assert "node-1      faults [xid 79], gpus 2" in text
+    assert "node-1    127.64.0.1    1     ok        0: j-0-1, ok" in text
+
+
+def test_status_shows_what_is_broken_on_purpose() -> None:
+    lost = {**GPU, "present": False, "healthy": False, "xid": 79, "pod": None}
+    node = {**NODE, "gpus": [lost], "connected": False, "faults": ["GPU 0, XID 79: off the bus"]}
+    text = present.render_status({**LAB, "nodes": {"node-1": node}})
+    assert "0: free, lost" in text
+    assert "  cut off from the API server\n  GPU 0, XID 79: off the bus" in text

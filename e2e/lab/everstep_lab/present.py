@@ -36,9 +36,32 @@ def render_status(lab: Mapping[str, Any]) -> str:
         ("logs", lab["logs"]),
     ]
     lines = [f"{name:<12}{value}" for name, value in rows]
-    for name, node in lab["nodes"].items():
-        lines += [f"{name:<12}{_flat(node)}"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_node_table(lab["nodes"])])
+
+
+def _node_table(nodes: Mapping[str, Any]) -> list[str]:
+    """A row per node, and under it what is broken on purpose."""
+    lines = ["", f"{'NODE':<10}{'ADDRESS':<14}{'PODS':<6}{'EXPORTER':<10}GPUS"] if nodes else []
+    for name, node in nodes.items():
+        running = sum(1 for pod in node.get("pods", []) if pod["running"])
+        gpus = "  ".join(map(_gpu, node.get("gpus", [])))
+        lines.append(f"{name:<10}{node['ip']:<14}{running:<6}{node['exporter']:<10}{gpus}".rstrip())
+        lines += [f"  {fault}" for fault in _faults(node)]
+    return lines
+
+
+def _faults(node: Mapping[str, Any]) -> list[str]:
+    found = [] if node["powered"] else ["the node is dead"]
+    if not node["connected"]:
+        found.append("cut off from the API server")
+    return [*found, *node.get("faults", [])]
+
+
+def _gpu(gpu: Mapping[str, Any]) -> str:
+    state = "ok" if gpu["healthy"] else f"XID {gpu['xid']}"
+    if not gpu["present"]:
+        state = "lost"
+    return f"{gpu['index']}: {gpu.get('pod') or 'free'}, {state}"
 
 
 def _process(pid: int | None, where: str) -> str:
@@ -47,16 +70,3 @@ def _process(pid: int | None, where: str) -> str:
 
 def _megabytes(lab: Mapping[str, Any]) -> int:
     return round(int(lab["memory_bytes"]) / 1e6)
-
-
-def _flat(node: Mapping[str, Any]) -> str:
-    """`key value, …`, what is empty left out."""
-    return ", ".join(f"{k} {_value(v)}" for k, v in node.items() if v not in (None, "", [], {}))
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "(" + _flat(value) + ")"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return str(value)

@@ -21,14 +21,14 @@ from everstep_lab import certs, control, guardian, kubeconfig, procs
 from everstep_lab.api import Api, ApiError, Object
 from everstep_lab.config import LabConfig
 from everstep_lab.controlplane import ControlPlane, Tokens
+from everstep_lab.nodeset import NodeSet
 from everstep_lab.objectstore import ObjectStore
 from everstep_lab.operator import Operator
 from everstep_lab.places import Places, choose_port
 from everstep_lab.ready import ReadyPipe
-from everstep_lab.seam import Cluster, FaultRequest, LabError, Node, NodeSpec
+from everstep_lab.seam import FaultRequest, LabError
 
 SECRET = "object-store"
-_IMAGES = Path(__file__).resolve().parent.parent / "images.yaml"
 _UP_SECONDS = 120.0
 
 
@@ -37,10 +37,8 @@ class Supervisor:
         self._places, self._config, self._ready = places, config, ready
         self._begun = time.monotonic()
         self._stop = asyncio.Event()
-        self._nodes: dict[str, Node] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        names = [f"node-{i + 1}" for i in range(config.nodes)]
-        self._tokens = Tokens.draw(names)
+        self._tokens = Tokens.draw(f"node-{i + 1}" for i in range(config.nodes))
+        self._nodes = NodeSet(places, config, self._tokens)
         places.certs.mkdir()
         self._authority = certs.Authority(places.certs, datetime.datetime.now(datetime.UTC))  # noqa: TID251
         binaries = Path(config.control_plane)
@@ -97,7 +95,7 @@ class Supervisor:
         await self._control.start()
         self._write_kubeconfigs()
         self._ready.say(f"starting {self._config.nodes} nodes")
-        self._start_nodes()
+        self._nodes.start(self._control, self._authority)
         await self._until_usable()
         await self._create_secret()
         if self._config.operator:
@@ -110,35 +108,6 @@ class Supervisor:
         kubeconfig.write_private(self._places.kubeconfig, document)
         if self._config.kubeconfig:
             kubeconfig.write_private(Path(self._config.kubeconfig), document)
-
-    def _start_nodes(self) -> None:
-        if not self._config.nodes:
-            return
-        from everstep_lab.node import SimulatedNode
-        from everstep_lab.scenario import Scenario
-
-        cluster = self._cluster()
-        scenario = Scenario(seed=self._config.seed)
-        for index, (name, token) in enumerate(self._tokens.nodes.items(), start=1):
-            spec = NodeSpec(
-                index=index, name=name, ip=self._places.node_ip(index), token=token,
-                pod_prefix=self._places.pod_prefix(index), gpus=self._config.gpus_per_node,
-            )  # fmt: skip
-            self._authority.issue(name, f"system:node:{name}", [spec.ip, name])
-            node: Node = SimulatedNode(spec, cluster, scenario)
-            self._nodes[name] = node
-            self._tasks.append(asyncio.create_task(node.run(), name=name))
-
-    def _cluster(self) -> Cluster:
-        memory = self._places.memory / "nodes"
-        for folder in (memory, self._places.nodes):
-            folder.mkdir(parents=True, exist_ok=True)
-        return Cluster(
-            api_url=self._control.url, ca_file=self._control.ca, certs=self._places.certs,
-            admin_token=self._tokens.admin, state=self._places.nodes, memory=memory,
-            images=Path(self._config.images) if self._config.images else _IMAGES,
-            logs=self._places.logs, seed=self._config.seed,
-        )  # fmt: skip
 
     async def _until_usable(self) -> None:
         """A pod needs the ServiceAccount to be created, a Ready node to be bound."""
@@ -184,18 +153,11 @@ class Supervisor:
         """Raises what broke: a lab that lost a part without anybody's wish must not go on."""
         self._control.check()
         self._store.check()
-        for task in self._tasks:
-            if task.done() and not task.cancelled() and (error := task.exception()):
-                raise LabError(f"{task.get_name()} broke down: {error!r}") from error
+        self._nodes.check()
 
     async def _down(self) -> None:
         self._operator.stop()
-        async with asyncio.timeout(15):
-            stops = [node.stop() for node in self._nodes.values()]
-            await asyncio.gather(*stops, return_exceptions=True)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._nodes.stop()
         await self._api.close()
         self._store.stop()
         self._control.stop()
@@ -209,9 +171,9 @@ class Supervisor:
                 self.request_stop()
                 return "going down"
             case {"do": "fault", "node": str(name), "fault": dict(fields)}:
-                return await self._node(name).fault(FaultRequest(**fields))
+                return await self._nodes.get(name).fault(FaultRequest(**fields))
             case {"do": "heal", "node": str(name)}:
-                return await self._node(name).heal()
+                return await self._nodes.get(name).heal()
             case {"do": "operator", "action": str(action)}:
                 return await self._operate(action)
             case {"do": "objectstore", "action": str(action)}:
@@ -238,12 +200,6 @@ class Supervisor:
             await asyncio.sleep(0.05)
         return f"object store serves {self._store.endpoint}"
 
-    def _node(self, name: str) -> Node:
-        node = self._nodes.get(name)
-        if node is None:
-            raise LabError(f"no node {name!r}; there are {', '.join(self._nodes)}")
-        return node
-
     def describe(self) -> dict[str, Any]:
         """What `everstep-lab status` shows, as JSON values."""
         guardian = os.getppid()
@@ -269,7 +225,7 @@ class Supervisor:
                 "log": str(self._operator.log),
                 "kubeconfig": str(self._operator.kubeconfig),
             },
-            "nodes": {name: node.describe() for name, node in self._nodes.items()},
+            "nodes": self._nodes.describe(),
             "config": dataclasses.asdict(self._config),
         }
 
