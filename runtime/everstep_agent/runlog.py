@@ -79,8 +79,13 @@ class RunLog:
         async with self._lock:
             return await self._read_on()
 
-    async def append(self, entry: Entry) -> Appended | Lost:
+    async def append(self, entry: Entry, *, after: int | None = None) -> Appended | Lost:
         """Write `entry` at the next free place, if it is still allowed there.
+
+        Args:
+            after: how many entries were known when this one was decided on. If more have been read
+                since, by whichever task of this process, nothing is tried: decide anew. Give it
+                with every claim.
 
         `Lost` when somebody else took the place, or when the newest claim is not the entry's own
         (then nothing was tried). A claim must have been judged by `runlog_rules.may_claim` on
@@ -89,6 +94,10 @@ class RunLog:
         async with self._lock:
             if entry in self._entries:
                 return Appended(place=self._entries.index(entry), answer_lost=True)
+            if after is not None and len(self._entries) != after:
+                newer = tuple(self._entries[after:])
+                message = f"{len(newer)} entries were read since this one was decided on"
+                return Lost(entries=newer, reason="ReadMore", message=message)
             verdict = runlog_rules.may_append(entry, self.newest_claim)
             if not verdict.ok:
                 return Lost(entries=(), reason=verdict.reason, message=verdict.message)

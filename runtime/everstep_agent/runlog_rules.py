@@ -126,10 +126,15 @@ def build_left_out(
 
 
 def may_append(entry: Entry, newest: Claim | None) -> Verdict:
-    """Claims are judged by `may_claim`; every other entry must carry the token of the newest claim
-    read.
+    """A claim (judged by `may_claim`) needs a number that is new; every other entry must carry the
+    token of the newest claim read.
     """
     if isinstance(entry, Claim):
+        if newest is not None and entry.epoch <= newest.epoch:
+            text = (
+                f"epoch {entry.epoch} is not after epoch {newest.epoch}, which has claimed the run"
+            )
+            return Verdict(ok=False, reason="EpochUsed", message=text)
         return Verdict(ok=True, reason="Claim", message="a claim is judged before it is appended")
     if newest is None:
         return Verdict(ok=False, reason="NoClaim", message="nobody has claimed the run yet")

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.a_run import ARun, claim, commit
+from agent.a_run import ARun, claim, commit, upload
 from agent.unreliable import UnreliableStore
 from everstep_agent.checkpoint.restore import restore_newest
-from everstep_agent.checkpoint.retention import Retention, build_retire, choose_retired
+from everstep_agent.checkpoint.retention import Retention, build_retire, choose_retired, step_of
+from everstep_agent.checkpoint.upload import chunk_key
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.verify import verify_run
 from everstep_contract.log import Retire
@@ -166,5 +167,35 @@ async def test_deletions_left_half_done_are_finished_by_the_next_coordinator(
     entry = await retention.retire("token001-rest")
     assert entry is not None
     await bad_day.put(first, body)
-    await Retention(bad_day, run.log, keep=1).sweep()
+    after = Retention(bad_day, run.log, keep=1)
+    assert await after.retire("token001-rest") is None
     assert first not in await bad_day.list()
+
+
+async def test_what_a_dropped_save_left_behind_is_collected(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = await a_run(bad_day, tmp_path, 2)
+    await upload(bad_day, tmp_path, token="token001-rest", epoch=1, step=3)
+    await bad_day.put("manifests/00000001-0000000003-token001.json", b"never committed")
+    await bad_day.put("notes/of-a-user-0000000003", b"not ours")
+    before = set(await bad_day.list())
+    assert await Retention(bad_day, run.log, keep=3).collect("token001-rest") is None
+    await run.save(4, since=2)
+    await upload(bad_day, tmp_path, token="token001-rest", epoch=1, step=5)
+    entry = await Retention(bad_day, run.log, keep=3).collect("token001-rest")
+    assert entry is not None
+    gone = before - set(await bad_day.list())
+    assert gone == {*entry.manifests, *entry.chunks}
+    assert gone
+    assert all("0000000003" in key for key in gone)
+    assert "notes/of-a-user-0000000003" not in gone
+    assert await Retention(bad_day, run.log, keep=3).collect("token001-rest") is None
+    assert (await verify_run(bad_day)).problems == ()
+
+
+def test_keys_name_their_step() -> None:
+    assert step_of(chunk_key("token001-rest", 12, "a" * 64)) == 12
+    assert step_of("manifests/00000001-0000000034-token001-2.json") == 34
+    assert step_of("chunks/token001/x/" + "a" * 64) is None
+    assert step_of("log/000000000001.json") is None

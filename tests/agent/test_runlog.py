@@ -4,6 +4,7 @@ import pytest
 
 from agent.a_run import claim, commit
 from agent.unreliable import UnreliableStore
+from everstep_agent import runlog_rules
 from everstep_agent.runlog import Appended, LogDamaged, Lost, RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import Unreachable
@@ -57,13 +58,16 @@ async def test_who_loses_a_place_reads_the_rivals_entry_and_decides_anew(
 async def test_of_eight_rival_claims_each_gets_its_own_place(store: ObjectStore) -> None:
     async def insist(writer: int) -> None:
         run_log = RunLog(store)
-        while isinstance(await run_log.append(claim(writer, token=f"w{writer}")), Lost):
-            pass
+        outcome: Appended | Lost | None = None
+        while not isinstance(outcome, Appended):
+            epoch = runlog_rules.next_epoch(run_log.entries)
+            outcome = await run_log.append(claim(epoch, token=f"w{writer}"))
 
     await asyncio.gather(*(insist(w) for w in range(8)))
     everything = RunLog(store)
     await everything.refresh()
-    assert sorted(c.epoch for c in everything.claims) == list(range(8))
+    assert [c.epoch for c in everything.claims] == list(range(1, 9))
+    assert {c.token for c in everything.claims} == {f"w{w}" for w in range(8)}
 
 
 async def test_a_lost_answer_is_recognised_as_our_own_entry(memory: ObjectStore) -> None:
@@ -143,3 +147,24 @@ async def test_appends_of_one_process_do_not_race_each_other(memory: ObjectStore
     await run_log.append(claim(1))
     outcomes = await asyncio.gather(*(run_log.append(commit(1, s)) for s in range(1, 9)))
     assert sorted(o.place for o in outcomes if isinstance(o, Appended)) == list(range(1, 9))
+
+
+async def test_a_claim_decided_on_before_another_task_read_more_is_not_written(
+    memory: ObjectStore,
+) -> None:
+    run_log = RunLog(memory)
+    await run_log.append(claim(1))
+    decided_on = len(run_log.entries)
+    await run_log.append(commit(1, 5))
+    outcome = await run_log.append(claim(2), after=decided_on)
+    assert isinstance(outcome, Lost)
+    assert (outcome.reason, outcome.entries) == ("ReadMore", (commit(1, 5),))
+    assert isinstance(await run_log.append(claim(2), after=2), Appended)
+
+
+async def test_an_epochs_number_is_claimed_once(memory: ObjectStore) -> None:
+    run_log = RunLog(memory)
+    await run_log.append(claim(3))
+    outcome = await run_log.append(claim(3, token="another"))
+    assert isinstance(outcome, Lost)
+    assert outcome.reason == "EpochUsed"

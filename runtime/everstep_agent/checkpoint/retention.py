@@ -5,6 +5,8 @@ deleted has a `retire` entry in the run log before it, and nothing that stays re
 """
 
 import asyncio
+import contextlib
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,11 +15,14 @@ from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.restore import fetch_verified
 from everstep_agent.runlog import Lost, RunLog
+from everstep_agent.runlog_rules import Retired
+from everstep_agent.storage.errors import Denied
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract.log import Commit, Entry, Retire
 from everstep_contract.manifest import Chunk, Manifest
 
 CONCURRENCY = 4
+COLLECT_EVERY = 50
 
 
 def choose_retired(entries: Sequence[Entry], good: Collection[str], keep: int) -> list[Commit]:
@@ -60,6 +65,29 @@ def build_retire(
     )
 
 
+def choose_garbage(
+    keys: Iterable[str], named: Collection[str], retired: Retired, step: int
+) -> Retired:
+    """Of these keys those that nothing names and nothing will: a save of a step that is not after
+    the newest commit's can no longer be committed. A listing that lags behind only misses some.
+    """
+    held = set(named) | retired.manifests | retired.chunks
+    old = [k for k in keys if k not in held and (at := step_of(k)) is not None and at <= step]
+    return Retired(
+        manifests=frozenset(k for k in old if k.startswith("manifests/")),
+        chunks=frozenset(k for k in old if k.startswith("chunks/")),
+    )
+
+
+def step_of(key: str) -> int | None:
+    """The step that a key of ours names."""
+    found = _STEP.fullmatch(key)
+    return int(found.group(1) or found.group(2)) if found else None
+
+
+_STEP = re.compile(r"manifests/\d+-(\d+)-[^/]+\.json|chunks/[^/]+/(\d+)/[0-9a-f]{64}")
+
+
 @dataclass(slots=True)
 class Checked:
     """What this coordinator has read back so far."""
@@ -81,6 +109,7 @@ class Retention:
         self._keep = keep
         self._slots = asyncio.Semaphore(concurrency)
         self._checked = Checked()
+        self._calls = 0
 
     @property
     def newest_good(self) -> Commit | None:
@@ -116,19 +145,36 @@ class Retention:
         """Give up what `choose_retired` names, entry first, and delete it. None: nothing to do, or
         not ours.
         """
-        chosen = choose_retired(self._log.entries, self._checked.good, self._keep)
         newest = self._log.newest_claim
-        if not chosen or newest is None or newest.token != token:
+        if newest is None or newest.token != token:
+            return None
+        if self._calls % COLLECT_EVERY == 0:
+            await self._tidy(token)
+        self._calls += 1
+        chosen = choose_retired(self._log.entries, self._checked.good, self._keep)
+        kept = await self._kept(chosen) if chosen else None
+        if kept is None:
             return None
         given_up = [(c, await self._manifest(c)) for c in chosen]
-        kept = [await self._manifest(c) for c in self._staying(chosen)]
-        if any(m is None for m in kept):
-            return None  # what a manifest names that cannot be read is not known: nothing may go
-        entry = build_retire(token, newest.epoch, given_up, [m for m in kept if m])
+        return await self._give_up(build_retire(token, newest.epoch, given_up, kept))
+
+    async def _tidy(self, token: str) -> None:
+        await self.sweep()
+        # Without the right to list, only what saves that failed have left behind stays.
+        with contextlib.suppress(Denied):
+            await self.collect(token)
+
+    async def _give_up(self, entry: Retire) -> Retire | None:
         if isinstance(await self._log.append(entry), Lost):
             return None
         await self.delete(entry)
         return entry
+
+    async def _kept(self, chosen: Collection[Commit]) -> list[Manifest] | None:
+        """None: one of them cannot be read, so what it names is not known and nothing may go."""
+        found = [await self._manifest(c) for c in self._staying(chosen)]
+        kept = [m for m in found if m]
+        return kept if len(kept) == len(found) else None
 
     def _staying(self, chosen: Collection[Commit]) -> list[Commit]:
         retired = runlog_rules.list_retired(self._log.entries).manifests
@@ -159,3 +205,26 @@ class Retention:
         retires = [e for e in self._log.entries if isinstance(e, Retire)]
         for entry in retires[-newest:]:
             await self.delete(entry)
+
+    async def collect(self, token: str) -> Retire | None:
+        """Give up what saves that were never committed left behind."""
+        newest = runlog_rules.newest_resumable(self._log.entries)
+        claim = self._log.newest_claim
+        kept = await self._kept(())
+        if newest is None or claim is None or claim.token != token or kept is None:
+            return None
+        keys = [*await self._store.list("manifests"), *await self._store.list("chunks")]
+        named = {c.manifest for c in self._log.commits} | {c.key for m in kept for c in m.chunks}
+        gone = choose_garbage(
+            keys, named, runlog_rules.list_retired(self._log.entries), newest.step
+        )
+        if not gone.manifests and not gone.chunks:
+            return None
+        return await self._give_up(
+            Retire(
+                epoch=claim.epoch,
+                token=token,
+                manifests=tuple(sorted(gone.manifests)),
+                chunks=tuple(sorted(gone.chunks)),
+            )
+        )
