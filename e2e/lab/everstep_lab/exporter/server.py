@@ -47,6 +47,10 @@ class ExporterServer:
     def page(self) -> str:
         return self._page
 
+    @property
+    def listening(self) -> bool:
+        return self._runner is not None
+
     def collect(self) -> None:
         """Take one sample; frozen values are those of the sample before."""
         if self.mode == "frozen":
