@@ -178,7 +178,12 @@ def _owned(numbers: Sequence[int]) -> list[socket.socket]:
     duplicates = []
     for number in numbers:
         os.set_inheritable(number, False)
-        duplicates.append(socket.socket(fileno=os.dup(number)))
+        duplicate = socket.socket(fileno=os.dup(number))
+        # Shut down, gloo's listener makes its accept fail, and gloo answers with std::terminate.
+        if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            duplicate.close()
+        else:
+            duplicates.append(duplicate)
     copies = [*numbers, *(d.fileno() for d in duplicates)]
     os.register_at_fork(after_in_child=lambda: _close_all(copies))
     return duplicates
