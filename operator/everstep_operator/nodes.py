@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from everstep_contract import codec, names
 from everstep_operator.evidence import Evidence
+from everstep_operator.values import NodeState
 
 Object = Mapping[str, Any]
 T = TypeVar("T")
@@ -27,7 +28,7 @@ class Mark:
     cordoned: bool
     """We made the node unschedulable; False: it was so before, by another's hand."""
     at: float
-    verdict: str = "Leaving"
+    verdict: str = NodeState.LEAVING.value
     reason: str = ""
     message: str = ""
     decided_at: float = 0.0

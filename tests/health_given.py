@@ -1,0 +1,101 @@
+"""Builders for tests of health and fleet: nodes, pages, and a node's history with a fake clock."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from everstep_operator.evidence import Evidence, Finding
+from everstep_operator.health import rules, signals, xids
+from everstep_operator.health.outcomes import FailureKind, Scrape, ScrapeFailure
+from everstep_operator.health.parse import GpuSample, Page
+from everstep_operator.nodes import NodeFacts
+
+NODE = "node-1"
+A, B = "GPU-a", "GPU-b"
+TABLE = xids.load_xids()
+LIMITS = signals.build_limits(1.0)
+START = 1_000_000.0
+
+
+def a_node(**changes: Any) -> NodeFacts:
+    given = NodeFacts(
+        name=NODE,
+        uid="uid-1",
+        version="1",
+        machine="machine-1",
+        boot="boot-1",
+        gpus=2,
+        allocatable=2,
+    )
+    return replace(given, **changes)
+
+
+def a_gpu(uuid: str, **changes: Any) -> GpuSample:
+    index = "01"["ab".index(uuid[-1])]
+    sample = GpuSample(uuid=uuid, index=index, xid=0, double_bit=0.0, remap_failed=False)
+    return replace(sample, **changes)
+
+
+def a_page(*gpus: GpuSample) -> Page:
+    return Page(gpus={gpu.uuid: gpu for gpu in gpus}, hostname=NODE)
+
+
+HEALTHY = a_page(a_gpu(A), a_gpu(B))
+
+
+def a_failure(kind: FailureKind = FailureKind.REFUSED) -> ScrapeFailure:
+    return ScrapeFailure(kind=kind, message=f"http://node-1:9400/metrics: {kind.value}")
+
+
+@dataclass(slots=True)
+class History:
+    """One node under observation: every scrape is one second after the last."""
+
+    facts: NodeFacts = field(default_factory=a_node)
+    now: float = START
+    memory: signals.NodeMemory = field(default_factory=signals.NodeMemory)
+    died_at: float | None = None
+    energy: float = 0.0
+
+    def scrape(self, *outcomes: Page | ScrapeFailure, moving: bool = True) -> "History":
+        """`moving`: every GPU used energy since the last page."""
+        for outcome in outcomes:
+            self.now += 1.0
+            self.energy += 300.0 if moving else 0.0
+            shown = self._with_energy(outcome) if isinstance(outcome, Page) else outcome
+            scrape = Scrape(node=self.facts.name, started=self.now, seconds=0.01, outcome=shown)
+            self.memory = signals.remember(self.memory, scrape, self.facts, LIMITS)
+        return self
+
+    def _with_energy(self, page: Page) -> Page:
+        gpus = {u: replace(gpu, energy=self.energy) for u, gpu in page.gpus.items()}
+        return replace(page, gpus=gpus)
+
+    def restarted(self) -> "History":
+        """The operator starts anew: only what stands on the node is left."""
+        self.memory = signals.NodeMemory()
+        self.died_at = None
+        return self
+
+    def rebooted(self, boot: str = "boot-2") -> "History":
+        self.facts = replace(self.facts, boot=boot)
+        return self
+
+    def answered(self, *evidence: Evidence) -> "History":
+        self.facts = replace(self.facts, answered=(*self.facts.answered, *evidence))
+        return self
+
+    def finding(self) -> Finding:
+        return rules.decide_node(
+            self.memory,
+            self.facts,
+            table=TABLE,
+            limits=LIMITS,
+            now=self.now,
+            died_at=self.died_at,
+        )
+
+    def evidence(self) -> list[Evidence]:
+        return [claim.evidence for claim in self.finding().claims]
+
+    def states(self) -> list[str]:
+        return [claim.state.value for claim in self.finding().claims]

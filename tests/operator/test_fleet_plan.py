@@ -1,0 +1,328 @@
+"""Verdicts, nodes and quarantines → cordons, releases, and what is left alone."""
+
+import pytest
+
+from everstep_contract import names
+from everstep_operator import kube
+from everstep_operator.evidence import Kind
+from everstep_operator.fleet.actions import CreateQuarantine
+from everstep_operator.fleet.view import Budget, Policy, parse_budget
+from everstep_operator.values import NodeState
+from fleet_given import START, Fleet
+from toy_cluster import a_node_object
+
+OTHERS_TAINT = {"key": "maintenance", "value": "soon", "effect": "NoSchedule"}
+
+
+def a_fleet(nodes: int = 4, budget: int = 2, **changes: object) -> Fleet:
+    fleet = Fleet(policy=Policy(budget=Budget(number=budget)))
+    fleet.cluster.add_nodes(nodes, **changes)
+    return fleet
+
+
+async def a_quarantined_node(**changes: object) -> Fleet:
+    return await a_fleet(**changes).break_("node-1").settle()
+
+
+def cordoned(fleet: Fleet) -> list[str]:
+    return [n.name for n in fleet.cluster.nodes().values() if n.unschedulable]
+
+
+async def test_a_quiet_fleet_is_not_touched() -> None:
+    fleet = await a_fleet().settle()
+    assert fleet.cluster.writes == []
+
+
+async def test_a_bad_node_is_recorded_cordoned_tainted_and_annotated() -> None:
+    fleet = await a_quarantined_node()
+    node = fleet.cluster.nodes()["node-1"]
+    (quarantine,) = fleet.cluster.quarantines()
+    assert (node.unschedulable, node.tainted) == (True, True)
+    assert node.mark is not None
+    assert (node.mark.quarantine, node.mark.cordoned) == (quarantine.name, True)
+    assert (quarantine.state, quarantine.cordon) == ("Quarantined", True)
+    assert quarantine.incident == node.mark.incident
+    assert fleet.cluster.reasons() == ["GpuFatalXid", "NodeQuarantined"]
+    assert cordoned(fleet) == ["node-1"]
+
+
+async def test_once_done_nothing_is_written_any_more() -> None:
+    fleet = await a_quarantined_node()
+    fleet.cluster.writes.clear()
+    await fleet.settle(100)
+    assert fleet.cluster.writes == []
+
+
+async def test_the_count_comes_first_and_alone() -> None:
+    fleet = a_fleet().break_("node-1")
+    first = fleet.plan().actions
+    assert [type(action) for action in first] == [CreateQuarantine]
+    await fleet.step()
+    assert not cordoned(fleet)
+    await fleet.step()
+    assert cordoned(fleet) == ["node-1"]
+
+
+async def test_the_incident_has_the_same_name_in_every_pass_and_every_life() -> None:
+    one, two = a_fleet().break_("node-1"), a_fleet().break_("node-1")
+    two.now += 50
+    names_of = [[a.quarantine.name for a in f.plan().actions] for f in (one, two)]  # type: ignore[union-attr]
+    assert names_of[0] == names_of[1]
+
+
+async def test_a_restarted_operator_meets_its_own_quarantine_and_makes_no_second() -> None:
+    fleet = (await a_quarantined_node()).restart()
+    fleet.cluster.writes.clear()
+    await fleet.settle()
+    assert fleet.cluster.writes == []
+
+
+async def test_beyond_the_budget_nodes_are_recorded_but_not_cordoned() -> None:
+    fleet = a_fleet(budget=2)
+    for index in range(4):
+        fleet.break_(f"node-{index}", at=START + index / 10)
+    await fleet.settle()
+    assert cordoned(fleet) == ["node-0", "node-1"]
+    states = sorted(q.state for q in fleet.cluster.quarantines())
+    assert states == ["OverBudget", "OverBudget", "Quarantined", "Quarantined"]
+    assert fleet.cluster.reasons().count("QuarantineBudgetExceeded") == 2
+
+
+async def test_what_is_gone_gets_the_budget_before_what_is_only_failing() -> None:
+    fleet = a_fleet(budget=1).break_("node-1")
+    fleet.break_("node-3", kind=Kind.MISSING, state=NodeState.GONE, at=START + 0.9)
+    await fleet.settle()
+    assert cordoned(fleet) == ["node-3"]
+
+
+async def test_room_in_the_budget_admits_who_waited_if_it_is_still_at_fault() -> None:
+    fleet = a_fleet(budget=1).break_("node-1").break_("node-2", at=START + 0.5)
+    await fleet.settle()
+    first = next(q for q in fleet.cluster.quarantines() if q.cordon)
+    await fleet.delete(first.name)
+    assert cordoned(fleet) == ["node-2"]
+    assert "QuarantineAdmitted" in fleet.cluster.reasons()
+
+
+async def test_who_waited_and_was_healed_is_not_cordoned_afterwards() -> None:
+    fleet = a_fleet(budget=1).break_("node-1").break_("node-2", at=START + 0.5)
+    await fleet.settle()
+    fleet.heal("node-2")
+    await fleet.delete(next(q.name for q in fleet.cluster.quarantines() if q.cordon))
+    assert cordoned(fleet) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu_nodes", "limit"),
+    [("10%", 4, 1), ("10%", 39, 3), ("50%", 8, 4), ("2", 100, 2), ("0", 100, 1), ("0%", 9, 1)],
+)
+def test_the_budget_is_a_share_or_a_number_and_at_least_one(
+    text: str, gpu_nodes: int, limit: int
+) -> None:
+    assert parse_budget(text).limit(gpu_nodes) == limit
+
+
+async def test_deleting_the_quarantine_releases_the_node_and_answers_its_evidence() -> None:
+    fleet = await (await a_quarantined_node()).delete()
+    node = fleet.cluster.nodes()["node-1"]
+    assert (node.unschedulable, node.tainted, node.mark) == (False, False, None)
+    assert [e.code for e in node.answered] == [64]
+    assert fleet.cluster.quarantines() == ()
+    assert fleet.cluster.reasons()[-1] == "NodeReleased"
+
+
+async def test_the_same_old_evidence_does_not_take_a_released_node_again() -> None:
+    fleet = await (await a_quarantined_node()).delete()
+    await fleet.settle(30)
+    await fleet.restart().settle(30)
+    assert cordoned(fleet) == []
+    assert fleet.cluster.quarantines() == ()
+
+
+async def test_new_evidence_takes_a_released_node_again() -> None:
+    fleet = await (await a_quarantined_node()).delete()
+    await fleet.break_("node-1", at=fleet.now).settle()
+    assert cordoned(fleet) == ["node-1"]
+
+
+async def test_a_release_answers_the_newest_occurrence_of_what_it_knew() -> None:
+    fleet = await a_quarantined_node()
+    fleet.heal("node-1").break_("node-1", at=fleet.now)
+    await fleet.settle()
+    await fleet.delete()
+    assert cordoned(fleet) == []
+
+
+async def test_releasing_a_node_with_a_missing_gpu_means_to_run_without_it() -> None:
+    fleet = a_fleet()
+    fleet.gpus = {"node-1": frozenset({"GPU-a", "GPU-b"})}
+    await fleet.settle()
+    fleet.gpus = {"node-1": frozenset({"GPU-b"})}
+    await fleet.break_("node-1", kind=Kind.MISSING, state=NodeState.GONE).settle()
+    assert fleet.cluster.nodes()["node-1"].expected == ("GPU-a", "GPU-b")
+    await fleet.delete()
+    assert fleet.cluster.nodes()["node-1"].expected == ("GPU-b",)
+
+
+async def test_a_node_cordoned_by_another_stays_cordoned_when_we_release_it() -> None:
+    fleet = await a_quarantined_node(unschedulable=True)
+    await fleet.delete()
+    node = fleet.cluster.nodes()["node-1"]
+    assert (node.unschedulable, node.tainted, node.mark) == (True, False, None)
+
+
+async def test_taints_of_others_come_and_stay_and_go_as_they_like() -> None:
+    fleet = await a_quarantined_node(taints=[OTHERS_TAINT])
+    keys = [t["key"] for t in fleet.cluster.nodes()["node-1"].taints]
+    assert keys == ["maintenance", names.TAINT_QUARANTINE]
+    await fleet.delete()
+    assert fleet.cluster.nodes()["node-1"].taints == (OTHERS_TAINT,)
+
+
+async def test_a_manual_cordon_of_a_sound_node_is_left_alone() -> None:
+    fleet = await a_quarantined_node()
+    fleet.cluster.change_node("node-2", {"spec": {"unschedulable": True}})
+    await fleet.settle()
+    await fleet.delete()
+    assert cordoned(fleet) == ["node-2"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"spec": {"unschedulable": None}},
+        {"spec": {"taints": []}},
+        {"spec": {"taints": [], "unschedulable": False}},
+        {"metadata": {"annotations": {names.ANNOTATION_CORDONED: None}}},
+    ],
+)
+async def test_our_marks_are_put_back_where_others_removed_them(damage: dict[str, object]) -> None:
+    fleet = await a_quarantined_node()
+    fleet.cluster.change_node("node-1", damage)
+    await fleet.settle()
+    node = fleet.cluster.nodes()["node-1"]
+    assert (node.unschedulable, node.tainted, node.mark is not None) == (True, True, True)
+    await fleet.delete()
+    assert cordoned(fleet) == []
+
+
+async def test_repairs_do_not_become_a_shouting_match() -> None:
+    fleet = await a_quarantined_node()
+    fleet.cluster.writes.clear()
+    for _ in range(100):
+        fleet.cluster.change_node("node-1", {"spec": {"unschedulable": None}})
+        await fleet.step()
+        fleet.now += 1
+    assert len(fleet.cluster.writes) == 4
+
+
+async def test_a_mark_whose_object_was_deleted_while_we_were_away_is_put_back() -> None:
+    fleet = await a_quarantined_node()
+    (before,) = fleet.cluster.quarantines()
+    fleet.cluster.remove(kube.QUARANTINES, before.name)
+    await fleet.restart().settle()
+    (after,) = fleet.cluster.quarantines()
+    assert (after.name, after.incident, after.evidence) == (before.name, before.incident, before.evidence)  # fmt: skip
+    assert cordoned(fleet) == ["node-1"]
+    assert "QuarantineRestored" in fleet.cluster.reasons()
+    await fleet.delete()
+    assert cordoned(fleet) == []
+
+
+async def test_many_objects_lost_in_one_pass_release_nothing_and_come_back() -> None:
+    fleet = a_fleet(nodes=8, budget=8)
+    for index in range(5):
+        fleet.break_(f"node-{index}")
+    await fleet.settle()
+    await fleet.delete()
+    assert len(cordoned(fleet)) == 5
+    assert len(fleet.cluster.quarantines()) == 5
+    assert "ManyQuarantinesLost" in fleet.cluster.reasons()
+
+
+async def test_many_lost_and_a_crash_while_putting_back_still_releases_nothing() -> None:
+    fleet = a_fleet(nodes=8, budget=8)
+    for index in range(5):
+        fleet.break_(f"node-{index}")
+    await fleet.settle()
+    for quarantine in fleet.cluster.quarantines():
+        fleet.cluster.remove(kube.QUARANTINES, quarantine.name)
+    await fleet.step(only=3)
+    await fleet.settle()
+    assert len(cordoned(fleet)) == 5
+
+
+async def test_a_crd_that_is_being_deleted_releases_nothing() -> None:
+    fleet = await a_quarantined_node()
+    fleet.cluster.crd = "terminating"
+    await fleet.delete()
+    assert cordoned(fleet) == ["node-1"]
+    fleet.cluster.crd = "missing"
+    await fleet.step()
+    assert cordoned(fleet) == ["node-1"]
+
+
+async def test_a_missing_crd_is_reported_and_nothing_is_done() -> None:
+    fleet = a_fleet().break_("node-1")
+    fleet.cluster.crd = "missing"
+    await fleet.step()
+    assert fleet.cluster.writes == []
+    assert fleet.cluster.reasons() == ["QuarantinesUnreadable"]
+
+
+async def test_an_over_budget_quarantine_that_is_deleted_counts_as_answered() -> None:
+    fleet = a_fleet(budget=1).break_("node-1").break_("node-2", at=START + 0.5)
+    await fleet.settle()
+    await fleet.delete(next(q.name for q in fleet.cluster.quarantines() if not q.cordon))
+    assert [q.node for q in fleet.cluster.quarantines()] == ["node-1"]
+    assert fleet.cluster.nodes()["node-2"].answered
+
+
+async def test_a_verdict_that_gets_worse_is_written_down() -> None:
+    fleet = await a_quarantined_node()
+    await fleet.break_("node-1", kind=Kind.MISSING, state=NodeState.GONE, at=fleet.now).settle()
+    (quarantine,) = fleet.cluster.quarantines()
+    assert quarantine.verdict is NodeState.GONE
+    assert {e.kind for e in quarantine.evidence} == {Kind.XID, Kind.MISSING}
+    mark = fleet.cluster.nodes()["node-1"].mark
+    assert mark is not None
+    assert mark.verdict == "gone"
+
+
+async def test_a_deleted_node_leaves_a_record_that_no_longer_counts() -> None:
+    fleet = a_fleet(budget=1).break_("node-1")
+    await fleet.settle()
+    fleet.cluster.remove(kube.NODES, "node-1")
+    await fleet.break_("node-2").settle()
+    states = {q.node: q.state for q in fleet.cluster.quarantines()}
+    assert states == {"node-1": "NodeAbsent", "node-2": "Quarantined"}
+
+
+async def test_another_machine_under_the_name_is_not_marked() -> None:
+    fleet = await a_quarantined_node()
+    fleet.heal("node-1")
+    fleet.cluster.add(kube.NODES, a_node_object("node-1", machine="new"))
+    await fleet.settle()
+    assert cordoned(fleet) == []
+    assert fleet.cluster.quarantines()[0].state == "NodeReplaced"
+
+
+async def test_gpus_that_a_node_shows_are_written_down_once() -> None:
+    fleet = a_fleet()
+    fleet.gpus = {"node-1": frozenset({"GPU-b", "GPU-a"})}
+    await fleet.settle()
+    assert fleet.cluster.nodes()["node-1"].expected == ("GPU-a", "GPU-b")
+    assert fleet.cluster.writes == ["patch nodes node-1"]
+
+
+async def test_a_quarantine_written_by_hand_quarantines_its_node() -> None:
+    fleet = a_fleet()
+    spec = {
+        "nodeName": "node-3", "incident": "by-hand", "verdict": "Leaving", "reason": "Manual",
+        "message": "a fan is loud", "decidedAt": "2026-11-21T10:00:00Z",
+    }  # fmt: skip
+    fleet.cluster.add(kube.QUARANTINES, {"metadata": {"name": "by-hand"}, "spec": spec})
+    await fleet.settle()
+    assert cordoned(fleet) == ["node-3"]
+    await fleet.delete()
+    assert cordoned(fleet) == []

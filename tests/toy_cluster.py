@@ -1,0 +1,191 @@
+"""A toy API server for nodes and NodeQuarantines: merge patches, versions, a CRD that can vanish.
+
+It stands behind the same port as `everstep_operator.kube.Kube`, and counts what is written.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from everstep_operator import kube
+from everstep_operator.fleet.model import NodeQuarantineSpec, NodeQuarantineStatus
+from everstep_operator.kube import Lane
+from everstep_operator.nodes import NodeFacts, to_facts
+from everstep_operator.quarantines import Quarantine, to_quarantine
+
+
+Objects = list[dict[str, Any]]
+
+
+def merge(target: Any, patch: Any) -> Any:
+    """JSON merge patch (RFC 7396)."""
+    if not isinstance(patch, Mapping):
+        return patch
+    result = dict(target) if isinstance(target, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge(result.get(key), value)
+    return result
+
+
+def a_node_object(name: str, **changes: Any) -> dict[str, Any]:
+    """`changes`: gpus, machine, boot, unschedulable, taints, annotations."""
+    gpus = str(changes.get("gpus", 2))
+    return {
+        "metadata": {
+            "name": name,
+            "uid": f"uid-{name}",
+            "annotations": dict(changes.get("annotations", {})),
+        },
+        "spec": {
+            "unschedulable": changes.get("unschedulable", False),
+            "taints": list(changes.get("taints", ())),
+        },
+        "status": {
+            "capacity": {"nvidia.com/gpu": gpus},
+            "allocatable": {"nvidia.com/gpu": gpus},
+            "nodeInfo": {
+                "machineID": changes.get("machine", f"machine-{name}"),
+                "bootID": changes.get("boot", "boot-1"),
+            },
+        },
+    }
+
+
+@dataclass(slots=True)
+class ToyCluster:
+    objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    version: int = 0
+    crd: str = "served"
+    """served, terminating (nothing can be created) or missing."""
+    writes: list[str] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    pods: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, kind: kube.Kind, obj: Mapping[str, Any]) -> dict[str, Any]:
+        return self._store(kind, copy.deepcopy(dict(obj)))
+
+    def add_nodes(self, count: int, **changes: Any) -> None:
+        for index in range(count):
+            self.add(kube.NODES, a_node_object(f"node-{index}", **changes))
+
+    def change_node(self, name: str, patch: Mapping[str, Any]) -> None:
+        """By somebody else."""
+        self._store(kube.NODES, merge(self.objects["nodes", name], patch))
+
+    def remove(self, kind: kube.Kind, name: str) -> dict[str, Any]:
+        return self.objects.pop((kind.plural, name))
+
+    def node(self, name: str) -> dict[str, Any]:
+        return self.objects["nodes", name]
+
+    def nodes(self) -> dict[str, NodeFacts]:
+        return {facts.name: facts for facts in map(to_facts, self._of("nodes"))}
+
+    def quarantines(self) -> tuple[Quarantine, ...]:
+        return tuple(to_quarantine(obj) for obj in self._of("nodequarantines"))
+
+    def reasons(self) -> list[str]:
+        return [event["reason"] for event in self.events]
+
+    def shape(self) -> Any:
+        """All that matters at the end: no versions, no times."""
+        nodes = {
+            n.name: (
+                n.unschedulable,
+                n.tainted,
+                n.mark.quarantine if n.mark else None,
+                n.mark.cordoned if n.mark else None,
+                tuple(sorted(e.identity for e in n.answered)),
+                n.expected,
+            )
+            for n in self.nodes().values()
+        }
+        quarantines = {
+            q.name: (q.node, q.verdict, q.cordon, q.state, tuple(e.identity for e in q.evidence))
+            for q in self.quarantines()
+        }
+        return nodes, quarantines
+
+    async def list(
+        self, kind: kube.Kind, namespace: str | None = None, *, labels: str = ""
+    ) -> tuple[Objects, str]:
+        if kind == kube.PODS:
+            return copy.deepcopy(self.pods), str(self.version)
+        self._need_crd(kind)
+        return copy.deepcopy(self._of(kind.plural)), str(self.version)
+
+    async def create(
+        self,
+        kind: kube.Kind,
+        body: kube.Object,
+        namespace: str | None = None,
+        *,
+        dry_run: bool = False,
+        lane: Lane = Lane.RECOVERY,
+    ) -> kube.Object:
+        if kind == kube.EVENTS:
+            return self._create_event(body)
+        self._need_crd(kind, creating=True)
+        key = (kind.plural, body["metadata"]["name"])
+        if key in self.objects:
+            raise kube.AlreadyExists(409, "AlreadyExists", f"{key} exists")
+        NodeQuarantineSpec.model_validate(body["spec"])
+        stored = {name: part for name, part in body.items() if name != "status"}
+        if dry_run:
+            return stored
+        self.writes.append(f"create {key[1]}")
+        stored["metadata"] = {**stored["metadata"], "uid": f"uid-{self.version}"}
+        return self._store(kind, copy.deepcopy(stored))
+
+    async def patch(
+        self,
+        kind: kube.Kind,
+        name: str,
+        body: Any,
+        namespace: str | None = None,
+        *,
+        sub: str | None = None,
+        strategic: bool = False,
+        lane: Lane = Lane.RECOVERY,
+    ) -> kube.Object:
+        self._need_crd(kind)
+        held = self.objects.get((kind.plural, name))
+        if held is None:
+            raise kube.Gone(404, "NotFound", f"{name} is not there")
+        wanted = (body.get("metadata") or {}).get("resourceVersion")
+        if wanted is not None and wanted != held["metadata"]["resourceVersion"]:
+            raise kube.Conflict(409, "Conflict", f"{name} has changed")
+        self.writes.append(f"patch {kind.plural} {name} {sub or ''}".strip())
+        part = {"status": body["status"]} if sub == "status" else body
+        merged = merge(held, copy.deepcopy(part))
+        if kind == kube.QUARANTINES:
+            NodeQuarantineSpec.model_validate(merged["spec"])
+            NodeQuarantineStatus.model_validate(merged.get("status") or {})
+        return copy.deepcopy(self._store(kind, merged))
+
+    def _of(self, plural: str) -> Objects:
+        return [obj for (kind, _), obj in sorted(self.objects.items()) if kind == plural]
+
+    def _store(self, kind: kube.Kind, obj: dict[str, Any]) -> dict[str, Any]:
+        self.version += 1
+        obj["metadata"] = {**obj["metadata"], "resourceVersion": str(self.version)}
+        self.objects[kind.plural, obj["metadata"]["name"]] = obj
+        return obj
+
+    def _create_event(self, body: kube.Object) -> kube.Object:
+        if any(event["metadata"]["name"] == body["metadata"]["name"] for event in self.events):
+            raise kube.AlreadyExists(409, "AlreadyExists", "said before")
+        self.events.append(body)
+        return body
+
+    def _need_crd(self, kind: kube.Kind, *, creating: bool = False) -> None:
+        if kind != kube.QUARANTINES or self.crd == "served":
+            return
+        if self.crd == "missing":
+            raise kube.Gone(404, "NotFound", "the server could not find the requested resource")
+        if creating:
+            raise kube.Invalid(405, "MethodNotAllowed", "create not allowed while terminating")
