@@ -119,7 +119,7 @@ NODE = {
 LAB = {
     "supervisor": 1, "up_seconds": 9.6, "memory_bytes": 655_400_000, "api": "https://a",
     "kubeconfig": "/k", "kubectl": "/b", "logs": "/l",
-    "operator": {"pid": None, "metrics": "m"},
+    "operator": {"pid": None, "ended": None, "metrics": "m"},
     "objectstore": {"pid": 7, "endpoint": "http://s", "bucket": "everstep"},
     "nodes": {"node-1": NODE},
 }  # fmt: skip

@@ -17,7 +17,7 @@ from everstep_lab.places import Places, choose_port
 from everstep_lab.seam import LabError
 
 SERVICE_CIDR = "127.96.0.0/16"
-_READY_SECONDS = 90.0
+_READY_SECONDS = 120.0
 _COMPONENTS = ("kube-controller-manager", "kube-scheduler")
 
 

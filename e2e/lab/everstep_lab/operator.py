@@ -5,6 +5,8 @@ import secrets
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +20,7 @@ ACCOUNT = "everstep-operator"
 REPOSITORY = Path(__file__).resolve().parents[3]
 MANIFESTS = (REPOSITORY / "crds", REPOSITORY / "charts" / "everstep" / "rbac.yaml")
 _TOKEN_SECONDS = 24 * 3600
+_READY_SECONDS = 60.0
 _CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
@@ -44,8 +47,16 @@ class Operator:
     def pid(self) -> int | None:
         return self._process.pid if self._process and self._process.poll() is None else None
 
+    @property
+    def ended(self) -> int | None:
+        """Exit status, if it ended without being asked to."""
+        return self._process.poll() if self._process else None
+
     async def start(self, api: Api) -> None:
-        """Install CRDs and RBAC if that is still to do, then start the process."""
+        """Install CRDs and RBAC if that is still to do; start the process; wait until it is ready.
+
+        Raises LabError with the log's end if it ends instead, or is not ready in time.
+        """
         if self.pid is not None:
             return
         if not self._installed:
@@ -56,6 +67,27 @@ class Operator:
             log=self.log, mark=self._places.root, cwd=self._places.root,
             env=self._environment(),
         )  # fmt: skip
+
+        await self._until_ready()
+
+    async def _until_ready(self) -> None:
+        for _ in range(round(_READY_SECONDS / 0.1)):
+            if self.ended is not None:
+                raise LabError(f"the operator ended with {self.ended}:\n{procs.tail(self.log)}")
+            if await asyncio.to_thread(self._is_ready):
+                return
+            await asyncio.sleep(0.1)
+        raise LabError(
+            f"the operator is not ready after {_READY_SECONDS:.0f} s:\n{procs.tail(self.log)}"
+        )
+
+    def _is_ready(self) -> bool:
+        url = f"http://{self._places.operator_ip}:{self._port}/readyz"
+        try:
+            with urllib.request.urlopen(url, timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
 
     def stop(self) -> None:
         if self._process is not None:

@@ -31,7 +31,7 @@ def render_status(lab: Mapping[str, Any]) -> str:
         ("API server", lab["api"]),
         ("KUBECONFIG", lab["kubeconfig"]),
         ("kubectl", lab["kubectl"]),
-        ("operator", _process(operator["pid"], operator["metrics"])),
+        ("operator", _operator(operator)),
         ("S3 server", _process(store["pid"], f"{store['endpoint']}, bucket {store['bucket']}")),
         ("logs", lab["logs"]),
     ]
@@ -62,6 +62,12 @@ def _gpu(gpu: Mapping[str, Any]) -> str:
     if not gpu["present"]:
         state = "lost"
     return f"{gpu['index']}: {gpu.get('pod') or 'free'}, {state}"
+
+
+def _operator(operator: Mapping[str, Any]) -> str:
+    if operator["ended"] is not None:
+        return f"ended with {operator['ended']}: `everstep-lab operator logs` tells why"
+    return _process(operator["pid"], operator["metrics"])
 
 
 def _process(pid: int | None, where: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from typing import Any
 
 
@@ -10,9 +11,10 @@ class ReadyPipe:
 
     def __init__(self, descriptor: int) -> None:
         self._file = os.fdopen(descriptor, "w")
+        self._begun = time.monotonic()
 
     def say(self, text: str) -> None:
-        self._send({"progress": text})
+        self._send({"progress": f"{time.monotonic() - self._begun:5.1f} s  {text}"})
 
     def say_ready(self, lab: dict[str, Any]) -> None:
         self._send({"ready": lab})

@@ -29,7 +29,7 @@ from everstep_lab.ready import ReadyPipe
 from everstep_lab.seam import FaultRequest, LabError
 
 SECRET = "object-store"
-_UP_SECONDS = 120.0
+_UP_SECONDS = 300.0
 
 
 class Supervisor:
@@ -221,6 +221,7 @@ class Supervisor:
             },
             "operator": {
                 "pid": self._operator.pid,
+                "ended": self._operator.ended,
                 "metrics": self._operator.metrics_url,
                 "log": str(self._operator.log),
                 "kubeconfig": str(self._operator.kubeconfig),
