@@ -6,12 +6,11 @@ digests say. It recomputes no loss.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from everstep_agent import runlog_rules
 from everstep_agent.checkpoint import ledger as ledgers
+from everstep_agent.checkpoint import proof
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.restore import fetch_verified
@@ -19,21 +18,10 @@ from everstep_agent.runlog import RunLog
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec, ledger
 from everstep_contract.ledger import LedgerEntry
-from everstep_contract.log import Claim, Commit
+from everstep_contract.log import Commit
 from everstep_contract.manifest import Manifest
 
 CONCURRENCY = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A row of the table: what one epoch contributed to the run that exists."""
-
-    epoch: int
-    first: int
-    last: int
-    cause: str
-    samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +31,7 @@ class Verified:
     problems: tuple[str, ...]
     """In order of weight; empty: everything that can be proved is proved."""
     steps: int = 0
-    epochs: tuple[Segment, ...] = ()
+    epochs: tuple[proof.Segment, ...] = ()
     entries: tuple[LedgerEntry, ...] = ()
     commit: Commit | None = None
     commits: int = 0
@@ -139,7 +127,7 @@ async def _read_state(store: ObjectStore, manifest: Manifest) -> None:
 def _judge(
     uri: str, log: RunLog, commit: Commit, manifest: Manifest, entries: list[LedgerEntry]
 ) -> Verified:
-    problems = find_problems(entries, manifest.step)
+    problems = proof.find_problems(entries, manifest.step)
     gap = ledgers.find_gap(manifest.ledger, manifest.step)
     if gap:
         problems.insert(0, gap)
@@ -152,72 +140,13 @@ def _judge(
         run=uri,
         problems=tuple(problems),
         steps=manifest.step,
-        epochs=build_epochs(manifest, entries, log.claims),
+        epochs=proof.build_epochs(manifest, entries, log.claims),
         entries=tuple(entries),
         commit=commit,
         commits=len(runlog_rules.list_resumable(log.entries)),
         bytes=manifest.bytes(),
         done=done is not None,
     )
-
-
-def find_problems(entries: Sequence[LedgerEntry], steps: int) -> list[str]:
-    """What the ledger does not prove, first problem of each kind."""
-    return [
-        problem
-        for problem in (
-            _once_each(entries, steps),
-            _contributed_once(entries),
-            _one_sample_list(entries),
-        )
-        if problem
-    ]
-
-
-def _once_each(entries: Sequence[LedgerEntry], steps: int) -> str:
-    seen = Counter((e.step, e.reduction) for e in entries)
-    twice = next(((s, n) for (s, _), n in sorted(seen.items()) if n > 1), None)
-    if twice:
-        return f"step {twice[0]} stands {twice[1]} times in the ledger"
-    present = {e.step for e in entries}
-    missing = next((s for s in range(1, steps + 1) if s not in present), None)
-    return f"step {missing} is missing from the ledger" if missing else ""
-
-
-def _contributed_once(entries: Sequence[LedgerEntry]) -> str:
-    for entry in entries:
-        for index, count in enumerate(entry.counts):
-            if count != 1:
-                return f"step {entry.step}: micro-batch {index} came from {count} ranks, not 1"
-    return ""
-
-
-def _one_sample_list(entries: Sequence[LedgerEntry]) -> str:
-    """Reductions of one step (two optimizers) go over the same samples."""
-    first: dict[int, LedgerEntry] = {}
-    for entry in entries:
-        held = first.setdefault(entry.step, entry)
-        if held.samples != entry.samples:
-            return f"step {entry.step}: its reductions saw different samples"
-    return ""
-
-
-def build_epochs(
-    manifest: Manifest, entries: Sequence[LedgerEntry], claims: Sequence[Claim]
-) -> tuple[Segment, ...]:
-    causes = {c.epoch: c.cause for c in claims}
-    rows: dict[int, Segment] = {}
-    for s in manifest.ledger:
-        held = rows.get(s.epoch)
-        samples = sum(len(e.samples) for e in entries if e.epoch == s.epoch and e.reduction == 0)
-        rows[s.epoch] = Segment(
-            epoch=s.epoch,
-            first=held.first if held else s.first,
-            last=s.last,
-            cause=causes.get(s.epoch, ""),
-            samples=samples,
-        )
-    return tuple(rows.values())
 
 
 def build_table(verified: Verified) -> str:

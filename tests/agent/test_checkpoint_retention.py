@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from agent.a_run import ARun, claim, commit, upload
 from agent.unreliable import UnreliableStore
 from everstep_agent.checkpoint.restore import restore_newest
-from everstep_agent.checkpoint.retention import Retention, build_retire, choose_retired, step_of
+from everstep_agent.checkpoint.retention import Retention
+from everstep_agent.checkpoint.retention_rules import build_retire, choose_retired, step_of
 from everstep_agent.checkpoint.upload import chunk_key
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.verify import verify_run

@@ -6,6 +6,7 @@ import pytest
 from agent.a_run import ARun, entry
 from agent.unreliable import UnreliableStore
 from everstep_agent import verify
+from everstep_agent.checkpoint import proof
 from everstep_agent.checkpoint.restore import choose_chunks, fetch_checkpoint
 from everstep_agent.storage import open_store
 from everstep_contract.log import Done
@@ -95,22 +96,22 @@ async def test_an_end_beyond_the_newest_checkpoint_is_a_problem(
 
 def test_each_step_must_stand_once() -> None:
     good = [entry(1), entry(2), entry(2, reduction=1)]
-    assert verify.find_problems(good, 2) == []
-    assert verify.find_problems([entry(1), entry(3)], 3) == ["step 2 is missing from the ledger"]
-    assert verify.find_problems([entry(1), entry(1)], 1) == ["step 1 stands 2 times in the ledger"]
-    assert verify.find_problems([], 1) == ["step 1 is missing from the ledger"]
+    assert proof.find_problems(good, 2) == []
+    assert proof.find_problems([entry(1), entry(3)], 3) == ["step 2 is missing from the ledger"]
+    assert proof.find_problems([entry(1), entry(1)], 1) == ["step 1 stands 2 times in the ledger"]
+    assert proof.find_problems([], 1) == ["step 1 is missing from the ledger"]
 
 
 def test_each_micro_batch_must_come_from_one_rank() -> None:
     for count in (0, 2):
         odd = replace(entry(1), counts=(1, count))
-        assert verify.find_problems([odd], 1) == [
+        assert proof.find_problems([odd], 1) == [
             f"step 1: micro-batch 1 came from {count} ranks, not 1"
         ]
 
 
 def test_two_reductions_of_a_step_must_see_the_same_samples() -> None:
     other = replace(entry(1, reduction=1), samples=(1, 2, 3, 4))
-    assert verify.find_problems([entry(1), other], 1) == [
+    assert proof.find_problems([entry(1), other], 1) == [
         "step 1: its reductions saw different samples"
     ]
