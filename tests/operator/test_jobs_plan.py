@@ -1,0 +1,484 @@
+"""Decisions of a pass, by value."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from everstep_contract import levels
+from everstep_contract.report import Cause
+from everstep_operator.jobs import conditions
+from everstep_operator.jobs.actions import CheckTemplate, CreatePod, CreateSecret, DeleteJob, DeletePod, Plan
+from everstep_operator.jobs.observed import NodeFact, Observed, Refusal
+from everstep_operator.jobs.plan import plan
+from everstep_operator.jobs.stamps import to_stamp
+from everstep_operator.model_status import Condition, JobStatus
+from everstep_operator.values import NodeState
+from job_builders import (
+    NOW,
+    a_job,
+    a_left,
+    a_pod,
+    a_seen,
+    a_slot,
+    a_spec,
+    a_status,
+    a_verdict,
+    an_end,
+    an_observation,
+)
+
+
+def condition(planned: Plan, kind: str) -> Condition:
+    found = conditions.find_condition(planned.status, kind)
+    assert found is not None
+    return found
+
+
+def attempts(planned: Plan) -> list[int]:
+    return [record.attempt for record in planned.status.slots]
+
+
+def a_condition(kind: str, reason: str, age: float = 0.0, message: str = "m") -> Condition:
+    return Condition(
+        type=kind, status="True", reason=reason, message=message,
+        last_transition_time=to_stamp(NOW - age), observed_generation=1,
+    )  # fmt: skip
+
+
+def with_pod(observed: Observed, slot: int, **changes: Any) -> Observed:
+    pods = tuple(replace(p, **changes) if p.slot == slot else p for p in observed.pods)
+    return replace(observed, pods=pods)
+
+
+def with_verdict(observed: Observed, slot: int, state: NodeState) -> Observed:
+    node = f"node-{slot}"
+    return replace(observed, verdicts={node: a_verdict(node, state)})
+
+
+# --- starting ---------------------------------------------------------------------------------------------
+
+
+def test_a_new_job_gets_its_secret_a_dry_run_and_a_pod_for_each_slot() -> None:
+    planned = plan(an_observation(job=a_job(), pods=(), seen=None, template_checked=False), NOW)
+    assert [type(a) for a in planned.actions] == [CreateSecret, CheckTemplate, *[CreatePod] * 3]
+    assert [a.body["metadata"]["name"] for a in planned.actions if isinstance(a, CreatePod)] == [
+        "lm-0-1", "lm-1-1", "lm-2-1",
+    ]  # fmt: skip
+    assert planned.status.state == "Pending"
+    assert attempts(planned) == [1, 1, 1]
+
+
+def test_a_template_that_the_server_refuses_is_told_in_its_words_and_not_tried_again_at_once() -> None:
+    refusal = Refusal(invalid=True, message='Pod "lm-0-1" is invalid: spec…', generation=1, at=NOW - 40)
+    observed = an_observation(job=a_job(), pods=(), seen=None, refusal=refusal)
+    planned = plan(observed, NOW)
+    assert planned.actions == ()
+    assert (condition(planned, "Running").reason, condition(planned, "Running").message) == (
+        "TemplateInvalid", refusal.message,
+    )  # fmt: skip
+    edited = replace(observed, job=replace(observed.job, generation=2))
+    assert any(isinstance(a, CreatePod) for a in plan(edited, NOW).actions)
+
+
+def test_a_quota_is_asked_again_after_a_while() -> None:
+    refusal = Refusal(invalid=False, message="exceeded quota", generation=1, at=NOW - 10)
+    observed = an_observation(job=a_job(), pods=(), seen=None, refusal=refusal)
+    assert condition(plan(observed, NOW), "Running").reason == "PodRefused"
+    assert any(isinstance(a, CreatePod) for a in plan(observed, NOW + 30).actions)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "words"),
+    [
+        ({"waiting": "ImagePullBackOff", "waiting_message": "no such image"}, "ImagePullBackOff", "no such image"),
+        ({"phase": "Pending", "node": "", "scheduling": "0/4 nodes are available"}, "Unschedulable", "0/4 nodes"),
+    ],
+)
+def test_what_kubelet_and_scheduler_say_is_in_the_condition(
+    changes: dict[str, Any], reason: str, words: str
+) -> None:
+    fresh = an_observation(job=a_job(status=JobStatus(slots=[a_slot(s) for s in range(3)])), seen=None)
+    planned = plan(with_pod(fresh, 1, running_since=None, **changes), NOW)
+    assert condition(planned, "Running").reason == reason
+    assert words in condition(planned, "Running").message
+
+
+def test_a_template_that_clashes_with_ours_is_refused_by_name() -> None:
+    spec = a_spec()
+    container = {**spec["workers"]["template"]["spec"]["containers"][0], "env": [{"name": "EVERSTEP_SLOT"}]}
+    spec["workers"] = {**spec["workers"], "template": {"spec": {"containers": [container]}}}
+    planned = plan(an_observation(job=a_job(spec), pods=(), seen=None), NOW)
+    assert planned.actions == ()
+    assert condition(planned, "Running").reason == "TemplateConflict"
+    assert "EVERSTEP_SLOT" in condition(planned, "Running").message
+
+
+# --- running ----------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_trains_is_left_alone() -> None:
+    planned = plan(an_observation(), NOW)
+    assert planned.actions == ()
+    assert condition(planned, "Running").status == "True"
+    assert planned.status.world is not None
+    assert planned.status.world.summary == "3/3"
+    assert planned.wanted is not None
+    assert planned.wanted.leave == ()
+    assert [p.address for p in planned.wanted.peers] == ["10.0.0.1:7070", "10.0.0.2:7070", "10.0.0.3:7070"]
+
+
+def test_an_operator_that_has_just_started_changes_no_condition_of_a_job_that_runs() -> None:
+    running = plan(an_observation(), NOW).status
+    observed = an_observation(seen=None, callers=frozenset())
+    again = plan(replace(observed, job=replace(observed.job, status=running)), NOW + 5)
+    assert again.actions == ()
+    assert condition(again, "Running") == conditions.find_condition(running, "Running")
+
+
+def test_a_container_that_the_kubelet_ended_is_told_as_dead() -> None:
+    planned = plan(with_pod(an_observation(), 1, restarts=2), NOW)
+    assert planned.wanted is not None
+    assert planned.wanted.dead == (levels.DeadAgent(slot=1, attempt=1, incarnation=2),)
+
+
+def test_a_commit_is_dated_once() -> None:
+    first = plan(an_observation(), NOW).status
+    later = an_observation(seen=a_seen(committed=levels.CheckpointRef(epoch=1, step=25, age_ms=9900)))
+    second = plan(replace(later, job=replace(later.job, status=first)), NOW + 7).status
+    assert first.checkpoint is not None
+    assert second.checkpoint is not None
+    assert first.checkpoint.committed_at == second.checkpoint.committed_at == to_stamp(NOW - 3)
+    assert second.checkpoint.age_seconds == 10
+
+
+# --- a node in question -----------------------------------------------------------------------------------
+
+
+def test_a_verdict_leaving_asks_the_job_and_deletes_nothing() -> None:
+    planned = plan(with_verdict(an_observation(), 1, NodeState.LEAVING), NOW)
+    assert planned.actions == ()
+    assert not planned.counts
+    assert planned.wanted is not None
+    assert planned.wanted.leave == (1,)
+    assert planned.wanted.incident == "inc-1"
+    assert planned.status.slots[1].leaving_since == to_stamp(NOW)
+    assert condition(planned, "Recovering").reason == "NodeLeaving"
+
+
+def test_a_slot_that_has_left_is_counted_first() -> None:
+    observed = with_verdict(an_observation(seen=a_seen(left=(a_left(1),))), 1, NodeState.LEAVING)
+    planned = plan(observed, NOW)
+    assert planned.counts
+    assert planned.actions == ()
+    assert planned.wanted is None
+    assert attempts(planned) == [1, 2, 1]
+    assert planned.status.restarts is not None
+    assert planned.status.restarts.by_cause == {"NodeLeaving": 1}
+
+
+def test_after_the_count_the_old_pod_goes_and_the_new_one_avoids_the_node() -> None:
+    observed = with_verdict(an_observation(seen=a_seen(left=(a_left(1),))), 1, NodeState.LEAVING)
+    counted = plan(observed, NOW).status
+    planned = plan(replace(observed, job=replace(observed.job, status=counted)), NOW + 1)
+    delete, create = planned.actions
+    assert isinstance(delete, DeletePod)
+    assert (delete.name, delete.uid, delete.force) == ("lm-1-1", "uid-1-1", False)
+    assert isinstance(create, CreatePod)
+    terms = create.body["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert terms["nodeSelectorTerms"][0]["matchFields"] == [
+        {"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}
+    ]
+    assert planned.wanted is not None
+    assert planned.wanted.gone == (levels.SlotAttempt(slot=1, attempt=1),)
+
+
+def test_gone_skips_the_asking() -> None:
+    planned = plan(with_verdict(an_observation(), 1, NodeState.GONE), NOW)
+    assert planned.counts
+    assert attempts(planned) == [1, 2, 1]
+
+
+def test_gone_of_one_gpu_lets_the_neighbour_on_the_node_save_first() -> None:
+    observed = an_observation(pods=tuple(a_pod(s, node="node-1") for s in range(3)))
+    verdict = a_verdict("node-1", NodeState.GONE, gone_pods=frozenset({"team/lm-0-1"}))
+    planned = plan(replace(observed, verdicts={"node-1": verdict}), NOW)
+    assert attempts(planned) == [2, 1, 1]
+
+
+def test_a_suspicion_moves_nobody_while_the_epoch_runs_and_holds_the_slot_out_of_the_next() -> None:
+    observed = with_verdict(an_observation(), 1, NodeState.SUSPECT)
+    planned = plan(observed, NOW)
+    assert planned.wanted is not None
+    assert planned.wanted.leave == ()
+    planned = plan(replace(observed, seen=a_seen(running=False)), NOW)
+    assert planned.wanted is not None
+    assert planned.wanted.leave == (1,)
+    assert attempts(planned) == [1, 1, 1]
+
+
+def test_unknown_is_no_reason_to_act() -> None:
+    quiet = plan(with_verdict(an_observation(), 1, NodeState.UNKNOWN), NOW)
+    assert quiet.actions == ()
+    assert quiet.wanted is not None
+    assert quiet.wanted.leave == ()
+
+
+def test_state_that_others_hold_leaves_without_a_commit_after_the_drain_time_and_says_so() -> None:
+    observed = with_verdict(an_observation(), 1, NodeState.LEAVING)
+    status = a_status(slots=[a_slot(0), a_slot(1, leaving_since=to_stamp(NOW - 121)), a_slot(2)])
+    planned = plan(replace(observed, job=replace(observed.job, status=status)), NOW)
+    assert attempts(planned) == [1, 2, 1]
+    assert condition(planned, "CheckpointHealthy").reason == "LeftWithoutCommit"
+
+
+def test_state_that_nobody_else_holds_stays() -> None:
+    observed = an_observation(verdicts={f"node-{s}": a_verdict(f"node-{s}", NodeState.LEAVING) for s in range(3)})
+    slots = [a_slot(s, leaving_since=to_stamp(NOW - 500)) for s in range(3)]
+    planned = plan(replace(observed, job=replace(observed.job, status=a_status(slots=slots))), NOW)
+    assert attempts(planned) == [1, 1, 1]
+    assert planned.wanted is not None
+    assert planned.wanted.leave == (0, 1, 2)
+
+
+def test_a_pod_that_no_epoch_ever_held_leaves_at_once() -> None:
+    status = JobStatus(slots=[a_slot(s) for s in range(3)])
+    observed = an_observation(job=a_job(status=status), seen=None)
+    assert attempts(plan(with_verdict(observed, 1, NodeState.LEAVING), NOW)) == [1, 2, 1]
+
+
+def test_a_node_without_heartbeats_whose_ranks_still_step_is_asked_to_leave() -> None:
+    nodes = {f"node-{s}": NodeFact(name=f"node-{s}", not_ready_for=61.0 if s == 1 else None) for s in range(3)}
+    planned = plan(an_observation(nodes=nodes), NOW)
+    assert not planned.counts
+    assert planned.wanted is not None
+    assert planned.wanted.leave == (1,)
+    planned = plan(an_observation(nodes=nodes, seen=a_seen(running=False)), NOW)
+    assert attempts(planned) == [1, 2, 1]
+    assert planned.status.slots[1].cause == "NodeLost"
+
+
+def test_a_node_that_blinks_is_no_reason() -> None:
+    nodes = {f"node-{s}": NodeFact(name=f"node-{s}", not_ready_for=20.0 if s == 1 else None) for s in range(3)}
+    assert attempts(plan(an_observation(nodes=nodes, seen=a_seen(running=False)), NOW)) == [1, 1, 1]
+
+
+def test_a_deleted_node_object_is_a_lost_node() -> None:
+    observed = an_observation(nodes={"node-0": NodeFact(name="node-0"), "node-2": NodeFact(name="node-2")})
+    assert attempts(plan(observed, NOW)) == [1, 2, 1]
+
+
+# --- a pod that goes --------------------------------------------------------------------------------------
+
+
+def test_a_pod_that_somebody_deletes_may_save_until_its_grace_ends() -> None:
+    observed = with_pod(an_observation(), 2, deleting_until=NOW + 30)
+    planned = plan(observed, NOW)
+    assert attempts(planned) == [1, 1, 1]
+    assert planned.wanted is not None
+    assert planned.wanted.leave == (2,)
+    assert attempts(plan(observed, NOW + 31)) == [1, 1, 2]
+    left = replace(observed, seen=a_seen(left=(a_left(2),)))
+    assert attempts(plan(left, NOW)) == [1, 1, 2]
+
+
+def test_a_pod_that_vanished_is_never_made_again_under_its_name() -> None:
+    observed = an_observation(pods=(a_pod(0), a_pod(1)))
+    planned = plan(observed, NOW)
+    assert planned.counts
+    assert attempts(planned) == [1, 1, 2]
+    assert planned.status.slots[2].cause == "PodDeleted"
+
+
+def test_a_status_that_was_lost_reuses_no_attempt() -> None:
+    pods = (a_pod(0, 4), a_pod(1, 1), a_pod(2, 2))
+    observed = an_observation(job=a_job(status=JobStatus()), pods=pods, seen=a_seen(((0, 4), (1, 3), (2, 2))))
+    assert attempts(plan(observed, NOW))[:1] == [4]
+    assert attempts(plan(observed, NOW))[1] == 4, "attempt 3 was seen and has no pod any more"
+
+
+def test_an_eviction_is_the_pods_and_not_the_jobs_failure() -> None:
+    planned = plan(with_pod(an_observation(), 0, phase="Failed", reason="Evicted", message="disk"), NOW)
+    assert attempts(planned) == [2, 1, 1]
+    assert planned.status.restarts is not None
+    assert planned.status.restarts.by_cause == {"PodEvicted": 1}
+
+
+def test_force_is_used_only_where_the_user_allows_it_and_the_node_is_lost() -> None:
+    status = a_status(slots=[a_slot(0), a_slot(1, 2, pod_uid=None), a_slot(2)])
+    pods = (a_pod(0), a_pod(1, deleting_until=NOW - 5), a_pod(2))
+    nodes = {"node-0": NodeFact(name="node-0"), "node-2": NodeFact(name="node-2")}
+    observed = an_observation(job=a_job(status=status), pods=pods, nodes=nodes)
+    assert not [a for a in plan(observed, NOW).actions if isinstance(a, DeletePod)]
+    allowed = a_job(a_spec(recovery={"forceDelete": True}), status=status)
+    forced = [a for a in plan(replace(observed, job=allowed), NOW).actions if isinstance(a, DeletePod)]
+    assert [a.force for a in forced] == [True]
+
+
+def test_a_slot_that_is_not_wanted_any_more_leaves_before_it_goes() -> None:
+    observed = an_observation(job=a_job(a_spec(replicas=2), status=a_status()))
+    planned = plan(observed, NOW)
+    assert planned.wanted is not None
+    assert (planned.wanted.leave, planned.wanted.want_workers) == ((2,), 2)
+    gone = plan(replace(observed, seen=a_seen(left=(a_left(2),))), NOW)
+    assert attempts(gone) == [1, 1, 2]
+    assert gone.status.restarts is not None
+    assert gone.status.restarts.total == 0
+
+
+# --- the end ----------------------------------------------------------------------------------------------
+
+
+def test_done_completes_the_job_and_nothing_after_it_fails_it() -> None:
+    observed = an_observation(seen=a_seen(done=True, step=400))
+    observed = with_pod(observed, 0, ended=an_end(Cause.USER_ERROR, "late"), phase="Succeeded")
+    planned = plan(observed, NOW)
+    assert condition(planned, "Complete").status == "True"
+    assert condition(planned, "Failed").status == "False"
+    assert planned.status.state == "Complete"
+
+
+@pytest.mark.parametrize("cause", [Cause.USER_ERROR, Cause.STORE, Cause.NOT_FINITE, Cause.RUN_EXISTS])
+def test_an_end_for_good_fails_the_job_with_the_reports_words(cause: Cause) -> None:
+    ended = an_end(cause, "ValueError: bad", rank=2, step=7)
+    planned = plan(with_pod(an_observation(), 1, ended=ended, phase="Succeeded"), NOW)
+    failed = condition(planned, "Failed")
+    assert (failed.status, failed.reason) == ("True", cause.value)
+    assert failed.message == "ValueError: bad (rank 2, step 7)"
+    assert planned.actions == ()
+
+
+def test_a_failure_that_the_job_tells_needs_no_report() -> None:
+    failure = levels.Failure(cause="UserError", message="boom", rank=0, step=3)
+    planned = plan(an_observation(seen=a_seen(failure=failure)), NOW)
+    assert condition(planned, "Failed").message == "boom (rank 0, step 3)"
+
+
+def test_a_run_that_another_job_took_over_ends_as_fenced() -> None:
+    ended = an_end(Cause.FENCED, "job team/lm (uid 9…) writes this run")
+    pods = tuple(a_pod(s, phase="Succeeded", ended=ended, running_since=None) for s in range(3))
+    planned = plan(an_observation(pods=pods, seen=None), NOW)
+    assert condition(planned, "Failed").reason == "Fenced"
+    assert "uid 9" in condition(planned, "Failed").message
+
+
+def test_one_fenced_pod_of_a_job_that_runs_is_replaced() -> None:
+    observed = with_pod(an_observation(), 1, ended=an_end(Cause.FENCED), phase="Succeeded")
+    assert attempts(plan(observed, NOW)) == [1, 2, 1]
+
+
+def test_a_spent_budget_fails_the_job() -> None:
+    spec = a_spec(recovery={"restartBudgets": {"hang": 1}})
+    status = plan(an_observation(seen=a_seen(restarts={"WorkerHung": 2})), NOW).status
+    planned = plan(an_observation(job=a_job(spec, status=status)), NOW)
+    assert condition(planned, "Failed").reason == "RestartBudgetExceeded"
+    assert "recovery.restartBudgets.hang allows 1" in condition(planned, "Failed").message
+
+
+def test_a_deadline_is_a_deadline() -> None:
+    observed = an_observation(job=a_job(a_spec(activeDeadlineSeconds=30), status=a_status()))
+    assert condition(plan(observed, NOW), "Failed").reason == "DeadlineExceeded"
+
+
+def test_pods_stay_for_their_logs_and_the_living_get_the_drain_time() -> None:
+    def finished(age: float) -> Observed:
+        status = a_status(conditions=[a_condition("Failed", "UserError", age)])
+        observed = an_observation(job=a_job(status=status))
+        return with_pod(observed, 0, phase="Succeeded", running_since=None)
+
+    early, late = plan(finished(10), NOW), plan(finished(121), NOW)
+    assert early.actions == ()
+    assert early.wanted is not None
+    assert early.wanted.stop is levels.Stop.FINISH
+    assert [a.name for a in late.actions if isinstance(a, DeletePod)] == ["lm-1-1", "lm-2-1"]
+
+
+def test_a_finished_job_goes_after_its_time() -> None:
+    status = a_status(conditions=[a_condition("Complete", "Done", 61)])
+    observed = an_observation(job=a_job(a_spec(ttlSecondsAfterFinished=60), status=status), pods=())
+    assert [type(a) for a in plan(observed, NOW).actions] == [DeleteJob]
+    assert plan(observed, NOW - 11).wake_after == pytest.approx(10)
+
+
+# --- never called -----------------------------------------------------------------------------------------
+
+
+def never_called(**pod: Any) -> Observed:
+    status = JobStatus(slots=[a_slot(s) for s in range(3)])
+    observed = an_observation(job=a_job(status=status), seen=None, callers=frozenset())
+    return with_pod(observed, 0, **pod)
+
+
+def test_a_container_whose_agent_never_calls_fails_the_job_and_says_what_to_write() -> None:
+    observed = replace(never_called(running_since=NOW - 700), asked_for={"uid-0-1": 601.0})
+    failed = condition(plan(observed, NOW), "Failed")
+    assert failed.reason == "AgentNeverCalled"
+    assert "command: [everstep, run, train.py]" in failed.message
+    not_asked_long = replace(observed, asked_for={"uid-0-1": 20.0})
+    assert condition(plan(not_asked_long, NOW), "Failed").status == "False", "we have only just started"
+
+
+def test_an_image_without_everstep_fails_at_once() -> None:
+    ended = an_end(code=127, message='exec: "everstep": executable file not found in $PATH')
+    observed = never_called(running_since=None, waiting="CrashLoopBackOff", last_ended=ended, restarts=1)
+    failed = condition(plan(observed, NOW), "Failed")
+    assert failed.reason == "AgentNeverCalled"
+    assert "executable file not found" in failed.message
+
+
+def test_silence_of_a_job_that_has_run_before_fails_nothing() -> None:
+    observed = replace(an_observation(seen=None, callers=frozenset()), asked_for={"uid-0-1": 9999.0})
+    planned = plan(observed, NOW)
+    assert condition(planned, "Failed").status == "False"
+    assert planned.actions == ()
+
+
+# --- suspend ----------------------------------------------------------------------------------------------
+
+
+def suspended(**changes: Any) -> Observed:
+    return an_observation(job=a_job(a_spec(suspend=True), status=a_status()), **changes)
+
+
+def test_suspend_asks_for_a_save_first() -> None:
+    planned = plan(suspended(), NOW)
+    assert planned.actions == ()
+    assert planned.wanted is not None
+    assert planned.wanted.stop is levels.Stop.SUSPEND
+    assert planned.status.state == "Suspending"
+
+
+def test_suspend_ends_the_pods_after_the_save_and_resume_uses_new_attempts() -> None:
+    observed = suspended(seen=a_seen(running=False, stopped=levels.Stopped(epoch=1, step=42)))
+    counted = plan(observed, NOW)
+    assert counted.counts
+    assert attempts(counted) == [2, 2, 2]
+    second = replace(observed, job=replace(observed.job, status=counted.status))
+    assert len([a for a in plan(second, NOW).actions if isinstance(a, DeletePod)]) == 3
+    empty = replace(second, pods=(), seen=None)
+    done = plan(empty, NOW)
+    assert condition(done, "Suspended").status == "True"
+    assert done.actions == ()
+    resumed = replace(empty, job=a_job(status=done.status, generation=2))
+    names = [a.body["metadata"]["name"] for a in plan(resumed, NOW).actions if isinstance(a, CreatePod)]
+    assert names == ["lm-0-2", "lm-1-2", "lm-2-2"]
+    assert plan(resumed, NOW).status.restarts == counted.status.restarts
+
+
+def test_suspend_does_not_wait_for_ever() -> None:
+    observed = suspended()
+    status = observed.job.status.model_copy(update={"stopping_since": to_stamp(NOW - 121)})
+    assert plan(replace(observed, job=replace(observed.job, status=status)), NOW).counts
+
+
+def test_a_spec_that_cannot_be_read_stops_nothing() -> None:
+    observed = an_observation()
+    job = replace(observed.job, spec=None, spec_error="spec.workers.replicas: …")
+    planned = plan(replace(observed, job=job), NOW)
+    assert planned.actions == ()
+    assert condition(planned, "Running").reason == "SpecInvalid"
+
+
+def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
+    observed = an_observation()
+    planned = plan(replace(observed, job=replace(observed.job, deleting=True)), NOW)
+    assert (planned.actions, planned.wanted) == ((), None)
