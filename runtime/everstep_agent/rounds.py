@@ -61,6 +61,8 @@ def why_not(report: AgentReport, wanted: levels.Wanted) -> str:
     """Why this agent may not be in an epoch; empty if it may."""
     if report.leaving or report.slot in wanted.leave:
         return "leaving"
+    if report.slot in wanted.hold:
+        return "its node is under suspicion"
     if is_gone(report.slot, report.attempt, wanted):
         return "declared gone"
     if any(d.slot == report.slot and d.attempt == report.attempt and d.incarnation >= report.incarnation

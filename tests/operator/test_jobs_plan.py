@@ -212,8 +212,14 @@ def test_a_suspicion_moves_nobody_while_the_epoch_runs_and_holds_the_slot_out_of
     assert planned.wanted.leave == ()
     planned = plan(replace(observed, seen=a_seen(running=False)), NOW)
     assert planned.wanted is not None
-    assert planned.wanted.leave == (1,)
+    assert (planned.wanted.leave, planned.wanted.hold) == ((), (1,))
     assert attempts(planned) == [1, 1, 1]
+
+
+def test_a_slot_that_has_left_for_a_reason_that_is_gone_gets_a_new_pod() -> None:
+    planned = plan(an_observation(seen=a_seen(left=(a_left(1),))), NOW)
+    assert attempts(planned) == [1, 2, 1]
+    assert planned.status.slots[1].cause == "PodLeft"
 
 
 def test_unknown_is_no_reason_to_act() -> None:

@@ -23,7 +23,7 @@ OF_THE_POD = frozenset({Cause.LEFT, Cause.STOPPED, Cause.FENCED})
 
 BUDGETS: Mapping[str, frozenset[str]] = {
     "node": frozenset({"NodeLeaving", "NodeGone", "NodeLost"}),
-    "pod": frozenset({"PodDeleted", "PodEvicted", "PodFenced", "ContainerEnded"}),
+    "pod": frozenset({"PodDeleted", "PodEvicted", "PodFenced", "PodLeft", "ContainerEnded"}),
     "worker": frozenset({"WorkerDied", "AgentError"}),
     "hang": frozenset({"WorkerHung"}),
 }

@@ -101,6 +101,9 @@ def decide_slot(observed: Observed, record: SlotStatus, now: float) -> Decision:
         return decision
     if pod.deleting:
         return _decide_deleted(observed, record, pod, now)
+    if observed.has_left(record.slot, record.attempt):
+        # Asked for a reason that has gone since: what has left holds nothing and cannot come back.
+        return _raised(record, "PodLeft", f"pod {pod.name} has left the job")
     return _decide_suspect(observed, record, pod) or Stay(slot=record.slot)
 
 

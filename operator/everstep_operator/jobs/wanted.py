@@ -22,14 +22,16 @@ def build_wanted(
     spec = observed.job.spec
     assert spec is not None
     current = _current(observed, records)
+    asked = [d for d in leaving if not d.hold]
     return Wanted(
         generation=observed.job.generation,
         min_workers=spec.workers.least,
         want_workers=spec.workers.replicas,
         max_workers=spec.workers.most,
         peers=tuple(_peer(pod) for pod in current if pod.ip and not pod.over),
-        leave=tuple(sorted({d.slot for d in leaving})),
-        leave_reason=leaving[0].message if leaving else "",
+        leave=tuple(sorted({d.slot for d in asked})),
+        leave_reason=asked[0].message if asked else "",
+        hold=tuple(sorted({d.slot for d in leaving if d.hold})),
         dead=tuple(d for pod in observed.pods for d in _dead(pod)),
         gone=tuple(
             SlotAttempt(slot=r.slot, attempt=r.attempt - 1) for r in records if r.attempt > 1
