@@ -110,8 +110,8 @@ class TorchGroup:
         if not torch.cuda.is_available():
             return True
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()  # type: ignore[no-untyped-call]
-        while not done.query():
+        done.record()
+        while not done.query():  # type: ignore[no-untyped-call]
             if self._cut_at is not None:
                 return False
             time.sleep(0.0002)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import torch
 
-from everstep import group, link, randomness
+from everstep import group, lightness, link, randomness
 from everstep.errors import Misuse, NotUnderAgent, StateError
 from everstep.job import Job
 from everstep.meter import Meter
@@ -79,6 +79,7 @@ def run(main: Callable[[Job], None], *, seed: int = 0) -> None:
 
 def _prepare() -> None:
     """Die with the agent; show all stacks on SIGUSR1; print lines as they come."""
+    lightness.defer_compiler()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     for stream in (sys.stdout, sys.stderr):

@@ -19,7 +19,7 @@ from typing import Any
 from everstep_contract import env, wire
 from everstep_contract.position import Position, PositionPage
 
-LIMIT = 60.0
+LIMIT = 120.0
 
 
 class Gone(Exception):
