@@ -78,7 +78,7 @@ class Fleet:
         await apply.apply_plan(self.cluster, actions, self.now)
         return actions
 
-    async def settle(self, seconds: float = 3.0) -> "Fleet":
+    async def settle(self, seconds: float = 3.0, *, pace: float = 0.5) -> "Fleet":
         """Passes until nothing is left to do, and some more time."""
         end = self.now + seconds
         while self.now < end:
@@ -87,7 +87,7 @@ class Fleet:
                     break
             else:
                 raise AssertionError(f"does not come to rest: {self.plan().actions}")
-            self.now += 0.5
+            self.now += pace
         return self
 
     async def delete(self, *names: str) -> "Fleet":

@@ -71,7 +71,7 @@ async def test_a_plan_cut_after_any_action_leads_to_the_same_end(
 ) -> None:
     straight = a_fleet()
     await story(straight)
-    await straight.settle(40)
+    await straight.settle(36, pace=4)
     cuts = 0
     for at_pass in range(6):
         for after in range(8):
@@ -85,7 +85,7 @@ async def test_a_plan_cut_after_any_action_leads_to_the_same_end(
             check_invariants(fleet)
             if forget:
                 fleet.memory = type(fleet.memory)()
-            await fleet.settle(40)
+            await fleet.settle(36, pace=4)
             check_invariants(fleet)
             cuts += 1
             if forget and fleet.cluster.shape() != straight.cluster.shape():
@@ -100,4 +100,4 @@ async def release_again(fleet: Fleet, straight: Fleet) -> None:
     for quarantine in fleet.cluster.quarantines():
         if quarantine.name not in wanted:
             fleet.cluster.remove(kube.QUARANTINES, quarantine.name)
-    await fleet.settle(40)
+    await fleet.settle(36, pace=4)

@@ -7,7 +7,14 @@ import pytest
 from everstep_contract import levels
 from everstep_contract.report import Cause
 from everstep_operator.jobs import conditions
-from everstep_operator.jobs.actions import CheckTemplate, CreatePod, CreateSecret, DeleteJob, DeletePod, Plan
+from everstep_operator.jobs.actions import (
+    CheckTemplate,
+    CreatePod,
+    CreateSecret,
+    DeleteJob,
+    DeletePod,
+    Plan,
+)
 from everstep_operator.jobs.observed import NodeFact, Observed, Refusal
 from everstep_operator.jobs.plan import plan
 from everstep_operator.jobs.stamps import to_stamp
@@ -68,8 +75,12 @@ def test_a_new_job_gets_its_secret_a_dry_run_and_a_pod_for_each_slot() -> None:
     assert attempts(planned) == [1, 1, 1]
 
 
-def test_a_template_that_the_server_refuses_is_told_in_its_words_and_not_tried_again_at_once() -> None:
-    refusal = Refusal(invalid=True, message='Pod "lm-0-1" is invalid: spec…', generation=1, at=NOW - 40)
+def test_a_template_that_the_server_refuses_is_told_in_its_words_and_not_tried_again_at_once() -> (
+    None
+):
+    refusal = Refusal(
+        invalid=True, message='Pod "lm-0-1" is invalid: spec…', generation=1, at=NOW - 40
+    )
     observed = an_observation(job=a_job(), pods=(), seen=None, refusal=refusal)
     planned = plan(observed, NOW)
     assert planned.actions == ()
@@ -90,14 +101,24 @@ def test_a_quota_is_asked_again_after_a_while() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason", "words"),
     [
-        ({"waiting": "ImagePullBackOff", "waiting_message": "no such image"}, "ImagePullBackOff", "no such image"),
-        ({"phase": "Pending", "node": "", "scheduling": "0/4 nodes are available"}, "Unschedulable", "0/4 nodes"),
+        (
+            {"waiting": "ImagePullBackOff", "waiting_message": "no such image"},
+            "ImagePullBackOff",
+            "no such image",
+        ),
+        (
+            {"phase": "Pending", "node": "", "scheduling": "0/4 nodes are available"},
+            "Unschedulable",
+            "0/4 nodes",
+        ),
     ],
 )
 def test_what_kubelet_and_scheduler_say_is_in_the_condition(
     changes: dict[str, Any], reason: str, words: str
 ) -> None:
-    fresh = an_observation(job=a_job(status=JobStatus(slots=[a_slot(s) for s in range(3)])), seen=None)
+    fresh = an_observation(
+        job=a_job(status=JobStatus(slots=[a_slot(s) for s in range(3)])), seen=None
+    )
     planned = plan(with_pod(fresh, 1, running_since=None, **changes), NOW)
     assert condition(planned, "Running").reason == reason
     assert words in condition(planned, "Running").message
@@ -105,7 +126,10 @@ def test_what_kubelet_and_scheduler_say_is_in_the_condition(
 
 def test_a_template_that_clashes_with_ours_is_refused_by_name() -> None:
     spec = a_spec()
-    container = {**spec["workers"]["template"]["spec"]["containers"][0], "env": [{"name": "EVERSTEP_SLOT"}]}
+    container = {
+        **spec["workers"]["template"]["spec"]["containers"][0],
+        "env": [{"name": "EVERSTEP_SLOT"}],
+    }
     spec["workers"] = {**spec["workers"], "template": {"spec": {"containers": [container]}}}
     planned = plan(an_observation(job=a_job(spec), pods=(), seen=None), NOW)
     assert planned.actions == ()
@@ -124,7 +148,11 @@ def test_a_job_that_trains_is_left_alone() -> None:
     assert planned.status.world.summary == "3/3"
     assert planned.wanted is not None
     assert planned.wanted.leave == ()
-    assert [p.address for p in planned.wanted.peers] == ["10.0.0.1:7070", "10.0.0.2:7070", "10.0.0.3:7070"]
+    assert [p.address for p in planned.wanted.peers] == [
+        "10.0.0.1:7070",
+        "10.0.0.2:7070",
+        "10.0.0.3:7070",
+    ]
 
 
 def test_an_operator_that_has_just_started_changes_no_condition_of_a_job_that_runs() -> None:
@@ -143,7 +171,9 @@ def test_a_container_that_the_kubelet_ended_is_told_as_dead() -> None:
 
 def test_a_commit_is_dated_once() -> None:
     first = plan(an_observation(), NOW).status
-    later = an_observation(seen=a_seen(committed=levels.CheckpointRef(epoch=1, step=25, age_ms=9900)))
+    later = an_observation(
+        seen=a_seen(committed=levels.CheckpointRef(epoch=1, step=25, age_ms=9900))
+    )
     second = plan(replace(later, job=replace(later.job, status=first)), NOW + 7).status
     assert first.checkpoint is not None
     assert second.checkpoint is not None
@@ -184,7 +214,9 @@ def test_after_the_count_the_old_pod_goes_and_the_new_one_avoids_the_node() -> N
     assert isinstance(delete, DeletePod)
     assert (delete.name, delete.uid, delete.force) == ("lm-1-1", "uid-1-1", False)
     assert isinstance(create, CreatePod)
-    terms = create.body["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    terms = create.body["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
     assert terms["nodeSelectorTerms"][0]["matchFields"] == [
         {"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}
     ]
@@ -238,7 +270,9 @@ def test_state_that_others_hold_leaves_without_a_commit_after_the_drain_time_and
 
 
 def test_state_that_nobody_else_holds_stays() -> None:
-    observed = an_observation(verdicts={f"node-{s}": a_verdict(f"node-{s}", NodeState.LEAVING) for s in range(3)})
+    observed = an_observation(
+        verdicts={f"node-{s}": a_verdict(f"node-{s}", NodeState.LEAVING) for s in range(3)}
+    )
     slots = [a_slot(s, leaving_since=to_stamp(NOW - 500)) for s in range(3)]
     planned = plan(replace(observed, job=replace(observed.job, status=a_status(slots=slots))), NOW)
     assert attempts(planned) == [1, 1, 1]
@@ -253,7 +287,10 @@ def test_a_pod_that_no_epoch_ever_held_leaves_at_once() -> None:
 
 
 def test_a_node_without_heartbeats_whose_ranks_still_step_is_asked_to_leave() -> None:
-    nodes = {f"node-{s}": NodeFact(name=f"node-{s}", not_ready_for=61.0 if s == 1 else None) for s in range(3)}
+    nodes = {
+        f"node-{s}": NodeFact(name=f"node-{s}", not_ready_for=61.0 if s == 1 else None)
+        for s in range(3)
+    }
     planned = plan(an_observation(nodes=nodes), NOW)
     assert not planned.counts
     assert planned.wanted is not None
@@ -264,12 +301,17 @@ def test_a_node_without_heartbeats_whose_ranks_still_step_is_asked_to_leave() ->
 
 
 def test_a_node_that_blinks_is_no_reason() -> None:
-    nodes = {f"node-{s}": NodeFact(name=f"node-{s}", not_ready_for=20.0 if s == 1 else None) for s in range(3)}
+    nodes = {
+        f"node-{s}": NodeFact(name=f"node-{s}", not_ready_for=20.0 if s == 1 else None)
+        for s in range(3)
+    }
     assert attempts(plan(an_observation(nodes=nodes, seen=a_seen(running=False)), NOW)) == [1, 1, 1]
 
 
 def test_a_deleted_node_object_is_a_lost_node() -> None:
-    observed = an_observation(nodes={"node-0": NodeFact(name="node-0"), "node-2": NodeFact(name="node-2")})
+    observed = an_observation(
+        nodes={"node-0": NodeFact(name="node-0"), "node-2": NodeFact(name="node-2")}
+    )
     assert attempts(plan(observed, NOW)) == [1, 2, 1]
 
 
@@ -297,13 +339,17 @@ def test_a_pod_that_vanished_is_never_made_again_under_its_name() -> None:
 
 def test_a_status_that_was_lost_reuses_no_attempt() -> None:
     pods = (a_pod(0, 4), a_pod(1, 1), a_pod(2, 2))
-    observed = an_observation(job=a_job(status=JobStatus()), pods=pods, seen=a_seen(((0, 4), (1, 3), (2, 2))))
+    observed = an_observation(
+        job=a_job(status=JobStatus()), pods=pods, seen=a_seen(((0, 4), (1, 3), (2, 2)))
+    )
     assert attempts(plan(observed, NOW))[:1] == [4]
     assert attempts(plan(observed, NOW))[1] == 4, "attempt 3 was seen and has no pod any more"
 
 
 def test_an_eviction_is_the_pods_and_not_the_jobs_failure() -> None:
-    planned = plan(with_pod(an_observation(), 0, phase="Failed", reason="Evicted", message="disk"), NOW)
+    planned = plan(
+        with_pod(an_observation(), 0, phase="Failed", reason="Evicted", message="disk"), NOW
+    )
     assert attempts(planned) == [2, 1, 1]
     assert planned.status.restarts is not None
     assert planned.status.restarts.by_cause == {"PodEvicted": 1}
@@ -316,7 +362,9 @@ def test_force_is_used_only_where_the_user_allows_it_and_the_node_is_lost() -> N
     observed = an_observation(job=a_job(status=status), pods=pods, nodes=nodes)
     assert not [a for a in plan(observed, NOW).actions if isinstance(a, DeletePod)]
     allowed = a_job(a_spec(recovery={"forceDelete": True}), status=status)
-    forced = [a for a in plan(replace(observed, job=allowed), NOW).actions if isinstance(a, DeletePod)]
+    forced = [
+        a for a in plan(replace(observed, job=allowed), NOW).actions if isinstance(a, DeletePod)
+    ]
     assert [a.force for a in forced] == [True]
 
 
@@ -343,7 +391,9 @@ def test_done_completes_the_job_and_nothing_after_it_fails_it() -> None:
     assert planned.status.state == "Complete"
 
 
-@pytest.mark.parametrize("cause", [Cause.USER_ERROR, Cause.STORE, Cause.NOT_FINITE, Cause.RUN_EXISTS])
+@pytest.mark.parametrize(
+    "cause", [Cause.USER_ERROR, Cause.STORE, Cause.NOT_FINITE, Cause.RUN_EXISTS]
+)
 def test_an_end_for_good_fails_the_job_with_the_reports_words(cause: Cause) -> None:
     ended = an_end(cause, "ValueError: bad", rank=2, step=7)
     planned = plan(with_pod(an_observation(), 1, ended=ended, phase="Succeeded"), NOW)
@@ -420,19 +470,25 @@ def test_a_container_whose_agent_never_calls_fails_the_job_and_says_what_to_writ
     assert failed.reason == "AgentNeverCalled"
     assert "command: [everstep, run, train.py]" in failed.message
     not_asked_long = replace(observed, asked_for={"uid-0-1": 20.0})
-    assert condition(plan(not_asked_long, NOW), "Failed").status == "False", "we have only just started"
+    assert condition(plan(not_asked_long, NOW), "Failed").status == "False", (
+        "we have only just started"
+    )
 
 
 def test_an_image_without_everstep_fails_at_once() -> None:
     ended = an_end(code=127, message='exec: "everstep": executable file not found in $PATH')
-    observed = never_called(running_since=None, waiting="CrashLoopBackOff", last_ended=ended, restarts=1)
+    observed = never_called(
+        running_since=None, waiting="CrashLoopBackOff", last_ended=ended, restarts=1
+    )
     failed = condition(plan(observed, NOW), "Failed")
     assert failed.reason == "AgentNeverCalled"
     assert "executable file not found" in failed.message
 
 
 def test_silence_of_a_job_that_has_run_before_fails_nothing() -> None:
-    observed = replace(an_observation(seen=None, callers=frozenset()), asked_for={"uid-0-1": 9999.0})
+    observed = replace(
+        an_observation(seen=None, callers=frozenset()), asked_for={"uid-0-1": 9999.0}
+    )
     planned = plan(observed, NOW)
     assert condition(planned, "Failed").status == "False"
     assert planned.actions == ()
@@ -465,7 +521,9 @@ def test_suspend_ends_the_pods_after_the_save_and_resume_uses_new_attempts() -> 
     assert condition(done, "Suspended").status == "True"
     assert done.actions == ()
     resumed = replace(empty, job=a_job(status=done.status, generation=2))
-    names = [a.body["metadata"]["name"] for a in plan(resumed, NOW).actions if isinstance(a, CreatePod)]
+    names = [
+        a.body["metadata"]["name"] for a in plan(resumed, NOW).actions if isinstance(a, CreatePod)
+    ]
     assert names == ["lm-0-2", "lm-1-2", "lm-2-2"]
     assert plan(resumed, NOW).status.restarts == counted.status.restarts
 

@@ -71,6 +71,7 @@ class HealthLoop:
         self._published: Mapping[str, NodeVerdict] = {}
         self._said: dict[str, str] = {}
         self._told: set[Tell] = set()
+        self._facts: dict[str, NodeFacts] = {}
         self._woken = asyncio.Event()
         self._lock = asyncio.Lock()
 
@@ -213,7 +214,14 @@ class HealthLoop:
         return planned.wake_after or self._settings.scrape_seconds
 
     def _nodes(self) -> dict[str, NodeFacts]:
-        return {facts.name: facts for facts in map(to_facts, self._world.nodes)}
+        """By name. What has not changed is not read again: annotations are costly to decode."""
+        held, self._facts = self._facts, {}
+        for node in self._world.nodes:
+            facts = held.get(node["metadata"]["name"])
+            if facts is None or facts.version != node["metadata"].get("resourceVersion", ""):
+                facts = to_facts(node)
+            self._facts[facts.name] = facts
+        return dict(self._facts)
 
     async def _observe(self, now: float) -> Observed:
         nodes = self._nodes()
