@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from everstep_agent.storage import ObjectStore
+from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import AlreadyExists, BadAddress, NotFound
 
 
@@ -69,3 +70,24 @@ async def test_a_large_object_survives_the_way(store: ObjectStore) -> None:
     body = bytes(range(256)) * 65536
     await store.put("chunks/large", body)
     assert await store.get("chunks/large") == body
+
+
+async def test_writing_beside_a_delete_that_empties_the_folder_loses_nothing(
+    store: ObjectStore,
+) -> None:
+    async def come_and_go(writer: int) -> None:
+        for turn in range(20):
+            await store.create(f"a/b/{writer}-{turn}", b"x")
+            assert await store.get(f"a/b/{writer}-{turn}") == b"x"
+            await store.delete(f"a/b/{writer}-{turn}")
+
+    await asyncio.gather(*(come_and_go(w) for w in range(8)))
+    assert await store.list() == []
+
+
+async def test_a_folder_that_was_emptied_is_gone(tmp_path: Path) -> None:
+    folder = open_store(f"file://{tmp_path}/store", "run", {})
+    await folder.put("chunks/token/1/digest", b"x")
+    await folder.put("log/0", b"x")
+    await folder.delete("chunks/token/1/digest")
+    assert sorted(p.name for p in (tmp_path / "store" / "run").iterdir()) == ["log"]

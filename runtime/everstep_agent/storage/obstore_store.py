@@ -101,7 +101,9 @@ def open_folder(address: Address, *, create: bool) -> ObstoreStore:
             _make(base, folder)
         elif not folder.is_dir():
             raise BadAddress(f"there is no folder {folder}")
-        return ObstoreStore(stores.LocalStore(folder), address.uri, folder=folder)
+        return ObstoreStore(
+            stores.LocalStore(folder, automatic_cleanup=True), address.uri, folder=folder
+        )
     except OSError as error:
         raise classify_error(error, doing="open", where=address.uri) from None
 
