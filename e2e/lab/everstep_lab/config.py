@@ -19,7 +19,7 @@ class LabConfig:
     operator: bool = True
     operator_args: tuple[str, ...] = ()
     """Further flags of `everstep-operator`, such as --cordon-budget=2."""
-    node_grace_seconds: int = 5
+    node_grace_seconds: int = 8
     """controller-manager's --node-monitor-grace-period; Kubernetes' own default is 50."""
     seed: int = 0
     images: str = ""

@@ -102,7 +102,10 @@ class ControlPlane:
 
     def _spawn(self, name: str, flags: list[str]) -> None:
         argv = [str(self._binaries / name), *flags]
-        self._running[name] = procs.spawn(argv, log=self._log(name), mark=self._places.root)
+        process = procs.spawn(argv, log=self._log(name), mark=self._places.root)
+        # A node whose heartbeat waits behind training for seconds would look dead.
+        procs.prefer(process.pid)
+        self._running[name] = process
 
     def _log(self, name: str) -> Path:
         return self._places.logs / f"{name}.log"

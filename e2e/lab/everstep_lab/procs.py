@@ -14,6 +14,8 @@ PR_SET_CHILD_SUBREAPER = 36
 MARK = "EVERSTEP_LAB_MARK"
 """Every process of a lab has its folder in this variable, so that leftovers can be told."""
 
+_PREFERRED = -10
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -53,6 +55,19 @@ def spawn(
         )  # fmt: skip
     finally:
         os.close(out)
+
+
+def prefer(pid: int) -> bool:
+    """Give the session of `pid` more of a busy machine than pods get; False where that is not ours.
+
+    A session is a scheduling group of its own (autogroup), so that is where its priority lies; the
+    process's own would be inherited by pods.
+    """
+    try:
+        Path(f"/proc/{pid}/autogroup").write_text(str(_PREFERRED))
+    except OSError:
+        return False
+    return True
 
 
 def stop(process: "subprocess.Popen[bytes]", grace: float = 5.0) -> None:

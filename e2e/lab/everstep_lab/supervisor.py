@@ -273,6 +273,7 @@ def main() -> int:
     for descriptor in (arguments.lock, arguments.ready, arguments.lifeline):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
+    procs.prefer(os.getpid())
     places = Places.from_env(os.environ)
     return asyncio.run(_main(places, ReadyPipe(arguments.ready), arguments.lifeline))
 
