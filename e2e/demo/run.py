@@ -1,6 +1,7 @@
 """`make demo`: exits 0 only if everything that the report checks is right."""
 
 import asyncio
+import shutil
 import sys
 from pathlib import Path
 
@@ -25,7 +26,11 @@ async def _play(timeline: Timeline) -> bool:
     with Lab(config, say=lambda text: timeline.say("lab", text)) as lab:
         timeline.say("up", f"{NODES} nodes with {GPUS_PER_NODE} GPUs each; operator installed")
         async with lab.api() as api:
-            report = await demo.Demo(lab, api, timeline, BUILD).play()
+            try:
+                report = await demo.Demo(lab, api, timeline, BUILD).play()
+            except BaseException:
+                print(f"\ndemo: logs are kept in {_shown(keep_logs(lab))}", file=sys.stderr)
+                raise
     print(f"\n  {_shown(BUILD / 'report.png')}\n  {_shown(BUILD / 'report.json')}")
     for problem in report["problems"]:
         print(f"  NOT RIGHT: {problem}", file=sys.stderr)
@@ -34,6 +39,17 @@ async def _play(timeline: Timeline) -> bool:
             "\n  All right: no step lost, no sample lost or repeated, losses equal to the last bit."
         )
     return bool(report["ok"])
+
+
+def keep_logs(lab: Lab) -> Path:
+    """Copies what the lab and its pods have logged, before it goes down."""
+    kept = BUILD / "logs"
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(lab.logs, kept)
+    for pod in lab.kubectl("get", "pods", "-o", "name", check=False).split():
+        text = lab.kubectl("logs", pod, check=False)
+        (kept / f"{pod.rpartition('/')[2]}.log").write_text(text)
+    return kept
 
 
 def _shown(path: Path) -> str:

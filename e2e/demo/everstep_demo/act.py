@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from everstep_contract.log import Claim, Commit, Entry
 from everstep_demo.board import Board, Object, Pod
 from everstep_demo.runwatch import RunWatch
 from everstep_demo.story import COMMITTED, CORDONED, FIRST_STEP, MOVED, Act, Incident
@@ -51,16 +52,19 @@ class _Playing:
         self.reached: dict[str, float] = {}
         self._resumed = 0
         self._moved_to = ""
+        self._verdict = False
+        self._claimed = False
 
     async def look(self) -> None:
+        if not self._verdict:
+            await self._look_at_quarantine()
         if CORDONED not in self.reached:
             await self._look_at_node()
-        new = await self._stage.watch.refresh()
-        if new:
-            self._look_at_log()
+        for entry in await self._stage.watch.refresh():
+            self._look_at_entry(entry)
         if MOVED not in self.reached:
             await self._look_at_pod()
-        if COMMITTED in self.reached and FIRST_STEP not in self.reached:
+        if self._claimed:
             await self._look_for_step()
 
     async def end(self) -> Incident:
@@ -77,25 +81,24 @@ class _Playing:
     async def _look_at_node(self) -> None:
         node = (await self._stage.board.nodes()).get(self._pod.node)
         if node is not None and node.cordoned:
-            self._reach(CORDONED, await self._why())
+            self._reach(CORDONED, f"{node.name} takes no new pods")
 
-    async def _why(self) -> str:
+    async def _look_at_quarantine(self) -> None:
         found = await self._stage.board.quarantines()
         mine = (q["spec"] for q in found if q["spec"]["nodeName"] == self._pod.node)
-        spec = next(mine, None)
-        return f"{self._pod.node}: {spec['reason']}, {spec['message']}" if spec else self._pod.node
+        if spec := next(mine, None):
+            self._verdict = True
+            self._stage.timeline.say("verdict", f"{spec['verdict']}, {spec['reason']}")
 
-    def _look_at_log(self) -> None:
-        claim = self._stage.watch.claim_after(self._epoch)
-        if claim is None or COMMITTED in self.reached:
-            return
-        committed = self._stage.watch.commit_before(claim)
-        if committed is None:
-            return
-        when, commit = committed
-        self._resumed = commit.step
-        self._reach(COMMITTED, f"checkpoint of step {commit.step}", at=when)
-        self._stage.timeline.say("claimed", f"epoch {claim.epoch}, {len(claim.members)} members")
+    def _look_at_entry(self, entry: Entry) -> None:
+        """The last commit before the new claim is the one that counts."""
+        if isinstance(entry, Commit) and not self._claimed:
+            self._resumed = entry.step
+            self._reach(COMMITTED, f"checkpoint of step {entry.step}")
+        elif isinstance(entry, Claim) and entry.epoch > self._epoch:
+            self._claimed = True
+            members = f"{len(entry.members)} workers go on from step {self._resumed}"
+            self._stage.timeline.say("claimed", f"epoch {entry.epoch}: {members}")
 
     async def _look_at_pod(self) -> None:
         pod = await self._stage.board.current_pod(self._stage.job, self._act.slot)
@@ -105,11 +108,11 @@ class _Playing:
 
     async def _look_for_step(self) -> None:
         step = await _step(self._stage)
-        if self._stage.watch.epoch > self._epoch and step > self._resumed:
-            self._reach(FIRST_STEP, f"went on from step {self._resumed}, now at step {step}")
+        if step > self._resumed:
+            self._reach(FIRST_STEP, f"now at step {step}")
 
-    def _reach(self, milestone: str, detail: str, *, at: float | None = None) -> None:
-        self.reached[milestone] = (at or time.monotonic()) - self.began
+    def _reach(self, milestone: str, detail: str) -> None:
+        self.reached[milestone] = time.monotonic() - self.began
         self._stage.timeline.say(milestone, detail)
 
 

@@ -84,7 +84,7 @@ class Demo:
             while not is_true(job := await self._board.job(self._name), "Complete"):
                 if is_true(job, "Failed"):
                     failed = condition(job, "Failed") or {}
-                    raise DemoError(f"the job failed: {failed.get('message')}")
+                    raise DemoError(f"the job failed: {str(failed.get('message'))[:600]}")
                 await asyncio.sleep(0.5)
         await self._watch.refresh()
         complete = condition(job, "Complete") or {}
