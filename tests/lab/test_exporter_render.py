@@ -90,7 +90,8 @@ def test_a_node_without_any_gpu_left_has_an_empty_page() -> None:
 def test_health_shows_every_watch_and_of_two_incidents_the_last() -> None:
     gpu = with_incident(a_gpu(), "MEM", WARN, "DCGM_FR_CONTAINED_ERROR")
     gpu = with_incident(gpu, "MEM", FAIL, "DCGM_FR_VOLATILE_DBE_DETECTED")
-    health = {x["health_watch"]: (n, x["health_error_code"]) for x, n in samples(page(gpu), "DCGM_EXP_GPU_HEALTH_STATUS")}  # noqa: E501  # fmt: skip
+    shown = samples(page(gpu), "DCGM_EXP_GPU_HEALTH_STATUS")
+    health = {x["health_watch"]: (n, x["health_error_code"]) for x, n in shown}
     assert health["MEM"] == (20, "DCGM_FR_VOLATILE_DBE_DETECTED")
     assert health["PCIE"] == (0, "")
     assert len(health) == 11

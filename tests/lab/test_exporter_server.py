@@ -30,8 +30,7 @@ async def machine() -> AsyncIterator[Machine]:
     machine = Machine()
     # The interval is longer than any test: each calls `collect` itself.
     task = asyncio.create_task(machine.server.run(HOST, PORT, interval=3600))
-    while not machine.server.listening:
-        await asyncio.sleep(0)
+    await machine.server.listening.wait()
     yield machine
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

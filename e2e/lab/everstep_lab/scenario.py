@@ -88,7 +88,7 @@ class Scenario:
         object.__setattr__(self, "_random", random.Random(self.seed))
 
     def plan_xid(self, code: int) -> Course:
-        """The course of an XID on one GPU; a code without a row of its own only shows on the exporter."""
+        """The course of an XID on one GPU; a code without a row here only shows on the exporter."""
         return build_course(code, self._random)
 
 
@@ -108,7 +108,7 @@ _EXPORTER_ONLY = "the exporter shows the code; the rank goes on"
 
 
 def _always(code: int) -> list[Timed]:
-    """What follows from the code alone: the watch ALL, and the device plugin about a second later."""
+    """What follows from the code alone: the watch ALL, and a second later the device plugin."""
     steps = []
     if code in DEVASTATING and code != 79:
         steps.append(

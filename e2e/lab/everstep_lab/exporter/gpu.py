@@ -1,7 +1,7 @@
 """The state of one simulated GPU as the driver and DCGM know it.
 
 Nothing here clears by itself but the count windows: a value stays latched until the driver is
-reloaded, and what the InfoROM keeps (aggregate ECC, remapped rows, a failed remap) outlives that too.
+reloaded, and what the InfoROM keeps (aggregate ECC, remapped rows, a failed remap) outlives that.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ def with_incident(gpu: Gpu, watch: str, level: int, code: str) -> Gpu:
 
 
 def reload_driver(gpu: Gpu, now: float) -> Gpu:
-    """What a reboot leaves: a pending remap is carried out, a failed one stays (NVML never clears it)."""
+    """What a reboot leaves: a pending remap is done, a failed one stays (NVML never clears it)."""
     return Gpu(
         index=gpu.index,
         uuid=gpu.uuid,

@@ -1,4 +1,4 @@
-"""What a GPU shows while it works or idles: waves, heat that follows power, harmless clock events."""
+"""What a GPU shows at work or idle: waves, heat that follows power, harmless clock events."""
 
 import math
 from dataclasses import dataclass

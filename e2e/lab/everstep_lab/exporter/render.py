@@ -19,8 +19,8 @@ XID_TEXT: Mapping[int, str] = {
     13: "Graphics Engine Exception",
     31: "GPU memory page fault",
     43: "GPU stopped processing",
-    45: "Preemptive cleanup, due to previous errors -- Most likely to see when running multiple cuda "
-        "applications and hitting a DBE",
+    45: "Preemptive cleanup, due to previous errors -- Most likely to see when running multiple "
+        "cuda applications and hitting a DBE",
     48: "Double Bit ECC Error",
     63: "ECC page retirement or row remapping recording event",
     64: "ECC page retirement or row remapper recording failure",
@@ -32,6 +32,13 @@ XID_TEXT: Mapping[int, str] = {
     120: "GSP Error",
 }  # fmt: skip
 
+_XID_COUNT_HELP = (
+    "Count of XID Errors within user-specified time window (see xid-count-window-size param)."
+)
+_CLOCK_COUNT_HELP = (
+    "Count of clock events within the user-specified time window "
+    "(see clock-events-count-window-size param)."
+)
 _CLOCK_EVENTS = {
     "gpu_idle": CLOCK_IDLE,
     "clocks_setting": 0x2,
@@ -71,7 +78,7 @@ def render(
     now: float,
     options: Options = Options(),
 ) -> str:
-    """The whole page. `holders` is keyed by UUID; `now` is in seconds on the clock of `Gpu.xids`."""
+    """The whole page. `holders` is keyed by UUID; `now` is on the clock of `Gpu.xids`."""
     page = _Page(node=node, holders=holders, options=options)
     present = [gpu for gpu in gpus if gpu.present]
     if not present:
@@ -125,9 +132,9 @@ def _xid_labels(gpu: Gpu) -> list[tuple[str, str]]:
 
 
 def _xid_counts(gpus: Sequence[Gpu], page: _Page, now: float) -> list[str]:
-    """One series per (GPU, code) inside the window; a GPU with none has one series, 0, without `xid`."""
+    """A series per (GPU, code) inside the window; a GPU with none has one of 0, without `xid`."""
     name = "DCGM_EXP_XID_ERRORS_COUNT"
-    lines = _head(name, "counter", "Count of XID Errors within user-specified time window (see xid-count-window-size param).")  # fmt: skip
+    lines = _head(name, "counter", _XID_COUNT_HELP)
     window = ("window_size_in_ms", str(WINDOW_MS))
     for gpu in gpus:
         counts: dict[int, int] = {}
@@ -142,9 +149,9 @@ def _xid_counts(gpus: Sequence[Gpu], page: _Page, now: float) -> list[str]:
 
 
 def _clock_counts(gpus: Sequence[Gpu], page: _Page, now: float) -> list[str]:
-    """Power capping under load and idling are common and harmless; both are always in the window."""
+    """Power capping under load and idling are common and harmless: one of them always counts."""
     name = "DCGM_EXP_CLOCK_EVENTS_COUNT"
-    lines = _head(name, "counter", "Count of clock events within the user-specified time window (see clock-events-count-window-size param).")  # fmt: skip
+    lines = _head(name, "counter", _CLOCK_COUNT_HELP)
     for gpu in gpus:
         bits = build_load(gpu, busy=gpu.uuid in page.holders, now=now).clock_events
         seconds = min(WINDOW_MS / 1000, max(0.0, now - gpu.loaded_at))

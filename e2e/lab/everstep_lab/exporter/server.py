@@ -1,7 +1,7 @@
 """Serves one node's page the way dcgm-exporter does, and fails the ways it fails.
 
 The page is made once per collect interval, so that scrapes in between repeat it; the pod labels on
-it are those of the collect before, because the real exporter learns of an allocation one sample late.
+it are those of the collect before: the real exporter learns of an allocation one sample late.
 """
 
 import asyncio
@@ -42,14 +42,11 @@ class ExporterServer:
         self._runner: web.AppRunner | None = None
         self._address: tuple[str, int] = ("127.0.0.1", PORT)
         self.mode = "ok"
+        self.listening = asyncio.Event()
 
     @property
     def page(self) -> str:
         return self._page
-
-    @property
-    def listening(self) -> bool:
-        return self._runner is not None
 
     def collect(self) -> None:
         """Take one sample; frozen values are those of the sample before."""
@@ -93,10 +90,12 @@ class ExporterServer:
         await runner.setup()
         await web.TCPSite(runner, *self._address, reuse_address=True).start()
         self._runner = runner
+        self.listening.set()
 
     async def _close(self) -> None:
         if self._runner is not None:
             runner, self._runner = self._runner, None
+            self.listening.clear()
             await runner.cleanup()
 
     async def _metrics(self, request: web.Request) -> web.Response:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,13 +13,10 @@ from pathlib import Path
 
 from everstep_lab import procs
 from everstep_lab.node.clock import utc_now
-from everstep_lab.node.images import Image
 
 SHIM = Path(__file__).with_name("shim.py")
 POD_MARK = "EVERSTEP_LAB_POD"
 EXIT_SIGKILL = 128 + signal.SIGKILL
-MESSAGE_LIMIT = 4096
-"""Bytes of a termination message that the kubelet keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,31 +140,3 @@ async def _reader(fd: int) -> asyncio.StreamReader:
     pipe = os.fdopen(fd, "rb", buffering=0)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
     return reader
-
-
-def build_root(image: Image, root: Path) -> None:
-    """A fresh copy of the image's folder, as a fresh container has; files are small."""
-    shutil.rmtree(root, ignore_errors=True)
-    if image.folder is None:
-        root.mkdir(parents=True)
-    else:
-        shutil.copytree(image.folder, root, ignore=shutil.ignore_patterns("__pycache__"))
-
-
-def build_path(image: Image, tools: Path) -> str:
-    """A container's PATH: the image's scripts, its `python` and `python3`, then the machine's."""
-    tools.mkdir(parents=True, exist_ok=True)
-    for name in ("python", "python3"):
-        link = tools / name
-        if not link.is_symlink():
-            link.symlink_to(image.python)
-    first = [] if image.bin is None else [os.fspath(image.bin)]
-    return ":".join([*first, os.fspath(tools), "/usr/local/bin", "/usr/bin", "/bin"])
-
-
-def read_message(path: Path) -> str:
-    """The termination message, its last 4096 bytes."""
-    try:
-        return path.read_bytes()[-MESSAGE_LIMIT:].decode(errors="replace")
-    except OSError:
-        return ""

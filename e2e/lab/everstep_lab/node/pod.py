@@ -12,14 +12,12 @@ from typing import Any, Protocol
 
 from everstep_lab import procs
 from everstep_lab.node import container as containers
-from everstep_lab.node import devices, environment, images, probes, status, volumes
+from everstep_lab.node import devices, environment, images, launch, probes, status, volumes
 from everstep_lab.node.backoff import Backoff, BackoffRule, is_restarted
 from everstep_lab.node.clock import utc_now
 from everstep_lab.node.errors import ConfigError, ImageError, NotSimulatedError
-from everstep_lab.node.rewrite import Paths
 
 Object = dict[str, Any]
-TERMINATION_LOG = "/dev/termination-log"
 _RETRY = 1.0
 
 
@@ -215,8 +213,7 @@ class Pod:
         """None when the pod is stopped before the command can be built."""
         while not self._stopping.is_set():
             try:
-                image = images.load_image(self._host.images, life.spec["image"])
-                return self._build_command(life, image)
+                return await self._build_command(life)
             except ImageError as error:
                 await self._wait_image(life, str(error))
             except (ConfigError, ValueError) as error:
@@ -309,52 +306,17 @@ class Pod:
 
     # --- building a life ------------------------------------------------------------------------
 
-    def _build_command(self, life: Life, image: images.Image) -> containers.Command:
-        """Raises `ConfigError` or `NotSimulatedError`."""
+    async def _build_command(self, life: Life) -> containers.Command:
+        """Raises `ImageError`, `ConfigError` or `NotSimulatedError`."""
+        image = images.load_image(self._host.images, life.spec["image"])
         env = environment.build_env(life.spec, self.document, self._sources, self._place)
-        folder = self._life_folder(life, life.record.restarts)
-        root = folder / "root"
-        paths = Paths(self._mapping(life, folder))
-        argv = [*(life.spec.get("command") or []), *(life.spec.get("args") or [])]
-        if not argv:
-            raise NotSimulatedError(
-                f'container "{life.record.name}" has neither command nor args; images of the lab '
-                "have no entry point of their own"
-            )
-        containers.build_root(image, root)
-        cwd = Path(root, paths.rewrite(life.spec.get("workingDir") or ""))
-        cwd.mkdir(parents=True, exist_ok=True)
-        return containers.Command(
-            argv=[paths.rewrite(environment.expand(word, env)) for word in argv],
-            env={
-                **self._base_env(life, image, folder, root),
-                **{name: paths.rewrite(value) for name, value in env.items()},
-                **self._marks(),
-            },
-            cwd=str(cwd), log=folder / "log",
+        order = launch.Order(
+            container=life.spec, image=image, env=env, hostname=self.name, gpus=life.gpus,
+            mounts=volumes.map_mounts(self.document, life.spec, self.folders),
+            folder=self._life_folder(life, life.record.restarts),
+            marks={procs.MARK: self._host.mark, containers.POD_MARK: self.uid},
         )  # fmt: skip
-
-    def _mapping(self, life: Life, folder: Path) -> dict[str, str]:
-        mapping = volumes.map_mounts(self.document, life.spec, self.folders)
-        path = life.spec.get("terminationMessagePath") or TERMINATION_LOG
-        return {**mapping, path: str(folder / "termination-log")}
-
-    def _base_env(
-        self, life: Life, image: images.Image, folder: Path, root: Path
-    ) -> dict[str, str]:
-        """What image and node give. No CUDA: the GPUs are only names here."""
-        return {
-            "PATH": containers.build_path(image, folder / "tools"),
-            "HOME": str(root),
-            "HOSTNAME": self.name,
-            "LANG": "C.UTF-8",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "CUDA_VISIBLE_DEVICES": "",
-            "NVIDIA_VISIBLE_DEVICES": ",".join(life.gpus) or "void",
-        }
-
-    def _marks(self) -> dict[str, str]:
-        return {procs.MARK: self._host.mark, containers.POD_MARK: self.uid}
+        return await asyncio.to_thread(launch.apply_order, order)
 
     def _life_folder(self, life: Life, restarts: int) -> Path:
         folder = self.folders.disk / "containers" / life.record.name / str(restarts)
@@ -363,10 +325,10 @@ class Pod:
 
     def _message(self, life: Life, code: int) -> str:
         folder = self._life_folder(life, life.record.restarts)
-        message = containers.read_message(folder / "termination-log")
+        message = launch.read_message(folder)
         fallback = life.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError"
         if not message and fallback and code != 0:
-            return "\n".join(procs.tail(folder / "log", 80).splitlines())[-2048:]
+            return procs.tail(folder / "log", 80)[-2048:]
         return message
 
     # --- telling --------------------------------------------------------------------------------
