@@ -136,12 +136,12 @@ def _plan_creation(
         for r in records
         if r.slot < spec.workers.replicas and observed.pod_of(r.slot, r.attempt) is None
     ]
-    secret = manifests.secret_name(job.name, job.uid)
-    found: list[Action] = []
-    if not observed.template_checked or any(secret in p.waiting_message for p in observed.pods):
-        found.append(CreateSecret(name=secret, reason="Token", message="the job's token"))
-    if not missing or waiting.is_held_back(observed, now):
-        return tuple(found) if not missing else ()
+    if waiting.is_held_back(observed, now):
+        return ()
+    secret = _plan_secret(observed, bool(missing))
+    if not missing:
+        return secret
+    found: list[Action] = [*secret]
     avoid = [n for n, verdict in observed.verdicts.items() if verdict.avoided]
     bodies = [manifests.build_pod(job, spec, r.slot, r.attempt, avoid) for r in missing]
     if not observed.template_checked:
@@ -151,6 +151,15 @@ def _plan_creation(
             )
         )
     return (*found, *(_creation(r, b) for r, b in zip(missing, bodies, strict=True)))
+
+
+def _plan_secret(observed: Observed, missing: bool) -> tuple[Action, ...]:
+    """Before the first pods, after a restart of ours (it may be there), and when a pod cannot find it."""
+    name = manifests.secret_name(observed.job.name, observed.job.uid)
+    lost = any(name in pod.waiting_message for pod in observed.pods)
+    if not lost and (observed.template_checked or not missing):
+        return ()
+    return (CreateSecret(name=name, reason="Token", message="the job's token"),)
 
 
 def _creation(record: SlotStatus, body: manifests.Body) -> CreatePod:

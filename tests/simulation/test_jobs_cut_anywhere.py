@@ -1,0 +1,197 @@
+"""Every prefix of every plan is a legal state: the operator is killed at each of its writes, before and after the effect,
+and a new one must arrive at the same place."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from everstep_contract import names
+from everstep_operator import kube
+from everstep_operator.jobs.agents import Agents
+from everstep_operator.jobs.passes import Passes
+from everstep_operator.kube import Kube
+from everstep_operator.values import NodeState, NodeVerdict
+from everstep_operator.world import World
+from job_builders import a_spec, a_verdict
+from toy_cluster import Cut, Cutter, ToyCluster, ToyJob
+
+KEY = ("team", "lm")
+PASSES = 60
+"""More than any story needs; a story that needs more does not converge."""
+
+
+@dataclass
+class Story:
+    """One run of the toy: an operator that is replaced by a new one when it is cut."""
+
+    cutter: Cutter = field(default_factory=Cutter)
+    verdicts: dict[str, NodeVerdict] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cluster = ToyCluster(cutter=self.cutter)
+        self.job = ToyJob(cluster=self.cluster)
+        for number in range(6):
+            self.cluster.add_node(f"node-{number}")
+        metadata = {"name": "lm", "namespace": "team", "generation": 1}
+        spec = a_spec(recovery={"nodeLostSeconds": 3, "drainTimeoutSeconds": 20})
+        self.cluster.put(kube.JOBS, {"metadata": metadata, "spec": spec})
+        self.passes = self._operator()
+
+    def _operator(self) -> Passes:
+        return Passes(
+            port=cast(Kube, self.cluster), world=World(), agents=cast(Agents, self.job),
+            key=b"k" * 32, clock=lambda: self.cluster.now, figures_seconds=10.0,
+        )  # fmt: skip
+
+    async def play(self, done: Callable[["Story"], bool]) -> None:
+        for _ in range(PASSES):
+            await self._turn()
+            if done(self) and not await self._restless():
+                return
+        raise AssertionError(f"not there after {PASSES} passes: {self.digest()}")
+
+    async def _turn(self) -> None:
+        self.cluster.feed(self.passes.world)
+        self.passes.verdicts = self.verdicts
+        try:
+            await self.passes.run(KEY)
+        except Cut:
+            self.passes = self._operator()
+        self.cluster.tick()
+        self.job.tick()
+        self._check()
+
+    async def _restless(self) -> bool:
+        """At rest nothing but figures is written; the time between two of those has not passed."""
+        writes = self.cutter.writes
+        await self._turn()
+        await self._turn()
+        return self.cutter.writes > writes + 1
+
+    def _check(self) -> None:
+        """What may never be, not even for a moment."""
+        for slot, attempt in self.cluster.deleted:
+            living = self.job.running and (slot, attempt) in self.job.members
+            assert not living or self._on_bad_node(slot, attempt), f"member {slot}/{attempt} was deleted"
+        status = self.cluster.job().get("status") or {}
+        attempts = {s["slot"]: s["attempt"] for s in status.get("slots") or ()}
+        for pod in self.cluster.pods():
+            labels = pod["metadata"]["labels"]
+            slot, attempt = int(labels[names.LABEL_SLOT]), int(labels[names.LABEL_ATTEMPT])
+            assert attempt <= attempts.get(slot, attempt), "a pod ahead of its count"
+
+    def _on_bad_node(self, slot: int, attempt: int) -> bool:
+        return any(v.state is NodeState.GONE for v in self.verdicts.values())
+
+    def digest(self) -> Mapping[str, Any]:
+        status = self.cluster.job().get("status") or {}
+        return {
+            "state": status.get("state"),
+            "attempts": [s["attempt"] for s in status.get("slots") or ()],
+            "restarts": (status.get("restarts") or {}).get("byCause"),
+            "incidents": sorted((i["id"], i["open"]) for i in status.get("incidents") or ()),
+            "pods": sorted(p["metadata"]["name"] for p in self.cluster.pods()),
+            "running": self.job.running,
+        }
+
+
+def trains(story: Story) -> bool:
+    state = (story.cluster.job().get("status") or {}).get("state")
+    return story.job.running and len(story.job.members) == 3 and state == "Running"
+
+
+def state_is(word: str) -> Callable[[Story], bool]:
+    return lambda story: (story.cluster.job().get("status") or {}).get("state") == word
+
+
+async def start(story: Story) -> None:
+    await story.play(trains)
+
+
+async def node_leaves(story: Story) -> None:
+    await story.play(trains)
+    story.verdicts["node-1"] = a_verdict("node-1", NodeState.LEAVING)
+    await story.play(lambda s: trains(s) and (1, 2) in s.job.members)
+
+
+async def node_goes(story: Story) -> None:
+    await story.play(trains)
+    story.cluster.kill_node("node-1")
+    story.verdicts["node-1"] = a_verdict("node-1", NodeState.GONE)
+    await story.play(lambda s: trains(s) and (1, 2) in s.job.members)
+
+
+async def node_dies(story: Story) -> None:
+    await story.play(trains)
+    story.cluster.kill_node("node-2")
+    await story.play(lambda s: trains(s) and (2, 2) in s.job.members)
+
+
+async def pod_deleted(story: Story) -> None:
+    await story.play(trains)
+    story.cluster.mark_deleted(kube.PODS, "lm-0-1")
+    await story.play(lambda s: trains(s) and (0, 2) in s.job.members)
+
+
+async def two_nodes_leave(story: Story) -> None:
+    await story.play(trains)
+    for node in ("node-0", "node-2"):
+        story.verdicts[node] = a_verdict(node, NodeState.LEAVING, incident=f"inc-{node}")
+    await story.play(lambda s: trains(s) and {(0, 2), (2, 2)} <= s.job.members)
+
+
+async def suspend_and_resume(story: Story) -> None:
+    await story.play(trains)
+    story.cluster.edit_spec({"suspend": True})
+    await story.play(lambda s: state_is("Suspended")(s) and not s.cluster.pods())
+    story.cluster.edit_spec({"suspend": False})
+    await story.play(trains)
+
+
+async def scale_down(story: Story) -> None:
+    await story.play(trains)
+    story.cluster.edit_spec({"workers": {"replicas": 2}})
+    await story.play(lambda s: s.job.running and len(s.cluster.pods()) == 2)
+
+
+async def finish(story: Story) -> None:
+    await story.play(trains)
+    story.job.done = True
+    await story.play(state_is("Complete"))
+
+
+STORIES = [
+    start, node_leaves, node_goes, node_dies, pod_deleted, two_nodes_leave, suspend_and_resume, scale_down, finish,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tell", STORIES, ids=lambda f: f.__name__)
+async def test_an_operator_killed_at_any_write_leaves_work_that_another_completes(tell: Any) -> None:
+    whole = Story()
+    await tell(whole)
+    for at in range(1, whole.cutter.writes + 1):
+        for after in (False, True):
+            story = Story(cutter=Cutter(at=at, after=after))
+            await tell(story)
+            assert story.digest() == whole.digest(), f"cut {'after' if after else 'before'} write {at}"
+
+
+async def test_a_quiet_job_costs_one_write_in_ten_seconds() -> None:
+    story = Story()
+    await start(story)
+    before = story.cutter.writes
+    for _ in range(30):
+        await story._turn()
+    assert story.cutter.writes - before <= 4
+
+
+async def test_the_pod_that_replaces_another_is_on_another_node_under_another_name() -> None:
+    story = Story()
+    await node_leaves(story)
+    moved = story.cluster.objects["pods", "lm-1-2"]
+    assert moved["spec"]["nodeName"] not in ("node-0", "node-1", "node-2")
+    incident = story.cluster.job()["status"]["incidents"][0]
+    marks = [m["name"] for m in incident["marks"]]
+    assert marks == ["leave", "commit", "left", "deleted", "created", "running"]
+    assert (incident["open"], incident["node"], incident["slot"]) == (False, "node-1", 1)
