@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from agent.unreliable import UnreliableStore
 from everstep_agent.storage import open_store
-from everstep_agent.storage.errors import AlreadyExists, NotFound, Unreachable
+from everstep_agent.storage.errors import AlreadyExists, Denied, NotFound, Unreachable
 from everstep_agent.storage.retrying import Patience, Retrying, choose_delay
 
 
@@ -55,6 +55,17 @@ async def test_an_answer_that_will_not_change_is_not_asked_for_again(
         await store.get("nothing")
     assert waits == []
     assert store.trouble is None
+
+
+async def test_a_refusal_is_believed_when_it_stays(bad_day: UnreliableStore) -> None:
+    store, waits = retrying(bad_day)
+    bad_day.refusals = 2
+    await store.put("a", b"x")
+    bad_day.refusals = 100
+    with pytest.raises(Denied):
+        await store.put("a", b"y")
+    assert len(waits) == 2 + 3
+    assert await bad_day.inner.get("a") == b"x"
 
 
 @given(st.integers(min_value=1, max_value=10_000), st.floats(min_value=0, max_value=0.999))

@@ -2,7 +2,7 @@
 one at a time.
 """
 
-from everstep_agent.storage.errors import Unreachable
+from everstep_agent.storage.errors import Denied, Unreachable
 from everstep_agent.storage.store import ObjectStore
 
 
@@ -14,6 +14,7 @@ class UnreliableStore:
         self.lost_answers = 0
         """So many writes reach the store, and their answers do not come back."""
         self.lost_requests = 0
+        self.refusals = 0
         self.corrupt: set[str] = set()
         self.stale: list[str] | None = None
         """What LIST answers, whatever is true."""
@@ -27,6 +28,9 @@ class UnreliableStore:
 
     async def _write(self, verb: str, key: str, body: bytes | memoryview) -> None:
         self._reach(verb, key)
+        if self.refusals:
+            self.refusals -= 1
+            raise Denied(f"{key}: refused")
         if self.lost_requests:
             self.lost_requests -= 1
             raise Unreachable(f"{key}: the request was lost")

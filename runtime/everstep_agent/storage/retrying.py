@@ -10,10 +10,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from everstep_agent.storage.errors import StoreError, Unreachable
+from everstep_agent.storage.errors import Denied, StoreError, Unreachable
 from everstep_agent.storage.store import ObjectStore
 
 T = TypeVar("T")
+
+DOUBTED = 3
+"""A refusal is believed when it was heard so often and once more. MinIO answers 403 to a PUT beside
+a DELETE that empties the folder (measured), and rights that were just given take a moment to hold.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,9 @@ class Retrying:
             try:
                 answer = await self._once(call, until - clock())
             except StoreError as error:
+                if isinstance(error, Denied) and tries <= DOUBTED:
+                    await self._sleep(choose_delay(tries, self._patience, self._chance()))
+                    continue
                 if not error.transient:
                     self.trouble = None  # it answered: whatever is wrong, it is there
                     raise
