@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
+
 from everstep_contract import names
 from everstep_operator import kube
 from everstep_operator.jobs.agents import Agents
@@ -14,7 +15,7 @@ from everstep_operator.kube import Kube
 from everstep_operator.values import NodeState, NodeVerdict
 from everstep_operator.world import World
 from job_builders import a_spec, a_verdict
-from toy_cluster import Cut, Cutter, ToyCluster, ToyJob
+from toy_jobs import Cut, Cutter, ToyCluster, ToyJob
 
 KEY = ("team", "lm")
 PASSES = 60
