@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from everstep_contract.env import AGENT_SOCKET
 from everstep_lab import Lab
 from everstep_lab.client import Lab as LabClass
 from everstep_lab.config import LabConfig
@@ -24,6 +25,19 @@ IDLE = "import time; print('up', flush=True); time.sleep(1000)"
 STUBBORN = (
     "import signal; signal.signal(signal.SIGTERM, lambda *_: print('no', flush=True));" + IDLE
 )
+
+
+AGENT = f"""
+import os, subprocess, sys
+env = {{**os.environ, "{AGENT_SOCKET}": "s"}}
+sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+workers = [subprocess.Popen(sleep, env=env) for _ in range(2)]
+print("up", flush=True)
+pid, status = os.wait()
+rank = [worker.pid for worker in workers].index(pid)
+print("worker", rank, "died of signal", os.WTERMSIG(status), flush=True)
+os.wait()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +302,18 @@ def test_a_gpu_off_the_bus_takes_its_process_and_its_series(
     until(lambda: uuid in page(lab, "node-1"), lab, "the series back")
     after = is_running(lab, "holds")
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
+
+
+def test_of_two_workers_the_one_on_the_lost_gpu_dies_and_the_agent_lives(
+    lab: LabClass, apply: Callable[..., str]
+) -> None:
+    is_running(lab, apply("agent", AGENT, gpus=2, nodeName="node-2"))
+    until(lambda: "up" in lab.kubectl("logs", "agent"), lab, "the workers up")
+    lab.fault("node-2", gpu=1, xid=79)
+    until(lambda: "died" in lab.kubectl("logs", "agent"), lab, "a death")
+    assert lab.kubectl("logs", "agent").splitlines() == ["up", "worker 1 died of signal 9"]
+    lab.kubectl("delete", "pod", "agent", "--now")
+    lab.heal("node-2")
 
 
 def test_a_failed_remap_leaves_the_process_alone(lab: LabClass, apply: Callable[..., str]) -> None:

@@ -71,7 +71,7 @@ class ExporterServer:
             await self._close()
 
     def restart(self) -> None:
-        """Forget which pods it knew; the next page names them one collect late, as the first did."""
+        """Forget which pods it knew: the next page names them one collect late, like the first."""
         self.mode = "ok"
         self._known = {}
 
