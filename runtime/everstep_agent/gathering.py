@@ -79,6 +79,7 @@ async def _claim(
     desk: Desk, number: int, start: rounds.Start, cause: str
 ) -> EpochLevel | rounds.Wait:
     await desk.persist(desk.run_log.refresh)
+    known = len(desk.run_log.entries)
     newest = desk.run_log.newest_claim
     ids = tuple(i for m in start.members for i in m.ids())
     proof = rounds.build_proof(newest, desk.reports.all(), desk.wanted)
@@ -102,7 +103,7 @@ async def _claim(
         cause=cause,
         incident=desk.incidents.id,
     )
-    outcome = await desk.persist(lambda: desk.run_log.append(claim))
+    outcome = await desk.persist(lambda: desk.run_log.append(claim, after=known))
     if isinstance(outcome, runlog.Lost):
         desk.burnt = number
         return rounds.Wait(reason=outcome.reason, message=outcome.message)
