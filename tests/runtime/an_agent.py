@@ -1,7 +1,8 @@
-"""The smallest thing that speaks the agent's side of `everstep_contract.wire`, for as many workers as a test wants.
+"""The smallest thing that speaks the agent's side of `everstep_contract.wire`, for as many workers
+as a test wants.
 
-It keeps the group's keys, records every frame and does what the test says; no decision is made here. Workers are forked
-from this process, which has imported torch once.
+It keeps the group's keys, records every frame and does what the test says; no decision is made
+here. Workers are forked from this process, which has imported torch once.
 """
 
 import contextlib

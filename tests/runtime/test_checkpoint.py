@@ -1,0 +1,264 @@
+"""What is tracked, staged by several ranks and read back by any number of them."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler, swa_utils
+
+from everstep import staging, state
+from everstep.errors import Misuse, StateError
+from everstep.restoring import Checkpoint
+from everstep.tracked import Tracked
+from everstep_contract import codec, manifest, wire
+from runtime.a_job import Trial
+
+
+def commit(folder: Path, staged: list[wire.Staged]) -> dict[str, Any]:
+    """What an agent does with staged parts: chunks under their digests, and a manifest."""
+    chunks, pieces = [], {}
+    for part in staged:
+        raw = Path(part.path).read_bytes()
+        digest = hashlib.sha256(raw).hexdigest()
+        (folder / digest).write_bytes(raw)
+        chunks.append(manifest.Chunk(digest=digest, key=f"chunks/{digest}", bytes=len(raw)))
+        for t in part.tensors:
+            piece = manifest.Piece(offsets=t.offsets, lengths=t.lengths, chunk=digest, at=t.at)
+            pieces.setdefault((t.name, t.dtype, t.shape), []).append(piece)
+    tensors = tuple(
+        manifest.Tensor(name=n, dtype=d, shape=s, pieces=tuple(p))
+        for (n, d, s), p in pieces.items()
+    )
+    tree = next((p.state for p in staged if p.lead), None)
+    document = manifest.Manifest(
+        run="r", epoch=1, step=staged[0].step, writer="w", world=len(staged), tensors=tensors,
+        state=json.loads(json.dumps(tree)), chunks=tuple(chunks),
+    )  # fmt: skip
+    assert manifest.problems(document) == []
+    path = folder / "manifest.json"
+    path.write_bytes(codec.dumps(document))
+    return {"manifest": str(path), "chunks": str(folder), "applied": staged[0].step}
+
+
+def staged_by(folder: Path, tensors: state.Tensors, world: int) -> list[wire.Staged]:
+    parts = []
+    for rank in range(world):
+        path = str(folder / f"part-{rank}")
+        described = staging.write_part(path, tensors, rank, world)
+        parts.append(wire.Staged(epoch=1, step=1, path=path, tensors=described))
+    return parts
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_tensors_staged_by_any_number_of_ranks_read_back_equal(tmp_path: Path, world: int) -> None:
+    tensors = {
+        "matrix": torch.randn(7, 5),
+        "half": torch.randn(3, 2).to(torch.bfloat16),
+        "strided": torch.randn(6, 4).t(),
+        "scalar": torch.tensor(3),
+        "empty": torch.empty(0, 4),
+        "flags": torch.tensor([True, False, True]),
+    }
+    said = commit(tmp_path, staged_by(tmp_path, tensors, world))
+    checkpoint = Checkpoint(said["manifest"], said["chunks"])
+    for name, value in tensors.items():
+        assert torch.equal(checkpoint.tensor(name), value), name
+        assert checkpoint.tensor(name).dtype == value.dtype
+
+
+def test_what_is_read_may_be_changed_without_touching_the_chunk(tmp_path: Path) -> None:
+    said = commit(tmp_path, staged_by(tmp_path, {"x": torch.ones(4)}, 1))
+    Checkpoint(said["manifest"], said["chunks"]).tensor("x").zero_()
+    assert Checkpoint(said["manifest"], said["chunks"]).tensor("x").sum() == 4
+
+
+def test_a_manifest_that_is_broken_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(StateError, match=r"cannot read the checkpoint .*manifest\.json"):
+        Checkpoint(str(tmp_path / "manifest.json"), str(tmp_path))
+
+
+class Ema:
+    """Somebody's own object: no module, but with both methods."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {"decay": 0.9, "shadow": [torch.zeros(2)]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+
+def full_state() -> dict[str, Any]:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(
+        [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters()}]
+    )
+    schedule = lr_scheduler.MultiStepLR(optimizer, [2, 2, 5])
+    average = swa_utils.AveragedModel(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    return {
+        "model": model, "optimizer": optimizer, "schedule": schedule, "average": average,
+        "scaler": scaler, "ema": Ema(), "temperature": torch.ones(2),
+    }  # fmt: skip
+
+
+def train(objects: dict[str, Any], steps: int) -> list[float]:
+    losses = []
+    for number in range(steps):
+        torch.manual_seed(number)
+        loss = objects["model"](torch.randn(8, 3)).square().mean()
+        objects["optimizer"].zero_grad()
+        objects["scaler"].scale(loss).backward()
+        objects["scaler"].step(objects["optimizer"])
+        objects["scaler"].update()
+        objects["schedule"].step()
+        objects["average"].update_parameters(objects["model"])
+        objects["ema"].values["shadow"][0] += loss.detach()
+        objects["temperature"] *= 0.9
+        losses.append(loss.item())
+    return losses
+
+
+def a_registry(objects: dict[str, Any]) -> Tracked:
+    tracked = Tracked()
+    for name, thing in objects.items():
+        tracked.add(name, thing)
+    return tracked
+
+
+def test_training_goes_on_from_a_capture_as_if_it_had_not_stopped() -> None:
+    old = full_state()
+    train(old, 3)
+    tensors: state.Tensors = {}
+    tree = json.loads(json.dumps(a_registry(old).capture(tensors)))
+    kept = {name: t.clone() for name, t in tensors.items()}
+    expected = train(old, 4)
+    new = full_state()
+    a_registry(new).load(list(new), tree, kept.__getitem__, torch.device("cpu"))
+    assert train(new, 4) == expected
+    assert new["schedule"].get_last_lr() == old["schedule"].get_last_lr()
+    assert torch.equal(new["average"].module[0].weight, old["average"].module[0].weight)
+    assert torch.equal(new["ema"].values["shadow"][0], old["ema"].values["shadow"][0])
+    assert torch.equal(new["temperature"], old["temperature"])
+    assert new["scaler"].state_dict() == old["scaler"].state_dict()
+
+
+def test_an_optimizer_is_stored_by_the_names_of_its_parameters() -> None:
+    objects = full_state()
+    train(objects, 1)
+    tensors: state.Tensors = {}
+    tree = a_registry(objects).capture(tensors)["optimizer"]["state"]
+    assert tree["param_groups"][1]["params"] == ["model.2.weight", "model.2.bias"]
+    assert "optimizer/state/model.2.bias/exp_avg" in tensors
+
+
+def test_parameters_in_another_order_get_their_own_state() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    old = torch.optim.SGD(list(model.parameters()), lr=0.1, momentum=0.9)
+    model(torch.randn(1, 2)).sum().backward()
+    old.step()
+    tensors: state.Tensors = {}
+    tree = a_registry({"model": model, "optimizer": old}).capture(tensors)
+    new = torch.optim.SGD(list(model.parameters())[::-1], lr=0.1, momentum=0.9)
+    registry = a_registry({"model": model, "optimizer": new})
+    registry.load(["optimizer"], tree, tensors.__getitem__, torch.device("cpu"))
+    for parameter in model.parameters():
+        assert torch.equal(
+            new.state[parameter]["momentum_buffer"], old.state[parameter]["momentum_buffer"]
+        )
+
+
+def test_a_wrapped_model_loads_what_a_bare_one_saved() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.module = inner
+
+    bare, wrapped = nn.Linear(2, 2), Wrapper(nn.Linear(2, 2))
+    tensors: state.Tensors = {}
+    tree = a_registry({"model": bare}).capture(tensors)
+    a_registry({"model": wrapped}).load(["model"], tree, tensors.__getitem__, torch.device("cpu"))
+    assert torch.equal(wrapped.module.weight, bare.weight)
+
+
+def resumed(trial: Trial, a_trial: Callable[..., Trial], folder: Path) -> Trial:
+    for step in trial.job.steps(until=2):
+        trial.take(step)
+    return a_trial(**commit(folder, trial.line.of(wire.Staged)[-1:]))
+
+
+def test_a_job_resumes_with_its_state_and_random_numbers(
+    trial: Trial, a_trial: Callable[..., Trial], tmp_path: Path
+) -> None:
+    after = resumed(trial, a_trial, tmp_path)
+    drawn = torch.rand(3)
+    torch.manual_seed(99)
+    after.track()
+    assert torch.equal(after.model.weight, trial.model.weight)
+    step = next(iter(after.job.steps(until=3)))
+    assert step.number == 3
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_a_job_that_had_reached_the_end_has_no_more_steps(
+    trial: Trial, a_trial: Callable[..., Trial], tmp_path: Path
+) -> None:
+    after = resumed(trial, a_trial, tmp_path).track()
+    assert list(after.job.steps(until=2)) == []
+    assert after.job.finished()
+    assert after.line.of(wire.Staged) == []
+
+
+def test_another_name_than_the_checkpoint_has_is_refused(
+    trial: Trial, a_trial: Callable[..., Trial], tmp_path: Path
+) -> None:
+    after = resumed(trial, a_trial, tmp_path)
+    with pytest.raises(
+        StateError, match=r"track\(net=…\): the checkpoint has no 'net', it has model, optimizer"
+    ):
+        after.job.track(net=after.model)
+
+
+def test_another_shape_than_the_checkpoint_has_is_refused(
+    trial: Trial, a_trial: Callable[..., Trial], tmp_path: Path
+) -> None:
+    after = resumed(trial, a_trial, tmp_path)
+    with pytest.raises(StateError, match="model: the checkpoint does not fit"):
+        after.job.track(model=nn.Linear(4, 4))
+
+
+def test_what_is_no_longer_tracked_is_noted(
+    trial: Trial, a_trial: Callable[..., Trial], tmp_path: Path
+) -> None:
+    after = resumed(trial, a_trial, tmp_path)
+    after.job.track(model=after.model)
+    for step in after.job.steps(until=3):
+        after.take(step)
+    (applied,) = after.line.of(wire.Applied)
+    assert applied.notes == ("the checkpoint also has optimizer, not tracked now",)
+
+
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        (3, "has no state_dict"),
+        (nn.parallel.DataParallel(nn.Linear(1, 1)), "pass the model it wraps"),
+    ],
+)
+def test_what_has_no_state_cannot_be_tracked(thing: Any, words: str) -> None:
+    with pytest.raises(Misuse, match=words):
+        Tracked().add("thing", thing)
+
+
+def test_an_optimizer_of_an_untracked_model_is_refused() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.1)
+    with pytest.raises(Misuse, match=r"shape \(1, 3\) that no tracked module has"):
+        a_registry({"optimizer": optimizer}).capture({})

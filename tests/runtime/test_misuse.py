@@ -1,0 +1,259 @@
+"""Every way to hold it wrong says so, and says what to do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from everstep import NotUnderAgent, run
+from everstep.errors import Misuse
+from everstep_contract import wire
+from runtime.a_job import Ended, Trial
+
+
+def first_step(trial: Trial) -> Any:
+    return next(iter(trial.job.steps(until=3)))
+
+
+def test_list_of_batches(trial: Trial) -> None:
+    with pytest.raises(Misuse, match=r"had no step\.backward or step\.skip.*list\(\) or zip\(\)"):
+        list(first_step(trial).batches(trial.data))
+
+
+def test_zip_of_two_loops(trial: Trial) -> None:
+    step = first_step(trial)
+    with pytest.raises(Misuse, match="the loop over step.batches did not end"):
+        for _ in zip(step.batches(trial.data), step.batches(trial.data), strict=True):
+            pass
+
+
+def test_continue_before_backward(trial: Trial) -> None:
+    with pytest.raises(Misuse, match="exactly one"):
+        for _ in first_step(trial).batches(trial.data):
+            continue
+
+
+def test_a_swallowed_exception(trial: Trial) -> None:
+    step = first_step(trial)
+    with pytest.raises(Misuse, match="swallowed"):
+        for _ in step.batches(trial.data):
+            try:
+                raise torch.OutOfMemoryError("no memory")
+            except RuntimeError:
+                pass
+
+
+def test_backward_twice_for_one_batch(trial: Trial) -> None:
+    step = first_step(trial)
+    with pytest.raises(Misuse, match=r"step\.backward\(loss_a \+ loss_b\)"):
+        for batch in step.batches(trial.data):
+            step.backward(trial.loss(batch))
+            step.backward(trial.loss(batch))
+
+
+def test_backward_and_skip_for_one_batch(trial: Trial) -> None:
+    step = first_step(trial)
+    with pytest.raises(Misuse, match="a second step.backward or step.skip"):
+        for batch in step.batches(trial.data):
+            step.backward(trial.loss(batch))
+            step.skip()
+
+
+def test_backward_outside_the_loop(trial: Trial) -> None:
+    with pytest.raises(Misuse, match="belongs inside the loop"):
+        first_step(trial).backward(torch.zeros((), requires_grad=True))
+
+
+def test_skip_after_the_loop(trial: Trial) -> None:
+    step = first_step(trial)
+    trial.take(step)
+    with pytest.raises(Misuse, match="belongs inside the loop"):
+        step.skip()
+
+
+def test_loss_backward_instead_of_step_backward(trial: Trial) -> None:
+    with pytest.raises(Misuse, match=r"call step\.backward\(loss\)"):
+        for batch in first_step(trial).batches(trial.data):
+            trial.loss(batch).backward()
+
+
+def test_break_out_of_the_loop_is_met_at_the_boundary(trial: Trial) -> None:
+    with pytest.raises(Misuse, match=r"did not end \(break"):
+        for step in trial.job.steps(until=3):
+            for batch in step.batches(trial.data):
+                step.backward(trial.loss(batch))
+                break
+    assert trial.line.of(wire.Applied) == []
+
+
+def test_a_step_without_a_loop(trial: Trial) -> None:
+    with pytest.raises(Misuse, match="its body had no loop"):
+        for _ in trial.job.steps(until=3):
+            pass
+
+
+def test_the_loss_before_the_loop_ended(trial: Trial) -> None:
+    with pytest.raises(Misuse, match="known once the loop"):
+        _ = first_step(trial).loss
+
+
+@pytest.mark.parametrize("loss", [torch.zeros(2, requires_grad=True), 0.5, None])
+def test_a_loss_that_is_not_one_number(trial: Trial, loss: Any) -> None:
+    step = first_step(trial)
+    with pytest.raises(Misuse, match="a loss of one number"):
+        for _ in step.batches(trial.data):
+            step.backward(loss)
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_no_weight(trial: Trial, weight: float) -> None:
+    step = first_step(trial)
+    with pytest.raises(Misuse, match="a weight is a finite number"):
+        for batch in step.batches(trial.data):
+            step.backward(trial.loss(batch), weight=weight)
+
+
+def test_something_else_than_job_batches(trial: Trial) -> None:
+    with pytest.raises(Misuse, match=r"step\.batches\(list\): it takes what job\.batches returned"):
+        first_step(trial).batches([1, 2, 3])
+
+
+def test_a_parameter_that_nobody_tracks(trial: Trial) -> None:
+    stranger = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(Misuse, match="a parameter that no tracked module has"):
+        first_step(trial).batches(trial.data, params=[stranger])
+
+
+def test_another_loop_after_the_step_was_marked_applied(trial: Trial) -> None:
+    step = first_step(trial)
+    trial.take(step)
+    list(trial.job.evaluate(trial.data))
+    with pytest.raises(Misuse, match="after job.evaluate"):
+        step.batches(trial.data)
+
+
+def test_a_change_of_state_after_the_step_was_marked_applied(trial: Trial) -> None:
+    with pytest.raises(Misuse, match="parameters or a schedule changed after job.evaluate"):
+        for step in trial.job.steps(until=3):
+            for batch in step.batches(trial.data):
+                step.backward(trial.loss(batch))
+            with trial.job.pause("export"):
+                pass
+            trial.optimizer.step()
+
+
+def test_evaluate_inside_the_inner_loop(trial: Trial) -> None:
+    step = first_step(trial)
+    with pytest.raises(Misuse, match="did not end"):
+        for _ in step.batches(trial.data):
+            next(trial.job.evaluate(trial.data))
+
+
+def test_a_negative_limit(trial: Trial) -> None:
+    with pytest.raises(Misuse, match="limit=-1"), trial.job.pause("export", limit=-1):
+        pass
+
+
+def test_nothing_tracked(a_trial: Callable[..., Trial]) -> None:
+    with pytest.raises(Misuse, match="nothing is tracked"):
+        next(iter(a_trial().job.steps(until=3)))
+
+
+def test_track_after_steps(trial: Trial) -> None:
+    first_step(trial)
+    with pytest.raises(Misuse, match="comes before job.steps"):
+        trial.job.track(other=trial.model)
+
+
+def test_one_name_twice(trial: Trial) -> None:
+    with pytest.raises(Misuse, match="tracked already"):
+        trial.job.track(model=trial.model)
+
+
+def test_steps_twice(trial: Trial) -> None:
+    first_step(trial)
+    with pytest.raises(Misuse, match="called once"):
+        first_step(trial)
+
+
+def test_a_large_buffer_that_forward_changes(trial: Trial) -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(2**19))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += 1
+            return x
+
+    counts = Counts()
+    trial.job.track(counts=counts)
+    step = first_step(trial)
+    with pytest.raises(Misuse, match=r"changes the buffer counts\.seen \(2\.0 MiB\)"):
+        for inputs, wanted in step.batches(trial.data):
+            step.backward(trial.loss((counts(inputs), wanted)))
+
+
+def test_a_gradient_that_comes_again_after_its_bucket_was_sent(trial: Trial) -> None:
+    """Two backward passes inside one, as reentrant checkpointing of shared weights makes them."""
+    step = first_step(trial)
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                trial.model(torch.ones(1, 3)).sum().backward()
+            return grad
+
+    with pytest.raises(Misuse, match=r"use_reentrant=False, or step\.batches\(…, overlap=False\)"):
+        for inputs, wanted in step.batches(trial.data):
+            first = trial.model(Again.apply(inputs.requires_grad_()))
+            step.backward((first - wanted).square().mean())
+
+
+def test_the_same_without_overlap_is_fine(trial: Trial) -> None:
+    step = first_step(trial)
+    for batch in step.batches(trial.data, overlap=False):
+        step.backward(trial.loss(batch))
+    assert step.reductions == 1
+
+
+def test_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EVERSTEP_AGENT_SOCKET", raising=False)
+    with pytest.raises(NotUnderAgent, match="Start it with: everstep run"):
+        run(lambda job: None)
+
+
+def test_a_users_own_exception_is_his(trial: Trial) -> None:
+    with pytest.raises(ZeroDivisionError):
+        for _ in trial.job.steps(until=3):
+            _ = 1 / 0
+
+
+def test_tqdm_and_enumerate_are_fine(trial: Trial) -> None:
+    step = first_step(trial)
+    loop = step.batches(trial.data)
+    assert len(loop) == 3
+    for _, batch in enumerate(loop):
+        step.backward(trial.loss(batch))
+    assert step.reductions == 1
+
+
+def test_zero_grad_and_a_step_in_the_wrong_place_do_nothing(trial: Trial) -> None:
+    before = trial.model.weight.detach().clone()
+    step = first_step(trial)
+    for batch in step.batches(trial.data):
+        step.backward(trial.loss(batch))
+        trial.optimizer.step()
+        trial.optimizer.zero_grad()
+    assert torch.equal(trial.model.weight, before)
+    assert trial.model.weight.grad is not None
+
+
+def test_ending_is_no_exception_a_script_can_swallow() -> None:
+    assert not issubclass(Ended, Exception)

@@ -1,0 +1,102 @@
+"""State as JSON and tensors, and names that survive a wrapper."""
+
+import collections
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from everstep import names, state
+from everstep.errors import StateError
+
+CPU = torch.device("cpu")
+
+
+def there_and_back(value: Any) -> Any:
+    tensors: state.Tensors = {}
+    tree = json.loads(json.dumps(state.encode(value, "thing", tensors), allow_nan=False))
+    return state.decode(tree, tensors.__getitem__, CPU)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, 0, -3, 2**70, 1.5, -0.0, 0.1, "ä", "$tensor", [], (), {}, [1, (2, [3])],
+        {"a": {"b": (1, None)}}, {1: "x", "1": "y"}, {(1, 2): 3, None: 4, 2.5: 5, True: 6},
+        {"$tensor": "a user's own key"}, b"\x00\xff", complex(1, -2), torch.float16,
+        math.inf, -math.inf, collections.Counter({30: 1, 80: 2}),
+    ],
+)  # fmt: skip
+def test_a_value_comes_back_as_it_was(value: Any) -> None:
+    found = there_and_back(value)
+    assert found == value
+    assert type(found) is type(value)
+    assert repr(found) == repr(value)
+
+
+def test_nan_comes_back() -> None:
+    assert math.isnan(there_and_back(math.nan))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.uint8]
+)
+def test_a_tensor_comes_back(dtype: torch.dtype) -> None:
+    value = torch.tensor([[0, 1], [2, 3]]).to(dtype)
+    found = there_and_back({"deep": [value]})["deep"][0]
+    assert found.dtype == dtype
+    assert torch.equal(found, value)
+
+
+def test_arrays_and_numpy_scalars_come_back() -> None:
+    array = np.arange(6, dtype=np.uint32).reshape(2, 3)
+    found = there_and_back((array, np.float32(0.1), np.int64(5)))
+    assert np.array_equal(found[0], array)
+    assert found[0].dtype == array.dtype
+    assert found[1:] == (np.float32(0.1), 5)
+
+
+def test_the_state_of_numpys_generator_comes_back() -> None:
+    before = np.random.get_state()
+    found = there_and_back(before)
+    drawn = np.random.rand(3)
+    np.random.set_state(found)
+    assert np.array_equal(drawn, np.random.rand(3))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"fn": len}, "thing/fn: cannot store a builtins.builtin_function_or_method"),
+        ([{1, 2}], "thing/0: cannot store a builtins.set"),
+        ({"x": torch.eye(3).to_sparse()}, "thing/x: cannot store a sparse"),
+        ({object(): 1}, "thing: cannot store the key"),
+        (np.array([object()]), "thing: cannot store a numpy.ndarray"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_by_name(value: Any, words: str) -> None:
+    with pytest.raises(StateError, match=words):
+        there_and_back(value)
+
+
+def test_two_tensors_with_one_path_keep_apart() -> None:
+    found = there_and_back({1: torch.zeros(1), "1": torch.ones(1)})
+    assert [found[1].item(), found["1"].item()] == [0, 1]
+
+
+def test_an_unknown_tag_is_refused() -> None:
+    with pytest.raises(StateError, match=r"\$later"):
+        state.decode({"$later": 1}, lambda _: torch.empty(0), CPU)
+
+
+def test_wrappers_leave_no_trace_in_names() -> None:
+    keys = ["_orig_mod.fc.weight", "module.fc.bias", "n_averaged", "module._orig_mod.x"]
+    assert list(names.canonical(keys).values()) == ["fc.weight", "fc.bias", "n_averaged", "x"]
+
+
+def test_names_that_would_collide_are_left_alone() -> None:
+    keys = ["module.weight", "weight", "module"]
+    assert names.canonical(keys) == {k: k for k in keys}
