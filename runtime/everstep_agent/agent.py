@@ -113,6 +113,7 @@ class Agent:
         self._follower = Follower(
             me=self.me,
             token=settings.token,
+            ready=lambda: self._wanted_at > 0 or self._published is not None,
             who=self._who,
             peers=self._peers,
             report=self._report,

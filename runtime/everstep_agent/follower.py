@@ -28,6 +28,7 @@ class Follower:
         *,
         me: Identity,
         token: str,
+        ready: Callable[[], bool],
         who: Callable[[], Who],
         peers: Callable[[], dict[str, levels.SlotAttempt]],
         report: Callable[[], AgentReport],
@@ -38,6 +39,7 @@ class Follower:
     ) -> None:
         self._me = me
         self._token = token
+        self._ready = ready
         self._who = who
         self._peers = peers
         self._report = report
@@ -53,6 +55,10 @@ class Follower:
         alone_since = time.monotonic()
         said = ""
         while True:
+            if not self._ready():  # who does not know what is wanted proposes nothing
+                alone_since = time.monotonic()
+                await asyncio.sleep(SEARCH_SECONDS)
+                continue
             choice = await self._choose(time.monotonic() - alone_since)
             if choice.reason != said:
                 said = choice.reason

@@ -50,7 +50,7 @@ class SubprocessSpawner:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=die_with(os.getpid()),
         )
         assert process.stdout is not None
         assert process.stderr is not None
@@ -82,7 +82,7 @@ class ForkSpawner:
         status = 1
         try:
             os.setsid()
-            _die_with(parent)()
+            die_with(parent)()
             os.dup2(out, 1)
             os.dup2(err, 2)
             os.closerange(
@@ -108,7 +108,7 @@ class ForkSpawner:
             os._exit(status)
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def die_with(parent: int) -> Callable[[], None]:
     def arm() -> None:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:

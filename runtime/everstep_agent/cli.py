@@ -1,0 +1,143 @@
+"""`everstep run | verify`: a laptop's launcher, or, where an operator has set the environment, the pod's agent."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    own, script_args = split_arguments(sys.argv[1:] if argv is None else argv)
+    arguments = build_parser().parse_args(own)
+    if arguments.command == "run":
+        return _run(arguments, script_args)
+    if arguments.command == "verify":
+        return _verify(arguments)
+    build_parser().print_help()
+    return 2
+
+
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Ours, and what stands behind `--`: the script's."""
+    cut = argv.index("--") if "--" in argv else len(argv)
+    return list(argv[:cut]), list(argv[cut + 1 :])
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="everstep", description="Training that outlives the processes it runs in."
+    )
+    parser.add_argument("--version", action="version", version=f"everstep {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="train: on a laptop with workers of its own, in a cluster as the pod's agent",
+        description="Run a training script. Options are for a laptop; in a cluster the job says all of this.",
+        usage="everstep run [OPTIONS] SCRIPT [-- ARGS OF THE SCRIPT]",
+    )
+    run.add_argument(
+        "--workers", type=_positive, default=1, metavar="N", help="worker processes (default 1)"
+    )
+    run.add_argument(
+        "--store", default="everstep-store", metavar="DIR|URI",
+        help="folder or s3://… for checkpoints (default ./everstep-store)",
+    )  # fmt: skip
+    run.add_argument(
+        "--run", metavar="NAME", help="name of the run in the store (default: the script's)"
+    )
+    run.add_argument(
+        "--save-every", type=_natural, default=50, metavar="STEPS",
+        help="checkpoint interval in steps, 0 for the last one only (default 50)",
+    )  # fmt: skip
+    run.add_argument(
+        "--keep", type=_positive, default=3, metavar="N", help="checkpoints to keep (default 3)"
+    )
+    run.add_argument(
+        "--hang-seconds", type=float, default=300.0, metavar="S", help="a longer step is a hang"
+    )
+    run.add_argument("--verbose", action="store_true", help="show every line of the agents")
+    run.add_argument("script", help="the training script; it calls everstep.run(main)")
+    verify = commands.add_parser(
+        "verify",
+        help="prove that every step of a run was made of its samples exactly once",
+        description="Walk the lineage of a run's newest checkpoint and check its ledger.",
+    )
+    verify.add_argument("run", metavar="RUN", help="folder or URI of the run: STORE/NAME")
+    return parser
+
+
+def _run(arguments: argparse.Namespace, args: list[str]) -> int:
+    from everstep_contract import env
+
+    if not os.path.isfile(arguments.script):
+        return _refuse(f"there is no script {arguments.script!r} in {os.getcwd()}")
+    if env.in_cluster(os.environ):
+        from everstep_agent import agent
+
+        try:
+            settings = env.AgentEnv.from_env(os.environ)
+        except env.EnvError as error:
+            return _refuse(str(error))
+        return agent.run_agent(settings, arguments.script, args)
+    from everstep_agent import launcher
+
+    return launcher.launch(
+        launcher.build_plan(
+            script=arguments.script,
+            args=args,
+            workers=arguments.workers,
+            store=arguments.store,
+            run=arguments.run,
+            save_every=arguments.save_every,
+            keep=arguments.keep,
+            hang_seconds=arguments.hang_seconds,
+            verbose=arguments.verbose,
+            folder=os.getcwd(),
+        )
+    )
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    import asyncio
+
+    from everstep_agent import storage, verify
+    from everstep_agent.storage.errors import StoreError
+
+    where = arguments.run if "://" in arguments.run else "file://" + os.path.abspath(arguments.run)
+    try:
+        store = storage.open_store(where, "", os.environ, create=False)
+        found = asyncio.run(verify.verify_run(store))
+    except StoreError as error:
+        return _refuse(str(error))
+    print(verify.build_table(found))
+    return verify.exit_code(found)
+
+
+def _refuse(message: str) -> int:
+    print(f"everstep: {message}", file=sys.stderr)
+    return 2
+
+
+def _positive(text: str) -> int:
+    number = _natural(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
+    return number
+
+
+def _natural(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 0 or more")
+    return int(text)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("everstep")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What the launcher says on the terminal. Pure: from what changed to lines."""
+
+from collections.abc import Mapping
+
+from everstep_contract import levels
+
+
+def describe_changes(before: levels.Seen, after: levels.Seen) -> list[str]:
+    lines: list[str] = []
+    if after.epoch != before.epoch and after.epoch:
+        lines.append(f"epoch {after.epoch}: {_resumes(after)}")
+    lines += _committed(before, after)
+    lines += _incidents(before, after)
+    lines += [f"note: {note}" for note in after.notes if note not in before.notes]
+    if after.storage_error and after.storage_error != before.storage_error:
+        lines.append(f"store: {after.storage_error.message}")
+    if before.storage_error and not after.storage_error:
+        lines.append("store: back")
+    return lines
+
+
+def _resumes(seen: levels.Seen) -> str:
+    return f"goes on from step {seen.committed.step}" if seen.committed else "starts at step 0"
+
+
+def _committed(before: levels.Seen, after: levels.Seen) -> list[str]:
+    if after.committed is None or (
+        before.committed is not None
+        and (before.committed.epoch, before.committed.step)
+        == (after.committed.epoch, after.committed.step)
+    ):
+        return []
+    if before.run == "" and before.committed is None:
+        return [f"found the checkpoint of step {after.committed.step}"]
+    size = format_bytes(after.committed.bytes)
+    return [f"checkpoint: step {after.committed.step} committed ({size})"]
+
+
+def _incidents(before: levels.Seen, after: levels.Seen) -> list[str]:
+    known = {i.id: i for i in before.incidents}
+    lines: list[str] = []
+    for now in after.incidents:
+        old = known.get(now.id)
+        if old is None:
+            lines.append(f"lost: {now.message} ({now.cause})")
+        if not now.open and (old is None or old.open):
+            total = sum(p.ms for p in now.phases) / 1000
+            phases = ", ".join(f"{p.name.replace('_', ' ')} {p.ms / 1000:.1f}" for p in now.phases)
+            lines.append(
+                f"recovered in {total:.1f} s from step {now.step}, steps lost: {now.steps_lost} ({phases})"
+            )
+    return lines
+
+
+def describe_event(event: str, fields: Mapping[str, str]) -> str | None:
+    """A line for an agent's event that a person wants to see, or None."""
+    match event:
+        case "worker_runs":
+            return f"rank {fields.get('rank')} runs as pid {fields.get('pid')}"
+        case "store_waits" | "upload_waits":
+            return f"store: {fields.get('message')}"
+        case "worker_hung":
+            return f"rank {fields.get('rank')} {fields.get('message')}"
+        case "agent_error":
+            return f"agent of slot {fields.get('slot')}: {fields.get('message')}"
+    return None
+
+
+def format_bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError(count)

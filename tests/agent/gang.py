@@ -1,0 +1,155 @@
+"""A job of real agents on loopback, in this process, with stub workers as child processes and a folder as store."""
+
+import asyncio
+import contextlib
+import io
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from everstep_agent import logline, runlog, spawn, storage, verify
+from everstep_agent.agent import Agent
+from everstep_agent.peers import PeerClient, PeerError
+from everstep_contract import env, levels, report
+
+STUB = str(Path(__file__).with_name("stub_worker.py"))
+TOKEN = "a-token"
+
+
+class Gang:
+    def __init__(self, tmp_path: Path, count: int = 2, *, uid: str = "uid-1", job: str = "ns/job", **settings: object) -> None:
+        self.tmp = tmp_path
+        self.count = count
+        self.settings = {"save_every_steps": 0, "uri": f"file://{tmp_path}/store", "run": "ns/job", **settings}
+        self.uid, self.job = uid, job
+        self.agents: dict[int, Agent] = {}
+        self.attempts: dict[int, int] = {}
+        self.tasks: dict[int, asyncio.Task[report.ExitReport]] = {}
+        self.wanted = levels.Wanted(
+            revision=1, min_workers=count, want_workers=count, max_workers=count
+        )
+        self.seen = levels.Seen()
+        self.history: list[levels.Seen] = []
+        self.stub = {"STUB_UNTIL": "20", "STUB_STEP_MS": "15"}
+        self.log = io.StringIO() if os.environ.get("GANG_LOG") is None else sys.stderr
+        self._poster: asyncio.Task[None] | None = None
+        (tmp_path / "store").mkdir(exist_ok=True)
+
+    async def __aenter__(self) -> "Gang":
+        for slot in range(self.count):
+            await self.start(slot, 0)
+        self._poster = asyncio.create_task(self._post())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._poster is not None
+        self._poster.cancel()
+        for slot in list(self.tasks):
+            await self.kill(slot, say=False)
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._poster
+
+    async def start(self, slot: int, attempt: int, **changes: object) -> Agent:
+        memory = self.tmp / f"m-{self.uid}-{slot}-{attempt}"
+        settings = env.AgentEnv(
+            **{
+                "job": self.job, "job_uid": self.uid, "slot": slot, "attempt": attempt, "token": TOKEN,
+                "pod_ip": "127.0.0.1", "port": 0, "memory": str(memory),
+                "termination_log": str(self.tmp / f"report-{self.uid}-{slot}-{attempt}"),
+                "grace_seconds": 10.0, **self.settings, **changes,
+            }
+        )  # fmt: skip
+        agent = Agent(
+            settings,
+            spawn.SubprocessSpawner(STUB),
+            environ={**os.environ, **self.stub},
+            line=logline.Log(self.log),
+        )
+        self.agents[slot], self.attempts[slot] = agent, attempt
+        self.tasks[slot] = asyncio.create_task(agent.run())
+        bound = asyncio.create_task(agent.bound.wait())
+        await asyncio.wait([bound, self.tasks[slot]], return_when=asyncio.FIRST_COMPLETED)
+        bound.cancel()
+        self.tell_peers()
+        return agent
+
+    async def kill(self, slot: int, *, say: bool = True) -> None:
+        """As SIGKILL of the agent: everything in its pod ends at once, nothing is said to anybody."""
+        task, agent = self.tasks.pop(slot), self.agents[slot]
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        if say:
+            dead = levels.DeadAgent(slot=slot, attempt=self.attempts[slot], incarnation=agent.me.incarnation)
+            self.want(dead=(*self.wanted.dead, dead))
+
+    def want(self, **changes: object) -> None:
+        self.wanted = replace(self.wanted, revision=self.wanted.revision + 1, **changes)
+
+    def tell_peers(self) -> None:
+        self.want(
+            peers=tuple(
+                levels.Peer(slot=s, attempt=self.attempts[s], address=a.me.address)
+                for s, a in sorted(self.agents.items())
+                if s in self.tasks and hasattr(a, "me")
+            )
+        )
+
+    async def _post(self) -> None:
+        clients: dict[str, PeerClient] = {}
+        try:
+            while True:
+                for slot, agent in list(self.agents.items()):
+                    if slot not in self.tasks or self.tasks[slot].done():
+                        continue
+                    client = clients.setdefault(agent.me.address, PeerClient(agent.me.address, TOKEN))
+                    with contextlib.suppress(PeerError):
+                        seen = await client.call("/v1/wanted", self.wanted, levels.Seen, timeout=2.0)
+                        if seen.coordinator is not None:
+                            self.seen = seen
+                            self.history.append(seen)
+                await asyncio.sleep(0.05)
+        finally:
+            for client in clients.values():
+                await client.close()
+
+    def worker(self, slot: int, local: int = 0) -> int:
+        """Pid of the worker that trains there now."""
+        return self.agents[slot].pod.workers.current[local].pid
+
+    async def until(self, what: Callable[[levels.Seen], object], seconds: float = 60.0) -> levels.Seen:
+        end = time.monotonic() + seconds
+        while not what(self.seen):
+            if time.monotonic() > end:
+                raise AssertionError(f"not in {seconds} s; last seen {self.seen}\n{self.shown()}")
+            for task in self.tasks.values():
+                if task.done() and not task.cancelled() and task.exception():
+                    raise task.exception()  # type: ignore[misc]
+            await asyncio.sleep(0.01)
+        return self.seen
+
+    async def reports(self, seconds: float = 60.0) -> dict[int, report.ExitReport]:
+        """How every agent that runs ends."""
+        tasks = dict(self.tasks)
+        await asyncio.wait(tasks.values(), timeout=seconds)
+        late = [slot for slot, task in tasks.items() if not task.done()]
+        if late:
+            raise AssertionError(f"slots {late} still run; last seen {self.seen}\n{self.shown()}")
+        return {slot: task.result() for slot, task in tasks.items()}
+
+    def shown(self) -> str:
+        return self.log.getvalue() if isinstance(self.log, io.StringIO) else ""
+
+    def store(self) -> storage.ObjectStore:
+        return storage.open_store(str(self.settings["uri"]), str(self.settings["run"]), {})
+
+    async def run_log(self) -> runlog.RunLog:
+        log = runlog.RunLog(self.store())
+        await log.refresh()
+        return log
+
+    async def verified(self) -> verify.Verified:
+        return await verify.verify_run(self.store())

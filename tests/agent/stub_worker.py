@@ -1,0 +1,249 @@
+"""A worker without torch: speaks the agent's wire, steps, saves and resumes a few numbers.
+
+Its group is a barrier over the group's store; its state is one tensor of four float64 (cut along dim 0 among the ranks) and
+the step in the state tree. Environment: STUB_UNTIL, STUB_STEP_MS, STUB_MODE (see `misbehave`).
+"""
+
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+
+from everstep_contract import env, ledger, position, wire
+
+UNTIL = int(os.environ.get("STUB_UNTIL", "20"))
+STEP_S = int(os.environ.get("STUB_STEP_MS", "20")) / 1000
+MODE = os.environ.get("STUB_MODE", "")
+NAME = "weight"
+LENGTH = 4
+
+
+class Broken(Exception):
+    pass
+
+
+class Link:
+    def __init__(self, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(path)
+        self.lock = threading.Lock()
+        self.changed = threading.Condition()
+        self.replies: dict[int, object] = {}
+        self.inbox: list[object] = []
+        self.cut = False
+        self.next = 0
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def send(self, frame: object, id: int = 0) -> None:
+        with self.lock:
+            self.socket.sendall(wire.encode(frame, id))
+
+    def read(self) -> None:
+        file = self.socket.makefile("rb")
+        while head := file.read(wire.LENGTH.size):
+            (length,) = wire.LENGTH.unpack(head)
+            envelope = wire.decode(file.read(length))
+            with self.changed:
+                if envelope.id:
+                    self.replies[envelope.id] = envelope.frame
+                elif isinstance(envelope.frame, wire.Cut):
+                    self.cut = True
+                elif isinstance(envelope.frame, wire.Exit):
+                    sys.stdout.flush()
+                    os._exit(0)
+                else:
+                    self.inbox.append(envelope.frame)
+                self.changed.notify_all()
+        os._exit(3)
+
+    def take(self) -> object:
+        with self.changed:
+            self.changed.wait_for(lambda: self.inbox)
+            return self.inbox.pop(0)
+
+    def ask(self, frame: object) -> object:
+        with self.changed:
+            self.next += 1
+            id = self.next
+        self.send(frame, id)
+        with self.changed:
+            self.changed.wait_for(lambda: id in self.replies)
+            return self.replies.pop(id)
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.page = position.PositionPage(os.environ[env.POSITION_FILE])
+        self.link = Link(os.environ[env.AGENT_SOCKET])
+        self.link.send(wire.Hello(pid=os.getpid(), protocol=1))
+        start = self.link.take()
+        assert isinstance(start, wire.Start)
+        self.start = start
+        self.applied = start.applied
+        self.values = [0.0] * LENGTH
+        self.staged = -1
+        if start.manifest:
+            self.restore()
+
+    def restore(self) -> None:
+        document = json.load(open(self.start.manifest))
+        assert document["state"] == {"step": self.applied}, document["state"]
+        (tensor,) = document["tensors"]
+        for piece in tensor["pieces"]:
+            raw = open(os.path.join(self.start.chunks, piece["chunk"]), "rb").read()
+            for i in range(piece["lengths"][0]):
+                (value,) = struct.unpack_from("<d", raw, piece["at"] + 8 * i)
+                self.values[piece["offsets"][0] + i] = value
+        assert self.values == [float(self.applied)] * LENGTH, self.values
+
+    def at(self, phase: position.Phase, *, waiting: bool = False, scope: int = 1) -> None:
+        self.page.write(
+            position.Position(
+                epoch=self.start.epoch,
+                applied=self.applied,
+                phase=phase,
+                scope=position.Where(scope),
+                waiting=waiting,
+                since=time.monotonic(),
+                seconds={"step": self.applied * STEP_S},
+            )
+        )
+
+    def run(self) -> None:
+        self.at(position.Phase.APPLIED, scope=0)
+        self.link.send(
+            wire.Tracked(epoch=self.start.epoch, applied=self.applied, bytes=8 * LENGTH, until=UNTIL)
+        )
+        self.at(position.Phase.APPLIED)
+        try:
+            while self.applied < UNTIL:
+                self.step()
+        except Broken as error:
+            self.park(sound=True, why=str(error))
+        self.link.send(wire.Finished(epoch=self.start.epoch, step=self.applied))
+        self.wait_orders()
+
+    def step(self) -> None:
+        number = self.applied + 1
+        self.at(position.Phase.COMPUTING)
+        misbehave(self, number)
+        time.sleep(STEP_S)
+        self.at(position.Phase.COMPUTING, waiting=True)
+        self.barrier(number)
+        self.at(position.Phase.REDUCED)
+        self.values = [v + 1.0 for v in self.values]
+        self.applied = number
+        self.at(position.Phase.APPLIED)
+        entry = ledger.LedgerEntry(
+            epoch=self.start.epoch, step=number, samples=(2 * number, 2 * number + 1),
+            counts=(1,), weights=(2.0,), losses=(1.0 / number,), loss=1.0 / number,
+        )  # fmt: skip
+        self.link.send(
+            wire.Applied(
+                epoch=self.start.epoch, step=number, loss=1.0 / number, grad_norm=1.0, entries=(entry,)
+            )
+        )
+        every = self.start.save_every_steps
+        if number == UNTIL or (every and number % every == 0):
+            self.stage()
+        if self.page.armed == number:
+            self.boundary(number)
+
+    def boundary(self, number: int) -> None:
+        reply = self.link.ask(wire.AtBoundary(epoch=self.start.epoch, step=number))
+        assert isinstance(reply, wire.BoundaryReply)
+        if reply.save:
+            self.stage()
+        if reply.stay:
+            self.park(sound=True, why="")
+
+    def barrier(self, number: int) -> None:
+        epoch, world = self.start.epoch, self.start.world
+        self.link.send(wire.StoreSet(epoch=epoch, key=f"{number}/{self.start.rank}", value="eA=="))
+        keys = tuple(f"{number}/{r}" for r in range(world))
+        while True:
+            if self.link.cut:
+                raise Broken("cut")
+            reply = self.link.ask(wire.StoreCheck(epoch=epoch, keys=keys))
+            assert isinstance(reply, wire.StoreReply)
+            if reply.error:
+                raise Broken(reply.error)
+            if reply.number:
+                return
+            time.sleep(0.01)
+
+    def stage(self, *, whole: bool = False) -> None:
+        if self.staged == self.applied and not whole:
+            return
+        self.staged = self.applied
+        world, rank = (1, 0) if whole else (self.start.world, self.start.rank)
+        first, last = LENGTH * rank // world, LENGTH * (rank + 1) // world
+        path = os.path.join(self.start.staging, f"{os.getpid()}-{self.applied}-{whole}")
+        with open(path, "wb") as file:
+            file.write(struct.pack(f"<{last - first}d", *self.values[first:last]))
+        tensors = (
+            wire.StagedTensor(
+                name=NAME, dtype="float64", shape=(LENGTH,), offsets=(first,), lengths=(last - first,), at=0
+            ),
+        )  # fmt: skip
+        lead = whole or rank == 0
+        self.link.send(
+            wire.Staged(
+                epoch=self.start.epoch, step=self.applied, path=path,
+                tensors=tensors if last > first else (),
+                state={"step": self.applied} if lead else None, lead=lead, whole=whole,
+            )
+        )  # fmt: skip
+
+    def park(self, *, sound: bool, why: str) -> None:
+        self.link.send(
+            wire.Parked(epoch=self.start.epoch, step=self.applied, sound=sound, why=why)
+        )
+        self.wait_orders()
+
+    def wait_orders(self) -> None:
+        while True:
+            order = self.link.take()
+            if isinstance(order, wire.Save):
+                assert order.step == self.applied, (order, self.applied)
+                self.stage(whole=True)
+
+
+def misbehave(worker: Worker, number: int) -> None:
+    """STUB_MODE `fail:STEP`, `nan:STEP`, `hang:STEP:FLAGFILE`, `segv:STEP`: rank 1 does so at that step."""
+    kind, _, rest = MODE.partition(":")
+    if not kind or worker.start.rank != 1 or number != int(rest.split(":")[0]):
+        return
+    if kind in ("fail", "nan"):
+        cause = "UserError" if kind == "fail" else "LossNotFinite"
+        worker.link.send(
+            wire.Failed(epoch=worker.start.epoch, step=number, cause=cause, message="as told", traceback="T")
+        )  # fmt: skip
+        time.sleep(0.05)
+        os._exit(1)
+    if kind == "segv":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    flag = rest.split(":")[1]
+    if kind == "hang" and not os.path.exists(flag):
+        open(flag, "w").close()
+        time.sleep(3600)
+
+
+def main() -> None:
+    if MODE == "raise":
+        raise ValueError("no such data set")
+    if MODE == "silent":
+        return
+    import faulthandler
+
+    faulthandler.register(signal.SIGUSR1)
+    print("stub up", flush=True)
+    Worker().run()
+
+
+if __name__ == "__main__":
+    main()
