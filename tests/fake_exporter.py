@@ -28,7 +28,7 @@ class FakeExporter:
             case "garbage":
                 return web.Response(body=b"\xff\xfe<html>")
             case "huge":
-                return web.Response(body=b"#" * (9 * 1024 * 1024))
+                return web.Response(body=b"#" * 200_000)
             case "redirect":
                 raise web.HTTPFound("http://127.0.0.1:1/")
             case "broken":

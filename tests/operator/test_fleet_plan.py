@@ -164,6 +164,19 @@ async def test_releasing_a_node_with_a_missing_gpu_means_to_run_without_it() -> 
     assert fleet.cluster.nodes()["node-1"].expected == ("GPU-b",)
 
 
+async def test_releasing_a_node_after_its_reboot_keeps_the_gpu_that_came_back() -> None:
+    fleet = a_fleet()
+    fleet.gpus = {"node-1": frozenset({"GPU-a", "GPU-b"})}
+    await fleet.settle()
+    await fleet.break_("node-1", kind=Kind.MISSING, state=NodeState.GONE).settle()
+    fleet.heal("node-1").cluster.change_node("node-1", {"status": {"nodeInfo": {"bootID": "2"}}})
+    fleet.cluster.writes.clear()
+    await fleet.delete()
+    assert cordoned(fleet) == []
+    assert fleet.cluster.nodes()["node-1"].expected == ("GPU-a", "GPU-b")
+    assert fleet.cluster.writes == ["patch nodes node-1"]
+
+
 async def test_a_node_cordoned_by_another_stays_cordoned_when_we_release_it() -> None:
     fleet = await a_quarantined_node(unschedulable=True)
     await fleet.delete()

@@ -68,7 +68,7 @@ class Rig:
         self.loop = HealthLoop(
             kube=self.cluster,  # type: ignore[arg-type]
             world=self.world,
-            settings=Settings(scrape_seconds=1.0, scrape_timeout_seconds=0.3, cordon_budget="2"),
+            settings=Settings(scrape_seconds=1.0, scrape_timeout_seconds=1.0, cordon_budget="2"),
             verdicts=self.receiver,
             clock=lambda: self.now,
         )

@@ -189,6 +189,11 @@ def test_a_reboot_clears_latches_and_keeps_the_list_of_gpus() -> None:
     assert history.scrape(LOST, LOST, LOST).states() == ["gone"]
 
 
+def test_a_reboot_that_no_page_has_shown_yet_does_not_turn_old_evidence_into_new() -> None:
+    history = History().scrape(HEALTHY, XID64, LOST, LOST, LOST).rebooted()
+    assert history.states() == []
+
+
 def test_a_failed_remap_outlives_the_reboot_as_the_same_evidence() -> None:
     page = a_page(a_gpu(A, remap_failed=True), a_gpu(B))
     history = History().scrape(HEALTHY, page)

@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parent / "pages" / "healthy.txt").read_text()
 
 @pytest.fixture
 async def scraper() -> AsyncIterator[Scraper]:
-    scraper = Scraper(timeout=0.5, clock=lambda: 100.0)
+    scraper = Scraper(timeout=2.0, clock=lambda: 100.0, body_limit=100_000)
     yield scraper
     await scraper.close()
 
@@ -44,7 +44,7 @@ async def test_a_page_that_repeats_is_parsed_once(scraper: Scraper, exporter: Fa
 @pytest.mark.parametrize(
     ("mode", "kind", "words"),
     [
-        ("hang", FailureKind.TIMEOUT, "did not answer within 0.5 s"),
+        ("hang", FailureKind.TIMEOUT, "did not answer within 2 s"),
         ("http500", FailureKind.HTTP_STATUS, "answered HTTP 500"),
         ("empty", FailureKind.EMPTY, "empty page"),
         ("garbage", FailureKind.UNPARSABLE, "not a page of a dcgm-exporter"),
@@ -76,9 +76,8 @@ async def test_one_exporter_that_hangs_does_not_hold_up_the_others(scraper: Scra
     async with running_exporter(PAGE) as slow, running_exporter(PAGE) as quick:
         slow.mode = "hang"
         targets = [Target(node="slow", url=slow.url), Target(node="quick", url=quick.url)]
-        begun = asyncio.get_running_loop().time()
-        scrapes = await scraper.scrape_all(targets)
-        assert asyncio.get_running_loop().time() - begun < 5
+        async with asyncio.timeout(30):
+            scrapes = await scraper.scrape_all(targets)
     assert isinstance(scrapes[0].outcome, ScrapeFailure)
     assert isinstance(scrapes[1].outcome, Page)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from everstep_contract import levels
 from everstep_contract.report import Cause
 from everstep_operator.jobs import conditions

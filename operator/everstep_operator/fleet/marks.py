@@ -70,13 +70,18 @@ def build_marking(node: NodeFacts, quarantine: Quarantine, now: float) -> dict[s
 
 
 def build_release(
-    node: NodeFacts, quarantine_name: str, answered: Iterable[Evidence]
+    node: NodeFacts,
+    quarantine_name: str,
+    answered: Iterable[Evidence],
+    present: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     """Takes away what is ours of that quarantine and notes its evidence as answered."""
     merged = merge_evidence(node.answered, answered)
     annotations: dict[str, Any] = {
         names.ANNOTATION_ANSWERED: _answered_text(node, merged),
-        names.ANNOTATION_EXPECTED_GPUS: _expected_text(node, _without_missing(node, merged)),
+        names.ANNOTATION_EXPECTED_GPUS: _expected_text(
+            node, _without_missing(node, merged, present)
+        ),
     }
     spec: dict[str, Any] = {}
     if node.mark is not None and node.mark.quarantine == quarantine_name:
@@ -102,9 +107,11 @@ def _others(node: NodeFacts) -> list[Mapping[str, Any]]:
     return [taint for taint in node.taints if taint.get("key") != names.TAINT_QUARANTINE]
 
 
-def _without_missing(node: NodeFacts, answered: Iterable[Evidence]) -> list[str]:
-    """Who releases a node with a GPU missing means it to run without."""
-    missing = {one.gpu for one in answered if one.kind is Kind.MISSING}
+def _without_missing(
+    node: NodeFacts, answered: Iterable[Evidence], present: frozenset[str]
+) -> list[str]:
+    """Who releases a node with a GPU missing means it to run without, unless it is back."""
+    missing = {one.gpu for one in answered if one.kind is Kind.MISSING} - present
     return [uuid for uuid in node.expected if uuid not in missing]
 
 

@@ -176,7 +176,7 @@ def _plan_releases(view: View) -> Iterator[PatchNode]:
             answered = release.choose_answered(name, memory, node.mark, finding)
             yield PatchNode(
                 node=node,
-                body=marks.build_release(node, name, answered),
+                body=marks.build_release(node, name, answered, finding.present),
                 reason=release.REASON_RELEASED,
                 message=(
                     f"node {node.name}: NodeQuarantine {name} was deleted; what it held against "

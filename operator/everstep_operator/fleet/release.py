@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from everstep_operator.evidence import Evidence, Finding, is_known
+from everstep_operator.evidence import Evidence, Finding, is_known, still_applies
 from everstep_operator.nodes import Mark, NodeFacts
 from everstep_operator.quarantines import Quarantine, binds
 from everstep_operator.values import NodeState
@@ -61,7 +61,10 @@ def _is_settled(quarantine: Quarantine, nodes: Mapping[str, NodeFacts]) -> bool:
         return True
     if node.mark is not None and node.mark.quarantine == quarantine.name:
         return False
-    return all(is_known(one, node.answered) for one in quarantine.evidence)
+    return all(
+        is_known(one, node.answered) or not still_applies(one, machine=node.machine, boot=node.boot)
+        for one in quarantine.evidence
+    )
 
 
 def decide_losses(

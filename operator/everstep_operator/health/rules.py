@@ -9,7 +9,14 @@ from collections.abc import Iterator
 
 from everstep_operator.evidence import Claim, Evidence, Finding, Kind, is_known, shown_time
 from everstep_operator.health.outcomes import FailureKind
-from everstep_operator.health.signals import FaultKey, GpuMemory, Limits, NodeMemory, Onset
+from everstep_operator.health.signals import (
+    FaultKey,
+    GpuMemory,
+    Limits,
+    NodeMemory,
+    Onset,
+    of_this_boot,
+)
 from everstep_operator.health.xids import Xid, XidTable, find_xid
 from everstep_operator.nodes import NodeFacts
 from everstep_operator.values import NodeState
@@ -33,6 +40,7 @@ def decide_node(
     died_at: float | None = None,
 ) -> Finding:
     """`died_at`: when the last death of a rank on this node was reported."""
+    memory = of_this_boot(memory, facts)  # the node may have rebooted since the last page
     claims = [
         claim
         for uuid, gpu in sorted(memory.gpus.items())

@@ -17,9 +17,12 @@ CONCURRENT = 64
 class Scraper:
     """Keeps one connection per exporter; close it at the end."""
 
-    def __init__(self, *, timeout: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, timeout: float, clock: Callable[[], float], body_limit: int = BODY_LIMIT
+    ) -> None:
         self._timeout = timeout
         self._clock = clock
+        self._body_limit = body_limit
         self._gate = asyncio.Semaphore(CONCURRENT)
         self._session: aiohttp.ClientSession | None = None
         self._pages: dict[str, tuple[bytes, parse.Page]] = {}
@@ -64,8 +67,8 @@ class Scraper:
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk
-                if len(body) > BODY_LIMIT:
-                    said = f"{url}: the page is larger than {BODY_LIMIT} bytes"
+                if len(body) > self._body_limit:
+                    said = f"{url}: the page is larger than {self._body_limit} bytes"
                     return ScrapeFailure(kind=FailureKind.TOO_LARGE, message=said)
             return bytes(body)
 

@@ -88,13 +88,13 @@ class NodeMemory:
 
 
 def remember(memory: NodeMemory, scrape: Scrape, facts: NodeFacts, limits: Limits) -> NodeMemory:
-    memory = _of_this_boot(memory, facts)
+    memory = of_this_boot(memory, facts)
     if isinstance(scrape.outcome, ScrapeFailure):
         return _remember_failure(memory, scrape, scrape.outcome)
     return _remember_page(memory, scrape, scrape.outcome, facts, limits)
 
 
-def _of_this_boot(memory: NodeMemory, facts: NodeFacts) -> NodeMemory:
+def of_this_boot(memory: NodeMemory, facts: NodeFacts) -> NodeMemory:
     """Latches, counters and absences end with the boot; which GPUs there were stays with the
     machine."""
     if memory.machine != facts.machine:

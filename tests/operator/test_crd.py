@@ -1,0 +1,82 @@
+"""The CRDs: checked in as generated, small enough, and one declaration for both validators."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from everstep_operator import crd, model
+from everstep_operator.rules import Resourceful
+from job_builders import a_spec
+
+
+def test_the_files_checked_in_are_what_the_models_say() -> None:
+    for resource in crd.resources():
+        path = crd.FOLDER / f"{resource.plural}.yaml"
+        assert path.read_text() == crd.build_text(resource), "run `make crds`"
+
+
+def test_they_fit_into_a_client_side_apply() -> None:
+    for resource in crd.resources():
+        assert len(crd.build_text(resource)) < crd.CLIENT_SIDE_APPLY_LIMIT / 2
+
+
+def fields(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
+    found = [(path, schema)]
+    for name, inner in (schema.get("properties") or {}).items():
+        found += fields(inner, f"{path}.{name}")
+    if isinstance(schema.get("items"), dict):
+        found += fields(schema["items"], f"{path}[]")
+    return found
+
+
+@pytest.mark.parametrize("part", ["spec_model", "status_model"])
+def test_every_field_is_explained_and_bounded(part: str) -> None:
+    for resource in crd.resources():
+        for path, schema in fields(crd.build_schema(getattr(resource, part))):
+            assert not {"$ref", "anyOf", "title"} & set(schema), path
+            assert schema.get("description") or path.endswith("[]") or not path, (
+                f"{path}: no description"
+            )
+
+
+def test_every_message_of_a_rule_names_a_way_out() -> None:
+    for cls in crd._models(Resourceful):
+        for rule in cls.rules:
+            assert len(rule.message) > 30, rule.cel
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"workers": {"minReplicas": 4}}, "minReplicas must be at most replicas"),
+    ({"workers": {"maxReplicas": 2}}, "replicas must be at most maxReplicas"),
+    ({"workers": {"replicas": 0}}, "workers.replicas"),
+    ({"checkpoint": {"uri": "http://x/y"}}, "uri must begin with"),
+    ({"checkpoint": {"uri": "file://relative"}}, "uri must begin with"),
+    ({"checkpoint": {"everySeconds": 5}}, "everySteps and everySeconds"),
+    ({"checkpoint": {"run": "../other"}}, "checkpoint.run"),
+    ({"checkpoint": {"keep": 0}}, "checkpoint.keep"),
+    ({"guard": {"action": "Explode"}}, "guard.action"),
+    ({"workers": {"template": {"spec": {"nodeName": "node-1", "containers": []}}}}, "nodeName"),
+    ({"workers": {"template": {"spec": {"tolerations": [{"operator": "Exists"}]}}}}, "tolerations"),
+]
+
+
+def merged(spec: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    found = copy.deepcopy(spec)
+    for key, value in change.items():
+        found[key] = merged(found.get(key, {}), value) if isinstance(value, dict) else value
+    return found
+
+
+@pytest.mark.parametrize(("change", "words"), BAD, ids=lambda v: str(v)[:40])
+def test_a_wrong_spec_is_refused_with_its_field(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(model.SpecError, match=words.replace(".", r"\.")):
+        model.parse_spec(merged(a_spec(), change))
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    spec = model.parse_spec({"workers": a_spec()["workers"], "checkpoint": {"uri": "s3://b/f"}})
+    assert spec.checkpoint.save_seconds == 300
+    assert (spec.workers.least, spec.workers.most) == (3, 3)
+    assert (spec.recovery.hang_seconds, spec.recovery.node_lost_seconds) == (300, 60)
+    assert (spec.guard.factor, spec.guard.action.value) == (10, "Note")

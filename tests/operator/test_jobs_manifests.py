@@ -1,0 +1,131 @@
+"""The worker pod, from template to body."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from everstep_contract.env import AgentEnv
+from everstep_operator import model
+from everstep_operator.jobs import manifests
+from job_builders import TEMPLATE, UID, a_job, a_spec
+
+
+def built(spec: dict[str, Any] | None = None, **kwargs: Any) -> dict[str, Any]:
+    job = a_job(spec)
+    assert job.spec is not None
+    return manifests.build_pod(job, job.spec, 2, 5, **kwargs)
+
+
+def trainer(body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = body["spec"]["containers"][0]
+    return found
+
+
+def with_template(change: Any) -> dict[str, Any]:
+    template = copy.deepcopy(TEMPLATE)
+    change(template["spec"])
+    spec = a_spec()
+    return {**spec, "workers": {**spec["workers"], "template": template}}
+
+
+def test_the_agent_reads_back_what_the_operator_wrote() -> None:
+    env = {e["name"]: e.get("value") or "filled in" for e in trainer(built())["env"]}
+    read = AgentEnv.from_env(env)
+    assert (read.job, read.job_uid, read.slot, read.attempt) == ("team/lm", UID, 2, 5)
+    assert (read.uri, read.run, read.save_every_steps, read.save_every_seconds) == (
+        "s3://bucket/folder", "team/lm", 25, 0,
+    )  # fmt: skip
+    assert read.grace_seconds == 55
+
+
+def test_token_and_address_come_from_the_kubelet() -> None:
+    env = {e["name"]: e for e in trainer(built())["env"]}
+    assert env["EVERSTEP_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == manifests.secret_name(
+        "lm", UID
+    )
+    assert env["EVERSTEP_POD_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+
+
+def test_name_labels_and_owner_say_whose_it_is() -> None:
+    body = built()
+    assert body["metadata"]["name"] == "lm-2-5"
+    assert body["metadata"]["labels"]["everstep.dev/slot"] == "2"
+    assert body["metadata"]["labels"]["everstep.dev/attempt"] == "5"
+    assert [(o["uid"], o["controller"]) for o in body["metadata"]["ownerReferences"]] == [
+        (UID, True)
+    ]
+
+
+def test_the_memory_volume_is_added_to_the_memory_limit() -> None:
+    body = built()
+    assert trainer(body)["resources"]["limits"]["memory"] == str(5 * 2**30)
+    volumes = {v["name"]: v["emptyDir"] for v in body["spec"]["volumes"]}
+    assert volumes["everstep-memory"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+    assert {m["mountPath"] for m in trainer(body)["volumeMounts"]} == {
+        "/everstep/memory",
+        "/dev/shm",
+    }
+
+
+def test_a_shm_of_the_users_own_stays() -> None:
+    def change(spec: dict[str, Any]) -> None:
+        spec["volumes"] = [{"name": "mine", "emptyDir": {"medium": "Memory"}}]
+        spec["containers"][0]["volumeMounts"] = [{"name": "mine", "mountPath": "/dev/shm"}]
+
+    assert [v["name"] for v in built(with_template(change))["spec"]["volumes"]] == [
+        "mine",
+        "everstep-memory",
+    ]
+
+
+def test_it_holds_no_kubernetes_credentials_and_keeps_the_users_account() -> None:
+    body = built(with_template(lambda s: s.update(serviceAccountName="bucket-reader")))
+    assert body["spec"]["automountServiceAccountToken"] is False
+    assert body["spec"]["serviceAccountName"] == "bucket-reader"
+    assert body["spec"]["restartPolicy"] == "OnFailure"
+
+
+def test_nodes_in_question_are_excluded_from_every_alternative_of_the_user() -> None:
+    terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {"matchExpressions": []}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    body = built(
+        with_template(lambda s: s.update(affinity={"nodeAffinity": required})),
+        avoid=["n2", "n1", "n2"],
+    )
+    found = body["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    for term in found["nodeSelectorTerms"]:
+        assert [f["values"] for f in term["matchFields"]] == [["n1"], ["n2"]]
+    assert found["nodeSelectorTerms"][0]["matchExpressions"] == terms[0]["matchExpressions"]
+
+
+def test_the_template_itself_is_left_alone() -> None:
+    before = copy.deepcopy(TEMPLATE)
+    built(avoid=["n1"])
+    assert before == TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.update(containers=[]), "containers is empty"),
+        (lambda s: s.update(containers=[{"name": "a"}, {"name": "b"}]), "none is named `trainer`"),
+        (lambda s: s["containers"][0].update(env=[{"name": "EVERSTEP_RUN"}]), "env EVERSTEP_RUN"),
+        (lambda s: s.update(volumes=[{"name": "everstep-memory"}]), "volume everstep-memory"),
+        (lambda s: s["containers"][0].update(ports=[{"containerPort": 7070}]), "everstep/7070"),
+    ],
+)
+def test_a_clash_names_both_sides(change: Any, words: str) -> None:
+    spec = with_template(change)
+    model.parse_spec(spec)
+    assert words in manifests.find_conflict(spec["workers"]["template"])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1Gi", 2**30), ("1500M", 1_500_000_000), ("1e9", 10**9), ("128974848", 128974848)],
+)
+def test_quantities_are_read_as_kubernetes_reads_them(text: str, size: int) -> None:
+    assert manifests.to_bytes(text) == size

@@ -1,0 +1,127 @@
+"""API objects → values, and statuses → patches."""
+
+from typing import Any
+
+from everstep_contract import report
+from everstep_contract.report import Cause, ExitReport
+from everstep_operator.jobs import observe, statuspatch
+from everstep_operator.jobs.stamps import to_stamp
+from everstep_operator.model_status import JobStatus, Restarts
+from everstep_operator.world import Mirror
+from job_builders import NOW, UID, a_job, a_spec
+
+
+def an_object(**status: Any) -> dict[str, Any]:
+    owner = {"uid": UID, "controller": True}
+    return {
+        "metadata": {
+            "name": "lm-0-1", "namespace": "team", "uid": "u1", "resourceVersion": "5",
+            "labels": {"everstep.dev/slot": "0", "everstep.dev/attempt": "1"}, "ownerReferences": [owner],
+        },
+        "spec": {"nodeName": "node-1"},
+        "status": {"phase": "Running", **status},
+    }  # fmt: skip
+
+
+def test_the_exit_report_is_read_from_the_termination_message() -> None:
+    message = report.encode(ExitReport(cause=Cause.USER_ERROR, message="boom", rank=1)).decode()
+    state = {"terminated": {"exitCode": 0, "reason": "Completed", "message": message}}
+    pod = observe.to_pod(an_object(containerStatuses=[{"name": "trainer", "state": state}]))
+    assert pod is not None
+    assert pod.ended is not None
+    assert pod.ended.report is not None
+    assert pod.ended.report.cause is Cause.USER_ERROR
+
+
+def test_a_message_that_is_not_ours_is_no_report() -> None:
+    state = {"terminated": {"exitCode": 1, "message": '{"cause": "Nonsense"}'}}
+    pod = observe.to_pod(an_object(containerStatuses=[{"name": "trainer", "state": state}]))
+    assert pod is not None
+    assert pod.ended is not None
+    assert pod.ended.report is None
+
+
+def test_the_trainer_is_found_among_side_cars() -> None:
+    statuses = [
+        {
+            "name": "log",
+            "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+            "restartCount": 9,
+        },
+        {
+            "name": "trainer",
+            "state": {"waiting": {"reason": "ErrImagePull", "message": "no"}},
+            "restartCount": 1,
+        },
+    ]
+    pod = observe.to_pod(an_object(containerStatuses=statuses))
+    assert pod is not None
+    assert (pod.waiting, pod.restarts) == ("ErrImagePull", 1)
+
+
+def test_a_pod_of_a_stranger_with_our_labels_is_not_ours() -> None:
+    stranger = an_object()
+    stranger["metadata"]["ownerReferences"] = [{"uid": "another", "controller": True}]
+    assert observe.to_pods([stranger, an_object()], a_job()) == observe.to_pods(
+        [an_object()], a_job()
+    )
+
+
+def test_a_status_that_somebody_has_spoilt_counts_as_none() -> None:
+    metadata = {"name": "lm", "namespace": "team", "uid": UID}
+    job = observe.to_job({"metadata": metadata, "spec": a_spec(), "status": {"slots": "none"}})
+    assert job.status == JobStatus()
+
+
+def test_a_spec_that_cannot_be_read_is_told_and_not_raised() -> None:
+    metadata = {"name": "lm", "namespace": "team", "uid": UID}
+    job = observe.to_job({"metadata": metadata, "spec": {"workers": {"replicas": -1}}})
+    assert job.spec is None
+    assert "spec.workers" in job.spec_error
+
+
+def patch_of(old: dict[str, Any], status: JobStatus, now: float = NOW) -> dict[str, Any]:
+    return statuspatch.decide_patch(old, status, now, 10.0)
+
+
+def test_figures_wait_and_conditions_do_not() -> None:
+    status = JobStatus(state="Running", step=10, restarts=Restarts(total=0))
+    old = {**statuspatch.to_document(status), "observedAt": to_stamp(NOW - 4)}
+    assert patch_of(old, status.model_copy(update={"step": 11})) == {}
+    assert patch_of(old, status.model_copy(update={"step": 11}), NOW + 6)["step"] == 11
+    urgent = patch_of(old, status.model_copy(update={"step": 11, "state": "Recovering"}))
+    assert (urgent["state"], urgent["step"]) == ("Recovering", 11)
+
+
+def test_nothing_new_is_nothing_to_write_however_long_ago() -> None:
+    status = JobStatus(state="Running", step=10)
+    old = {**statuspatch.to_document(status), "observedAt": to_stamp(NOW - 4000)}
+    assert patch_of(old, status) == {}
+
+
+def test_what_is_gone_becomes_null_in_the_patch() -> None:
+    old = statuspatch.to_document(
+        JobStatus(state="Suspending", stopping_since="2026-01-01T00:00:00Z")
+    )
+    assert patch_of(old, JobStatus(state="Running"))["stoppingSince"] is None
+
+
+def test_an_older_copy_never_replaces_a_newer_one() -> None:
+    mirror = Mirror()
+    newer, older = an_object(phase="Failed"), an_object()
+    newer["metadata"]["resourceVersion"] = "10"
+    assert mirror.put(newer)
+    assert not mirror.put(older)
+    mirror.drop({**older, "metadata": {**older["metadata"], "uid": "an earlier life"}})
+    assert len(mirror) == 1
+
+
+def test_a_list_shows_what_had_gone_without_an_event() -> None:
+    mirror = Mirror()
+    mirror.put(an_object())
+    fresh = an_object()
+    fresh["metadata"] = {**fresh["metadata"], "name": "younger", "resourceVersion": "30"}
+    mirror.put(fresh)
+    lost = mirror.replace([], "20")
+    assert [o["metadata"]["name"] for o in lost] == ["lm-0-1"]
+    assert mirror.get("younger", "team") is not None, "made after the list was taken"
