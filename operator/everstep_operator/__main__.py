@@ -31,7 +31,10 @@ def main() -> None:
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    sys.exit(asyncio.run(run(settings)))
+    try:
+        sys.exit(asyncio.run(run(settings)))
+    except kube.NoCluster as error:
+        sys.exit(f"everstep-operator: {error}")
 
 
 async def run(settings: Settings) -> int:

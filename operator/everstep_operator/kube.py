@@ -8,6 +8,7 @@ bucket; a recovery may use the whole bucket, status writes and Events only what 
 import asyncio
 import enum
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ from everstep_contract import names
 REQUEST_SECONDS = 30.0
 Object = dict[str, Any]
 JsonPatch = list[Object]
+
+
+class NoCluster(Exception):
+    """There is nothing to connect to."""
 
 
 class KubeError(Exception):
@@ -124,13 +129,25 @@ class Kube:
         """Calls by (verb, outcome), for the metrics."""
 
     @classmethod
-    async def connect(cls, *, qps: float = 20.0, burst: int = 40) -> "Kube":
-        """From $KUBECONFIG or ~/.kube/config, else from the pod's service account."""
+    async def connect(
+        cls, *, qps: float = 20.0, burst: int = 40, kubeconfig: str | None = None
+    ) -> "Kube":
+        """From the file given, $KUBECONFIG or ~/.kube/config, else from the pod's service account.
+
+        Raises:
+            NoCluster: none of them is there, or it cannot be read.
+        """
         configuration = Configuration()
+        path = kubeconfig or os.environ.get("KUBECONFIG")
         try:
-            await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        except config.ConfigException:
-            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            if path or not os.environ.get("KUBERNETES_SERVICE_HOST"):
+                await config.load_kube_config(path, client_configuration=configuration)  # type: ignore[no-untyped-call]
+            else:
+                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        except config.ConfigException as error:
+            raise NoCluster(
+                f"no cluster to connect to ({error}): set KUBECONFIG, or run in a pod with a service account"
+            ) from None
         return cls(ApiClient(configuration), Bucket(qps, burst))
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Every prefix of every plan is a legal state: the operator is killed at each of its writes, before and after the effect,
+"""Every prefix of every plan is a legal state: the operator is killed at each of its writes, before or after the effect,
 and a new one must arrive at the same place."""
 
 from collections.abc import Callable, Mapping
