@@ -14,7 +14,6 @@ from everstep_operator.kube import Lane
 from everstep_operator.nodes import NodeFacts, to_facts
 from everstep_operator.quarantines import Quarantine, to_quarantine
 
-
 Objects = list[dict[str, Any]]
 
 
