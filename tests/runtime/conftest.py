@@ -1,6 +1,6 @@
 """One thread, one import of torch; workers are forked from this process."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,5 @@ def a_trial(tmp_path: Path) -> Callable[..., Trial]:
 
 
 @pytest.fixture(autouse=True)
-def _same_random_numbers() -> Iterator[None]:
+def _same_random_numbers() -> None:
     torch.manual_seed(0)
-    yield

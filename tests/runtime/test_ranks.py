@@ -1,0 +1,143 @@
+"""Real processes, real gloo: what several ranks compute is what one computes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from everstep import Job, run
+from everstep_contract import wire
+from runtime.an_agent import agent
+from torch import nn
+
+STEPS = 6
+
+
+def a_model() -> nn.Module:
+    """One parameter fills several buckets' worth in this test, one is never used, one layer has buffers."""
+    model = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 2))
+    model.register_parameter("idle", nn.Parameter(torch.zeros(3)))
+    return model
+
+
+def a_dataset(size: int = 50) -> torch.utils.data.TensorDataset:
+    inputs = torch.randn(size, 6, generator=torch.Generator().manual_seed(0))
+    return torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0).long())
+
+
+def train(job: Job, global_batch: int, micro_batch: int) -> None:
+    model = a_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    job.track(model=model, optimizer=optimizer)
+    job._session.reducer._bucket_bytes = 256
+    data = job.batches(a_dataset(), global_batch=global_batch, micro_batch=micro_batch)
+    for step in job.steps(until=STEPS):
+        for inputs, wanted in step.batches(data):
+            step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+        optimizer.step()
+    print("sum", job.rank, job.sum(job.rank + 1))
+
+
+def applied(folder: Path, world: int, main: Callable[[Job], None]) -> list[list[wire.Applied]]:
+    """All `Applied` frames, by rank."""
+    folder.mkdir()
+    with agent(folder, lambda: run(main, seed=4), world) as ours:
+        ours.finish()
+        assert [w.status for w in ours.workers] == [0] * world, ours.output()
+        return [w.of(wire.Applied) for w in ours.workers]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_any_number_of_ranks_takes_the_same_steps(tmp_path: Path, world: int) -> None:
+    def main(job: Job) -> None:
+        train(job, 14, 2)
+
+    (alone,) = applied(tmp_path / "alone", 1, main)
+    together = applied(tmp_path / "together", world, main)
+    for rank in together[1:]:
+        assert [a.entries for a in rank] == [a.entries for a in together[0]]
+        assert [a.grad_norm for a in rank] == [a.grad_norm for a in together[0]]
+    for one, many in zip(alone, together[0], strict=True):
+        assert many.entries[0].samples == one.entries[0].samples
+        assert set(many.entries[0].counts) == {1}
+        assert many.loss == pytest.approx(one.loss, abs=1e-4)
+
+
+def test_ranks_without_micro_batches_take_part(tmp_path: Path) -> None:
+    ranks = applied(tmp_path / "few", 4, lambda job: train(job, 4, 2))
+    assert len({str([a.loss for a in rank]) for rank in ranks}) == 1
+
+
+def test_two_runs_at_one_size_are_equal_to_the_last_bit(tmp_path: Path) -> None:
+    first, second = (applied(tmp_path / n, 3, lambda job: train(job, 14, 2)) for n in ("a", "b"))
+    assert [a.entries for a in first[0]] == [a.entries for a in second[0]]
+
+
+def test_every_rank_ends_with_the_buffers_of_rank_0(tmp_path: Path) -> None:
+    folder = tmp_path / "buffers"
+    folder.mkdir()
+
+    def main(job: Job) -> None:
+        train(job, 14, 2)
+        model = job._session.tracked.objects["model"][1]
+        torch.save(model.state_dict(), folder / f"state-{job.rank}.pt")
+
+    applied(tmp_path / "run", 3, main)
+    states: list[dict[str, Any]] = [torch.load(folder / f"state-{r}.pt") for r in range(3)]
+    for name, value in states[0].items():
+        assert all(torch.equal(value, other[name]) for other in states), name
+    assert states[0]["1.num_batches_tracked"] > 0
+
+
+def test_a_scaler_decides_the_same_on_a_rank_without_micro_batches(tmp_path: Path) -> None:
+    def main(job: Job) -> None:
+        model = nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=2)
+        job.track(model=model, optimizer=optimizer, scaler=scaler)
+        data = job.batches(a_dataset(), global_batch=2, micro_batch=1)
+        for step in job.steps(until=5):
+            for inputs, wanted in step.batches(data):
+                loss = nn.functional.cross_entropy(model(inputs), wanted)
+                # one gradient overflows on rank 0 alone
+                spoil = float("inf") if step.number == 3 and job.rank == 0 else 1.0
+                model.weight.register_hook(lambda g, s=spoil: g * s) if spoil != 1 else None
+                step.backward(loss, scaler=scaler)
+            scaler.step(optimizer)
+            scaler.update()
+        print("scale", job.rank, scaler.get_scale(), model.weight.sum().item())
+
+    folder = tmp_path / "scaler"
+    folder.mkdir()
+    with agent(folder, lambda: run(main, seed=4), 3) as ours:
+        ours.finish()
+        lines = [line.split()[2:] for line in ours.output().splitlines() if line.startswith("scale")]
+        assert len(lines) == 3, ours.output()
+        assert lines[0] == lines[1] == lines[2]
+
+
+def test_a_script_that_raises_says_so_before_the_worker_ends(tmp_path: Path) -> None:
+    def main(job: Job) -> None:
+        raise ValueError("no such corpus")
+
+    with agent(tmp_path, lambda: run(main), 1) as ours:
+        assert ours.wait_ended() == [1]
+        (failed,) = ours.workers[0].of(wire.Failed)
+        assert (failed.cause, failed.message) == ("ScriptError", "ValueError: no such corpus")
+        assert "raise ValueError" in failed.traceback
+        assert "no such corpus" in ours.output()
+
+
+def test_a_main_that_returns_early_is_an_error(tmp_path: Path) -> None:
+    def main(job: Job) -> None:
+        model = nn.Linear(1, 1)
+        job.track(model=model)
+        for _ in job.steps(until=9):
+            break
+
+    with agent(tmp_path, lambda: run(main), 1) as ours:
+        ours.wait_ended()
+        (failed,) = ours.workers[0].of(wire.Failed)
+        assert failed.cause == "Misuse"
+        assert "main returned after step 0, before until=9" in failed.message

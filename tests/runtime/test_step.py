@@ -1,0 +1,335 @@
+"""What a step computes: the gradient of the global batch, counted and guarded."""
+
+# ruff: noqa: PT012 - the loop as a whole is what raises
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from everstep_contract import wire
+from everstep_contract.position import Phase, Where
+from everstep_contract.report import Cause
+from runtime.a_job import Ended, Trial
+
+
+def gradient_of(trial: Trial, samples: Any, weights: list[float] | None = None) -> torch.Tensor:
+    """The same by hand, in one backward."""
+    inputs, wanted = trial.dataset[list(samples)]
+    each = (trial.model(inputs) - wanted).square().flatten()
+    share = torch.tensor(weights or [1.0] * len(each))
+    loss = (each * share).sum() / share.sum()
+    (found,) = torch.autograd.grad(loss, [trial.model.weight])
+    return found
+
+
+def first_step(trial: Trial) -> Any:
+    return next(iter(trial.job.steps(until=3)))
+
+
+def test_the_gradient_is_that_of_the_global_batch(trial: Trial) -> None:
+    step = first_step(trial)
+    for batch in step.batches(trial.data):
+        assert trial.model.weight.grad is None
+        step.backward(trial.loss(batch))
+    (entry,) = trial.session.findings.entries
+    expected = gradient_of(trial, entry.samples)
+    assert torch.allclose(trial.model.weight.grad, expected, atol=1e-7)
+    assert entry.counts == (1, 1, 1)
+    assert step.loss == sum(2 * loss for loss in entry.losses) / 6
+
+
+def test_weights_count_instead_of_samples(trial: Trial) -> None:
+    step = first_step(trial)
+    for number, batch in enumerate(step.batches(trial.data)):
+        step.backward(trial.loss(batch), weight=torch.tensor(float(number + 1)))
+    (entry,) = trial.session.findings.entries
+    expected = gradient_of(trial, entry.samples, [1, 1, 2, 2, 3, 3])
+    assert torch.allclose(trial.model.weight.grad, expected, atol=1e-7)
+    assert entry.weights == (1, 2, 3)
+
+
+def test_a_skipped_batch_is_in_the_ledger_and_not_in_the_gradient(trial: Trial) -> None:
+    step = first_step(trial)
+    for number, batch in enumerate(step.batches(trial.data)):
+        step.skip() if number == 1 else step.backward(trial.loss(batch))
+    (entry,) = trial.session.findings.entries
+    expected = gradient_of(trial, [*entry.samples[:2], *entry.samples[4:]])
+    assert torch.allclose(trial.model.weight.grad, expected, atol=1e-7)
+    assert (entry.counts, entry.weights) == ((1, 1, 1), (2, 0, 2))
+
+
+def test_a_step_of_skips_alone_changes_nothing(trial: Trial) -> None:
+    step = first_step(trial)
+    for _ in step.batches(trial.data):
+        step.skip()
+    assert trial.model.weight.grad is None
+    assert math.isnan(step.loss)
+
+
+def test_a_parameter_unused_by_all_has_no_gradient(trial: Trial) -> None:
+    idle = torch.nn.Linear(2, 2)
+    trial.job.track(idle=idle)
+    trial.optimizer.add_param_group({"params": list(idle.parameters())})
+    trial.take(first_step(trial))
+    assert idle.weight.grad is None
+    assert trial.model.weight.grad is not None
+
+
+def test_two_loops_reduce_their_own_parameters(trial: Trial) -> None:
+    other = torch.nn.Linear(3, 1)
+    second = torch.optim.SGD(other.parameters(), lr=0.1)
+    trial.job.track(other=other, second=second)
+    step = first_step(trial)
+    for inputs, wanted in step.batches(trial.data, params=trial.model.parameters()):
+        step.backward((trial.model(inputs) + other(inputs) - wanted).square().mean())
+    assert other.weight.grad is None
+    for inputs, wanted in step.batches(trial.data, params=other.parameters()):
+        step.backward((trial.model(inputs) + other(inputs) - wanted).square().mean())
+    assert other.weight.grad is not None
+    entries = trial.session.findings.entries
+    assert [e.reduction for e in entries] == [0, 1]
+    assert entries[0].samples == entries[1].samples
+
+
+def test_half_precision_is_summed_in_float32(a_trial: Callable[..., Trial]) -> None:
+    trial = a_trial()
+    trial.model.to(torch.bfloat16)
+    trial.track()
+    step = first_step(trial)
+    sums = torch.zeros(1, 3)
+    for inputs, wanted in step.batches(trial.data):
+        loss = (trial.model(inputs.to(torch.bfloat16)).float() - wanted).square().mean()
+        (own,) = torch.autograd.grad(loss / 3, [trial.model.weight], retain_graph=True)
+        sums += own.float()
+        step.backward(loss)
+    assert trial.model.weight.grad.dtype == torch.bfloat16
+    assert torch.allclose(trial.model.weight.grad.float(), sums, rtol=1e-2)
+
+
+def test_a_scaled_gradient_unscales_to_the_same(a_trial: Callable[..., Trial]) -> None:
+    plain, scaled = a_trial().track(), a_trial()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    scaled.track().job.track(scaler=scaler)
+    plain.take(first_step(plain))
+    step = first_step(scaled)
+    for batch in step.batches(scaled.data):
+        step.backward(scaled.loss(batch), scaler=scaler)
+    norm = scaled.session.findings.grad_norm
+    scaler.unscale_(scaled.optimizer)
+    assert torch.allclose(scaled.model.weight.grad, plain.model.weight.grad)
+    assert norm == pytest.approx(plain.session.findings.grad_norm)
+
+
+def test_random_numbers_belong_to_the_micro_batch(a_trial: Callable[..., Trial]) -> None:
+    def drawn(consume: int) -> tuple[list[float], float]:
+        torch.manual_seed(1)
+        trial, found = a_trial().track(), []
+        torch.manual_seed(1)
+        step = first_step(trial)
+        for batch in step.batches(trial.data):
+            torch.rand(consume)
+            found.append(torch.rand(1).item() if not consume else 0.0)
+            step.backward(trial.loss(batch))
+        return found, torch.rand(1).item()
+
+    (some, after), (_, after_more) = drawn(0), drawn(5)
+    assert len(set(some)) == 3
+    assert after == after_more
+    assert drawn(0)[0] == some
+
+
+def test_a_loss_that_is_no_number_stops_before_it_is_applied(trial: Trial) -> None:
+    step = first_step(trial)
+    with pytest.raises(Ended):
+        for number, batch in enumerate(step.batches(trial.data)):
+            step.backward(trial.loss(batch) * (math.nan if number == 1 else 1))
+    (failed,) = trial.line.of(wire.Failed)
+    samples = trial.data.ids(1, 1)
+    assert failed.cause == Cause.NOT_FINITE.value
+    assert failed.step == 0
+    assert failed.message == (
+        f"step 1: the loss of micro-batch 1 is nan; its samples are {samples}. "
+        "The state before this step is intact"
+    )
+
+
+def run_with_a_spike(trial: Trial) -> None:
+    for step in trial.job.steps(until=15):
+        for batch in step.batches(trial.data):
+            step.backward(trial.loss(batch) * (1e4 if step.number == 13 else 1))
+        if step.number != 13:
+            trial.optimizer.step()
+
+
+def test_a_spike_is_noted(trial: Trial) -> None:
+    run_with_a_spike(trial)
+    notes = {a.step: a.notes for a in trial.line.of(wire.Applied) if a.notes}
+    assert list(notes) == [13]
+    assert "step 13: loss" in notes[13][0]
+    assert "gradient norm" in notes[13][1]
+
+
+def test_a_spike_stops_the_job_with_the_state_before_it(a_trial: Callable[..., Trial]) -> None:
+    trial = a_trial(guard_action="SaveAndStop").track()
+    with pytest.raises(Ended):
+        run_with_a_spike(trial)
+    (staged,), (failed,) = trial.line.of(wire.Staged), trial.line.of(wire.Failed)
+    assert (staged.step, staged.whole) == (12, False)
+    assert failed.cause == Cause.GUARD.value
+    assert failed.message.endswith("stopped before it was applied")
+
+
+def test_saves_fall_on_their_interval_and_on_the_end(a_trial: Callable[..., Trial]) -> None:
+    trial = a_trial(save_every_steps=2).track()
+    for step in trial.job.steps(until=5):
+        trial.take(step)
+    assert [s.step for s in trial.line.of(wire.Staged)] == [2, 4, 5]
+    assert [a.step for a in trial.line.of(wire.Applied)] == [1, 2, 3, 4, 5]
+    assert trial.job.finished()
+
+
+class Armed:
+    """Stands in for the page's armed word."""
+
+    def __init__(self, trial: Trial, step: int) -> None:
+        trial.session.meter._page = self  # type: ignore[assignment]
+        self.armed = step
+
+    def write(self, position: Any) -> None:
+        pass
+
+
+def test_an_armed_boundary_asks_saves_once_and_stays(a_trial: Callable[..., Trial]) -> None:
+    trial = a_trial(save_every_steps=2).track()
+    Armed(trial, 2)
+    trial.line.boundary = wire.BoundaryReply(save=True, stay=True)
+    with pytest.raises(Ended, match="parked"):
+        for step in trial.job.steps(until=5):
+            trial.take(step)
+    kinds = [type(f).__name__ for f in trial.line.frames]
+    assert kinds == ["Tracked", "Applied", "Applied", "AtBoundary", "Staged", "Parked"]
+
+
+def test_a_raised_boundary_goes_on(trial: Trial) -> None:
+    Armed(trial, 2)
+    trial.line.boundary = wire.BoundaryReply(raised=True)
+    for step in trial.job.steps(until=3):
+        trial.take(step)
+    assert [s.step for s in trial.line.of(wire.Staged)] == [3]
+
+
+def test_the_position_follows_the_step(trial: Trial) -> None:
+    seen = []
+    for step in trial.job.steps(until=2):
+        for batch in step.batches(trial.data):
+            seen.append(trial.session.meter.position)
+            step.backward(trial.loss(batch))
+        seen.append(trial.session.meter.position)
+        with trial.job.pause("export", limit=1.5):
+            seen.append(trial.session.meter.position)
+    phases = [(p.applied, p.phase, p.scope, p.limit_ms) for p in seen]
+    assert phases == [
+        *[(0, Phase.COMPUTING, Where.STARTUP, 0)] * 3,
+        (0, Phase.APPLYING, Where.STARTUP, 0),
+        (1, Phase.APPLIED, Where.PAUSE, 1500),
+        *[(1, Phase.COMPUTING, Where.STEP, 0)] * 3,
+        (1, Phase.APPLYING, Where.STEP, 0),
+        (2, Phase.APPLIED, Where.PAUSE, 1500),
+    ]
+
+
+def test_evaluate_is_one_pass_in_order_without_gradients(trial: Trial) -> None:
+    seen = [inputs for inputs, _ in trial.job.evaluate(trial.data)]
+    assert torch.equal(torch.cat(seen), trial.dataset.tensors[0])
+    for inputs, _ in trial.job.evaluate(trial.data):
+        assert not trial.model(inputs).requires_grad
+    assert torch.is_grad_enabled()
+    assert trial.job.sum(1.5, 2) == (1.5, 2.0)
+
+
+def a_cut(trial: Trial) -> None:
+    trial.line.cut.set()
+    trial.session.group.cut()
+
+
+def test_a_cut_in_the_body_parks_before_the_step_with_the_state_of_then(trial: Trial) -> None:
+    norm = torch.nn.BatchNorm1d(3)
+    trial.job.track(norm=norm)
+    trial.line.saves = [wire.Save(epoch=1, step=1)]
+    with pytest.raises(Ended, match="parked"):
+        for step in trial.job.steps(until=5):
+            before = norm.running_mean.clone()
+            torch.rand(step.number)
+            for inputs, wanted in step.batches(trial.data):
+                step.backward(trial.loss((norm(inputs), wanted)))
+                if step.number == 2:
+                    a_cut(trial)
+            trial.optimizer.step()
+    (parked,), (staged,) = trial.line.of(wire.Parked), trial.line.of(wire.Staged)
+    assert (parked.step, parked.sound) == (1, True)
+    assert (staged.step, staged.whole, staged.lead) == (1, True, True)
+    assert torch.equal(norm.running_mean, before)
+
+
+def test_a_cut_after_the_sum_parks_after_the_step(trial: Trial) -> None:
+    with pytest.raises(Ended, match="parked"):
+        for step in trial.job.steps(until=5):
+            trial.take(step)
+            a_cut(trial)
+    (parked,) = trial.line.of(wire.Parked)
+    assert (parked.step, parked.sound) == (1, True)
+    assert [a.step for a in trial.line.of(wire.Applied)] == [1]
+
+
+def test_a_cut_in_the_second_loop_saves_the_state_before_the_first(trial: Trial) -> None:
+    trial.line.saves = [wire.Save(epoch=1, step=1)]
+    weights = {}
+    with pytest.raises(Ended, match="parked"):
+        for step in trial.job.steps(until=5):
+            weights[step.number - 1] = trial.model.weight.detach().clone()
+            trial.take(step)
+            if step.number == 2:
+                a_cut(trial)
+            trial.take(step)
+    (parked,), (staged,) = trial.line.of(wire.Parked), trial.line.of(wire.Staged)
+    assert (parked.step, parked.sound) == (1, True)
+    (place,) = [t for t in staged.tensors if t.name == "model/weight"]
+    with open(staged.path, "rb") as file:
+        file.seek(place.at)
+        raw = torch.frombuffer(bytearray(file.read(12)), dtype=torch.float32)
+    assert torch.equal(raw.view(1, 3), weights[1])
+
+
+def test_a_cut_in_the_second_loop_of_the_first_step_is_not_sound(trial: Trial) -> None:
+    with pytest.raises(Ended, match="parked"):
+        for step in trial.job.steps(until=5):
+            trial.take(step)
+            a_cut(trial)
+            trial.take(step)
+    (parked,) = trial.line.of(wire.Parked)
+    assert (parked.step, parked.sound) == (0, False)
+
+
+def test_state_changed_before_the_loop_cannot_be_put_back(trial: Trial) -> None:
+    with pytest.raises(Ended, match="parked"):
+        for step in trial.job.steps(until=5):
+            with torch.no_grad():
+                trial.model.weight.mul_(0.9)
+            if step.number == 2:
+                a_cut(trial)
+            trial.take(step)
+    (parked,) = trial.line.of(wire.Parked)
+    assert (parked.step, parked.sound) == (1, False)
+
+
+def test_a_cut_in_evaluate_parks_at_the_step_that_it_marked(trial: Trial) -> None:
+    with pytest.raises(Ended, match="parked"):
+        for step in trial.job.steps(until=5):
+            trial.take(step)
+            for _ in trial.job.evaluate(trial.data):
+                a_cut(trial)
+    (parked,) = trial.line.of(wire.Parked)
+    assert (parked.step, parked.sound) == (1, True)
