@@ -26,7 +26,7 @@ class FleetMemory:
 
     alive: Mapping[str, Quarantine] = field(default_factory=lambda: MappingProxyType({}))
     """Last copy of every quarantine that this operator has seen, until its deletion is dealt
-    with."""
+    with: these stand, whatever the last list says."""
     absent_since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     refused: frozenset[str] = frozenset()
     """Lost together with many others: not released while they are absent."""

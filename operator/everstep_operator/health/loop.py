@@ -103,7 +103,7 @@ class HealthLoop:
         if memory is None or memory.last_good is None:
             return
         self._died_at[node] = self._clock()
-        self._publish_all(self._fleet_quarantines())
+        self._publish_now()
         self.wake()
 
     def render_metrics(self) -> str:
@@ -199,7 +199,7 @@ class HealthLoop:
                 observed = await self._observe(now)
                 planned = plan(observed, self._fleet, self._policy, now)
                 self._fleet = planned.memory
-                self._publish(observed, now)
+                self._publish(observed.nodes, observed.findings, now)
                 actions = self._without_repeats(planned.actions)
                 outcome = await apply.apply_plan(self._kube, actions, now)
                 done += outcome.done
@@ -279,22 +279,16 @@ class HealthLoop:
             if name in nodes
         }
 
-    def _fleet_quarantines(self) -> tuple[Quarantine, ...]:
-        absent = self._fleet.absent_since
-        return tuple(q for name, q in self._fleet.alive.items() if name not in absent)
-
-    def _publish_all(self, quarantines: tuple[Quarantine, ...]) -> None:
+    def _publish_now(self) -> None:
         nodes, now = self._nodes(), self._clock()
-        findings = self._find(nodes, now)
-        self._publish(Observed(nodes=nodes, quarantines=quarantines, findings=findings), now)
+        self._publish(nodes, self._find(nodes, now), now)
 
-    def _publish(self, observed: Observed, now: float) -> None:
-        quarantines = observed.quarantines
-        if quarantines is None:
-            quarantines = self._fleet_quarantines()
-        verdicts = choose_verdicts(
-            observed.nodes, observed.findings, quarantines, self._decided_at, now
-        )
+    def _publish(
+        self, nodes: Mapping[str, NodeFacts], findings: Mapping[str, Finding], now: float
+    ) -> None:
+        """A quarantine that is absent binds its node until its release, or its return, is decided."""
+        standing = self._fleet.alive.values()
+        verdicts = choose_verdicts(nodes, findings, standing, self._decided_at, now)
         for verdict in verdicts.values():
             if "verdict" in verdict.marks:
                 self._decided_at.setdefault(verdict.incident, verdict.marks["verdict"])
