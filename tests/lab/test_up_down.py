@@ -3,26 +3,45 @@
 Each lab here has a network of its own, so that one which the developer runs is not disturbed.
 """
 
+import contextlib
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from everstep_lab import Lab, procs
-from everstep_lab.client import Lab as LabClass
+from everstep_lab import procs
+from everstep_lab.client import Lab
 from everstep_lab.config import LabConfig
 from everstep_lab.seam import LabError
+from everstep_lab.supervisor import is_node_ready
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 NETWORK = "91"
 OTHER_NETWORK = "92"
 BARE = LabConfig(nodes=0, operator=False)
+UNIQUE_SLEEP = "86399.5"
+DETACHING_POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "detaching"},
+    "spec": {
+        "containers": [
+            {
+                "name": "c",
+                "image": "plain/python:dev",
+                "command": ["sh", "-c", f"setsid sleep {UNIQUE_SLEEP} & exec sleep {UNIQUE_SLEEP}"],
+            }
+        ]
+    },
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,14 +52,14 @@ def network() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def shared(network: None) -> Iterator[LabClass]:
+def shared(network: None) -> Iterator[Lab]:
     """One lab for the tests that leave it whole."""
     with Lab(BARE, say=print) as lab:
         yield lab
 
 
 @pytest.fixture
-def lab() -> Iterator[LabClass]:
+def lab() -> Iterator[Lab]:
     """One to break; one lab runs per network, so it has another."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
@@ -48,9 +67,27 @@ def lab() -> Iterator[LabClass]:
             yield lab
 
 
-def leftovers(lab: LabClass) -> list[object]:
+def leftovers(lab: Lab) -> list[object]:
     files = [p for p in (lab.places.root, lab.places.memory) if p.exists()]
     return [*files, *procs.marked(lab.places.root)]
+
+
+def running(word: str) -> list[str]:
+    """Command lines, of all processes, that hold the word."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = entry.read_text(errors="replace").replace("\0", " ")
+            if word in line and entry.parent.name != str(os.getpid()):
+                found.append(line)
+    return found
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    return holds()
 
 
 def wait_for_end(pid: int, seconds: float = 30.0) -> None:
@@ -73,9 +110,12 @@ async def test_up_serves_kubectl_and_the_api_and_down_leaves_nothing(
 ) -> None:
     monkeypatch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
     copy = tmp_path / "kubeconfig"
-    lab = Lab(LabConfig(nodes=0, operator=False, kubeconfig=str(copy)))
+    lab = Lab(LabConfig(nodes=1, gpus_per_node=3, operator=False, kubeconfig=str(copy)))
     with lab:
         assert "v1.36.3" in lab.kubectl("version")
+        node = json.loads(lab.kubectl("get", "node", "node-1", "-o", "json"))
+        assert node["status"]["allocatable"]["nvidia.com/gpu"] == "3"
+        assert is_node_ready(node)
         assert "default" in lab.kubectl(f"--kubeconfig={copy}", "get", "serviceaccounts")
         async with lab.api() as api:
             secret = await api.get("/api/v1/namespaces/default/secrets/object-store")
@@ -87,7 +127,7 @@ async def test_up_serves_kubectl_and_the_api_and_down_leaves_nothing(
 
 
 def test_a_second_lab_is_refused_with_the_first_ones_pid_and_the_way_out(
-    shared: LabClass,
+    shared: Lab,
 ) -> None:
     refused = run_cli("up", "--nodes", "0")
     assert refused.returncode == 1
@@ -95,16 +135,23 @@ def test_a_second_lab_is_refused_with_the_first_ones_pid_and_the_way_out(
     assert "everstep-lab down" in refused.stderr
 
 
-def test_a_supervisor_killed_with_sigkill_leaves_no_process(lab: LabClass) -> None:
-    guardian = lab.described["guardian"]
-    os.kill(lab.described["supervisor"], signal.SIGKILL)
-    wait_for_end(guardian)
-    assert procs.marked(lab.places.root) == []
-    assert "no lab is running" in lab.down()
-    assert leftovers(lab) == []
+def test_a_supervisor_killed_with_sigkill_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
+    with Lab(LabConfig(nodes=1, operator=False)) as lab:
+        lab.kubectl("apply", "-f", "-", stdin=json.dumps(DETACHING_POD))
+        lab.kubectl("wait", "pod", "detaching", "--for=condition=Ready", "--timeout=60s")
+        assert wait_until(lambda: len(running(UNIQUE_SLEEP)) == 2)
+        os.kill(lab.described["supervisor"], signal.SIGKILL)
+        wait_for_end(lab.described["guardian"])
+        assert procs.marked(lab.places.root) == []
+        assert running(UNIQUE_SLEEP) == []
+        assert "no lab is running" in lab.down()
+        assert leftovers(lab) == []
 
 
-def test_guardian_and_supervisor_killed_together_leave_no_process_after_down(lab: LabClass) -> None:
+def test_guardian_and_supervisor_killed_together_leave_no_process_after_down(lab: Lab) -> None:
     children = lab.described["control_plane"].values()
     for name in ("guardian", "supervisor"):
         os.kill(lab.described[name], signal.SIGKILL)
@@ -115,7 +162,7 @@ def test_guardian_and_supervisor_killed_together_leave_no_process_after_down(lab
     assert leftovers(lab) == []
 
 
-def test_a_killed_guardian_makes_the_lab_go_down(lab: LabClass) -> None:
+def test_a_killed_guardian_makes_the_lab_go_down(lab: Lab) -> None:
     supervisor = lab.described["supervisor"]
     os.kill(lab.described["guardian"], signal.SIGKILL)
     if Path(f"/proc/{supervisor}").exists():
@@ -157,7 +204,7 @@ def test_a_foreground_lab_ends_with_its_command(foreground: "subprocess.Popen[st
 
 
 def test_the_object_store_goes_away_and_comes_back_on_the_same_address(
-    shared: LabClass,
+    shared: Lab,
 ) -> None:
     before = shared.status()["objectstore"]
     assert "stopped" in shared.objectstore_stop()
@@ -168,7 +215,7 @@ def test_the_object_store_goes_away_and_comes_back_on_the_same_address(
     assert after["environment"] == before["environment"]
 
 
-def test_a_control_plane_that_broke_takes_the_lab_down_and_leaves_one_log(lab: LabClass) -> None:
+def test_a_control_plane_that_broke_takes_the_lab_down_and_leaves_one_log(lab: Lab) -> None:
     guardian = lab.described["guardian"]
     os.kill(lab.described["control_plane"]["etcd"], signal.SIGKILL)
     wait_for_end(guardian)
@@ -200,6 +247,6 @@ def test_without_a_lab_or_sense_a_command_says_what_to_type(
     assert "Traceback" not in done.stderr
 
 
-def test_a_fault_on_a_node_that_is_not_there_is_refused(shared: LabClass) -> None:
+def test_a_fault_on_a_node_that_is_not_there_is_refused(shared: Lab) -> None:
     with pytest.raises(LabError, match="no node 'node-7'"):
         shared.fault("node-7", kill_node=True)
