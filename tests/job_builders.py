@@ -53,7 +53,9 @@ def a_job(spec: Mapping[str, Any] | None = None, **changes: Any) -> Job:
 
 
 def a_slot(slot: int, attempt: int = 1, **changes: Any) -> SlotStatus:
-    record = SlotStatus(slot=slot, attempt=attempt, pod_uid=f"uid-{slot}-{attempt}", node=f"node-{slot}")
+    record = SlotStatus(
+        slot=slot, attempt=attempt, pod_uid=f"uid-{slot}-{attempt}", node=f"node-{slot}"
+    )
     return record.model_copy(update=changes)
 
 
@@ -78,9 +80,13 @@ def a_pod(slot: int, attempt: int = 1, **changes: Any) -> Pod:
     return replace(pod, **changes)
 
 
-def an_end(cause: report.Cause | None = None, message: str = "", code: int = 0, **changes: Any) -> Ended:
+def an_end(
+    cause: report.Cause | None = None, message: str = "", code: int = 0, **changes: Any
+) -> Ended:
     found = report.ExitReport(cause=cause, message=message, **changes) if cause else None
-    return Ended(exit_code=code, reason="Completed" if code == 0 else "Error", message=message, report=found)
+    return Ended(
+        exit_code=code, reason="Completed" if code == 0 else "Error", message=message, report=found
+    )
 
 
 def a_seen(

@@ -1,7 +1,9 @@
-"""A cluster small enough to be cut anywhere: an API server's rules on objects, a kubelet, a job that trains.
+"""A cluster small enough to be cut anywhere: an API server's rules on objects, a kubelet, a job
+that trains.
 
-It keeps what matters for convergence: UIDs, resourceVersions, create-once, UID preconditions, merge patches, graceful
-deletion, nodes that die, and a runtime that leaves when asked and regroups when all its peers are there.
+It keeps what matters for convergence: UIDs, resourceVersions, create-once, UID preconditions, merge
+patches, graceful deletion, nodes that die, and a runtime that leaves when asked and regroups when
+all its peers are there.
 """
 
 import copy
@@ -150,7 +152,9 @@ class ToyCluster:
     def kill_node(self, name: str) -> None:
         self.dead_nodes.add(name)
         node = self.objects["nodes", name]
-        node["status"] = {"conditions": [{"type": "Ready", "status": "Unknown", "message": "no heartbeat"}]}
+        node["status"] = {
+            "conditions": [{"type": "Ready", "status": "Unknown", "message": "no heartbeat"}]
+        }
         self._touch(node)
 
     def tick(self) -> None:
@@ -276,7 +280,9 @@ class ToyJob:
     def _regroup(self, alive: set[tuple[int, int]]) -> None:
         assert self.wanted is not None
         peers = {(p.slot, p.attempt) for p in self.wanted.peers} & alive
-        ready = {(s, a) for s, a in peers - self.left if s not in (*self.wanted.leave, *self.wanted.hold)}
+        ready = {
+            (s, a) for s, a in peers - self.left if s not in (*self.wanted.leave, *self.wanted.hold)
+        }
         if not self.running and len(ready) >= self.wanted.want_workers:
             self.epoch, self.running, self.stopped = self.epoch + 1, True, False
             self.members = ready

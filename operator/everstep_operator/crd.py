@@ -1,7 +1,9 @@
-"""CustomResourceDefinitions from the pydantic models: `python -m everstep_operator.crd [--check]` writes `crds/*.yaml`.
+"""CustomResourceDefinitions from the pydantic models: `python -m everstep_operator.crd [--check]`
+writes `crds/*.yaml`.
 
-Structural schemas know neither `$ref` nor null types nor titles, so references are put in place and optional fields lose
-their null. What the models say beside types (bounds, enums, defaults, descriptions, rules) goes over as it stands.
+Structural schemas know neither `$ref` nor null types nor titles, so references are put in place and
+optional fields lose their null. What the models say beside types (bounds, enums, defaults,
+descriptions, rules) goes over as it stands.
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""kopf is the watch and the queue: raw event handlers that note the object and wake a pass. Nothing else is kopf's.
+"""kopf is the watch and the queue: raw event handlers that note the object and wake a pass. Nothing
+else is kopf's.
 
-No create, update, delete or field handlers, daemons or timers: those put finalizers and annotations on objects, and a pod or
-node must never wait for us.
+No create, update, delete or field handlers, daemons or timers: those put finalizers and annotations
+on objects, and a pod or node must never wait for us.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,9 @@
 """The one port to the API server: plain objects in and out, errors sorted, writes paced.
 
-Built on the official client's asyncio half (`kubernetes.aio`), for its configuration, tokens and TLS; its typed models stay
-unused. Reads are not paced: there are few, all else comes from the watches. Everything that is written takes a token of the
-bucket; a recovery may use the whole bucket, status writes and Events only what lies above the half kept for recoveries.
+Built on the official client's asyncio half (`kubernetes.aio`), for its configuration, tokens and
+TLS; its typed models stay unused. Reads are not paced: there are few, all else comes from the
+watches. Everything that is written takes a token of the bucket; a recovery may use the whole
+bucket, status writes and Events only what lies above the half kept for recoveries.
 """
 
 import asyncio

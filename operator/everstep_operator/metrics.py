@@ -1,4 +1,6 @@
-"""What the operator counts, as Prometheus text. Job figures are read from the statuses when they are asked for."""
+"""What the operator counts, as Prometheus text. Job figures are read from the statuses when they
+are asked for.
+"""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,5 @@
-"""`ResilientTrainingJob` as users write it: spec, defaults, bounds, rules. `kubectl explain` shows these texts.
+"""`ResilientTrainingJob` as users write it: spec, defaults, bounds, rules. `kubectl explain` shows
+these texts.
 
 Foreign input enters here and nowhere else; behind `parse_spec` every value is in bounds.
 """

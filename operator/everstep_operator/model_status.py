@@ -1,5 +1,5 @@
-"""`ResilientTrainingJob` as we report it. Output only, with two exceptions that are written before the deed they count:
-the attempts of the slots and the counters of restarts.
+"""`ResilientTrainingJob` as we report it. Output only, with two exceptions that are written before
+the deed they count: the attempts of the slots and the counters of restarts.
 """
 
 from pydantic import Field

@@ -1,4 +1,6 @@
-"""When which object is looked at again: one heap, one task, at most a few passes at once, never two for one object."""
+"""When which object is looked at again: one heap, one task, at most a few passes at once, never two
+for one object.
+"""
 
 import asyncio
 import heapq

@@ -1,4 +1,6 @@
-"""What the operator's administrator sets: flags, with the environment as fall-back. Read once, at start."""
+"""What the operator's administrator sets: flags, with the environment as fall-back. Read once, at
+start.
+"""
 
 import argparse
 import os

@@ -1,6 +1,7 @@
 """Values that `health`, `fleet` and `jobs` exchange. Nothing else passes between them.
 
-`health` publishes one verdict per node in question; `jobs` reads the mapping node → verdict and never asks why.
+`health` publishes one verdict per node in question; `jobs` reads the mapping node → verdict and
+never asks why.
 """
 
 import enum

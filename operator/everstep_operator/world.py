@@ -1,7 +1,7 @@
 """What the watches have told us, as plain objects: the only thing that a pass reads from.
 
-kopf feeds it, a list at start and every few minutes corrects it (a watch that was cut may miss a deletion). An object never
-gives way to an older copy of itself.
+kopf feeds it, a list at start and every few minutes corrects it (a watch that was cut may miss a
+deletion). An object never gives way to an older copy of itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

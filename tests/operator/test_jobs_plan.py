@@ -316,6 +316,34 @@ def test_a_deleted_node_object_is_a_lost_node() -> None:
     assert attempts(plan(observed, NOW)) == [1, 2, 1]
 
 
+def test_a_pod_that_waits_is_made_anew_once_a_node_that_it_shuts_out_is_released() -> None:
+    waiting = {
+        "phase": "Pending",
+        "node": "",
+        "running_since": None,
+        "scheduling": "0/4 nodes are available",
+    }
+    observed = with_pod(
+        an_observation(seen=a_seen(running=False)), 1, avoids=frozenset({"node-5"}), **waiting
+    )
+    held = replace(observed, verdicts={"node-5": a_verdict("node-5", NodeState.LEAVING)})
+    assert attempts(plan(held, NOW)) == [1, 1, 1]
+    planned = plan(observed, NOW)
+    assert attempts(planned) == [1, 2, 1]
+    assert planned.status.restarts is not None
+    assert planned.status.restarts.total == 0
+
+
+def test_a_new_pod_prefers_not_to_go_where_there_is_a_suspicion() -> None:
+    job = a_job(status=a_status(slots=[a_slot(0), a_slot(1), a_slot(2, 2, pod_uid=None)]))
+    observed = an_observation(job=job, pods=(a_pod(0), a_pod(1)), seen=a_seen(running=False))
+    planned = plan(with_verdict(observed, 1, NodeState.SUSPECT), NOW)
+    (create,) = [a for a in planned.actions if isinstance(a, CreatePod)]
+    node = create.body["spec"]["affinity"]["nodeAffinity"]
+    assert "requiredDuringSchedulingIgnoredDuringExecution" not in node
+    assert len(node["preferredDuringSchedulingIgnoredDuringExecution"]) == 1
+
+
 # --- a pod that goes --------------------------------------------------------------------------------------
 
 

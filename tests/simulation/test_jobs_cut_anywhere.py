@@ -1,5 +1,6 @@
-"""Every prefix of every plan is a legal state: the operator is killed at each of its writes, before or after the effect,
-and a new one must arrive at the same place."""
+"""Every prefix of every plan is a legal state: the operator is killed at each of its writes, before
+or after the effect, and a new one must arrive at the same place.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -74,7 +75,9 @@ class Story:
         """What may never be, not even for a moment."""
         for slot, attempt in self.cluster.deleted:
             living = self.job.running and (slot, attempt) in self.job.members
-            assert not living or self._on_bad_node(slot, attempt), f"member {slot}/{attempt} was deleted"
+            assert not living or self._on_bad_node(slot, attempt), (
+                f"member {slot}/{attempt} was deleted"
+            )
         status = self.cluster.job().get("status") or {}
         attempts = {s["slot"]: s["attempt"] for s in status.get("slots") or ()}
         for pod in self.cluster.pods():
@@ -168,14 +171,18 @@ STORIES = [
 
 
 @pytest.mark.parametrize("tell", STORIES, ids=lambda f: f.__name__)
-async def test_an_operator_killed_at_any_write_leaves_work_that_another_completes(tell: Any) -> None:
+async def test_an_operator_killed_at_any_write_leaves_work_that_another_completes(
+    tell: Any,
+) -> None:
     whole = Story()
     await tell(whole)
     for at in range(1, whole.cutter.writes + 1):
         for after in (False, True):
             story = Story(cutter=Cutter(at=at, after=after))
             await tell(story)
-            assert story.digest() == whole.digest(), f"cut {'after' if after else 'before'} write {at}"
+            assert story.digest() == whole.digest(), (
+                f"cut {'after' if after else 'before'} write {at}"
+            )
 
 
 async def test_a_quiet_job_costs_one_write_in_ten_seconds() -> None:

@@ -1,4 +1,6 @@
-"""What a plan may ask for. `apply` does them in order; after any prefix the next pass finds its way."""
+"""What a plan may ask for. `apply` does them in order; after any prefix the next pass finds its
+way.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any

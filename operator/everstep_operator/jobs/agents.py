@@ -1,7 +1,9 @@
-"""The operator's half of the two level documents: posts `Wanted`, keeps the newest `Seen`. Never blocks a pass.
+"""The operator's half of the two level documents: posts `Wanted`, keeps the newest `Seen`. Never
+blocks a pass.
 
-One task a job goes round its agents every second. Each pod has a connection of its own, for the nonce belongs to the
-connection. What a pass has decided is told until the next pass decides otherwise.
+One task a job goes round its agents every second. Each pod has a connection of its own, for the
+nonce belongs to the connection. What a pass has decided is told until the next pass decides
+otherwise.
 """
 
 import asyncio

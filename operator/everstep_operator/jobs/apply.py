@@ -1,4 +1,6 @@
-"""The plan's actions, in order, then one status patch, then Events. No decisions: what it learns, the next pass observes."""
+"""The plan's actions, in order, then one status patch, then Events. No decisions: what it learns,
+the next pass observes.
+"""
 
 import hashlib
 import logging

@@ -1,4 +1,6 @@
-"""The whole status, from what was observed and decided. The same words go into conditions and Events."""
+"""The whole status, from what was observed and decided. The same words go into conditions and
+Events.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """What an ended container, an exit report or the job's own word means for the job.
 
-Invariant: `done` outranks everything, and an end for good never becomes a restart. A container that the kubelet restarts by
-itself (restartPolicy OnFailure) is none of our business unless its agent has never called.
+Invariant: `done` outranks everything, and an end for good never becomes a restart. A container that
+the kubelet restarts by itself (restartPolicy OnFailure) is none of our business unless its agent
+has never called.
 """
 
 from collections.abc import Mapping

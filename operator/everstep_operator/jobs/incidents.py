@@ -1,4 +1,6 @@
-"""The last ten interruptions with the time of each phase: what the operator saw and what the job measured, under one id."""
+"""The last ten interruptions with the time of each phase: what the operator saw and what the job
+measured, under one id.
+"""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,8 @@
 """The worker pod: the user's template and what Everstep adds to it. Pure: template in, body out.
 
-What is added, and nothing else: labels, owner, environment, one port, the memory volume with its size on top of the memory
-limit, /dev/shm in memory, affinity away from nodes in question, restartPolicy OnFailure, no Kubernetes credentials.
+What is added, and nothing else: labels, owner, environment, one port, the memory volume with its
+size on top of the memory limit, /dev/shm in memory, affinity away from nodes in question,
+restartPolicy OnFailure, no Kubernetes credentials.
 """
 
 import copy
@@ -20,6 +21,7 @@ SHM_VOLUME = "everstep-shm"
 GRACE_SECONDS = 60
 """terminationGracePeriodSeconds where the template has none: time to save on SIGTERM."""
 GRACE_MARGIN = 5.0
+NODE_FIELD = "metadata.name"
 _FACTORS = {
     "": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
@@ -114,8 +116,18 @@ def find_trainer(containers: list[Body]) -> Body | None:
     return containers[0] if len(containers) == 1 else None
 
 
-def build_pod(job: Job, spec: JobSpec, slot: int, attempt: int, avoid: Iterable[str] = ()) -> Body:
-    """`avoid` are nodes on which the pod must not be placed. The template must have no conflict."""
+def build_pod(
+    job: Job,
+    spec: JobSpec,
+    slot: int,
+    attempt: int,
+    avoid: Iterable[str] = (),
+    shun: Iterable[str] = (),
+) -> Body:
+    """On nodes of `avoid` the pod must not be placed, on those of `shun` only if there is no other.
+
+    The template must have no conflict.
+    """
     template = copy.deepcopy(dict(job.raw_template))
     pod_spec: Body = template.get("spec") or {}
     trainer = find_trainer(pod_spec["containers"])
@@ -123,6 +135,7 @@ def build_pod(job: Job, spec: JobSpec, slot: int, attempt: int, avoid: Iterable[
     _add_agent(job, spec, pod_spec, trainer, slot, attempt)
     _add_memory(spec, pod_spec, trainer)
     _add_affinity(pod_spec, sorted(set(avoid)))
+    _add_preference(pod_spec, sorted(set(shun)))
     pod_spec["restartPolicy"] = "OnFailure"
     pod_spec["automountServiceAccountToken"] = False
     pod_spec.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
@@ -233,12 +246,43 @@ def _add_affinity(pod_spec: Body, avoid: list[str]) -> None:
     """Every term is an alternative, so each of them must exclude the nodes. A matchField takes one value."""
     if not avoid:
         return
-    affinity = pod_spec.setdefault("affinity", {}) or {}
-    pod_spec["affinity"] = affinity
-    node = affinity.setdefault("nodeAffinity", {})
+    node = _node_affinity(pod_spec)
     required = node.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in avoid]
     terms = required.get("nodeSelectorTerms") or [{}]
     required["nodeSelectorTerms"] = [
-        {**term, "matchFields": [*(term.get("matchFields") or []), *fields]} for term in terms
+        {**term, "matchFields": [*(term.get("matchFields") or []), *_not_on(avoid)]}
+        for term in terms
     ]
+
+
+def avoided_by(pod_spec: Mapping[str, Any]) -> frozenset[str]:
+    """Nodes that a pod spec shuts out by name."""
+    affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    fields = [
+        f for t in required.get("nodeSelectorTerms") or () for f in t.get("matchFields") or ()
+    ]
+    values = [f.get("values") or () for f in fields if f.get("operator") == "NotIn"]
+    return frozenset(name for some in values for name in some)
+
+
+def _add_preference(pod_spec: Body, shun: list[str]) -> None:
+    """A suspicion may pass while the pod waits, and what is written into it stays: so only a preference."""
+    if not shun:
+        return
+    key = "preferredDuringSchedulingIgnoredDuringExecution"
+    node = _node_affinity(pod_spec)
+    wish = {"weight": 100, "preference": {"matchFields": _not_on(shun)}}
+    node[key] = [*(node.get(key) or []), wish]
+
+
+def _node_affinity(pod_spec: Body) -> Body:
+    affinity = pod_spec.get("affinity") or {}
+    pod_spec["affinity"] = affinity
+    node: Body = affinity.get("nodeAffinity") or {}
+    affinity["nodeAffinity"] = node
+    return node
+
+
+def _not_on(nodes: list[str]) -> list[Body]:
+    return [{"key": NODE_FIELD, "operator": "NotIn", "values": [name]} for name in nodes]

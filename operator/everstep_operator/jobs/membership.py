@@ -1,19 +1,20 @@
 """One slot at a time: stay, be asked to leave, or get the next attempt.
 
-Invariant: a slot's attempt is raised only when its pod is gone by proof, by a decision of ours, or because the job itself
-says that it has left. So whatever carries an older attempt than the slot's may be deleted, and the job is told that it is
-gone. Raising is a status write of its own; deleting and creating are the next pass's.
+Invariant: a slot's attempt is raised only when its pod is gone by proof, by a decision of ours, or
+because the job itself says that it has left. So whatever carries an older attempt than the slot's
+may be deleted, and the job is told that it is gone. Raising is a status write of its own; deleting
+and creating are the next pass's.
 """
 
 from dataclasses import dataclass
 
-from everstep_operator.jobs import failures
+from everstep_operator.jobs import failures, manifests
 from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.model_status import SlotStatus
 from everstep_operator.values import NodeState, NodeVerdict
 
-UNCOUNTED = frozenset({"Adopted", "ScaledDown", "Suspended", "Resumed"})
+UNCOUNTED = frozenset({"Adopted", "ScaledDown", "Suspended", "Rescheduled"})
 """Attempts that are nobody's failure."""
 FIRST_ATTEMPT = 1
 
@@ -120,7 +121,7 @@ def _decide_by_node(
     observed: Observed, record: SlotStatus, pod: Pod, now: float
 ) -> Decision | None:
     if not pod.node:
-        return None
+        return _decide_unbound(observed, record, pod)
     verdict = observed.verdicts.get(pod.node)
     state = verdict.state_of(observed.job.namespace, pod.name) if verdict else None
     if verdict is not None and state is NodeState.GONE:
@@ -128,6 +129,22 @@ def _decide_by_node(
     if verdict is not None and state is NodeState.LEAVING:
         return _decide_leaving(observed, record, pod, "NodeLeaving", verdict.message, now, verdict)
     return _decide_unreachable(observed, record, pod, now)
+
+
+def nodes_to_avoid(observed: Observed) -> frozenset[str]:
+    """A suspicion is no reason to write a node off in a pod that may wait for long."""
+    states = (NodeState.LEAVING, NodeState.GONE)
+    return frozenset(n for n, v in observed.verdicts.items() if v.state in states)
+
+
+def _decide_unbound(observed: Observed, record: SlotStatus, pod: Pod) -> Decision | None:
+    """It waits for a node, and shuts out one that has been released since: only a new pod can use that."""
+    users = manifests.avoided_by(observed.job.raw_template.get("spec") or {})
+    freed = pod.avoids - users - nodes_to_avoid(observed)
+    if not freed or not pod.scheduling or pod.over or pod.deleting:
+        return None
+    free = ", ".join(sorted(freed))
+    return _raised(record, "Rescheduled", f"pod {pod.name} waits for a node and may not use {free}")
 
 
 def _decide_unreachable(

@@ -5,6 +5,7 @@ from typing import Any
 
 from everstep_contract import names, report
 from everstep_operator import model
+from everstep_operator.jobs import manifests
 from everstep_operator.jobs.observed import Ended, Job, NodeFact, Pod
 from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.model_status import JobStatus
@@ -74,6 +75,7 @@ def to_pod(obj: Mapping[str, Any]) -> Pod | None:
         node=spec.get("nodeName", ""),
         ip=status.get("podIP", ""),
         deleting_until=to_seconds(metadata.get("deletionTimestamp")),
+        avoids=manifests.avoided_by(spec),
         scheduling=_scheduling(status),
         waiting=(state.get("waiting") or {}).get("reason", "") or _init_waiting(status)[0],
         waiting_message=(state.get("waiting") or {}).get("message", "") or _init_waiting(status)[1],

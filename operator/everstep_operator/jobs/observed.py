@@ -60,6 +60,8 @@ class Pod:
     ip: str = ""
     deleting_until: float | None = None
     """deletionTimestamp, which is when the grace period ends."""
+    avoids: frozenset[str] = frozenset()
+    """Nodes on which it must not be placed, by its own affinity: ours, or the user's."""
     scheduling: str = ""
     """Why the scheduler has found no node, in its own words."""
     waiting: str = ""

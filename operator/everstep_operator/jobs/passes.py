@@ -1,7 +1,8 @@
 """The pass of one job: observe → plan → apply, and what this operator remembers between passes.
 
-Everything remembered here may be lost: it only spares repetition (a dry run done, a refusal heard) or measures how long this
-process has waited. The world, the status and the job's own word are the memory that counts.
+Everything remembered here may be lost: it only spares repetition (a dry run done, a refusal heard)
+or measures how long this process has waited. The world, the status and the job's own word are the
+memory that counts.
 """
 
 import logging

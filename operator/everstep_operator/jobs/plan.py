@@ -1,8 +1,9 @@
 """One pass over one job: a ladder of guard clauses from what ends it to what keeps it going.
 
-Invariants. Every prefix of a plan is a legal state. A plan that raises a counter or an attempt is nothing but that status
-write; what follows from it is the next pass's. No member of the current epoch is deleted unless the job says `left`, we
-decided *gone*, or the job is over: a pod is deleted only once its attempt is no longer its slot's.
+Invariants. Every prefix of a plan is a legal state. A plan that raises a counter or an attempt is
+nothing but that status write; what follows from it is the next pass's. No member of the current
+epoch is deleted unless the job says `left`, we decided *gone*, or the job is over: a pod is deleted
+only once its attempt is no longer its slot's.
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.jobs.stamps import to_stamp
 from everstep_operator.jobs.wanted import build_wanted
 from everstep_operator.model_status import SlotStatus
+from everstep_operator.values import NodeState
 
 QUIET_SECONDS = 10.0
 BUSY_SECONDS = 1.0
@@ -142,8 +144,9 @@ def _plan_creation(
     if not missing:
         return secret
     found: list[Action] = [*secret]
-    avoid = [n for n, verdict in observed.verdicts.items() if verdict.avoided]
-    bodies = [manifests.build_pod(job, spec, r.slot, r.attempt, avoid) for r in missing]
+    avoid = membership.nodes_to_avoid(observed)
+    shun = [n for n, v in observed.verdicts.items() if v.state is NodeState.SUSPECT]
+    bodies = [manifests.build_pod(job, spec, r.slot, r.attempt, avoid, shun) for r in missing]
     if not observed.template_checked:
         found.append(
             CheckTemplate(

@@ -1,4 +1,6 @@
-"""From the status as it is to the status as it should be: the least merge patch, and whether it is worth a write."""
+"""From the status as it is to the status as it should be: the least merge patch, and whether it is
+worth a write.
+"""
 
 import copy
 from collections.abc import Mapping

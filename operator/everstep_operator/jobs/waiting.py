@@ -1,4 +1,6 @@
-"""Why a job does not run (yet): the first reason on the way from template to first step, in the words of whoever knows."""
+"""Why a job does not run (yet): the first reason on the way from template to first step, in the
+words of whoever knows.
+"""
 
 from collections.abc import Sequence
 
