@@ -1,6 +1,5 @@
 """What is tracked, staged by several ranks and read back by any number of them."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,34 +14,9 @@ from everstep import staging, state
 from everstep.errors import Misuse, StateError
 from everstep.restoring import Checkpoint
 from everstep.tracked import Tracked
-from everstep_contract import codec, manifest, wire
+from everstep_contract import wire
+from runtime.a_commit import commit
 from runtime.a_job import Trial
-
-
-def commit(folder: Path, staged: list[wire.Staged]) -> dict[str, Any]:
-    """What an agent does with staged parts: chunks under their digests, and a manifest."""
-    chunks, pieces = [], {}
-    for part in staged:
-        raw = Path(part.path).read_bytes()
-        digest = hashlib.sha256(raw).hexdigest()
-        (folder / digest).write_bytes(raw)
-        chunks.append(manifest.Chunk(digest=digest, key=f"chunks/{digest}", bytes=len(raw)))
-        for t in part.tensors:
-            piece = manifest.Piece(offsets=t.offsets, lengths=t.lengths, chunk=digest, at=t.at)
-            pieces.setdefault((t.name, t.dtype, t.shape), []).append(piece)
-    tensors = tuple(
-        manifest.Tensor(name=n, dtype=d, shape=s, pieces=tuple(p))
-        for (n, d, s), p in pieces.items()
-    )
-    tree = next((p.state for p in staged if p.lead), None)
-    document = manifest.Manifest(
-        run="r", epoch=1, step=staged[0].step, writer="w", world=len(staged), tensors=tensors,
-        state=json.loads(json.dumps(tree)), chunks=tuple(chunks),
-    )  # fmt: skip
-    assert manifest.problems(document) == []
-    path = folder / "manifest.json"
-    path.write_bytes(codec.dumps(document))
-    return {"manifest": str(path), "chunks": str(folder), "applied": staged[0].step}
 
 
 def staged_by(folder: Path, tensors: state.Tensors, world: int) -> list[wire.Staged]:

@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from everstep import Job, run
 from everstep_contract import wire
 from runtime.an_agent import agent
-from torch import nn
 
 STEPS = 6
 
 
 def a_model() -> nn.Module:
-    """One parameter fills several buckets' worth in this test, one is never used, one layer has buffers."""
+    """One parameter fills several buckets' worth in this test, one is never used, one layer has
+    buffers.
+    """
     model = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 2))
     model.register_parameter("idle", nn.Parameter(torch.zeros(3)))
     return model
@@ -112,7 +115,9 @@ def test_a_scaler_decides_the_same_on_a_rank_without_micro_batches(tmp_path: Pat
     folder.mkdir()
     with agent(folder, lambda: run(main, seed=4), 3) as ours:
         ours.finish()
-        lines = [line.split()[2:] for line in ours.output().splitlines() if line.startswith("scale")]
+        lines = [
+            line.split()[2:] for line in ours.output().splitlines() if line.startswith("scale")
+        ]
         assert len(lines) == 3, ours.output()
         assert lines[0] == lines[1] == lines[2]
 

@@ -1,0 +1,36 @@
+"""What an agent does with staged parts, without a store: chunks under their digests, and a
+manifest.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from everstep_contract import codec, manifest, wire
+
+
+def commit(folder: Path, staged: list[wire.Staged]) -> dict[str, Any]:
+    """Fields of `wire.Start` for workers that resume from these parts."""
+    chunks, pieces = [], {}
+    for part in staged:
+        raw = Path(part.path).read_bytes()
+        digest = hashlib.sha256(raw).hexdigest()
+        (folder / digest).write_bytes(raw)
+        chunks.append(manifest.Chunk(digest=digest, key=f"chunks/{digest}", bytes=len(raw)))
+        for t in part.tensors:
+            piece = manifest.Piece(offsets=t.offsets, lengths=t.lengths, chunk=digest, at=t.at)
+            pieces.setdefault((t.name, t.dtype, t.shape), []).append(piece)
+    tensors = tuple(
+        manifest.Tensor(name=n, dtype=d, shape=s, pieces=tuple(p))
+        for (n, d, s), p in pieces.items()
+    )
+    tree = next((p.state for p in staged if p.lead), None)
+    document = manifest.Manifest(
+        run="r", epoch=1, step=staged[0].step, writer="w", world=len(staged), tensors=tensors,
+        state=json.loads(json.dumps(tree)), chunks=tuple(chunks),
+    )  # fmt: skip
+    assert manifest.problems(document) == []
+    path = folder / "manifest.json"
+    path.write_bytes(codec.dumps(document))
+    return {"manifest": str(path), "chunks": str(folder), "applied": staged[0].step}
