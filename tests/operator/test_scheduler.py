@@ -1,0 +1,105 @@
+"""Who is looked at when."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from everstep_operator import kube, scheduler
+from everstep_operator.scheduler import Scheduler
+from everstep_operator.settings import SettingsError, load_settings
+
+Key = tuple[str, str]
+A, B = ("ns", "a"), ("ns", "b")
+
+
+@asynccontextmanager
+async def running(run_pass: Callable[[Key], Awaitable[float | None]]) -> AsyncIterator[Scheduler]:
+    found = Scheduler(run_pass)
+    task = asyncio.create_task(found.run())
+    yield found
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_wake_during_a_pass_gets_a_pass_of_its_own_and_never_two_at_once() -> None:
+    began, go, passes, busy = asyncio.Event(), asyncio.Event(), [], 0
+
+    async def run_pass(key: Key) -> None:
+        nonlocal busy
+        busy += 1
+        assert busy == 1
+        passes.append(key)
+        began.set()
+        await go.wait()
+        busy -= 1
+
+    async with running(run_pass) as found, asyncio.timeout(10):
+        found.wake(A)
+        await began.wait()
+        began.clear()
+        found.wake(A)
+        found.wake(A)
+        go.set()
+        await began.wait()
+    assert passes == [A, A]
+
+
+async def test_a_pass_that_asks_to_be_woken_is() -> None:
+    done, passes = asyncio.Event(), []
+
+    async def run_pass(key: Key) -> float | None:
+        passes.append(key)
+        if len(passes) == 3:
+            done.set()
+            return None
+        return 0.001
+
+    async with running(run_pass) as found, asyncio.timeout(10):
+        found.wake(A)
+        await done.wait()
+    assert passes == [A, A, A]
+
+
+async def test_the_earlier_moment_counts() -> None:
+    done = asyncio.Event()
+
+    async def run_pass(key: Key) -> None:
+        done.set()
+
+    async with running(run_pass) as found, asyncio.timeout(10):
+        found.wake(A, 3600)
+        found.wake(A)
+        found.wake(A, 3600)
+        await done.wait()
+        assert found.waiting == 0
+
+
+async def test_one_bad_object_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "RETRY_SECONDS", (0.001,))
+    good, tries = asyncio.Event(), []
+
+    async def run_pass(key: Key) -> None:
+        if key == A:
+            tries.append(key)
+            if len(tries) < 3:
+                raise kube.Transient(503, "", "away") if len(tries) == 1 else ValueError("poison")
+        if len(tries) >= 3:
+            good.set()
+
+    async with running(run_pass) as found, asyncio.timeout(10):
+        found.wake(A)
+        found.wake(B)
+        await good.wait()
+
+
+def test_a_setting_that_cannot_be_used_is_named_with_flag_and_variable() -> None:
+    env = {"EVERSTEP_OPERATOR_KEY": "k" * 32}
+    with pytest.raises(
+        SettingsError, match=r"--cordon-budget \(EVERSTEP_OPERATOR_CORDON_BUDGET\) is 'ten'"
+    ):
+        load_settings(["--cordon-budget", "ten"], env)
+    with pytest.raises(SettingsError, match="no key of at least 16"):
+        load_settings([], {})
+    assert load_settings(["--http-port", "0"], env).http_port == 0
