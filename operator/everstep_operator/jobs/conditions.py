@@ -21,6 +21,7 @@ from everstep_operator.model_status import (
 from everstep_operator.values import Happening
 
 WARNINGS = frozenset({"Failed", "Recovering"})
+OVER = frozenset({"Complete", "Failed"})
 STALE_INTERVALS = 3
 STALE_GRACE_SECONDS = 60.0
 
@@ -55,6 +56,9 @@ def build_status(
     old, seen, job = observed.job.status, observed.seen, observed.job
     spec = job.spec
     figures = _figures(observed, now)
+    incidents = build_incidents(observed, records, decisions, now)
+    if story.state in OVER:
+        incidents = [i.model_copy(update={"open": False}) for i in incidents]
     return old.model_copy(
         update={
             **figures,
@@ -69,7 +73,7 @@ def build_status(
             else old.run,
             "restarts": _restarts(old, seen.restarts if seen else {}, decisions),
             "slots": list(records),
-            "incidents": build_incidents(observed, records, decisions, now),
+            "incidents": incidents,
         }
     )
 
