@@ -1,11 +1,11 @@
 """`make demo`: exits 0 only if everything that the report checks is right."""
 
 import asyncio
-import shutil
 import sys
 from pathlib import Path
 
 from everstep_demo import demo
+from everstep_demo.keeping import keep_logs
 from everstep_demo.reference import UndisturbedError
 from everstep_demo.timeline import Timeline
 from everstep_lab import Lab
@@ -29,7 +29,10 @@ async def _play(timeline: Timeline) -> bool:
             try:
                 report = await demo.Demo(lab, api, timeline, BUILD).play()
             except BaseException:
-                print(f"\ndemo: logs are kept in {_shown(keep_logs(lab))}", file=sys.stderr)
+                print(
+                    f"\ndemo: logs are kept in {_shown(keep_logs(lab, BUILD / 'logs'))}",
+                    file=sys.stderr,
+                )
                 raise
     print(f"\n  {_shown(BUILD / 'report.png')}\n  {_shown(BUILD / 'report.json')}")
     for problem in report["problems"]:
@@ -39,17 +42,6 @@ async def _play(timeline: Timeline) -> bool:
             "\n  All right: no step lost, no sample lost or repeated, losses equal to the last bit."
         )
     return bool(report["ok"])
-
-
-def keep_logs(lab: Lab) -> Path:
-    """Copies what the lab and its pods have logged, before it goes down."""
-    kept = BUILD / "logs"
-    shutil.rmtree(kept, ignore_errors=True)
-    shutil.copytree(lab.logs, kept)
-    for pod in lab.kubectl("get", "pods", "-o", "name", check=False).split():
-        text = lab.kubectl("logs", pod, check=False)
-        (kept / f"{pod.rpartition('/')[2]}.log").write_text(text)
-    return kept
 
 
 def _shown(path: Path) -> str:

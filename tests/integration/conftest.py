@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from everstep_demo.board import Board
+from everstep_demo.keeping import keep_logs
 from everstep_lab import Lab
 from everstep_lab.config import LabConfig
 
 HERE = Path(__file__).parent
+KEPT = HERE.parents[1] / "build" / "integration"
 
 
 @pytest.fixture(scope="package")
-def lab() -> Iterator[Lab]:
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     config = LabConfig(
         nodes=5,
         gpus_per_node=2,
@@ -21,7 +23,10 @@ def lab() -> Iterator[Lab]:
         operator_args=("--cordon-budget=2", "--figures-seconds=0.5"),
     )
     with Lab(config) as lab:
+        failed = request.session.testsfailed
         yield lab
+        if request.session.testsfailed > failed:
+            print(f"\nthe lab's logs are kept in {keep_logs(lab, KEPT)}")
 
 
 @pytest.fixture
