@@ -1,4 +1,6 @@
-"""The agent: PID 1 of a worker pod. It has the workers' lives, the pod's HTTP address, and perhaps the coordinator's role."""
+"""The agent: PID 1 of a worker pod. It has the workers' lives, the pod's HTTP address, and perhaps
+the coordinator's role.
+"""
 
 import asyncio
 import contextlib
@@ -32,11 +34,15 @@ FAILURE_SECONDS = 8.0
 MARGIN_SECONDS = 3.0
 """Kept of the grace period for the way out."""
 OLD_WANTED_SECONDS = 10.0
-"""A lower revision than ours counts when ours was not repeated for so long: another operator has started."""
+"""A lower revision than ours counts when ours was not repeated for so long: another operator has
+started.
+"""
 
 
 class Agent:
-    """One container's life. `run` returns the exit report; it is also in the termination log by then."""
+    """One container's life. `run` returns the exit report; it is also in the termination log by
+    then.
+    """
 
     def __init__(
         self,
@@ -340,7 +346,9 @@ class Agent:
                 return
 
     async def _send_parts(self) -> None:
-        """Uploaded parts go to the coordinator; to a new one again, as long as they are not committed."""
+        """Uploaded parts go to the coordinator; to a new one again, as long as they are not
+        committed.
+        """
         sent: dict[tuple[int, int, int], str] = {}
         while True:
             with contextlib.suppress(TimeoutError):
@@ -389,7 +397,7 @@ class Agent:
             return
         self._wanted, self._wanted_at = wanted, now
         if self._coordinator is not None:
-            await self._coordinator.desk.want(wanted)
+            self._coordinator.desk.want(wanted)
         elif self._published is not None:
             self.pod.apply(replace(self._published, wanted=wanted))
 
@@ -450,7 +458,9 @@ def worker_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def count_incarnation(memory: str) -> int:
-    """The number of this life of the container: the folder outlives it. Clears what the last life left."""
+    """The number of this life of the container: the folder outlives it. Clears what the last life
+    left.
+    """
     folder = Path(memory)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "incarnation"

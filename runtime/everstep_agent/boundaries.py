@@ -1,7 +1,9 @@
-"""Armed boundaries: how all ranks come to do something at the same step without a message that could be missed. Pure.
+"""Armed boundaries: how all ranks come to do something at the same step without a message that
+could be missed. Pure.
 
-A boundary counts once every member's agent has acknowledged it while its worker's step is below it. If a worker is past it, the
-coordinator raises it, further each time, since steps may be short against a report's way.
+A boundary counts once every member's agent has acknowledged it while its worker's step is below it.
+If a worker is past it, the coordinator raises it, further each time, since steps may be short
+against a report's way.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,14 +39,18 @@ def advance(
 
 
 def is_save_due(seconds: int, *, since_last: float, busy: bool) -> bool:
-    """Whether an interval in seconds asks for a save now; steps need none of this, ranks compute them."""
+    """Whether an interval in seconds asks for a save now; steps need none of this, ranks compute
+    them.
+    """
     return seconds > 0 and not busy and since_last >= seconds
 
 
 def why_stay(
-    wanted: levels.Wanted, members: Sequence[EpochMember], reports: Iterable[AgentReport],
+    wanted: levels.Wanted,
+    members: Sequence[EpochMember],
+    reports: Iterable[AgentReport],
     eligible: int,
-) -> str:  # fmt: skip
+) -> str:
     """Why the epoch should end at a boundary: Stop, Leave, Grow, or nothing."""
     if wanted.stop is not levels.Stop.NONE:
         return "Stop"

@@ -1,8 +1,10 @@
 """Whether a running epoch has lost a member, and which. Pure.
 
-Proof (an exit status, a terminated container, a newer incarnation) and the operator's decisions end an epoch at once. A rank that came out of
-its collective by itself ends it too, though it proves nobody's death: the cause is then looked for while the others come out. A
-silent agent is only suspected, and not at all while the job's step advances: every member of a collective that moves is alive.
+Proof (an exit status, a terminated container, a newer incarnation) and the operator's decisions end
+an epoch at once. A rank that came out of its collective by itself ends it too, though it proves
+nobody's death: the cause is then looked for while the others come out. A silent agent is only
+suspected, and not at all while the job's step advances: every member of a collective that moves is
+alive.
 """
 
 from collections.abc import Iterable, Sequence
@@ -85,8 +87,10 @@ def _of_member(
     slot, name = member.slot, f"slot {member.slot} (attempt {member.attempt})"
     if rounds.is_gone(slot, member.attempt, wanted):
         return Break(cause="Gone", message=f"{name} was declared gone", slot=slot)
-    if any((d.slot, d.attempt) == (slot, member.attempt) and d.incarnation >= member.incarnation
-           for d in wanted.dead):  # fmt: skip
+    if any(
+        (d.slot, d.attempt) == (slot, member.attempt) and d.incarnation >= member.incarnation
+        for d in wanted.dead
+    ):
         return Break(cause="AgentLost", message=f"the container of {name} terminated", slot=slot)
     for r in reports:
         newer = (r.attempt, r.incarnation) > (member.attempt, member.incarnation)
@@ -106,8 +110,11 @@ def _of_workers(epoch: EpochLevel, member: EpochMember, held: AgentReport | None
         if held.epoch != epoch.number and ended.life >= member.lives[ended.local]:
             rank = member.node_rank * len(member.lives) + ended.local
             return Break(
-                cause="WorkerDied", message=f"rank {rank} ended before it began", slot=member.slot, rank=rank
-            )  # fmt: skip
+                cause="WorkerDied",
+                message=f"rank {rank} ended before it began",
+                slot=member.slot,
+                rank=rank,
+            )
     if held.epoch != epoch.number:
         return None
     found = (_of_worker(member, w) for w in held.workers)

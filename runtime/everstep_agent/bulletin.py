@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from everstep_agent.messages import AgentReport, Levels
+from everstep_agent.signals import Change
 from everstep_contract import levels
 
 LONG_POLL_SECONDS = 2.0
@@ -33,12 +34,14 @@ class Reports:
 
 
 class Board:
-    """The published levels. `seen` travels with them; it alone does not wake who waits, unless it matters to them."""
+    """The published levels. `seen` travels with them; it alone does not wake who waits, unless it
+    matters to them.
+    """
 
     def __init__(self, first: Levels, build_seen: Callable[[], levels.Seen]) -> None:
         self._levels = first
         self._build_seen = build_seen
-        self._changed = asyncio.Condition()
+        self._changed = Change()
         self.read: dict[str, int] = {}
         """Newest version that each reader was given."""
 
@@ -46,27 +49,23 @@ class Board:
     def levels(self) -> Levels:
         return self._levels
 
-    async def publish(self, **changes: Any) -> bool:
+    def publish(self, **changes: Any) -> bool:
         seen = self._build_seen()
         fresh = replace(self._levels, **changes, seen=seen)
         if _matter(fresh) == _matter(self._levels):
             self._levels = fresh
             return False
-        async with self._changed:
-            self._levels = replace(fresh, version=self._levels.version + 1)
-            self._changed.notify_all()
+        self._levels = replace(fresh, version=self._levels.version + 1)
+        self._changed.fire()
         return True
 
     async def wait_newer(self, version: int, reader: str = "") -> Levels:
-        """The levels as soon as they are newer than `version`, or after a while the same ones with a fresh `seen`."""
-        async with self._changed:
-            try:
-                await asyncio.wait_for(
-                    self._changed.wait_for(lambda: self._levels.version > version),
-                    LONG_POLL_SECONDS,
-                )
-            except TimeoutError:
-                self._levels = replace(self._levels, seen=self._build_seen())
+        """The levels as soon as they are newer than `version`, or after a while the same ones with
+        a fresh `seen`.
+        """
+        newer = await self._changed.until(lambda: self._levels.version > version, LONG_POLL_SECONDS)
+        if not newer:
+            self._levels = replace(self._levels, seen=self._build_seen())
         if reader:
             self.read[reader] = self._levels.version
         return self._levels
@@ -75,6 +74,13 @@ class Board:
 def _matter(document: Levels) -> tuple[object, ...]:
     seen = document.seen
     return (
-        document.round, document.epoch, document.wanted, document.end,
-        seen.left, seen.stopped, seen.done, seen.failure, seen.incidents,
-    )  # fmt: skip
+        document.round,
+        document.epoch,
+        document.wanted,
+        document.end,
+        seen.left,
+        seen.stopped,
+        seen.done,
+        seen.failure,
+        seen.incidents,
+    )

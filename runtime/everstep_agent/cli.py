@@ -1,10 +1,14 @@
-"""`everstep run | verify`: a laptop's launcher, or, where an operator has set the environment, the pod's agent."""
+"""`everstep run | verify`: a laptop's launcher, or, where an operator has set the environment, the
+pod's agent.
+"""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+
+from everstep_contract import env, report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,16 +44,21 @@ def build_parser() -> argparse.ArgumentParser:
         "--workers", type=_positive, default=1, metavar="N", help="worker processes (default 1)"
     )
     run.add_argument(
-        "--store", default="everstep-store", metavar="DIR|URI",
+        "--store",
+        default="everstep-store",
+        metavar="DIR|URI",
         help="folder or s3://… for checkpoints (default ./everstep-store)",
-    )  # fmt: skip
+    )
     run.add_argument(
         "--run", metavar="NAME", help="name of the run in the store (default: the script's)"
     )
     run.add_argument(
-        "--save-every", type=_natural, default=50, metavar="STEPS",
+        "--save-every",
+        type=_natural,
+        default=50,
+        metavar="STEPS",
         help="checkpoint interval in steps, 0 for the last one only (default 50)",
-    )  # fmt: skip
+    )
     run.add_argument(
         "--keep", type=_positive, default=3, metavar="N", help="checkpoints to keep (default 3)"
     )
@@ -68,18 +77,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace, args: list[str]) -> int:
-    from everstep_contract import env
-
-    if not os.path.isfile(arguments.script):
-        return _refuse(f"there is no script {arguments.script!r} in {os.getcwd()}")
     if env.in_cluster(os.environ):
-        from everstep_agent import agent
-
-        try:
-            settings = env.AgentEnv.from_env(os.environ)
-        except env.EnvError as error:
-            return _refuse(str(error))
-        return agent.run_agent(settings, arguments.script, args)
+        return _run_agent(arguments.script, args)
+    if not os.path.isfile(arguments.script):
+        return _refuse(_no_script(arguments.script))
     from everstep_agent import launcher
 
     return launcher.launch(
@@ -96,6 +97,36 @@ def _run(arguments: argparse.Namespace, args: list[str]) -> int:
             folder=os.getcwd(),
         )
     )
+
+
+def _run_agent(script: str, args: list[str]) -> int:
+    from everstep_agent import agent
+
+    try:
+        settings = env.AgentEnv.from_env(os.environ)
+    except env.EnvError as error:
+        return _refuse(str(error))
+    if not os.path.isfile(script):
+        return _report_for_good(settings, _no_script(script))
+    return agent.run_agent(settings, script, args)
+
+
+def _report_for_good(settings: env.AgentEnv, message: str) -> int:
+    """An end that no restart of the container can mend: the operator reads it from the report."""
+    found = report.ExitReport(
+        cause=report.Cause.SCRIPT_ERROR,
+        message=message,
+        slot=settings.slot,
+        attempt=settings.attempt,
+    )
+    with open(settings.termination_log, "wb") as out:
+        out.write(report.encode(found))
+    _refuse(message)
+    return found.exit_code()
+
+
+def _no_script(script: str) -> str:
+    return f"there is no script {script!r} in {os.getcwd()}"
 
 
 def _verify(arguments: argparse.Namespace) -> int:

@@ -1,7 +1,8 @@
-"""The coordinator: a role that one agent of the job holds. It takes the run over, then epoch after epoch: gather, train, recover.
+"""The coordinator: a role that one agent of the job holds. It takes the run over, then epoch after
+epoch: gather, train, recover.
 
-It talks to agents through the levels on its board only, and holds nothing that its successor could not find again: the run log
-is in the store, the workers' positions with their agents.
+It talks to agents through the levels on its board only, and holds nothing that its successor could
+not find again: the run log is in the store, the workers' positions with their agents.
 """
 
 from everstep_agent import logline, runlog_rules
@@ -40,7 +41,7 @@ class Coordinator:
             await self._open()
             await self._epochs()
         except StoreError as error:
-            await desk.end(report.Cause.STORE, str(error))
+            desk.end(report.Cause.STORE, str(error))
 
     async def close(self) -> None:
         await self.desk.close()
@@ -54,7 +55,7 @@ class Coordinator:
             await self._take_over()
         reason = decide_whose_run(desk)
         if reason is not None:
-            await desk.end(*reason)
+            desk.end(*reason)
             return
         commit = desk.newest_commit()
         if commit is not None:
@@ -64,15 +65,17 @@ class Coordinator:
             except Broken as error:
                 desk.line.say("manifest_broken", manifest=commit.manifest, message=str(error))
                 desk.broken.add(commit.manifest)
-        await desk.publish()
+        desk.publish()
 
     async def _take_over(self) -> None:
-        """What was committed after our predecessor last spoke counts; a newer claim than its ends it."""
+        """What was committed after our predecessor last spoke counts; a newer claim than its ends
+        it.
+        """
         desk = self.desk
         assert desk.epoch is not None
         commit = desk.newest_commit()
         if commit is not None and commit.epoch == desk.epoch.number:
-            await desk.set_epoch(committed=max(commit.step, desk.epoch.committed))
+            desk.set_epoch(committed=max(commit.step, desk.epoch.committed))
         await check_fence(desk)
 
     async def _epochs(self) -> None:

@@ -1,6 +1,9 @@
-"""The coordinator's desk: everything that gathering, training and recovering an epoch share, and what is published from it."""
+"""The coordinator's desk: everything that gathering, training and recovering an epoch share, and
+what is published from it.
+"""
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,7 +36,9 @@ class Identity:
 
 
 class Desk:
-    """Soft state only: what must outlive it stands in the run log or is reported again by the agents."""
+    """Soft state only: what must outlive it stands in the run log or is reported again by the
+    agents.
+    """
 
     def __init__(
         self,
@@ -96,8 +101,8 @@ class Desk:
             self.saves.add(part)
             self.reports.changed.set()
 
-    async def want(self, wanted: levels.Wanted) -> None:
-        await self.publish(wanted=wanted)
+    def want(self, wanted: levels.Wanted) -> None:
+        self.publish(wanted=wanted)
         self.reports.changed.set()
 
     # --- what we know ----------------------------------------------------------------------------
@@ -205,16 +210,16 @@ class Desk:
 
     # --- what we publish -------------------------------------------------------------------------
 
-    async def publish(self, **changes: Any) -> None:
-        await self.board.publish(**changes)
+    def publish(self, **changes: Any) -> None:
+        self.board.publish(**changes)
 
-    async def set_epoch(self, **changes: Any) -> EpochLevel:
+    def set_epoch(self, **changes: Any) -> EpochLevel:
         assert self.epoch is not None
         epoch = replace(self.epoch, **changes)
-        await self.publish(epoch=epoch)
+        self.publish(epoch=epoch)
         return epoch
 
-    async def note_left(self) -> None:
+    def note_left(self) -> None:
         now = time.monotonic()
         self.left = seeing.build_left(
             self.wanted,
@@ -223,9 +228,9 @@ class Desk:
             self.committed_ref(now),
             self.left,
         )
-        await self.publish()
+        self.publish()
 
-    async def end(self, cause: report.Cause, message: str, **fields: Any) -> None:
+    def end(self, cause: report.Cause, message: str, **fields: Any) -> None:
         """The last thing that this coordinator publishes."""
         step = fields.pop("step", None)
         rank = fields.get("rank")
@@ -240,7 +245,7 @@ class Desk:
             self.failure = levels.Failure(cause=cause.value, message=message, rank=rank, step=step)
         self.line.say("job_ends", cause=cause.value, step=step, message=message)
         number = self.epoch.number if self.epoch else 0
-        await self.publish(
+        self.publish(
             round=0,
             end=End(cause=cause.value, message=message, epoch=number, step=step, **fields),
         )
@@ -250,13 +255,13 @@ class Desk:
     async def tick(self, seconds: float = TICK_SECONDS) -> None:
         """Until an agent reports something or a little time has passed."""
         self.reports.changed.clear()
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.reports.changed.wait(), seconds)
-        except TimeoutError:
-            pass
 
     async def persist(self, call: Callable[[], Awaitable[T]], *, patience: float = 0.0) -> T:
-        """Try until the store answers. Raises what trying again will not mend, after `patience` seconds."""
+        """Try until the store answers. Raises what trying again will not mend, after `patience`
+        seconds.
+        """
         until = time.monotonic() + patience
         while True:
             try:
@@ -266,7 +271,7 @@ class Desk:
                     raise
                 self.storage_error = error.to_level()
                 self.line.say("store_waits", kind=error.kind, message=str(error))
-                await self.publish()
+                self.publish()
                 await asyncio.sleep(STORE_PAUSE_SECONDS)
             else:
                 self.storage_error = None
@@ -293,22 +298,24 @@ class Desk:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.group.open_epoch(0)
+        self.group.open_epoch(0)
 
     def _committed(self, commit: log.Commit) -> None:
         self.committed_at = time.monotonic()
         epoch = self.epoch
         if epoch is not None and epoch.number == commit.epoch and commit.step > epoch.committed:
-            self.background(self._say_committed(commit))
+            self._say_committed(commit)
         self.background(self._look_after(commit))
         self.reports.changed.set()
 
-    async def _say_committed(self, commit: log.Commit) -> None:
+    def _say_committed(self, commit: log.Commit) -> None:
         if self.epoch is not None and self.epoch.number == commit.epoch:
-            await self.set_epoch(committed=max(commit.step, self.epoch.committed))
+            self.set_epoch(committed=max(commit.step, self.epoch.committed))
 
     async def _look_after(self, commit: log.Commit) -> None:
-        """Read back, then retire what is no longer needed; retention counts only what was read back."""
+        """Read back, then retire what is no longer needed; retention counts only what was read
+        back.
+        """
         async with self._tending:
             problem = await self.retention.check(commit)
             if problem:

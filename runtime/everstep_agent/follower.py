@@ -1,4 +1,6 @@
-"""Finding the coordinator, reporting to it, and hearing its levels; taking the role when it is ours to take."""
+"""Finding the coordinator, reporting to it, and hearing its levels; taking the role when it is ours
+to take.
+"""
 
 import asyncio
 import contextlib
@@ -66,9 +68,8 @@ class Follower:
             if choice.act:
                 await self._act(self._has_rival)
                 alone_since = time.monotonic()
-            elif choice.address:
-                if await self._follow(choice.address):
-                    alone_since = time.monotonic()
+            elif choice.address and await self._follow(choice.address):
+                alone_since = time.monotonic()
             await asyncio.sleep(SEARCH_SECONDS)
 
     async def close(self) -> None:

@@ -1,8 +1,9 @@
 """Whom an agent follows. Pure.
 
-Holding the role is a matter of being asked: who coordinates goes on doing so while it is reachable, wherever its slot stands. When
-nobody does, agents that were in the newest epoch go before those that were in none (they hold state and its position), and
-within these the lowest slot; each waits a little for those before it, so that normally only one proposes.
+Holding the role is a matter of being asked: who coordinates goes on doing so while it is reachable,
+wherever its slot stands. When nobody does, agents that were in the newest epoch go before those
+that were in none (they hold state and its position), and within these the lowest slot; each waits a
+little for those before it, so that normally only one proposes.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,6 @@
-"""From a round to a claim: every epoch is claimed in the run log before its first step, and its members are new lives."""
+"""From a round to a claim: every epoch is claimed in the run log before its first step, and its
+members are new lives.
+"""
 
 import secrets
 import time
@@ -15,10 +17,10 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
     """The next epoch, claimed; None if the job ends, or this coordinator has no say any more."""
     number = rounds.next_number(_log_epoch(desk), desk.reports.all(), desk.burnt)
     opened, said = time.monotonic(), ("", 0.0)
-    await desk.publish(round=number)
+    desk.publish(round=number)
     while not desk.ended:
-        await desk.note_left()
-        if await _ends_here(desk):
+        desk.note_left()
+        if _ends_here(desk):
             return None
         now = time.monotonic()
         decision = rounds.decide_epoch(
@@ -43,7 +45,7 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
         newer = rounds.next_number(_log_epoch(desk), (), desk.burnt)
         if newer > number:
             number = rounds.next_number(newer - 1, desk.reports.all(), desk.burnt)
-            await desk.publish(round=number)
+            desk.publish(round=number)
         await desk.tick()
     return None
 
@@ -52,27 +54,29 @@ def _log_epoch(desk: Desk) -> int:
     return runlog_rules.next_epoch(desk.run_log.entries) - 1
 
 
-async def _ends_here(desk: Desk) -> bool:
-    """Ends that need no epoch: a stop, a failure that an agent found by itself, a run that was done before."""
+def _ends_here(desk: Desk) -> bool:
+    """Ends that need no epoch: a stop, a failure that an agent found by itself, a run that was done
+    before.
+    """
     failed = next((r for r in desk.reports.all() if r.failure is not None), None)
     if failed is not None and failed.failure is not None:
         found = failed.failure
-        await desk.end(
+        desk.end(
             report.Cause(found.cause), found.message, step=found.step, traceback=found.traceback
         )
         return True
     if desk.wanted.stop is not levels.Stop.NONE:
-        await stop_here(desk)
+        stop_here(desk)
         return True
     return False
 
 
-async def stop_here(desk: Desk) -> None:
+def stop_here(desk: Desk) -> None:
     commit = desk.newest_commit()
     epoch, step = (commit.epoch, commit.step) if commit else (0, 0)
     desk.stopped = levels.Stopped(epoch=epoch, step=step)
     what = f"the checkpoint of step {step} is committed" if commit else "nothing was trained yet"
-    await desk.end(report.Cause.STOPPED, f"stopped on request; {what}", step=step)
+    desk.end(report.Cause.STOPPED, f"stopped on request; {what}", step=step)
 
 
 async def _claim(
@@ -85,7 +89,7 @@ async def _claim(
     proof = rounds.build_proof(newest, desk.reports.all(), desk.wanted)
     verdict = runlog_rules.may_claim(desk.run_log.claims, ids, proof, job_uid=desk.settings.job_uid)
     if verdict.reason == "Fenced":
-        await desk.end(report.Cause.FENCED, verdict.message)
+        desk.end(report.Cause.FENCED, verdict.message)
     if not verdict.ok:
         return rounds.Wait(reason=verdict.reason, message=verdict.message)
     if number <= _log_epoch(desk):
@@ -107,13 +111,13 @@ async def _claim(
     if isinstance(outcome, runlog.Lost):
         desk.burnt = number
         return rounds.Wait(reason=outcome.reason, message=outcome.message)
-    return await _open_epoch(desk, claim, start, commit)
+    return _open_epoch(desk, claim, start, commit)
 
 
-async def _open_epoch(
+def _open_epoch(
     desk: Desk, claim: log.Claim, start: rounds.Start, commit: log.Commit | None
 ) -> EpochLevel:
-    await desk.group.open_epoch(claim.epoch)
+    desk.group.open_epoch(claim.epoch)
     resume = commit.step if commit else 0
     epoch = EpochLevel(
         number=claim.epoch,
@@ -136,5 +140,5 @@ async def _open_epoch(
         incident=desk.incidents.id,
         message=start.message,
     )
-    await desk.publish(round=0, epoch=epoch)
+    desk.publish(round=0, epoch=epoch)
     return epoch

@@ -1,10 +1,11 @@
-"""The keys of one epoch's process group: what `torch.distributed` calls its store, kept by the coordinator's agent.
+"""The keys of one epoch's process group: what `torch.distributed` calls its store, kept by the
+coordinator's agent.
 
-No rank hosts the rendezvous, so nothing of it dies with one. Values are base64 text, as on the wire.
+No rank hosts the rendezvous, so nothing of it dies with one. Values are base64 text, as on the
+wire.
 """
 
-import asyncio
-
+from everstep_agent.signals import Change
 from everstep_contract import wire
 
 HOLD_SECONDS = 10.0
@@ -15,13 +16,14 @@ class GroupStore:
     def __init__(self) -> None:
         self._epoch = 0
         self._values: dict[str, str] = {}
-        self._changed = asyncio.Condition()
+        self._changed = Change()
 
-    async def open_epoch(self, epoch: int) -> None:
-        """From here on only this epoch's keys exist; who still waits for an older one's is told so. 0: none."""
-        async with self._changed:
-            self._epoch, self._values = epoch, {}
-            self._changed.notify_all()
+    def open_epoch(self, epoch: int) -> None:
+        """From here on only this epoch's keys exist; who still waits for an older one's is told so.
+        0: none.
+        """
+        self._epoch, self._values = epoch, {}
+        self._changed.fire()
 
     async def answer(self, frame: object, epoch: int) -> wire.StoreReply | None:
         """None: the key of a held get does not exist yet and its time is not over; ask again."""
@@ -32,10 +34,9 @@ class GroupStore:
                 return await self._get(frame)
             case wire.StoreCheck():
                 return wire.StoreReply(number=int(all(k in self._values for k in frame.keys)))
-        async with self._changed:
-            reply = self._write(frame)
-            self._changed.notify_all()
-            return reply
+        reply = self._write(frame)
+        self._changed.fire()
+        return reply
 
     def _write(self, frame: object) -> wire.StoreReply:
         match frame:
@@ -64,16 +65,11 @@ class GroupStore:
 
     async def _get(self, frame: wire.StoreGet) -> wire.StoreReply | None:
         epoch, limit = frame.epoch, frame.timeout_ms / 1000
-        async with self._changed:
-            try:
-                await asyncio.wait_for(
-                    self._changed.wait_for(
-                        lambda: self._epoch != epoch or frame.key in self._values
-                    ),
-                    min(limit, HOLD_SECONDS),
-                )
-            except TimeoutError:
-                return wire.StoreReply() if limit <= HOLD_SECONDS else None
-            if self._epoch != epoch:
-                return wire.StoreReply(error=OVER)
-            return wire.StoreReply(value=self._values[frame.key])
+        found = await self._changed.until(
+            lambda: self._epoch != epoch or frame.key in self._values, min(limit, HOLD_SECONDS)
+        )
+        if self._epoch != epoch:
+            return wire.StoreReply(error=OVER)
+        if not found:
+            return wire.StoreReply() if limit <= HOLD_SECONDS else None
+        return wire.StoreReply(value=self._values[frame.key])

@@ -1,7 +1,8 @@
 """When a worker counts as hung. Pure.
 
-A rank that waits for others is never the culprit while its group may still answer; who is not waiting, and over the limit of its
-scope, is named. Once the epoch is cut nobody may go on waiting either: a rank that does not park is stuck.
+A rank that waits for others is never the culprit while its group may still answer; who is not
+waiting, and over the limit of its scope, is named. Once the epoch is cut nobody may go on waiting
+either: a rank that does not park is stuck.
 """
 
 from dataclasses import dataclass

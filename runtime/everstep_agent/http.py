@@ -1,4 +1,6 @@
-"""The agent's HTTP server: JSON documents, one nonce per TCP connection, nothing unauthenticated but health and nonce."""
+"""The agent's HTTP server: JSON documents, one nonce per TCP connection, nothing unauthenticated
+but health and nonce.
+"""
 
 import asyncio
 import secrets

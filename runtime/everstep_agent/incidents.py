@@ -1,4 +1,6 @@
-"""One interruption, from its cause to the first new step, with the time that each phase took. Pure: `now` is an argument."""
+"""One interruption, from its cause to the first new step, with the time that each phase took. Pure:
+`now` is an argument.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -58,10 +60,12 @@ class Book:
         if self.current is not None:
             self.current = self.current.mark(phase, now)
 
-    def close(self, rung: str) -> levels.RuntimeIncident | None:
+    def close(self) -> levels.RuntimeIncident | None:
         if self.current is None:
             return None
-        ended = self.current.close(rung).level
+        ended = self.current.close(
+            "move" if self.current.level.cause == "Leave" else "restart"
+        ).level
         self.closed = (*self.closed, ended)[-KEEP:]
         self.current = None
         return ended
@@ -69,6 +73,12 @@ class Book:
     def levels(self) -> tuple[levels.RuntimeIncident, ...]:
         now = (self.current.level,) if self.current else ()
         return (*self.closed, *now)[-KEEP:]
+
+    @property
+    def resumed(self) -> bool:
+        """The next epoch runs: only its first step is missing."""
+        phases = self.current.level.phases if self.current else ()
+        return any(p.name == "restart" for p in phases)
 
     @property
     def id(self) -> str:

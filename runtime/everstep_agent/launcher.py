@@ -1,7 +1,7 @@
 """`everstep run` without a cluster: plays the operator for agents on this machine.
 
-It starts one agent per worker on a loopback port, says twice a second what is wanted, starts a lost agent again as the slot's next
-attempt, and shows what the job says of itself.
+It starts one agent per worker on a loopback port, says twice a second what is wanted, starts a lost
+agent again as the slot's next attempt, and shows what the job says of itself.
 """
 
 import asyncio
@@ -19,10 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep_contract import env, levels, report
-
 from everstep_agent import logline, spawn, terminal
 from everstep_agent.peers import PeerClient, PeerError
+from everstep_contract import env, levels, report
 
 PERIOD_SECONDS = 0.5
 CALL_SECONDS = 3.0
@@ -48,9 +47,18 @@ class Plan:
 
 
 def build_plan(
-    *, script: str, args: Sequence[str], workers: int, store: str, run: str | None, save_every: int,
-    keep: int, hang_seconds: float, verbose: bool, folder: str,
-) -> Plan:  # fmt: skip
+    *,
+    script: str,
+    args: Sequence[str],
+    workers: int,
+    store: str,
+    run: str | None,
+    save_every: int,
+    keep: int,
+    hang_seconds: float,
+    verbose: bool,
+    folder: str,
+) -> Plan:
     uri = store if "://" in store else "file://" + os.path.abspath(os.path.join(folder, store))
     return Plan(
         script=os.path.abspath(os.path.join(folder, script)),
@@ -235,14 +243,20 @@ class Launcher:
             termination_log=str(log),
         )
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "everstep_agent.cli", "run", plan.script, "--", *plan.args,
+            sys.executable,
+            "-m",
+            "everstep_agent.cli",
+            "run",
+            plan.script,
+            "--",
+            *plan.args,
             env=build_environ(dict(os.environ), settings, plan.workers),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             preexec_fn=spawn.die_with(os.getpid()),
-        )  # fmt: skip
+        )
         assert process.stdout is not None
         assert process.stderr is not None
         copies = [

@@ -1,4 +1,6 @@
-"""The unix socket between an agent and its workers: frames of `everstep_contract.wire`, told apart by the worker's pid."""
+"""The unix socket between an agent and its workers: frames of `everstep_contract.wire`, told apart
+by the worker's pid.
+"""
 
 import asyncio
 import contextlib
@@ -88,7 +90,9 @@ async def read_frame(reader: asyncio.StreamReader) -> wire.Envelope:
 
 
 def choose_socket_path(memory: str) -> str:
-    """In the agent's memory folder, or in a fresh temporary one if that path would be too long for a socket."""
+    """In the agent's memory folder, or in a fresh temporary one if that path would be too long for
+    a socket.
+    """
     path = os.path.join(memory, "agent.sock")
     if len(os.fsencode(path)) <= PATH_LIMIT:
         return path

@@ -1,4 +1,5 @@
-"""What agents say to each other: each agent reports its own level, the coordinator publishes its levels.
+"""What agents say to each other: each agent reports its own level, the coordinator publishes its
+levels.
 
 Nothing here is a command: a document that is lost, doubled or late says the same as the next one.
 """
@@ -251,7 +252,9 @@ class Who:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCall:
-    """A worker's request to the group's store, passed on by its agent; `frame` is a wire frame in base64."""
+    """A worker's request to the group's store, passed on by its agent; `frame` is a wire frame in
+    base64.
+    """
 
     epoch: int
     frame: str

@@ -11,7 +11,9 @@ CHUNK = 65536
 
 
 class Tail:
-    """The last lines of a worker's stderr: what an exit report can show of a script that died early."""
+    """The last lines of a worker's stderr: what an exit report can show of a script that died
+    early.
+    """
 
     def __init__(self) -> None:
         self._lines: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)

@@ -1,4 +1,6 @@
-"""The agent's client: one connection per peer and purpose, because its nonce and counter belong to the connection."""
+"""The agent's client: one connection per peer and purpose, because its nonce and counter belong to
+the connection.
+"""
 
 import asyncio
 import contextlib

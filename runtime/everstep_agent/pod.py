@@ -1,6 +1,8 @@
-"""One pod's part in the job: compares the coordinator's levels with its own workers and acts on the difference.
+"""One pod's part in the job: compares the coordinator's levels with its own workers and acts on the
+difference.
 
-`apply` may be called at any time, with any levels, again and again: it looks at where the workers are and does what is missing.
+`apply` may be called at any time, with any levels, again and again: it looks at where the workers
+are and does what is missing.
 """
 
 import asyncio
@@ -147,10 +149,10 @@ class Pod:
         return not current or any(not w.alive or w.cut_at is not None or w.asked for w in current)
 
     def _join(self, published: Levels) -> None:
-        if published.round > max(self.joined, self.epoch) and self.workers.group_over():
-            if self.workers.ready_lives():
-                self.joined = published.round
-                self._touch()
+        free = self.workers.group_over() and self.workers.ready_lives()
+        if free and published.round > max(self.joined, self.epoch):
+            self.joined = published.round
+            self._touch()
 
     def _begin(self, published: Levels) -> None:
         level = published.epoch
@@ -268,7 +270,9 @@ class Pod:
     # --- boundaries ------------------------------------------------------------------------------
 
     def _arm(self, level: EpochLevel) -> None:
-        """Armed first, looked second: a worker that is still below the boundary then cannot miss it."""
+        """Armed first, looked second: a worker that is still below the boundary then cannot miss
+        it.
+        """
         step = level.boundary.step if level.boundary and level.live else 0
         if step == self._acked:
             return
@@ -311,8 +315,12 @@ class Pod:
             case wire.Tracked():
                 worker.state, worker.tracked = State.TRACKED, frame
                 self.line.say(
-                    "worker_runs", rank=worker.rank, pid=worker.pid, applied=frame.applied, bytes=frame.bytes
-                )  # fmt: skip
+                    "worker_runs",
+                    rank=worker.rank,
+                    pid=worker.pid,
+                    applied=frame.applied,
+                    bytes=frame.bytes,
+                )
             case wire.Applied():
                 self._applied(worker, frame)
             case wire.AtBoundary():
@@ -490,6 +498,8 @@ def build_exit_failure(worker: Worker) -> FailureReport:
     else:
         message = f"the script exited with status {status}" + (f": {last.strip()}" if last else "")
     return FailureReport(
-        cause=cause.value, message=message, step=worker.last.applied + 1 if worker.epoch else 0,
+        cause=cause.value,
+        message=message,
+        step=worker.last.applied + 1 if worker.epoch else 0,
         traceback=tail,
-    )  # fmt: skip
+    )

@@ -1,8 +1,9 @@
 """Who saves after a cut. Pure.
 
-The position is the furthest step that a living member applied or is bound to apply: whoever holds the vector of a step (phase
-*reduced* and later) knows that every member held the reduced gradient, and its own apply needs nobody. One rank that is parked there
-with a sound state saves the whole; so a dead rank costs no step.
+The position is the furthest step that a living member applied or is bound to apply: whoever holds
+the vector of a step (phase *reduced* and later) knows that every member held the reduced gradient,
+and its own apply needs nobody. One rank that is parked there with a sound state saves the whole; so
+a dead rank costs no step.
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,11 +50,17 @@ Decision = Saver | Wait | Nothing
 
 
 def decide_post_mortem(
-    ranks: Iterable[Rank], *, committed: int, waited: float, patience: float, failed: frozenset[int] = frozenset()
-) -> Decision:  # fmt: skip
+    ranks: Iterable[Rank],
+    *,
+    committed: int,
+    waited: float,
+    patience: float,
+    failed: frozenset[int] = frozenset(),
+) -> Decision:
     """`waited`: seconds since the cut; `patience`: how long an unreachable member is waited for.
 
-    `committed`: newest step committed in this epoch; `failed`: ranks whose own save did not succeed.
+    `committed`: newest step committed in this epoch; `failed`: ranks whose own save did not
+    succeed.
     """
     living = [r for r in ranks if r.alive and (r.reachable or waited < patience)]
     moving = [r for r in living if not r.parked]

@@ -1,4 +1,6 @@
-"""After a break: cut, find out who holds the position, have it saved, commit; then the old workers end."""
+"""After a break: cut, find out who holds the position, have it saved, commit; then the old workers
+end.
+"""
 
 import time
 from dataclasses import replace
@@ -10,7 +12,9 @@ from everstep_agent.messages import Saver, Stage
 from everstep_contract import report
 
 CAUSE_SECONDS = 1.0
-"""How long a broken group is watched for the death that broke it; a wait status comes within 64 ms (measured)."""
+"""How long a broken group is watched for the death that broke it; a wait status comes within 64 ms
+(measured).
+"""
 DRAIN_SECONDS = 10.0
 """How long complete saves of an epoch whose members are all dead may still take to be committed."""
 TRIES = 3
@@ -19,7 +23,9 @@ INFRASTRUCTURE = frozenset({"AgentLost", "Gone", "CoordinatorLost", "CheckpointB
 
 
 async def recover(desk: Desk, found: Break) -> str:
-    """Bring the epoch to its end with nothing lost that a living rank holds. Returns the cause; may end the job."""
+    """Bring the epoch to its end with nothing lost that a living rank holds. Returns the cause; may
+    end the job.
+    """
     cut_at = time.monotonic()
     desk.incidents.open(
         desk.new_incident(),
@@ -33,14 +39,14 @@ async def recover(desk: Desk, found: Break) -> str:
         "epoch_breaks", cause=found.cause, message=found.message, incident=desk.incidents.id
     )
     _detected(desk, found, cut_at)
-    await desk.group.open_epoch(0)
-    await desk.set_epoch(
+    desk.group.open_epoch(0)
+    desk.set_epoch(
         stage=Stage.CUT, boundary=None, saver=None, cause=found.cause, incident=desk.incidents.id
     )
     target, found = await _post_mortem(desk, found, cut_at)
-    await _settle(desk, found, target)
+    _settle(desk, found, target)
     if not desk.ended:
-        await desk.set_epoch(stage=Stage.OVER, saver=None, cause=found.cause)
+        desk.set_epoch(stage=Stage.OVER, saver=None, cause=found.cause)
     return found.cause
 
 
@@ -78,7 +84,7 @@ async def _post_mortem(desk: Desk, found: Break, cut_at: float) -> tuple[int, Br
             case Saver():
                 if decision != epoch.saver:
                     desk.line.say("post_mortem_save", rank=decision.rank, step=decision.step)
-                    await desk.set_epoch(saver=decision)
+                    desk.set_epoch(saver=decision)
                 if desk.saves.has_whole(epoch.number, decision.step):
                     desk.incidents.mark("save", now)
             case postmortem.Nothing():
@@ -129,7 +135,7 @@ async def _drain(desk: Desk) -> None:
         await desk.tick()
 
 
-async def _settle(desk: Desk, found: Break, target: int) -> None:
+def _settle(desk: Desk, found: Break, target: int) -> None:
     """Count what was lost, and end the job if the cause says so."""
     now = time.monotonic()
     commit = desk.newest_commit()
@@ -146,16 +152,15 @@ async def _settle(desk: Desk, found: Break, target: int) -> None:
     trace = failure.traceback if failure else ""
     if found.cause in ENDS_THE_JOB:
         at = failure.step if failure else step
-        await desk.end(
+        desk.end(
             report.Cause(found.cause), found.message, rank=found.rank, step=at, traceback=trace
         )
         return
     before = rounds.count_repeats(desk.run_log.claims, found.cause, step)
     if before + 1 >= TRIES and found.cause not in INFRASTRUCTURE:
+        failed_in = (failure.step if failure else step) + 1
         text = (
-            f"step {step + 1} failed {before + 1} times with {found.cause}: likely code or data;"
+            f"step {failed_in} failed {before + 1} times with {found.cause}: likely code or data;"
             f" the last time: {found.message}"
         )
-        await desk.end(
-            report.Cause.USER_ERROR, text, rank=found.rank, step=step + 1, traceback=trace
-        )
+        desk.end(report.Cause.USER_ERROR, text, rank=found.rank, step=failed_in, traceback=trace)

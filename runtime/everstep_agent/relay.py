@@ -1,4 +1,6 @@
-"""A worker's requests to the group's store: answered here if this agent coordinates, else passed on to who does."""
+"""A worker's requests to the group's store: answered here if this agent coordinates, else passed on
+to who does.
+"""
 
 import asyncio
 from typing import Any
@@ -21,7 +23,9 @@ STORE_FRAMES = (
 
 
 class Relay:
-    """`target`: the group store if we coordinate, the coordinator's address, or None while nobody does."""
+    """`target`: the group store if we coordinate, the coordinator's address, or None while nobody
+    does.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

@@ -1,8 +1,9 @@
 """When the next epoch starts, and of whom. Pure.
 
-An epoch starts with agents whose workers have left their old group and are ready; ranks follow slot order. It waits for the wanted
-size as long as `gang_seconds`, then starts with what is there if that is enough. Nobody joins who is declared dead or gone, whose
-attempt is not its slot's current one, or who is leaving.
+An epoch starts with agents whose workers have left their old group and are ready; ranks follow slot
+order. It waits for the wanted size as long as `gang_seconds`, then starts with what is there if
+that is enough. Nobody joins who is declared dead or gone, whose attempt is not its slot's current
+one, or who is leaving.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,8 +66,12 @@ def why_not(report: AgentReport, wanted: levels.Wanted) -> str:
         return "its node is under suspicion"
     if is_gone(report.slot, report.attempt, wanted):
         return "declared gone"
-    if any(d.slot == report.slot and d.attempt == report.attempt and d.incarnation >= report.incarnation
-           for d in wanted.dead):  # fmt: skip
+    if any(
+        d.slot == report.slot
+        and d.attempt == report.attempt
+        and d.incarnation >= report.incarnation
+        for d in wanted.dead
+    ):
         return "its container terminated"
     current = current_attempt(report.slot, wanted)
     if current is not None and report.attempt < current:
@@ -98,9 +103,11 @@ def _start(joined: Sequence[AgentReport], message: str) -> Start:
 
 
 def build_proof(
-    claim: log.Claim | None, reports: Iterable[AgentReport], wanted: levels.Wanted,
+    claim: log.Claim | None,
+    reports: Iterable[AgentReport],
+    wanted: levels.Wanted,
     remembered: Iterable[log.MemberId] = (),
-) -> runlog_rules.Proof:  # fmt: skip
+) -> runlog_rules.Proof:
     """What is known about the death of the newest claim's members."""
     by_id: Mapping[tuple[int, int, int], AgentReport] = {r.id: r for r in reports}
     dead = set(remembered)
@@ -123,7 +130,9 @@ def next_number(log_epoch: int, reports: Iterable[AgentReport], burnt: int) -> i
 
 
 def count_repeats(claims: Sequence[log.Claim], cause: str, step: int) -> int:
-    """How often in a row the newest claims were made for this cause with the run standing at this step."""
+    """How often in a row the newest claims were made for this cause with the run standing at this
+    step.
+    """
     count = 0
     for claim in reversed(claims):
         if claim.cause != cause or last_step(claim) != step:

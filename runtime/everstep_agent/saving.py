@@ -1,4 +1,6 @@
-"""The coordinator's saves: parts come in from the agents, complete ones are committed, in order, beside the training."""
+"""The coordinator's saves: parts come in from the agents, complete ones are committed, in order,
+beside the training.
+"""
 
 import asyncio
 import time
@@ -28,7 +30,9 @@ class Trouble:
 
 
 class Saves:
-    """Parts by (epoch, step); at most one commit runs at a time. `on_commit` is called after each, on the loop."""
+    """Parts by (epoch, step); at most one commit runs at a time. `on_commit` is called after each,
+    on the loop.
+    """
 
     def __init__(
         self,

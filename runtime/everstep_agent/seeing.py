@@ -99,7 +99,8 @@ def build_left(
     committed: levels.CheckpointRef | None,
     known: Iterable[levels.Left],
 ) -> tuple[levels.Left, ...]:
-    """Slots whose pod holds nothing that the store lacks: out of every running epoch, the position committed.
+    """Slots whose pod holds nothing that the store lacks: out of every running epoch, the position
+    committed.
 
     Once said it stays said, until the slot's next attempt shows up.
     """
@@ -112,8 +113,10 @@ def build_left(
     asked = {s: newest[s] for s in wanted.leave if s in newest}
     asked |= {r.slot: r.attempt for r in reports if r.leaving}
     inside = (
-        {(m.slot, m.attempt) for m in epoch.members} if epoch and epoch.stage is not Stage.OVER else set()
-    )  # fmt: skip
+        {(m.slot, m.attempt) for m in epoch.members}
+        if epoch and epoch.stage is not Stage.OVER
+        else set()
+    )
     for slot, attempt in asked.items():
         if (slot, attempt) not in inside and (slot, attempt) not in left:
             at = committed or levels.CheckpointRef(epoch=0, step=0)

@@ -1,8 +1,9 @@
 """Starting worker processes, and knowing for certain when one has ended.
 
-A worker leads its own session, so that it can be killed with all its children: a surviving duplicate of its sockets
-(a forked data loader's, say) keeps the peers blind (measured: 6 s instead of 12 ms). It dies with its agent through the parent-death
-signal, which follows the forking *thread*: spawn from the main thread only.
+A worker leads its own session, so that it can be killed with all its children: a surviving
+duplicate of its sockets (a forked data loader's, say) keeps the peers blind (measured: 6 s instead
+of 12 ms). It dies with its agent through the parent-death signal, which follows the forking
+*thread*: spawn from the main thread only.
 """
 
 import contextlib
@@ -62,7 +63,9 @@ class SubprocessSpawner:
 
 
 class ForkSpawner:
-    """Forks this process and calls `target`: no interpreter start, no imports. Everything above stderr is closed first."""
+    """Forks this process and calls `target`: no interpreter start, no imports. Everything above
+    stderr is closed first.
+    """
 
     def __init__(self, target: Callable[[], None]) -> None:
         self._target = target
@@ -123,7 +126,9 @@ def become_subreaper() -> None:
 
 
 def reap(pid: int) -> int | None:
-    """Wait status of a child that has ended; its whole group is killed before the pid can be given away again."""
+    """Wait status of a child that has ended; its whole group is killed before the pid can be given
+    away again.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     try:

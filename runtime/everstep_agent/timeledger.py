@@ -1,10 +1,14 @@
-"""Where the seconds of this pod's ranks went: the worker's page while it runs, the agent's own measure before and after. Pure."""
+"""Where the seconds of this pod's ranks went: the worker's page while it runs, the agent's own
+measure before and after. Pure.
+"""
 
 from everstep_contract.position import Position
 
 
 class TimeLedger:
-    """Cumulative seconds by category, summed over the local ranks. Every second of a rank is charged once."""
+    """Cumulative seconds by category, summed over the local ranks. Every second of a rank is
+    charged once.
+    """
 
     def __init__(self) -> None:
         self._settled: dict[str, float] = {}

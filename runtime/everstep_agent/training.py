@@ -39,18 +39,18 @@ async def train(desk: Desk) -> str:
         if found is not None:
             return await recover(desk, found)
         workers = list_workers(desk, epoch)
-        await _advance(desk, epoch, workers, now)
+        _advance(desk, epoch, workers, now)
         desk.saves.pump(epoch, desk.applied(), desk.seconds())
         if _all_finished(epoch, workers):
             if epoch.committed >= workers[0].applied:
                 await _finish(desk, epoch, workers[0].applied)
                 return ""
-        elif epoch.stage is Stage.RUNNING and await _boundary(desk, watch, workers, now):
+        elif epoch.stage is Stage.RUNNING and _boundary(desk, watch, workers, now):
             return watch.purpose
         if now > watch.fence_at:
             watch.fence_at = now + FENCE_SECONDS
             await check_fence(desk)
-        await desk.note_left()
+        desk.note_left()
         await desk.tick()
     return ""
 
@@ -74,7 +74,7 @@ def _find_break(desk: Desk, epoch: EpochLevel, now: float) -> Break | None:
     )
 
 
-async def _advance(desk: Desk, epoch: EpochLevel, workers: list[WorkerReport], now: float) -> None:
+def _advance(desk: Desk, epoch: EpochLevel, workers: list[WorkerReport], now: float) -> None:
     """STARTING → RUNNING, and the end of an incident with the first new step."""
     if len(workers) < epoch.world:
         return
@@ -82,20 +82,26 @@ async def _advance(desk: Desk, epoch: EpochLevel, workers: list[WorkerReport], n
     if epoch.stage is Stage.STARTING and started:
         desk.incidents.mark("restart", now)
         desk.line.say("epoch_runs", epoch=epoch.number, world=epoch.world, resume=epoch.resume)
-        await desk.set_epoch(stage=Stage.RUNNING)
+        desk.set_epoch(stage=Stage.RUNNING)
     finished = all(w.state is State.FINISHED for w in workers)
     if (
-        desk.incidents.current
+        desk.incidents.resumed
         and started
         and (finished or min(w.applied for w in workers) > epoch.resume)
     ):
         desk.incidents.mark("first_step", now)
-        ended = desk.incidents.close(rung="restart" if desk.incidents.current.level.cause != "Leave" else "move")  # fmt: skip
+        ended = desk.incidents.close()
         if ended is not None:
             phases = " ".join(f"{p.name}={p.ms}ms" for p in ended.phases)
-            desk.line.say("recovered", incident=ended.id, cause=ended.cause, step=ended.step,
-                          steps_lost=ended.steps_lost, phases=phases)  # fmt: skip
-        await desk.publish()
+            desk.line.say(
+                "recovered",
+                incident=ended.id,
+                cause=ended.cause,
+                step=ended.step,
+                steps_lost=ended.steps_lost,
+                phases=phases,
+            )
+        desk.publish()
 
 
 def _all_finished(epoch: EpochLevel, workers: list[WorkerReport]) -> bool:
@@ -112,37 +118,37 @@ async def _finish(desk: Desk, epoch: EpochLevel, step: int) -> None:
     if desk.run_log.done is None:
         await check_fence(desk)
         return
-    await desk.end(report.Cause.DONE, f"trained to step {step}", step=step)
+    desk.end(report.Cause.DONE, f"trained to step {step}", step=step)
 
 
 # --- boundaries ---------------------------------------------------------------------------------------------------
 
 
-async def _boundary(desk: Desk, watch: Watch, workers: list[WorkerReport], now: float) -> bool:
+def _boundary(desk: Desk, watch: Watch, workers: list[WorkerReport], now: float) -> bool:
     """Arm, confirm, raise or settle the boundary; whether the epoch is over at it."""
     epoch = desk.epoch
     assert epoch is not None
     boundary = epoch.boundary
     if boundary is None:
-        await _arm(desk, watch, epoch, workers, now)
+        _arm(desk, watch, epoch, workers, now)
         return False
     recent = desk.reports.recent(now, STALE_SECONDS)
     moved = boundaries.advance(boundary, epoch.members, recent, raises=watch.raises)
     if moved != boundary:
         watch.raises += moved.step != boundary.step
-        await desk.set_epoch(boundary=moved)
+        desk.set_epoch(boundary=moved)
         return False
     if not boundary.confirmed:
         return False
     if boundary.stay:
-        return await _stay(desk, watch, boundary, workers)
+        return _stay(desk, watch, boundary, workers)
     if epoch.committed >= boundary.step or all(w.applied > boundary.step + 1 for w in workers):
         watch.save_at, watch.raises = now, 0
-        await desk.set_epoch(boundary=None)
+        desk.set_epoch(boundary=None)
     return False
 
 
-async def _arm(
+def _arm(
     desk: Desk, watch: Watch, epoch: EpochLevel, workers: list[WorkerReport], now: float
 ) -> None:
     recent = desk.reports.recent(now, STALE_SECONDS)
@@ -165,7 +171,7 @@ async def _arm(
     desk.line.say(
         "boundary_armed", step=armed.step, purpose=purpose or "Save", incident=desk.incidents.id
     )
-    await desk.set_epoch(boundary=armed, incident=desk.incidents.id)
+    desk.set_epoch(boundary=armed, incident=desk.incidents.id)
 
 
 def _open_incident(desk: Desk, purpose: str, now: float) -> None:
@@ -181,7 +187,7 @@ def _open_incident(desk: Desk, purpose: str, now: float) -> None:
     )
 
 
-async def _stay(desk: Desk, watch: Watch, boundary: Boundary, workers: list[WorkerReport]) -> bool:
+def _stay(desk: Desk, watch: Watch, boundary: Boundary, workers: list[WorkerReport]) -> bool:
     """All are parked at the boundary and their save is committed: the epoch is over."""
     parked = all(w.state in (State.PARKED, State.FINISHED) for w in workers)
     epoch = desk.epoch
@@ -193,12 +199,12 @@ async def _stay(desk: Desk, watch: Watch, boundary: Boundary, workers: list[Work
     desk.incidents.mark("commit", time.monotonic())
     if desk.incidents.current is not None:
         desk.incidents.current = desk.incidents.current.resumes(boundary.step, 0)
-    await desk.group.open_epoch(0)
-    await desk.set_epoch(stage=Stage.OVER, boundary=None, cause=watch.purpose)
+    desk.group.open_epoch(0)
+    desk.set_epoch(stage=Stage.OVER, boundary=None, cause=watch.purpose)
     desk.line.say("epoch_over", epoch=epoch.number, step=boundary.step, purpose=watch.purpose)
-    await desk.note_left()
+    desk.note_left()
     if desk.wanted.stop is not levels.Stop.NONE:
-        await stop_here(desk)
+        stop_here(desk)
     return True
 
 
@@ -218,4 +224,4 @@ async def check_fence(desk: Desk) -> None:
     )
     verdict = runlog_rules.fenced(desk.run_log.newest_claim, gang)
     if not verdict.ok:
-        await desk.end(report.Cause.FENCED, verdict.message)
+        desk.end(report.Cause.FENCED, verdict.message)

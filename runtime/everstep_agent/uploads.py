@@ -1,4 +1,6 @@
-"""The agent's end of a save: staged files are uploaded one after the other, and their parts kept until they are committed."""
+"""The agent's end of a save: staged files are uploaded one after the other, and their parts kept
+until they are committed.
+"""
 
 import asyncio
 import contextlib
@@ -17,7 +19,9 @@ from everstep_contract import levels, wire
 
 RETRY_SECONDS = 1.0
 WAITING = 2
-"""Staged saves of one rank that may wait in memory; of more the oldest is dropped, to be taken again later."""
+"""Staged saves of one rank that may wait in memory; of more the oldest is dropped, to be taken
+again later.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,9 @@ class Job:
 
 
 class Uploads:
-    """One per epoch: everything is keyed by (epoch, step) and void when the epoch's claim is no longer the newest."""
+    """One per epoch: everything is keyed by (epoch, step) and void when the epoch's claim is no
+    longer the newest.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """The workers of one pod: their lives, from spawn to proof of death.
 
-Each local rank has at most one worker in the epoch (`current`) and one that waits for the next epoch (`fresh`); a fresh one is
-started as soon as the epoch breaks, so that it imports its libraries while the old one still saves.
+Each local rank has at most one worker in the epoch (`current`) and one that waits for the next
+epoch (`fresh`); a fresh one is started as soon as the epoch breaks, so that it imports its
+libraries while the old one still saves.
 """
 
 import asyncio
@@ -84,7 +85,9 @@ class Worker:
 
 
 class WorkerSet:
-    """Not thread-safe; everything happens on the agent's loop. `on_change` is called after every change of state."""
+    """Not thread-safe; everything happens on the agent's loop. `on_change` is called after every
+    change of state.
+    """
 
     def __init__(
         self,
@@ -204,8 +207,13 @@ class WorkerSet:
         }
         child = self._spawner.spawn(environ)
         worker = Worker(
-            local=local, life=life, pid=child.pid, page=page, page_path=path, spawned_at=time.monotonic()
-        )  # fmt: skip
+            local=local,
+            life=life,
+            pid=child.pid,
+            page=page,
+            page_path=path,
+            spawned_at=time.monotonic(),
+        )
         self._all[child.pid] = worker
         copies = [
             self._copy(worker, child.stdout, error=False),
@@ -276,8 +284,12 @@ def _hung(worker: Worker, limits: hang.Limits, now: float) -> str:
     if worker.state not in (State.STARTED, State.TRACKED) or worker.asking is not None:
         return ""
     found = hang.classify_hang(
-        worker.position(), started=worker.started_at or now, cut=worker.cut_at, limits=limits, now=now
-    )  # fmt: skip
+        worker.position(),
+        started=worker.started_at or now,
+        cut=worker.cut_at,
+        limits=limits,
+        now=now,
+    )
     return found.message if found else ""
 
 
@@ -304,10 +316,12 @@ async def _wait_ended(pid: int) -> None:
 
 
 async def _poll_ended(pid: int) -> None:
-    while True:
-        try:
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                return
-        except ChildProcessError:
-            return
+    while not _has_ended(pid):  # noqa: ASYNC110 only where the kernel has no pidfd
         await asyncio.sleep(REAP_POLL_SECONDS)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True

@@ -1,4 +1,6 @@
-"""A job of real agents on loopback, in this process, with stub workers as child processes and a folder as store."""
+"""A job of real agents on loopback, in this process, with stub workers as child processes and a
+folder as store.
+"""
 
 import asyncio
 import contextlib
@@ -20,10 +22,23 @@ TOKEN = "a-token"
 
 
 class Gang:
-    def __init__(self, tmp_path: Path, count: int = 2, *, uid: str = "uid-1", job: str = "ns/job", **settings: object) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        count: int = 2,
+        *,
+        uid: str = "uid-1",
+        job: str = "ns/job",
+        **settings: object,
+    ) -> None:
         self.tmp = tmp_path
         self.count = count
-        self.settings = {"save_every_steps": 0, "uri": f"file://{tmp_path}/store", "run": "ns/job", **settings}
+        self.settings = {
+            "save_every_steps": 0,
+            "uri": f"file://{tmp_path}/store",
+            "run": "ns/job",
+            **settings,
+        }
         self.uid, self.job = uid, job
         self.agents: dict[int, Agent] = {}
         self.attempts: dict[int, int] = {}
@@ -39,6 +54,8 @@ class Gang:
         (tmp_path / "store").mkdir(exist_ok=True)
 
     async def __aenter__(self) -> "Gang":
+        if os.environ.get("GANG_DUMP"):
+            asyncio.get_running_loop().call_later(float(os.environ["GANG_DUMP"]), dump_tasks)
         for slot in range(self.count):
             await self.start(slot, 0)
         self._poster = asyncio.create_task(self._post())
@@ -83,7 +100,9 @@ class Gang:
         with contextlib.suppress(asyncio.CancelledError):
             await task
         if say:
-            dead = levels.DeadAgent(slot=slot, attempt=self.attempts[slot], incarnation=agent.me.incarnation)
+            dead = levels.DeadAgent(
+                slot=slot, attempt=self.attempts[slot], incarnation=agent.me.incarnation
+            )
             self.want(dead=(*self.wanted.dead, dead))
 
     def want(self, **changes: object) -> None:
@@ -105,9 +124,13 @@ class Gang:
                 for slot, agent in list(self.agents.items()):
                     if slot not in self.tasks or self.tasks[slot].done():
                         continue
-                    client = clients.setdefault(agent.me.address, PeerClient(agent.me.address, TOKEN))
+                    client = clients.setdefault(
+                        agent.me.address, PeerClient(agent.me.address, TOKEN)
+                    )
                     with contextlib.suppress(PeerError):
-                        seen = await client.call("/v1/wanted", self.wanted, levels.Seen, timeout=2.0)
+                        seen = await client.call(
+                            "/v1/wanted", self.wanted, levels.Seen, timeout=2.0
+                        )
                         if seen.coordinator is not None:
                             self.seen = seen
                             self.history.append(seen)
@@ -120,7 +143,9 @@ class Gang:
         """Pid of the worker that trains there now."""
         return self.agents[slot].pod.workers.current[local].pid
 
-    async def until(self, what: Callable[[levels.Seen], object], seconds: float = 60.0) -> levels.Seen:
+    async def until(
+        self, what: Callable[[levels.Seen], object], seconds: float = 60.0
+    ) -> levels.Seen:
         end = time.monotonic() + seconds
         while not what(self.seen):
             if time.monotonic() > end:
@@ -153,3 +178,8 @@ class Gang:
 
     async def verified(self) -> verify.Verified:
         return await verify.verify_run(self.store())
+
+
+def dump_tasks() -> None:
+    for task in asyncio.all_tasks():
+        task.print_stack(limit=6)

@@ -1,7 +1,8 @@
 """A worker without torch: speaks the agent's wire, steps, saves and resumes a few numbers.
 
-Its group is a barrier over the group's store; its state is one tensor of four float64 (cut along dim 0 among the ranks) and
-the step in the state tree. Environment: STUB_UNTIL, STUB_STEP_MS, STUB_MODE (see `misbehave`).
+Its group is a barrier over the group's store; its state is one tensor of four float64 (cut along
+dim 0 among the ranks) and the step in the state tree. Environment: STUB_UNTIL, STUB_STEP_MS,
+STUB_MODE (see `misbehave`).
 """
 
 import json
@@ -116,7 +117,9 @@ class Worker:
     def run(self) -> None:
         self.at(position.Phase.APPLIED, scope=0)
         self.link.send(
-            wire.Tracked(epoch=self.start.epoch, applied=self.applied, bytes=8 * LENGTH, until=UNTIL)
+            wire.Tracked(
+                epoch=self.start.epoch, applied=self.applied, bytes=8 * LENGTH, until=UNTIL
+            )
         )
         self.at(position.Phase.APPLIED)
         try:
@@ -144,7 +147,11 @@ class Worker:
         )  # fmt: skip
         self.link.send(
             wire.Applied(
-                epoch=self.start.epoch, step=number, loss=1.0 / number, grad_norm=1.0, entries=(entry,)
+                epoch=self.start.epoch,
+                step=number,
+                loss=1.0 / number,
+                grad_norm=1.0,
+                entries=(entry,),
             )
         )
         every = self.start.save_every_steps
@@ -200,9 +207,7 @@ class Worker:
         )  # fmt: skip
 
     def park(self, *, sound: bool, why: str) -> None:
-        self.link.send(
-            wire.Parked(epoch=self.start.epoch, step=self.applied, sound=sound, why=why)
-        )
+        self.link.send(wire.Parked(epoch=self.start.epoch, step=self.applied, sound=sound, why=why))
         self.wait_orders()
 
     def wait_orders(self) -> None:
@@ -214,7 +219,9 @@ class Worker:
 
 
 def misbehave(worker: Worker, number: int) -> None:
-    """STUB_MODE `fail:STEP`, `nan:STEP`, `hang:STEP:FLAGFILE`, `segv:STEP`: rank 1 does so at that step."""
+    """STUB_MODE `fail:STEP`, `nan:STEP`, `hang:STEP:FLAGFILE`, `segv:STEP`: rank 1 does so at that
+    step.
+    """
     kind, _, rest = MODE.partition(":")
     if not kind or worker.start.rank != 1 or number != int(rest.split(":")[0]):
         return

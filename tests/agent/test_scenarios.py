@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 
 from agent.gang import Gang
-
 from everstep_contract import levels, log, report
 
 
@@ -84,7 +83,9 @@ async def test_a_lost_agent_is_replaced_by_the_slots_next_attempt(tmp_path: Path
         await assert_exact(gang, 20)
 
 
-async def test_when_the_coordinator_is_lost_the_lowest_living_slot_takes_over(tmp_path: Path) -> None:
+async def test_when_the_coordinator_is_lost_the_lowest_living_slot_takes_over(
+    tmp_path: Path,
+) -> None:
     async with Gang(tmp_path, 3) as gang:
         await gang.until(lambda s: s.step >= 3)
         assert gang.seen.coordinator is not None
@@ -182,7 +183,9 @@ async def test_saves_by_the_clock_happen_at_a_boundary_that_all_agree_on(tmp_pat
     gang = Gang(tmp_path, 2, save_every_seconds=1)
     gang.stub["STUB_UNTIL"] = "120"
     async with gang:
-        await gang.until(lambda s: s.committed and s.committed.step > 0 and s.step > s.committed.step)
+        await gang.until(
+            lambda s: s.committed and s.committed.step > 0 and s.step > s.committed.step
+        )
         await gang.reports()
         await assert_exact(gang, 120)
 
@@ -224,7 +227,9 @@ async def test_a_loss_that_is_not_finite_ends_the_job_at_once(tmp_path: Path) ->
         assert len((await gang.run_log()).claims) == 1
 
 
-async def test_a_script_that_raises_at_once_ends_the_job_with_its_last_words(tmp_path: Path) -> None:
+async def test_a_script_that_raises_at_once_ends_the_job_with_its_last_words(
+    tmp_path: Path,
+) -> None:
     gang = Gang(tmp_path, 2)
     gang.stub["STUB_MODE"] = "raise"
     async with gang:
