@@ -22,9 +22,18 @@ def build_incidents(
         incidents = _with_decision(observed, incidents, decision, now)
     attempts = {r.slot: r.attempt for r in records}
     incidents = [_marked(observed, i, attempts, decisions, now) for i in incidents]
-    for runtime in observed.seen.incidents if observed.seen else ():
+    for runtime in _recent(incidents, observed.seen.incidents if observed.seen else ()):
         incidents = _with_runtime(incidents, runtime, now)
     return incidents[-KEPT:]
+
+
+def _recent(
+    incidents: Sequence[Incident], told: Sequence[RuntimeIncident]
+) -> Sequence[RuntimeIncident]:
+    """Those that we know and those told after them: what was dropped as too old does not come back."""
+    known = {i.id for i in incidents} | {i.job_id for i in incidents}
+    last = max((k for k, runtime in enumerate(told) if runtime.id in known), default=-1)
+    return [runtime for k, runtime in enumerate(told) if k > last or runtime.id in known]
 
 
 def _with_decision(
@@ -36,7 +45,25 @@ def _with_decision(
         return incidents
     if any(i.id == decision.incident and i.slot == decision.slot for i in incidents):
         return incidents
-    return [*incidents, _opened(observed, decision, now)]
+    opened = _opened(observed, decision, now)
+    told = [i for i in incidents if i.open and i.attempt is None and i.slot == decision.slot]
+    if not told:
+        return [*incidents, opened]
+    return [*(i for i in incidents if i is not told[-1]), _absorbed(opened, told[-1])]
+
+
+def _absorbed(opened: Incident, told: Incident) -> Incident:
+    """The job lost a rank, and now we know why: one incident, which began when the job noticed."""
+    return opened.model_copy(
+        update={
+            "job_id": told.id,
+            "rung": told.rung,
+            "resumed_step": told.resumed_step,
+            "steps_lost": told.steps_lost,
+            "phases": told.phases,
+            "started_at": min(opened.started_at, told.started_at),
+        }
+    )
 
 
 def _opened(observed: Observed, decision: Leave | Raise, now: float) -> Incident:

@@ -1,0 +1,83 @@
+"""One interruption, one incident, two clocks."""
+
+from dataclasses import replace
+
+from everstep_contract.levels import Phase, RuntimeIncident
+from everstep_operator.jobs.observed import Observed
+from everstep_operator.jobs.plan import plan
+from everstep_operator.model_status import Incident
+from everstep_operator.values import NodeState
+from job_builders import NOW, a_left, a_pod, a_seen, a_verdict, an_observation
+
+
+def told(**changes: object) -> RuntimeIncident:
+    incident = RuntimeIncident(
+        id="lm-1", cause="WorkerDied", message="rank 1 was killed", slot=1, rank=1, step=42,
+        phases=(Phase(name="detect", ms=30),),
+    )  # fmt: skip
+    return replace(incident, **changes)  # type: ignore[arg-type]
+
+
+def incidents_after(observed: Observed, now: float = NOW) -> list[Incident]:
+    return plan(observed, now).status.incidents
+
+
+def again(observed: Observed, now: float) -> Observed:
+    return replace(observed, job=replace(observed.job, status=plan(observed, now).status))
+
+
+def test_what_the_job_tells_of_itself_is_kept_with_its_phases() -> None:
+    (incident,) = incidents_after(an_observation(seen=a_seen(incidents=(told(),))))
+    assert (incident.id, incident.cause, incident.open, incident.resumed_step) == (
+        "lm-1",
+        "WorkerDied",
+        True,
+        42,
+    )
+    assert [(p.name, p.ms) for p in incident.phases] == [("detect", 30)]
+
+
+def test_a_verdict_that_explains_a_death_takes_its_incident_over() -> None:
+    died = again(an_observation(seen=a_seen(running=False, incidents=(told(),))), NOW)
+    convicted = replace(died, verdicts={"node-1": a_verdict("node-1", NodeState.GONE)})
+    (incident,) = incidents_after(convicted, NOW + 3)
+    assert (incident.id, incident.job_id, incident.cause) == ("inc-1", "lm-1", "NodeGone")
+    assert incident.node == "node-1"
+    later = again(convicted, NOW + 3)
+    closed = replace(
+        later, seen=a_seen(running=False, incidents=(told(open=False, rung="restart"),))
+    )
+    (incident,) = incidents_after(closed, NOW + 4)
+    assert (incident.rung, incident.open) == ("restart", True), (
+        "the slot's new pod does not train yet"
+    )
+
+
+def test_the_marks_tell_when_each_phase_was_seen_and_never_move() -> None:
+    verdict = a_verdict("node-1", NodeState.LEAVING, marks={"signal": NOW - 2, "verdict": NOW - 1})
+    asked = again(an_observation(verdicts={"node-1": verdict}), NOW)
+    left = again(replace(asked, seen=a_seen(running=False, left=(a_left(1),))), NOW + 4)
+    moved = replace(
+        left,
+        pods=(a_pod(0), a_pod(1, 2, node="node-4"), a_pod(2)),
+        seen=a_seen(((0, 1), (1, 2), (2, 1)), epoch=2),
+    )
+    (incident,) = incidents_after(moved, NOW + 20)
+    marks = {m.name: m.seconds for m in incident.marks}
+    assert marks == {
+        "signal": 0, "verdict": 1, "leave": 2, "commit": 6, "left": 6, "deleted": 22, "created": 22, "running": 22,
+    }  # fmt: skip
+    assert not incident.open
+
+
+def test_only_the_last_ten_are_kept() -> None:
+    many = tuple(told(id=f"lm-{n}", open=False, slot=None) for n in range(12))
+    observed = an_observation(seen=a_seen(incidents=many))
+    found = incidents_after(observed)
+    assert [i.id for i in found] == [f"lm-{n}" for n in range(2, 12)]
+    assert incidents_after(again(observed, NOW), NOW + 1) == found, "what was dropped stays away"
+
+
+def test_a_quiet_pass_changes_no_incident() -> None:
+    first = again(an_observation(seen=a_seen(incidents=(told(open=False),))), NOW)
+    assert incidents_after(first, NOW + 60) == first.job.status.incidents
