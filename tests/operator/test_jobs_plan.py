@@ -459,6 +459,14 @@ def test_a_spent_budget_fails_the_job() -> None:
     assert "recovery.restartBudgets.hang allows 1" in condition(planned, "Failed").message
 
 
+def test_counters_never_fall_though_the_job_is_silent() -> None:
+    status = plan(an_observation(seen=a_seen(restarts={"Start": 1, "WorkerDied": 3})), NOW).status
+    assert status.restarts is not None
+    assert (status.restarts.total, status.restarts.by_cause) == (3, {"WorkerDied": 3})
+    later = plan(an_observation(seen=None, job=a_job(status=status)), NOW + 60).status
+    assert later.restarts == status.restarts
+
+
 def test_a_deadline_is_a_deadline() -> None:
     observed = an_observation(job=a_job(a_spec(activeDeadlineSeconds=30), status=a_status()))
     assert condition(plan(observed, NOW), "Failed").reason == "DeadlineExceeded"

@@ -143,7 +143,8 @@ def _restarts(old: JobStatus, runtime: dict[str, int], decisions: Sequence[Decis
         if isinstance(decision, Raise) and decision.counted:
             causes[decision.cause] = causes.get(decision.cause, 0) + 1
     ours = sum(causes.get(c, 0) for c in failures.BUDGETS["node"] | failures.BUDGETS["pod"])
-    total = max(ours, sum(n for c, n in causes.items() if c in runtime))
+    theirs = sum(n for c, n in causes.items() if c in runtime)
+    total = max(old.restarts.total if old.restarts else 0, ours, theirs)
     return Restarts(total=total, by_cause=dict(sorted(causes.items())))
 
 
