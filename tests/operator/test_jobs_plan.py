@@ -485,6 +485,13 @@ def test_pods_stay_for_their_logs_and_the_living_get_the_drain_time() -> None:
     assert [a.name for a in late.actions if isinstance(a, DeletePod)] == ["lm-1-1", "lm-2-1"]
 
 
+def test_a_container_that_only_crashes_does_not_go_on_crashing_after_the_end() -> None:
+    status = a_status(conditions=[a_condition("Failed", "AgentNeverCalled")])
+    observed = an_observation(job=a_job(status=status), pods=(a_pod(0), a_pod(1)))
+    observed = with_pod(observed, 1, running_since=None, waiting="CrashLoopBackOff")
+    assert [a.name for a in plan(observed, NOW).actions if isinstance(a, DeletePod)] == ["lm-1-1"]
+
+
 def test_a_finished_job_goes_after_its_time() -> None:
     status = a_status(conditions=[a_condition("Complete", "Done", 61)])
     observed = an_observation(job=a_job(a_spec(ttlSecondsAfterFinished=60), status=status), pods=())

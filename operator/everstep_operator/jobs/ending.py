@@ -75,7 +75,9 @@ def _finish(
     if not living:
         return (), left
     if now - ended_at < drain:
-        return (), BUSY_SECONDS
+        # Where nothing runs there is nothing to save, and a kubelet would start it again and again.
+        idle = [p for p in living if p.running_since is None]
+        return _delete(idle, "JobFinished", "the job is over, and nothing runs here"), BUSY_SECONDS
     text = f"the job is over and the pod still runs {drain} s later"
     return _delete(living, "JobFinished", text), left
 
