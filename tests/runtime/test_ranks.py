@@ -1,5 +1,7 @@
 """Real processes, real gloo: what several ranks compute is what one computes."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,3 +148,62 @@ def test_a_main_that_returns_early_is_an_error(tmp_path: Path) -> None:
         (failed,) = ours.workers[0].of(wire.Failed)
         assert failed.cause == "Misuse"
         assert "main returned after step 0, before until=9" in failed.message
+
+
+def test_survivors_of_a_kill_come_out_by_themselves(tmp_path: Path) -> None:
+    """Nobody tells them: the first that errs cuts, and its neighbours follow."""
+
+    def main(job: Job) -> None:
+        die_in_step_3(job)
+
+    with agent(tmp_path, lambda: run(main), 4) as ours:
+        ours.wait_ended([2])
+        ours.wait_for(lambda w: bool(w.of(wire.Parked)), [0, 1, 3])
+        parked = [ours.workers[r].of(wire.Parked)[0] for r in (0, 1, 3)]
+        assert [(p.step, p.sound) for p in parked] == [(2, True)] * 3
+
+
+def test_a_child_of_the_dead_rank_does_not_keep_the_others_blind(tmp_path: Path) -> None:
+    """A forked data loader inherits every descriptor; the group's sockets must not live on in it."""
+    children = tmp_path / "child"
+
+    def main(job: Job) -> None:
+        if job.rank == 1:
+            pid = os.fork()
+            if pid == 0:
+                signal.pause()
+            children.write_text(str(pid))
+        die_in_step_3(job, rank=1)
+
+    with agent(tmp_path, lambda: run(main), 2) as ours:
+        try:
+            ours.wait_for(lambda w: bool(w.of(wire.Parked)), [0])
+        finally:
+            os.kill(int(children.read_text()), signal.SIGKILL)
+
+
+def test_a_cut_during_start_up_is_answered_although_the_script_is_busy(tmp_path: Path) -> None:
+    def main(job: Job) -> None:
+        print("busy")
+        signal.pause()
+
+    with agent(tmp_path, lambda: run(main), 2) as ours:
+        ours.until_printed("busy", 2)
+        for worker in ours.workers:
+            worker.send(wire.Cut(epoch=1))
+        ours.wait_for(lambda w: bool(w.of(wire.Parked)))
+        assert all(not w.of(wire.Parked)[0].sound for w in ours.workers)
+        for worker in ours.workers:
+            worker.send(wire.Exit())
+        assert ours.wait_ended() == [0, 0]
+
+
+def die_in_step_3(job: Job, rank: int = 2) -> None:
+    model = nn.Linear(6, 2)
+    job.track(model=model)
+    data = job.batches(a_dataset(), global_batch=8, micro_batch=2)
+    for step in job.steps(until=9):
+        for inputs, wanted in step.batches(data):
+            if step.number == 3 and job.rank == rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step.backward(nn.functional.cross_entropy(model(inputs), wanted))
