@@ -29,6 +29,8 @@ WATCH_SECONDS = 0.25
 REPORT_SECONDS = 0.1
 LINGER_SECONDS = 5.0
 """How long the coordinator stays after the end, so that operator and agents can hear of it."""
+HANDOVER_SECONDS = 1.0
+"""The same when only its own pod leaves: others take over."""
 FAILURE_SECONDS = 8.0
 """How long an agent with a failure of its own waits for the coordinator to end the job with it."""
 MARGIN_SECONDS = 3.0
@@ -176,7 +178,8 @@ class Agent:
         if self._coordinator is None:
             return
         desk = self._coordinator.desk
-        before, until = desk.seen_served, time.monotonic() + LINGER_SECONDS
+        seconds = LINGER_SECONDS if desk.ended else HANDOVER_SECONDS
+        before, until = desk.seen_served, time.monotonic() + seconds
         others = {r.address for r in desk.reports.recent(time.monotonic(), 3.0)} - {self.me.address}
         while time.monotonic() < until:
             version = desk.board.levels.version

@@ -26,19 +26,18 @@ from everstep_agent.messages import (
     Levels,
     Stage,
     State,
-    WorkerReport,
 )
 from everstep_agent.relay import STORE_FRAMES, Relay
+from everstep_agent.reporting import build_exit_failure, build_worker_report
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_agent.timeledger import TimeLedger
 from everstep_agent.uploads import Uploads
 from everstep_agent.workers import Worker, WorkerSet
-from everstep_contract import env, levels, position, report, wire
+from everstep_contract import env, levels, report, wire
 
 EARLY_DEATHS = 3
 RESTORE_RETRY_SECONDS = 1.0
-SCOPES = {w: levels.Scope(w.name.lower()) for w in position.Where}
 
 
 class Pod:
@@ -431,7 +430,7 @@ class Pod:
             address=self.me.address,
             joined=self.joined,
             epoch=self.epoch,
-            workers=tuple(build_worker_report(w, self.level, now) for w in current),
+            workers=tuple(build_worker_report(w, now) for w in current),
             fresh=self.workers.ready_lives() if self.workers.group_over() else (),
             ended=self.workers.ended_lives(),
             leaving=self.leaving,
@@ -454,52 +453,3 @@ class Pod:
         if boundary is None or boundary.step == self._acked:
             return 0
         return max(positions, default=0)
-
-
-def build_worker_report(worker: Worker, level: EpochLevel | None, now: float) -> WorkerReport:
-    at = worker.position()
-    applied, sound, why = at.applied, False, ""
-    if worker.state is State.PARKED and worker.parked is not None:
-        applied, sound = worker.parked.step, worker.parked.sound
-        why = "" if worker.stays else (worker.parked.why or "its group broke")
-    elif worker.state is State.FINISHED:
-        applied = worker.finished
-    elif not worker.alive:
-        why = worker.exit_words()
-    return WorkerReport(
-        local=worker.local,
-        life=worker.life,
-        pid=worker.pid,
-        state=worker.state,
-        applied=applied,
-        phase=int(at.phase),
-        scope=SCOPES[at.scope],
-        waiting=at.waiting,
-        sound=sound,
-        why=why,
-        hung=bool(worker.hung),
-        failed=worker.failed,
-        dead_ms=round((now - worker.dead_at) * 1000) if worker.dead_at is not None else None,
-    )
-
-
-def build_exit_failure(worker: Worker) -> FailureReport:
-    """What a worker that ended by itself, without a word to us, says by its exit."""
-    tail = worker.tail.text()
-    assert worker.status is not None
-    status = os.WEXITSTATUS(worker.status)
-    last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
-    if worker.epoch and worker.tracked is not None and status != 0:
-        cause = report.Cause.USER_ERROR
-    else:
-        cause = report.Cause.SCRIPT_ERROR
-    if status == 0:
-        message = "the script ended without training; it must call everstep.run(main) and loop over job.steps(…)"
-    else:
-        message = f"the script exited with status {status}" + (f": {last.strip()}" if last else "")
-    return FailureReport(
-        cause=cause.value,
-        message=message,
-        step=worker.last.applied + 1 if worker.epoch else 0,
-        traceback=tail,
-    )

@@ -138,6 +138,9 @@ async def _drain(desk: Desk) -> None:
 def _settle(desk: Desk, found: Break, target: int) -> None:
     """Count what was lost, and end the job if the cause says so."""
     now = time.monotonic()
+    if found.cause == "CheckpointBroken" and desk.epoch and desk.epoch.commit:
+        desk.broken.add(desk.epoch.commit.manifest)
+        desk.notes = (*desk.notes, found.message)[-3:]
     commit = desk.newest_commit()
     step = commit.step if commit else 0
     desk.incidents.mark("commit", now)
@@ -145,9 +148,6 @@ def _settle(desk: Desk, found: Break, target: int) -> None:
     if desk.incidents.current is not None:
         desk.incidents.current = desk.incidents.current.resumes(step, lost)
     desk.line.say("resume_point", step=step, steps_lost=lost, incident=desk.incidents.id)
-    if found.cause == "CheckpointBroken" and desk.epoch and desk.epoch.commit:
-        desk.broken.add(desk.epoch.commit.manifest)
-        desk.notes = (*desk.notes, found.message)[-3:]
     failure = found.failure
     trace = failure.traceback if failure else ""
     if found.cause in ENDS_THE_JOB:

@@ -228,7 +228,7 @@ def misbehave(worker: Worker, number: int) -> None:
     if kind in ("fail", "nan"):
         cause = "UserError" if kind == "fail" else "LossNotFinite"
         worker.link.send(
-            wire.Failed(epoch=worker.start.epoch, step=number, cause=cause, message="as told", traceback="T")
+            wire.Failed(epoch=worker.start.epoch, step=number - 1, cause=cause, message="as told", traceback="T")
         )  # fmt: skip
         time.sleep(0.05)
         os._exit(1)

@@ -1,0 +1,88 @@
+from agent.given import a_report, an_epoch, ended, stepping, wanting
+from everstep_agent import breaks
+from everstep_agent.messages import BrokenCheckpoint, FailureReport, State
+from everstep_contract import levels, log
+
+
+def find(*reports, wanted=None, idle=0.0, age=0.1, epoch=None, hang=300.0):
+    return breaks.find_break(
+        epoch or an_epoch(), [(r, age) for r in reports], wanted or wanting(2), idle=idle, hang=hang
+    )
+
+
+def test_an_epoch_whose_members_all_step_is_whole():
+    assert find(stepping(0), stepping(1)) is None
+
+
+def test_a_worker_with_an_exit_status_breaks_it():
+    found = find(stepping(0), stepping(1, state=State.DEAD, why="killed by signal 9", dead_ms=40))
+    assert (found.cause, found.rank, found.dead_ms) == ("WorkerDied", 1, 40)
+    assert found.certain
+
+
+def test_a_hung_worker_that_was_killed_is_named_as_hung():
+    found = find(stepping(0), stepping(1, state=State.DEAD, hung=True, why="hung: 300 s in step 6"))
+    assert found.cause == "WorkerHung"
+
+
+def test_an_error_of_the_user_outranks_the_deaths_that_follow_from_it():
+    failure = FailureReport(cause="UserError", message="ValueError: no")
+    found = find(stepping(0, state=State.DEAD), stepping(1, state=State.FAILED, failed=failure))
+    assert (found.cause, found.rank) == ("UserError", 1)
+
+
+def test_a_group_that_broke_by_itself_is_no_proof():
+    found = find(stepping(0, state=State.PARKED, why="connection reset"), stepping(1))
+    assert found.cause == "GroupBroken"
+    assert not found.certain
+
+
+def test_a_proof_outranks_a_suspicion():
+    parked = stepping(0, state=State.PARKED, why="connection reset")
+    assert find(parked, stepping(1, state=State.DEAD)).cause == "WorkerDied"
+
+
+def test_a_rank_that_stays_at_a_boundary_breaks_nothing():
+    assert find(stepping(0, state=State.PARKED, why=""), stepping(1)) is None
+
+
+def test_the_operators_word_and_terminated_containers_end_the_epoch():
+    gone = wanting(2, gone=(levels.SlotAttempt(slot=1, attempt=0),))
+    assert find(stepping(0), stepping(1), wanted=gone).cause == "Gone"
+    dead = wanting(2, dead=(levels.DeadAgent(slot=1, attempt=0, incarnation=1),))
+    assert find(stepping(0), stepping(1), wanted=dead).cause == "AgentLost"
+
+
+def test_a_newer_life_of_the_agent_proves_the_end_of_the_last():
+    assert find(stepping(0), stepping(1), a_report(1, incarnation=2)).cause == "AgentLost"
+    assert find(stepping(0), stepping(1), a_report(1, attempt=1)).cause == "AgentLost"
+
+
+def test_silence_is_suspected_only_when_the_step_stands_still_too():
+    assert find(stepping(0), stepping(1), age=60.0, idle=1.0) is None
+    found = find(stepping(0), stepping(1), age=60.0, idle=30.0)
+    assert found.cause == "AgentLost"
+    assert not found.certain
+
+
+def test_a_slow_step_of_agents_that_report_is_no_break():
+    assert find(stepping(0), stepping(1), age=0.1, idle=200.0) is None
+
+
+def test_a_group_in_which_all_wait_for_all_is_stuck_after_a_while():
+    both = (stepping(0, waiting=True), stepping(1, waiting=True))
+    assert find(*both, idle=100.0) is None
+    assert find(*both, idle=451.0).cause == "GroupStuck"
+
+
+def test_a_life_that_ended_before_it_began_breaks_the_epoch():
+    never = a_report(1, epoch=0, ended=ended(1))
+    assert find(stepping(0), never).cause == "WorkerDied"
+
+
+def test_a_checkpoint_that_cannot_be_restored_is_named():
+    commit = log.Commit(epoch=1, token="t", step=5, manifest="m", digest="d")
+    broken = a_report(1, epoch=0, broken=BrokenCheckpoint(manifest="m", message="chunk is gone"))
+    found = find(a_report(0, epoch=0), broken, epoch=an_epoch(commit=commit))
+    assert found.cause == "CheckpointBroken"
+    assert "chunk is gone" in found.message

@@ -1,0 +1,102 @@
+import pytest
+
+from agent.given import a_member, a_rank, a_report, a_worker, ended, stepping
+from everstep_agent import postmortem
+from everstep_agent.messages import Saver, State
+from everstep_contract.position import Phase
+
+
+def decide(*ranks, committed=0, waited=0.5, patience=8.0, failed=frozenset()):
+    return postmortem.decide_post_mortem(
+        ranks, committed=committed, waited=waited, patience=patience, failed=failed
+    )
+
+
+def test_the_lowest_rank_parked_at_the_furthest_step_saves():
+    assert decide(a_rank(0, 5), a_rank(2, 6), a_rank(1, 6)) == Saver(rank=1, step=6)
+
+
+@pytest.mark.parametrize("phase", [Phase.REDUCED, Phase.APPLYING])
+def test_who_holds_the_vector_is_waited_for_and_counts_as_the_step_it_will_apply(phase):
+    moving = a_rank(1, 5, parked=False, phase=phase)
+    assert moving.reach == 6
+    assert isinstance(decide(a_rank(0, 5), moving), postmortem.Wait)
+
+
+def test_a_rank_that_still_computes_is_waited_for():
+    assert isinstance(
+        decide(a_rank(0), a_rank(1, parked=False, phase=Phase.COMPUTING)), postmortem.Wait
+    )
+
+
+def test_the_dead_neither_save_nor_are_waited_for():
+    assert decide(a_rank(0, 9, alive=False, parked=False), a_rank(1, 5)) == Saver(rank=1, step=5)
+
+
+def test_an_unreachable_member_is_waited_for_only_so_long():
+    silent = a_rank(0, 0, reachable=False, parked=False)
+    assert isinstance(decide(silent, a_rank(1, 5), waited=1.0), postmortem.Wait)
+    assert decide(silent, a_rank(1, 5), waited=9.0) == Saver(rank=1, step=5)
+
+
+def test_nothing_is_saved_twice():
+    found = decide(a_rank(0, 5), committed=5)
+    assert isinstance(found, postmortem.Nothing)
+    assert found.target == 5
+
+
+def test_an_unsound_state_is_not_saved_and_its_step_counts_as_lost():
+    found = decide(a_rank(0, 5, sound=False), committed=3)
+    assert isinstance(found, postmortem.Nothing)
+    assert found.target == 5
+
+
+def test_a_sound_rank_behind_the_furthest_does_not_stand_in_for_it():
+    found = decide(a_rank(0, 4), a_rank(1, 5, sound=False), committed=3)
+    assert isinstance(found, postmortem.Nothing)
+
+
+def test_with_nobody_alive_the_newest_commit_is_all_there_is():
+    found = decide(a_rank(0, alive=False), committed=3)
+    assert isinstance(found, postmortem.Nothing)
+    assert found.target == 3
+
+
+def test_a_rank_whose_save_failed_is_passed_over():
+    assert decide(a_rank(0), a_rank(1), failed=frozenset({0})) == Saver(rank=1, step=5)
+
+
+def ranks(*reports, members=2, gone=frozenset(), age=0.1):
+    return postmortem.list_ranks(
+        [a_member(s) for s in range(members)],
+        [(r, age) for r in reports],
+        epoch=1,
+        stale=5.0,
+        gone=gone,
+    )
+
+
+def test_ranks_are_read_from_the_reports_of_their_own_epoch():
+    parked = stepping(0, state=State.PARKED, applied=7, sound=True)
+    dead = stepping(1, state=State.DEAD)
+    first, second = ranks(parked, dead)
+    assert (first.parked, first.sound, first.applied) == (True, True, 7)
+    assert not second.alive
+
+
+def test_a_pod_that_is_gone_or_was_started_again_holds_nothing():
+    assert not ranks(stepping(0), stepping(1), gone=frozenset({(0, 0)}))[0].alive
+    assert not ranks(stepping(0), a_report(0, incarnation=2), stepping(1))[0].alive
+
+
+def test_an_agent_that_never_began_the_epoch_holds_nothing_of_it():
+    assert not ranks(a_report(0, epoch=0, workers=(), ended=ended(0)), stepping(1))[0].alive
+
+
+def test_an_agent_that_never_reported_is_unreachable_and_not_dead():
+    assert ranks(stepping(0))[1] == postmortem.Rank(rank=1, alive=True, reachable=False)
+
+
+def test_a_failed_worker_is_as_good_as_dead():
+    assert not ranks(stepping(0, state=State.FAILED), stepping(1))[0].alive
+    assert a_worker().state is State.TRACKED

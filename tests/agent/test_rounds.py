@@ -1,0 +1,95 @@
+from agent.given import a_claim, a_report, ended, wanting
+from everstep_agent import rounds
+from everstep_contract import levels, log
+
+
+def decide(reports, wanted, *, waited=0.0, gang=300.0):
+    return rounds.decide_epoch(reports, wanted, round=1, waited=waited, gang=gang)
+
+
+def test_an_epoch_starts_when_every_wanted_slot_has_joined_and_ranks_follow_slot_order():
+    found = decide([a_report(2), a_report(0), a_report(1)], wanting(3))
+    assert isinstance(found, rounds.Start)
+    assert [(m.slot, m.node_rank) for m in found.members] == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_an_agent_that_has_not_joined_this_round_does_not_count():
+    found = decide([a_report(0), a_report(1, joined=0)], wanting(2))
+    assert isinstance(found, rounds.Wait)
+    assert found.reason == "TooFewWorkers"
+    assert "1 of 2" in found.message
+
+
+def test_an_agent_whose_workers_are_not_ready_does_not_count():
+    assert isinstance(decide([a_report(0, fresh=())], wanting(1)), rounds.Wait)
+
+
+def test_fewer_than_wanted_start_only_after_the_gang_time():
+    wanted = levels.Wanted(min_workers=1, want_workers=3, max_workers=3)
+    waits = decide([a_report(0), a_report(1)], wanted, waited=10.0, gang=60.0)
+    assert isinstance(waits, rounds.Wait)
+    assert waits.reason == "WaitingForGang"
+    starts = decide([a_report(0), a_report(1)], wanted, waited=61.0, gang=60.0)
+    assert isinstance(starts, rounds.Start)
+    assert len(starts.members) == 2
+
+
+def test_more_than_wanted_start_with_the_lowest_slots():
+    found = decide([a_report(s) for s in (3, 1, 0)], wanting(2))
+    assert isinstance(found, rounds.Start)
+    assert [m.slot for m in found.members] == [0, 1]
+
+
+def test_nobody_joins_who_is_gone_dead_leaving_or_of_an_old_attempt():
+    one = levels.SlotAttempt(slot=1, attempt=0)
+    dead = levels.DeadAgent(slot=1, attempt=0, incarnation=1)
+    newer = levels.Peer(slot=1, attempt=1, address="x")
+    reports = [a_report(0), a_report(1)]
+    for changes in ({"gone": (one,)}, {"dead": (dead,)}, {"leave": (1,)}, {"peers": (newer,)}):
+        assert isinstance(decide(reports, wanting(2, **changes)), rounds.Wait), changes
+    assert isinstance(decide([a_report(0), a_report(1, leaving=True)], wanting(2)), rounds.Wait)
+
+
+def test_of_two_attempts_of_a_slot_the_newer_joins():
+    found = decide([a_report(0, attempt=1), a_report(0, attempt=0)], wanting(1))
+    assert isinstance(found, rounds.Start)
+    assert found.members[0].attempt == 1
+
+
+def test_a_restarted_container_may_join_though_its_last_life_was_reported_dead():
+    dead = levels.DeadAgent(slot=0, attempt=0, incarnation=1)
+    found = decide([a_report(0, incarnation=2)], wanting(1, dead=(dead,)))
+    assert isinstance(found, rounds.Start)
+
+
+def test_an_ended_life_reported_by_its_agent_is_proof():
+    claim = a_claim()
+    proof = rounds.build_proof(claim, [a_report(0, ended=ended(1))], wanting(1))
+    assert claim.members[0] in proof.dead
+    assert not rounds.build_proof(claim, [a_report(0, ended=ended(0))], wanting(1)).dead
+
+
+def test_a_newer_attempt_among_the_peers_declares_the_older_gone():
+    peer = levels.Peer(slot=0, attempt=2, address="x")
+    assert (0, 1) in rounds.build_proof(a_claim(), [], wanting(1, peers=(peer,))).gone
+
+
+def test_an_epoch_number_is_never_used_twice():
+    reports = [a_report(0, joined=4), a_report(1, epoch=3)]
+    assert rounds.next_number(2, reports, burnt=0) == 5
+    assert rounds.next_number(7, reports, burnt=0) == 8
+    assert rounds.next_number(2, reports, burnt=9) == 10
+
+
+def test_repeats_count_only_the_newest_claims_of_one_cause_at_one_step():
+    chain = (log.ChainLink(epoch=1, last_step=5),)
+    other = (log.ChainLink(epoch=1, last_step=4),)
+    claims = [
+        a_claim(1, cause="Start"),
+        a_claim(2, cause="UserError", chain=other),
+        a_claim(3, cause="UserError", chain=chain),
+        a_claim(4, cause="UserError", chain=chain),
+    ]
+    assert rounds.count_repeats(claims, "UserError", 5) == 2
+    assert rounds.count_repeats(claims, "WorkerDied", 5) == 0
+    assert rounds.count_repeats(claims[:1], "Start", 0) == 1
