@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 
 _UNANSWERED = (
     "step {step}: the loop asks for the next batch, but the batch before it had {count} "
-    "step.backward or step.skip; "
-    "it needs exactly one. The usual causes: list() or zip() around step.batches, a wrapper that "
-    "prefetches, `continue` "
-    "before step.backward, or an exception (out of memory?) that was swallowed. Call step.skip() "
-    "to leave a batch out"
+    "step.backward or step.skip; it needs exactly one. The usual causes: list() or zip() around "
+    "step.batches, a wrapper that prefetches, `continue` before step.backward, or an exception "
+    "(out of memory?) that was swallowed. Call step.skip() to leave a batch out"
 )
 
 
