@@ -13,6 +13,7 @@ import struct
 import sys
 import threading
 import time
+from pathlib import Path
 
 from everstep_contract import env, ledger, position, wire
 
@@ -91,11 +92,11 @@ class Worker:
             self.restore()
 
     def restore(self) -> None:
-        document = json.load(open(self.start.manifest))
+        document = json.loads(Path(self.start.manifest).read_bytes())
         assert document["state"] == {"step": self.applied}, document["state"]
         (tensor,) = document["tensors"]
         for piece in tensor["pieces"]:
-            raw = open(os.path.join(self.start.chunks, piece["chunk"]), "rb").read()
+            raw = Path(self.start.chunks, piece["chunk"]).read_bytes()
             for i in range(piece["lengths"][0]):
                 (value,) = struct.unpack_from("<d", raw, piece["at"] + 8 * i)
                 self.values[piece["offsets"][0] + i] = value

@@ -1,0 +1,65 @@
+from agent.given import a_member, a_report, stepping, wanting
+from everstep_agent import boundaries
+from everstep_agent.messages import Boundary
+from everstep_contract import levels
+
+MEMBERS = (a_member(0), a_member(1))
+
+
+def acked(slot, step, passed=0):
+    return a_report(slot, epoch=1, fresh=(), acked=step, passed=passed)
+
+
+def test_a_boundary_is_armed_ahead_of_everybody():
+    assert boundaries.arm([7, 9, 8], stay=True).step > 9
+
+
+def test_it_counts_once_every_agent_has_acknowledged_it():
+    armed = Boundary(step=10)
+    half = boundaries.advance(armed, MEMBERS, [acked(0, 10), acked(1, 0)], raises=0)
+    assert half == armed
+    assert boundaries.advance(armed, MEMBERS, [acked(0, 10), acked(1, 10)], raises=0).confirmed
+
+
+def test_an_acknowledgement_of_an_older_number_does_not_count():
+    found = boundaries.advance(Boundary(step=12), MEMBERS, [acked(0, 12), acked(1, 10)], raises=0)
+    assert not found.confirmed
+
+
+def test_a_boundary_that_somebody_has_passed_is_raised_further_each_time():
+    reports = [acked(0, 10), acked(1, 0, passed=11)]
+    first = boundaries.advance(Boundary(step=10), MEMBERS, reports, raises=0)
+    later = boundaries.advance(Boundary(step=10), MEMBERS, reports, raises=4)
+    assert 11 < first.step < later.step
+    assert not first.confirmed
+
+
+def test_a_confirmed_boundary_stays_as_it_is():
+    done = Boundary(step=10, confirmed=True)
+    assert boundaries.advance(done, MEMBERS, [acked(0, 0, passed=11)], raises=0) == done
+
+
+def test_a_member_that_never_reported_keeps_it_open():
+    assert not boundaries.advance(Boundary(step=10), MEMBERS, [acked(0, 10)], raises=0).confirmed
+
+
+def test_a_save_is_due_after_its_interval_unless_one_is_under_way():
+    assert boundaries.is_save_due(60, since_last=61.0, busy=False)
+    assert not boundaries.is_save_due(60, since_last=61.0, busy=True)
+    assert not boundaries.is_save_due(60, since_last=59.0, busy=False)
+    assert not boundaries.is_save_due(0, since_last=1e9, busy=False)
+
+
+def test_why_an_epoch_ends_at_a_boundary_by_precedence():
+    stop = wanting(2, stop=levels.Stop.SUSPEND, leave=(1,))
+    steps = [stepping(0), stepping(1)]
+    assert boundaries.why_stay(stop, MEMBERS, steps, eligible=1) == "Stop"
+    assert boundaries.why_stay(wanting(2, leave=(1,)), MEMBERS, steps, eligible=0) == "Leave"
+    leaving = [stepping(0), a_report(1, leaving=True)]
+    assert boundaries.why_stay(wanting(2), MEMBERS, leaving, eligible=0) == "Leave"
+    assert boundaries.why_stay(wanting(3), MEMBERS, steps, eligible=1) == "Grow"
+    assert boundaries.why_stay(wanting(2), MEMBERS, steps, eligible=1) == ""
+
+
+def test_a_slot_that_is_no_member_may_be_asked_to_leave_without_a_boundary():
+    assert boundaries.why_stay(wanting(2, leave=(7,)), MEMBERS, [], eligible=0) == ""

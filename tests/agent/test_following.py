@@ -1,0 +1,58 @@
+from everstep_agent.following import DOUBT_SECONDS, TURN_SECONDS, Answer, choose_coordinator
+from everstep_agent.messages import Who
+
+
+def who(slot, **changes):
+    return Who(**({"slot": slot, "attempt": 0} | changes))
+
+
+def choose(me, *others, alone=10.0):
+    answers = {
+        f"host-{w.slot}": Answer(slot=w.slot, attempt=w.attempt, address=f"host-{w.slot}", who=w)
+        for w in others
+    }
+    return choose_coordinator(me, f"host-{me.slot}", answers, alone_for=alone)
+
+
+def test_alone_an_agent_coordinates():
+    assert choose(who(3)).act
+
+
+def test_who_acts_already_is_followed_wherever_its_slot_stands():
+    assert choose(who(0), who(2, acting=True)).address == "host-2"
+
+
+def test_of_two_that_act_the_one_of_the_newer_epoch_and_then_of_the_lower_slot_stays():
+    assert (
+        choose(who(0), who(1, acting=True, epoch=3), who(2, acting=True, epoch=4)).address
+        == "host-2"
+    )
+    assert not choose(who(2, acting=True), who(1, acting=True)).act
+    assert choose(who(1, acting=True), who(2, acting=True)).act
+
+
+def test_the_lowest_living_slot_acts_and_the_others_wait_their_turn():
+    assert choose(who(0), who(1), alone=0.0).act
+    assert not choose(who(1), who(0), alone=0.0).act
+    assert choose(who(1), who(0), alone=TURN_SECONDS + 0.1).act
+
+
+def test_a_newcomer_lets_those_go_first_who_were_in_the_newest_epoch():
+    assert not choose(who(0, epoch=0), who(1, epoch=4), alone=0.0).act
+    assert choose(who(1, epoch=4), who(0, epoch=0), alone=0.0).act
+
+
+def test_a_peer_that_still_follows_somebody_holds_us_back_for_a_while():
+    peer = who(1, coordinator="host-9")
+    assert not choose(who(0), peer, alone=1.0).act
+    assert choose(who(0), peer, alone=DOUBT_SECONDS + 1.0).act
+
+
+def test_who_leaves_proposes_nothing_and_stands_in_nobodys_way():
+    assert not choose(who(0, candidate=False)).act
+    assert choose(who(1), who(0, candidate=False), alone=0.0).act
+
+
+def test_a_peer_that_cannot_be_reached_does_not_count():
+    silent = {"host-0": Answer(slot=0, attempt=0, address="host-0", who=None)}
+    assert choose_coordinator(who(1), "host-1", silent, alone_for=0.0).act

@@ -1,0 +1,38 @@
+from everstep_agent import hang
+from everstep_contract.position import Position, Where
+
+LIMITS = hang.Limits(step=300.0, startup=600.0)
+
+
+def classify(now, *, cut=None, started=0.0, **fields):
+    return hang.classify_hang(Position(**fields), started=started, cut=cut, limits=LIMITS, now=now)
+
+
+def test_a_step_over_its_limit_is_a_hang_and_named():
+    assert classify(299.0, scope=Where.STEP, applied=6) is None
+    found = classify(301.0, scope=Where.STEP, applied=6)
+    assert "step 7" in found.message
+    assert "300 s" in found.message
+
+
+def test_a_rank_that_waits_for_others_is_never_the_culprit_while_its_group_stands():
+    assert classify(10_000.0, scope=Where.STEP, waiting=True) is None
+
+
+def test_after_a_cut_nobody_may_wait_long():
+    assert classify(1005.0, scope=Where.STEP, waiting=True, cut=1000.0) is None
+    assert classify(1030.0, scope=Where.STEP, waiting=True, cut=1000.0) is not None
+
+
+def test_startup_has_a_limit_of_its_own():
+    assert classify(500.0, scope=Where.STARTUP) is None
+    assert classify(601.0, scope=Where.STARTUP).scope == "startup"
+
+
+def test_a_scope_may_bring_its_own_limit():
+    assert classify(31.0, scope=Where.PAUSE, limit_ms=30_000).scope == "pause"
+    assert classify(500.0, scope=Where.PAUSE, limit_ms=600_000) is None
+
+
+def test_time_before_the_start_does_not_count():
+    assert classify(400.0, scope=Where.STEP, started=390.0) is None

@@ -1,0 +1,123 @@
+"""`everstep run` as a person uses it: the command, its output, its exit status."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+STUB = str(Path(__file__).with_name("stub_worker.py"))
+
+
+class Command:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.text = ""
+
+    async def line(self, pattern: str) -> re.Match[str]:
+        """Read on until a line matches."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(90):
+            while raw := await self.process.stdout.readline():
+                self.text += raw.decode()
+                if found := re.search(pattern, raw.decode()):
+                    return found
+        raise AssertionError(f"no line {pattern!r} in:\n{self.text}")
+
+    async def end(self) -> int:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(90):
+            self.text += (await self.process.stdout.read()).decode()
+            return await self.process.wait()
+
+
+@pytest.fixture
+async def everstep(tmp_path: Path):
+    started: list[Command] = []
+
+    async def start(*arguments: str, **environ: str) -> Command:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "everstep_agent.cli", *arguments,
+            cwd=tmp_path,
+            env={**os.environ, "STUB_UNTIL": "20", **environ},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        started.append(Command(process))
+        return started[-1]
+
+    yield start
+    for command in started:
+        if command.process.returncode is None:
+            command.process.kill()
+            await command.process.wait()
+
+
+def pid_of_agent(worker: int) -> int:
+    text = Path(f"/proc/{worker}/stat").read_text()
+    return int(text.rpartition(")")[2].split()[1])
+
+
+async def test_a_script_trains_to_its_end_and_the_run_verifies(everstep):
+    command = await everstep("run", "--workers", "2", STUB)
+    assert await command.end() == 0
+    assert "done: trained to step 20" in command.text
+    verify = await everstep("verify", "everstep-store/stub_worker")
+    assert await verify.end() == 0
+    assert "steps 1 to 20 once each" in verify.text
+
+
+async def test_an_agent_and_its_workers_that_are_killed_are_replaced(everstep):
+    command = await everstep("run", "--workers", "2", STUB, STUB_STEP_MS="100")
+    pid = int((await command.line(r"rank 1 runs as pid (\d+)"))[1])
+    await command.line(r"epoch 1: starts")
+    os.kill(pid_of_agent(pid), signal.SIGKILL)
+    await command.line(r"agent of slot \d lost: killed by signal 9")
+    await command.line(r"epoch 2: goes on from step")
+    assert await command.end() == 0
+    assert "steps lost: 0" in command.text
+    assert await (await everstep("verify", "everstep-store/stub_worker")).end() == 0
+
+
+async def test_ctrl_c_saves_and_the_same_command_goes_on(everstep):
+    command = await everstep("run", "--workers", "2", STUB, STUB_STEP_MS="100")
+    await command.line(r"rank 1 runs as pid")
+    await command.line(r"epoch 1: starts")
+    command.process.send_signal(signal.SIGINT)
+    assert await command.end() == 130
+    step = int(re.search(r"the checkpoint of step (\d+) is committed; go on", command.text)[1])
+    again = await everstep("run", "--workers", "3", STUB)
+    await again.line(rf"found the checkpoint of step {step}|goes on from step {step}")
+    assert await again.end() == 0
+
+
+async def test_a_script_that_raises_ends_with_its_traceback_and_no_second_try(everstep):
+    command = await everstep("run", "--workers", "2", STUB, STUB_MODE="raise")
+    assert await command.end() == 1
+    assert (
+        "ScriptError: the script exited with status 1: ValueError: no such data set" in command.text
+    )
+    assert "Traceback" in command.text
+
+
+async def test_a_script_that_is_not_there_is_named(everstep):
+    command = await everstep("run", "nowhere.py")
+    assert await command.end() == 2
+    assert "there is no script 'nowhere.py'" in command.text
+
+
+async def test_a_store_that_cannot_be_made_is_named(everstep):
+    command = await everstep("run", "--store", "/proc/no/store", STUB)
+    assert await command.end() == 2
+    assert "/proc/no" in command.text
+
+
+async def test_arguments_reach_the_script(everstep, tmp_path: Path):
+    (tmp_path / "say.py").write_text("import sys\nprint('ARGS', sys.argv[1:], flush=True)\n")
+    command = await everstep("run", "say.py", "--", "--lr", "0.1")
+    assert await command.end() == 1
+    assert "ARGS ['--lr', '0.1']" in command.text
+    assert "everstep.run(main)" in command.text

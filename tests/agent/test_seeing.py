@@ -1,0 +1,92 @@
+from agent.given import a_report, an_epoch, stepping, wanting
+from everstep_agent import incidents, seeing
+from everstep_agent.messages import Stage, State
+from everstep_contract import levels
+
+AT = levels.CheckpointRef(epoch=1, step=8)
+ME = levels.SlotAttempt(slot=0, attempt=0)
+
+
+def facts(**changes):
+    values = {"run": "r", "coordinator": ME, "restarts": {}, "seconds": {}, "committed": AT}
+    return seeing.Facts(**(values | changes))
+
+
+def left(wanted, reports, epoch, known=()):
+    return [
+        (x.slot, x.attempt, x.step) for x in seeing.build_left(wanted, reports, epoch, AT, known)
+    ]
+
+
+def test_the_jobs_step_is_the_one_that_every_member_applied():
+    reports = [(stepping(0, applied=9), 0.1), (stepping(1, applied=7), 0.3)]
+    seen = seeing.build_seen(facts(), an_epoch(), reports)
+    assert seen.step == 7
+    assert [(m.slot, m.rank, m.step) for m in seen.members] == [(0, 0, 9), (1, 1, 7)]
+    assert seen.age_ms == 300
+    assert seen.running
+
+
+def test_between_epochs_the_step_is_the_committed_one():
+    assert seeing.build_seen(facts(), None, []).step == 8
+
+
+def test_the_dead_are_no_members():
+    reports = [(stepping(0), 0.0), (stepping(1, state=State.DEAD), 0.0)]
+    assert [m.slot for m in seeing.build_seen(facts(), an_epoch(), reports).members] == [0]
+
+
+def test_a_slot_has_left_only_when_its_epoch_is_over():
+    wanted, reports = wanting(2, leave=(1,)), [stepping(0), stepping(1)]
+    assert left(wanted, reports, an_epoch()) == []
+    assert left(wanted, reports, an_epoch(stage=Stage.CUT)) == []
+    assert left(wanted, reports, an_epoch(stage=Stage.OVER)) == [(1, 0, 8)]
+
+
+def test_a_pod_that_holds_no_state_leaves_while_the_others_train():
+    spare = a_report(5)
+    assert left(wanting(2, leave=(5,)), [stepping(0), stepping(1), spare], an_epoch()) == [
+        (5, 0, 8)
+    ]
+
+
+def test_a_pod_that_got_sigterm_is_as_good_as_asked():
+    assert left(wanting(2), [a_report(1, leaving=True)], an_epoch(stage=Stage.OVER)) == [(1, 0, 8)]
+
+
+def test_what_was_said_stays_said_until_the_slots_next_attempt_shows_up():
+    known = (levels.Left(slot=1, attempt=0, epoch=1, step=8),)
+    assert left(wanting(2), [], None, known) == [(1, 0, 8)]
+    assert left(wanting(2), [a_report(1, attempt=1)], None, known) == []
+
+
+def test_an_incident_measures_each_phase_from_the_end_of_the_last():
+    book = incidents.Book()
+    book.open("i-1", "WorkerDied", "rank 1 died", now=100.0, slot=1, rank=1)
+    book.mark("detect", 100.25)
+    book.mark("save", 101.0)
+    book.mark("save", 999.0)
+    book.mark("restart", 103.0)
+    assert book.resumed
+    ended = book.close()
+    assert ended is not None
+    assert [(p.name, p.ms) for p in ended.phases] == [
+        ("detect", 250), ("save", 750), ("restart", 2000),
+    ]  # fmt: skip
+    assert (ended.rung, ended.open) == ("restart", False)
+    assert book.levels() == (ended,)
+
+
+def test_what_happens_during_an_incident_belongs_to_it():
+    book = incidents.Book()
+    book.open("i-1", "Leave", "slot 1 leaves", now=1.0, slot=1, rank=None)
+    book.open("i-2", "WorkerDied", "rank 0 died", now=2.0, slot=0, rank=0)
+    assert book.id == "i-1"
+
+
+def test_a_new_coordinator_goes_on_with_the_open_incident():
+    open_ = levels.RuntimeIncident(id="i-2", cause="Gone", message="m")
+    closed = levels.RuntimeIncident(id="i-1", cause="Gone", message="m", open=False)
+    book = incidents.from_levels((closed, open_), now=5.0)
+    assert book.id == "i-2"
+    assert [i.id for i in book.levels()] == ["i-1", "i-2"]

@@ -1,0 +1,126 @@
+"""Starting workers and proof of their end, with real processes."""
+
+import asyncio
+import io
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from everstep_agent import hang, logline, spawn
+from everstep_agent.messages import State
+from everstep_agent.workers import Worker, WorkerSet
+
+IDLE = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+
+class Fixture:
+    def __init__(self, memory: Path) -> None:
+        self.memory = memory
+        self.dead: list[Worker] = []
+        self.died = asyncio.Event()
+
+    async def open(self, script: str, count: int = 1) -> WorkerSet:
+        path = self.memory / "script.py"
+        path.write_text(script)
+        self.workers = WorkerSet(
+            spawner=spawn.SubprocessSpawner(str(path)),
+            count=count,
+            memory=str(self.memory),
+            environ=dict(os.environ),
+            on_frame=lambda worker, envelope: None,
+            on_death=self.on_death,
+            log=logline.Log(io.StringIO()),
+        )
+        await self.workers.open()
+        self.workers.ensure_fresh()
+        return self.workers
+
+    def on_death(self, worker: Worker) -> None:
+        self.dead.append(worker)
+        self.died.set()
+
+    async def death(self) -> Worker:
+        await asyncio.wait_for(self.died.wait(), 20)
+        return self.dead[0]
+
+
+@pytest.fixture
+async def given(tmp_path: Path):
+    fixture = Fixture(tmp_path)
+    yield fixture
+    await fixture.workers.close()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110 other processes raise no event here
+            await asyncio.sleep(0.01)
+
+
+async def test_a_death_is_noticed_with_its_signal_and_counts_as_proof(given: Fixture):
+    workers = await given.open(IDLE)
+    os.kill(workers.fresh[0].pid, signal.SIGKILL)
+    worker = await given.death()
+    assert worker.state is State.DEAD
+    assert worker.exit_words() == "killed by signal 9 (SIGKILL)"
+    assert workers.ended_lives()[0].life == 1
+
+
+async def test_the_last_words_of_a_script_are_kept(given: Fixture):
+    await given.open("raise ValueError('no such data set')\n")
+    worker = await given.death()
+    assert worker.exit_words() == "exited with status 1"
+    assert worker.tail.text().endswith("ValueError: no such data set")
+
+
+async def test_with_a_worker_its_children_end_too(given: Fixture):
+    child = given.memory / "child"
+    await given.open(
+        "import os, subprocess, sys, time\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(child)!r} + '.part', 'w').write(str(p.pid))\n"
+        f"os.rename({str(child)!r} + '.part', {str(child)!r})\n"
+        "time.sleep(600)\n"
+    )
+    await until(child.exists)
+    os.kill(given.workers.fresh[0].pid, signal.SIGKILL)
+    await given.death()
+    await until(lambda: is_gone(int(child.read_text())))
+
+
+async def test_lives_are_counted_and_every_one_below_is_over(given: Fixture):
+    workers = await given.open(IDLE, count=2)
+    os.kill(workers.fresh[1].pid, signal.SIGKILL)
+    await given.death()
+    workers.ensure_fresh()
+    assert workers.lives == [1, 2]
+    assert [e.life for e in workers.ended_lives()] == [0, 1]
+
+
+async def test_a_worker_that_never_says_hello_is_hung_after_the_startup_limit(given: Fixture):
+    workers = await given.open(IDLE)
+    limits = hang.Limits(step=1.0, startup=5.0)
+    assert workers.check_hangs(limits, time.monotonic()) == []
+    (found,) = workers.check_hangs(limits, time.monotonic() + 6.0)
+    assert "no word" in found.hung
+    assert (await given.death()).exit_words() == found.hung
+
+
+async def test_a_forked_worker_runs_a_function_and_reports_its_exit(tmp_path: Path):
+    spawner = spawn.ForkSpawner(lambda: os._exit(7))
+    child = spawner.spawn(dict(os.environ))
+    await until(lambda: is_gone(child.pid))
+    assert spawn.describe_exit(spawn.reap(child.pid)) == "exited with status 7"
+    os.close(child.stdout)
+    os.close(child.stderr)

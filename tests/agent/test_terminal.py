@@ -1,0 +1,54 @@
+import io
+
+from everstep_agent import logline, terminal
+from everstep_contract import levels
+
+AT = levels.CheckpointRef(epoch=1, step=50, bytes=12_300_000)
+
+
+def test_a_log_line_reads_back_as_it_was_said():
+    out = io.StringIO()
+    logline.Log(out, slot=1).say("worker_ended", pid=7, message='it said "no" = x', empty="")
+    assert logline.parse_line(out.getvalue()) == (
+        "worker_ended",
+        {"slot": "1", "pid": "7", "message": 'it said "no" = x'},
+    )
+
+
+def test_a_line_of_somebody_else_is_not_taken_for_ours():
+    assert logline.parse_line("loss 0.3 everstep event=x") is None
+
+
+def test_a_start_a_checkpoint_and_a_note_are_shown_once():
+    first = levels.Seen(run="r", epoch=1)
+    later = levels.Seen(run="r", epoch=1, committed=AT, notes=("gradient norm 31 at step 12",))
+    assert terminal.describe_changes(levels.Seen(run="r"), first) == ["epoch 1: starts at step 0"]
+    assert terminal.describe_changes(first, later) == [
+        "checkpoint: step 50 committed (12.3 MB)",
+        "note: gradient norm 31 at step 12",
+    ]
+    assert terminal.describe_changes(later, later) == []
+
+
+def test_an_incident_is_shown_when_it_begins_and_with_its_phases_when_it_ends():
+    open_ = levels.RuntimeIncident(id="i", cause="WorkerDied", message="rank 1 killed")
+    closed = levels.RuntimeIncident(
+        id="i", cause="WorkerDied", message="rank 1 killed", step=12, open=False,
+        phases=(levels.Phase(name="first_step", ms=1500),),
+    )  # fmt: skip
+    quiet, lost = levels.Seen(run="r"), levels.Seen(run="r", incidents=(open_,))
+    assert terminal.describe_changes(quiet, lost) == ["lost: rank 1 killed (WorkerDied)"]
+    (line,) = terminal.describe_changes(lost, levels.Seen(run="r", incidents=(closed,)))
+    assert line == "recovered in 1.5 s from step 12, steps lost: 0 (first step 1.5)"
+
+
+def test_the_pid_of_every_rank_is_shown_so_that_it_can_be_killed_by_hand():
+    line = terminal.describe_event("worker_runs", {"rank": "2", "pid": "4711"})
+    assert line == "rank 2 runs as pid 4711"
+    assert terminal.describe_event("uploaded", {}) is None
+
+
+def test_bytes_read_well():
+    assert [terminal.format_bytes(n) for n in (7, 1500, 12_300_000, 5 * 10**9)] == [
+        "7 B", "1.5 kB", "12.3 MB", "5.0 GB",
+    ]  # fmt: skip
