@@ -134,12 +134,19 @@ def _with_runtime(
 ) -> list[Incident]:
     """The job's own record of an interruption joins ours of the same id, or of the same slot and time."""
     at = next((k for k, i in enumerate(incidents) if runtime.id in (i.id, i.job_id)), None)
-    if at is None and runtime.slot is not None and runtime.open:
-        same = [k for k, i in enumerate(incidents) if i.open and i.slot == runtime.slot]
+    if at is None and runtime.open:
+        same = [k for k, i in enumerate(incidents) if i.open and _may_be(i, runtime)]
         at = same[-1] if same else None
     if at is None:
         return [*incidents, _merged(_of_runtime(runtime, now), runtime)]
     return [*incidents[:at], _merged(incidents[at], runtime), *incidents[at + 1 :]]
+
+
+def _may_be(incident: Incident, runtime: RuntimeIncident) -> bool:
+    """The same slot; a leave that the job began by itself (SIGTERM) may not say which."""
+    if runtime.slot is None:
+        return runtime.cause == "Leave" and incident.attempt is not None
+    return incident.slot == runtime.slot
 
 
 def _of_runtime(runtime: RuntimeIncident, now: float) -> Incident:

@@ -154,15 +154,17 @@ def _refusal(job: Job, outcome: Outcome, held: Refusal | None, now: float) -> Re
 
 
 def _deaths(observed: Observed) -> dict[str, str]:
-    """Identity of each end that we know of → node on which it was."""
+    """Identity of each end that we know of → node on which it was; "" for an end that was in order."""
     found = {}
     for pod in observed.pods:
         if pod.restarts or pod.ended:
-            found[f"{pod.uid}/{pod.restarts}/{pod.ended is not None}"] = pod.node
+            in_order = pod.deleting or (pod.ended is not None and pod.ended.exit_code == 0)
+            identity = f"{pod.uid}/{pod.restarts}/{pod.ended is not None}"
+            found[identity] = "" if in_order else pod.node
     nodes = {p.slot: p.node for p in observed.pods}
     for incident in observed.seen.incidents if observed.seen else ():
         if incident.slot is not None and incident.cause.startswith(("Worker", "Agent")):
-            found[f"{incident.id}"] = nodes.get(incident.slot, "")
+            found[incident.id] = nodes.get(incident.slot, "")
     return found
 
 
