@@ -95,12 +95,16 @@ class TorchGroup:
             self._group.abort()
 
     def _returned(self, work: Any) -> bool:
+        """`wait` raises for a failed operation and for our own limit; only of one that was complete
+        before the wait is it certain which.
+        """
         while True:
+            complete = work.is_completed()
             try:
                 work.wait(LOOK)
                 return True
             except RuntimeError:
-                if work.is_completed():
+                if complete:
                     return False
             if self._cut_at is not None and time.monotonic() > self._cut_at + ABANDON_SECONDS:
                 return False
