@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from everstep_contract.log import Claim, Commit, Entry
@@ -12,6 +12,8 @@ from everstep_demo.story import COMMITTED, CORDONED, FIRST_STEP, MOVED, Act, Inc
 from everstep_demo.timeline import Timeline
 
 POLL_SECONDS = 0.2
+Noted = tuple[str, str]
+"""Id and cause of an incident in the job's status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,8 @@ async def play(stage: Stage, act: Act, *, limit: float = 120.0) -> Incident:
     pod = await stage.board.current_pod(stage.job, act.slot)
     assert pod is not None, f"slot {act.slot} of {stage.job} has no pod"
     await stage.watch.refresh()
-    run = _Playing(stage, act, pod, epoch=stage.watch.epoch, step=await _step(stage))
+    known = [(i["id"], i["cause"]) for i in await _incidents(stage)]
+    run = _Playing(stage, act, pod, epoch=stage.watch.epoch, step=await _step(stage), known=known)
     stage.timeline.heading(f"Act {act.number}: {act.title}")
     stage.timeline.fault(f"{pod.node}, which holds slot {pod.slot}, at step {run.step} or later")
     run.began = time.monotonic()
@@ -45,17 +48,21 @@ async def play(stage: Stage, act: Act, *, limit: float = 120.0) -> Incident:
 class _Playing:
     """Looks until all milestones are reached; each is told once, as soon as it is seen."""
 
-    def __init__(self, stage: Stage, act: Act, pod: Pod, *, epoch: int, step: int) -> None:
+    def __init__(
+        self, stage: Stage, act: Act, pod: Pod, *, epoch: int, step: int, known: Iterable[Noted]
+    ) -> None:
         self._stage, self._act, self._pod, self._epoch = stage, act, pod, epoch
         self.step = step
         self.began = time.monotonic()
         self.reached: dict[str, float] = {}
         self._resumed = 0
         self._moved_to = ""
+        self._known = set(known)
         self._verdict = False
         self._claimed = False
 
     async def look(self) -> None:
+        await self._look_at_incidents()
         if not self._verdict:
             await self._look_at_quarantine()
         if CORDONED not in self.reached:
@@ -82,6 +89,14 @@ class _Playing:
         node = (await self._stage.board.nodes()).get(self._pod.node)
         if node is not None and node.cordoned:
             self._reach(CORDONED, f"{node.name} takes no new pods")
+
+    async def _look_at_incidents(self) -> None:
+        """What the operator has noted in the job's status, once each."""
+        for incident in await _incidents(self._stage):
+            seen = incident["id"], incident["cause"]
+            if seen not in self._known:
+                self._known.add(seen)
+                self._stage.timeline.say("noticed", f"{incident['cause']} ({incident['id']})")
 
     async def _look_at_quarantine(self) -> None:
         found = await self._stage.board.quarantines()
@@ -114,6 +129,11 @@ class _Playing:
     def _reach(self, milestone: str, detail: str) -> None:
         self.reached[milestone] = time.monotonic() - self.began
         self._stage.timeline.say(milestone, detail)
+
+
+async def _incidents(stage: Stage) -> list[Object]:
+    status = (await stage.board.job(stage.job)).get("status", {})
+    return list(status.get("incidents") or [])
 
 
 async def _step(stage: Stage) -> int:

@@ -72,5 +72,6 @@ def _mark(axes: "object", incident: Incident) -> None:
         textcoords="offset points",
         color=FAULT,
         fontsize=9,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
         va="top",
     )

@@ -21,7 +21,7 @@ from everstep_lab.api import Api
 REPOSITORY = Path(__file__).parents[3]
 MANIFEST = REPOSITORY / "examples" / "byte-lm" / "job.yaml"
 SCRIPT = REPOSITORY / "examples" / "byte-lm" / "train.py"
-STEADY_STEPS = 20
+STEADY_STEPS = 35
 """Steps between one act and the next: the loss curve shall show that it went on."""
 
 
