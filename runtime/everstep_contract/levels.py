@@ -63,8 +63,8 @@ class Wanted:
     leave: tuple[int, ...] = ()
     leave_reason: str = ""
     hold: tuple[int, ...] = ()
-    """Slots that no new epoch may take in for now: their node is under suspicion, and the proof is still to come. Unlike
-    `leave` it asks for nothing, and a slot that is no longer named here may join again."""
+    """Slots that no new epoch may take in for now: their node is under suspicion, and the proof is still to come.
+    Unlike `leave` it asks for nothing, and a slot that is no longer named here may join again."""
     dead: tuple[DeadAgent, ...] = ()
     gone: tuple[SlotAttempt, ...] = ()
     stop: Stop = Stop.NONE
