@@ -10,7 +10,7 @@ from integration.trial import NAMESPACE, URI, Trial, build_job
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 NAME = "acts"
-STEPS = 700
+STEPS = 400
 
 
 @pytest.fixture
