@@ -8,42 +8,39 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from everstep_agent import ending, http, logline, spawn
-from everstep_agent.checkpoint.parts import Part
-from everstep_agent.coordinator import Coordinator
+from everstep_agent.api import Api
+from everstep_agent.delivery import Delivery
 from everstep_agent.desk import Identity
 from everstep_agent.follower import Follower
-from everstep_agent.messages import Accepted, After, AgentReport, Levels, StoreCall, Who
-from everstep_agent.peers import PeerError, Pool
+from everstep_agent.messages import AgentReport, Levels, Who
+from everstep_agent.peers import Pool
 from everstep_agent.pod import Pod
-from everstep_agent.relay import Relay, answer_call
+from everstep_agent.relay import Relay
+from everstep_agent.role import Role
+from everstep_agent.standing import Standing
 from everstep_agent.storage import open_store
+from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.retrying import Retrying
-from everstep_contract import codec, env, levels, report
+from everstep_contract import env, report
 
 WATCH_SECONDS = 0.25
-REPORT_SECONDS = 0.1
-LINGER_SECONDS = 5.0
-"""How long the coordinator stays after the end, so that operator and agents can hear of it."""
-HANDOVER_SECONDS = 1.0
-"""The same when only its own pod leaves: others take over."""
 FAILURE_SECONDS = 8.0
 """How long an agent with a failure of its own waits for the coordinator to end the job with it."""
 MARGIN_SECONDS = 3.0
 """Kept of the grace period for the way out."""
-OLD_WANTED_SECONDS = 10.0
-"""A lower revision than ours counts when ours was not repeated for so long: another operator has
-started.
-"""
 
 
 class Agent:
-    """One container's life. `run` returns the exit report; it is also in the termination log by
-    then.
+    """One container's life. `run` returns the exit report; it stands in the termination log by then.
+
+    Everything runs on one event loop, in the main thread: the workers' parent-death signal follows
+    the thread that forked them.
     """
 
     def __init__(
@@ -55,91 +52,118 @@ class Agent:
         signals: bool = False,
         line: logline.Log | None = None,
     ) -> None:
-        environ = dict(os.environ if environ is None else environ)
-        incarnation = count_incarnation(settings.memory)
         self.settings = settings
         self.line = (line or logline.Log()).bind(slot=settings.slot, attempt=settings.attempt)
-        self._signals = signals
-        self._environ = environ
+        self.bound = asyncio.Event()
         self._spawner = spawner
-        self._incarnation = incarnation
-        self._wanted = levels.Wanted()
-        self._wanted_at = 0.0
-        self._published: Levels | None = None
-        self._coordinator: Coordinator | None = None
+        self._environ = dict(os.environ if environ is None else environ)
+        self._signals = signals
+        self._incarnation = count_incarnation(settings.memory)
+        self._standing = Standing()
         self._ended: asyncio.Future[report.ExitReport] | None = None
         self._leave_by: float | None = None
         self._failed_at: float | None = None
-        self._parts: asyncio.Queue[Part] = asyncio.Queue()
-        self.bound = asyncio.Event()
 
     # --- life ------------------------------------------------------------------------------------
 
     async def run(self) -> report.ExitReport:
+        """Raises OSError if the pod's address cannot be bound."""
         self._ended = asyncio.get_running_loop().create_future()
         try:
             store = open_store(self.settings.uri, self.settings.run, self._environ)
-        except Exception as error:  # whatever it is, the report must name it
+        except StoreError as error:
             return self._write_report(
                 report.ExitReport(cause=report.Cause.CONFIG, message=str(error))
             )
         async with contextlib.AsyncExitStack() as stack:
             await self._open(store, stack)
             found = await self._ended
-            await self._linger()
-            self.pod.quiet = True
+            await self._role.linger()
             await self.pod.workers.end_all()
         return self._write_report(found)
 
     async def _open(self, store: Retrying, stack: contextlib.AsyncExitStack) -> None:
-        settings = self.settings
-        self._server = http.Server(settings.token, self._routes())
-        await self._server.open(settings.pod_ip, settings.port)
-        stack.push_async_callback(self._server.close)
-        self.me = Identity(
-            slot=settings.slot,
-            attempt=settings.attempt,
-            incarnation=self._incarnation,
-            address=f"{settings.pod_ip}:{self._server.port}",
-        )
-        self._store = store
-        self._pool = Pool(settings.token)
-        stack.push_async_callback(self._pool.close)
-        self._relay = Relay(self._pool)
+        await self._open_address(stack)
+        self._build(store)
         stack.push_async_callback(self._relay.close)
-        self.pod = Pod(
-            settings=settings,
-            me=self.me,
-            store=store,
-            spawner=self._spawner,
-            environ=worker_environ(self._environ),
-            relay=self._relay,
-            on_part=self._parts.put_nowait,
-            line=self.line,
-        )
         stack.push_async_callback(self.pod.close)
-        self._follower = Follower(
-            me=self.me,
-            token=settings.token,
-            ready=lambda: self._wanted_at > 0 or self._published is not None,
-            who=self._who,
-            peers=self._peers,
-            report=self._report,
-            changed=self.pod.changed,
-            on_levels=self._on_levels,
-            act=self._act,
-            line=self.line,
-        )
         stack.push_async_callback(self._follower.close)
+        self._routes.update(self._api.routes())
         if self._signals:
             self._catch_signals()
         await self.pod.open()
         self.line.say("agent_ready", address=self.me.address, incarnation=self.me.incarnation)
         self.bound.set()
-        for work in (self._follower.run(), self._watch(), self._send_parts()):
+        for work in (self._follower.run(), self._watch(), self._delivery.run()):
             task = asyncio.create_task(work)
             task.add_done_callback(self._task_ended)
             stack.push_async_callback(_cancel, task)
+
+    async def _open_address(self, stack: contextlib.AsyncExitStack) -> None:
+        """Who we are depends on the port that we get; until then only health is answered."""
+        settings = self.settings
+        self._routes: dict[str, http.Handler] = {}
+        server = http.Server(settings.token, self._routes)
+        await server.open(settings.pod_ip, settings.port)
+        stack.push_async_callback(server.close)
+        self.me = Identity(
+            slot=settings.slot,
+            attempt=settings.attempt,
+            incarnation=self._incarnation,
+            address=f"{settings.pod_ip}:{server.port}",
+        )
+        self._pool = Pool(settings.token)
+        stack.push_async_callback(self._pool.close)
+
+    def _build(self, store: Retrying) -> None:
+        self._relay = Relay(self._pool)
+        self._delivery = Delivery(
+            standing=self._standing,
+            pool=self._pool,
+            parts=lambda: self.pod.uploads.parts if self.pod.uploads else {},
+            following=self._following,
+            line=self.line,
+        )
+        self.pod = Pod(
+            settings=self.settings,
+            me=self.me,
+            store=store,
+            spawner=self._spawner,
+            environ=worker_environ(self._environ),
+            relay=self._relay,
+            on_part=self._delivery.wake,
+            line=self.line,
+        )
+        self._role = Role(
+            settings=self.settings,
+            me=self.me,
+            store=store,
+            standing=self._standing,
+            report=self._report,
+            changed=self.pod.changed,
+            on_levels=self._on_levels,
+            line=self.line,
+        )
+        self._follower = Follower(
+            me=self.me,
+            token=self.settings.token,
+            ready=lambda: self._standing.informed,
+            who=self._who,
+            peers=self._standing.peers,
+            report=self._report,
+            changed=self.pod.changed,
+            on_levels=self._on_levels,
+            act=self._role.act,
+            line=self.line,
+        )
+        self._api = Api(
+            run=self.settings.run,
+            standing=self._standing,
+            pool=self._pool,
+            who=self._who,
+            following=self._following,
+            apply=self.pod.apply,
+        )
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -148,15 +172,17 @@ class Agent:
         loop.add_signal_handler(signal.SIGCHLD, lambda: spawn.reap_orphans(self.pod.workers.pids))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():
+        error = None if task.cancelled() else task.exception()
+        if error is None:
             return
-        error = task.exception()
-        if error is not None:
-            self.line.say("agent_error", message=f"{type(error).__name__}: {error}")
-            text = f"the agent failed: {type(error).__name__}: {error}"
-            self._end(
-                report.ExitReport(cause=report.Cause.AGENT, message=text, traceback=_trace(error))
+        text = f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
+        self.line.say("agent_error", message=text)
+        self._end(
+            report.ExitReport(
+                cause=report.Cause.AGENT, message=f"the agent failed: {text}", traceback=trace
             )
+        )
 
     def leave(self) -> None:
         """SIGTERM: save and go within the grace period."""
@@ -172,22 +198,6 @@ class Agent:
         if self._ended is not None and not self._ended.done():
             self.pod.quiet = True
             self._ended.set_result(found)
-
-    async def _linger(self) -> None:
-        """A coordinator's word must be heard: by every agent that follows it, and by the operator."""
-        if self._coordinator is None:
-            return
-        desk = self._coordinator.desk
-        seconds = LINGER_SECONDS if desk.ended else HANDOVER_SECONDS
-        before, until = desk.seen_served, time.monotonic() + seconds
-        others = {r.address for r in desk.reports.recent(time.monotonic(), 3.0)} - {self.me.address}
-        while time.monotonic() < until:
-            version = desk.board.levels.version
-            if desk.seen_served > before and all(
-                desk.board.read.get(a, 0) >= version for a in others
-            ):
-                return
-            await asyncio.sleep(0.05)
 
     def _write_report(self, found: report.ExitReport) -> report.ExitReport:
         found = replace(
@@ -216,243 +226,52 @@ class Agent:
             await asyncio.sleep(WATCH_SECONDS)
 
     def _decide_end(self, now: float) -> report.ExitReport | None:
-        me, published = self.me, self._published
-        if published is not None and published.end is not None:
-            return ending.from_end(published.end)
-        fenced = ending.decide_fenced(self._known_wanted(), me.slot, me.attempt)
+        me, standing = self.me, self._standing
+        if standing.published is not None and standing.published.end is not None:
+            return ending.from_end(standing.published.end)
+        fenced = ending.decide_fenced(standing.wanted, me.slot, me.attempt)
         if fenced is not None:
             return fenced
+        if self.pod.fatal is not None:
+            return ending.from_failure(self.pod.fatal)
         if self.pod.failure is not None and self.pod.workers.group_over():
             self._failed_at = self._failed_at or now
             if now - self._failed_at > FAILURE_SECONDS:
                 return ending.from_failure(self.pod.failure)
         if self._leave_by is None:
             return None
-        left = ending.decide_left(published, me.slot, me.attempt)
-        if left is not None:
-            return left
-        nobody = not self._follower.following and self._coordinator is None
-        if nobody and self.pod.epoch == 0:
-            return report.ExitReport(cause=report.Cause.LEFT, message="left before it began")
-        if now > self._leave_by:
-            text = "left without a commit: the grace period was too short or the store is away"
-            return report.ExitReport(cause=report.Cause.LEFT, message=text)
-        return None
+        left = ending.decide_left(standing.published, me.slot, me.attempt)
+        alone = not self._following() and standing.coordinator is None
+        if left is None and alone and self.pod.workers.group_over():
+            return ending.left_alone()
+        if left is None and now > self._leave_by:
+            return ending.left_late()
+        return left
 
-    # --- levels ----------------------------------------------------------------------------------
+    # --- what our parts ask of each other --------------------------------------------------------
 
     def _on_levels(self, published: Levels) -> None:
-        self._published = published
-        self._wanted = newer_wanted(self._wanted, published.wanted)
-        coordinator = self._coordinator
+        self._standing.take_published(published)
+        coordinator = self._standing.coordinator
         self._relay.target = coordinator.desk.group if coordinator else published.address
         self.pod.apply(published)
 
-    def _known_wanted(self) -> levels.Wanted:
-        return self._wanted
+    def _following(self) -> str:
+        return self._follower.following
 
     def _report(self) -> AgentReport:
         return self.pod.build_report(time.monotonic())
 
     def _who(self) -> Who:
+        coordinator = self._standing.coordinator
         return Who(
             slot=self.me.slot,
             attempt=self.me.attempt,
-            acting=self._coordinator is not None and not self._coordinator.desk.ended,
+            acting=coordinator is not None and not coordinator.desk.ended,
             epoch=self.pod.epoch,
-            coordinator=self._follower.following,
-            candidate=not self.pod.leaving and self.me.slot not in self._wanted.leave,
+            coordinator=self._following(),
+            candidate=not self.pod.leaving and self._standing.may_coordinate(self.me),
         )
-
-    def _peers(self) -> dict[str, levels.SlotAttempt]:
-        found = {
-            p.address: levels.SlotAttempt(slot=p.slot, attempt=p.attempt)
-            for p in self._wanted.peers
-        }
-        epoch = self._published.epoch if self._published else None
-        for m in epoch.members if epoch else ():
-            found.setdefault(m.address, levels.SlotAttempt(slot=m.slot, attempt=m.attempt))
-        return found
-
-    # --- the coordinator's role ------------------------------------------------------------------
-
-    async def _act(self, has_rival: Callable[[], Awaitable[bool]]) -> None:
-        """Coordinate until the job ends, or another coordinator precedes us, or we leave."""
-        coordinator = Coordinator(
-            settings=self.settings,
-            me=self.me,
-            store=self._store,
-            line=self.line.bind(role="coordinator"),
-            inherited=self._published,
-            wanted=self._wanted,
-        )
-        self._coordinator = coordinator
-        self.line.say("coordinates", address=self.me.address)
-        tasks = [
-            asyncio.create_task(coordinator.run()),
-            asyncio.create_task(self._follow_myself(coordinator)),
-            asyncio.create_task(self._until_yielded(coordinator, has_rival)),
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if tasks[0].done():
-                tasks[0].result()
-                await self._ended_forever()
-            for task in tasks[1:]:
-                if task.done():
-                    task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await coordinator.close()
-            self._coordinator = None
-            self.line.say("lays_role_down")
-
-    async def _ended_forever(self) -> None:
-        """The last levels stay published until this agent ends."""
-        await asyncio.Event().wait()
-
-    async def _follow_myself(self, coordinator: Coordinator) -> None:
-        """The coordinator's own agent takes no other way than the others, only a shorter one."""
-
-        async def hear() -> None:
-            version = -1
-            while True:
-                published = await coordinator.desk.board.wait_newer(version)
-                version = published.version
-                self._on_levels(published)
-
-        async def tell() -> None:
-            while True:
-                self.pod.changed.clear()
-                coordinator.desk.take(self._report())
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.pod.changed.wait(), REPORT_SECONDS)
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(hear())
-            group.create_task(tell())
-
-    async def _until_yielded(
-        self, coordinator: Coordinator, has_rival: Callable[[], Awaitable[bool]]
-    ) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            desk = coordinator.desk
-            mine = (self.me.slot, self.me.attempt)
-            gone = any((x.slot, x.attempt) == mine for x in desk.left)
-            others = [a for a in self._peers() if a != self.me.address]
-            if gone and others and not desk.ended:
-                return
-            if desk.epoch is None and not desk.ended and await has_rival():
-                return
-
-    async def _send_parts(self) -> None:
-        """Uploaded parts go to the coordinator; to a new one again, as long as they are not
-        committed.
-        """
-        sent: dict[tuple[int, int, int], str] = {}
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._parts.get(), 1.0)
-            uploads = self.pod.uploads
-            for key, part in list(uploads.parts.items()) if uploads else []:
-                target = self.me.address if self._coordinator else self._follower.following
-                if target and sent.get(key) != target and await self._send_part(part, target):
-                    sent[key] = target
-
-    async def _send_part(self, part: Part, target: str) -> bool:
-        if self._coordinator is not None:
-            self._coordinator.desk.add_part(part)
-            return True
-        try:
-            answer = await self._pool.call(target, "/v1/part", part, Accepted, timeout=60.0)
-        except PeerError as error:
-            self.line.say("part_waits", step=part.step, message=str(error))
-            return False
-        return answer.acting
-
-    # --- HTTP ------------------------------------------------------------------------------------
-
-    def _routes(self) -> dict[str, http.Handler]:
-        return {
-            "/v1/wanted": self._post_wanted,
-            "/v1/relayed-wanted": self._post_relayed_wanted,
-            "/v1/who": self._post_who,
-            "/v1/report": self._post_report,
-            "/v1/levels": self._post_levels,
-            "/v1/part": self._post_part,
-            "/v1/store": self._post_store,
-        }
-
-    async def _post_wanted(self, body: bytes) -> bytes:
-        await self._take_wanted(codec.loads(levels.Wanted, body))
-        return codec.dumps(await self._seen(body))
-
-    async def _post_relayed_wanted(self, body: bytes) -> bytes:
-        await self._take_wanted(codec.loads(levels.Wanted, body))
-        return codec.dumps(self._own_seen())
-
-    async def _take_wanted(self, wanted: levels.Wanted) -> None:
-        now = time.monotonic()
-        if wanted.revision < self._wanted.revision and now - self._wanted_at < OLD_WANTED_SECONDS:
-            return
-        self._wanted, self._wanted_at = wanted, now
-        if self._coordinator is not None:
-            self._coordinator.desk.want(wanted)
-        elif self._published is not None:
-            self.pod.apply(replace(self._published, wanted=wanted))
-
-    async def _seen(self, body: bytes) -> levels.Seen:
-        target = self._follower.following
-        if self._coordinator is None and target:
-            with contextlib.suppress(PeerError):
-                wanted = codec.loads(levels.Wanted, body)
-                return await self._pool.call(
-                    target, "/v1/relayed-wanted", wanted, levels.Seen, timeout=1.5
-                )
-        return self._own_seen()
-
-    def _own_seen(self) -> levels.Seen:
-        if self._coordinator is not None:
-            self._coordinator.desk.seen_served += 1
-            return self._coordinator.desk.build_seen()
-        if self._published is not None:
-            return self._published.seen
-        return levels.Seen(run=self.settings.run)
-
-    async def _post_who(self, body: bytes) -> bytes:
-        return codec.dumps(self._who())
-
-    async def _post_report(self, body: bytes) -> bytes:
-        found = codec.loads(AgentReport, body)
-        if self._coordinator is not None:
-            self._coordinator.desk.take(found)
-        return codec.dumps(Accepted(acting=self._coordinator is not None))
-
-    async def _post_levels(self, body: bytes) -> bytes:
-        after = codec.loads(After, body)
-        coordinator = self._coordinator
-        if coordinator is None:
-            raise codec.DecodeError("this agent does not coordinate; ask /v1/who")
-        return codec.dumps(await coordinator.desk.board.wait_newer(after.version, after.reader))
-
-    async def _post_part(self, body: bytes) -> bytes:
-        part = await asyncio.to_thread(codec.loads, Part, body)
-        if self._coordinator is not None:
-            self._coordinator.desk.add_part(part)
-        return codec.dumps(Accepted(acting=self._coordinator is not None))
-
-    async def _post_store(self, body: bytes) -> bytes:
-        call = codec.loads(StoreCall, body)
-        if self._coordinator is None:
-            raise codec.DecodeError("this agent does not coordinate; ask /v1/who")
-        return codec.dumps(await answer_call(self._coordinator.desk.group, call))
-
-
-def newer_wanted(held: levels.Wanted, found: levels.Wanted) -> levels.Wanted:
-    return found if found.revision >= held.revision else held
 
 
 def worker_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -482,12 +301,6 @@ def count_incarnation(memory: str) -> int:
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def _trace(error: BaseException) -> str:
-    import traceback
-
-    return "".join(traceback.format_exception(error))
 
 
 def run_agent(settings: env.AgentEnv, script: str, args: list[str]) -> int:

@@ -46,3 +46,13 @@ def decide_fenced(wanted: levels.Wanted, slot: int, attempt: int) -> report.Exit
     return report.ExitReport(
         cause=report.Cause.FENCED, message=f"attempt {newer} of slot {slot} is the current one"
     )
+
+
+def left_alone() -> report.ExitReport:
+    text = "left; nothing trained here, and nobody coordinates any more"
+    return report.ExitReport(cause=report.Cause.LEFT, message=text)
+
+
+def left_late() -> report.ExitReport:
+    text = "left without a commit: the grace period was too short, or the store is away"
+    return report.ExitReport(cause=report.Cause.LEFT, message=text)

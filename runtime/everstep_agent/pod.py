@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from everstep_agent import hang, logline, spawn
+from everstep_agent import hang, logline, restoring, spawn
+from everstep_agent.arming import Arming
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.parts import Part
-from everstep_agent.checkpoint.restore import Fetched, fetch_checkpoint
+from everstep_agent.checkpoint.restore import Fetched
 from everstep_agent.desk import Identity
 from everstep_agent.messages import (
     AgentReport,
@@ -29,15 +30,13 @@ from everstep_agent.messages import (
 )
 from everstep_agent.relay import STORE_FRAMES, Relay
 from everstep_agent.reporting import build_exit_failure, build_worker_report
-from everstep_agent.storage.errors import StoreError
-from everstep_agent.storage.store import ObjectStore
+from everstep_agent.storage.retrying import Retrying
 from everstep_agent.timeledger import TimeLedger
 from everstep_agent.uploads import Uploads
 from everstep_agent.workers import Worker, WorkerSet
 from everstep_contract import env, levels, report, wire
 
 EARLY_DEATHS = 3
-RESTORE_RETRY_SECONDS = 1.0
 
 
 class Pod:
@@ -48,7 +47,7 @@ class Pod:
         *,
         settings: env.AgentEnv,
         me: Identity,
-        store: ObjectStore,
+        store: Retrying,
         spawner: spawn.Spawner,
         environ: Mapping[str, str],
         relay: Relay,
@@ -64,6 +63,9 @@ class Pod:
         self.quiet = False
         """No more fresh workers: this pod leaves, or the job ends."""
         self.failure: FailureReport | None = None
+        """Ends the job: the script cannot be run anywhere."""
+        self.fatal: FailureReport | None = None
+        """Ends this container only: another one may do better."""
         self.early_deaths = 0
         self.epoch = 0
         self.joined = 0
@@ -74,13 +76,12 @@ class Pod:
         self._restore: asyncio.Task[None] | None = None
         self._broken: BrokenCheckpoint | None = None
         self._error: levels.StorageError | None = None
-        self._acked = 0
+        self._arming = Arming()
         self._book = Book()
         self.uploads: Uploads | None = None
         self._relay = relay
         self._on_part = on_part
         self._ledger = TimeLedger()
-        self._idle_since: dict[int, float] = {}
         self._notes: tuple[str, ...] = ()
         self.workers = WorkerSet(
             spawner=spawner,
@@ -96,8 +97,8 @@ class Pod:
         for name in ("staging", "restore"):
             os.makedirs(os.path.join(self.settings.memory, name), exist_ok=True)
         await self.workers.open()
-        now = time.monotonic()
-        self._idle_since = dict.fromkeys(range(self.settings.workers), now)
+        for local in range(self.settings.workers):
+            self._ledger.rest(local, time.monotonic())
         self.workers.ensure_fresh()
 
     async def close(self) -> None:
@@ -128,14 +129,15 @@ class Pod:
                 self._cut()
                 self.workers.end_current()
             return
-        self.level = level
+        self.level, current = level, list(self.workers.current.values())
         if self.uploads is not None and level.committed > level.resume:
             self.uploads.committed(level.number, level.committed)
-        self._arm(level)
+        if self._arming.arm(level, current):
+            self._touch()
         if level.stage is Stage.CUT:
             self._cut()
             self._save(level)
-        self._answer_boundaries()
+        self._arming.answer(level, current)
         if level.stage is Stage.OVER:
             self.workers.end_current()
 
@@ -166,7 +168,9 @@ class Pod:
     async def _restore_and_begin(self, level: EpochLevel, mine: EpochMember) -> None:
         started = time.monotonic()
         try:
-            fetched = await self._fetch(level)
+            fetched = await restoring.fetch(
+                self.store, level.commit, Path(self.settings.memory) / "restore", self._store_waits
+            )
         except Broken as error:
             assert level.commit is not None
             self._broken = BrokenCheckpoint(manifest=level.commit.manifest, message=str(error))
@@ -183,41 +187,16 @@ class Pod:
             await self.uploads.close()
         self._start(level, mine, fetched, time.monotonic() - started)
 
-    async def _fetch(self, level: EpochLevel) -> Fetched | None:
-        """Raises `Broken`; what may pass is waited out."""
-        if level.commit is None:
-            return None
-        folder = Path(self.settings.memory) / "restore"
-        while True:
-            try:
-                fetched = await fetch_checkpoint(self.store, level.commit, folder)
-            except StoreError as error:
-                if not error.transient:
-                    raise Broken(str(error)) from None
-                self._error = error.to_level()
-                self._touch()
-                await asyncio.sleep(RESTORE_RETRY_SECONDS)
-            except OSError as error:
-                raise Broken(f"no room for the checkpoint in {folder}: {error}") from None
-            else:
-                self._error = None
-                return fetched
-
     def _start(
         self, level: EpochLevel, mine: EpochMember, fetched: Fetched | None, restore: float
     ) -> None:
         now = time.monotonic()
-        first = self.epoch == 0
-        for local in range(self.workers.count):
-            waited = now - self._idle_since.get(local, now)
-            self._ledger.charge("restore", min(restore, waited))
-            self._ledger.charge("startup" if first else "regroup", waited - min(restore, waited))
+        self._ledger.begin(now, restore=restore, first=self.epoch == 0)
         self.epoch, self.level = level.number, level
-        self._acked, self._broken, self._notes = 0, None, ()
-        self._idle_since = {}
+        self._arming, self._broken, self._notes = Arming(), None, ()
         self._book.rewind(level.resume)
         self.uploads = Uploads(
-            self.store, level.token, self._book, on_part=self._uploaded, line=self.line
+            self.store, level.token, self._book, on_part=self._on_part, line=self.line
         )
         self.workers.begin(lambda worker: self._build_start(worker, level, mine, fetched))
         self._touch()
@@ -253,9 +232,9 @@ class Pod:
 
     def _rest(self, worker: Worker, now: float) -> None:
         """This rank trains no more: from here its seconds are the agent's to charge."""
-        if worker.local not in self._idle_since and worker.epoch == self.epoch:
+        if worker.epoch == self.epoch and not self._ledger.rests(worker.local):
             self._ledger.page(worker.local, worker.life, worker.position())
-            self._idle_since[worker.local] = now
+            self._ledger.rest(worker.local, now)
 
     def _save(self, level: EpochLevel) -> None:
         if level.saver is None:
@@ -266,39 +245,9 @@ class Pod:
                 worker.saving = level.saver.step
                 worker.send(wire.Save(epoch=level.number, step=level.saver.step))
 
-    # --- boundaries ------------------------------------------------------------------------------
-
-    def _arm(self, level: EpochLevel) -> None:
-        """Armed first, looked second: a worker that is still below the boundary then cannot miss
-        it.
-        """
-        step = level.boundary.step if level.boundary and level.live else 0
-        if step == self._acked:
-            return
-        for worker in self.workers.current.values():
-            if worker.alive:
-                worker.page.armed = step
-        passed = [w.position().applied >= step for w in self.workers.current.values()]
-        if step == 0 or not any(passed):
-            self._acked = step
+    def _store_waits(self, error: levels.StorageError | None) -> None:
+        self._error = error
         self._touch()
-
-    def _answer_boundaries(self) -> None:
-        level = self.level
-        if level is None:
-            return
-        boundary = level.boundary if level.live else None
-        for worker in self.workers.current.values():
-            if worker.asking is None or not worker.alive:
-                continue
-            id, step = worker.asking
-            if boundary is None or boundary.step != step:
-                worker.asking = None
-                worker.send(wire.BoundaryReply(raised=True), id)
-            elif boundary.confirmed:
-                worker.asking = None
-                worker.stays = boundary.stay
-                worker.send(wire.BoundaryReply(save=True, stay=boundary.stay), id)
 
     # --- workers ---------------------------------------------------------------------------------
 
@@ -324,7 +273,8 @@ class Pod:
                 self._applied(worker, frame)
             case wire.AtBoundary():
                 worker.asking = (envelope.id, frame.step)
-                self._answer_boundaries()
+                if self.level is not None:
+                    self._arming.answer(self.level, [worker])
             case wire.Staged():
                 self._staged(worker, frame)
             case wire.Parked():
@@ -376,9 +326,6 @@ class Pod:
             message=frame.message,
         )
 
-    def _uploaded(self, part: Part) -> None:
-        self._on_part(part)
-
     def _death(self, worker: Worker) -> None:
         self._rest(worker, time.monotonic())
         if not worker.asked:
@@ -404,7 +351,7 @@ class Pod:
             self.workers.ensure_fresh()
             return
         what = f"the worker {worker.exit_words()} before it began, {self.early_deaths} times"
-        self.failure = FailureReport(cause=report.Cause.WORKER_DIED.value, message=what)
+        self.fatal = FailureReport(cause=report.Cause.WORKER_DIED.value, message=what)
 
     def check_hangs(self, now: float) -> None:
         limits = hang.Limits(step=self.settings.hang_seconds, startup=self.settings.startup_seconds)
@@ -419,10 +366,9 @@ class Pod:
     def build_report(self, now: float) -> AgentReport:
         current = [self.workers.current[i] for i in sorted(self.workers.current)]
         for worker in current:
-            if worker.local not in self._idle_since:
+            if not self._ledger.rests(worker.local):
                 self._ledger.page(worker.local, worker.life, worker.position())
         lead = current[0] if current else None
-        positions = [w.position().applied for w in current]
         return AgentReport(
             slot=self.me.slot,
             attempt=self.me.attempt,
@@ -434,22 +380,19 @@ class Pod:
             fresh=self.workers.ready_lives() if self.workers.group_over() else (),
             ended=self.workers.ended_lives(),
             leaving=self.leaving,
-            acked=self._acked,
-            passed=self._passed(positions),
+            acked=self._arming.acked,
+            passed=self._arming.passed(self.level, current),
             staged=min((w.staged for w in current), default=0),
             until=lead.tracked.until if lead and lead.tracked else None,
             loss=lead.applied.loss if lead and lead.applied else None,
             notes=self._notes,
             state_bytes=lead.tracked.bytes if lead and lead.tracked else 0,
             broken=self._broken,
-            storage_error=self._error or (self.uploads.error if self.uploads else None),
+            storage_error=self._storage_error(),
             failure=self.failure,
             seconds=self._ledger.total(),
         )
 
-    def _passed(self, positions: list[int]) -> int:
-        """Only said of a boundary that could not be acknowledged."""
-        boundary = self.level.boundary if self.level else None
-        if boundary is None or boundary.step == self._acked:
-            return 0
-        return max(positions, default=0)
+    def _storage_error(self) -> levels.StorageError | None:
+        waits = self.store.trouble.to_level() if self.store.trouble else None
+        return self._error or (self.uploads.error if self.uploads else None) or waits

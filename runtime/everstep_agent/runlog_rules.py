@@ -179,9 +179,10 @@ def list_resumable(entries: Sequence[Entry]) -> list[Commit]:
     chain, retired = lineage_of(newest), list_retired(entries)
     commits = [e for e in entries if isinstance(e, Commit)]
     return [
-        c for c in reversed(commits)
+        c
+        for c in reversed(commits)
         if on_chain(c.epoch, c.step, chain) and c.manifest not in retired.manifests
-    ]  # fmt: skip
+    ]
 
 
 def newest_resumable(entries: Sequence[Entry]) -> Commit | None:

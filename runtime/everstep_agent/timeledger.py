@@ -13,10 +13,27 @@ class TimeLedger:
     def __init__(self) -> None:
         self._settled: dict[str, float] = {}
         self._pages: dict[tuple[int, int], dict[str, float]] = {}
+        self._resting: dict[int, float] = {}
+        """Since when a local rank has had no worker that trains."""
 
     def page(self, local: int, life: int, position: Position) -> None:
         """What the worker itself charged so far, since its Start."""
         self._pages[local, life] = dict(position.seconds)
+
+    def rest(self, local: int, now: float) -> None:
+        """This rank trains no more: from here its seconds are charged by us."""
+        self._resting.setdefault(local, now)
+
+    def rests(self, local: int) -> bool:
+        return local in self._resting
+
+    def begin(self, now: float, *, restore: float, first: bool) -> None:
+        """All local ranks start; of the time since they rested `restore` seconds were a download."""
+        for since in self._resting.values():
+            waited = now - since
+            self.charge("restore", min(restore, waited))
+            self.charge("startup" if first else "regroup", waited - min(restore, waited))
+        self._resting.clear()
 
     def charge(self, category: str, seconds: float) -> None:
         self._settled[category] = self._settled.get(category, 0.0) + max(0.0, seconds)

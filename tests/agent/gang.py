@@ -113,7 +113,7 @@ class Gang:
             peers=tuple(
                 levels.Peer(slot=s, attempt=self.attempts[s], address=a.me.address)
                 for s, a in sorted(self.agents.items())
-                if s in self.tasks and hasattr(a, "me")
+                if s in self.attempts and s in self.tasks and hasattr(a, "me")
             )
         )
 

@@ -244,6 +244,8 @@ def misbehave(worker: Worker, number: int) -> None:
 def main() -> None:
     if MODE == "raise":
         raise ValueError("no such data set")
+    if MODE == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
     if MODE == "silent":
         return
     import faulthandler

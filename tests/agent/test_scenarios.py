@@ -309,3 +309,40 @@ async def test_two_workers_in_a_pod_are_ranks_in_slot_order(tmp_path: Path) -> N
         assert gang.seen.incidents[-1].rank == 3
         assert isinstance((await gang.run_log()).entries[0], log.Claim)
         await assert_exact(gang, 20)
+
+
+async def test_a_worker_that_is_killed_before_it_begins_ends_its_own_container_only(
+    tmp_path: Path,
+) -> None:
+    async with Gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 2)
+        await gang.kill(1)
+        gang.stub["STUB_MODE"] = "crash"
+        await gang.start(1, 1)
+        found = await asyncio.wait_for(gang.tasks[1], 30)
+        assert found.cause is report.Cause.WORKER_DIED
+        assert found.exit_code() == report.EXIT_TRY_AGAIN
+        assert "3 times" in found.message
+        assert not gang.tasks[0].done()
+        gang.stub["STUB_MODE"] = ""
+        await gang.start(1, 1)
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.DONE}
+        assert ends[1].incarnation == 2
+        await assert_exact(gang, 20)
+
+
+async def test_a_pod_whose_slot_has_a_newer_attempt_is_fenced(tmp_path: Path) -> None:
+    async with Gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 2)
+        old = gang.agents[1]
+        zombie = gang.tasks.pop(1)
+        gang.want(gone=(levels.SlotAttempt(slot=1, attempt=0),))
+        await gang.start(1, 1)
+        gang.agents[2], gang.tasks[2] = old, zombie  # still told what is wanted
+        found = await asyncio.wait_for(zombie, 30)
+        assert found.cause is report.Cause.FENCED
+        assert "attempt 1 of slot 1" in found.message
+        ends = await gang.reports()
+        assert ends[0].cause is report.Cause.DONE
+        await assert_exact(gang, 20)

@@ -1,0 +1,52 @@
+"""An agent's half of an armed boundary: acknowledge it while every local worker is below it."""
+
+from collections.abc import Iterable
+
+from everstep_agent.messages import EpochLevel
+from everstep_agent.workers import Worker
+from everstep_contract import wire
+
+
+class Arming:
+    """One per epoch. `acked` is the boundary that every local worker will still meet; 0: none."""
+
+    def __init__(self) -> None:
+        self.acked = 0
+
+    def arm(self, level: EpochLevel, workers: Iterable[Worker]) -> bool:
+        """Armed first, looked second: a worker that is below the boundary then cannot miss it.
+
+        Whether there is something to report.
+        """
+        step = level.boundary.step if level.boundary and level.live else 0
+        if step == self.acked:
+            return False
+        local = list(workers)
+        for worker in local:
+            if worker.alive:
+                worker.page.armed = step
+        if step == 0 or all(w.position().applied < step for w in local):
+            self.acked = step
+        return True
+
+    def passed(self, level: EpochLevel | None, workers: Iterable[Worker]) -> int:
+        """Furthest local step, said only of a boundary that could not be acknowledged."""
+        boundary = level.boundary if level else None
+        if boundary is None or boundary.step == self.acked:
+            return 0
+        return max((w.position().applied for w in workers), default=0)
+
+    def answer(self, level: EpochLevel, workers: Iterable[Worker]) -> None:
+        """Workers that ask at a boundary hear when it is confirmed, or that it was raised."""
+        boundary = level.boundary if level.live else None
+        for worker in workers:
+            if worker.asking is None or not worker.alive:
+                continue
+            id, step = worker.asking
+            if boundary is None or boundary.step != step:
+                worker.asking = None
+                worker.send(wire.BoundaryReply(raised=True), id)
+            elif boundary.confirmed:
+                worker.asking = None
+                worker.stays = boundary.stay
+                worker.send(wire.BoundaryReply(save=True, stay=boundary.stay), id)

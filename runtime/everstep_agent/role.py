@@ -1,0 +1,131 @@
+"""Holding the coordinator's role in this agent: taking it, serving our own pod, laying it down."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+
+from everstep_agent import logline
+from everstep_agent.coordinator import Coordinator
+from everstep_agent.desk import Identity
+from everstep_agent.messages import AgentReport, Levels
+from everstep_agent.standing import Standing
+from everstep_agent.storage.retrying import Retrying
+from everstep_contract import env
+
+REPORT_SECONDS = 0.1
+YIELD_SECONDS = 1.0
+LINGER_SECONDS = 5.0
+"""How long the coordinator stays after the end, so that operator and agents can hear of it."""
+HANDOVER_SECONDS = 1.0
+"""The same when only its own pod leaves: others take over."""
+
+
+class Role:
+    def __init__(
+        self,
+        *,
+        settings: env.AgentEnv,
+        me: Identity,
+        store: Retrying,
+        standing: Standing,
+        report: Callable[[], AgentReport],
+        changed: asyncio.Event,
+        on_levels: Callable[[Levels], None],
+        line: logline.Log,
+    ) -> None:
+        self._settings = settings
+        self._me = me
+        self._store = store
+        self._standing = standing
+        self._report = report
+        self._changed = changed
+        self._on_levels = on_levels
+        self._line = line
+
+    async def act(self, has_rival: Callable[[], Awaitable[bool]]) -> None:
+        """Coordinate until another coordinator precedes us, or our own slot has left. Once the job
+        has ended, its last levels stay published until this agent ends.
+        """
+        coordinator = Coordinator(
+            settings=self._settings,
+            me=self._me,
+            store=self._store,
+            line=self._line.bind(role="coordinator"),
+            inherited=self._standing.published,
+            wanted=self._standing.wanted,
+        )
+        self._standing.coordinator = coordinator
+        self._line.say("coordinates", address=self._me.address)
+        try:
+            await self._until_over(coordinator, has_rival)
+        finally:
+            await coordinator.close()
+            self._standing.coordinator = None
+            self._line.say("lays_role_down")
+
+    async def _until_over(
+        self, coordinator: Coordinator, has_rival: Callable[[], Awaitable[bool]]
+    ) -> None:
+        running = asyncio.create_task(coordinator.run())
+        serving = [
+            asyncio.create_task(self._hear(coordinator)),
+            asyncio.create_task(self._tell(coordinator)),
+            asyncio.create_task(self._until_yielded(coordinator, has_rival)),
+        ]
+        try:
+            done, _ = await asyncio.wait([running, *serving], return_when=asyncio.FIRST_COMPLETED)
+            if running in done:
+                running.result()
+                done, _ = await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (running, *serving):
+                task.cancel()
+            await asyncio.gather(running, *serving, return_exceptions=True)
+
+    async def _hear(self, coordinator: Coordinator) -> None:
+        """Our own pod takes no other way than the others, only a shorter one."""
+        version = -1
+        while True:
+            published = await coordinator.desk.board.wait_newer(version)
+            version = published.version
+            self._on_levels(published)
+
+    async def _tell(self, coordinator: Coordinator) -> None:
+        while True:
+            self._changed.clear()
+            coordinator.desk.take(self._report())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), REPORT_SECONDS)
+
+    async def _until_yielded(
+        self, coordinator: Coordinator, has_rival: Callable[[], Awaitable[bool]]
+    ) -> None:
+        while True:
+            await asyncio.sleep(YIELD_SECONDS)
+            desk = coordinator.desk
+            if desk.ended:
+                continue
+            mine = (self._me.slot, self._me.attempt)
+            left = any((x.slot, x.attempt) == mine for x in desk.left)
+            if left and set(self._standing.peers()) - {self._me.address}:
+                return
+            if desk.epoch is None and await has_rival():
+                return
+
+    async def linger(self) -> None:
+        """A coordinator's word must be heard: by every agent that follows it, and by the operator."""
+        coordinator = self._standing.coordinator
+        if coordinator is None:
+            return
+        desk = coordinator.desk
+        now = time.monotonic()
+        before, until = desk.seen_served, now + (LINGER_SECONDS if desk.ended else HANDOVER_SECONDS)
+        others = {r.address for r in desk.reports.recent(now, 3.0)} - {self._me.address}
+        while time.monotonic() < until:
+            version, read = desk.board.levels.version, desk.board.read
+            if desk.seen_served > before and all(read.get(a, 0) >= version for a in others):
+                return
+            await asyncio.sleep(0.05)
