@@ -5,13 +5,13 @@ by the worker's pid.
 import asyncio
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from everstep_agent import logline
 from everstep_contract import codec, wire
 
+SOCKET = "agent.sock"
 PATH_LIMIT = 100
 """A unix socket's path holds 108 bytes."""
 
@@ -25,17 +25,21 @@ P = TypeVar("P", bound=Peer)
 
 
 class Link(Generic[P]):
-    """`find` gives the worker of a pid; `on_frame` gets every frame after Hello, in order."""
+    """`find` gives the worker of a pid; `on_frame` gets every frame after Hello, in order. The socket
+    lies in `folder`; `path` is where workers find it.
+    """
 
     def __init__(
         self,
-        path: str,
+        folder: str,
         *,
         find: Callable[[int], P | None],
         on_frame: Callable[[P, wire.Envelope], None],
         log: logline.Log,
     ) -> None:
-        self.path = path
+        # The descriptor stays open as long as we live: a path may lead through it.
+        self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        self.path = choose_socket_path(folder, pid=os.getpid(), descriptor=self._folder)
         self._find = find
         self._on_frame = on_frame
         self._log = log
@@ -52,10 +56,12 @@ class Link(Generic[P]):
         if self._server is None:
             return
         self._server.close()
+        self._server = None
         for writer in list(self._writers):
             writer.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
+        os.close(self._folder)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -89,11 +95,11 @@ async def read_frame(reader: asyncio.StreamReader) -> wire.Envelope:
     return wire.decode(await reader.readexactly(length))
 
 
-def choose_socket_path(memory: str) -> str:
-    """In the agent's memory folder, or in a fresh temporary one if that path would be too long for
-    a socket.
+def choose_socket_path(folder: str, *, pid: int, descriptor: int) -> str:
+    """The socket's path; where that would be too long, the same place through a descriptor that `pid`
+    holds of the folder, so that nothing lies outside of it.
     """
-    path = os.path.join(memory, "agent.sock")
+    path = os.path.join(folder, SOCKET)
     if len(os.fsencode(path)) <= PATH_LIMIT:
         return path
-    return os.path.join(tempfile.mkdtemp(prefix="everstep-"), "agent.sock")
+    return f"/proc/{pid}/fd/{descriptor}/{SOCKET}"

@@ -114,7 +114,7 @@ class WorkerSet:
         self._all: dict[int, Worker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.link: link.Link[Worker] = link.Link(
-            link.choose_socket_path(memory), find=self._all.get, on_frame=on_frame, log=log
+            memory, find=self._all.get, on_frame=on_frame, log=log
         )
 
     async def open(self) -> None:

@@ -65,8 +65,9 @@ def _gpu(gpu: Mapping[str, Any]) -> str:
 
 
 def _operator(operator: Mapping[str, Any]) -> str:
-    if operator["ended"] is not None:
-        return f"ended with {operator['ended']}: `everstep-lab operator logs` tells why"
+    ended = operator.get("ended")  # a lab begun by an older version does not say
+    if ended is not None:
+        return f"ended with {ended}: `everstep-lab operator logs` tells why"
     return _process(operator["pid"], operator["metrics"])
 
 

@@ -1,0 +1,41 @@
+"""What `everstep-lab` prints."""
+
+from typing import Any
+
+import pytest
+
+from everstep_lab import present
+
+METRICS = "http://127.64.0.250:8080/metrics"
+
+
+def a_lab(operator: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "supervisor": 7,
+        "up_seconds": 61.2,
+        "memory_bytes": 812_000_000,
+        "api": "https://127.64.0.254:6443",
+        "kubeconfig": "/lab/kubeconfig",
+        "kubectl": "/lab/kubectl",
+        "logs": "/lab/logs",
+        "objectstore": {"pid": 9, "endpoint": "http://127.64.0.253:9000", "bucket": "everstep"},
+        "operator": operator,
+        "nodes": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("operator", "line"),
+    [
+        ({"pid": 8, "ended": None, "metrics": METRICS}, f"operator    pid 8, {METRICS}"),
+        ({"pid": None, "ended": None, "metrics": METRICS}, "operator    stopped"),
+        (
+            {"pid": None, "ended": 3, "metrics": METRICS},
+            "operator    ended with 3: `everstep-lab operator logs` tells why",
+        ),
+        ({"pid": 8, "metrics": METRICS}, f"operator    pid 8, {METRICS}"),
+    ],
+    ids=["runs", "stopped", "ended by itself", "a lab of an older version"],
+)
+def test_the_status_says_how_the_operator_is(operator: dict[str, Any], line: str) -> None:
+    assert line in present.render_status(a_lab(operator)).splitlines()
