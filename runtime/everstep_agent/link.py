@@ -37,9 +37,9 @@ class Link(Generic[P]):
         on_frame: Callable[[P, wire.Envelope], None],
         log: logline.Log,
     ) -> None:
-        # The descriptor stays open as long as we live: a path may lead through it.
-        self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-        self.path = choose_socket_path(folder, pid=os.getpid(), descriptor=self._folder)
+        self.path = ""
+        self._folder = folder
+        self._descriptor = -1
         self._find = find
         self._on_frame = on_frame
         self._log = log
@@ -47,6 +47,9 @@ class Link(Generic[P]):
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def open(self) -> None:
+        # Open until we close: the path may lead through it.
+        self._descriptor = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
+        self.path = choose_socket_path(self._folder, pid=os.getpid(), descriptor=self._descriptor)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         self._server = await asyncio.start_unix_server(self._serve, self.path)
@@ -61,7 +64,7 @@ class Link(Generic[P]):
             writer.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
-        os.close(self._folder)
+        os.close(self._descriptor)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
