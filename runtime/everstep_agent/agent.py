@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -308,6 +307,4 @@ def run_agent(settings: env.AgentEnv, script: str, args: list[str]) -> int:
     spawn.become_subreaper()
     agent = Agent(settings, spawn.SubprocessSpawner(script, args), signals=True)
     found = asyncio.run(agent.run())
-    if found.cause not in (report.Cause.DONE, report.Cause.LEFT, report.Cause.STOPPED):
-        print(f"everstep: {found.cause.value}: {found.message}", file=sys.stderr, flush=True)
     return found.exit_code()

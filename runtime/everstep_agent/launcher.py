@@ -31,6 +31,7 @@ END_SECONDS = 20.0
 LOST_AGENTS = 10
 """An agent that is lost more often than this is not lost by accident."""
 HOST = "127.0.0.1"
+PREFIX = "everstep-run-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,8 @@ class Launcher:
         self._stop_at = 0.0
         self._lost = 0
         self._clients: dict[str, PeerClient] = {}
-        self._folder = Path(tempfile.mkdtemp(prefix="everstep-", dir=_memory()))
+        _sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_memory()))
         self.seen = levels.Seen()
         self.reports: dict[int, report.ExitReport] = {}
 
@@ -332,8 +334,6 @@ class Launcher:
         if found.cause is report.Cause.STOPPED:
             self._say(f"{found.message}; {again}")
             return 130 if self._interrupts else 0
-        if found.traceback:
-            print(found.traceback.rstrip(), file=sys.stderr, flush=True)
         self._complain(f"{found.cause.value}: {found.message}")
         return 1
 
@@ -379,6 +379,14 @@ def _read_report(path: Path) -> report.ExitReport | None:
 
 def _memory() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _sweep() -> None:
+    """Memory of launchers that were killed and could not clean up."""
+    for folder in Path(_memory() or tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_port() -> int:

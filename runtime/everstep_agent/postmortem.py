@@ -62,13 +62,16 @@ def decide_post_mortem(
     `committed`: newest step committed in this epoch; `failed`: ranks whose own save did not
     succeed.
     """
-    living = [r for r in ranks if r.alive and (r.reachable or waited < patience)]
+    known = list(ranks)
+    living = [r for r in known if r.alive and (r.reachable or waited < patience)]
     moving = [r for r in living if not r.parked]
     if moving:
         names = ", ".join(str(r.rank) for r in moving)
         return Wait(message=f"rank {names} has not stopped yet")
     if not living:
-        return Nothing(target=committed, message="no member is alive")
+        # A position page survives its worker: what the dead had applied is known, and lost.
+        furthest = max((r.applied for r in known), default=0)
+        return Nothing(target=max(committed, furthest), message="no member is alive")
     target = max(r.reach for r in living)
     if target <= committed:
         return Nothing(target=target, message=f"step {committed} is committed already")
@@ -105,12 +108,14 @@ def list_ranks(
 def _rank(
     rank: int, local: int, report: AgentReport | None, lost: bool, *, epoch: int, fresh: bool
 ) -> Rank:
+    held = report if report is not None and report.epoch == epoch else None
+    worker = next((w for w in held.workers if w.local == local), None) if held else None
     if lost:
-        return Rank(rank=rank, alive=False, reachable=False)
+        applied = worker.applied if worker else 0
+        return Rank(rank=rank, alive=False, reachable=False, applied=applied)
     if report is None:
         return Rank(rank=rank, alive=True, reachable=False)
-    worker = next((w for w in report.workers if w.local == local), None)
-    if worker is None or report.epoch != epoch:
+    if worker is None:
         # It never began this epoch, so it holds nothing of it.
         return Rank(rank=rank, alive=False, reachable=fresh)
     return Rank(

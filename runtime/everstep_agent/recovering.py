@@ -27,14 +27,15 @@ async def recover(desk: Desk, found: Break) -> str:
     end the job.
     """
     cut_at = time.monotonic()
-    desk.incidents.open(
-        desk.new_incident(),
-        found.cause,
-        found.message,
-        now=cut_at,
-        slot=found.slot,
-        rank=found.rank,
-    )
+    if found.cause not in ENDS_THE_JOB:
+        desk.incidents.open(
+            desk.new_incident(),
+            found.cause,
+            found.message,
+            now=cut_at,
+            slot=found.slot,
+            rank=found.rank,
+        )
     desk.line.say(
         "epoch_breaks", cause=found.cause, message=found.message, incident=desk.incidents.id
     )

@@ -56,10 +56,16 @@ def test_a_sound_rank_behind_the_furthest_does_not_stand_in_for_it():
     assert isinstance(found, postmortem.Nothing)
 
 
-def test_with_nobody_alive_the_newest_commit_is_all_there_is():
-    found = decide(a_rank(0, alive=False), committed=3)
+def test_with_nobody_alive_what_the_dead_had_applied_counts_as_lost():
+    found = decide(a_rank(0, 5, alive=False), a_rank(1, 6, alive=False), committed=3)
     assert isinstance(found, postmortem.Nothing)
-    assert found.target == 3
+    assert found.target == 6
+
+
+def test_of_the_dead_that_had_not_passed_the_newest_commit_nothing_is_lost():
+    assert decide(a_rank(0, 2, alive=False), committed=3) == postmortem.Nothing(
+        target=3, message="no member is alive"
+    )
 
 
 def test_a_rank_whose_save_failed_is_passed_over():
