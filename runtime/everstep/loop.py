@@ -206,7 +206,7 @@ class Loop:
             Cause.NOT_FINITE,
             f"step {self._step.number}: the loss of micro-batch {index} is "
             f"{summary.losses[index]}; its samples are "
-            f"{samples}. The state before this step is intact",
+            f"{samples}. Nothing of this step was applied",
         )
 
     def _guard(self, summary: vector.Summary, norm: float | None) -> None:
@@ -220,12 +220,11 @@ class Loop:
             verdict = guards.judge(
                 what, value, before, factor=session.start.guard_factor, step=self._step.number
             )
-            if verdict is None:
-                windows[key] = guards.extended(before, value) if math.isfinite(value) else before
-            elif session.start.guard_action == "SaveAndStop":
+            if verdict is not None and session.start.guard_action == "SaveAndStop":
                 self._save_and_stop(verdict)
-            else:
+            if verdict is not None:
                 session.findings.notes.append(verdict.message)
+            windows[key] = guards.extended(before, value) if math.isfinite(value) else before
 
     def _save_and_stop(self, verdict: guards.Verdict) -> NoReturn:
         session, before = self._session, self._step.number - 1

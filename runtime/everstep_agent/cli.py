@@ -13,7 +13,7 @@ from everstep_contract import env, report
 
 def main(argv: Sequence[str] | None = None) -> int:
     own, script_args = split_arguments(sys.argv[1:] if argv is None else argv)
-    arguments = build_parser().parse_args(own)
+    arguments = parse(own)
     if arguments.command == "run":
         return _run(arguments, script_args)
     if arguments.command == "verify":
@@ -26,6 +26,25 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Ours, and what stands behind `--`: the script's."""
     cut = argv.index("--") if "--" in argv else len(argv)
     return list(argv[:cut]), list(argv[cut + 1 :])
+
+
+def parse(own: Sequence[str]) -> argparse.Namespace:
+    """Ends the process with the usage if the command line makes no sense."""
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(own)
+    if unknown:
+        parser.error(describe_unknown(arguments, unknown))
+    return arguments
+
+
+def describe_unknown(arguments: argparse.Namespace, unknown: Sequence[str]) -> str:
+    given = " ".join(unknown)
+    hint = f"see: everstep {arguments.command} --help"
+    if arguments.command == "run":
+        hint = (
+            f"arguments of the script go behind --: {arguments.script} -- {given}; options: {hint}"
+        )
+    return f"unrecognized arguments: {given}; {hint}"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -63,7 +82,24 @@ def build_parser() -> argparse.ArgumentParser:
         "--keep", type=_positive, default=3, metavar="N", help="checkpoints to keep (default 3)"
     )
     run.add_argument(
-        "--hang-seconds", type=float, default=300.0, metavar="S", help="a longer step is a hang"
+        "--hang-seconds",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="a longer step is a hang (default 300)",
+    )
+    run.add_argument(
+        "--guard-action",
+        choices=("Note", "SaveAndStop"),
+        default="Note",
+        help="what to do when the loss or the gradient norm leaps (default Note)",
+    )
+    run.add_argument(
+        "--guard-factor",
+        type=float,
+        default=10.0,
+        metavar="F",
+        help="a leap is more than F times the rolling mean, 0 switches it off (default 10)",
     )
     run.add_argument("--verbose", action="store_true", help="show every line of the agents")
     run.add_argument("script", help="the training script; it calls everstep.run(main)")
@@ -93,6 +129,8 @@ def _run(arguments: argparse.Namespace, args: list[str]) -> int:
             save_every=arguments.save_every,
             keep=arguments.keep,
             hang_seconds=arguments.hang_seconds,
+            guard_action=arguments.guard_action,
+            guard_factor=arguments.guard_factor,
             verbose=arguments.verbose,
             folder=os.getcwd(),
         )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep_agent import logline, spawn, terminal
+from everstep_agent import conclusion, logline, spawn, terminal
 from everstep_agent.peers import PeerClient, PeerError
 from everstep_contract import env, levels, report
 
@@ -44,6 +44,8 @@ class Plan:
     save_every: int
     keep: int
     hang_seconds: float = 300.0
+    guard_action: str = "Note"
+    guard_factor: float = 10.0
     verbose: bool = False
 
 
@@ -57,6 +59,8 @@ def build_plan(
     save_every: int,
     keep: int,
     hang_seconds: float,
+    guard_action: str,
+    guard_factor: float,
     verbose: bool,
     folder: str,
 ) -> Plan:
@@ -70,6 +74,8 @@ def build_plan(
         save_every=save_every,
         keep=keep,
         hang_seconds=hang_seconds,
+        guard_action=guard_action,
+        guard_factor=guard_factor,
         verbose=verbose,
     )
 
@@ -241,6 +247,8 @@ class Launcher:
             save_every_steps=plan.save_every,
             keep=plan.keep,
             hang_seconds=plan.hang_seconds,
+            guard_action=plan.guard_action,
+            guard_factor=plan.guard_factor,
             memory=str(memory),
             termination_log=str(log),
         )
@@ -322,20 +330,17 @@ class Launcher:
     # --- the end ---------------------------------------------------------------------------------
 
     def _conclude(self) -> int:
-        found = choose_report(list(self.reports.values()))
-        again = f"go on with the same command (run {self._plan.run!r})"
-        if found is None or found.cause in (report.Cause.LEFT, report.Cause.AGENT):
-            self._complain(found.message if found else "every agent was killed")
-            self._say(again)
-            return 1
-        if found.cause is report.Cause.DONE:
-            self._say(f"done: {found.message}")
-            return 0
-        if found.cause is report.Cause.STOPPED:
-            self._say(f"{found.message}; {again}")
-            return 130 if self._interrupts else 0
-        self._complain(f"{found.cause.value}: {found.message}")
-        return 1
+        found = conclusion.conclude(
+            list(self.reports.values()),
+            run=self._plan.run,
+            committed=self.seen.committed.step if self.seen.committed else 0,
+            interrupted=self._interrupts > 0,
+        )
+        if found.complaint:
+            self._complain(found.complaint)
+        if found.said:
+            self._say(found.said)
+        return found.status
 
     def _say(self, text: str) -> None:
         self._say_line(f"everstep {time.monotonic() - self._began:7.1f} s  {text}")
@@ -350,14 +355,6 @@ def build_environ(environ: dict[str, str], settings: env.AgentEnv, workers: int)
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environ.setdefault("OMP_NUM_THREADS", str(cores))
     return {**environ, **settings.to_env()}
-
-
-def choose_report(found: Sequence[report.ExitReport]) -> report.ExitReport | None:
-    """The word of the job as a whole: its end before a single agent's."""
-    quiet = (report.Cause.LEFT, report.Cause.AGENT, report.Cause.FENCED)
-    done = next((r for r in found if r.cause is report.Cause.DONE), None)
-    loud = next((r for r in found if r.cause not in quiet), None)
-    return done or loud or next(iter(found), None)
 
 
 def spawn_words(returncode: int | None) -> str:

@@ -296,7 +296,7 @@ class Pod:
             self._book.add(frame.entries)
         if frame.notes and worker.local == 0:
             self._notes = (*self._notes, *frame.notes)[-5:]
-        if self.level is not None and frame.step == self.level.resume + 1:
+        if frame.notes or (self.level is not None and frame.step == self.level.resume + 1):
             self._touch()
 
     def _staged(self, worker: Worker, frame: wire.Staged) -> None:

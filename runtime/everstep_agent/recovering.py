@@ -16,7 +16,9 @@ CAUSE_SECONDS = 1.0
 (measured).
 """
 DRAIN_SECONDS = 10.0
-"""How long complete saves of an epoch whose members are all dead may still take to be committed."""
+"""How long complete saves of an epoch whose members are all dead may still take to be committed
+when one of their agents is silent; with all of them there it is `drain_seconds`.
+"""
 TRIES = 3
 INFRASTRUCTURE = frozenset({"AgentLost", "Gone", "CoordinatorLost", "CheckpointBroken"})
 """Causes that say nothing against the user's code, however often they come."""
@@ -124,10 +126,14 @@ def _refine(desk: Desk, found: Break, now: float) -> Break:
 
 async def _drain(desk: Desk) -> None:
     """What was staged whole by the dead lives on in their agents: let it be committed."""
-    until = time.monotonic() + DRAIN_SECONDS
-    while time.monotonic() < until:
-        epoch = desk.epoch
+    began = time.monotonic()
+    while True:
+        epoch, now = desk.epoch, time.monotonic()
         assert epoch is not None
+        heard = {r.id for r in desk.reports.recent(now, STALE_SECONDS)}
+        all_there = heard.issuperset(m.id for m in epoch.members)
+        if now > began + (desk.settings.drain_seconds if all_there else DRAIN_SECONDS):
+            return
         staged = [r.staged for r in desk.reports.all() if r.epoch == epoch.number]
         newest = min(staged, default=0) if len(staged) == len(epoch.members) else 0
         if newest <= epoch.committed and not desk.saves.busy:

@@ -40,7 +40,8 @@ def build_seen(
         (r for r, _ in inside if epoch and (m := epoch.member(*r.id)) and m.node_rank == 0), None
     )
     held = facts.committed.step if facts.committed else 0
-    notes = dict.fromkeys([*facts.notes, *(n for r, _ in known for n in r.notes)])
+    # What a rank notes, every rank notes: the numbers are the global batch's.
+    notes = dict.fromkeys([*facts.notes, *(lead.notes if lead else ())])
     return levels.Seen(
         run=facts.run,
         epoch=epoch.number if epoch else 0,

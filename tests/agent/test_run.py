@@ -115,6 +115,13 @@ async def test_a_store_that_cannot_be_made_is_named(everstep):
     assert "/proc/no" in command.text
 
 
+async def test_an_argument_of_the_script_in_the_wrong_place_is_told_where_it_belongs(everstep):
+    command = await everstep("run", STUB, "--lr", "0.1")
+    assert await command.end() == 2
+    assert "unrecognized arguments: --lr 0.1" in command.text
+    assert f"{STUB} -- --lr 0.1" in command.text
+
+
 async def test_arguments_reach_the_script(everstep, tmp_path: Path):
     (tmp_path / "say.py").write_text("import sys\nprint('ARGS', sys.argv[1:], flush=True)\n")
     command = await everstep("run", "say.py", "--", "--lr", "0.1")

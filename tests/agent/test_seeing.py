@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from agent.given import a_report, an_epoch, stepping, wanting
 from everstep_agent import incidents, seeing
 from everstep_agent.messages import Stage, State
@@ -90,3 +92,12 @@ def test_a_new_coordinator_goes_on_with_the_open_incident():
     book = incidents.from_levels((closed, open_), now=5.0)
     assert book.id == "i-2"
     assert [i.id for i in book.levels()] == ["i-1", "i-2"]
+
+
+def test_what_every_rank_notes_is_said_once_by_the_first_rank():
+    reports = [
+        (replace(stepping(0), notes=("step 5: loss", "step 6: loss")), 0.0),
+        (replace(stepping(1), notes=("step 4: loss", "step 5: loss")), 0.0),
+    ]
+    seen = seeing.build_seen(facts(notes=("store: slow",)), an_epoch(), reports)
+    assert seen.notes == ("store: slow", "step 5: loss", "step 6: loss")

@@ -152,7 +152,7 @@ def test_a_loss_that_is_no_number_stops_before_it_is_applied(trial: Trial) -> No
     assert failed.step == 0
     assert failed.message == (
         f"step 1: the loss of micro-batch 1 is nan; its samples are {samples}. "
-        "The state before this step is intact"
+        "Nothing of this step was applied"
     )
 
 
@@ -170,6 +170,15 @@ def test_a_spike_is_noted(trial: Trial) -> None:
     assert list(notes) == [13]
     assert "step 13: loss" in notes[13][0]
     assert "gradient norm" in notes[13][1]
+
+
+def test_what_was_noted_becomes_the_new_measure(trial: Trial) -> None:
+    for step in trial.job.steps(until=30):
+        for batch in step.batches(trial.data):
+            step.backward(trial.loss(batch) * (100 if step.number > 12 else 1))
+    noted = [a.step for a in trial.line.of(wire.Applied) if a.notes]
+    assert noted
+    assert set(noted) <= {13, 14, 15}
 
 
 def test_a_spike_stops_the_job_with_the_state_before_it(a_trial: Callable[..., Trial]) -> None:

@@ -1,0 +1,43 @@
+"""How a run on one machine ended: what is said of it and the exit status. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from everstep_contract import report
+
+INTERRUPTED = 130
+QUIET = (report.Cause.LEFT, report.Cause.AGENT, report.Cause.FENCED)
+"""Ends of a single agent: the job's own end is the better word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    status: int
+    said: str = ""
+    complaint: str = ""
+
+
+def choose_report(found: Sequence[report.ExitReport]) -> report.ExitReport | None:
+    """The word of the job as a whole: its end before a single agent's."""
+    done = next((r for r in found if r.cause is report.Cause.DONE), None)
+    loud = next((r for r in found if r.cause not in QUIET), None)
+    return done or loud or next(iter(found), None)
+
+
+def conclude(
+    reports: Sequence[report.ExitReport], *, run: str, committed: int, interrupted: bool
+) -> Conclusion:
+    """`committed`: step of the newest checkpoint, 0 if there is none."""
+    found = choose_report(reports)
+    where = f"from step {committed}" if committed else "from the start: nothing was saved"
+    again = f"the same command goes on {where} (run {run!r})"
+    if found is None:
+        return Conclusion(status=1, complaint="every agent was killed", said=again)
+    if found.cause is report.Cause.DONE:
+        return Conclusion(status=0, said=f"done: {found.message}")
+    if found.cause is report.Cause.STOPPED:
+        text = f"{found.message}; go on with the same command (run {run!r})"
+        return Conclusion(status=INTERRUPTED if interrupted else 0, said=text)
+    name = "" if found.cause in QUIET else f"{found.cause.value}: "
+    said = again if committed or found.cause in QUIET else ""
+    return Conclusion(status=1, complaint=f"{name}{found.message}", said=said)

@@ -1,0 +1,45 @@
+"""How a run on one machine ended, by value."""
+
+import pytest
+
+from everstep_agent.conclusion import Conclusion, conclude
+from everstep_contract.report import Cause, ExitReport
+
+
+def end(*reports: ExitReport, committed: int = 10, interrupted: bool = False) -> Conclusion:
+    return conclude(reports, run="train", committed=committed, interrupted=interrupted)
+
+
+def a_report(cause: Cause, message: str = "…") -> ExitReport:
+    return ExitReport(cause=cause, message=message)
+
+
+def test_done_outranks_what_any_single_agent_says():
+    found = end(a_report(Cause.AGENT), a_report(Cause.STORE), a_report(Cause.DONE, "trained"))
+    assert found == Conclusion(status=0, said="done: trained")
+
+
+def test_a_stop_by_hand_says_how_to_go_on():
+    stopped = a_report(Cause.STOPPED, "stopped at step 7")
+    assert end(stopped, interrupted=True) == Conclusion(
+        status=130, said="stopped at step 7; go on with the same command (run 'train')"
+    )
+    assert end(stopped).status == 0
+
+
+def test_a_failed_job_names_the_cause_and_the_step_that_is_safe():
+    found = end(a_report(Cause.LEFT), a_report(Cause.NOT_FINITE, "step 15: the loss is nan"))
+    assert found.status == 1
+    assert found.complaint == "LossNotFinite: step 15: the loss is nan"
+    assert found.said == "the same command goes on from step 10 (run 'train')"
+
+
+@pytest.mark.parametrize("cause", [Cause.SCRIPT_ERROR, Cause.STORE])
+def test_a_job_that_never_saved_is_offered_nothing_to_go_on_from(cause: Cause):
+    assert end(a_report(cause), committed=0).said == ""
+
+
+def test_agents_that_were_all_killed():
+    found = end(committed=0)
+    assert (found.status, found.complaint) == (1, "every agent was killed")
+    assert found.said == "the same command goes on from the start: nothing was saved (run 'train')"
