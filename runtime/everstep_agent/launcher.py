@@ -173,11 +173,12 @@ class Launcher:
             return
         await asyncio.wait(slot.copies, timeout=1.0)
         found = _read_report(slot.log)
-        if found is not None and found.cause in report.FOR_GOOD:
+        left = found is not None and found.cause is report.Cause.LEFT  # as a pod that is drained
+        if found is not None and found.cause in report.FOR_GOOD and not left:
             self.reports[slot.number] = found
             return
         how = found.message if found else spawn_words(slot.process.returncode)
-        self._say(f"agent of slot {slot.number} lost: {how}")
+        self._say(f"agent of slot {slot.number}{'' if left else ' lost'}: {how}")
         self._lost += 1
         self._dead.append(levels.DeadAgent(slot=slot.number, attempt=slot.attempt, incarnation=1))
         self._revision += 1

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 
 from everstep_contract import levels
 
+ON_PURPOSE = ("Leave", "Grow")
+"""Causes of an epoch that ends in order: nothing is lost."""
+
 
 def describe_changes(before: levels.Seen, after: levels.Seen) -> list[str]:
     lines: list[str] = []
@@ -42,14 +45,21 @@ def _incidents(before: levels.Seen, after: levels.Seen) -> list[str]:
     for now in after.incidents:
         old = known.get(now.id)
         if old is None:
-            lines.append(f"lost: {now.message} ({now.cause})")
+            lines.append(_describe_begin(now))
         if not now.open and (old is None or old.open):
             total = sum(p.ms for p in now.phases) / 1000
             phases = ", ".join(f"{p.name.replace('_', ' ')} {p.ms / 1000:.1f}" for p in now.phases)
+            verb = "moved" if now.cause in ON_PURPOSE else "recovered"
             lines.append(
-                f"recovered in {total:.1f} s from step {now.step}, steps lost: {now.steps_lost} ({phases})"
+                f"{verb} in {total:.1f} s from step {now.step}, steps lost: {now.steps_lost} ({phases})"
             )
     return lines
+
+
+def _describe_begin(incident: levels.RuntimeIncident) -> str:
+    if incident.cause in ON_PURPOSE:
+        return f"{incident.cause.lower()}: {incident.message}"
+    return f"lost: {incident.message} ({incident.cause})"
 
 
 def describe_event(event: str, fields: Mapping[str, str]) -> str | None:

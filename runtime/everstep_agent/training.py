@@ -167,21 +167,22 @@ def _arm(
     watch.purpose, watch.raises = purpose, 0
     armed = boundaries.arm((w.applied for w in workers), stay=bool(purpose))
     if purpose in ("Leave", "Grow"):
-        _open_incident(desk, purpose, now)
+        leaving = {r.slot for r in recent if r.leaving and r.slot in members}
+        _open_incident(desk, purpose, leaving, now)
     desk.line.say(
         "boundary_armed", step=armed.step, purpose=purpose or "Save", incident=desk.incidents.id
     )
     desk.set_epoch(boundary=armed, incident=desk.incidents.id)
 
 
-def _open_incident(desk: Desk, purpose: str, now: float) -> None:
-    slots = sorted(set(desk.wanted.leave))
+def _open_incident(desk: Desk, purpose: str, leaving: set[int], now: float) -> None:
+    slots = sorted(leaving.union(desk.wanted.leave))
     message = "more slots are ready" if purpose == "Grow" else "a slot leaves"
     if purpose == "Leave" and slots:
         names = ", ".join(map(str, slots))
-        message = f"slot {names} leaves" + (
-            f": {desk.wanted.leave_reason}" if desk.wanted.leave_reason else ""
-        )
+        told = "" if desk.wanted.leave else "its agent was told to end (SIGTERM)"
+        reason = desk.wanted.leave_reason or told
+        message = f"slot {names} leaves" + (f": {reason}" if reason else "")
     desk.incidents.open(
         desk.new_incident(), purpose, message, now=now, slot=slots[0] if slots else None, rank=None
     )

@@ -128,3 +128,14 @@ async def test_arguments_reach_the_script(everstep, tmp_path: Path):
     assert await command.end() == 1
     assert "ARGS ['--lr', '0.1']" in command.text
     assert "everstep.run(main)" in command.text
+
+
+async def test_an_agent_that_is_told_to_end_saves_first_and_is_replaced(everstep):
+    command = await everstep("run", "--workers", "2", STUB, STUB_STEP_MS="100")
+    pid = int((await command.line(r"rank 1 runs as pid (\d+)"))[1])
+    await command.line(r"epoch 1: starts")
+    os.kill(pid_of_agent(pid), signal.SIGTERM)
+    await command.line(r"leave: slot \d leaves: its agent was told to end \(SIGTERM\)")
+    await command.line(r"agent of slot \d: left; the checkpoint of step \d+ is committed")
+    await command.line(r"epoch 2: goes on from step")
+    assert await command.end() == 0

@@ -42,6 +42,17 @@ def test_an_incident_is_shown_when_it_begins_and_with_its_phases_when_it_ends():
     assert line == "recovered in 1.5 s from step 12, steps lost: 0 (first step 1.5)"
 
 
+def test_a_slot_that_leaves_is_not_said_to_be_lost():
+    leaves = levels.RuntimeIncident(id="i", cause="Leave", message="slot 2 leaves")
+    left = levels.RuntimeIncident(
+        id="i", cause="Leave", message="slot 2 leaves", step=7, open=False
+    )
+    before, after = levels.Seen(incidents=(leaves,)), levels.Seen(incidents=(left,))
+    assert terminal.describe_changes(levels.Seen(), before) == ["leave: slot 2 leaves"]
+    (line,) = terminal.describe_changes(before, after)
+    assert line.startswith("moved in 0.0 s from step 7, steps lost: 0")
+
+
 def test_the_pid_of_every_rank_is_shown_so_that_it_can_be_killed_by_hand():
     line = terminal.describe_event("worker_runs", {"rank": "2", "pid": "4711"})
     assert line == "rank 2 runs as pid 4711"
