@@ -132,7 +132,7 @@ def _root(resource: Resource) -> dict[str, Any]:
                 "type": "object",
                 "properties": {"name": {"type": "string", "maxLength": 253}},
             },
-            "spec": build_schema(resource.spec_model),
+            "spec": tell_defaults(build_schema(resource.spec_model)),
             "status": build_schema(resource.status_model),
         },
     }
@@ -192,6 +192,18 @@ def _structural(
     if rules.get(name):
         schema["x-kubernetes-validations"] = [_cel(rule) for rule in rules[name]]
     return schema
+
+
+def tell_defaults(schema: dict[str, Any]) -> dict[str, Any]:
+    """`kubectl explain` shows descriptions and no defaults, so the descriptions tell them."""
+    if "properties" in schema:
+        told = {k: tell_defaults(v) for k, v in schema["properties"].items()}
+        return {**schema, "properties": told}
+    default, text = schema.get("default"), schema.get("description")
+    if default in (None, "") or isinstance(default, dict | list) or not text:
+        return schema
+    shown = str(default).lower() if isinstance(default, bool) else default
+    return {**schema, "description": f"{text.rstrip('.')}. Default: {shown}."}
 
 
 def _without_null(node: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Foreign input enters here and nowhere else; behind `parse_spec` every value is i
 """
 
 import enum
+import re
 from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -17,6 +18,7 @@ from everstep_operator.rules import Resourceful, Rule
 NAME_LIMIT = 50
 """A pod is called <name>-<slot>-<attempt> and must fit a label value of 63."""
 DEFAULT_SAVE_SECONDS = 300
+RUN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$"
 SCHEMES = ("s3://", "gs://", "az://", "file:///")
 
 
@@ -66,7 +68,10 @@ class PodSpec(Resourceful):
         ),
     )
     node_name: str | None = Field(
-        default=None, max_length=253, description="Refused: see the message."
+        default=None,
+        max_length=253,
+        description="Not allowed: it pins every pod to one node, which leaves no way out when that "
+        "fails. Use nodeSelector or affinity.",
     )
     tolerations: list[Toleration] | None = Field(
         default=None,
@@ -157,6 +162,13 @@ class Checkpoint(Resourceful):
             message="everySteps and everySeconds are both set: keep the one that you mean",
         ),
         Rule(
+            at=".run",
+            cel=f"!has(self.run) || self.run.matches('{RUN}')",
+            check=lambda c: c.run is None or re.fullmatch(RUN, c.run) is not None,
+            message="run may hold letters, digits, '_', '-', '.', and '/' between parts; "
+            "no part begins with '.'",
+        ),
+        Rule(
             at=".uri",
             cel="self.uri == oldSelf.uri",
             message="uri cannot change, the run would lose its past: make a new job for a new place",
@@ -170,7 +182,7 @@ class Checkpoint(Resourceful):
     uri: str = Field(
         min_length=6,
         max_length=1024,
-        pattern=r"^[a-z0-9]+://[^\s\x00-\x1f]+$",
+        pattern=r"^[^\s\x00-\x1f]+$",
         description="Folder in an object store: s3://bucket/folder, gs://…, az://…; file:///… for a "
         "volume that all pods share. Endpoint and credentials come from the container's environment.",
     )
@@ -178,8 +190,8 @@ class Checkpoint(Resourceful):
         default=None,
         min_length=1,
         max_length=253,
-        pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$",
-        description="Name of the run below uri; default <namespace>/<name>.",
+        description="Name of the run below uri: letters, digits, '_', '-', '.', and '/' between parts; "
+        "default <namespace>/<name>.",
     )
     if_run_exists: IfRunExists = Field(
         default=IfRunExists.RESUME,
@@ -202,8 +214,8 @@ class Checkpoint(Resourceful):
         default="1Gi",
         pattern=r"^[1-9][0-9]{0,11}(Ki|Mi|Gi|Ti|k|M|G|T)?$",
         max_length=16,
-        description="Memory of each pod for checkpoints on their way, added to the memory limit of "
-        "the container: about twice the pod's share of model and optimizer state.",
+        description="Memory of each pod for checkpoints on their way, such as 4Gi, added to the memory "
+        "limit of the container: about twice the pod's share of model and optimizer state.",
     )
 
     @property

@@ -40,6 +40,14 @@ def test_every_field_is_explained_and_bounded(part: str) -> None:
             )
 
 
+def test_explain_shows_the_defaults_of_what_users_write() -> None:
+    recovery = model.RESOURCE.spec_model.model_fields["recovery"].annotation
+    assert recovery is not None
+    told = crd.tell_defaults(crd.build_schema(recovery))["properties"]
+    assert told["drainTimeoutSeconds"]["description"].endswith(" committed. Default: 120.")
+    assert told["forceDelete"]["description"].endswith(" Default: false.")
+
+
 def test_every_message_of_a_rule_names_a_way_out() -> None:
     for cls in crd._models(Resourceful):
         for rule in cls.rules:
@@ -53,7 +61,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint": {"uri": "http://x/y"}}, "uri must begin with"),
     ({"checkpoint": {"uri": "file://relative"}}, "uri must begin with"),
     ({"checkpoint": {"everySeconds": 5}}, "everySteps and everySeconds"),
-    ({"checkpoint": {"run": "../other"}}, "checkpoint.run"),
+    ({"checkpoint": {"run": "../other"}}, "run may hold"),
     ({"checkpoint": {"keep": 0}}, "checkpoint.keep"),
     ({"guard": {"action": "Explode"}}, "guard.action"),
     ({"workers": {"template": {"spec": {"nodeName": "node-1", "containers": []}}}}, "nodeName"),

@@ -7,7 +7,17 @@ from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.plan import plan
 from everstep_operator.model_status import Incident
 from everstep_operator.values import NodeState
-from job_builders import NOW, a_left, a_pod, a_seen, a_verdict, an_observation
+from job_builders import (
+    NOW,
+    a_job,
+    a_left,
+    a_pod,
+    a_seen,
+    a_spec,
+    a_status,
+    a_verdict,
+    an_observation,
+)
 
 
 def told(**changes: object) -> RuntimeIncident:
@@ -51,6 +61,15 @@ def test_a_verdict_that_explains_a_death_takes_its_incident_over() -> None:
     assert (incident.rung, incident.open) == ("restart", True), (
         "the slot's new pod does not train yet"
     )
+
+
+def test_a_slot_that_was_scaled_away_leaves_no_open_incident() -> None:
+    fewer = an_observation(job=a_job(a_spec(replicas=2), status=a_status()))
+    asked = again(fewer, NOW)
+    left = again(replace(asked, seen=a_seen(running=False, left=(a_left(2),))), NOW + 1)
+    runs = replace(left, pods=(a_pod(0), a_pod(1)), seen=a_seen(((0, 1), (1, 1)), epoch=2))
+    (incident,) = incidents_after(runs, NOW + 9)
+    assert (incident.cause, incident.open) == ("ScaledDown", False)
 
 
 def test_the_marks_tell_when_each_phase_was_seen_and_never_move() -> None:

@@ -19,7 +19,7 @@ from everstep_operator.jobs.actions import (
 from everstep_operator.jobs.observed import NodeFact, Observed, Refusal
 from everstep_operator.jobs.plan import plan
 from everstep_operator.jobs.stamps import to_stamp
-from everstep_operator.model_status import Condition, JobStatus
+from everstep_operator.model_status import CheckpointStatus, Condition, JobStatus
 from everstep_operator.values import NodeState
 from job_builders import (
     NOW,
@@ -182,6 +182,19 @@ def test_a_commit_is_dated_once() -> None:
     assert second.checkpoint.age_seconds == 10
 
 
+def test_a_new_coordinator_that_has_not_read_the_log_yet_takes_no_figure_back() -> None:
+    held = CheckpointStatus(step=500, epoch=2, committed_at=to_stamp(NOW - 9))
+    status = a_status(step=547, checkpoint=held)
+    early = a_seen(
+        epoch=3, running=False, step=0, committed=levels.CheckpointRef(epoch=2, step=200)
+    )
+    told = plan(an_observation(job=a_job(status=status), seen=early), NOW).status
+    assert told.checkpoint is not None
+    assert (told.step, told.checkpoint.step, told.checkpoint.age_seconds) == (547, 500, 9)
+    resumed = replace(early, running=True, step=200)
+    assert plan(an_observation(job=a_job(status=status), seen=resumed), NOW).status.step == 200
+
+
 # --- a node in question -----------------------------------------------------------------------------------
 
 
@@ -193,7 +206,11 @@ def test_a_verdict_leaving_asks_the_job_and_deletes_nothing() -> None:
     assert planned.wanted.leave == (1,)
     assert planned.wanted.incident == "inc-1"
     assert planned.status.slots[1].leaving_since == to_stamp(NOW)
-    assert condition(planned, "Recovering").reason == "NodeLeaving"
+    found = condition(planned, "Recovering")
+    (event,) = [e for e in planned.events if e.reason == "NodeLeaving"]
+    assert (event.reason, event.message) == (found.reason, found.message), "told once, in one voice"
+    assert found.reason == "NodeLeaving"
+    assert found.message.endswith("[inc-1]")
 
 
 def test_a_slot_that_has_left_is_counted_first() -> None:
@@ -570,6 +587,15 @@ def test_suspend_ends_the_pods_after_the_save_and_resume_uses_new_attempts() -> 
     ]
     assert names == ["lm-0-2", "lm-1-2", "lm-2-2"]
     assert plan(resumed, NOW).status.restarts == counted.status.restarts
+
+
+def test_a_suspension_is_told_once_and_makes_no_pods_in_its_events() -> None:
+    observed = suspended(seen=a_seen(running=False, stopped=levels.Stopped(epoch=1, step=42)))
+    counted = plan(observed, NOW)
+    assert [e.reason for e in counted.events if e.reason != "CheckpointCommitted"] == ["Suspending"]
+    job = replace(observed.job, status=counted.status)
+    over = plan(replace(observed, job=job, pods=(), seen=None), NOW + 2)
+    assert [e.reason for e in over.events] == ["Suspended"]
 
 
 def test_suspend_does_not_wait_for_ever() -> None:

@@ -21,6 +21,8 @@ from everstep_operator.model_status import (
 from everstep_operator.values import Happening
 
 WARNINGS = frozenset({"Failed", "Recovering"})
+WISHES = frozenset({"ScaledDown", "Grow"})
+"""Reasons to recover that are nobody's failure."""
 OVER = frozenset({"Complete", "Failed"})
 STALE_INTERVALS = 3
 STALE_GRACE_SECONDS = 60.0
@@ -85,7 +87,7 @@ def _figures(observed: Observed, now: float) -> dict[str, object]:
     started = old.started_at or (to_stamp(now) if seen.running else None)
     return {
         "epoch": max(seen.epoch, old.epoch or 0) or None,
-        "step": max(seen.step, 0) if seen.epoch else old.step,
+        "step": max(seen.step, 0 if seen.running else old.step or 0) if seen.epoch else old.step,
         "until": seen.until if seen.until is not None else old.until,
         "loss": seen.loss if seen.loss is not None else old.loss,
         "checkpoint": _checkpoint(observed, now),
@@ -101,8 +103,8 @@ def _checkpoint(observed: Observed, now: float) -> CheckpointStatus | None:
     new = seen.committed if seen else None
     if new is None:
         return _aged(old, now)
-    if old is not None and (old.epoch, old.step) == (new.epoch, new.step) and old.committed_at:
-        return _aged(old, now)
+    if old is not None and (old.epoch, old.step) >= (new.epoch, new.step) and old.committed_at:
+        return _aged(old, now)  # a new coordinator tells of an older one until it has read the log
     committed = now - observed.seen_age - new.age_ms / 1000
     return _aged(
         CheckpointStatus(
@@ -255,13 +257,18 @@ def _late(observed: Observed, newest: CheckpointStatus) -> str:
 def build_events(
     old: JobStatus, new: JobStatus, decisions: Sequence[Decision]
 ) -> tuple[Happening, ...]:
-    """One for each condition that has become true or changed its reason, and one for each interruption."""
+    """One for each condition that has become true or changed its reason, and one for each interruption.
+
+    What two of them would say in the same words is said once, by the one that says more.
+    """
     found = [h for c in new.conditions if (h := _announced(find_condition(old, c.type), c))]
+    found = [h for k, h in enumerate(found) if h.message not in {o.message for o in found[k + 1 :]}]
+    told = {h.message for h in found}
     known = {(i.id, i.slot) for i in old.incidents}
     for decision in decisions:
         match decision:
             case Leave(hold=False) if (decision.incident, decision.slot) not in known:
-                found.append(_of_leave(decision))
+                found += [] if describe_leave(decision) in told else [_of_leave(decision)]
             case Raise(counted=True):
                 found.append(_of_raise(decision))
             case _:
@@ -276,6 +283,7 @@ def _announced(old: Condition | None, new: Condition) -> Happening | None:
     if quiet or new.status == "Unknown" or not new.message:
         return None
     bad = new.type in WARNINGS or (new.type == "CheckpointHealthy" and new.status == "False")
+    bad = bad and new.reason not in WISHES
     return Happening(
         reason=new.reason,
         message=new.message,
@@ -284,12 +292,17 @@ def _announced(old: Condition | None, new: Condition) -> Happening | None:
     )
 
 
+def describe_leave(decision: Leave) -> str:
+    return (
+        f"slot {decision.slot} is asked to save and leave: {decision.message} [{decision.incident}]"
+    )
+
+
 def _of_leave(decision: Leave) -> Happening:
     return Happening(
-        reason=f"{decision.cause}Asked",
-        message=f"slot {decision.slot} is asked to save and leave: {decision.message} "
-        f"[{decision.incident}]",
-        warning=True,
+        reason=decision.cause,
+        message=describe_leave(decision),
+        warning=decision.cause not in WISHES,
         stamp=f"{decision.slot}-{decision.incident}",
     )
 

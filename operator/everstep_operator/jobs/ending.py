@@ -108,7 +108,6 @@ def plan_suspend(observed: Observed, now: float) -> Plan:
         actions=plan_former(observed, records),
         status=status,
         wanted=build_wanted(observed, records, stop=Stop.SUSPEND) if observed.pods else None,
-        events=conditions.build_events(job.status, status, ()),
         wake_after=BUSY_SECONDS if observed.pods else None,
     )
     return _with_story(plan, observed, story, since, now)
@@ -167,7 +166,8 @@ def _with_story(
             "conditions": told,
         }
     )
-    return replace(plan, status=status)
+    events = conditions.build_events(old, status, ())
+    return replace(plan, status=status, events=events)
 
 
 def plan_unreadable(observed: Observed, reason: str, message: str, now: float) -> Plan:

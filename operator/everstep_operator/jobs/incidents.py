@@ -124,9 +124,16 @@ def _happened(
         found.append(("deleted", now))
     if current > old and observed.pod_of(slot, current) is not None:
         found.append(("created", now))
-    if current > old and observed.running and observed.is_member(slot, current):
+    if current > old and observed.running and _is_filled(observed, slot, current):
         found.append(("running", now))
     return found
+
+
+def _is_filled(observed: Observed, slot: int, attempt: int) -> bool:
+    """Its next pod is a member; a slot that is not wanted any more waits for none."""
+    spec = observed.job.spec
+    unwanted = spec is not None and slot >= spec.workers.replicas
+    return unwanted or observed.is_member(slot, attempt)
 
 
 def _with_runtime(

@@ -60,9 +60,8 @@ def _was_under_way(observed: Observed) -> bool:
 
 def _recovering(observed: Observed, leaving: Sequence[Leave], running: Verdict) -> Verdict:
     if leaving:
-        first = leaving[0]
-        text = f"slot {first.slot} is asked to save and leave: {first.message}"
-        return Verdict(type="Recovering", status=True, reason=first.cause, message=text)
+        text = conditions.describe_leave(leaving[0])
+        return Verdict(type="Recovering", status=True, reason=leaving[0].cause, message=text)
     open_ = [i for i in observed.job.status.incidents if i.open]
     if observed.seen:
         ids = {i.id for i in open_}
@@ -79,7 +78,8 @@ def _recovering(observed: Observed, leaving: Sequence[Leave], running: Verdict) 
 def decide_running(observed: Observed, records: Sequence[SlotStatus], now: float) -> Verdict:
     seen = observed.seen
     if observed.running and seen is not None:
-        text = f"epoch {seen.epoch} runs with {len(seen.members)} ranks"
+        ranks = len(seen.members)
+        text = f"epoch {seen.epoch} runs with {ranks} rank{'' if ranks == 1 else 's'}"
         return Verdict(type="Running", status=True, reason="Training", message=text)
     if unheard := _decide_unheard(observed, records):
         return unheard
