@@ -38,6 +38,7 @@ class Fleet:
     memory: release.FleetMemory = field(default_factory=release.FleetMemory)
     creatable: bool = True
     gpus: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    silences: Mapping[str, str] = field(default_factory=dict)
 
     def break_(self, node: str, **changes: object) -> "Fleet":
         self.faults.append(Fault(node=node, **changes))  # type: ignore[arg-type]
@@ -99,8 +100,13 @@ class Fleet:
         claims = [_claim(fault, node) for fault in self.faults if fault.node == node.name]
         kept = [claim for claim in claims if not is_known(claim.evidence, node.answered)]
         kept.sort(key=lambda claim: (claim.evidence.first_seen, claim.evidence.identity))
+        silent = self.silences.get(node.name, "")
         return Finding(
-            node=node.name, claims=tuple(kept), present=self.gpus.get(node.name, frozenset())
+            node=node.name,
+            claims=tuple(kept),
+            present=self.gpus.get(node.name, frozenset()),
+            silent=silent,
+            silent_reason="ExporterSilent" if silent else "",
         )
 
 

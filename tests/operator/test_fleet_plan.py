@@ -5,7 +5,7 @@ import pytest
 from everstep_contract import names
 from everstep_operator import kube
 from everstep_operator.evidence import Kind
-from everstep_operator.fleet.actions import CreateQuarantine
+from everstep_operator.fleet.actions import CreateQuarantine, Tell
 from everstep_operator.fleet.view import Budget, Policy, parse_budget
 from everstep_operator.values import NodeState
 from fleet_given import START, Fleet
@@ -339,3 +339,14 @@ async def test_a_quarantine_written_by_hand_quarantines_its_node() -> None:
     assert cordoned(fleet) == ["node-3"]
     await fleet.delete()
     assert cordoned(fleet) == []
+
+
+def test_a_silent_exporter_is_told_on_its_node_and_nothing_else_is_done() -> None:
+    fleet = a_fleet()
+    fleet.silences = {"node-2": "every scrape since 12:00:00Z failed: refused"}
+    told = [action for action in fleet.plan().actions if isinstance(action, Tell)]
+    assert [(t.node, t.reason, t.warning) for t in told] == [("node-2", "ExporterSilent", True)]
+    assert told[0].message == (
+        "node node-2: every scrape since 12:00:00Z failed: refused; nothing is done about it"
+    )
+    assert not [action for action in fleet.plan().actions if not isinstance(action, Tell)]

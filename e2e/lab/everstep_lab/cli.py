@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     fault.add_argument("node", metavar="NODE")
     fault.add_argument("--gpu", type=int, metavar="N", help="index of the GPU, from 0")
     fault.add_argument("--xid", type=int, metavar="CODE", help="NVIDIA XID, such as 79 or 64")
-    fault.add_argument("--exporter", metavar="MODE", help="silent, http500, …")
+    fault.add_argument("--exporter", metavar="MODE", help="silent, hang, http500, empty, frozen")
     fault.add_argument("--kill-node", action="store_true", help="all of it dies at once")
     fault.add_argument("--partition", action="store_true", help="cut off from the API server only")
     fault.set_defaults(run=_fault)

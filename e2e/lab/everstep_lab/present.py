@@ -45,16 +45,15 @@ def _node_table(nodes: Mapping[str, Any]) -> list[str]:
     for name, node in nodes.items():
         running = sum(1 for pod in node.get("pods", []) if pod["running"])
         gpus = "  ".join(map(_gpu, node.get("gpus", [])))
-        lines.append(f"{name:<10}{node['ip']:<14}{running:<6}{node['exporter']:<10}{gpus}".rstrip())
+        exporter = node["exporter"] if node["powered"] else "off"
+        lines.append(f"{name:<10}{node['ip']:<14}{running:<6}{exporter:<10}{gpus}".rstrip())
         lines += [f"  {fault}" for fault in _faults(node)]
     return lines
 
 
 def _faults(node: Mapping[str, Any]) -> list[str]:
-    found = [] if node["powered"] else ["the node is dead"]
-    if not node["connected"]:
-        found.append("cut off from the API server")
-    return [*found, *node.get("faults", [])]
+    found = [] if node["connected"] else ["cut off from the API server"]
+    return [*found, *node.get("faults", [])] if node["powered"] else ["no power"]
 
 
 def _gpu(gpu: Mapping[str, Any]) -> str:

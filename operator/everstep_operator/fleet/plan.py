@@ -166,6 +166,15 @@ def _plan_deeds(view: View) -> Iterator[Action]:
     for action in _plan_expectations(view):
         if action.node.name not in touched:
             yield action
+    yield from _tell_silences(view)
+
+
+def _tell_silences(view: View) -> Iterator[Tell]:
+    """What we cannot see is reported on the node, and no reason to act."""
+    for name, finding in view.observed.findings.items():
+        if finding.silent:
+            message = f"node {name}: {finding.silent}; nothing is done about it"
+            yield Tell(node=name, reason=finding.silent_reason, message=message)
 
 
 def _plan_releases(view: View) -> Iterator[PatchNode]:

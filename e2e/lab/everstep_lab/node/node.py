@@ -17,6 +17,14 @@ from everstep_lab.seam import BadRequestError, Cluster, FaultRequest, NodeSpec
 
 Object = objects.Object
 EXPORTER_WORDS = {"silent": "refused", **{mode: mode for mode in MODES}}
+EXPORTER_SAID = {
+    "ok": "exporter answers",
+    "refused": "exporter refuses connections",
+    "hang": "exporter takes connections and never answers",
+    "http500": "exporter answers with HTTP 500",
+    "empty": "exporter answers with an empty page",
+    "frozen": "exporter shows the same values for ever",
+}
 
 
 class SimulatedNode:
@@ -98,8 +106,9 @@ class SimulatedNode:
         if request.xid is not None:
             said.append(self._play(request.gpu or 0, request.xid))
         if request.exporter is not None:
-            await self.set_exporter(EXPORTER_WORDS[request.exporter])
-            said.append(f"exporter {EXPORTER_WORDS[request.exporter]}")
+            mode = EXPORTER_WORDS[request.exporter]
+            await self.set_exporter(mode)
+            said.append(EXPORTER_SAID[mode])
         if request.partition:
             await self._link.disconnect()
             said.append("cut off from the API server; its processes go on")
@@ -121,9 +130,10 @@ class SimulatedNode:
         return self._kubelet.powered.is_set()
 
     async def _lose_power(self) -> int:
-        """Everything at once: processes, heartbeats, exporter, kubelet port."""
-        count = await self._kubelet.lose_power()
+        """Everything at once: heartbeats, processes, exporter, kubelet port. The line goes first: a node
+        without power does not report how its containers ended."""
         await self._link.disconnect()
+        count = await self._kubelet.lose_power()
         await self._gpus.stop()
         await self._close_ports()
         return count
