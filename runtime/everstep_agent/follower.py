@@ -101,21 +101,21 @@ class Follower:
     async def _follow(self, address: str) -> bool:
         """Until it is lost or lays the role down; whether it ever answered."""
         self.following, heard = address, False
-        reporting = PeerClient(address, self._token)
-        hearing = PeerClient(address, self._token)
-        try:
-            first = await reporting.call(
-                "/v1/report", self._report(), Accepted, timeout=REPORT_SECONDS
-            )
-            heard = first.acting
-            if heard:
-                await self._exchange(reporting, hearing)
-        except PeerError as error:
-            self._line.say("coordinator_lost", address=address, message=str(error))
-        finally:
-            self.following = ""
-            await reporting.close()
-            await hearing.close()
+        async with (
+            PeerClient(address, self._token) as reporting,
+            PeerClient(address, self._token) as hearing,
+        ):
+            try:
+                first = await reporting.call(
+                    "/v1/report", self._report(), Accepted, timeout=REPORT_SECONDS
+                )
+                heard = first.acting
+                if heard:
+                    await self._exchange(reporting, hearing)
+            except PeerError as error:
+                self._line.say("coordinator_lost", address=address, message=str(error))
+            finally:
+                self.following = ""
         return heard
 
     async def _exchange(self, reporting: PeerClient, hearing: PeerClient) -> None:

@@ -98,6 +98,7 @@ class Pool:
     def __init__(self, token: str) -> None:
         self._token = token
         self._idle: dict[str, list[PeerClient]] = {}
+        self._closed = False
 
     async def call(
         self, address: str, path: str, body: Any, answer: type[T], *, timeout: float
@@ -110,10 +111,13 @@ class Pool:
             await client.close()
             raise
         finally:
-            if client._session is not None:
+            if self._closed:
+                await client.close()
+            elif client._session is not None:
                 idle.append(client)
 
     async def close(self) -> None:
+        self._closed = True
         for idle in self._idle.values():
             for client in idle:
                 with contextlib.suppress(aiohttp.ClientError):

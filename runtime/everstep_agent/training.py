@@ -118,7 +118,8 @@ async def _finish(desk: Desk, epoch: EpochLevel, step: int) -> None:
     if desk.run_log.done is None:
         await check_fence(desk)
         return
-    desk.end(report.Cause.DONE, f"trained to step {step}", step=step)
+    nothing = "; there was nothing left to do" if epoch.resume >= step else ""
+    desk.end(report.Cause.DONE, f"trained to step {step}{nothing}", step=step)
 
 
 # --- boundaries ---------------------------------------------------------------------------------------------------

@@ -68,6 +68,9 @@ async def test_a_script_trains_to_its_end_and_the_run_verifies(everstep):
     verify = await everstep("verify", "everstep-store/stub_worker")
     assert await verify.end() == 0
     assert "steps 1 to 20 once each" in verify.text
+    again = await everstep("run", "--workers", "2", STUB)
+    assert await again.end() == 0
+    assert "done: trained to step 20; there was nothing left to do" in again.text
 
 
 async def test_an_agent_and_its_workers_that_are_killed_are_replaced(everstep):
