@@ -158,7 +158,9 @@ def _decide_unreachable(
     limit = spec.recovery.node_lost_seconds
     if node.not_ready_for is None or node.not_ready_for < limit:
         return None
-    message = f"node {pod.node} has been unreachable for more than {limit} s: {node.why.rstrip('.')}"
+    message = (
+        f"node {pod.node} has been unreachable for more than {limit} s: {node.why.rstrip('.')}"
+    )
     if observed.running and observed.is_member(record.slot, record.attempt):
         # The job's step advances, so its ranks are alive, reachable by the API server or not.
         return _decide_leaving(observed, record, pod, "NodeLost", message, now)
