@@ -15,11 +15,16 @@ def describe_changes(before: levels.Seen, after: levels.Seen) -> list[str]:
     lines += _committed(before, after)
     lines += _incidents(before, after)
     lines += [f"note: {note}" for note in after.notes if note not in before.notes]
-    if after.storage_error and after.storage_error != before.storage_error:
+    if after.storage_error and not _same_trouble(before.storage_error, after.storage_error):
         lines.append(f"store: {after.storage_error.message}")
     if before.storage_error and not after.storage_error:
         lines.append("store: back")
     return lines
+
+
+def _same_trouble(before: levels.StorageError | None, after: levels.StorageError) -> bool:
+    """Each retry may name another object: one line until the store is back is enough."""
+    return before is not None and before.kind == after.kind
 
 
 def _resumes(seen: levels.Seen) -> str:

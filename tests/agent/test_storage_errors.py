@@ -46,6 +46,21 @@ CASES = [
 ]
 
 
+def test_a_server_that_is_away_reads_the_same_at_each_try_and_names_its_address() -> None:
+    first, second = (
+        str(classify_error(GenericError(text), doing="write", where="s3://b/k"))
+        for text in (
+            f"Generic S3 error: Error performing PUT http://10.0.0.1:9000/b/k in {took} - HTTP error:"
+            " error sending request"
+            for took in ("265.78µs", "1.000608ms")
+        )
+    )
+    assert first == second
+    assert first == (
+        "cannot write s3://b/k: http://10.0.0.1:9000: HTTP error: error sending request"
+    )
+
+
 @pytest.mark.parametrize(("cls", "answer", "kind", "said"), CASES)
 def test_foreign_errors_become_ours(
     cls: type[Exception], answer: tuple[int, str] | str, kind: type[errors.StoreError], said: str

@@ -42,6 +42,16 @@ def test_an_incident_is_shown_when_it_begins_and_with_its_phases_when_it_ends():
     assert line == "recovered in 1.5 s from step 12, steps lost: 0 (first step 1.5)"
 
 
+def test_a_store_that_is_away_is_said_once_until_it_is_back():
+    away = [
+        levels.Seen(storage_error=levels.StorageError(kind="Unreachable", message=f"cannot {verb}"))
+        for verb in ("write a", "read b")
+    ]
+    assert terminal.describe_changes(levels.Seen(), away[0]) == ["store: cannot write a"]
+    assert terminal.describe_changes(*away) == []
+    assert terminal.describe_changes(away[1], levels.Seen()) == ["store: back"]
+
+
 def test_a_slot_that_leaves_is_not_said_to_be_lost():
     leaves = levels.RuntimeIncident(id="i", cause="Leave", message="slot 2 leaves")
     left = levels.RuntimeIncident(

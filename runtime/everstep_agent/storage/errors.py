@@ -71,6 +71,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
 _QUERY = re.compile(r"\?[^\s'\"]*")
+_REQUEST = re.compile(r"Generic \S+ error: Error performing \w+ (\w+://[^/\s]+)\S* in \S+ - ")
 _METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 
 _FIXES = {
@@ -149,6 +150,7 @@ def _said(text: str, code: str, status: int) -> str:
         message = _first(_MESSAGE, text)
         return f"{status} {code}" + (f" ({message})" if message else "")
     words = _QUERY.sub("", " ".join(text.split()))
+    words = _REQUEST.sub(r"\1: ", words)  # the object was named already; times differ at each try
     return words[:300] or "no answer"
 
 
