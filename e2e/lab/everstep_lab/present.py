@@ -10,7 +10,7 @@ def render_up(lab: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"The lab is up after {lab['up_seconds']:.1f} s: {config['nodes']} nodes with "
-            f"{config['gpus_per_node']} GPUs each, {_megabytes(lab)} MB of memory in all.",
+            f"{_gpus(config['gpus_per_node'])} each, {_megabytes(lab)} MB of memory in all.",
             "",
             f"  export KUBECONFIG={lab['kubeconfig']}",
             f"  alias kubectl={lab['kubectl']}",
@@ -68,6 +68,10 @@ def _operator(operator: Mapping[str, Any]) -> str:
     if ended is not None:
         return f"ended with {ended}: `everstep-lab operator logs` tells why"
     return _process(operator["pid"], operator["metrics"])
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _process(pid: int | None, where: str) -> str:
