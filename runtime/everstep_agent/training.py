@@ -1,5 +1,6 @@
 """While an epoch runs: its breaks, its boundaries, its saves, its end."""
 
+import asyncio
 import time
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ class Watch:
     raises: int = 0
     purpose: str = ""
     """Why the armed boundary ends the epoch: Stop, Leave, Grow; empty: it only saves."""
+    fence: asyncio.Task[None] | None = None
+    """Looks at the log beside the training: a store that is away holds up nothing else."""
 
 
 async def train(desk: Desk) -> str:
@@ -31,6 +34,15 @@ async def train(desk: Desk) -> str:
     now = time.monotonic()
     desk.step_at = (-1, now)
     watch = Watch(fence_at=now + FENCE_SECONDS, save_at=now)
+    try:
+        return await _watch_over(desk, watch)
+    finally:
+        if watch.fence is not None:
+            watch.fence.cancel()
+            await asyncio.gather(watch.fence, return_exceptions=True)
+
+
+async def _watch_over(desk: Desk, watch: Watch) -> str:
     while not desk.ended:
         now = time.monotonic()
         epoch = desk.epoch
@@ -47,9 +59,7 @@ async def train(desk: Desk) -> str:
                 return ""
         elif epoch.stage is Stage.RUNNING and _boundary(desk, watch, workers, now):
             return watch.purpose
-        if now > watch.fence_at:
-            watch.fence_at = now + FENCE_SECONDS
-            await check_fence(desk)
+        _mind_fence(desk, watch, now)
         desk.note_left()
         await desk.tick()
     return ""
@@ -213,10 +223,22 @@ def _stay(desk: Desk, watch: Watch, boundary: Boundary, workers: list[WorkerRepo
 # --- fencing ------------------------------------------------------------------------------------------------------
 
 
+def _mind_fence(desk: Desk, watch: Watch, now: float) -> None:
+    """Raises `StoreError` if the store refuses for good."""
+    if watch.fence is not None and watch.fence.done():
+        ended, watch.fence, watch.fence_at = watch.fence, None, now + FENCE_SECONDS
+        ended.result()
+    elif watch.fence is None and now > watch.fence_at:
+        watch.fence = asyncio.create_task(check_fence(desk))
+
+
 async def check_fence(desk: Desk) -> None:
-    """Look at the next place of the log; end if somebody else has claimed the run."""
+    """Look at the next place of the log; end if somebody else has claimed the run.
+
+    Waits while the store is away.
+    """
     epoch = desk.epoch
-    await desk.run_log.refresh()
+    await desk.persist(desk.run_log.refresh)
     if epoch is None:
         return
     gang = runlog_rules.Gang(

@@ -4,8 +4,15 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from agent.gang import Gang
+from agent.unreliable import UnreliableStore
+from everstep_agent import agent, training
+from everstep_agent.storage import opening
+from everstep_agent.storage.retrying import Patience, Retrying
 from everstep_contract import levels, log, report
 
 
@@ -277,6 +284,33 @@ async def test_a_store_that_cannot_be_used_ends_the_job_at_once(tmp_path: Path) 
         found = await gang.tasks[0]
         assert found.cause in (report.Cause.STORE, report.Cause.CONFIG)
         assert "no/such" in found.message
+
+
+async def test_a_store_that_is_away_for_longer_than_any_patience_costs_neither_job_nor_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores: list[UnreliableStore] = []
+
+    def open_impatient(*given: Any) -> Retrying:
+        stores.append(UnreliableStore(opening.open_raw(*given)))
+        return Retrying(stores[-1], Patience(deadline_s=0.2))
+
+    monkeypatch.setattr(agent, "open_store", open_impatient)
+    monkeypatch.setattr(training, "FENCE_SECONDS", 0.1)
+    async with Gang(tmp_path, 2, save_every_steps=5) as gang:
+        await gang.until(lambda s: s.step >= 3)
+        for store in stores:
+            store.away = True
+        await gang.until(lambda s: s.storage_error is not None)
+        os.kill(gang.worker(1), signal.SIGKILL)
+        await gang.until(lambda s: s.incidents)
+        await asyncio.sleep(1.0)  # several times the patience of a call
+        for store in stores:
+            store.away = False
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.DONE}
+        assert gang.seen.incidents[-1].steps_lost == 0
+        await assert_exact(gang, 20)
 
 
 async def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Path) -> None:
