@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from everstep_lab import kubeconfig, procs
+from everstep_lab import kubeconfig, places, procs
 
 BROKE_DOWN = 1
 """Exit status of a supervisor whose lab broke down after `up`."""
@@ -49,13 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def remove(root: Path, memory: Path) -> None:
-    """With the lock held. Renamed first: once the lock is gone another lab may use the names."""
+    """With the lock held, which lies in `root` and goes last: once it is gone whoever waits for the end
+    goes on, and another lab may use the names; hence the renaming.
+    """
     _remove_kubeconfig(root)
-    for folder in (memory, root):
-        gone = folder.with_name(f"{folder.name}.gone-{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):
-            folder.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(memory, ignore_errors=True)
+    for entry in list(root.iterdir()) if root.is_dir() else ():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != places.LOCK:
+            entry.unlink(missing_ok=True)
+    gone = root.with_name(f"{root.name}.gone-{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        root.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _remove_kubeconfig(root: Path) -> None:

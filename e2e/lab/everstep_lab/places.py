@@ -15,6 +15,7 @@ from everstep_lab.seam import LabError
 
 DEFAULT_NETWORK = 64
 NODES_MAX = 200
+LOCK = "lock"
 _SHM = Path("/dev/shm")
 
 
@@ -43,7 +44,7 @@ class Places:
 
     @property
     def lock(self) -> Path:
-        return self.root / "lock"
+        return self.root / LOCK
 
     @property
     def socket(self) -> Path:
