@@ -71,7 +71,8 @@ class ObjectStore:
             "MINIO_SITE_REGION": self.region,
         }
         argv = [
-            str(self._binary), "server", "--address", f"{self.ip}:{self.port}", str(self._data),
+            str(self._binary), "server", "--address", f"{self.ip}:{self.port}",
+            "--certs-dir", str(self._data.parent / "certs"), str(self._data),
         ]  # fmt: skip
         self._process = procs.spawn(argv, log=self._log, mark=self._data.parent, env=env)
 
