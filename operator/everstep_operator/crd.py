@@ -8,7 +8,6 @@ descriptions, rules) goes over as it stands.
 
 import argparse
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,9 @@ import yaml
 from pydantic import BaseModel
 
 from everstep_contract import names
+from everstep_operator import model
+from everstep_operator.fleet import model as fleet_model
+from everstep_operator.resource import Column, Resource
 from everstep_operator.rules import Resourceful, Rule
 
 FOLDER = Path(__file__).parents[2] / "crds"
@@ -23,48 +25,8 @@ CLIENT_SIDE_APPLY_LIMIT = 262_144
 """Bytes of the annotation that `kubectl apply` writes; a larger CRD can only be applied by the server."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column of `kubectl get`; `priority` 1 shows it with `-o wide` only."""
-
-    name: str
-    path: str
-    type: str = "string"
-    description: str = ""
-    priority: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    wanted: str
-    actual: str
-    selector: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resource:
-    """All that the generator has to know of one kind."""
-
-    kind: str
-    plural: str
-    short_names: tuple[str, ...]
-    scope: str
-    """Namespaced or Cluster."""
-    description: str
-    spec_model: type[BaseModel]
-    status_model: type[BaseModel]
-    columns: tuple[Column, ...]
-    cel: tuple[Rule, ...] = ()
-    """Rules on the whole object; those on parts stand in the models' `rules`."""
-    scale: Scale | None = None
-    categories: tuple[str, ...] = ("all",)
-
-
 def resources() -> tuple[Resource, ...]:
     """Every kind that Everstep defines."""
-    from everstep_operator import model
-    from everstep_operator.fleet import model as fleet_model
-
     return (model.RESOURCE, fleet_model.RESOURCE)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from everstep_contract import names
-from everstep_operator.crd import Column, Resource, Scale
 from everstep_operator.model_status import JobStatus
+from everstep_operator.resource import Column, Resource, Scale
 from everstep_operator.rules import Resourceful, Rule
 
 NAME_LIMIT = 50

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from everstep_contract import names
-from everstep_operator.crd import Column, Resource
+from everstep_operator.resource import Column, Resource
 from everstep_operator.rules import Resourceful, Rule
 
 

@@ -1,9 +1,10 @@
 """The ends of a job: finished, suspended, unreadable. Nothing here starts a pod."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from everstep_contract.levels import Stop
-from everstep_operator.jobs import conditions, membership
+from everstep_operator.jobs import attempts, conditions, membership
 from everstep_operator.jobs.actions import Action, DeleteJob, DeletePod, Plan
 from everstep_operator.jobs.conditions import Story, Verdict
 from everstep_operator.jobs.failures import End
@@ -92,20 +93,18 @@ def _delete(pods: Sequence[Pod], reason: str, message: str) -> tuple[Action, ...
 
 def plan_suspend(observed: Observed, now: float) -> Plan:
     """Stop outranks membership: save at the position, then the pods go; their attempts are over first."""
-    from everstep_operator.jobs.plan import note_pod, plan_count, plan_former
-
     job = observed.job
-    records = [note_pod(observed, r, (), now) for r in membership.build_records(observed)]
+    records = [attempts.note_pod(observed, r, (), now) for r in membership.build_records(observed)]
     held = [r for r in records if r.pod_uid is not None]
     since = to_seconds(job.status.stopping_since)
     if held and _may_end(observed, since, now):
         raises = [_raise(r, membership.newest_attempt(observed, r.slot)) for r in held]
-        plan = plan_count(observed, records, raises, now)
+        plan = attempts.plan_count(observed, records, raises, now)
         return _with_story(plan, observed, _suspend_story(observed, now, over=False), since, now)
     story = _suspend_story(observed, now, over=not observed.pods)
     status = conditions.build_status(observed, records, (), story, now)
     plan = Plan(
-        actions=plan_former(observed, records),
+        actions=attempts.plan_former(observed, records),
         status=status,
         wanted=build_wanted(observed, records, stop=Stop.SUSPEND) if observed.pods else None,
         wake_after=BUSY_SECONDS if observed.pods else None,
@@ -151,8 +150,6 @@ def _suspend_story(observed: Observed, now: float, *, over: bool) -> Story:
 def _with_story(
     plan: Plan, observed: Observed, story: Story, since: float | None, now: float
 ) -> Plan:
-    from dataclasses import replace
-
     stamp = observed.job.status.stopping_since if since is not None else to_stamp(now)
     old = observed.job.status
     told = [

@@ -8,18 +8,24 @@ only once its attempt is no longer its slot's.
 
 from collections.abc import Sequence
 
-from everstep_operator.jobs import conditions, ending, failures, manifests, membership, waiting
+from everstep_operator.jobs import (
+    attempts,
+    conditions,
+    ending,
+    failures,
+    manifests,
+    membership,
+    waiting,
+)
 from everstep_operator.jobs.actions import (
     Action,
     CheckTemplate,
     CreatePod,
     CreateSecret,
-    DeletePod,
     Plan,
 )
 from everstep_operator.jobs.membership import Decision, Leave, Raise
-from everstep_operator.jobs.observed import Observed, Pod
-from everstep_operator.jobs.stamps import to_stamp
+from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.wanted import build_wanted
 from everstep_operator.model_status import SlotStatus
 from everstep_operator.values import NodeState
@@ -50,82 +56,26 @@ def _plan_slots(observed: Observed, now: float) -> Plan:
     records = membership.build_records(observed)
     decisions = [membership.decide_slot(observed, r, now) for r in records]
     if any(isinstance(d, Raise) for d in decisions):
-        return plan_count(observed, records, decisions, now)
+        return attempts.plan_count(observed, records, decisions, now)
     return _plan_deeds(observed, records, decisions, now)
-
-
-def plan_count(
-    observed: Observed, records: Sequence[SlotStatus], decisions: Sequence[Decision], now: float
-) -> Plan:
-    """Count first: attempts and restarts rise, and the pass ends."""
-    raises = {d.slot: d for d in decisions if isinstance(d, Raise)}
-    raised = [membership.apply_raise(r, raises[r.slot]) if r.slot in raises else r for r in records]
-    story = waiting.build_job_story(observed, raised, decisions, now)
-    status = conditions.build_status(observed, raised, decisions, story, now)
-    return Plan(
-        status=status,
-        counts=True,
-        events=conditions.build_events(observed.job.status, status, decisions),
-    )
 
 
 def _plan_deeds(
     observed: Observed, records: Sequence[SlotStatus], decisions: Sequence[Decision], now: float
 ) -> Plan:
-    noted = [note_pod(observed, r, decisions, now) for r in records]
+    noted = [attempts.note_pod(observed, r, decisions, now) for r in records]
     story = waiting.build_job_story(observed, noted, decisions, now)
     status = conditions.build_status(observed, noted, decisions, story, now).model_copy(
         update={"stopping_since": None}
     )
     leaving = [d for d in decisions if isinstance(d, Leave)]
     return Plan(
-        actions=(*plan_former(observed, noted), *_plan_creation(observed, noted, now)),
+        actions=(*attempts.plan_former(observed, noted), *_plan_creation(observed, noted, now)),
         status=status,
         wanted=build_wanted(observed, noted, leaving),
         events=conditions.build_events(observed.job.status, status, decisions),
         wake_after=QUIET_SECONDS if observed.running and not leaving else BUSY_SECONDS,
     )
-
-
-def note_pod(
-    observed: Observed, record: SlotStatus, decisions: Sequence[Decision], now: float
-) -> SlotStatus:
-    """What must be known of a pod after it has vanished, and since when it has been asked to leave."""
-    pod = observed.pod_of(record.slot, record.attempt)
-    leave = next(
-        (d for d in decisions if isinstance(d, Leave) and d.slot == record.slot and not d.hold),
-        None,
-    )
-    return record.model_copy(
-        update={
-            "pod_uid": pod.uid if pod else record.pod_uid,
-            "node": (pod.node if pod else None) or record.node,
-            "leaving_since": (record.leaving_since or to_stamp(now)) if leave else None,
-            "incident": leave.incident if leave else None,
-        }
-    )
-
-
-def plan_former(observed: Observed, records: Sequence[SlotStatus]) -> tuple[Action, ...]:
-    """Pods of attempts that are over: fenced, told gone, and now deleted."""
-    current = {r.slot: r for r in records}
-    found: list[Action] = []
-    for pod in observed.pods:
-        record = current.get(pod.slot)
-        if record is not None and pod.attempt < record.attempt:
-            found += _delete_former(observed, pod, record)
-    return tuple(found)
-
-
-def _delete_former(observed: Observed, pod: Pod, record: SlotStatus) -> list[Action]:
-    why = f"slot {pod.slot} is at attempt {record.attempt}: {record.cause or 'replaced'}"
-    if not pod.deleting:
-        return [DeletePod(name=pod.name, uid=pod.uid, reason="FormerAttempt", message=why)]
-    spec, node = observed.job.spec, observed.nodes.get(pod.node)
-    lost = node is None or node.not_ready_for is not None
-    if spec is None or not spec.recovery.force_delete or not lost:
-        return []
-    return [DeletePod(name=pod.name, uid=pod.uid, reason="ForceDelete", message=why, force=True)]
 
 
 def _plan_creation(

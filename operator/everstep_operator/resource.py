@@ -1,0 +1,44 @@
+"""What the CRD generator has to know of a kind, said beside the kind's model."""
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from everstep_operator.rules import Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of `kubectl get`; `priority` 1 shows it with `-o wide` only."""
+
+    name: str
+    path: str
+    type: str = "string"
+    description: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    wanted: str
+    actual: str
+    selector: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """All that the generator has to know of one kind."""
+
+    kind: str
+    plural: str
+    short_names: tuple[str, ...]
+    scope: str
+    """Namespaced or Cluster."""
+    description: str
+    spec_model: type[BaseModel]
+    status_model: type[BaseModel]
+    columns: tuple[Column, ...]
+    cel: tuple[Rule, ...] = ()
+    """Rules on the whole object; those on parts stand in the models' `rules`."""
+    scale: Scale | None = None
+    categories: tuple[str, ...] = ("all",)
