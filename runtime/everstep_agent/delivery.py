@@ -3,13 +3,13 @@ committed.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 
 from everstep_agent import logline
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.messages import Accepted
 from everstep_agent.peers import PeerError, Pool
+from everstep_agent.signals import happens
 from everstep_agent.standing import Standing
 
 AGAIN_SECONDS = 1.0
@@ -42,8 +42,7 @@ class Delivery:
     async def run(self) -> None:
         sent: dict[Key, str] = {}
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), AGAIN_SECONDS)
+            await happens(self._news, AGAIN_SECONDS)
             self._news.clear()
             for key, part in list(self._parts().items()):
                 target = "ourselves" if self._standing.coordinator else self._following()

@@ -3,7 +3,6 @@ what is published from it.
 """
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,6 +16,7 @@ from everstep_agent.checkpoint.retention import Retention
 from everstep_agent.groupstore import GroupStore
 from everstep_agent.messages import AgentReport, End, EpochLevel, Levels, Stage, State
 from everstep_agent.saving import Saves
+from everstep_agent.signals import happens
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.retrying import Retrying
 from everstep_contract import env, levels, log, report
@@ -255,8 +255,7 @@ class Desk:
     async def tick(self, seconds: float = TICK_SECONDS) -> None:
         """Until an agent reports something or a little time has passed."""
         self.reports.changed.clear()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.reports.changed.wait(), seconds)
+        await happens(self.reports.changed, seconds)
 
     async def persist(self, call: Callable[[], Awaitable[T]], *, patience: float = 0.0) -> T:
         """Try until the store answers. Raises what trying again will not mend, after `patience`

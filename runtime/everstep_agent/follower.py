@@ -12,6 +12,7 @@ from everstep_agent.desk import Identity
 from everstep_agent.following import Answer, Choice, choose_coordinator
 from everstep_agent.messages import Accepted, After, AgentReport, Levels, Who
 from everstep_agent.peers import PeerClient, PeerError
+from everstep_agent.signals import happens
 from everstep_contract import levels
 
 WHO_SECONDS = 1.5
@@ -141,8 +142,7 @@ class Follower:
             )
             if not answer.acting:
                 raise PeerError(f"{client.address} no longer coordinates", refused=True)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), HEARTBEAT_SECONDS)
+            await happens(self._changed, HEARTBEAT_SECONDS)
 
     async def _keep_hearing(self, client: PeerClient) -> None:
         version = 0

@@ -1,7 +1,6 @@
 """Holding the coordinator's role in this agent: taking it, serving our own pod, laying it down."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
@@ -9,6 +8,7 @@ from everstep_agent import logline
 from everstep_agent.coordinator import Coordinator
 from everstep_agent.desk import Identity
 from everstep_agent.messages import AgentReport, Levels
+from everstep_agent.signals import happens
 from everstep_agent.standing import Standing
 from everstep_agent.storage.retrying import Retrying
 from everstep_contract import env
@@ -97,8 +97,7 @@ class Role:
         while True:
             self._changed.clear()
             coordinator.desk.take(self._report())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), REPORT_SECONDS)
+            await happens(self._changed, REPORT_SECONDS)
 
     async def _until_yielded(
         self, coordinator: Coordinator, has_rival: Callable[[], Awaitable[bool]]

@@ -16,6 +16,7 @@ from typing import Any
 
 from everstep_agent import hang, link, logline, messages, output, spawn
 from everstep_agent.messages import State
+from everstep_agent.signals import happens
 from everstep_contract import env, position, wire
 
 EXIT_SECONDS = 3.0
@@ -188,9 +189,8 @@ class WorkerSet:
         worker.asked = True
         worker.send(wire.Exit())
         gentle = worker.state in (State.READY, State.PARKED, State.FINISHED, State.FAILED)
-        with contextlib.suppress(TimeoutError):
-            if gentle:
-                await asyncio.wait_for(worker.ended.wait(), EXIT_SECONDS)
+        if gentle:
+            await happens(worker.ended, EXIT_SECONDS)
         worker.kill()
         await worker.ended.wait()
 

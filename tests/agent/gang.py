@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from everstep_agent import logline, runlog, spawn, storage, verify
 from everstep_agent.agent import Agent
@@ -150,7 +151,9 @@ class Gang:
         while not what(self.seen):
             if time.monotonic() > end:
                 raise AssertionError(f"not in {seconds} s; last seen {self.seen}\n{self.shown()}")
-            for task in self.tasks.values():
+            assert self._poster is not None
+            assert not self._poster.cancelled()
+            for task in (self._poster, *self.tasks.values()):
                 if task.done() and not task.cancelled() and task.exception():
                     raise task.exception()  # type: ignore[misc]
             await asyncio.sleep(0.01)
@@ -181,5 +184,12 @@ class Gang:
 
 
 def dump_tasks() -> None:
+    """Every task with all frames that it is suspended in."""
     for task in asyncio.all_tasks():
-        task.print_stack(limit=6)
+        print(f"--- {task.get_name()} cancelling={task.cancelling()}", file=sys.stderr)
+        waits: Any = task.get_coro()
+        while waits is not None:
+            frame = getattr(waits, "cr_frame", None) or getattr(waits, "gi_frame", None)
+            where = f"{frame.f_code.co_qualname}:{frame.f_lineno}" if frame else repr(waits)[:200]
+            print(f"    {where}", file=sys.stderr)
+            waits = getattr(waits, "cr_await", None) or getattr(waits, "gi_yieldfrom", None)
