@@ -21,6 +21,7 @@ demo: setup ## Lose two GPUs under a real training job and compare with an undis
 
 .PHONY: test
 test: setup ## Run all tests, those on the lab too (PYTEST_ARGS='-k …' to choose)
+	@$(BIN)/everstep-lab build
 	@$(PYTEST) $(PYTEST_ARGS)
 
 .PHONY: check

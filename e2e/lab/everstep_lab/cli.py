@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from everstep_lab import present
+from everstep_lab import build, present
 from everstep_lab.client import Lab
 from everstep_lab.config import LabConfig
 from everstep_lab.seam import LabError
@@ -71,6 +71,12 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
+def _build(_: argparse.Namespace) -> int:
+    for module in (build.CONTROL_PLANE, build.OBJECT_STORE):
+        build.ensure(module, _say)
+    return 0
+
+
 def _status(_: argparse.Namespace) -> int:
     print(present.render_status(Lab.running().described))
     return 0
@@ -124,6 +130,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="everstep-lab", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_up(commands.add_parser("up", help="start it; builds its binaries the first time"))
+    ahead = commands.add_parser("build", help="build its binaries, for later; nothing is started")
+    ahead.set_defaults(run=_build)
     fault = commands.add_parser("fault", help="break a GPU, an exporter or a node")
     fault.add_argument("node", metavar="NODE")
     fault.add_argument("--gpu", type=int, metavar="N", help="index of the GPU, from 0")
