@@ -123,7 +123,8 @@ class Gang:
         try:
             while True:
                 for slot, agent in list(self.agents.items()):
-                    if slot not in self.tasks or self.tasks[slot].done():
+                    starts = not hasattr(agent, "me")
+                    if starts or slot not in self.tasks or self.tasks[slot].done():
                         continue
                     client = clients.setdefault(
                         agent.me.address, PeerClient(agent.me.address, TOKEN)
