@@ -1,6 +1,4 @@
-"""The data of a job: a map-style dataset, cut into global batches and micro-batches in a fixed
-order.
-"""
+"""The data of a job, cut into global batches and micro-batches in a fixed order."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +7,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from everstep import order
 from everstep.errors import Misuse
+from everstep.stream import Stream
 
 
 class Batches:
@@ -26,9 +25,11 @@ class Batches:
         shuffle: bool,
         collate: Callable[[list[Any]], Any] | None,
     ) -> None:
-        _require(dataset, global_batch, micro_batch)
-        self.dataset = dataset
-        self.size = len(dataset)
+        _require(global_batch, micro_batch)
+        self.exact = not is_stream(dataset)
+        """False: the order is the iterable's own, and resuming skips what was read."""
+        self.dataset: Any = dataset if self.exact else Stream(dataset)
+        self.size = _size(dataset) if self.exact else 0
         self.global_batch = global_batch
         self.micro_batch = micro_batch
         self.seed = seed
@@ -49,6 +50,8 @@ class Batches:
         """Dataset indices of micro-batch `index` of step `step` (1, 2, …)."""
         places = self.places(index)
         first = (step - 1) * self.global_batch + places.start
+        if not self.exact:
+            return list(range(first, first + len(places)))
         return order.sample_ids(
             first, len(places), size=self.size, seed=self.seed, shuffle=self.shuffle
         )
@@ -60,6 +63,8 @@ class Batches:
 
     @property
     def pass_micro_batches(self) -> int:
+        if not self.exact:
+            raise Misuse("job.evaluate: needs a dataset with __len__ and __getitem__")
         return -(-self.size // self.micro_batch)
 
     def fetch(self, ids: Sequence[int]) -> Any:
@@ -69,15 +74,18 @@ class Batches:
         return self._collate(samples)
 
 
-def _require(dataset: Any, global_batch: int, micro_batch: int) -> None:
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise Misuse(
-            f"job.batches: {type(dataset).__name__} can only be iterated; this version needs a "
-            "dataset with "
-            "__len__ and __getitem__, so that any rank can fetch any sample"
-        )
+def is_stream(dataset: Any) -> bool:
+    """Whether it can only be iterated."""
+    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+
+
+def _size(dataset: Any) -> int:
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise Misuse(f"job.batches: {type(dataset).__name__} has no samples (or no __len__)")
+    return len(dataset)
+
+
+def _require(global_batch: int, micro_batch: int) -> None:
     for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
         if value < 1:
             raise Misuse(f"job.batches: {name}={value}; it must be at least 1")

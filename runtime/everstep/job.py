@@ -69,15 +69,18 @@ class Job:
         shuffle: bool = True,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Batches:
-        """Cut a map-style dataset into global batches of `global_batch` samples, fetched
-        `micro_batch` at a time.
+        """Cut a dataset into global batches of `global_batch` samples, fetched `micro_batch` at a
+        time.
 
         Which samples form a step depends on the seed (default: that of `everstep.run`) and the step
         alone. Augment inside the dataset: torch's, numpy's and Python's random numbers are set
         there for each micro-batch. `collate` takes the list of samples; default: torch's
         `default_collate`.
+
+        A dataset that can only be iterated is resumed by skipping what was read; its order is its
+        own, so the run is not exact, and a note says so.
         """
-        return Batches(
+        data = Batches(
             dataset,
             global_batch=global_batch,
             micro_batch=micro_batch,
@@ -85,6 +88,11 @@ class Job:
             shuffle=shuffle,
             collate=collate,
         )
+        if not data.exact:
+            self._session.findings.notes.append(
+                f"{type(dataset).__name__} can only be iterated: resumable, not exact"
+            )
+        return data
 
     def steps(self, until: int) -> Iterator[Step]:
         """The steps from where the job stands to `until`; between two of them lies the boundary."""

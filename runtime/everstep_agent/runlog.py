@@ -72,7 +72,10 @@ class RunLog:
 
     @property
     def done(self) -> Done | None:
-        return next((e for e in self._entries if isinstance(e, Done)), None)
+        """The run's end; None again once a later claim goes on from it (a raised `until`)."""
+        claim = self.newest_claim
+        token = claim.token if claim else None
+        return next((e for e in self._entries if isinstance(e, Done) and e.token == token), None)
 
     async def refresh(self) -> tuple[Entry, ...]:
         """Read what was appended since; returns just that."""

@@ -35,6 +35,14 @@ async def test_entries_are_read_back_in_the_order_of_their_places(store: ObjectS
     assert reader.done == written[-1]
 
 
+async def test_a_run_that_goes_on_after_its_end_is_not_done(store: ObjectStore) -> None:
+    run_log, first = RunLog(store), claim(1)
+    for one in (first, commit(1, 3), Done(epoch=1, token=first.token, step=3)):
+        await run_log.append(one)
+    await run_log.append(claim(2))
+    assert run_log.done is None
+
+
 async def test_who_loses_a_place_reads_the_rivals_entry_and_decides_anew(
     store: ObjectStore,
 ) -> None:

@@ -1,9 +1,12 @@
 """Which samples form a step."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from torch.utils.data import IterableDataset
 
 from everstep import order
 from everstep.errors import Misuse
@@ -66,7 +69,7 @@ def test_the_last_micro_batch_may_be_smaller() -> None:
 @pytest.mark.parametrize(
     ("dataset", "sizes", "words"),
     [
-        (iter([1]), (4, 2), "can only be iterated"),
+        (iter([1]), (4, 2), "can be iterated once only"),
         ([], (4, 2), "no samples"),
         (range(9), (0, 2), "global_batch=0"),
         (range(9), (4, 0), "micro_batch=0"),
@@ -80,3 +83,41 @@ def test_data_that_cannot_be_cut_is_refused(
         Batches(
             dataset, global_batch=sizes[0], micro_batch=sizes[1], seed=0, shuffle=True, collate=None
         )
+
+
+class Counting(IterableDataset[int]):
+    """Ten samples, the same each time it is begun."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(100, 110))
+
+
+def a_stream() -> Batches:
+    return Batches(Counting(), global_batch=4, micro_batch=2, seed=0, shuffle=True, collate=list)
+
+
+def test_a_stream_is_shared_by_places_and_goes_round() -> None:
+    whole = a_stream()
+    read = [whole.fetch(whole.ids(step, m)) for step in (1, 2, 3) for m in (0, 1)]
+    assert [s for batch in read for s in batch] == [*range(100, 110), 100, 101]
+
+
+def test_a_stream_is_resumed_by_skipping_what_was_read_and_can_be_read_again() -> None:
+    resumed = a_stream()
+    assert resumed.fetch(resumed.ids(3, 1)) == [100, 101]
+    assert resumed.fetch(resumed.ids(1, 1)) == [102, 103]
+
+
+def test_a_stream_has_no_pass_to_evaluate() -> None:
+    with pytest.raises(Misuse, match="needs a dataset with __len__"):
+        _ = a_stream().pass_micro_batches
+
+
+def test_a_stream_without_samples_is_refused() -> None:
+    class Nothing(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(())
+
+    empty = Batches(Nothing(), global_batch=2, micro_batch=1, seed=0, shuffle=True, collate=list)
+    with pytest.raises(Misuse, match="yields no samples"):
+        empty.fetch(empty.ids(1, 0))
