@@ -66,6 +66,8 @@ class Desk:
         self.good = seen.good
         self.committed_at = now
         self.burnt = 0
+        self.struck = "", 0
+        """Cause and step of the last failure."""
         self.broken: set[str] = set()
         self.notes: tuple[str, ...] = ()
         self.base_seconds: Mapping[str, float] = {}

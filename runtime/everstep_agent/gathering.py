@@ -105,6 +105,7 @@ async def _claim(
         chain=runlog_rules.chain_of(desk.run_log.claims, commit),
         left_out=runlog_rules.build_left_out(newest, ids, proof),
         cause=cause,
+        failed=desk.struck[1] if desk.struck[0] == cause else 0,
         incident=desk.incidents.id,
     )
     outcome = await desk.persist(lambda: desk.run_log.append(claim, after=known))

@@ -163,9 +163,10 @@ def _settle(desk: Desk, found: Break, target: int) -> None:
             report.Cause(found.cause), found.message, rank=found.rank, step=at, traceback=trace
         )
         return
-    before = rounds.count_repeats(desk.run_log.claims, found.cause, step)
+    failed_in = (failure.step if failure else target) + 1
+    desk.struck = found.cause, failed_in
+    before = rounds.count_repeats(desk.run_log.claims, found.cause, failed_in)
     if before + 1 >= TRIES and found.cause not in INFRASTRUCTURE:
-        failed_in = (failure.step if failure else step) + 1
         text = (
             f"step {failed_in} failed {before + 1} times with {found.cause}: likely code or data;"
             f" the last time: {found.message}"

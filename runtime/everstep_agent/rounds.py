@@ -129,17 +129,14 @@ def next_number(log_epoch: int, reports: Iterable[AgentReport], burnt: int) -> i
     return 1 + max([log_epoch, burnt, *(max(r.joined, r.epoch) for r in reports)])
 
 
-def count_repeats(claims: Sequence[log.Claim], cause: str, step: int) -> int:
-    """How often in a row the newest claims were made for this cause with the run standing at this
-    step.
+def count_repeats(claims: Sequence[log.Claim], cause: str, failed: int) -> int:
+    """How often in a row the newest claims were made because this cause struck in this step.
+
+    Where they went on from does not count: a rank may be a step behind the one that failed.
     """
     count = 0
     for claim in reversed(claims):
-        if claim.cause != cause or last_step(claim) != step:
+        if (claim.cause, claim.failed) != (cause, failed):
             break
         count += 1
     return count
-
-
-def last_step(claim: log.Claim) -> int:
-    return claim.chain[-1].last_step if claim.chain else 0

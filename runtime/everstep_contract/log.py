@@ -55,6 +55,8 @@ class Claim:
     left_out: tuple[LeftOut, ...] = ()
     cause: str = ""
     """Why there is a new epoch: Start, WorkerDied, Leave, …; restarts are counted along the log."""
+    failed: int = 0
+    """The step in which `cause` struck; 0: in none."""
     incident: str = ""
 
 

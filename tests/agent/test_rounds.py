@@ -82,13 +82,11 @@ def test_an_epoch_number_is_never_used_twice():
 
 
 def test_repeats_count_only_the_newest_claims_of_one_cause_at_one_step():
-    chain = (log.ChainLink(epoch=1, last_step=5),)
-    other = (log.ChainLink(epoch=1, last_step=4),)
     claims = [
         a_claim(1, cause="Start"),
-        a_claim(2, cause="UserError", chain=other),
-        a_claim(3, cause="UserError", chain=chain),
-        a_claim(4, cause="UserError", chain=chain),
+        a_claim(2, cause="UserError", failed=4),
+        a_claim(3, cause="UserError", failed=5),
+        a_claim(4, cause="UserError", failed=5, chain=(log.ChainLink(epoch=1, last_step=3),)),
     ]
     assert rounds.count_repeats(claims, "UserError", 5) == 2
     assert rounds.count_repeats(claims, "WorkerDied", 5) == 0

@@ -221,7 +221,11 @@ async def test_the_same_error_at_the_same_step_three_times_fails_the_job(tmp_pat
         assert "likely code or data" in found.message
         assert found.traceback == "T"
         run_log = await gang.run_log()
-        assert [c.cause for c in run_log.claims] == ["Start", "UserError", "UserError"]
+        assert [(c.cause, c.failed) for c in run_log.claims] == [
+            ("Start", 0),
+            ("UserError", 6),
+            ("UserError", 6),
+        ]
 
 
 async def test_a_loss_that_is_not_finite_ends_the_job_at_once(tmp_path: Path) -> None:
