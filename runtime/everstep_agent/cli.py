@@ -3,16 +3,35 @@ pod's agent.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from typing import NoReturn
 
 from everstep_contract import env, report
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    own, script_args = split_arguments(sys.argv[1:] if argv is None else argv)
+def main() -> NoReturn:
+    """The console script."""
+    leave(run(sys.argv[1:]))
+
+
+def leave(status: int) -> NoReturn:
+    """End without finalizing the interpreter, which obstore's threads may meet and abort.
+
+    Measured: 21 of 480 processes that read from a store and ended at once died of SIGABRT.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BrokenPipeError):
+            stream.flush()
+    os._exit(status)
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command's exit status. Raises SystemExit for --help and for a wrong command line."""
+    own, script_args = split_arguments(argv)
     arguments = parse(own)
     if arguments.command == "run":
         return _run(arguments, script_args)
@@ -209,4 +228,4 @@ def _version() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
