@@ -152,6 +152,7 @@ class Agent:
             report=self._report,
             changed=self.pod.changed,
             on_levels=self._on_levels,
+            heard=lambda: self._standing.epoch,
             act=self._role.act,
             line=self.line,
         )

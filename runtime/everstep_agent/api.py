@@ -42,6 +42,7 @@ class Api:
             "/v1/wanted": self._wanted,
             "/v1/relayed-wanted": self._relayed_wanted,
             "/v1/who": self._post_who,
+            "/v1/heard": self._heard,
             "/v1/report": self._report,
             "/v1/levels": self._levels,
             "/v1/part": self._part,
@@ -88,6 +89,12 @@ class Api:
 
     async def _post_who(self, body: bytes) -> bytes:
         return codec.dumps(self._who())
+
+    async def _heard(self, body: bytes) -> bytes:
+        """For a newcomer that is about to coordinate: where the job stood when its coordinator was lost."""
+        if self._standing.published is None:
+            raise codec.DecodeError("this agent has heard of no coordinator yet")
+        return codec.dumps(self._standing.published)
 
     async def _report(self, body: bytes) -> bytes:
         found = codec.loads(AgentReport, body)

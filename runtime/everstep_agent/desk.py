@@ -169,6 +169,7 @@ class Desk:
         now = time.monotonic()
         facts = seeing.Facts(
             run=self.settings.run,
+            epoch=self._epoch_in_log(),
             coordinator=levels.SlotAttempt(slot=self.me.slot, attempt=self.me.attempt),
             staged=self._staged(),
             committed=self.committed_ref(now),
@@ -186,6 +187,11 @@ class Desk:
         )
         recent = [(r, a) for r, a in self.reports.aged(now) if a < STALE_SECONDS]
         return seeing.build_seen(facts, self.epoch, recent)
+
+    def _epoch_in_log(self) -> int:
+        newest = self.run_log.newest_claim
+        ours = newest is not None and newest.job_uid == self.settings.job_uid
+        return newest.epoch if newest is not None and ours else 0
 
     def committed_ref(self, now: float) -> levels.CheckpointRef | None:
         commit = self.newest_commit()

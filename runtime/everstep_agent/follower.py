@@ -5,11 +5,11 @@ to take.
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from everstep_agent import logline
 from everstep_agent.desk import Identity
-from everstep_agent.following import Answer, Choice, choose_coordinator
+from everstep_agent.following import Answer, Choice, choose_coordinator, choose_witness
 from everstep_agent.messages import Accepted, After, AgentReport, Levels, Who
 from everstep_agent.peers import PeerClient, PeerError
 from everstep_agent.signals import happens
@@ -24,7 +24,9 @@ RIVAL_SECONDS = 3.0
 
 
 class Follower:
-    """`act` runs the coordinator's role here and returns when it was laid down."""
+    """`act` runs the coordinator's role here and returns when it was laid down; `heard` gives the number
+    of the newest epoch that was heard of.
+    """
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class Follower:
         report: Callable[[], AgentReport],
         changed: asyncio.Event,
         on_levels: Callable[[Levels], None],
+        heard: Callable[[], int],
         act: Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]],
         line: logline.Log,
     ) -> None:
@@ -48,6 +51,7 @@ class Follower:
         self._report = report
         self._changed = changed
         self._on_levels = on_levels
+        self._heard = heard
         self._act = act
         self._line = line
         self._asking: dict[str, PeerClient] = {}
@@ -62,13 +66,15 @@ class Follower:
                 alone_since = time.monotonic()
                 await asyncio.sleep(SEARCH_SECONDS)
                 continue
-            choice = await self._choose(time.monotonic() - alone_since)
+            answers = await self._ask_all()
+            choice = self._choose(answers, time.monotonic() - alone_since)
             if choice.reason != said:
                 said = choice.reason
                 self._line.say("coordinator_choice", address=choice.address, reason=said)
             if choice.act:
-                await self._act(self._has_rival)
-                alone_since = time.monotonic()
+                if await self._caught_up(answers):
+                    await self._act(self._has_rival)
+                    alone_since = time.monotonic()
             elif choice.address and await self._follow(choice.address):
                 alone_since = time.monotonic()
             await asyncio.sleep(SEARCH_SECONDS)
@@ -77,13 +83,28 @@ class Follower:
         for client in self._asking.values():
             await client.close()
 
-    async def _choose(self, alone: float) -> Choice:
-        answers = await self._ask_all()
+    def _choose(self, answers: Mapping[str, Answer], alone: float) -> Choice:
         return choose_coordinator(self._who(), self._me.address, answers, alone_for=alone)
 
     async def _has_rival(self) -> bool:
         """Another acting coordinator that precedes us: two took the role at once."""
-        return not (await self._choose(0.0)).act
+        return not self._choose(await self._ask_all(), 0.0).act
+
+    async def _caught_up(self, answers: Mapping[str, Answer]) -> bool:
+        """Before the role is taken: hear of the newest epoch from who was in it, for what that one holds
+        may stand nowhere else.
+        """
+        who = choose_witness(answers, known=self._heard())
+        if who is None:
+            return True
+        try:
+            self._on_levels(
+                await self._asking[who].call("/v1/heard", After(), Levels, timeout=WHO_SECONDS)
+            )
+        except PeerError as error:
+            self._line.say("not_caught_up", address=who, message=str(error))
+            return False
+        return True
 
     async def _ask_all(self) -> dict[str, Answer]:
         peers = {a: s for a, s in self._peers().items() if a != self._me.address}

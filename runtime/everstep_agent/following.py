@@ -59,5 +59,11 @@ def choose_coordinator(
     )
 
 
+def choose_witness(answers: Mapping[str, Answer], *, known: int) -> str | None:
+    """Address of a peer that was in a newer epoch than the one that we know of; None: nobody was."""
+    newer = [(x.who.epoch, a) for a, x in answers.items() if x.who and x.who.epoch > known]
+    return max(newer)[1] if newer else None
+
+
 def _precedes(other: Who, me: Who) -> bool:
     return (-other.epoch, other.slot) < (-me.epoch, me.slot)

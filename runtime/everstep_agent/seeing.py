@@ -14,6 +14,8 @@ class Facts:
     """Everything that `Seen` says and that no agent reports."""
 
     run: str
+    epoch: int = 0
+    """Newest of this job in the run log: a coordinator that has begun none yet is no step back."""
     coordinator: levels.SlotAttempt
     staged: levels.CheckpointRef | None = None
     committed: levels.CheckpointRef | None = None
@@ -44,7 +46,7 @@ def build_seen(
     notes = dict.fromkeys([*facts.notes, *(lead.notes if lead else ())])
     return levels.Seen(
         run=facts.run,
-        epoch=epoch.number if epoch else 0,
+        epoch=epoch.number if epoch else facts.epoch,
         running=epoch is not None and epoch.stage is Stage.RUNNING,
         coordinator=facts.coordinator,
         members=members,

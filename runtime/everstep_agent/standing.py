@@ -41,6 +41,12 @@ class Standing:
         if found.wanted.revision >= self.wanted.revision:
             self.wanted = found.wanted
 
+    @property
+    def epoch(self) -> int:
+        """Number of the newest epoch that we have heard of."""
+        level = self.published.epoch if self.published else None
+        return level.number if level else 0
+
     def may_coordinate(self, me: Identity) -> bool:
         gone = rounds.is_gone(me.slot, me.attempt, self.wanted)
         return me.slot not in self.wanted.leave and not gone

@@ -1,4 +1,10 @@
-from everstep_agent.following import DOUBT_SECONDS, TURN_SECONDS, Answer, choose_coordinator
+from everstep_agent.following import (
+    DOUBT_SECONDS,
+    TURN_SECONDS,
+    Answer,
+    choose_coordinator,
+    choose_witness,
+)
 from everstep_agent.messages import Who
 
 
@@ -56,3 +62,17 @@ def test_who_leaves_proposes_nothing_and_stands_in_nobodys_way():
 def test_a_peer_that_cannot_be_reached_does_not_count():
     silent = {"host-0": Answer(slot=0, attempt=0, address="host-0", who=None)}
     assert choose_coordinator(who(1), "host-1", silent, alone_for=0.0).act
+
+
+def test_a_newcomer_hears_of_the_newest_epoch_from_who_was_in_it():
+    def witness(known, *epochs):
+        answers = {
+            f"host-{i}": Answer(slot=i, attempt=0, address=f"host-{i}", who=who(i, epoch=e))
+            for i, e in enumerate(epochs)
+        }
+        answers["silent"] = Answer(slot=9, attempt=0, address="silent", who=None)
+        return choose_witness(answers, known=known)
+
+    assert witness(0, 0, 3, 2) == "host-1"
+    assert witness(3, 0, 3, 2) is None
+    assert witness(0) is None

@@ -30,7 +30,8 @@ def test_the_jobs_step_is_the_one_that_every_member_applied():
 
 
 def test_between_epochs_the_step_is_the_committed_one():
-    assert seeing.build_seen(facts(), None, []).step == 8
+    seen = seeing.build_seen(facts(epoch=2), None, [])
+    assert (seen.step, seen.epoch) == (8, 2)
 
 
 def test_the_dead_are_no_members():

@@ -204,6 +204,7 @@ class Agents:
 
     def _keep(self, key: Key, held: Dialogue, seen: Seen, at: float) -> None:
         if held.seen is not None and seen.epoch < held.seen.epoch and not seen.done:
+            log.info("%s/%s: a word of epoch %d, older than %d", *key, seen.epoch, held.seen.epoch)
             return
         news = held.seen is None or without_figures(seen) != without_figures(held.seen)
         held.seen, held.seen_at = seen, at
