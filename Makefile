@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## Make .venv with everything needed (Python >= 3.11 is all that must be there)
@@ -23,6 +23,14 @@ demo: setup ## Lose two GPUs under a real training job and compare with an undis
 test: setup ## Run all tests, those on the lab too (PYTEST_ARGS='-k …' to choose)
 	@$(BIN)/everstep-lab build
 	@$(PYTEST) $(PYTEST_ARGS)
+
+.PHONY: e2e
+e2e: setup ## The core user stories on a kind cluster; needs docker and kind (E2E_ARGS='-k xid' to choose)
+	@$(PYTEST) -s e2e/stories --stories=core $(E2E_ARGS)
+
+.PHONY: e2e-all
+e2e-all: setup ## All user stories on a kind cluster
+	@$(PYTEST) -s e2e/stories --stories=all $(E2E_ARGS)
 
 .PHONY: check
 check: setup ## Format, lint, types, layers, generated files

@@ -6,7 +6,7 @@ from everstep_demo import faults
 from everstep_demo.board import Board, condition
 from everstep_demo.runwatch import RunWatch
 from everstep_lab import Lab
-from integration.trial import NAMESPACE, URI, Trial, build_job
+from everstep_demo.trial import NAMESPACE, URI, Trial, build_job
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 NAME = "acts"

@@ -8,7 +8,7 @@ from everstep_demo.board import Board
 from everstep_demo.runwatch import RunWatch
 from everstep_lab import Lab
 from everstep_lab.api import ApiError
-from integration.trial import NAMESPACE, URI, Trial, build_job
+from everstep_demo.trial import NAMESPACE, URI, Trial, build_job
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 

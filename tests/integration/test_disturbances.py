@@ -7,7 +7,7 @@ import pytest
 from everstep_demo.board import Board, condition
 from everstep_demo.runwatch import RunWatch
 from everstep_lab import Lab
-from integration.trial import NAMESPACE, URI, Trial, build_job
+from everstep_demo.trial import NAMESPACE, URI, Trial, build_job
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 NAME = "survivor"

@@ -53,6 +53,15 @@ def test_a_ready_folder_that_lacks_a_binary_is_refused_by_name(
         build.ensure(module, environ={"EVERSTEP_LAB_BIN": str(tmp_path / "ready")})
 
 
+def test_a_module_of_which_the_ready_folder_has_nothing_is_built_as_ever(
+    module: build.Module, tmp_path: Path
+) -> None:
+    executable(tmp_path / "ready" / "three")
+    environ = {"EVERSTEP_LAB_BIN": str(tmp_path / "ready"), "EVERSTEP_GO": "/nowhere/go"}
+    with pytest.raises(LabError, match=r"EVERSTEP_GO=/nowhere/go"):
+        build.ensure(module, environ=environ)
+
+
 def test_a_go_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> None:
     old = go_command(tmp_path / "go", "go1.20.1")
     with pytest.raises(LabError, match=rf"{old} is go1\.20\.1"):

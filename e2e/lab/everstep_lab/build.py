@@ -2,7 +2,8 @@
 
 The modules are `controlplane/go.mod` and `objectstore/go.mod` beside this package. What they pin,
 the flags and Go's version make the cache's key: a changed pin is built anew, an old one stays.
-EVERSTEP_LAB_BIN names a folder of ready binaries; EVERSTEP_GO a Go command.
+EVERSTEP_LAB_BIN names a folder of ready binaries (a module of which it holds none is built as ever);
+EVERSTEP_GO names a Go command.
 """
 
 import contextlib
@@ -65,8 +66,8 @@ def ensure(module: Module, say: Say = print, environ: Mapping[str, str] = os.env
         LabError: no Go, a failed build (with its last lines), or EVERSTEP_LAB_BIN lacks a binary.
     """
     ready = environ.get("EVERSTEP_LAB_BIN")
-    if ready:
-        return _ready_folder(Path(ready), module)
+    if ready and (found := _ready_folder(Path(ready), module)):
+        return found
     go = find_go(environ)
     folder = cache_root(environ) / cache_key(module, go_version(go))
     if all((folder / name).exists() for name in module.binaries):
@@ -132,8 +133,11 @@ def is_new_enough(version: str) -> bool:
     return match is not None and (int(match[1]), int(match[2])) >= GO_MINIMUM
 
 
-def _ready_folder(folder: Path, module: Module) -> Path:
+def _ready_folder(folder: Path, module: Module) -> Path | None:
+    """None if it has nothing of this module."""
     missing = [name for name in module.binaries if not os.access(folder / name, os.X_OK)]
+    if len(missing) == len(module.binaries) and folder.is_dir():
+        return None
     if missing:
         raise LabError(
             f"EVERSTEP_LAB_BIN={folder} lacks {', '.join(missing)}: put them there, or unset "

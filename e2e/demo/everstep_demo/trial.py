@@ -1,0 +1,143 @@
+"""One job on the lab and what a test asks of it: manifest, waiting, the run log beside status."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from everstep_contract import names
+from everstep_contract.log import Claim, Commit
+from everstep_demo.board import Board, Object, condition, is_true
+from everstep_demo.runwatch import RunWatch
+
+NAMESPACE = "default"
+URI = "s3://everstep/tests"
+POLL_SECONDS = 0.2
+
+
+def build_job(
+    name: str,
+    *,
+    replicas: int = 2,
+    image: str = "everstep/tiny:test",
+    command: tuple[str, ...] = ("everstep", "run", "tiny.py"),
+    env: Mapping[str, str] | None = None,
+    uri: str = URI,
+    secret: str = "object-store",
+    spec: Mapping[str, Any] | None = None,
+) -> Object:
+    """A job as a user would write it; `spec` goes on top."""
+    variables = {"OMP_NUM_THREADS": "1", **(env or {})}
+    container = {
+        "name": "trainer",
+        "image": image,
+        "command": list(command),
+        "env": [{"name": k, "value": v} for k, v in variables.items()],
+        "envFrom": [{"secretRef": {"name": secret}}],
+        "resources": {
+            "requests": {"cpu": "100m", "memory": "256Mi"},
+            "limits": {"nvidia.com/gpu": 1, "memory": "2Gi"},
+        },
+    }
+    template = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 20}}
+    return {
+        "apiVersion": f"{names.GROUP}/{names.VERSION}",
+        "kind": names.KIND,
+        "metadata": {"name": name},
+        "spec": {
+            "workers": {"replicas": replicas, "template": template},
+            "checkpoint": {"uri": uri, "everySteps": 50},
+            "recovery": {"nodeLostSeconds": 5},
+            **(spec or {}),
+        },
+    }
+
+
+class Trial:
+    """A job that was applied."""
+
+    def __init__(self, name: str, board: Board, watch: RunWatch) -> None:
+        self.name, self.board, self.watch = name, board, watch
+
+    async def job(self) -> Object:
+        return await self.board.job(self.name)
+
+    async def step(self) -> int:
+        return int((await self.job()).get("status", {}).get("step") or 0)
+
+    async def until(
+        self, what: str, is_so: Callable[[], Awaitable[object]], *, limit: float = 60.0
+    ) -> None:
+        """Poll until it is so; fails with what was awaited and how the job stands."""
+        try:
+            async with asyncio.timeout(limit):
+                while not await is_so():
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError:
+            raise AssertionError(
+                f"waited {limit:.0f} s for: {what}. {await self.explain()}"
+            ) from None
+
+    async def explain(self) -> str:
+        status = (await self.job()).get("status", {})
+        pods = ", ".join(
+            f"{p.name} {p.phase} on {p.node}" for p in await self.board.pods(self.name)
+        )
+        conditions = "; ".join(
+            f"{c['type']}={c['status']} ({c['reason']}: {c['message']})"
+            for c in status.get("conditions", [])
+        )
+        await self.watch.refresh()
+        return (
+            f"The job: {status.get('state')}, step {status.get('step')}, "
+            f"epoch {status.get('epoch')} (log: {self.watch.epoch}), "
+            f"pods: {pods or 'none'}; {conditions}"
+        )
+
+    async def until_condition(self, kind: str, *, limit: float = 90.0) -> Object:
+        """The condition, once it is True."""
+
+        async def holds() -> bool:
+            return is_true(await self.job(), kind)
+
+        await self.until(f"condition {kind}", holds, limit=limit)
+        found = condition(await self.job(), kind)
+        assert found is not None
+        return found
+
+    async def until_stepping(self, *, limit: float = 90.0) -> int:
+        """Once it runs and has taken a step in its newest epoch; the epoch's number."""
+
+        async def steps() -> bool:
+            job = await self.job()
+            await self.watch.refresh()
+            status = job.get("status", {})
+            same = status.get("epoch") == self.watch.epoch and self.watch.epoch > 0
+            return is_true(job, "Running") and same and int(status.get("step") or 0) > 0
+
+        await self.until("steps", steps, limit=limit)
+        return self.watch.epoch
+
+    async def until_recovered(self, epoch: int, *, limit: float = 90.0) -> tuple[Claim, Commit]:
+        """Once an epoch after `epoch` steps beyond the commit that it resumed from."""
+
+        async def recovered() -> bool:
+            await self.watch.refresh()
+            claim = self.watch.claim_after(epoch)
+            if claim is None or (held := self.watch.commit_before(claim)) is None:
+                return False
+            return is_true(await self.job(), "Running") and await self.step() > held[1].step
+
+        await self.until(f"steps of an epoch after {epoch}", recovered, limit=limit)
+        claim = self.watch.claim_after(epoch)
+        assert claim is not None
+        held = self.watch.commit_before(claim)
+        assert held is not None
+        return claim, held[1]
+
+    async def steps_lost(self) -> int:
+        incidents = (await self.job())["status"].get("incidents") or []
+        return sum(int(i.get("stepsLost") or 0) for i in incidents)
+
+    async def restarted_containers(self) -> int:
+        """How often kubelets started a container of the job again."""
+        return sum([await self.board.restarts(p.name) for p in await self.board.pods(self.name)])
