@@ -1,0 +1,59 @@
+"""Two slots on one node, and one of its GPUs falls off the bus: one pod has lost its state, the other
+must save and leave, both at once.
+"""
+
+import pytest
+
+from everstep_demo import faults
+from everstep_demo.board import Board
+from everstep_demo.runwatch import RunWatch
+from everstep_lab import Lab
+from everstep_demo.trial import NAMESPACE, URI, Trial, build_job
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+
+
+def build_crowded_job(name: str) -> dict:
+    """Its pods want to be together."""
+    job = build_job(name, env={"TINY_STEPS": "100000"})
+    near = {
+        "podAffinityTerm": {
+            "labelSelector": {"matchLabels": {"crowded": name}},
+            "topologyKey": "kubernetes.io/hostname",
+        },
+        "weight": 100,
+    }
+    template = job["spec"]["workers"]["template"]
+    template["metadata"] = {"labels": {"crowded": name}}
+    template["spec"]["affinity"] = {
+        "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [near]}
+    }
+    return job
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+async def test_of_two_slots_on_the_bad_node_the_living_one_saves_and_both_move(
+    lab: Lab, board: Board, slot: int
+) -> None:
+    name = f"crowded-{slot}"
+    trial = Trial(name, board, RunWatch(URI, f"{NAMESPACE}/{name}", lab.store_environment))
+    await board.create(build_crowded_job(name))
+    try:
+        epoch = await trial.until_stepping()
+        pods = [await board.current_pod(name, s) for s in (0, 1)]
+        hurt, other = pods[slot], pods[1 - slot]
+        assert hurt is not None
+        assert other is not None
+        assert hurt.node == other.node
+        faults.break_gpu(lab, hurt, 79, NAMESPACE)
+        await trial.until_recovered(epoch)
+        assert await trial.steps_lost() == 0
+        for place in (0, 1):
+            moved = await board.current_pod(name, place)
+            assert moved is not None
+            assert moved.node != hurt.node
+    finally:
+        await board.delete(name)
+        for quarantine in await board.quarantines():
+            await board.release(quarantine["metadata"]["name"])
+        lab.heal(hurt.node)
