@@ -91,6 +91,11 @@ class Incident(Resourceful):
     job_id: str | None = Field(
         default=None, max_length=128, description="The id that the job gave it, if it saw it first."
     )
+    quarantine: str | None = Field(
+        default=None,
+        max_length=128,
+        description="The incident of the verdict on the node, as its NodeQuarantine has it.",
+    )
     cause: str = Field(max_length=64, description="One CamelCase word.")
     message: str = Field(default="", max_length=2048, description="What happened.")
     node: str | None = Field(default=None, max_length=253, description="Node concerned.")

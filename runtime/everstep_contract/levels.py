@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from everstep_contract import PROTOCOL
 
 
+IN_ORDER = frozenset({"Leave", "Grow", "Shrink"})
+"""Causes of incidents that are nobody's loss."""
+
+
 class Stop(enum.Enum):
     NONE = "none"
     SUSPEND = "suspend"
@@ -138,12 +142,21 @@ class RuntimeIncident:
     rung: str = ""
     """Which rung of the recovery ladder ended it: move, restart, …"""
     slot: int | None = None
+    """The first slot that was lost; None: by whom the group was broken is not known yet."""
+    slots: tuple[int, ...] = ()
+    """All that were lost, `slot` first."""
     rank: int | None = None
     step: int = 0
     """Step the job resumes from (the last step that counts)."""
     steps_lost: int = 0
     phases: tuple[Phase, ...] = ()
     open: bool = True
+
+    def concerns(self, slot: int) -> bool:
+        """Whether what happens to this slot meanwhile is part of it."""
+        if self.slot is None and not self.slots:
+            return self.cause not in IN_ORDER
+        return slot == self.slot or slot in self.slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,3 +29,8 @@ TERMINATION_LOG = "/dev/termination-log"
 def pod_name(job: str, slot: int, attempt: int) -> str:
     """Computed, never generated: a create that is repeated meets itself."""
     return f"{job}-{slot}-{attempt}"
+
+
+def incident_id(cause: str, slot: int, attempt: int) -> str:
+    """Of an interruption that no verdict has named: the same whoever sees it first, and every time."""
+    return f"{cause.lower()}-{slot}-{attempt}"

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from everstep_contract.levels import Phase, RuntimeIncident
-from everstep_operator.jobs.observed import Observed
+from everstep_operator.jobs.observed import NodeFact, Observed
 from everstep_operator.jobs.plan import plan
 from everstep_operator.model_status import Incident
 from everstep_operator.values import NodeState
@@ -51,8 +51,8 @@ def test_a_verdict_that_explains_a_death_takes_its_incident_over() -> None:
     died = again(an_observation(seen=a_seen(running=False, incidents=(told(),))), NOW)
     convicted = replace(died, verdicts={"node-1": a_verdict("node-1", NodeState.GONE)})
     (incident,) = incidents_after(convicted, NOW + 3)
-    assert (incident.id, incident.job_id, incident.cause) == ("inc-1", "lm-1", "NodeGone")
-    assert incident.node == "node-1"
+    assert (incident.id, incident.quarantine, incident.job_id) == ("lm-1", "inc-1", None)
+    assert (incident.cause, incident.node) == ("NodeGone", "node-1")
     later = again(convicted, NOW + 3)
     closed = replace(
         later, seen=a_seen(running=False, incidents=(told(open=False, rung="restart"),))
@@ -61,6 +61,58 @@ def test_a_verdict_that_explains_a_death_takes_its_incident_over() -> None:
     assert (incident.rung, incident.open) == ("restart", True), (
         "the slot's new pod does not train yet"
     )
+
+
+def test_the_events_of_an_explained_death_bear_its_id_and_name_the_quarantine() -> None:
+    died = again(an_observation(seen=a_seen(running=False, incidents=(told(),))), NOW)
+    convicted = replace(died, verdicts={"node-1": a_verdict("node-1", NodeState.GONE)})
+    planned = plan(convicted, NOW + 3)
+    raised = next(e for e in planned.events if e.reason == "NodeGone" and "attempt 2" in e.message)
+    assert raised.message.endswith("[lm-1, quarantine inc-1]")
+    marked = replace(convicted, job=replace(convicted.job, status=planned.status))
+    cordoned = a_verdict("node-1", NodeState.GONE, marks={"signal": NOW + 1, "cordon": NOW + 4})
+    (incident,) = incidents_after(replace(marked, verdicts={"node-1": cordoned}), NOW + 5)
+    assert {m.name: m.seconds for m in incident.marks}["cordon"] > 3
+    wanted = plan(marked, NOW + 5).wanted
+    assert wanted is not None
+    assert wanted.incident == "lm-1"
+
+
+def lost_node(**changes: object) -> Observed:
+    """The group broke, by whom nobody knew; node-2 has been away for a minute."""
+    broken = told(cause="GroupBroken", message="rank 0: a peer is gone", slot=None, rank=None)
+    nodes = {f"node-{s}": NodeFact(name=f"node-{s}") for s in range(3)}
+    nodes["node-2"] = NodeFact(name="node-2", not_ready_for=61.0, why="no heartbeat")
+    seen = a_seen(running=False, incidents=(replace(broken, steps_lost=2),))
+    return an_observation(seen=seen, nodes=nodes, **changes)
+
+
+def test_a_lost_node_is_the_incident_that_the_job_has_lived_through_since() -> None:
+    before = again(an_observation(seen=lost_node().seen), NOW)
+    (incident,) = incidents_after(replace(lost_node(), job=before.job), NOW + 60)
+    assert (incident.id, incident.cause, incident.slot) == ("lm-1", "NodeLost", 2)
+    assert (incident.steps_lost, incident.resumed_step) == (2, 42)
+    assert incident.phases
+
+
+def test_two_slots_on_a_lost_node_share_the_jobs_incident() -> None:
+    pods = (a_pod(0), a_pod(1, node="node-2"), a_pod(2))
+    found = incidents_after(lost_node(pods=pods), NOW)
+    assert [(i.id, i.slot) for i in found] == [("lm-1", 1), ("lm-1", 2)]
+    assert [i.steps_lost for i in found] == [2, None], "counted once"
+
+
+def test_another_slots_loss_stays_an_incident_of_its_own() -> None:
+    told_of_1 = a_seen(running=False, incidents=(told(slots=(1,)),))
+    found = incidents_after(replace(lost_node(), seen=told_of_1), NOW)
+    assert [(i.id, i.slot) for i in found] == [("nodelost-2-1", 2), ("lm-1", 1)]
+
+
+def test_growing_and_shrinking_are_no_restarts() -> None:
+    causes = {"Grow": 2, "Shrink": 1, "WorkerDied": 1}
+    status = plan(an_observation(seen=a_seen(restarts=causes)), NOW).status
+    assert status.restarts is not None
+    assert (status.restarts.total, status.restarts.by_cause) == (1, {"WorkerDied": 1})
 
 
 def test_a_slot_that_was_scaled_away_leaves_no_open_incident() -> None:

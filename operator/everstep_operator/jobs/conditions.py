@@ -21,8 +21,10 @@ from everstep_operator.model_status import (
 from everstep_operator.values import Happening
 
 WARNINGS = frozenset({"Failed", "Recovering"})
-WISHES = frozenset({"ScaledDown", "Grow"})
+WISHES = frozenset({"ScaledDown", "Grow", "Shrink"})
 """Reasons to recover that are nobody's failure."""
+NO_RESTARTS = frozenset({"Start", "Grow", "Shrink"})
+"""Causes of an epoch that mend nothing: the job begins, or was given another size."""
 OVER = frozenset({"Complete", "Failed"})
 STALE_INTERVALS = 3
 STALE_GRACE_SECONDS = 60.0
@@ -139,7 +141,7 @@ def _restarts(old: JobStatus, runtime: dict[str, int], decisions: Sequence[Decis
     """Ours are counted here, before the deed; the job's are those of its run log."""
     causes = dict(old.restarts.by_cause) if old.restarts else {}
     for cause, count in runtime.items():
-        if cause != "Start":
+        if cause not in NO_RESTARTS:
             causes[cause] = max(count, causes.get(cause, 0))
     for decision in decisions:
         if isinstance(decision, Raise) and decision.counted:
@@ -264,7 +266,7 @@ def build_events(
     found = [h for c in new.conditions if (h := _announced(find_condition(old, c.type), c))]
     found = [h for k, h in enumerate(found) if h.message not in {o.message for o in found[k + 1 :]}]
     told = {h.message for h in found}
-    known = {(i.id, i.slot) for i in old.incidents}
+    known = {(i.id, i.slot) for i in old.incidents if i.attempt is not None}
     for decision in decisions:
         match decision:
             case Leave(hold=False) if (decision.incident, decision.slot) not in known:
@@ -293,9 +295,14 @@ def _announced(old: Condition | None, new: Condition) -> Happening | None:
 
 
 def describe_leave(decision: Leave) -> str:
-    return (
-        f"slot {decision.slot} is asked to save and leave: {decision.message} [{decision.incident}]"
-    )
+    return f"slot {decision.slot} is asked to save and leave: {decision.message} [{_tag(decision)}]"
+
+
+def _tag(decision: Leave | Raise) -> str:
+    """The incident, and the quarantine's where that was opened under another id."""
+    if decision.verdict in ("", decision.incident):
+        return decision.incident
+    return f"{decision.incident}, quarantine {decision.verdict}"
 
 
 def _of_leave(decision: Leave) -> Happening:
@@ -311,7 +318,7 @@ def _of_raise(decision: Raise) -> Happening:
     return Happening(
         reason=decision.cause,
         message=f"slot {decision.slot} goes on as attempt {decision.to}: {decision.message} "
-        f"[{decision.incident}]",
+        f"[{_tag(decision)}]",
         warning=True,
         stamp=f"{decision.slot}-{decision.to}",
     )

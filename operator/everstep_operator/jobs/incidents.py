@@ -1,5 +1,9 @@
 """The last ten interruptions with the time of each phase: what the operator saw and what the job
 measured, under one id.
+
+Which id that is `membership.choose_incident` decides: a decision that belongs to what the job lives
+through carries the job's id, so here equal ids are one incident. Two ids meet only where both sides
+noticed something before they heard of each other; the record then keeps both (`job_id`).
 """
 
 from collections.abc import Sequence
@@ -9,6 +13,7 @@ from everstep_operator.jobs.membership import Decision, Leave, Raise, Stay
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.stamps import to_fine_stamp, to_seconds
 from everstep_operator.model_status import Incident, Mark, PhaseTiming, SlotStatus
+from everstep_operator.values import NodeVerdict
 
 KEPT = 10
 
@@ -43,20 +48,25 @@ def _with_decision(
         return incidents
     if isinstance(decision, Raise) and not decision.counted:
         return incidents
-    if any(i.id == decision.incident and i.slot == decision.slot for i in incidents):
+    ours = [i for i in incidents if i.id == decision.incident and i.attempt is not None]
+    if any(i.slot == decision.slot for i in ours):
         return incidents
     opened = _opened(observed, decision, now)
-    told = [i for i in incidents if i.open and i.attempt is None and i.slot == decision.slot]
+    told = [i for i in incidents if i.open and i.attempt is None and _explains(decision, i)]
     if not told:
         return [*incidents, opened]
     return [*(i for i in incidents if i is not told[-1]), _absorbed(opened, told[-1])]
+
+
+def _explains(decision: Leave | Raise, told: Incident) -> bool:
+    return told.id == decision.incident or told.slot == decision.slot
 
 
 def _absorbed(opened: Incident, told: Incident) -> Incident:
     """The job lost a rank, and now we know why: one incident, which began when the job noticed."""
     return opened.model_copy(
         update={
-            "job_id": told.id,
+            "job_id": told.id if told.id != opened.id else None,
             "rung": told.rung,
             "resumed_step": told.resumed_step,
             "steps_lost": told.steps_lost,
@@ -75,6 +85,7 @@ def _opened(observed: Observed, decision: Leave | Raise, now: float) -> Incident
         cause=decision.cause,
         message=decision.message[:2048],
         node=decision.node or None,
+        quarantine=decision.verdict or None,
         slot=decision.slot,
         attempt=attempt,
         started_at=to_fine_stamp(started),
@@ -114,7 +125,7 @@ def _happened(
     slot, old = incident.slot or 0, incident.attempt or 0
     current = attempts.get(slot, old)
     verdict = observed.verdicts.get(incident.node or "")
-    found = list(verdict.marks.items()) if verdict and verdict.incident == incident.id else []
+    found = list(verdict.marks.items()) if verdict and _is_of(incident, verdict) else []
     if any(isinstance(d, Leave) and d.slot == slot for d in decisions):
         found.append(("leave", now))
     if observed.has_left(slot, old):
@@ -127,6 +138,10 @@ def _happened(
     if current > old and observed.running and _is_filled(observed, slot, current):
         found.append(("running", now))
     return found
+
+
+def _is_of(incident: Incident, verdict: NodeVerdict) -> bool:
+    return verdict.incident in (incident.id, incident.quarantine)
 
 
 def _is_filled(observed: Observed, slot: int, attempt: int) -> bool:

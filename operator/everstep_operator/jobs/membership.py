@@ -8,6 +8,7 @@ and creating are the next pass's.
 
 from dataclasses import dataclass
 
+from everstep_contract import names
 from everstep_operator.jobs import failures, manifests
 from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.jobs.stamps import to_seconds
@@ -34,6 +35,8 @@ class Leave:
     message: str
     incident: str
     node: str = ""
+    verdict: str = ""
+    """Incident of the verdict that asks for it: the quarantine has it."""
     hold: bool = False
     """Only keep it out of a new epoch for now: there is a suspicion and no verdict yet."""
 
@@ -48,6 +51,8 @@ class Raise:
     message: str
     incident: str
     node: str = ""
+    verdict: str = ""
+    """Incident of the verdict that asks for it: the quarantine has it."""
     uncommitted: bool = False
     """Left after drainTimeoutSeconds without a commit."""
 
@@ -89,7 +94,8 @@ def decide_slot(observed: Observed, record: SlotStatus, now: float) -> Decision:
     assert spec is not None
     newest = newest_attempt(observed, record.slot)
     if newest > record.attempt:
-        return _raised(record, "Adopted", "a newer attempt than status knows exists", to=newest)
+        text = "a newer attempt than status knows exists"
+        return _raised(observed, record, "Adopted", text, to=newest)
     pod = observed.pod_of(record.slot, record.attempt)
     if pod is None:
         return _decide_without_pod(observed, record)
@@ -97,14 +103,14 @@ def decide_slot(observed: Observed, record: SlotStatus, now: float) -> Decision:
         message = f"slot {record.slot} is not wanted any more: replicas is {spec.workers.replicas}"
         return _decide_leaving(observed, record, pod, "ScaledDown", message, now)
     if replace := failures.decide_replacement(observed, pod):
-        return _raised(record, replace.cause, replace.message)
+        return _raised(observed, record, replace.cause, replace.message)
     if decision := _decide_by_node(observed, record, pod, now):
         return decision
     if pod.deleting:
         return _decide_deleted(observed, record, pod, now)
     if observed.has_left(record.slot, record.attempt):
         # Asked for a reason that has gone since: what has left holds nothing and cannot come back.
-        return _raised(record, "PodLeft", f"pod {pod.name} has left the job")
+        return _raised(observed, record, "PodLeft", f"pod {pod.name} has left the job")
     return _decide_suspect(observed, record, pod) or Stay(slot=record.slot)
 
 
@@ -114,7 +120,8 @@ def _decide_without_pod(observed: Observed, record: SlotStatus) -> Decision:
     if not known:
         return Stay(slot=record.slot)
     where = f" on node {record.node}" if record.node else ""
-    return _raised(record, "PodDeleted", f"the pod of slot {record.slot}{where} is no more")
+    text = f"the pod of slot {record.slot}{where} is no more"
+    return _raised(observed, record, "PodDeleted", text)
 
 
 def _decide_by_node(
@@ -125,7 +132,7 @@ def _decide_by_node(
     verdict = observed.verdicts.get(pod.node)
     state = verdict.state_of(observed.job.namespace, pod.name) if verdict else None
     if verdict is not None and state is NodeState.GONE:
-        return _raised(record, "NodeGone", verdict.message, incident=verdict.incident)
+        return _raised(observed, record, "NodeGone", verdict.message, verdict.incident)
     if verdict is not None and state is NodeState.LEAVING:
         return _decide_leaving(observed, record, pod, "NodeLeaving", verdict.message, now, verdict)
     return _decide_unreachable(observed, record, pod, now)
@@ -144,7 +151,8 @@ def _decide_unbound(observed: Observed, record: SlotStatus, pod: Pod) -> Decisio
     if not freed or not pod.scheduling or pod.over or pod.deleting:
         return None
     free = ", ".join(sorted(freed))
-    return _raised(record, "Rescheduled", f"pod {pod.name} waits for a node and may not use {free}")
+    text = f"pod {pod.name} waits for a node and may not use {free}"
+    return _raised(observed, record, "Rescheduled", text)
 
 
 def _decide_unreachable(
@@ -154,7 +162,8 @@ def _decide_unreachable(
     assert spec is not None
     node = observed.nodes.get(pod.node)
     if node is None:
-        return _raised(record, "NodeLost", f"node {pod.node} is no more in the cluster")
+        text = f"node {pod.node} is no more in the cluster"
+        return _raised(observed, record, "NodeLost", text)
     limit = spec.recovery.node_lost_seconds
     if node.not_ready_for is None or node.not_ready_for < limit:
         return None
@@ -164,7 +173,7 @@ def _decide_unreachable(
     if observed.running and observed.is_member(record.slot, record.attempt):
         # The job's step advances, so its ranks are alive, reachable by the API server or not.
         return _decide_leaving(observed, record, pod, "NodeLost", message, now)
-    return _raised(record, "NodeLost", message)
+    return _raised(observed, record, "NodeLost", message)
 
 
 def _decide_deleted(observed: Observed, record: SlotStatus, pod: Pod, now: float) -> Decision:
@@ -172,8 +181,8 @@ def _decide_deleted(observed: Observed, record: SlotStatus, pod: Pod, now: float
     message = f"pod {pod.name} is being deleted"
     left = observed.has_left(record.slot, record.attempt) or pod.ended is not None
     if left or not pod.node or (pod.deleting_until or 0.0) <= now:
-        return _raised(record, "PodDeleted", message)
-    return _leave(record, pod, "PodDeleted", message)
+        return _raised(observed, record, "PodDeleted", message)
+    return _leave(observed, record, pod, "PodDeleted", message)
 
 
 def _decide_leaving(
@@ -186,13 +195,13 @@ def _decide_leaving(
     verdict: NodeVerdict | None = None,
 ) -> Decision:
     """Save, then drain. State that nobody else holds stays until the commit, the verdict gone or the pod's death."""
-    incident = verdict.incident if verdict else ""
+    named = verdict.incident if verdict else ""
     if observed.has_left(record.slot, record.attempt) or not _may_hold_state(observed, pod):
-        return _raised(record, cause, message, incident=incident)
+        return _raised(observed, record, cause, message, named)
     if _drained_too_long(observed, record, now) and _held_elsewhere(observed, record):
         text = f"{message}; left without a commit after drainTimeoutSeconds, others hold the state"
-        return _raised(record, cause, text, incident=incident, uncommitted=True)
-    return _leave(record, pod, cause, message, incident)
+        return _raised(observed, record, cause, text, named, uncommitted=True)
+    return _leave(observed, record, pod, cause, message, named)
 
 
 def _may_hold_state(observed: Observed, pod: Pod) -> bool:
@@ -226,29 +235,38 @@ def _decide_suspect(observed: Observed, record: SlotStatus, pod: Pod) -> Decisio
     verdict = observed.verdicts.get(pod.node)
     if verdict is None or verdict.state is not NodeState.SUSPECT or observed.running:
         return None
-    return _leave(record, pod, verdict.reason, verdict.message, verdict.incident, hold=True)
+    named = verdict.incident
+    return _leave(observed, record, pod, verdict.reason, verdict.message, named, hold=True)
 
 
 def _leave(
-    record: SlotStatus, pod: Pod, cause: str, message: str, incident: str = "", hold: bool = False
+    observed: Observed,
+    record: SlotStatus,
+    pod: Pod,
+    cause: str,
+    message: str,
+    verdict: str = "",
+    hold: bool = False,
 ) -> Leave:
     return Leave(
         slot=record.slot,
         attempt=record.attempt,
         cause=cause,
         message=message,
-        incident=incident or record.incident or incident_of(record, cause),
+        incident=choose_incident(observed, record, cause, verdict),
         node=pod.node,
+        verdict=verdict,
         hold=hold,
     )
 
 
 def _raised(
+    observed: Observed,
     record: SlotStatus,
     cause: str,
     message: str,
+    verdict: str = "",
     *,
-    incident: str = "",
     to: int | None = None,
     uncommitted: bool = False,
 ) -> Raise:
@@ -257,15 +275,23 @@ def _raised(
         to=record.attempt + 1 if to is None else to,
         cause=cause,
         message=message,
-        incident=incident or record.incident or incident_of(record, cause),
+        incident=choose_incident(observed, record, cause, verdict),
         node=record.node or "",
+        verdict=verdict,
         uncommitted=uncommitted,
     )
 
 
-def incident_of(record: SlotStatus, cause: str) -> str:
-    """An identity for an interruption that no verdict has named: the same in every pass."""
-    return f"{cause.lower()}-{record.slot}-{record.attempt}"
+def choose_incident(observed: Observed, record: SlotStatus, cause: str, verdict: str) -> str:
+    """One interruption, one id: that of whoever noticed it first.
+
+    What moves the slot already; what the job itself lives through at this moment; the verdict on
+    the node; else a name that is the same in every pass.
+    """
+    told = observed.seen.incidents if observed.seen else ()
+    lived = next((i.id for i in told if i.open and i.concerns(record.slot)), "")
+    own = names.incident_id(cause, record.slot, record.attempt)
+    return record.incident or lived[:128] or verdict or own
 
 
 def apply_raise(record: SlotStatus, decision: Raise) -> SlotStatus:
