@@ -1,0 +1,49 @@
+{{/* Names are fixed, not made from the release's: a cluster has one Everstep, and a second release is refused by Helm
+     with the name of what is there already. */}}
+
+{{- define "everstep.labels" -}}
+app.kubernetes.io/name: everstep-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: everstep
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "everstep.selector" -}}
+app.kubernetes.io/name: everstep-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "everstep.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "everstep.keySecret" -}}
+{{ .Values.key.existingSecret | default "everstep-operator-key" }}
+{{- end }}
+
+{{- define "everstep.lease" -}}
+{{ .Release.Namespace }}/everstep-operator
+{{- end }}
+
+{{/* User name of one of our ServiceAccounts: (list $ "everstep-nodes") */}}
+{{- define "everstep.user" -}}
+system:serviceaccount:{{ (index . 0).Release.Namespace }}:{{ index . 1 }}
+{{- end }}
+
+{{- define "everstep.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "everstep.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
