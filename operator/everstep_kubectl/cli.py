@@ -1,0 +1,159 @@
+"""`kubectl everstep …`: the command line. Nothing heavy is imported here: see `cluster`."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from everstep_kubectl.cluster import Cluster, ClusterError
+
+_FORMS = ("table", "json", "yaml")
+
+
+def main() -> NoReturn:
+    """The console script `kubectl-everstep`."""
+    try:
+        sys.exit(run(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def run(argv: Sequence[str]) -> int:
+    """The exit status: 0 well, 1 the command's answer is no, 2 it could not be carried out."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if not hasattr(arguments, "module"):
+        parser.print_help()
+        return 2
+    flags = [f"--{k}={v}" for k in ("context", "kubeconfig") if (v := getattr(arguments, k, None))]
+    cluster = Cluster(flags, getattr(arguments, "namespace", None))
+    module = importlib.import_module(f"everstep_kubectl.commands.{arguments.module}")
+    try:
+        return int(getattr(module, arguments.function)(arguments, cluster))
+    except ClusterError as error:
+        print(f"kubectl everstep: {error}", file=sys.stderr)
+        return 2
+
+
+def build_parser() -> argparse.ArgumentParser:
+    common = _common()
+    parser = argparse.ArgumentParser(
+        prog="kubectl everstep",
+        parents=[common],
+        description="What happened to the training jobs, what did it cost, and are they safe.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND")
+    add = _Adding(commands, common)
+    _add_reading(add)
+    _add_checkpoints(commands, common)
+    _add_acting(add)
+    return parser
+
+
+class _Adding:
+    def __init__(self, commands: Any, common: argparse.ArgumentParser) -> None:
+        self._commands, self._common = commands, common
+
+    def __call__(
+        self,
+        name: str,
+        text: str,
+        module: str,
+        function: str = "run",
+        *,
+        forms: Sequence[str] = (),
+    ) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = self._commands.add_parser(
+            name, help=text, description=text, parents=[self._common]
+        )
+        parser.set_defaults(module=module, function=function)
+        if forms:
+            parser.add_argument("-o", "--output", choices=forms, default="table")
+        return parser
+
+
+def _common() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument("-n", "--namespace", metavar="NAME", help="default: the context's")
+    common.add_argument("--context", metavar="NAME", help="as of kubectl")
+    common.add_argument("--kubeconfig", metavar="FILE", help="as of kubectl")
+    return common
+
+
+def _add_reading(add: _Adding) -> None:
+    status = add("status", "alive, how far, how safe", "status", forms=_FORMS)
+    status.add_argument("job", nargs="?", metavar="JOB", help="one job at length")
+    status.add_argument("-A", "--all-namespaces", action="store_true")
+    timeline = add("timeline", "one incident, one timeline", "timeline", forms=(*_FORMS, "png"))
+    timeline.add_argument("job", metavar="JOB")
+    timeline.add_argument("incident", nargs="?", metavar="INCIDENT", help="an id, or `last`")
+    timeline.add_argument("--file", metavar="FILE", help="of the png (default JOB-timeline.png)")
+    add("nodes", "which nodes are out of use, and why", "nodes", forms=_FORMS)
+    why = add("why", "why a node is, or is not, in use", "nodes", "why", forms=_FORMS)
+    why.add_argument("node", metavar="NODE")
+
+
+def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
+    text = (
+        "what the run in the object store holds; read by a short-lived pod of the job's own image"
+    )
+    group = commands.add_parser("checkpoints", help=text, description=text)
+    group.set_defaults(module="checkpoints", function="usage", parser=group)
+    add = _Adding(group.add_subparsers(metavar="COMMAND"), common)
+    listing = add("ls", "checkpoints that exist, newest first", "checkpoints", "ls", forms=_FORMS)
+    verify = add("verify", "prove that the run has no gap", "checkpoints", "verify", forms=_FORMS)
+    restore = add(
+        "restore",
+        "a new job that goes on from an older checkpoint; the old run is left as it is",
+        "checkpoints",
+        "restore",
+    )
+    restore.add_argument("--step", type=int, required=True, metavar="N")
+    restore.add_argument(
+        "--as", dest="new", required=True, metavar="NEWJOB", help="the new job's name"
+    )
+    for parser in (listing, verify, restore):
+        parser.add_argument("job", metavar="JOB")
+        parser.add_argument(
+            "--timeout", type=float, default=300.0, metavar="S", help="of the pod (default 300)"
+        )
+
+
+def _add_acting(add: _Adding) -> None:
+    release = add("release", "put a node back into use", "nodes", "release")
+    release.add_argument("node", metavar="NODE")
+    _add_timeout(release, 30)
+    for name, text in (
+        ("suspend", "save, end the pods, keep the run"),
+        ("resume", "go on where it was suspended"),
+    ):
+        switch = add(name, text, "switch", name)
+        switch.add_argument("job", metavar="JOB")
+        switch.add_argument("--no-wait", action="store_true", help="do not wait until it is so")
+        _add_timeout(switch, 300)
+    drill = add("drill", "delete one pod of a job that opted in, and watch the recovery", "drill")
+    drill.add_argument("job", metavar="JOB")
+    drill.add_argument("--slot", type=int, metavar="N", help="whose pod (default: the last slot's)")
+    drill.add_argument(
+        "--sudden", action="store_true", help="with one second of grace: no time to save"
+    )
+    _add_timeout(drill, 300)
+    report = add("report", "a support bundle without secrets", "report")
+    report.add_argument("job", nargs="?", metavar="JOB")
+    report.add_argument("--file", metavar="FILE", help="default everstep-report-<time>.tar.gz")
+    report.add_argument("--log-lines", type=int, default=2000, metavar="N")
+    report.add_argument("--operator-namespace", default="everstep-system", metavar="NAME")
+
+
+def _add_timeout(parser: argparse.ArgumentParser, seconds: float) -> None:
+    parser.add_argument(
+        "--timeout", type=float, default=seconds, metavar="S", help=f"default {seconds:.0f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The port to the API server: `kubectl` itself, as a child process.
+
+It honours every way to log in that a user's kubeconfig has. `begin` starts the child and returns, so
+that what shows the answer is imported while the server answers: a plugin has 300 ms.
+"""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+Object = dict[str, Any]
+JOBS = "resilienttrainingjobs.everstep.dev"
+QUARANTINES = "nodequarantines.everstep.dev"
+API = "/apis/everstep.dev/v1alpha1"
+PROGRAM = "EVERSTEP_KUBECTL"
+"""Environment variable: another kubectl than the one in PATH."""
+
+
+_LOG_LINE = re.compile(r"[EWI]\d{4} ")
+
+
+class ClusterError(Exception):
+    """What kubectl said, in one or a few lines, with what to do where we know it."""
+
+
+class NotFound(ClusterError):
+    """There is no such object."""
+
+
+class Reading:
+    """One kubectl that runs."""
+
+    def __init__(self, child: "subprocess.Popen[str]", stdin: str | None) -> None:
+        self._child, self._stdin = child, stdin
+
+    def text(self) -> str:
+        """Its standard output, once it has ended. Raises ClusterError if it failed."""
+        out, error = self._child.communicate(self._stdin)
+        if self._child.returncode:
+            raise translate(error)
+        return out
+
+    def object(self) -> Object:
+        found: Object = json.loads(self.text())
+        return found
+
+    def items(self) -> list[Object]:
+        """Of a list; a single object is a list of one, no output (--ignore-not-found) of none."""
+        text = self.text()
+        if not text.strip():
+            return []
+        found = json.loads(text)
+        if str(found.get("kind", "")).endswith("List"):
+            return list(found.get("items") or [])
+        return [found]
+
+
+class Cluster:
+    """Args:
+    flags: --context and --kubeconfig, as given to us.
+    namespace: as given to us; None: the context's.
+    """
+
+    def __init__(self, flags: Sequence[str] = (), namespace: str | None = None) -> None:
+        self._flags, self._namespace = list(flags), namespace
+
+    @property
+    def namespace(self) -> str:
+        """The one that objects are read from. Asks kubectl once if it was not given."""
+        if self._namespace is None:
+            path = "jsonpath={..namespace}"
+            self._namespace = self.begin("config", "view", "--minify", "-o", path).text().strip()
+            self._namespace = self._namespace or "default"
+        return self._namespace
+
+    def begin(self, *arguments: str, stdin: str | None = None) -> Reading:
+        return Reading(self._start(arguments, stdin is not None), stdin)
+
+    def get(self, *arguments: str, everywhere: bool = False) -> Reading:
+        """`kubectl get ARGUMENTS -o json` in the namespace."""
+        return self.begin("get", *arguments, *self.scope(everywhere), "-o", "json")
+
+    def scope(self, everywhere: bool = False) -> list[str]:
+        if everywhere:
+            return ["--all-namespaces"]
+        return [] if self._namespace is None else ["--namespace", self._namespace]
+
+    def watch(self, path: str, seconds: float) -> Iterator[tuple[str, Object]]:
+        """(type, object) of each change below `path` (with its query), from now on, until the time
+        is over; at first an ADDED for each that exists. The consumer may stop at any time.
+        """
+        joint = "&" if "?" in path else "?"
+        query = f"{path}{joint}watch=true&timeoutSeconds={max(1, round(seconds))}"
+        child = self._start(("get", "--raw", query), False)
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise ClusterError(str(event["object"].get("message")))
+                yield event["type"], event["object"]
+            if child.wait():
+                raise translate(child.stderr.read() if child.stderr else "")
+        finally:
+            child.kill()
+            child.communicate()
+
+    def _start(self, arguments: Sequence[str], speaks: bool) -> "subprocess.Popen[str]":
+        program = os.environ.get(PROGRAM, "kubectl")
+        try:
+            return subprocess.Popen(
+                [program, *self._flags, *arguments],
+                stdin=subprocess.PIPE if speaks else subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+        except FileNotFoundError:
+            text = f"there is no {program!r} in PATH: install kubectl, or name one in {PROGRAM}"
+            raise ClusterError(text) from None
+
+
+def translate(error: str) -> ClusterError:
+    """kubectl's last words, and the remedy where it is ours to know."""
+    said = error.strip().splitlines()
+    lines = [line for line in said if not _LOG_LINE.match(line)] or said[-1:]
+    text = "\n".join(lines) or "kubectl failed without a word"
+    if "doesn't have a resource type" in text and "everstep" in error:
+        hint = "Everstep is not installed there: helm install everstep charts/everstep"
+        return ClusterError(f"{text}\n{hint} (or is this the wrong --context?)")
+    if "(NotFound)" in text:
+        return NotFound(text)
+    return ClusterError(text)

@@ -1,0 +1,76 @@
+"""`nodes`, `why NODE`, `release NODE`."""
+
+import argparse
+import time
+from urllib.parse import quote
+
+from everstep_kubectl.cluster import QUARANTINES, Cluster, NotFound
+
+
+def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    reading = cluster.begin("get", f"nodes,{QUARANTINES}", "-o", "json")
+    from everstep_kubectl import documents, nodes
+
+    found = nodes.choose_shown(nodes.build_nodes(reading.items()))
+    if arguments.output != "table":
+        print(documents.write(found, arguments.output))
+        return 0
+    now = time.time()  # noqa: TID251 ages are shown as of now
+    print(nodes.render_table(found, now))
+    return 0
+
+
+def why(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    """1: it is not in use."""
+    reading = cluster.begin("get", f"nodes,{QUARANTINES}", "-o", "json")
+    field = f"involvedObject.name={arguments.node}"
+    about = cluster.begin("get", "events", "-A", f"--field-selector={field}", "-o", "json")
+    from everstep_kubectl import documents, nodes
+
+    node = next((n for n in nodes.build_nodes(reading.items()) if n.name == arguments.node), None)
+    if node is None:
+        raise NotFound(f"there is no node {arguments.node!r}: kubectl everstep nodes lists them")
+    events = nodes.choose_events(about.items(), arguments.node)
+    if arguments.output != "table":
+        print(documents.write({"node": node, "events": events}, arguments.output))
+    else:
+        now = time.time()  # noqa: TID251 ages are shown as of now
+        print(nodes.render_why(node, events, now))
+    return 0
+
+
+def release(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    """1: the marks were still there when the time was over."""
+    listed = cluster.begin("get", QUARANTINES, "-o", "json").items()
+    mine = [q for q in listed if q["spec"]["nodeName"] == arguments.node]
+    if not mine:
+        raise NotFound(
+            f"node {arguments.node} is in no quarantine of Everstep's, there is nothing to "
+            f"release: kubectl everstep why {arguments.node}"
+        )
+    for quarantine in mine:
+        print(f"releasing {arguments.node}: {quarantine['spec']['message']}")
+        cluster.begin("delete", QUARANTINES, quarantine["metadata"]["name"], "--wait=false").text()
+    if _until_free(arguments, cluster):
+        print(
+            f"{arguments.node} is free; what was found on it is answered: only new evidence takes it again"
+        )
+        return 0
+    print(
+        f"{arguments.node} still bears its mark after {arguments.timeout:.0f} s: the operator releases it, "
+        "is it running? (kubectl -n everstep-system get pods)"
+    )
+    return 1
+
+
+def _until_free(arguments: argparse.Namespace, cluster: Cluster) -> bool:
+    from everstep_kubectl import nodes
+
+    path = f"/api/v1/nodes?fieldSelector={quote(f'metadata.name={arguments.node}')}"
+    exists = cluster.begin("get", "node", arguments.node, "--ignore-not-found", "-o", "name").text()
+    if not exists.strip():
+        return True
+    for kind, node in cluster.watch(path, arguments.timeout):
+        if kind == "DELETED" or not nodes.is_marked(node):
+            return True
+    return False

@@ -1,0 +1,73 @@
+"""`suspend JOB`, `resume JOB`: one field of the spec, and the wait until it is so."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from everstep_kubectl.cluster import API, JOBS, Cluster, Object
+
+QUEUE = "kueue.x-k8s.io/queue-name"
+
+
+def suspend(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    return _switch(arguments, cluster, on=True)
+
+
+def resume(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    return _switch(arguments, cluster, on=False)
+
+
+def _switch(arguments: argparse.Namespace, cluster: Cluster, *, on: bool) -> int:
+    """1: it was not so when the time was over; the wish stands all the same."""
+    from everstep_kubectl import jobs
+
+    before = cluster.get(JOBS, arguments.job).object()
+    over = next((k for k in ("Complete", "Failed") if jobs.is_true(before, k)), None)
+    if over:
+        print(f"{arguments.job} is {over}: there is nothing to {'suspend' if on else 'resume'}")
+        return 1
+    if QUEUE in (before["metadata"].get("labels") or {}):
+        print(f"note: {arguments.job} is queued by Kueue, which may set spec.suspend again")
+    patch = json.dumps({"spec": {"suspend": on}})
+    call = ("patch", JOBS, arguments.job, "--type=merge", "-p", patch)
+    cluster.begin(*call, *cluster.scope()).text()
+    if arguments.no_wait:
+        print(f"{arguments.job}: asked to {'save and stop' if on else 'go on'}")
+        return 0
+    return _await(arguments, cluster, "Suspended" if on else "Running")
+
+
+def _await(arguments: argparse.Namespace, cluster: Cluster, wanted: str) -> int:
+    from everstep_kubectl import jobs, text
+
+    shown = ""
+    for job in watch_job(cluster, arguments.job, arguments.timeout):
+        status = job.get("status") or {}
+        heard = status.get("observedGeneration") == job["metadata"].get("generation")
+        if heard and jobs.is_true(job, wanted):
+            checkpoint = status.get("checkpoint") or {}
+            where = f"step {status.get('step')}, checkpoint of step {checkpoint.get('step')}"
+            print(f"{arguments.job}: {wanted} at {where}")
+            return 0
+        if heard and (failed := jobs.condition(job, "Failed")) and failed["status"] == "True":
+            print(f"{arguments.job}: Failed: {failed['reason']}: {failed['message']}")
+            return 1
+        line = f"{arguments.job}: {status.get('state')}: {status.get('message')}"
+        if line != shown:
+            print(line, flush=True)
+            shown = line
+    print(
+        f"{arguments.job}: not {wanted} after {text.took(arguments.timeout)}; the wish stands: "
+        f"kubectl everstep status {arguments.job}"
+    )
+    return 1
+
+
+def watch_job(cluster: Cluster, name: str, seconds: float) -> Iterator[Object]:
+    field = quote(f"metadata.name={name}")
+    path = f"{API}/namespaces/{cluster.namespace}/resilienttrainingjobs?fieldSelector={field}"
+    for kind, job in cluster.watch(path, seconds):
+        if kind == "DELETED":
+            return
+        yield job

@@ -1,0 +1,218 @@
+"""One incident, one timeline: the entries of `status.incidents` that bear one id, made one. Pure.
+
+A pod of each slot that an incident moves has an entry of its own. What began first counts for what
+was found and decided, what came last for what had to be done.
+
+Cost. While an incident is mended no rank steps. That time is what the job measured, its phases
+without the wait for the boundary (steps went on); where nobody of the job lived to measure all of
+it, the operator's marks: from `left`, or from the signal if nobody was asked, to `running`. Times
+the GPUs of the job it is the cost in GPU-seconds; steps lost come on top, and cost their time again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from everstep_kubectl.text import seconds_of
+
+Raw = Mapping[str, Any]
+FIRST = frozenset({"signal", "verdict", "cordon", "leave"})
+STEPPING = frozenset({"boundary"})
+"""Phases in which the ranks still step."""
+WHOLE = frozenset({"restart", "regroup", "first_step", "step"})
+"""Phases that only a job that saw the end has measured."""
+IN_ORDER = frozenset({"Leave", "Grow", "Shrink"})
+MEANING = {
+    "signal": "the evidence shows",
+    "verdict": "decided: the node is not to be used",
+    "cordon": "node cordoned and tainted",
+    "leave": "job asked to save and leave",
+    "commit": "checkpoint committed",
+    "left": "slot has left, its state is safe",
+    "deleted": "old pod deleted",
+    "created": "new pod made",
+    "running": "all members step again",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    kind: str
+    code: int
+    gpu: str
+    first_seen: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    name: str
+    seconds: float
+    """Since the incident began, on the operator's clock."""
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    name: str
+    seconds: float
+    """How long it took, on the job's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    seconds: float | None
+    """Without a step of any rank; None: not measured (yet)."""
+    gpus: int
+    gpu_seconds: float | None
+    steps_lost: int | None
+    """Steps that had to be taken again; None: nobody has said."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    id: str
+    cause: str
+    message: str
+    started_at: str
+    open: bool
+    nodes: tuple[str, ...]
+    slots: tuple[int, ...]
+    verdict: str
+    """Of the quarantine; empty if there is none (any more)."""
+    evidence: tuple[Evidence, ...]
+    rung: str
+    checkpoint_step: int | None
+    """Step that the job went on from."""
+    moments: tuple[Moment, ...]
+    phases: tuple[Phase, ...]
+    cost: Cost
+
+    @property
+    def started(self) -> float:
+        return seconds_of(self.started_at) or 0.0
+
+
+def build_incidents(job: Raw, quarantines: Iterable[Raw] = ()) -> tuple[Incident, ...]:
+    """Those that status still knows (the last ten entries), oldest first."""
+    status = job.get("status") or {}
+    grouped: dict[str, list[Raw]] = {}
+    for entry in status.get("incidents") or ():
+        grouped.setdefault(str(entry["id"]), []).append(entry)
+    gpus = count_gpus(job)
+    found = [_build(entries, list(quarantines), gpus) for entries in grouped.values()]
+    return tuple(sorted(found, key=lambda i: i.started))
+
+
+def count_gpus(job: Raw) -> int:
+    """GPUs that the whole job holds; a job without any is counted by its pods."""
+    workers = (job.get("spec") or {}).get("workers") or {}
+    containers = ((workers.get("template") or {}).get("spec") or {}).get("containers") or ()
+    each = 0
+    for container in containers:
+        limits = (container.get("resources") or {}).get("limits") or {}
+        each += sum(int(n) for name, n in limits.items() if name.endswith("/gpu"))
+    return int(workers.get("replicas") or 1) * (each or 1)
+
+
+def _build(entries: Sequence[Raw], quarantines: Sequence[Raw], gpus: int) -> Incident:
+    first = min(entries, key=lambda e: str(e.get("startedAt") or ""))
+    spec = _quarantine_of(entries, quarantines)
+    marks = _marks(entries)
+    phases = max((_phases(e) for e in entries), key=len)
+    open_ = any(e.get("open", True) for e in entries)
+    return Incident(
+        id=str(first["id"]),
+        cause=str(first.get("cause") or ""),
+        message=str(first.get("message") or spec.get("message") or ""),
+        started_at=str(first.get("startedAt") or ""),
+        open=open_,
+        nodes=tuple(sorted({str(e["node"]) for e in entries if e.get("node")})),
+        slots=tuple(sorted({int(e["slot"]) for e in entries if e.get("slot") is not None})),
+        verdict=str(spec.get("verdict") or ""),
+        evidence=tuple(build_evidence(e) for e in spec.get("evidence") or ()),
+        rung=next((str(e["rung"]) for e in entries if e.get("rung")), _usual_rung(marks)),
+        checkpoint_step=_most(entries, "resumedStep"),
+        moments=tuple(
+            Moment(name=n, seconds=s, meaning=MEANING.get(n, ""))
+            for n, s in sorted(marks.items(), key=lambda m: m[1])
+        ),
+        phases=phases,
+        cost=_cost(marks, phases, gpus, _most(entries, "stepsLost"), open_),
+    )
+
+
+def _quarantine_of(entries: Sequence[Raw], quarantines: Sequence[Raw]) -> Raw:
+    ids = {e.get(key) for e in entries for key in ("id", "quarantine", "jobId")} - {None}
+    specs = [q.get("spec") or {} for q in quarantines]
+    return next((s for s in specs if s.get("incident") in ids), {})
+
+
+def build_evidence(raw: Raw) -> Evidence:
+    return Evidence(
+        kind=str(raw.get("kind") or ""),
+        code=int(raw.get("code") or 0),
+        gpu=str(raw.get("gpu") or ""),
+        first_seen=str(raw.get("firstSeen") or ""),
+    )
+
+
+def _marks(entries: Sequence[Raw]) -> dict[str, float]:
+    """Entries of one incident may begin at different moments: all are put on the earliest clock."""
+    began = min((seconds_of(e.get("startedAt")) or 0.0 for e in entries), default=0.0)
+    marks: dict[str, float] = {}
+    for entry in entries:
+        shift = max(0.0, (seconds_of(entry.get("startedAt")) or began) - began)
+        for mark in entry.get("marks") or ():
+            name, at = str(mark["name"]), round(float(mark["seconds"]) + shift, 3)
+            choose = min if name in FIRST else max
+            marks[name] = choose(marks.get(name, at), at)
+    return marks
+
+
+def _phases(entry: Raw) -> tuple[Phase, ...]:
+    raw = entry.get("phases") or ()
+    return tuple(Phase(name=str(p["name"]), seconds=float(p["ms"]) / 1000) for p in raw)
+
+
+def _usual_rung(marks: Mapping[str, float]) -> str:
+    return "move" if "created" in marks else ""
+
+
+def _most(entries: Sequence[Raw], key: str) -> int | None:
+    return max((int(e[key]) for e in entries if e.get(key) is not None), default=None)
+
+
+def _cost(
+    marks: Mapping[str, float], phases: Sequence[Phase], gpus: int, lost: int | None, open_: bool
+) -> Cost:
+    seconds, source = (None, "not over yet") if open_ else _stopped(marks, phases)
+    return Cost(
+        seconds=seconds,
+        gpus=gpus,
+        gpu_seconds=None if seconds is None else round(seconds * gpus, 1),
+        steps_lost=lost,
+        source=source,
+    )
+
+
+def _stopped(marks: Mapping[str, float], phases: Sequence[Phase]) -> tuple[float | None, str]:
+    if any(p.name in WHOLE for p in phases):
+        total = sum(p.seconds for p in phases if p.name not in STEPPING)
+        return round(total, 3), "measured by the job"
+    if "running" in marks:
+        since = marks.get("left", min(marks.values()))
+        return round(max(0.0, marks["running"] - since), 3), "seen by the operator"
+    return None, "not measured"
+
+
+def choose(incidents: Sequence[Incident], wanted: str | None) -> Sequence[Incident]:
+    """All, the last, or the one whose id begins so. Raises LookupError, which names what there is."""
+    if wanted is None:
+        return incidents
+    found = incidents[-1:] if wanted == "last" else [i for i in incidents if i.id == wanted]
+    found = found or [i for i in incidents if i.id.startswith(wanted)]
+    if len(found) == 1:
+        return found
+    known = ", ".join(i.id for i in incidents) or "none"
+    raise LookupError(f"{wanted!r} names {len(found)} incidents; status knows: {known}")

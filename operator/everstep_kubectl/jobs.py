@@ -1,0 +1,211 @@
+"""What a job's status means: alive, how far, how safe. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from everstep_kubectl import incidents, text
+
+Raw = Mapping[str, Any]
+STALE_SECONDS = 60.0
+"""Figures of a running job are written every 10 s: older ones mean that the operator is away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    slot: int
+    attempt: int
+    pod: str
+    node: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    namespace: str
+    name: str
+    state: str
+    message: str
+    ready: str
+    epoch: int | None
+    step: int | None
+    until: int | None
+    loss: float | None
+    checkpoint_step: int | None
+    checkpoint_at: str
+    checkpoint_bytes: int
+    checkpoint_problem: str
+    """Empty: checkpoints are committed as they should be."""
+    unsaved: int | None
+    """Steps that would be taken again if all its pods were lost at once."""
+    interruptions: int
+    by_cause: dict[str, int]
+    steps_lost: int
+    """Over the incidents that status still knows."""
+    goodput: str
+    run: str
+    observed_at: str
+    warnings: tuple[str, ...]
+    slots: tuple[Slot, ...]
+    incidents: tuple[incidents.Incident, ...]
+
+
+def build_job(raw: Raw, now: float) -> Job:
+    meta, status = raw["metadata"], raw.get("status") or {}
+    checkpoint = status.get("checkpoint") or {}
+    restarts = status.get("restarts") or {}
+    found = incidents.build_incidents(raw)
+    return Job(
+        namespace=str(meta["namespace"]),
+        name=str(meta["name"]),
+        state=str(status.get("state") or "New"),
+        message=str(status.get("message") or "no operator has looked at it yet"),
+        ready=str((status.get("world") or {}).get("summary") or ""),
+        epoch=status.get("epoch"),
+        step=status.get("step"),
+        until=status.get("until"),
+        loss=status.get("loss"),
+        checkpoint_step=checkpoint.get("step"),
+        checkpoint_at=str(checkpoint.get("committedAt") or ""),
+        checkpoint_bytes=int(checkpoint.get("bytes") or 0),
+        checkpoint_problem=_problem(status),
+        unsaved=_unsaved(status, checkpoint),
+        interruptions=int(restarts.get("total") or 0),
+        by_cause=dict(restarts.get("byCause") or {}),
+        steps_lost=sum(i.cost.steps_lost or 0 for i in found),
+        goodput=str(status.get("goodput") or ""),
+        run=str(status.get("run") or ""),
+        observed_at=str(status.get("observedAt") or ""),
+        warnings=tuple(_warnings(raw, now)),
+        slots=tuple(_slot(meta["name"], s) for s in status.get("slots") or ()),
+        incidents=found,
+    )
+
+
+def condition(raw: Raw, kind: str) -> Raw | None:
+    found = (raw.get("status") or {}).get("conditions") or ()
+    return next((c for c in found if c.get("type") == kind), None)
+
+
+def is_true(raw: Raw, kind: str) -> bool:
+    found = condition(raw, kind)
+    return found is not None and found.get("status") == "True"
+
+
+def _problem(status: Raw) -> str:
+    found = condition({"status": status}, "CheckpointHealthy")
+    if found is None or found.get("status") != "False":
+        return ""
+    return f"{found.get('reason')}: {found.get('message')}"
+
+
+def _unsaved(status: Raw, checkpoint: Raw) -> int | None:
+    step = status.get("step")
+    return None if step is None else max(0, int(step) - int(checkpoint.get("step") or 0))
+
+
+def _warnings(raw: Raw, now: float) -> list[str]:
+    status, found = raw.get("status") or {}, []
+    seen = text.seconds_of(status.get("observedAt"))
+    if status.get("state") == "Running" and seen is not None and now - seen > STALE_SECONDS:
+        found.append(
+            f"these figures are {text.span(now - seen)} old: the operator may be away "
+            "(kubectl -n everstep-system get pods); training does not need it"
+        )
+    generation = (raw.get("metadata") or {}).get("generation")
+    if generation and status.get("observedGeneration") not in (None, generation):
+        found.append("the operator has not acted on the newest change of the spec yet")
+    return found + [str(note) for note in status.get("notes") or ()]
+
+
+def _slot(job: str, raw: Raw) -> Slot:
+    attempt, note = int(raw["attempt"]), ""
+    if raw.get("leavingSince"):
+        note = f"leaving since {raw['leavingSince']}"
+    elif attempt > 1 and raw.get("cause"):
+        former = f", was on {raw['formerNode']}" if raw.get("formerNode") else ""
+        note = f"{raw['cause']}{former}"
+    return Slot(
+        slot=int(raw["slot"]),
+        attempt=attempt,
+        pod=f"{job}-{raw['slot']}-{attempt}",
+        node=str(raw.get("node") or ""),
+        note=note,
+    )
+
+
+def render_table(jobs: Sequence[Job], now: float, *, everywhere: bool) -> str:
+    head = ["NAME", "STATE", "READY", "STEP", "SAVED", "AGE", "UNSAVED", "INTERRUPTED", "LOST"]
+    head += ["GOODPUT", "WHY"]
+    rows = []
+    for job in jobs:
+        row: list[object] = [job.name, job.state, job.ready, job.step, job.checkpoint_step]
+        row += [text.age(job.checkpoint_at, now), job.unsaved, job.interruptions, job.steps_lost]
+        row += [job.goodput, _short(job.checkpoint_problem or job.message)]
+        rows.append([job.namespace, *row] if everywhere else row)
+    return text.table(["NAMESPACE", *head] if everywhere else head, rows)
+
+
+def _short(message: str, limit: int = 80) -> str:
+    return message if len(message) <= limit else message[: limit - 1] + "…"
+
+
+def render_job(job: Job, now: float) -> str:
+    lines = [f"{job.namespace}/{job.name}: {job.state}", text.block(_fields(job, now))]
+    lines += [f"  WARNING: {w}" for w in job.warnings]
+    if job.slots:
+        rows = [[s.slot, s.pod, s.node, s.note] for s in job.slots]
+        lines += ["", text.table(["SLOT", "POD", "NODE", "NOTE"], rows)]
+    if job.incidents:
+        lines += ["", render_incidents(job.incidents, now), ""]
+        lines.append(f"more: kubectl everstep timeline -n {job.namespace} {job.name} last")
+    return "\n".join(lines)
+
+
+def _fields(job: Job, now: float) -> dict[str, object]:
+    causes = ", ".join(f"{cause} {n}" for cause, n in sorted(job.by_cause.items()))
+    return {
+        "why": job.message,
+        "alive": f"{job.ready} pods, epoch {job.epoch}" if job.ready else "",
+        "how far": _how_far(job),
+        "how safe": _how_safe(job, now),
+        "interrupted": f"{job.interruptions} times{f' ({causes})' if causes else ''}",
+        "goodput": job.goodput,
+        "run": job.run,
+    }
+
+
+def _how_far(job: Job) -> str:
+    if job.step is None:
+        return "no step yet"
+    until = f" of {job.until}" if job.until else ""
+    return f"step {job.step}{until}" + (f", loss {job.loss:.4g}" if job.loss is not None else "")
+
+
+def _how_safe(job: Job, now: float) -> str:
+    if job.checkpoint_problem:
+        return f"NOT SAFE: {job.checkpoint_problem}"
+    if job.checkpoint_step is None:
+        return "nothing is saved yet"
+    saved = f"checkpoint of step {job.checkpoint_step} ({text.size(job.checkpoint_bytes)})"
+    ago = f", committed {text.age(job.checkpoint_at, now)} ago" if job.checkpoint_at else ""
+    risk = f"; {text.many(job.unsaved, 'step')} since then" if job.unsaved else ""
+    return f"{saved}{ago}{risk}"
+
+
+def render_incidents(found: Sequence[incidents.Incident], now: float) -> str:
+    rows = [
+        [
+            i.id,
+            text.age(i.started, now),
+            i.cause,
+            ",".join(i.nodes),
+            ",".join(str(s) for s in i.slots),
+            "open" if i.open else "over",
+            None if i.cost.gpu_seconds is None else f"{i.cost.gpu_seconds:.0f}",
+            i.cost.steps_lost,
+        ]
+        for i in found
+    ]
+    head = ["INCIDENT", "AGO", "CAUSE", "NODE", "SLOTS", "STATE", "GPU-SECONDS", "LOST"]
+    return text.table(head, rows)
