@@ -1,5 +1,5 @@
 """CustomResourceDefinitions from the pydantic models: `python -m everstep_operator.crd [--check]`
-writes `crds/*.yaml`.
+writes `crds/*.yaml`, and the same into the chart, which cannot read what lies outside its folder.
 
 Structural schemas know neither `$ref` nor null types nor titles, so references are put in place and
 optional fields lose their null. What the models say beside types (bounds, enums, defaults,
@@ -20,7 +20,8 @@ from everstep_operator.fleet import model as fleet_model
 from everstep_operator.resource import Column, Resource
 from everstep_operator.rules import Resourceful, Rule
 
-FOLDER = Path(__file__).parents[2] / "crds"
+REPOSITORY = Path(__file__).parents[2]
+FOLDERS = (REPOSITORY / "crds", REPOSITORY / "charts" / "everstep" / "files" / "crds")
 CLIENT_SIDE_APPLY_LIMIT = 262_144
 """Bytes of the annotation that `kubectl apply` writes; a larger CRD can only be applied by the server."""
 
@@ -214,24 +215,26 @@ def main(argv: list[str] | None = None) -> int:
         "--check", action="store_true", help="write nothing, fail if a file is out of date"
     )
     arguments = parser.parse_args(argv)
-    stale = []
-    for resource in resources():
-        path = FOLDER / f"{resource.plural}.yaml"
-        text = build_text(resource)
-        if path.exists() and path.read_text() == text:
-            continue
-        stale.append(path.name)
-        if not arguments.check:
-            FOLDER.mkdir(exist_ok=True)
-            path.write_text(text)
+    stale = find_stale()
+    shown = ", ".join(str(path.relative_to(REPOSITORY)) for path in stale)
     if stale and arguments.check:
-        print(
-            f"out of date: {', '.join(stale)}; run `make crds` and commit the result",
-            file=sys.stderr,
-        )
+        print(f"out of date: {shown}; run `make crds` and commit the result", file=sys.stderr)
         return 1
-    print(f"{'wrote ' + ', '.join(stale) if stale else 'all up to date'}: {FOLDER}")
+    for path, text in stale.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    print(f"wrote {shown}" if stale else "all up to date")
     return 0
+
+
+def find_stale() -> dict[Path, str]:
+    """Files that differ from what the models say, and what they should hold."""
+    wanted = {
+        folder / f"{resource.plural}.yaml": build_text(resource)
+        for resource in resources()
+        for folder in FOLDERS
+    }
+    return {p: t for p, t in wanted.items() if not p.exists() or p.read_text() != t}
 
 
 if __name__ == "__main__":

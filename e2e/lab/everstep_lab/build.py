@@ -1,6 +1,6 @@
 """The lab's binaries: built once from pinned Go modules, then found in a cache.
 
-The modules are `controlplane/go.mod` and `objectstore/go.mod` beside this package. What they pin,
+The modules are `controlplane/go.mod`, `objectstore/go.mod` and `helm/go.mod` beside this package. What they pin,
 the flags and Go's version make the cache's key: a changed pin is built anew, an old one stays.
 EVERSTEP_LAB_BIN names a folder of ready binaries (a module of which it holds none is built as ever);
 EVERSTEP_GO names a Go command.
@@ -57,6 +57,19 @@ OBJECT_STORE = Module(
     renamed={},
     cold="about 3 minutes on 2 cores",
 )
+HELM = Module(
+    folder=HERE / "helm",
+    title="Helm v3.22.0",
+    binaries=("helm",),
+    ldflags="-s -w -X helm.sh/helm/v3/internal/version.version=v3.22.0"
+    + "".join(
+        f" -X helm.sh/helm/v3/pkg/{package}.k8sVersion{part}"
+        for package in ("chartutil", "lint/rules")
+        for part in ("Major=1", "Minor=36")
+    ),
+    renamed={},
+    cold="about 2 minutes on 2 cores",
+)
 
 
 def ensure(module: Module, say: Say = print, environ: Mapping[str, str] = os.environ) -> Path:
@@ -77,6 +90,12 @@ def ensure(module: Module, say: Say = print, environ: Mapping[str, str] = os.env
         if not all((folder / name).exists() for name in module.binaries):
             _build(module, go, folder, say)
     return folder
+
+
+def ensure_helm(say: Say = print, environ: Mapping[str, str] = os.environ) -> Path:
+    """The `helm` of the PATH; built from its module where there is none. Raises as `ensure`."""
+    found = shutil.which("helm", path=environ.get("PATH"))
+    return Path(found) if found else ensure(HELM, say, environ) / "helm"
 
 
 def cache_root(environ: Mapping[str, str]) -> Path:

@@ -74,6 +74,7 @@ def _say(text: str) -> None:
 def _build(_: argparse.Namespace) -> int:
     for module in (build.CONTROL_PLANE, build.OBJECT_STORE):
         build.ensure(module, _say)
+    build.ensure_helm(_say)
     return 0
 
 
