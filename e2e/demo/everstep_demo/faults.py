@@ -1,10 +1,17 @@
 """Breaking the GPU that a certain pod holds."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from everstep_demo.board import Pod
-from everstep_lab import Lab
+
+
+class Breakable(Protocol):
+    """A cluster with simulated GPUs, of either kind."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def fault(self, node: str, **fields: Any) -> str: ...
 
 
 def find_gpu(node: Mapping[str, Any], namespace: str, pod: str) -> int:
@@ -20,7 +27,7 @@ def find_gpu(node: Mapping[str, Any], namespace: str, pod: str) -> int:
     raise LookupError(f"pod {pod} holds no GPU of its node; held are {held}")
 
 
-def break_gpu(lab: Lab, pod: Pod, xid: int, namespace: str = "default") -> str:
+def break_gpu(lab: Breakable, pod: Pod, xid: int, namespace: str = "default") -> str:
     """Plays the XID on the GPU that the pod holds; the lab's sentence about it."""
     node = lab.status()["nodes"][pod.node]
     return lab.fault(pod.node, gpu=find_gpu(node, namespace, pod.name), xid=xid)

@@ -12,12 +12,17 @@ FIRST_STEP = "first new step"
 class Act:
     """One fault on the node that holds `slot`."""
 
-    number: int
     title: str
     slot: int
-    gpu_fault: str
+    gpu_fault: str = ""
     """As the report names it."""
-    xid: int
+    xid: int = 0
+    number: int = 0
+    """Of the acts of a play, from 1; 0 stands alone."""
+
+    @property
+    def heading(self) -> str:
+        return f"Act {self.number}: {self.title}" if self.number else self.title
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

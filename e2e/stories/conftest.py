@@ -1,0 +1,164 @@
+"""One cluster, one installation and one lasting job for all stories; the table at the end."""
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep_demo.timeline import Timeline
+from everstep_demo.trial import Trial
+from everstep_lab.seam import LabError
+from everstep_stories import order
+from everstep_stories.artefacts import print_artefacts
+from everstep_stories.clusters import KINDS, Cluster, NotHereError, open_cluster
+from everstep_stories.jobs import Workplace, build_job
+from everstep_stories.scene import Scene
+from everstep_stories.system import System
+from everstep_stories.telling import Outcome, Teller, build_phases, build_table
+
+SURVIVOR = "survivor"
+BEGAN, OUTCOMES, TIMELINE = (pytest.StashKey[object]() for _ in range(3))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("stories")
+    group.addoption("--stories", choices=("core", "all"), default="all", help="which of them")
+    group.addoption(
+        "--cluster", choices=KINDS, default="kind",
+        help="kind: made and ended here; running: the kind lab that `everstep-lab up --kind "
+        "--no-operator` started; local: the lab without containers or Helm; given: --kubeconfig",
+    )  # fmt: skip
+    group.addoption("--kubeconfig", default="", help="take this cluster (implies --cluster=given)")
+    group.addoption("--namespace", default="training", help="where the jobs run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[OUTCOMES] = []
+    config.stash[BEGAN] = time.monotonic()
+
+
+def story_of(item: pytest.Item) -> str:
+    return Path(str(item.path)).stem.removeprefix("test_")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mine = [i for i in items if Path(__file__).parent in i.path.parents]
+    if not mine:
+        return
+    if config.getoption("--stories") == "core":
+        left_out = [i for i in mine if story_of(i) not in order.CORE]
+        config.hook.pytest_deselected(items=left_out)
+        mine = [i for i in mine if i not in left_out]
+    items[:] = sorted(mine, key=lambda i: order.place_of(story_of(i)))
+
+
+@pytest.fixture(scope="session")
+def timeline() -> Timeline:
+    return Timeline()
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest, timeline: Timeline) -> Iterator[Cluster]:
+    option = request.config.getoption
+    kind = "given" if option("--kubeconfig") else option("--cluster")
+    timeline.heading(f"A cluster ({kind})")
+    try:
+        with open_cluster(
+            kind, option("--kubeconfig"), lambda text: timeline.say("cluster", text)
+        ) as cluster:
+            timeline.say("cluster", "up")
+            yield cluster
+    except LabError as error:
+        pytest.exit(f"no cluster to tell stories on: {error}", returncode=1)
+
+
+@pytest.fixture(scope="session")
+def bare_system(cluster: Cluster) -> System:
+    """Everstep, perhaps not installed yet."""
+    return System(cluster)
+
+
+@pytest.fixture(scope="session")
+def system(bare_system: System, timeline: Timeline) -> System:
+    """Everstep, installed."""
+    if bare_system.by_helm and not bare_system.is_installed():
+        timeline.say("helm", f"installed and ready after {bare_system.install():.1f} s")
+    return bare_system
+
+
+@pytest.fixture(scope="session")
+def workplace(request: pytest.FixtureRequest, cluster: Cluster, system: System) -> Workplace:
+    place = Workplace(cluster, request.config.getoption("--namespace"))
+    place.make()
+    return place
+
+
+@pytest.fixture
+def teller(request: pytest.FixtureRequest, timeline: Timeline) -> Iterator[Teller]:
+    story = story_of(request.node)
+    timeline.heading(story.replace("_", " "))
+    teller = Teller(story, timeline)
+    outcomes: list[Outcome] = request.config.stash[OUTCOMES]
+    outcomes.append(teller.outcome)
+    began = time.monotonic()
+    yield teller
+    teller.outcome.seconds = time.monotonic() - began
+
+
+@pytest.fixture
+async def scene(
+    request: pytest.FixtureRequest, cluster: Cluster, system: System, workplace: Workplace,
+    teller: Teller,
+) -> AsyncIterator[Scene]:  # fmt: skip
+    async with cluster.api() as api:
+        scene = Scene(cluster, system, api, workplace.namespace, teller)
+        yield scene
+        await scene.tidy()
+
+
+@pytest.fixture
+async def survivor(scene: Scene) -> Trial:
+    """The job that never ends and outlives most stories; it steps when a story begins."""
+    trial = await scene.start(build_job(SURVIVOR))
+    await trial.until_stepping(limit=180)
+    return trial
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A story that this cluster cannot tell is skipped; of one that failed, all is printed."""
+    if call.excinfo is not None and call.excinfo.errisinstance(NotHereError):
+        call.excinfo = pytest.ExceptionInfo.from_exc_info(_as_skip(call.excinfo.value))
+    result = yield
+    report = result.get_result()
+    if not report.failed or (arguments := getattr(item, "funcargs", None)) is None:
+        return
+    for outcome in item.config.stash[OUTCOMES]:
+        if outcome.story == story_of(item):
+            outcome.passed = False
+    cluster, system = arguments.get("cluster"), arguments.get("bare_system")
+    scene = arguments.get("scene")
+    if scene is not None:
+        cluster, system = scene.cluster, scene.system
+    if cluster is not None and system is not None:
+        print(f"\n{report.longreprtext}\n\n=== what {item.name} left", flush=True)
+        print_artefacts(cluster, system, item.config.getoption("--namespace"))
+
+
+def _as_skip(error: BaseException) -> tuple[type, BaseException, object]:
+    skip = pytest.skip.Exception(str(error))
+    return type(skip), skip, error.__traceback__
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    outcomes = terminalreporter.config.stash[OUTCOMES]
+    if not outcomes:
+        return
+    terminalreporter.section("the stories")
+    for line in filter(None, map(build_phases, outcomes)):
+        terminalreporter.write_line(line)
+    terminalreporter.write_line("")
+    terminalreporter.write_line(build_table(outcomes))
+    took = time.monotonic() - terminalreporter.config.stash[BEGAN]
+    terminalreporter.write_line(f"\nin all, with the cluster: {took:.0f} s")

@@ -1,0 +1,43 @@
+"""Were all samples used, each once per pass over the data? Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from everstep_contract.ledger import LedgerEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Of a ledger that should be the steps 1, 2, 3, …"""
+
+    steps: int
+    gaps: tuple[int, ...]
+    """Steps that are missing, or were taken twice."""
+    lost: int
+    repeated: int
+
+    @property
+    def exact(self) -> bool:
+        return not (self.gaps or self.lost or self.repeated)
+
+
+def build_account(entries: Sequence[LedgerEntry], *, dataset: int, batch: int) -> Account:
+    """`dataset` samples are gone through again and again, `batch` of them a step, none left out.
+
+    A pass over the data that is not complete yet counts only what was used more often than one
+    pass more would allow.
+    """
+    steps = Counter(e.step for e in entries)
+    last = max(steps, default=0)
+    used = Counter(sample for e in entries for sample in e.samples)
+    whole, rest = divmod(last * batch, dataset)
+    missing = sum(max(0, whole - used[sample]) for sample in range(dataset))
+    surplus = sum(max(0, n - whole - bool(rest)) for n in used.values())
+    odd = sum(abs(count - 1) for e in entries for count in e.counts)
+    return Account(
+        steps=last,
+        gaps=tuple(s for s in range(1, last + 1) if steps[s] != 1),
+        lost=max(missing, last * batch - used.total()),
+        repeated=max(surplus, used.total() - last * batch, odd),
+    )

@@ -1,0 +1,141 @@
+"""What a story has in its hands: cluster, installation, board, teller, and the faults that it plays."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+from everstep_demo import act, faults
+from everstep_demo.board import Board, Object, Pod
+from everstep_demo.runwatch import RunWatch
+from everstep_demo.story import FIRST_STEP, Act, Incident
+from everstep_demo.trial import Trial
+from everstep_lab.api import Api
+from everstep_stories import jobs
+from everstep_stories.clusters import Cluster
+from everstep_stories.jobs import BATCH, DATASET, URI
+from everstep_stories.samples import Account, build_account
+from everstep_stories.system import System
+from everstep_stories.telling import Teller
+
+Fault = Callable[[Pod], Awaitable[object]]
+
+
+class Scene:
+    def __init__(
+        self, cluster: Cluster, system: System, api: Api, namespace: str, teller: Teller
+    ) -> None:
+        self.cluster, self.system, self.api = cluster, system, api
+        self.namespace, self.teller = namespace, teller
+        self.board = Board(api, namespace)
+        self._broken: set[str] = set()
+        self._store_away = False
+
+    def trial(self, name: str) -> Trial:
+        watch = RunWatch(URI, f"{self.namespace}/{name}", self.cluster.store_environment)
+        return Trial(name, self.board, watch)
+
+    async def start(self, job: Object) -> Trial:
+        """Applies the job, if it is not there yet."""
+        name = job["metadata"]["name"]
+        if not await self.board.exists(name):
+            await self.board.create(job)
+        return self.trial(name)
+
+    async def play(
+        self, trial: Trial, title: str, fault: Fault, *, slot: int, limit: float = 150.0
+    ) -> Incident:
+        """Plays the fault on the slot's pod; returns at the first new step, and keeps the figures.
+
+        Raises AssertionError with how the job stands if that step does not come within `limit` s.
+        """
+        known = await trial.steps_lost()
+
+        async def played(pod: Pod, _: Act) -> str:
+            await fault(pod)
+            return title
+
+        stage = act.Stage(
+            job=trial.name,
+            board=self.board,
+            watch=trial.watch,
+            timeline=self.teller.timeline,
+            fault=played,
+        )
+        seen = await act.play(stage, Act(title=title, slot=slot), limit=limit)
+        outcome = self.teller.outcome
+        outcome.phases += list(seen.reached.items())
+        outcome.first_step = seen.reached.get(FIRST_STEP)
+        assert outcome.first_step is not None, (
+            f"no new step within {limit:.0f} s of: {title}. {await trial.explain()}"
+        )
+        outcome.steps_lost = await trial.steps_lost() - known
+        return seen
+
+    async def break_gpu(self, pod: Pod, xid: int) -> None:
+        self._broken.add(pod.node)
+        await asyncio.to_thread(faults.break_gpu, self.cluster, pod, xid, self.namespace)
+
+    async def break_node(self, node: str, **fields: object) -> None:
+        self._broken.add(node)
+        await asyncio.to_thread(self.cluster.fault, node, **fields)
+
+    async def stop_store(self) -> None:
+        self._store_away = True
+        await asyncio.to_thread(self.cluster.objectstore_stop)
+
+    async def start_store(self) -> None:
+        await asyncio.to_thread(self.cluster.objectstore_start)
+        self._store_away = False
+
+    async def kubectl(self, *arguments: str, check: bool = True, timeout: float = 120.0) -> str:
+        """In the jobs' namespace."""
+        return await asyncio.to_thread(
+            self.cluster.kubectl, "-n", self.namespace, *arguments, check=check, timeout=timeout
+        )
+
+    async def check_samples(self, trial: Trial) -> Account:
+        """Every sample of the steps so far was used as often as it should be."""
+        account = build_account(await trial.watch.ledger(), dataset=DATASET, batch=BATCH)
+        self.teller.outcome.samples_lost = account.lost
+        assert account.exact, account
+        assert account.steps > 0, "the ledger is empty"
+        self.teller.say("ledger", f"{account.steps} steps, every sample used once a pass")
+        return account
+
+    async def until_further(self, trial: Trial, steps: int = 5, *, limit: float = 60.0) -> None:
+        """Once it has taken so many steps more."""
+        goal = await trial.step() + steps
+
+        async def further() -> bool:
+            return await trial.step() >= goal
+
+        await trial.until(f"step {goal}", further, limit=limit)
+
+    @contextlib.contextmanager
+    def timed(self, phase: str, detail: str = "") -> Iterator[None]:
+        """A phase of the story: said and kept once it is over."""
+        began = time.monotonic()
+        yield
+        self.teller.phase(phase, time.monotonic() - began, detail)
+
+    async def tidy(self) -> None:
+        """The next story finds the cluster as this one did: nodes whole and free, the store there."""
+        if self._store_away:
+            await self.start_store()
+        for broken in sorted(self._broken):
+            await asyncio.to_thread(self.cluster.heal, broken)
+        for quarantine in await self.board.quarantines():
+            await self.board.release(quarantine["metadata"]["name"])
+        for name, node in (await self.board.nodes()).items():
+            if node.cordoned:
+                await self._until_free(name)
+
+    async def _until_free(self, node: str, limit: float = 30.0) -> None:
+        end = time.monotonic() + limit
+        while (await self.board.nodes())[node].cordoned:
+            assert time.monotonic() < end, f"{node} is still cordoned {limit:.0f} s after release"
+            await asyncio.sleep(0.3)
+
+    def build_job(self, name: str, **fields: object) -> Object:
+        return jobs.build_job(name, **fields)  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+"""Everstep as it is installed: the Helm release, or on the local lab its one process."""
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from everstep_demo.board import Object
+from everstep_lab.seam import LabError
+from everstep_stories.clusters import Cluster, NotHereError
+
+REPOSITORY = Path(__file__).parents[3]
+CHART = REPOSITORY / "charts" / "everstep"
+RELEASE, NAMESPACE = "everstep", "everstep-system"
+LEASE = "everstep-operator"
+SELECTOR = "app.kubernetes.io/name=everstep,app.kubernetes.io/component=operator"
+# Armed, as the README says; two of three nodes may be cordoned, and figures are fresh enough to test.
+VALUES = {
+    "observeOnly": False,
+    "cordonBudget": "2",
+    "scrapeSeconds": 1,
+    "extraArgs": ["--figures-seconds=1", "--agent-seconds=0.5"],
+}
+
+
+class System:
+    """Raises NotHereError where the cluster has no Helm release."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._helm: Any = getattr(cluster, "helm", None)
+
+    @property
+    def by_helm(self) -> bool:
+        return self._helm is not None
+
+    def helm(self, *arguments: str, timeout: float = 300.0) -> str:
+        if self._helm is None:
+            raise NotHereError("the local lab runs the operator without Helm")
+        return str(self._helm(*arguments, timeout=timeout))
+
+    def install(self, chart: Path = CHART) -> float:
+        """Installs or upgrades and waits until it is ready; seconds that took."""
+        began = time.monotonic()
+        self.helm(
+            "upgrade", "--install", RELEASE, str(chart), "--namespace", NAMESPACE,
+            "--create-namespace", "--wait", "--timeout", "180s", *self._settings(),
+            timeout=240,
+        )  # fmt: skip
+        return time.monotonic() - began
+
+    def _settings(self) -> list[str]:
+        settings = [f"--set-json={k}={json.dumps(v)}" for k, v in VALUES.items()]
+        if repository := os.environ.get("EVERSTEP_E2E_OPERATOR_REPOSITORY"):
+            settings.append(f"--set=image.repository={repository}")
+        return settings
+
+    def is_installed(self) -> bool:
+        found = json.loads(self.helm("list", "--namespace", NAMESPACE, "--output", "json") or "[]")
+        return any(r["name"] == RELEASE and r["status"] == "deployed" for r in found)
+
+    def pods(self) -> list[Object]:
+        """The operator's, without those that are going."""
+        text = self.cluster.kubectl("get", "pods", "-n", NAMESPACE, "-l", SELECTOR, "-o", "json")
+        found: list[Object] = json.loads(text)["items"]
+        return [p for p in found if "deletionTimestamp" not in p["metadata"]]
+
+    def leader(self) -> str:
+        """Who holds the Lease; empty if nobody does."""
+        text = self.cluster.kubectl(
+            "get", "lease", "-n", NAMESPACE, LEASE, "-o", "json", check=False
+        )
+        try:
+            return str(json.loads(text)["spec"].get("holderIdentity") or "")
+        except (ValueError, KeyError):
+            return ""
+
+    async def until_leader(self, *, other_than: str = "", limit: float = 60.0) -> tuple[str, float]:
+        """The Lease's holder, and the seconds until it was that one."""
+        began = time.monotonic()
+        while time.monotonic() - began < limit:
+            found = await asyncio.to_thread(self.leader)
+            if found and found != other_than:
+                return found, time.monotonic() - began
+            await asyncio.sleep(0.3)
+        raise LabError(f"no leader other than '{other_than}' after {limit:.0f} s")
+
+    def log(self) -> str:
+        """Of all replicas, the last lines."""
+        if not self.by_helm:
+            path: Path = self.cluster.operator_log  # type: ignore[attr-defined]
+            return "\n".join(path.read_text(errors="replace").splitlines()[-150:])
+        return self.cluster.kubectl(
+            "logs", "-n", NAMESPACE, "-l", SELECTOR, "--tail=150", "--prefix", check=False
+        )

@@ -1,0 +1,67 @@
+"""What a story measured, and the table at the end of all of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from everstep_demo.timeline import Timeline
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """One line of the table."""
+
+    story: str
+    seconds: float = 0.0
+    passed: bool = True
+    first_step: float | None = None
+    """Seconds from the fault to the first new step; None where the job never stopped."""
+    steps_lost: int | None = None
+    samples_lost: int | None = None
+    phases: list[tuple[str, float]] = field(default_factory=list)
+    """What was waited for, and how long."""
+
+
+class Teller:
+    """Says each phase as it happens and keeps it for the table."""
+
+    def __init__(self, story: str, timeline: Timeline | None = None) -> None:
+        self.timeline = timeline or Timeline()
+        self.outcome = Outcome(story=story)
+
+    def say(self, what: str, detail: str = "") -> None:
+        self.timeline.say(what, detail)
+
+    def phase(self, name: str, seconds: float, detail: str = "") -> None:
+        self.outcome.phases.append((name, seconds))
+        self.timeline.say(name, f"{seconds:.1f} s{'; ' if detail else ''}{detail}")
+
+
+def build_table(outcomes: Sequence[Outcome]) -> str:
+    """For the end of the suite."""
+    head = ("story", "", "fault → first new step", "steps lost", "samples lost", "took")
+    rows = [head, *map(_row, outcomes)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if i < 2 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    return (
+        outcome.story.replace("_", " "),
+        "ok" if outcome.passed else "FAILED",
+        "–" if outcome.first_step is None else f"{outcome.first_step:.1f} s",
+        "–" if outcome.steps_lost is None else str(outcome.steps_lost),
+        "–" if outcome.samples_lost is None else str(outcome.samples_lost),
+        f"{outcome.seconds:.0f} s",
+    )
+
+
+def build_phases(outcome: Outcome) -> str:
+    """One line of a story's phases; empty if it has none."""
+    told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in outcome.phases)
+    return f"{outcome.story.replace('_', ' ')}: {told}" if told else ""

@@ -1,0 +1,41 @@
+"""The API server is gone for a minute: steps and commits go on, and afterwards all is as before."""
+
+import asyncio
+import time
+
+import pytest
+
+from everstep_demo.trial import Trial
+from everstep_stories.clusters import NotHereError
+from everstep_stories.scene import Scene
+
+pytestmark = pytest.mark.timeout(400)
+AWAY_SECONDS = 60.0
+
+
+async def test_training_needs_no_api_server(scene: Scene, survivor: Trial) -> None:
+    stop = getattr(scene.cluster, "apiserver_stop", None)
+    if stop is None:
+        raise NotHereError("this cluster's API server cannot be stopped from here")
+    epoch = await survivor.until_stepping()
+    pods = await scene.board.pods(survivor.name)
+    await survivor.watch.refresh()
+    committed = survivor.watch.committed
+    began = time.monotonic()
+    await asyncio.to_thread(stop)
+    try:
+        while time.monotonic() - began < AWAY_SECONDS:
+            await asyncio.sleep(2.0)
+            await survivor.watch.refresh()
+    finally:
+        await asyncio.to_thread(scene.cluster.apiserver_start)  # type: ignore[attr-defined]
+    steps = survivor.watch.committed - committed
+    scene.teller.say("API server away", f"{AWAY_SECONDS:.0f} s; {steps} steps committed meanwhile")
+    assert steps > 0
+    with scene.timed("API server back → status is true"):
+        await scene.until_further(survivor, 20, limit=90)
+    assert await survivor.until_stepping() == epoch
+    assert await scene.board.pods(survivor.name) == pods
+    assert not [n for n in (await scene.board.nodes()).values() if n.cordoned]
+    scene.teller.outcome.steps_lost = 0
+    await scene.check_samples(survivor)

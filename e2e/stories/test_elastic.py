@@ -1,0 +1,38 @@
+"""An elastic job shrinks and grows by `kubectl scale`; every sample is still used once."""
+
+import pytest
+
+from everstep_demo.trial import Trial
+from everstep_stories.scene import Scene
+
+pytestmark = pytest.mark.timeout(300)
+NAME = "elastic"
+
+
+async def resized(trial: Trial, size: int) -> None:
+    async def so() -> bool:
+        await trial.watch.refresh()
+        pods = [p for p in await trial.board.pods(NAME) if not p.deleting]
+        running = [p for p in pods if p.phase == "Running"]
+        status = (await trial.job())["status"]
+        return len(running) == size and status.get("state") == "Running"
+
+    await trial.until(f"{size} pods that train", so, limit=120)
+    await trial.until_stepping()
+
+
+async def test_a_job_shrinks_and_grows_by_kubectl_scale(scene: Scene) -> None:
+    job = scene.build_job(NAME, replicas=2)
+    job["spec"]["workers"] |= {"minReplicas": 1, "maxReplicas": 3}
+    trial = await scene.start(job)
+    await resized(trial, 2)
+    await scene.until_further(trial, 20)
+    for size in (1, 3, 2):
+        with scene.timed(f"scale → {size}"):
+            await scene.kubectl("scale", "rtj", NAME, f"--replicas={size}")
+            await resized(trial, size)
+        await scene.until_further(trial, 20)
+    assert await trial.steps_lost() == 0
+    scene.teller.outcome.steps_lost = 0
+    await scene.check_samples(trial)
+    await scene.board.delete(NAME)

@@ -1,0 +1,25 @@
+"""XID 79: the rank dies at once; a living one saves what it had, and the slot goes on elsewhere."""
+
+import pytest
+
+from everstep_demo.trial import Trial
+from everstep_stories.scene import Scene
+
+pytestmark = pytest.mark.timeout(300)
+
+
+async def test_a_gpu_that_fell_off_the_bus_costs_no_step(scene: Scene, survivor: Trial) -> None:
+    before = await scene.board.current_pod(survivor.name, 0)
+    assert before is not None
+    seen = await scene.play(
+        survivor, "XID 79 on slot 0's GPU", lambda pod: scene.break_gpu(pod, 79), slot=0
+    )
+    assert scene.teller.outcome.steps_lost == 0
+    assert seen.moved_to != before.node
+
+    async def quarantined() -> bool:
+        found = [q["spec"] for q in await scene.board.quarantines()]
+        return [(q["nodeName"], q["verdict"]) for q in found] == [(before.node, "Gone")]
+
+    await survivor.until("the node in quarantine, verdict Gone", quarantined, limit=30)
+    await scene.check_samples(survivor)

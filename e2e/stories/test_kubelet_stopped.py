@@ -1,0 +1,36 @@
+"""A node stands still, processes and all, and comes back later: what it brings back can do no harm."""
+
+import asyncio
+
+import pytest
+
+from everstep_demo.board import Pod
+from everstep_demo.trial import Trial
+from everstep_stories.scene import Scene
+
+pytestmark = pytest.mark.timeout(400)
+
+
+async def test_the_pod_that_comes_back_is_fenced(scene: Scene, survivor: Trial) -> None:
+    before = await scene.board.current_pod(survivor.name, 0)
+    assert before is not None
+
+    async def stop(pod: Pod) -> None:
+        await scene.break_node(pod.node, kill_node=True)
+
+    seen = await scene.play(survivor, f"{before.node} stands still", stop, slot=0, limit=240)
+    assert seen.moved_to != before.node
+    await survivor.watch.refresh()
+    epoch = survivor.watch.epoch
+    await asyncio.to_thread(scene.cluster.heal, before.node)
+    scene.teller.say("healed", before.node)
+
+    async def gone() -> bool:
+        names = {p.name for p in await scene.board.pods(survivor.name)}
+        return before.name not in names
+
+    with scene.timed("node back → former pod gone"):
+        await survivor.until(f"{before.name} gone", gone, limit=120)
+    await scene.until_further(survivor, 20)
+    assert await survivor.until_stepping() == epoch, "the one that came back must change nothing"
+    await scene.check_samples(survivor)

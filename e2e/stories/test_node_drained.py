@@ -1,0 +1,38 @@
+"""`kubectl drain`: the job saves, moves, and the drain ends by itself; nothing is lost."""
+
+import asyncio
+
+import pytest
+
+from everstep_demo.board import Pod
+from everstep_demo.trial import Trial
+from everstep_stories.scene import Scene
+
+pytestmark = pytest.mark.timeout(300)
+DRAIN_SECONDS = 90
+
+
+async def test_a_drained_node_is_left_after_a_save(scene: Scene, survivor: Trial) -> None:
+    before = await scene.board.current_pod(survivor.name, 0)
+    assert before is not None
+    drains: list[asyncio.Task[str]] = []
+
+    async def drain(pod: Pod) -> None:
+        selector = f"--pod-selector=everstep.dev/job={survivor.name}"
+        command = ("drain", pod.node, "--ignore-daemonsets", "--delete-emptydir-data", selector)
+        limit = f"--timeout={DRAIN_SECONDS}s"
+        drains.append(asyncio.create_task(scene.kubectl(*command, limit, timeout=120)))
+
+    try:
+        with scene.timed("drain → first new step"):
+            seen = await scene.play(survivor, f"kubectl drain {before.node}", drain, slot=0)
+        assert "drained" in await drains[0]
+        assert scene.teller.outcome.steps_lost == 0
+        assert seen.moved_to != before.node
+        moved = await scene.board.current_pod(survivor.name, 0)
+        assert moved is not None
+        assert moved.node != before.node
+        assert await scene.board.quarantines() == [], "an administrator's cordon is not ours"
+    finally:
+        await scene.kubectl("uncordon", before.node)
+    await scene.check_samples(survivor)

@@ -1,0 +1,51 @@
+"""`helm uninstall` with a node in quarantine and a job running: no node cordoned, nothing stuck."""
+
+import asyncio
+import json
+
+import pytest
+
+from everstep_stories.clusters import NotHereError
+from everstep_stories.scene import Scene
+from everstep_stories.system import NAMESPACE, RELEASE
+
+pytestmark = pytest.mark.timeout(400)
+
+
+async def test_uninstalling_leaves_no_cordon_and_nothing_that_cannot_be_deleted(
+    scene: Scene,
+) -> None:
+    if not scene.system.by_helm:
+        raise NotHereError("the local lab runs the operator without Helm")
+    trial = await scene.start(scene.build_job("orphan"))
+    await trial.until_stepping(limit=180)
+    pod = await scene.board.current_pod("orphan", 1)
+    assert pod is not None
+    await scene.break_gpu(pod, 64)
+
+    async def marked() -> bool:
+        return (await scene.board.nodes())[pod.node].cordoned
+
+    await trial.until(f"{pod.node} cordoned", marked, limit=60)
+    with scene.timed("helm uninstall"):
+        await asyncio.to_thread(
+            scene.system.helm, "uninstall", RELEASE, "-n", NAMESPACE, "--wait", "--timeout=120s"
+        )
+    nodes = json.loads(scene.cluster.kubectl("get", "nodes", "-o", "json"))["items"]
+    for node in nodes:
+        assert not node["spec"].get("unschedulable"), node["metadata"]["name"]
+        taints = [t["key"] for t in node["spec"].get("taints", [])]
+        assert not [t for t in taints if "everstep" in t]
+        marks = [a for a in node["metadata"].get("annotations", {}) if "everstep.dev" in a]
+        assert not marks, marks
+    crds = "customresourcedefinitions"
+    kept = scene.cluster.kubectl("get", crds, "-o", "name")
+    assert "everstep.dev" in kept, "crds.keep: a job's objects outlive an uninstall"
+    with scene.timed("job deleted without an operator"):
+        await scene.kubectl("delete", "rtj", "--all", "--timeout=60s")
+    left = scene.cluster.kubectl(
+        "get", "clusterroles,clusterrolebindings,validatingadmissionpolicies,"
+        "validatingadmissionpolicybindings,priorityclasses", "-o", "name",
+    )  # fmt: skip
+    mine = [line for line in left.splitlines() if "everstep" in line]
+    assert not mine, mine
