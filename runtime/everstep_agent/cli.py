@@ -1,4 +1,4 @@
-"""`everstep run | verify`: a laptop's launcher, or, where an operator has set the environment, the
+"""`everstep run | verify | checkpoints | fork`: a laptop's launcher, or, where an operator has set the environment, the
 pod's agent.
 """
 
@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from everstep_contract import env, report
 
@@ -35,8 +35,8 @@ def run(argv: Sequence[str]) -> int:
     arguments = parse(own)
     if arguments.command == "run":
         return _run(arguments, script_args)
-    if arguments.command == "verify":
-        return _verify(arguments)
+    if arguments.command in ("verify", "checkpoints", "fork"):
+        return _read(arguments)
     build_parser().print_help()
     return 2
 
@@ -122,13 +122,32 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--verbose", action="store_true", help="show every line of the agents")
     run.add_argument("script", help="the training script; it calls everstep.run(main)")
+    _add_readers(commands)
+    return parser
+
+
+def _add_readers(commands: Any) -> None:
+    """What needs nothing but a run's address."""
     verify = commands.add_parser(
         "verify",
         help="prove that every step of a run was made of its samples exactly once",
         description="Walk the lineage of a run's newest checkpoint and check its ledger.",
     )
-    verify.add_argument("run", metavar="RUN", help="folder or URI of the run: STORE/NAME")
-    return parser
+    listing = commands.add_parser(
+        "checkpoints",
+        help="list the checkpoints that a run can go on from",
+        description="Newest first, from the run's log alone.",
+    )
+    fork = commands.add_parser(
+        "fork",
+        help="begin another run with an older checkpoint of this one",
+        description="Copy one checkpoint and what led to it to a new run; the old one is only read.",
+    )
+    fork.add_argument("--step", type=_natural, required=True, metavar="N")
+    fork.add_argument("--to", required=True, metavar="RUN", help="the new run's folder or URI")
+    for parser in (verify, listing, fork):
+        parser.add_argument("run", metavar="RUN", help="folder or URI of the run: STORE/NAME")
+        parser.add_argument("--json", action="store_true", help="one line of JSON, for programs")
 
 
 def _run(arguments: argparse.Namespace, args: list[str]) -> int:
@@ -186,20 +205,21 @@ def _no_script(script: str) -> str:
     return f"there is no script {script!r} in {os.getcwd()}"
 
 
-def _verify(arguments: argparse.Namespace) -> int:
+def _read(arguments: argparse.Namespace) -> int:
     import asyncio
 
-    from everstep_agent import storage, verify
-    from everstep_agent.storage.errors import StoreError
+    from everstep_agent import reading
 
-    where = arguments.run if "://" in arguments.run else "file://" + os.path.abspath(arguments.run)
-    try:
-        store = storage.open_store(where, "", os.environ, create=False)
-        found = asyncio.run(verify.verify_run(store))
-    except StoreError as error:
-        return _refuse(str(error))
-    print(verify.build_table(found))
-    return verify.exit_code(found)
+    return asyncio.run(
+        reading.read(
+            arguments.command,
+            arguments.run,
+            os.environ,
+            step=getattr(arguments, "step", 0),
+            to=getattr(arguments, "to", ""),
+            as_json=arguments.json,
+        )
+    )
 
 
 def _refuse(message: str) -> int:

@@ -1,0 +1,109 @@
+from pathlib import Path
+
+import pytest
+
+from agent.a_run import ARun
+from agent.unreliable import UnreliableStore
+from everstep_agent import fork, runlog_rules, verify
+from everstep_agent.checkpoint.restore import restore_newest
+from everstep_agent.runlog import RunLog
+from everstep_agent.storage import ObjectStore, open_store
+from everstep_agent.storage.errors import StoreError
+
+
+@pytest.fixture
+def store() -> UnreliableStore:
+    return UnreliableStore(open_store("memory://", "", {}))
+
+
+@pytest.fixture
+def target() -> ObjectStore:
+    return open_store("memory://", "", {})
+
+
+async def a_run_of_two_epochs(store: UnreliableStore, folder: Path) -> None:
+    """Checkpoints of steps 4 and 9."""
+    run = ARun(store, folder)
+    await run.claim(1)
+    saved = await run.save(4)
+    await run.claim(2, resume=saved, cause="WorkerDied")
+    await run.save(9, since=4, world=1)
+
+
+async def test_the_list_is_newest_first_and_says_why_the_epoch_began(
+    store: UnreliableStore, tmp_path: Path
+) -> None:
+    await a_run_of_two_epochs(store, tmp_path)
+    catalog = await fork.list_checkpoints(store)
+    assert [(c.step, c.epoch, c.cause) for c in catalog.checkpoints] == [
+        (9, 2, "WorkerDied"),
+        (4, 1, "Start"),
+    ]
+    assert "not finished, last written by default/job" in fork.build_table(catalog)
+
+
+async def test_a_fork_goes_on_from_the_older_checkpoint_and_its_ledger_is_whole(
+    store: UnreliableStore, target: ObjectStore, tmp_path: Path
+) -> None:
+    await a_run_of_two_epochs(store, tmp_path)
+    before = await store.list()
+    forked = await fork.fork_run(store, target, 4)
+    assert (forked.step, forked.epoch) == (4, 1)
+    run_log = RunLog(target)
+    await run_log.refresh()
+    restored = await restore_newest(target, run_log, tmp_path / "restored")
+    assert restored.fetched is not None
+    assert restored.fetched.commit.step == 4
+    verified = await verify.verify_run(target)
+    assert verified.problems == ()
+    assert verified.steps == 4
+    assert await store.list() == before, "the first run is only read"
+
+
+async def test_a_job_of_another_uid_may_claim_the_fork(
+    store: UnreliableStore, target: ObjectStore, tmp_path: Path
+) -> None:
+    await a_run_of_two_epochs(store, tmp_path)
+    await fork.fork_run(store, target, 4)
+    run_log = RunLog(target)
+    await run_log.refresh()
+    members = run_log.claims[-1].members
+    verdict = runlog_rules.may_claim(
+        run_log.claims, members, runlog_rules.Proof(), job_uid="another"
+    )
+    assert verdict.reason == "FormerJob"
+
+
+async def test_a_fork_that_was_cut_off_is_taken_up_again(
+    store: UnreliableStore, target: ObjectStore, tmp_path: Path
+) -> None:
+    await a_run_of_two_epochs(store, tmp_path)
+    cut = UnreliableStore(target)
+
+    async def broken(key: str, body: bytes | memoryview) -> None:
+        raise StoreError("cut off")
+
+    cut.create = broken  # type: ignore[method-assign]
+    with pytest.raises(StoreError):
+        await fork.fork_run(store, cut, 9)
+    assert not [k for k in await target.list() if k.startswith("log/")]
+    assert (await fork.fork_run(store, target, 9)).step == 9
+    assert (await fork.fork_run(store, target, 9)).step == 9
+
+
+async def test_another_run_is_never_overwritten(
+    store: UnreliableStore, target: ObjectStore, tmp_path: Path
+) -> None:
+    await a_run_of_two_epochs(store, tmp_path)
+    other = ARun(UnreliableStore(target), tmp_path)
+    await other.claim(7)
+    with pytest.raises(fork.CannotFork, match="holds another run"):
+        await fork.fork_run(store, target, 4)
+
+
+async def test_a_step_that_was_not_saved_is_refused_with_those_that_were(
+    store: UnreliableStore, target: ObjectStore, tmp_path: Path
+) -> None:
+    await a_run_of_two_epochs(store, tmp_path)
+    with pytest.raises(fork.CannotFork, match="of step 5; there are: 9, 4"):
+        await fork.fork_run(store, target, 5)
