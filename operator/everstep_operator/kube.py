@@ -3,17 +3,20 @@
 Built on the official client's asyncio half (`kubernetes.aio`), for its configuration, tokens and
 TLS; its typed models stay unused. Reads are not paced: there are few, all else comes from the
 watches. Everything that is written takes a token of the bucket; a recovery may use the whole
-bucket, status writes and Events only what lies above the half kept for recoveries.
+bucket, status writes and Events only what lies above the half kept for recoveries. Then it passes
+the gate: whoever does not hold the lease writes nothing, and no request outlives its deadline.
 """
 
 import asyncio
+import copy
 import enum
 import json
+import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -64,6 +67,10 @@ class Transient(KubeError):
     """Overloaded, unreachable, timed out: perhaps done, perhaps not."""
 
 
+class Standby(KubeError):
+    """Not sent: this process does not hold the lease (any more)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """Where a kind lives: `group` "" is the core group."""
@@ -86,6 +93,8 @@ PODS = Kind("", "v1", "pods")
 NODES = Kind("", "v1", "nodes")
 SECRETS = Kind("", "v1", "secrets")
 EVENTS = Kind("", "v1", "events")
+ACCOUNTS = Kind("", "v1", "serviceaccounts")
+LEASES = Kind("coordination.k8s.io", "v1", "leases")
 JOBS = Kind(names.GROUP, names.VERSION, names.PLURAL)
 QUARANTINES = Kind(names.GROUP, names.VERSION, names.QUARANTINE_PLURAL)
 
@@ -120,18 +129,40 @@ class Bucket:
         return self._tokens
 
 
-class Kube:
-    """Use `await Kube.connect(…)`; close it at the end."""
+class Tokens(Protocol):
+    """Bearer tokens of one identity."""
 
-    def __init__(self, client: ApiClient, bucket: Bucket) -> None:
-        self._client = client
-        self.bucket = bucket
+    async def current(self) -> str: ...
+
+    def refuse(self, value: str) -> None: ...
+
+
+class Kube:
+    """Use `await Kube.connect(…)`; close it at the end. One identity, one bucket, one gate."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        bucket: Bucket,
+        *,
+        identity: str = "operator",
+        tokens: Tokens | None = None,
+    ) -> None:
+        self._client, self._tokens = client, tokens
+        self.bucket, self.identity = bucket, identity
+        self.seconds_left: Callable[[], float] = lambda: math.inf
+        """How long writes are allowed from now on; 0 or less: not at all."""
         self.calls: dict[tuple[str, str], int] = {}
         """Calls by (verb, outcome), for the metrics."""
 
     @classmethod
     async def connect(
-        cls, *, qps: float = 20.0, burst: int = 40, kubeconfig: str | None = None
+        cls,
+        *,
+        qps: float = 20.0,
+        burst: int = 40,
+        kubeconfig: str | None = None,
+        identity: str = "operator",
     ) -> "Kube":
         """From the file given, $KUBECONFIG or ~/.kube/config, else from the pod's service account.
 
@@ -149,7 +180,16 @@ class Kube:
             raise NoCluster(
                 f"no cluster to connect to ({error}): set KUBECONFIG, or run in a pod with a service account"
             ) from None
-        return cls(ApiClient(configuration), Bucket(qps, burst))
+        return cls(ApiClient(configuration), Bucket(qps, burst), identity=identity)
+
+    def build_other(self, identity: str, tokens: Tokens) -> "Kube":
+        """The same server under another identity: its tokens, none of our own credentials."""
+        configuration = copy.deepcopy(self._client.configuration)
+        configuration.cert_file = configuration.key_file = None
+        configuration.username = configuration.password = None
+        configuration.refresh_api_key_hook = None
+        configuration.api_key = {}
+        return Kube(ApiClient(configuration), self.bucket, identity=identity, tokens=tokens)
 
     async def close(self) -> None:
         await self._client.close()  # type: ignore[no-untyped-call]
@@ -158,11 +198,12 @@ class Kube:
         return await self._call("GET", kind.path(namespace, name))
 
     async def list(
-        self, kind: Kind, namespace: str | None = None, *, labels: str = ""
+        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> tuple[list[Object], str]:
         """All objects of the kind and the resourceVersion of the list, in pages of 500."""
         items: list[Object] = []
-        query = {"limit": "500", **({"labelSelector": labels} if labels else {})}
+        query = {"limit": "500", "labelSelector": labels, "fieldSelector": fields}
+        query = {key: value for key, value in query.items() if value}
         while True:
             page = await self._call("GET", kind.path(namespace), query=query)
             items += page.get("items") or []
@@ -177,12 +218,20 @@ class Kube:
         body: Object,
         namespace: str | None = None,
         *,
+        name: str | None = None,
+        sub: str | None = None,
         dry_run: bool = False,
         lane: Lane = Lane.RECOVERY,
     ) -> Object:
+        """`name` and `sub` only for a subresource that is created, such as a token."""
         await self.bucket.take(lane)
         query = {"dryRun": "All"} if dry_run else {}
-        return await self._call("POST", kind.path(namespace), body=body, query=query)
+        return await self._call("POST", kind.path(namespace, name, sub), body=body, query=query)
+
+    async def replace(self, kind: Kind, name: str, namespace: str | None, body: Object) -> Object:
+        """With the resourceVersion in `body` as the precondition: `Conflict` if the object has changed."""
+        await self.bucket.take(Lane.RECOVERY)
+        return await self._call("PUT", kind.path(namespace, name), body=body)
 
     async def delete(
         self,
@@ -248,22 +297,53 @@ class Kube:
         self, method: str, path: str, body: Any, query: Mapping[str, str], content: str
     ) -> Object:
         headers: dict[str, str] = {"Accept": "application/json", "Content-Type": content}
-        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        for last in (False, True):
+            token = await self._authorize(headers, path, method, body)
+            status, raw = await self._send(method, url, headers, body)
+            if status != 401 or token is None or last:
+                break
+            assert self._tokens is not None
+            self._tokens.refuse(token)
+        if not 200 <= status < 300:
+            raise classify_error(status, raw)
+        document: Object = json.loads(raw)
+        return document
+
+    async def _authorize(
+        self, headers: dict[str, str], path: str, method: str, body: Any
+    ) -> str | None:
+        """The token, if it is one that we asked for."""
+        if self._tokens is None:
+            auth = ["BearerToken"]
+            await self._client.update_params_for_auth(headers, [], auth, path, method, body)
+            return None
+        token = await self._tokens.current()
+        headers["Authorization"] = f"Bearer {token}"
+        return token
+
+    async def _send(
+        self, method: str, url: str, headers: dict[str, str], body: Any
+    ) -> tuple[int, bytes]:
         try:
-            async with asyncio.timeout(REQUEST_SECONDS):
+            async with asyncio.timeout(self._limit(method)):
                 response = await self._client.rest_client.request(  # type: ignore[no-untyped-call]
                     method, url, headers=headers, body=body
                 )
-                raw = await response.read()
+                return response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Transient(
-                0, type(error).__name__, f"{method} {path}: {error or 'timed out'}"
+                0, type(error).__name__, f"{method} {url}: {error or 'timed out'}"
             ) from error
-        if not 200 <= response.status < 300:
-            raise classify_error(response.status, raw)
-        document: Object = json.loads(raw)
-        return document
+
+    def _limit(self, method: str) -> float:
+        """Seconds that the request may take. Raises `Standby` where it must not be sent."""
+        if method == "GET":
+            return REQUEST_SECONDS
+        left = self.seconds_left()
+        if left <= 0:
+            raise Standby(0, "Standby", "this replica does not hold the lease: nothing is written")
+        return min(REQUEST_SECONDS, left)
 
     def _count(self, verb: str, outcome: str) -> None:
         self.calls[verb, outcome] = self.calls.get((verb, outcome), 0) + 1

@@ -2,10 +2,10 @@
 are asked for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -17,8 +17,20 @@ LABELS = ("namespace", "job")
 
 
 class Metrics:
-    def __init__(self, port: Kube, world: World) -> None:
+    """`leads` says whether this replica acts: what tells of jobs comes from that one alone."""
+
+    def __init__(
+        self, ports: Iterable[Kube], world: World, leads: Callable[[], bool], observe_only: bool
+    ) -> None:
         self.registry = CollectorRegistry()
+        Gauge(
+            "everstep_operator_leader", "1: this replica acts; 0: standby.", registry=self.registry
+        ).set_function(lambda: float(leads()))
+        Gauge(
+            "everstep_operator_observe_only",
+            "1: nodes are left as they are.",
+            registry=self.registry,
+        ).set(observe_only)
         self._passes = Counter(
             "everstep_operator_passes", "Passes over a job.", ["outcome"], registry=self.registry
         )
@@ -28,8 +40,8 @@ class Metrics:
         self._actions = Counter(
             "everstep_operator_actions", "Actions done.", ["action"], registry=self.registry
         )
-        self.registry.register(_Api(port))
-        self.registry.register(_Jobs(world))
+        self.registry.register(_Api(ports))
+        self.registry.register(_Jobs(world, leads))
 
     def count_pass(self, outcome: str, seconds: float) -> None:
         self._passes.labels(outcome).inc()
@@ -43,30 +55,38 @@ class Metrics:
 
 
 class _Api(Collector):
-    def __init__(self, port: Kube) -> None:
-        self._port = port
+    def __init__(self, ports: Iterable[Kube]) -> None:
+        self._ports = {port.identity: port for port in ports}
 
     def collect(self) -> Iterator[Any]:
         calls = CounterMetricFamily(
-            "everstep_operator_api_calls", "Calls to the API server.", labels=("verb", "outcome")
+            "everstep_operator_api_calls",
+            "Calls to the API server.",
+            labels=("identity", "verb", "outcome"),
         )
-        for (verb, outcome), count in self._port.calls.items():
-            calls.add_metric((verb, outcome), count)
+        for identity, port in self._ports.items():
+            for (verb, outcome), count in port.calls.items():
+                calls.add_metric((identity, verb, outcome), count)
         yield calls
+        buckets = {id(port.bucket): port.bucket for port in self._ports.values()}
         yield CounterMetricFamily(
             "everstep_operator_api_wait_seconds",
             "Time that writes waited for the token bucket.",
-            value=self._port.bucket.waited_seconds,
+            value=sum(bucket.waited_seconds for bucket in buckets.values()),
         )
 
 
 class _Jobs(Collector):
     """One sample a job and figure: no pod names, so series do not pile up."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, leads: Callable[[], bool]) -> None:
+        self._world, self._leads = world, leads
 
     def collect(self) -> Iterator[Any]:
+        if self._leads():
+            yield from self._collect()
+
+    def _collect(self) -> Iterator[Any]:
         state = GaugeMetricFamily(
             "everstep_job_state", "1 for the state the job is in.", labels=(*LABELS, "state")
         )
@@ -96,6 +116,7 @@ _FIGURES = (
     ("everstep_job_checkpoint_step", "Step of the newest committed checkpoint."),
     ("everstep_job_checkpoint_bytes", "Its size."),
     ("everstep_job_checkpoint_timestamp_seconds", "When it was committed."),
+    ("everstep_job_checkpoint_healthy", "Condition CheckpointHealthy; none while unknown."),
     ("everstep_job_goodput_ratio", "Share of worker seconds that went into steps."),
 )
 
@@ -112,6 +133,12 @@ def _values(status: dict[str, Any]) -> Iterator[tuple[str, float]]:
         "everstep_job_checkpoint_step": checkpoint.get("step"),
         "everstep_job_checkpoint_bytes": checkpoint.get("bytes"),
         "everstep_job_checkpoint_timestamp_seconds": to_seconds(checkpoint.get("committedAt")),
+        "everstep_job_checkpoint_healthy": _health(status),
         "everstep_job_goodput_ratio": float(goodput) / 100 if goodput else None,
     }
     yield from ((name, float(value)) for name, value in found.items() if value is not None)
+
+
+def _health(status: dict[str, Any]) -> float | None:
+    found = [c for c in status.get("conditions") or () if c.get("type") == "CheckpointHealthy"]
+    return {"True": 1.0, "False": 0.0}.get(found[0].get("status")) if found else None

@@ -90,7 +90,9 @@ class PodTemplate(Resourceful):
         description="Pod spec with your own image and `command: [everstep, run, train.py]` in the "
         "container named `trainer` (or the only one). Everstep adds to it: environment EVERSTEP_*, "
         "labels, one port, a memory volume whose size is added to the memory limit, a memory-backed "
-        "/dev/shm, affinity away from quarantined nodes; restartPolicy becomes OnFailure.",
+        "/dev/shm, affinity away from quarantined nodes, annotations that keep autoscalers away; "
+        "restartPolicy becomes OnFailure. With securityContext.runAsNonRoot: true it also gets the "
+        "rest of Pod Security `restricted`, where unset.",
     )
 
 

@@ -1,27 +1,27 @@
 """/healthz, /readyz and /metrics on one port."""
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
-from everstep_operator.metrics import Metrics
-from everstep_operator.scheduler import Scheduler
 from everstep_operator.world import World
 
 STALLED_SECONDS = 60.0
-"""The scheduler turns at least every 5 s; this much longer means that the loop is stuck."""
+"""Each loop turns every few seconds; this much longer means that it is stuck."""
+
+
+def describe_stall(beats: Mapping[str, float], now: float) -> str:
+    """Which loop has not turned for too long; "" if all do."""
+    stuck = [f"{n} ({now - at:.0f} s)" for n, at in beats.items() if now - at > STALLED_SECONDS]
+    return f"loops that have not turned: {', '.join(stuck)}" if stuck else ""
 
 
 def build_app(
-    world: World, scheduler: Scheduler, metrics: Metrics, more: Callable[[], str]
+    world: World, stall: Callable[[], str], render: Callable[[], bytes]
 ) -> web.Application:
     async def healthz(_: web.Request) -> web.Response:
-        silent = time.monotonic() - scheduler.beat
-        if silent > STALLED_SECONDS:
-            return web.Response(
-                status=503, text=f"the scheduler has not turned for {silent:.0f} s\n"
-            )
+        if stalled := stall():
+            return web.Response(status=503, text=f"{stalled}\n")
         return web.Response(text="ok\n")
 
     async def readyz(_: web.Request) -> web.Response:
@@ -30,8 +30,8 @@ def build_app(
         return web.Response(text="ok\n")
 
     async def show_metrics(_: web.Request) -> web.Response:
-        body = metrics.render() + more().encode()
-        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4"})
+        headers = {"Content-Type": "text/plain; version=0.0.4"}
+        return web.Response(body=render(), headers=headers)
 
     app = web.Application()
     app.add_routes(

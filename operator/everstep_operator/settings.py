@@ -6,10 +6,13 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 PREFIX = "EVERSTEP_OPERATOR_"
+NAME = "[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+COMMANDS = ("run", "release-all")
 
 
 class SettingsError(ValueError):
@@ -23,7 +26,7 @@ class Settings(BaseModel):
 
     key: str = Field(
         default="",
-        description="key from which the jobs' tokens are derived (or a file: see key_file)",
+        description="key from which the jobs' tokens are derived (better in a file: --key-file)",
     )
     key_file: str = Field(default="", description="file that holds the key")
     http_host: str = Field(
@@ -61,6 +64,35 @@ class Settings(BaseModel):
         pattern=r"^(\d{1,3}%|\d{1,6})$",
         description="GPU nodes under our cordon at once: share or number, at least 1",
     )
+    lease: str = Field(
+        default="",
+        pattern=rf"^({NAME}/{NAME})?$",
+        description="NAMESPACE/NAME of the Lease whose holder acts; empty: no election, one replica",
+    )
+    identity: str = Field(
+        default="",
+        max_length=128,
+        description="who holds the Lease, shown in it; default the host's name",
+    )
+    lease_seconds: float = Field(
+        default=15.0, ge=1, le=3600, description="how long others wait for a renewal of the Lease"
+    )
+    renew_seconds: float = Field(
+        default=10.0, gt=0, description="the holder stops that long after its last renewal"
+    )
+    retry_seconds: float = Field(
+        default=2.0, gt=0, description="seconds between two looks at the Lease"
+    )
+    observe_only: bool = Field(
+        default=False,
+        description="verdicts, Events and metrics; jobs leave bad nodes; nodes stay untouched",
+    )
+    nodes_service_account: str = Field(
+        default="",
+        pattern=rf"^({NAME}/{NAME})?$",
+        description="NAMESPACE/NAME of the ServiceAccount that writes about nodes, by tokens of its "
+        "own; empty: this process's identity",
+    )
     log_level: str = Field(
         default="INFO",
         pattern="^(DEBUG|INFO|WARNING|ERROR)$",
@@ -71,22 +103,31 @@ class Settings(BaseModel):
     def key_bytes(self) -> bytes:
         return self.key.encode()
 
+    @property
+    def lease_place(self) -> tuple[str, str] | None:
+        return to_place(self.lease)
+
+    @property
+    def nodes_account(self) -> tuple[str, str] | None:
+        return to_place(self.nodes_service_account)
+
+
+def to_place(text: str) -> tuple[str, str] | None:
+    """Namespace and name of `namespace/name`; None of the empty text."""
+    namespace, _, name = text.partition("/")
+    return (namespace, name) if name else None
+
 
 def load_settings(
     argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
-) -> Settings:
-    """Raises `SettingsError`, which names the flag, the variable, the value and what is expected."""
+) -> tuple[str, Settings]:
+    """The command, and what was set.
+
+    Raises `SettingsError`, which names the flag, the variable, the value and what is expected.
+    """
     environ = os.environ if environ is None else environ
-    parser = argparse.ArgumentParser(prog="everstep-operator", description="The Everstep operator.")
-    for name, field in Settings.model_fields.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=name,
-            help=f"{field.description} (default {field.default!r}; {PREFIX}{name.upper()})".replace(
-                "%", "%%"
-            ),
-        )
-    given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
+    given = {k: v for k, v in vars(_build_parser().parse_args(argv)).items() if v is not None}
+    command = given.pop("command")
     values = {
         n: environ[PREFIX + n.upper()]
         for n in Settings.model_fields
@@ -96,11 +137,43 @@ def load_settings(
         settings = Settings(**{**values, **given})
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0])
         raise SettingsError(
-            f"--{name.replace('_', '-')} ({PREFIX}{name.upper()}) is {first['input']!r}: {first['msg']}"
+            f"{_both_names(str(first['loc'][0]))} is {first['input']!r}: {first['msg']}"
         ) from None
-    return _with_key(settings)
+    _check_lease(settings)
+    return command, settings if command == "release-all" else _with_key(settings)
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="everstep-operator", description="The Everstep operator.")
+    parser.add_argument(
+        "command",
+        nargs="?",
+        choices=COMMANDS,
+        default="run",
+        help="run: the operator (default). release-all: undo every mark of ours on nodes, delete "
+        "all NodeQuarantines, and end; before an uninstall",
+    )
+    for name, field in Settings.model_fields.items():
+        text = f"{field.description} (default {field.default!r}; {PREFIX}{name.upper()})"
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", dest=name, help=text.replace("%", "%%"), **switch
+        )
+    return parser
+
+
+def _both_names(name: str) -> str:
+    return f"--{name.replace('_', '-')} ({PREFIX}{name.upper()})"
+
+
+def _check_lease(settings: Settings) -> None:
+    if not settings.lease_seconds > settings.renew_seconds > settings.retry_seconds:
+        raise SettingsError(
+            f"--lease-seconds {settings.lease_seconds:g}, --renew-seconds {settings.renew_seconds:g}, "
+            f"--retry-seconds {settings.retry_seconds:g}: each must be greater than the next, or two "
+            "replicas could act at once"
+        )
 
 
 def _with_key(settings: Settings) -> Settings:
@@ -110,7 +183,7 @@ def _with_key(settings: Settings) -> Settings:
             key = Path(settings.key_file).read_text().strip()
         except OSError as error:
             raise SettingsError(
-                f"--key-file ({PREFIX}KEY_FILE) {settings.key_file!r}: {error.strerror}"
+                f"{_both_names('key_file')} {settings.key_file!r}: {error.strerror}"
             ) from None
     if len(key) < 16:
         raise SettingsError(

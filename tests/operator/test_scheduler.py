@@ -102,4 +102,5 @@ def test_a_setting_that_cannot_be_used_is_named_with_flag_and_variable() -> None
         load_settings(["--cordon-budget", "ten"], env)
     with pytest.raises(SettingsError, match="no key of at least 16"):
         load_settings([], {})
-    assert load_settings(["--http-port", "0"], env).http_port == 0
+    command, settings = load_settings(["--http-port", "0"], env)
+    assert (command, settings.http_port) == ("run", 0)

@@ -63,13 +63,18 @@ class Outcome:
     """Something had changed since it was read: observe again."""
 
 
-async def apply_plan(port: Port, actions: Iterable[Action], now: float) -> Outcome:
-    """Raises `kube.KubeError` other than a conflict to the loop's edge; what was done before stays
-    done."""
+async def apply_plan(
+    port: Port, actions: Iterable[Action], now: float, events: Port | None = None
+) -> Outcome:
+    """`events` writes the Events, if that is another identity's business than nodes.
+
+    Raises `kube.KubeError` other than a conflict to the loop's edge; what was done before stays
+    done.
+    """
     outcome = Outcome()
     for action in actions:
         try:
-            await _apply(port, action, now, outcome)
+            await _apply(port, events or port, action, now, outcome)
         except (kube.Conflict, kube.Gone) as error:
             log.info("%s: %s; observing again", type(action).__name__, error.message)
             outcome.again = True
@@ -78,15 +83,15 @@ async def apply_plan(port: Port, actions: Iterable[Action], now: float) -> Outco
     return outcome
 
 
-async def _apply(port: Port, action: Action, now: float, outcome: Outcome) -> None:
+async def _apply(port: Port, events: Port, action: Action, now: float, outcome: Outcome) -> None:
     match action:
         case CreateQuarantine(quarantine=quarantine):
             done = await _create(port, build_object(quarantine))
-            await _tell(port, action, "Node", quarantine.node, now) if done else None
+            await _tell(events, action, "Node", quarantine.node, now) if done else None
         case PatchSpec(quarantine=quarantine):
             body = _versioned(quarantine.version, spec=build_spec(quarantine))
             await port.patch(kube.QUARANTINES, quarantine.name, body)
-            await _tell(port, action, "Node", quarantine.node, now)
+            await _tell(events, action, "Node", quarantine.node, now)
         case PatchStatus(quarantine=quarantine, status=status):
             body = _versioned(quarantine.version, status=dict(status))
             await port.patch(
@@ -95,9 +100,9 @@ async def _apply(port: Port, action: Action, now: float, outcome: Outcome) -> No
         case PatchNode(node=node, body=body):
             lane = Lane.RECOVERY if action.reason else Lane.STATUS
             outcome.nodes.append(await port.patch(kube.NODES, node.name, dict(body), lane=lane))
-            await _tell(port, action, "Node", node.name, now)
+            await _tell(events, action, "Node", node.name, now)
         case Tell(node=name):
-            await _tell(port, action, "Node" if name else "Namespace", name or "default", now)
+            await _tell(events, action, "Node" if name else "Namespace", name or "default", now)
 
 
 async def _create(port: Port, body: kube.Object) -> bool:

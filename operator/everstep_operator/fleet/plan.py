@@ -53,32 +53,40 @@ class Plan:
 
 def plan(observed: Observed, memory: FleetMemory, policy: Policy, now: float) -> Plan:
     if observed.quarantines is None:
-        tell = Tell(node="", reason=REASON_UNREADABLE, message=_unreadable(observed))
-        return Plan(actions=(tell,), memory=memory, wake_after=policy.settle_seconds * 5)
+        return build_unreadable(observed, memory, policy)
+    view = build_view(observed, memory, policy, now)
+    wake_after = policy.settle_seconds if view.losses.waiting else None
+    counted = tuple(_plan_counting(view))
+    if counted:
+        return Plan(actions=counted, memory=view.losses.memory, wake_after=wake_after)
+    actions = tuple(_plan_deeds(view))
+    memory = _with_repairs(view.losses.memory, actions, now)
+    return Plan(actions=actions, memory=memory, wake_after=wake_after)
+
+
+def build_view(observed: Observed, memory: FleetMemory, policy: Policy, now: float) -> View:
     losses = release.decide_losses(
         observed.nodes,
-        observed.quarantines,
+        observed.quarantines or (),
         memory,
         creatable=observed.creatable,
         many=policy.many_lost,
         settle_seconds=policy.settle_seconds,
         now=now,
     )
-    view = View(observed=observed, policy=policy, losses=losses, now=now)
-    wake_after = policy.settle_seconds if losses.waiting else None
-    counted = tuple(_plan_counting(view))
-    if counted:
-        return Plan(actions=counted, memory=losses.memory, wake_after=wake_after)
-    actions = tuple(_plan_deeds(view))
-    memory = _with_repairs(losses.memory, actions, now)
-    return Plan(actions=actions, memory=memory, wake_after=wake_after)
+    return View(observed=observed, policy=policy, losses=losses, now=now)
+
+
+def build_unreadable(observed: Observed, memory: FleetMemory, policy: Policy) -> Plan:
+    tell = Tell(node="", reason=REASON_UNREADABLE, message=_unreadable(observed))
+    return Plan(actions=(tell,), memory=memory, wake_after=policy.settle_seconds * 5)
 
 
 def _plan_counting(view: View) -> Iterator[Action]:
     yield from _plan_restores(view)
     room = view.room
     standing = view.standing
-    for finding in _by_urgency(view):
+    for finding in by_urgency(view):
         node = view.observed.nodes[finding.node]
         held = standing.get(node.name)
         if held is None and not view.is_waiting(node):
@@ -112,7 +120,7 @@ def _plan_restores(view: View) -> Iterator[Action]:
         )
 
 
-def _by_urgency(view: View) -> list[Finding]:
+def by_urgency(view: View) -> list[Finding]:
     """Convicted nodes: what is gone first, then the oldest."""
     convicted = [
         finding
@@ -157,7 +165,7 @@ def _create(node: NodeFacts, finding: Finding, room: int, view: View) -> Action:
 
 def _plan_deeds(view: View) -> Iterator[Action]:
     touched: set[str] = set()
-    for action in (*_plan_releases(view), *_plan_marks(view)):
+    for action in (*plan_releases(view), *_plan_marks(view)):
         if action.node.name not in touched:
             touched.add(action.node.name)
             yield action
@@ -166,10 +174,10 @@ def _plan_deeds(view: View) -> Iterator[Action]:
     for action in _plan_expectations(view):
         if action.node.name not in touched:
             yield action
-    yield from _tell_silences(view)
+    yield from tell_silences(view)
 
 
-def _tell_silences(view: View) -> Iterator[Tell]:
+def tell_silences(view: View) -> Iterator[Tell]:
     """What we cannot see is reported on the node, and no reason to act."""
     for name, finding in view.observed.findings.items():
         if finding.silent:
@@ -177,7 +185,7 @@ def _tell_silences(view: View) -> Iterator[Tell]:
             yield Tell(node=name, reason=finding.silent_reason, message=message)
 
 
-def _plan_releases(view: View) -> Iterator[PatchNode]:
+def plan_releases(view: View) -> Iterator[PatchNode]:
     memory = view.losses.memory
     for name in view.losses.release:
         for node in release.choose_nodes(name, view.observed.nodes, memory):

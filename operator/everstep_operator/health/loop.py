@@ -15,7 +15,8 @@ from everstep_operator import kube
 from everstep_operator.evidence import Finding
 from everstep_operator.fleet import apply, release
 from everstep_operator.fleet.actions import Action, Tell
-from everstep_operator.fleet.plan import plan
+from everstep_operator.fleet.observing import plan_observing
+from everstep_operator.fleet.plan import Plan, plan
 from everstep_operator.fleet.view import Observed, Policy, parse_budget
 from everstep_operator.health.metrics import HealthMetrics
 from everstep_operator.health.outcomes import FailureKind, Scrape, ScrapeFailure, Target
@@ -53,9 +54,12 @@ class HealthLoop:
         world: World,
         settings: Settings,
         verdicts: Verdicts,
+        nodes: Kube | None = None,
         clock: Callable[[], float] = time.time,  # noqa: TID251 the operator's one wall clock here
     ) -> None:
         self._kube, self._world, self._settings, self._verdicts = kube, world, settings, verdicts
+        self._nodes_port = nodes or kube
+        """Writes about nodes, and nothing else."""
         self._clock = clock
         self._table = load_xids()
         self._limits = build_limits(settings.scrape_seconds)
@@ -160,6 +164,8 @@ class HealthLoop:
         if any(isinstance(scrape.outcome, ScrapeFailure) for scrape in scrapes):
             self._listed_at = None
         self._metrics.note_scrapes(scrapes, watched=len(self._targets))
+        ages = {name: memory.last_good for name, memory in self._memories.items()}
+        self._metrics.note_ages(ages, self._clock)
 
     async def _find_targets(self) -> None:
         now = time.monotonic()
@@ -197,11 +203,11 @@ class HealthLoop:
             for _ in range(PASS_ROUNDS):
                 now = self._clock()
                 observed = await self._observe(now)
-                planned = plan(observed, self._fleet, self._policy, now)
+                planned = self._plan(observed, now)
                 self._fleet = planned.memory
                 self._publish(observed.nodes, observed.findings, now)
                 actions = self._without_repeats(planned.actions)
-                outcome = await apply.apply_plan(self._kube, actions, now)
+                outcome = await apply.apply_plan(self._nodes_port, actions, now, self._kube)
                 done += outcome.done
                 for node in outcome.nodes:
                     self._world.nodes.put(node)
@@ -212,6 +218,11 @@ class HealthLoop:
             self._said.pop("fleet", None)
             self._metrics.note_pass(observed, self._policy, done, time.monotonic() - begun)
         return planned.wake_after or self._settings.scrape_seconds
+
+    def _plan(self, observed: Observed, now: float) -> Plan:
+        if self._settings.observe_only:
+            return plan_observing(observed, self._fleet, self._policy, now)
+        return plan(observed, self._fleet, self._policy, now)
 
     def _nodes(self) -> dict[str, NodeFacts]:
         """By name. What has not changed is not read again: annotations are costly to decode."""
@@ -256,7 +267,7 @@ class HealthLoop:
         """While a CRD is being deleted its objects vanish one by one, and none can be created."""
         probe = build_object(release.build_probe(self._clock()))
         try:
-            await self._kube.create(kube.QUARANTINES, probe, dry_run=True)
+            await self._nodes_port.create(kube.QUARANTINES, probe, dry_run=True)
         except kube.AlreadyExists:
             return True
         except kube.KubeError as error:

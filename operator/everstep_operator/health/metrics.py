@@ -1,6 +1,7 @@
 """What the loop counts, as Prometheus text."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -34,6 +35,18 @@ class HealthMetrics:
         self._verdicts = Gauge(
             "everstep_node_verdicts", "Nodes by verdict", ["state"], registry=self.registry
         )
+        self._info = Gauge(
+            "everstep_node_verdict_info",
+            "1 for each node in question",
+            ["node", "state", "reason"],
+            registry=self.registry,
+        )
+        self._ages = Gauge(
+            "everstep_exporter_scrape_age_seconds",
+            "Since the last good page of the node's exporter",
+            ["node"],
+            registry=self.registry,
+        )
         self._actions = Counter(
             "everstep_fleet_actions", "Actions done on nodes", ["action"], registry=self.registry
         )
@@ -48,6 +61,13 @@ class HealthMetrics:
             self._scrapes.labels(outcome).inc()
             if not failed:
                 self._seconds.observe(scrape.seconds)
+
+    def note_ages(self, good: Mapping[str, float | None], clock: Callable[[], float]) -> None:
+        """`good`: by node, when its last good page was asked for; None: never."""
+        self._ages.clear()
+        for node, at in good.items():
+            if at is not None:
+                self._ages.labels(node).set_function(partial(_age, at, clock))
 
     def note_pass(
         self, observed: Observed, policy: Policy, done: Iterable[str], seconds: float
@@ -66,6 +86,13 @@ class HealthMetrics:
         for state in NodeState:
             count = sum(verdict.state is state for verdict in verdicts.values())
             self._verdicts.labels(state.value).set(count)
+        self._info.clear()
+        for node, verdict in verdicts.items():
+            self._info.labels(node, verdict.state.value, verdict.reason).set(1)
 
     def render(self) -> str:
         return generate_latest(self.registry).decode()
+
+
+def _age(at: float, clock: Callable[[], float]) -> float:
+    return max(0.0, clock() - at)

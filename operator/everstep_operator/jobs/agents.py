@@ -116,9 +116,15 @@ class Word:
 class Agents:
     """All dialogues. `heard` is called with a job's key when its word has changed in anything but figures."""
 
-    def __init__(self, heard: Callable[[Key], None], interval: float = 1.0) -> None:
-        self._heard = heard
-        self._interval = interval
+    def __init__(
+        self,
+        heard: Callable[[Key], None],
+        interval: float = 1.0,
+        may_speak: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._heard, self._interval = heard, interval
+        self._may_speak = may_speak
+        """False: another operator may be speaking to the job by now."""
         self._dialogues: dict[Key, Dialogue] = {}
         self._revision = 0
 
@@ -169,7 +175,8 @@ class Agents:
         try:
             while True:
                 held.stirred.clear()
-                await self._round(key, held)
+                if self._may_speak():
+                    await self._round(key, held)
                 try:
                     async with asyncio.timeout(self._interval):
                         await held.stirred.wait()

@@ -73,13 +73,18 @@ async def _apply_action(port: Kube, job: Job, action: Action, token: str, outcom
     except (kube.Invalid, kube.Denied) as error:
         if not isinstance(action, (CheckTemplate, CreatePod, CreateSecret)):
             raise
-        outcome.refusal = isinstance(error, kube.Invalid), error.message
+        outcome.refusal = is_template_fault(error), error.message
         return
     name = type(action).__name__
     outcome.done.append(name)
     outcome.template_checked |= isinstance(action, CheckTemplate)
     if not isinstance(action, (CreateSecret, CheckTemplate)):
         log.info("%s/%s: %s: %s", job.namespace, job.name, action.reason, action.message)
+
+
+def is_template_fault(error: kube.KubeError) -> bool:
+    """Waiting helps against a quota or a policy, not against Pod Security: that judges the template alone."""
+    return isinstance(error, kube.Invalid) or "violates PodSecurity" in error.message
 
 
 async def _do(port: Kube, job: Job, action: Action, token: str) -> None:

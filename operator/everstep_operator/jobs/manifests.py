@@ -2,7 +2,8 @@
 
 What is added, and nothing else: labels, owner, environment, one port, the memory volume with its
 size on top of the memory limit, /dev/shm in memory, affinity away from nodes in question,
-restartPolicy OnFailure, no Kubernetes credentials.
+restartPolicy OnFailure, no Kubernetes credentials; annotations that keep autoscalers from moving a
+pod that trains; the rest of Pod Security "restricted" where the template says non-root.
 """
 
 import copy
@@ -13,6 +14,7 @@ from typing import Any
 from everstep_contract import names
 from everstep_contract.env import PREFIX, AgentEnv
 from everstep_operator.jobs.observed import Job
+from everstep_operator.jobs.security import add_restrictions
 from everstep_operator.model import JobSpec
 
 Body = dict[str, Any]
@@ -22,6 +24,11 @@ GRACE_SECONDS = 60
 """terminationGracePeriodSeconds where the template has none: time to save on SIGTERM."""
 GRACE_MARGIN = 5.0
 NODE_FIELD = "metadata.name"
+STAY_ANNOTATIONS = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+"""A node is not emptied for the sake of packing: the template's own values stand."""
 _FACTORS = {
     "": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
@@ -136,6 +143,7 @@ def build_pod(
     _add_memory(spec, pod_spec, trainer)
     _add_affinity(pod_spec, sorted(set(avoid)))
     _add_preference(pod_spec, sorted(set(shun)))
+    add_restrictions(pod_spec)
     pod_spec["restartPolicy"] = "OnFailure"
     pod_spec["automountServiceAccountToken"] = False
     pod_spec.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
@@ -153,7 +161,7 @@ def build_pod(
             "name": names.pod_name(job.name, slot, attempt),
             "namespace": job.namespace,
             "labels": labels,
-            "annotations": metadata.get("annotations") or {},
+            "annotations": {**STAY_ANNOTATIONS, **(metadata.get("annotations") or {})},
             "ownerReferences": [owner_reference(job)],
         },
         "spec": pod_spec,

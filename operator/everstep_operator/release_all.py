@@ -1,0 +1,118 @@
+"""`everstep-operator release-all`: the cluster as if we had never cordoned anything; then it can go.
+
+It needs no operator that runs, and suffers none: with --lease it first takes the Lease away from
+whoever holds it, and waits until that one can write no more. It holds the Lease when it ends, so that
+the operator stays quiet for another half a minute, while it is being deleted.
+"""
+
+import asyncio
+import logging
+
+from everstep_operator import kube
+from everstep_operator.election import Leadership
+from everstep_operator.fleet.leaving import plan_undoing
+from everstep_operator.kube import Kube
+from everstep_operator.nodes import to_facts
+from everstep_operator.quarantines import Quarantine, QuarantineError, to_quarantine
+
+TRIES = 5
+PAUSE_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class NotReleased(Exception):
+    """Something of ours is still there; the text says what, why, and what to do."""
+
+
+async def run(port: Kube, nodes: Kube, leadership: Leadership) -> int:
+    """0 when nothing of ours is left. Reads through `port`, writes through `nodes`.
+
+    Raises `NotReleased`.
+    """
+    port.seconds_left = nodes.seconds_left = leadership.seconds_left
+    try:
+        await leadership.seize()
+        keeping = asyncio.create_task(leadership.run())
+        try:
+            return await _release(port, nodes)
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+    except kube.KubeError as error:
+        raise NotReleased(_explain(error)) from error
+
+
+async def _release(port: Kube, nodes: Kube) -> int:
+    quarantines = await _list_quarantines(port)
+    found, _ = await port.list(kube.NODES)
+    known = [q for obj in quarantines if (q := _read(obj)) is not None]
+    released = [await _release_node(port, nodes, obj, known) for obj in found]
+    for obj in quarantines:
+        await _delete(nodes, obj)
+    counts = f"{sum(released)} of {len(found)} nodes released, {len(quarantines)} NodeQuarantines"
+    log.info("%s deleted", counts if any(released) or quarantines else f"nothing to do: {counts}")
+    return 0
+
+
+async def _release_node(port: Kube, nodes: Kube, obj: kube.Object, known: list[Quarantine]) -> bool:
+    """Whether there was something to undo. A node that changes meanwhile is read again."""
+    name = obj["metadata"]["name"]
+    for _ in range(TRIES):
+        undoing = plan_undoing(obj, to_facts(obj), known)
+        if undoing is None:
+            return False
+        try:
+            await nodes.patch(kube.NODES, name, undoing.body)
+        except kube.Conflict:
+            found, _ = await port.list(kube.NODES, fields=f"metadata.name={name}")
+            if not found:
+                return False
+            obj = found[0]
+            await asyncio.sleep(PAUSE_SECONDS)
+        except kube.Gone:
+            return False
+        else:
+            log.info("%s", undoing.message)
+            return True
+    raise NotReleased(f"node {name} was changed by others {TRIES} times meanwhile: run it again")
+
+
+async def _list_quarantines(port: Kube) -> list[kube.Object]:
+    try:
+        found, _ = await port.list(kube.QUARANTINES)
+    except kube.Gone:
+        log.info("the CRD of NodeQuarantines is not installed: marks on nodes are looked for alone")
+        return []
+    return found
+
+
+def _read(obj: kube.Object) -> Quarantine | None:
+    try:
+        return to_quarantine(obj)
+    except QuarantineError as error:
+        log.warning("%s", error)
+        return None
+
+
+async def _delete(nodes: Kube, obj: kube.Object) -> None:
+    name = obj["metadata"]["name"]
+    try:
+        await nodes.delete(kube.QUARANTINES, name, uid=obj["metadata"]["uid"])
+    except (kube.Gone, kube.Conflict):
+        return
+    log.info("NodeQuarantine %s: deleted", name)
+
+
+def _explain(error: kube.KubeError) -> str:
+    advice = {
+        kube.Denied: "grant the rights of operator/README.md, or undo by hand",
+        kube.Transient: "try again when the API server answers",
+        kube.Standby: "another process took the Lease meanwhile: try again",
+    }.get(type(error), "see the message")
+    return (
+        f"not everything is released: {error.message}. What to do: {advice}. By hand: "
+        "kubectl delete nodequarantines --all; kubectl uncordon NODE; "
+        "kubectl taint node NODE everstep.dev/quarantine-; "
+        "kubectl annotate node NODE everstep.dev/cordoned-by-"
+    )

@@ -1,0 +1,131 @@
+"""One operator process: its parts, put together, and its life from standby to leader to the end."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from everstep_operator import handlers, server
+from everstep_operator.election import Leadership, LeaseLost
+from everstep_operator.health.loop import HealthLoop
+from everstep_operator.jobs.agents import Agents
+from everstep_operator.jobs.passes import Passes
+from everstep_operator.kube import Kube
+from everstep_operator.listing import resync, resync_forever
+from everstep_operator.metrics import Metrics
+from everstep_operator.scheduler import Scheduler
+from everstep_operator.settings import Settings
+from everstep_operator.world import World
+
+STOP_SECONDS = 5.0
+"""For what has been cancelled to end."""
+
+log = logging.getLogger(__name__)
+
+
+class Replica:
+    """`nodes` writes about nodes; both ports write only while `leadership` lasts."""
+
+    def __init__(self, settings: Settings, port: Kube, nodes: Kube, leadership: Leadership) -> None:
+        self._settings, self._port, self._leadership = settings, port, leadership
+        port.seconds_left = nodes.seconds_left = leadership.seconds_left
+        leads = leadership.leading.is_set
+        self._world = World()
+        self._metrics = Metrics((port, nodes), self._world, leads, settings.observe_only)
+        self._agents = Agents(
+            lambda key: self._scheduler.wake(key), settings.agent_seconds, self._may_speak
+        )
+        passes = Passes(
+            port=port,
+            world=self._world,
+            agents=self._agents,
+            key=settings.key_bytes,
+            clock=time.time,  # noqa: TID251 the operator's one wall clock
+            figures_seconds=settings.figures_seconds,
+            on_done=self._metrics.count_action,
+        )
+        self._scheduler = Scheduler(passes.run, on_pass=self._metrics.count_pass)
+        board = handlers.VerdictBoard(passes, self._scheduler.wake)
+        self._health = HealthLoop(
+            kube=port, nodes=nodes, world=self._world, settings=settings, verdicts=board
+        )
+        passes.on_death = self._health.rank_died
+        self._watchers = handlers.Watchers(
+            self._world, self._scheduler, self._health.wake, self._health.quarantine_deleted
+        )
+        self._acting = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until a signal (0) or until a part of it ends (1)."""
+        settings = self._settings
+        app = server.build_app(self._world, self._describe_stall, self._render)
+        runner = await server.start_server(app, settings.http_host, settings.http_port)
+        log.info("probes and metrics on %s", ", ".join(str(a) for a in runner.addresses))
+        try:
+            await resync(self._port, self._world, self._watchers)
+            return await _until_first_ends(
+                kopf=handlers.run_kopf(self._watchers),
+                lease=self._leadership.run(),
+                lists=self._keep_lists(),
+                scheduler=self._when_acting(self._scheduler.run),
+                health=self._when_acting(self._health.run),
+            )
+        finally:
+            await self._agents.close()
+            await self._leadership.release()
+            await runner.cleanup()
+
+    async def _keep_lists(self) -> None:
+        """Whoever takes over looks at everything anew before it acts."""
+        if not self._leadership.leading.is_set():
+            await self._leadership.leading.wait()
+            await resync(self._port, self._world, self._watchers)
+        self._scheduler.beat = time.monotonic()
+        self._acting.set()
+        seconds = self._settings.resync_seconds
+        await resync_forever(self._port, self._world, self._watchers, seconds)
+
+    async def _when_acting(self, loop: Callable[[], Awaitable[None]]) -> None:
+        await self._acting.wait()
+        await loop()
+
+    def _may_speak(self) -> bool:
+        return self._leadership.seconds_left() > 0
+
+    def _describe_stall(self) -> str:
+        if not self._world.ready:
+            return ""
+        beats = {"lease": self._leadership.beat}
+        if self._acting.is_set():
+            beats["scheduler"] = self._scheduler.beat
+        return server.describe_stall(beats, time.monotonic())
+
+    def _render(self) -> bytes:
+        """A standby tells of itself alone: what there is to say of nodes, the leader says."""
+        more = self._health.render_metrics() if self._leadership.leading.is_set() else ""
+        return self._metrics.render() + more.encode()
+
+
+async def _until_first_ends(**loops: Coroutine[Any, Any, None]) -> int:
+    """kopf ends on a signal: 0. Any other end is a fault: better a new process than half an operator."""
+    tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=STOP_SECONDS)
+    return _report(next(iter(done)))
+
+
+def _report(first: asyncio.Task[None]) -> int:
+    error = None if first.cancelled() else first.exception()
+    if first.get_name() == "kopf" and error is None:
+        log.info("stopped")
+        return 0
+    if isinstance(error, LeaseLost):
+        log.error("%s; the process ends", error)
+        return 1
+    log.error("the %s loop has ended", first.get_name(), exc_info=error)
+    return 1
