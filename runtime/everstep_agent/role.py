@@ -111,7 +111,8 @@ class Role:
             left = any((x.slot, x.attempt) == mine for x in desk.left)
             if left and set(self._standing.peers()) - {self._me.address}:
                 return
-            if desk.epoch is None and await has_rival():
+            runs = desk.epoch is not None and desk.epoch.live
+            if not runs and await has_rival():
                 return
 
     async def linger(self) -> None:
