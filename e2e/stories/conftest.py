@@ -98,12 +98,12 @@ def workplace(request: pytest.FixtureRequest, cluster: Cluster, system: System) 
 def teller(request: pytest.FixtureRequest, timeline: Timeline) -> Iterator[Teller]:
     story = story_of(request.node)
     timeline.heading(story.replace("_", " "))
-    teller = Teller(story, timeline)
     outcomes: list[Outcome] = request.config.stash[OUTCOMES]
-    outcomes.append(teller.outcome)
+    if not outcomes or outcomes[-1].story != story:
+        outcomes.append(Outcome(story=story))
     began = time.monotonic()
-    yield teller
-    teller.outcome.seconds = time.monotonic() - began
+    yield Teller(outcomes[-1], timeline)
+    outcomes[-1].seconds += time.monotonic() - began
 
 
 @pytest.fixture
@@ -132,11 +132,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         call.excinfo = pytest.ExceptionInfo.from_exc_info(_as_skip(call.excinfo.value))
     result = yield
     report = result.get_result()
+    if report.skipped:
+        _mark(item, "skipped")
     if not report.failed or (arguments := getattr(item, "funcargs", None)) is None:
         return
-    for outcome in item.config.stash[OUTCOMES]:
-        if outcome.story == story_of(item):
-            outcome.passed = False
+    _mark(item, "FAILED")
     cluster, system = arguments.get("cluster"), arguments.get("bare_system")
     scene = arguments.get("scene")
     if scene is not None:
@@ -144,6 +144,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if cluster is not None and system is not None:
         print(f"\n{report.longreprtext}\n\n=== what {item.name} left", flush=True)
         print_artefacts(cluster, system, item.config.getoption("--namespace"))
+
+
+def _mark(item: pytest.Item, word: str) -> None:
+    for outcome in item.config.stash[OUTCOMES]:
+        if outcome.story == story_of(item) and outcome.ended != "FAILED":
+            outcome.ended = word
 
 
 def _as_skip(error: BaseException) -> tuple[type, BaseException, object]:

@@ -14,7 +14,7 @@ AWAY_SECONDS = 60.0
 
 
 async def test_training_needs_no_api_server(scene: Scene, survivor: Trial) -> None:
-    stop = getattr(scene.cluster, "apiserver_stop", None)
+    stop = getattr(scene.cluster, "api_server_stop", None)
     if stop is None:
         raise NotHereError("this cluster's API server cannot be stopped from here")
     epoch = await survivor.until_stepping()
@@ -28,7 +28,7 @@ async def test_training_needs_no_api_server(scene: Scene, survivor: Trial) -> No
             await asyncio.sleep(2.0)
             await survivor.watch.refresh()
     finally:
-        await asyncio.to_thread(scene.cluster.apiserver_start)  # type: ignore[attr-defined]
+        await asyncio.to_thread(scene.cluster.api_server_start)  # type: ignore[attr-defined]
     steps = survivor.watch.committed - committed
     scene.teller.say("API server away", f"{AWAY_SECONDS:.0f} s; {steps} steps committed meanwhile")
     assert steps > 0

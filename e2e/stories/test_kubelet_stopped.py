@@ -16,7 +16,7 @@ async def test_the_pod_that_comes_back_is_fenced(scene: Scene, survivor: Trial) 
     assert before is not None
 
     async def stop(pod: Pod) -> None:
-        await scene.break_node(pod.node, kill_node=True)
+        await scene.break_node(pod.node, freeze_node=True)
 
     seen = await scene.play(survivor, f"{before.node} stands still", stop, slot=0, limit=240)
     assert seen.moved_to != before.node

@@ -16,7 +16,7 @@ def test_the_table_names_what_was_not_measured_with_a_dash() -> None:
             Outcome(
                 story="pod_deleted", seconds=31.4, first_step=9.87, steps_lost=0, samples_lost=0
             ),
-            Outcome(story="install", seconds=40, passed=False),
+            Outcome(story="install", seconds=40, ended="FAILED"),
         ]
     ).splitlines()
     assert table[0].split("  ")[0] == "story"

@@ -151,10 +151,11 @@ def open_cluster(kind: str, kubeconfig: str, say: Any) -> Iterator[Cluster]:
         with Lab(config, say=say) as lab:
             yield lab
     else:
-        from everstep_lab.kind import KindLab
+        from everstep_lab.kind.client import KindLab
 
         if kind == "running":
             yield KindLab.running()
             return
-        with KindLab(nodes=NODES, gpus_per_node=GPUS_PER_NODE, operator=False, say=say) as kind_lab:
+        kind_config = LabConfig(nodes=NODES, gpus_per_node=GPUS_PER_NODE)
+        with KindLab(kind_config, say=say, operator=False) as kind_lab:
             yield kind_lab

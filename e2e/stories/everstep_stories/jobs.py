@@ -7,7 +7,7 @@ from typing import Any
 
 from everstep_demo import trial
 from everstep_demo.board import Object
-from everstep_stories.clusters import STORE_VARIABLES, Cluster
+from everstep_stories.clusters import Cluster
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 IMAGE = os.environ.get("EVERSTEP_E2E_IMAGE", "everstep/e2e-trainer:dev")
@@ -15,6 +15,8 @@ URI = os.environ.get("EVERSTEP_E2E_STORE", "s3://everstep/stories")
 DATASET, BATCH = 512, 8
 """Samples of scripts/tiny.py, and how many of them one step takes."""
 SECRET, SCRIPTS_MAP, SCRIPTS_PATH = "object-store", "scripts", "/scripts"
+USER = 65532
+NAMESPACE = "apiVersion: v1\nkind: Namespace\nmetadata:\n"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
@@ -40,6 +42,15 @@ def build_job(
     )
     pod = job["spec"]["workers"]["template"]["spec"]
     pod["volumes"] = [{"name": "scripts", "configMap": {"name": SCRIPTS_MAP}}]
+    pod["securityContext"] = {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    pod["containers"][0]["securityContext"] = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
     pod["containers"][0]["volumeMounts"] = [{"name": "scripts", "mountPath": SCRIPTS_PATH}]
     return job
 
@@ -50,26 +61,26 @@ class Workplace:
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster, self.namespace = cluster, namespace
 
-    def make(self, *, secret: Mapping[str, str] | None = None) -> None:
+    def make(self) -> None:
         """Makes it or brings it up to date."""
         kubectl = self.cluster.kubectl
         labels = "".join(f"    {k}: {v}\n" for k, v in RESTRICTED.items())
-        text = f"apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {self.namespace}\n  labels:\n{labels}"
-        kubectl("apply", "-f", "-", stdin=text)
-        values = secret if secret is not None else self._secret()
-        given = [f"--from-literal={k}={v}" for k, v in values.items()]
-        self._apply("secret", "generic", SECRET, *given)
+        kubectl(
+            "apply", "-f", "-", stdin=f"{NAMESPACE}  name: {self.namespace}\n  labels:\n{labels}"
+        )
+        self._share_store()
         self._apply("configmap", SCRIPTS_MAP, f"--from-file={SCRIPTS}")
 
-    def _secret(self) -> Mapping[str, str]:
-        """The store as pods reach it: the lab's own Secret, else the environment."""
-        inside: Mapping[str, str] | None = getattr(self.cluster, "pod_store_environment", None)
-        if inside is not None:
-            return inside
-        everywhere = self.cluster.store_environment
-        return {
-            k: everywhere[k] for k in everywhere if k in STORE_VARIABLES or k.startswith("AWS_")
-        }
+    def _share_store(self) -> None:
+        """The kind lab knows under which address its pods reach the store; else it is ours."""
+        share = getattr(self.cluster, "share_store", None)
+        if share is not None:
+            share(self.namespace)
+            return
+        values = self.cluster.store_environment
+        self._apply(
+            "secret", "generic", SECRET, *(f"--from-literal={k}={values[k]}" for k in values)
+        )
 
     def _apply(self, *what: str) -> None:
         inside = ("-n", self.namespace)

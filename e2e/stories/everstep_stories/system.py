@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[3]
 CHART = REPOSITORY / "charts" / "everstep"
 RELEASE, NAMESPACE = "everstep", "everstep-system"
 LEASE = "everstep-operator"
-SELECTOR = "app.kubernetes.io/name=everstep,app.kubernetes.io/component=operator"
+SELECTOR = f"app.kubernetes.io/name=everstep-operator,app.kubernetes.io/instance={RELEASE}"
 # Armed, as the README says; two of three nodes may be cordoned, and figures are fresh enough to test.
 VALUES = {
     "observeOnly": False,

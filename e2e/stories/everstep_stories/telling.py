@@ -8,11 +8,11 @@ from everstep_demo.timeline import Timeline
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """One line of the table."""
+    """Of one story, which may be several tests: one line of the table."""
 
     story: str
     seconds: float = 0.0
-    passed: bool = True
+    ended: str = "ok"
     first_step: float | None = None
     """Seconds from the fault to the first new step; None where the job never stopped."""
     steps_lost: int | None = None
@@ -24,9 +24,8 @@ class Outcome:
 class Teller:
     """Says each phase as it happens and keeps it for the table."""
 
-    def __init__(self, story: str, timeline: Timeline | None = None) -> None:
-        self.timeline = timeline or Timeline()
-        self.outcome = Outcome(story=story)
+    def __init__(self, outcome: Outcome, timeline: Timeline) -> None:
+        self.outcome, self.timeline = outcome, timeline
 
     def say(self, what: str, detail: str = "") -> None:
         self.timeline.say(what, detail)
@@ -53,7 +52,7 @@ def build_table(outcomes: Sequence[Outcome]) -> str:
 def _row(outcome: Outcome) -> tuple[str, ...]:
     return (
         outcome.story.replace("_", " "),
-        "ok" if outcome.passed else "FAILED",
+        outcome.ended,
         "–" if outcome.first_step is None else f"{outcome.first_step:.1f} s",
         "–" if outcome.steps_lost is None else str(outcome.steps_lost),
         "–" if outcome.samples_lost is None else str(outcome.samples_lost),
