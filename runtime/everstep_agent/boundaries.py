@@ -51,12 +51,13 @@ def why_stay(
     reports: Iterable[AgentReport],
     eligible: int,
 ) -> str:
-    """Why the epoch should end at a boundary: Stop, Leave, Grow, or nothing."""
+    """Why the epoch should end at a boundary: Stop, Leave, Shrink, Grow, or nothing."""
     if wanted.stop is not levels.Stop.NONE:
         return "Stop"
     slots = {m.slot for m in members}
-    if slots & set(wanted.leave) or slots & leaving_slots(members, reports):
-        return "Leave"
+    leaving = slots & {*wanted.leave, *leaving_slots(members, reports)}
+    if leaving:
+        return "Shrink" if min(leaving) >= wanted.want_workers else "Leave"
     if len(members) < wanted.want_workers and eligible > 0:
         return "Grow"
     return ""
@@ -65,3 +66,12 @@ def why_stay(
 def leaving_slots(members: Sequence[EpochMember], reports: Iterable[AgentReport]) -> set[int]:
     ids = {m.id for m in members}
     return {r.slot for r in reports if r.leaving and r.id in ids}
+
+
+def describe_purpose(wanted: levels.Wanted, purpose: str, slots: Sequence[int]) -> str:
+    """What an incident in order says of itself."""
+    if purpose == "Grow":
+        return "more slots are ready"
+    names = ", ".join(map(str, slots))
+    reason = wanted.leave_reason if wanted.leave else "its agent was told to end (SIGTERM)"
+    return f"slot {names} leaves" + (f": {reason}" if reason else "")

@@ -1,4 +1,4 @@
-"""Whether a running epoch has lost a member, and which. Pure.
+"""Whether a running epoch has lost members, and which. Pure.
 
 Proof (an exit status, a terminated container, a newer incarnation) and the operator's decisions end
 an epoch at once. A rank that came out of its collective by itself ends it too, though it proves
@@ -8,7 +8,7 @@ alive.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep_agent import rounds
 from everstep_agent.messages import (
@@ -49,6 +49,17 @@ class Break:
     """False: the group broke, by whom is not known yet."""
     failure: FailureReport | None = None
     dead_ms: int = 0
+    """How long it had been so: since the death was noticed, or since the rank hung or fell silent."""
+    others: tuple["Break", ...] = ()
+    """Lost besides this one."""
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(b.slot for b in (self, *self.others) if b.slot is not None))
+
+    @property
+    def text(self) -> str:
+        return "; ".join(b.message for b in (self, *self.others))
 
 
 def find_break(
@@ -60,20 +71,57 @@ def find_break(
     hang: float,
 ) -> Break | None:
     """`reports` with their age in seconds; `idle`: seconds since any member's step last advanced."""
+    found = list_breaks(epoch, reports, wanted, idle=idle, hang=hang)
+    return with_others(found[0], found) if found else None
+
+
+def list_breaks(
+    epoch: EpochLevel,
+    reports: Iterable[tuple[AgentReport, float]],
+    wanted: levels.Wanted,
+    *,
+    idle: float,
+    hang: float,
+) -> list[Break]:
+    """All that is wrong, the likeliest cause first."""
     known = list(reports)
     by_id = {r.id: (r, age) for r, age in known}
-    found = [
-        b
-        for m in epoch.members
-        for b in (
-            _of_member(m, wanted, [r for r, _ in known]),
-            _of_workers(epoch, m, by_id.get(m.id, (None, 0.0))[0]),
-            _of_silence(m, by_id.get(m.id), idle),
-        )
-        if b is not None
-    ]
+    found: list[Break] = []
+    for m in epoch.members:
+        found += _of_member(m, wanted, [r for r, _ in known])
+        found += _of_workers(epoch, m, by_id.get(m.id, (None, 0.0))[0])
+        found += _of_silence(m, by_id.get(m.id), idle)
     found += _of_group(epoch, [r for r, _ in known], idle, hang)
-    return min(found, key=_order, default=None)
+    return sorted(found, key=_order)
+
+
+def with_others(first: Break, found: Iterable[Break]) -> Break:
+    """The cause, and the members that were lost besides; an error of the script stands for all."""
+    if not first.certain or first.failure is not None or first.cause == "CheckpointBroken":
+        return first
+    named = [first, *first.others]
+    for other in found:
+        loss = other.certain and other.failure is None and other.slot is not None
+        if loss and not any(_covers(known, other) for known in named):
+            named.append(other)
+    return replace(first, others=tuple(named[1:]))
+
+
+def explain(found: Break, known: Sequence[Break]) -> Break:
+    """A break whose cause was not known, by what has been learnt since: a death, else a silence."""
+    if found.certain:
+        return with_others(found, known)
+    better = next((b for b in known if b.certain), None)
+    if better is not None:
+        return with_others(better, known)
+    silent = [b for b in known if b.cause == "AgentLost"]
+    if found.slot is not None or not silent:
+        return found
+    return replace(silent[0], others=tuple(silent[1:]))
+
+
+def _covers(known: Break, other: Break) -> bool:
+    return known.slot == other.slot and known.rank in (None, other.rank)
 
 
 def _order(found: Break) -> tuple[bool, bool, int]:
@@ -83,42 +131,41 @@ def _order(found: Break) -> tuple[bool, bool, int]:
 
 def _of_member(
     member: EpochMember, wanted: levels.Wanted, reports: Sequence[AgentReport]
-) -> Break | None:
+) -> list[Break]:
     slot, name = member.slot, f"slot {member.slot} (attempt {member.attempt})"
     if rounds.is_gone(slot, member.attempt, wanted):
-        return Break(cause="Gone", message=f"{name} was declared gone", slot=slot)
+        return [Break(cause="Gone", message=f"{name} was declared gone", slot=slot)]
     if any(
         (d.slot, d.attempt) == (slot, member.attempt) and d.incarnation >= member.incarnation
         for d in wanted.dead
     ):
-        return Break(cause="AgentLost", message=f"the container of {name} terminated", slot=slot)
+        text = f"the container of {name} terminated"
+        return [Break(cause="AgentLost", message=text, slot=slot)]
     for r in reports:
         newer = (r.attempt, r.incarnation) > (member.attempt, member.incarnation)
         if r.slot == slot and newer:
             text = f"{name} was started again (attempt {r.attempt}, incarnation {r.incarnation})"
-            return Break(cause="AgentLost", message=text, slot=slot)
-    return None
+            return [Break(cause="AgentLost", message=text, slot=slot)]
+    return []
 
 
-def _of_workers(epoch: EpochLevel, member: EpochMember, held: AgentReport | None) -> Break | None:
+def _of_workers(epoch: EpochLevel, member: EpochMember, held: AgentReport | None) -> list[Break]:
     if held is None:
-        return None
+        return []
     if held.broken is not None and epoch.commit and held.broken.manifest == epoch.commit.manifest:
         text = f"slot {member.slot} could not restore: {held.broken.message}"
-        return Break(cause="CheckpointBroken", message=text, slot=member.slot)
-    for ended in held.ended:
-        if held.epoch != epoch.number and ended.life >= member.lives[ended.local]:
-            rank = member.node_rank * len(member.lives) + ended.local
-            return Break(
-                cause="WorkerDied",
-                message=f"rank {rank} ended before it began",
-                slot=member.slot,
-                rank=rank,
-            )
+        return [Break(cause="CheckpointBroken", message=text, slot=member.slot)]
     if held.epoch != epoch.number:
-        return None
+        over = [e.local for e in held.ended if e.life >= member.lives[e.local]]
+        return [_of_early_end(member, local) for local in over]
     found = (_of_worker(member, w) for w in held.workers)
-    return min((b for b in found if b is not None), key=_order, default=None)
+    return [b for b in found if b is not None]
+
+
+def _of_early_end(member: EpochMember, local: int) -> Break:
+    rank = member.node_rank * len(member.lives) + local
+    text = f"rank {rank} ended before it began"
+    return Break(cause="WorkerDied", message=text, slot=member.slot, rank=rank)
 
 
 def _of_worker(member: EpochMember, worker: WorkerReport) -> Break | None:
@@ -150,12 +197,20 @@ def _of_worker(member: EpochMember, worker: WorkerReport) -> Break | None:
 
 def _of_silence(
     member: EpochMember, held: tuple[AgentReport, float] | None, idle: float
-) -> Break | None:
+) -> list[Break]:
     age = held[1] if held is not None else idle
     if min(age, idle) < SILENT_SECONDS:
-        return None
+        return []
     text = f"slot {member.slot} (attempt {member.attempt}) has been silent for {age:.0f} s"
-    return Break(cause="AgentLost", message=text, slot=member.slot, certain=False)
+    return [
+        Break(
+            cause="AgentLost",
+            message=text,
+            slot=member.slot,
+            certain=False,
+            dead_ms=round(age * 1000),
+        )
+    ]
 
 
 def _of_group(
@@ -166,4 +221,4 @@ def _of_group(
     if not stuck or idle < hang * STUCK_FACTOR:
         return []
     text = f"all ranks have waited for each other for {idle:.0f} s"
-    return [Break(cause="GroupStuck", message=text, certain=False)]
+    return [Break(cause="GroupStuck", message=text, certain=False, dead_ms=round(idle * 1000))]

@@ -285,9 +285,11 @@ class Desk:
                 return answer
 
     def new_incident(self) -> str:
-        return (
-            self.wanted.incident or f"{self.settings.job.rpartition('/')[2]}-{secrets.token_hex(4)}"
-        )
+        """The operator's, if it has begun to act; one that is over already does not come again."""
+        given = self.wanted.incident
+        if given and not self.incidents.is_known(given):
+            return given
+        return f"{self.settings.job.rpartition('/')[2]}-{secrets.token_hex(4)}"
 
     def background(self, work: Awaitable[None]) -> None:
         async def guarded() -> None:

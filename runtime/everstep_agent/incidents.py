@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from everstep_contract import levels
 
 KEEP = 10
+UNEXPLAINED = frozenset({"GroupBroken", "GroupStuck", "CoordinatorLost"})
+"""Causes that name nobody: a better word replaces them."""
+MESSAGE_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +29,38 @@ class Incident:
             self, level=replace(self.level, phases=(*self.level.phases, spent)), since=now
         )
 
-    def explain(self, cause: str, message: str, slot: int | None, rank: int | None) -> "Incident":
-        """A better word on the cause, once it is known."""
-        return replace(
-            self, level=replace(self.level, cause=cause, message=message, slot=slot, rank=rank)
-        )
+    def begin(self, since: float) -> "Incident":
+        """It is known only now that it began earlier than `detect` says."""
+        first, *rest = self.level.phases or (levels.Phase(name="detect", ms=0),)
+        missed = round((self.since - since) * 1000) - sum(p.ms for p in (first, *rest))
+        if missed <= 0 or first.name != "detect":
+            return self
+        phases = (replace(first, ms=first.ms + missed), *rest)
+        return replace(self, level=replace(self.level, phases=phases))
+
+    def explain(
+        self, cause: str, message: str, slots: tuple[int, ...], rank: int | None
+    ) -> "Incident":
+        """A better word on the cause, once it is known; else what happened besides."""
+        if self.level.cause not in UNEXPLAINED:
+            return self.add(message, slots)
+        slot = slots[0] if slots else None
+        level = replace(self.level, cause=cause, message=message, slot=slot, slots=slots, rank=rank)
+        return replace(self, level=level)
+
+    def add(self, message: str, slots: tuple[int, ...]) -> "Incident":
+        """What happens meanwhile belongs to it."""
+        level = self.level
+        if message not in level.message:
+            both = message if message.startswith(level.message) else f"{level.message}; {message}"
+            level = replace(level, message=both[:MESSAGE_CHARACTERS])
+        known = (*((level.slot,) if level.slot is not None else ()), *level.slots)
+        return replace(self, level=replace(level, slots=tuple(dict.fromkeys((*known, *slots)))))
 
     def resumes(self, step: int, lost: int) -> "Incident":
-        return replace(self, level=replace(self.level, step=step, steps_lost=lost), resume=step)
+        """`lost` more steps are to be taken again, from `step`."""
+        level = replace(self.level, step=step, steps_lost=self.level.steps_lost + lost)
+        return replace(self, level=level, resume=step)
 
     def close(self, rung: str) -> "Incident":
         return replace(self, level=replace(self.level, rung=rung, open=False))
@@ -47,14 +74,27 @@ class Book:
     current: Incident | None = None
 
     def open(
-        self, id: str, cause: str, message: str, *, now: float, slot: int | None, rank: int | None
+        self,
+        id: str,
+        cause: str,
+        message: str,
+        *,
+        now: float,
+        slots: tuple[int, ...],
+        rank: int | None = None,
     ) -> Incident:
-        if self.current is None:
-            level = levels.RuntimeIncident(
-                id=id, cause=cause, message=message, slot=slot, rank=rank
-            )
-            self.current = Incident(level=level, since=now)
+        if self.current is not None:
+            self.current = self.current.explain(cause, message, slots, rank)
+            return self.current
+        slot = slots[0] if slots else None
+        level = levels.RuntimeIncident(
+            id=id, cause=cause, message=message, slot=slot, slots=slots, rank=rank
+        )
+        self.current = Incident(level=level, since=now)
         return self.current
+
+    def is_known(self, id: str) -> bool:
+        return any(i.id == id for i in self.levels())
 
     def mark(self, phase: str, now: float) -> None:
         if self.current is not None:
@@ -63,9 +103,8 @@ class Book:
     def close(self) -> levels.RuntimeIncident | None:
         if self.current is None:
             return None
-        ended = self.current.close(
-            "move" if self.current.level.cause == "Leave" else "restart"
-        ).level
+        in_order = self.current.level.cause in levels.IN_ORDER
+        ended = self.current.close("move" if in_order else "restart").level
         self.closed = (*self.closed, ended)[-KEEP:]
         self.current = None
         return ended

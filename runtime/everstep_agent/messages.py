@@ -62,7 +62,7 @@ class WorkerReport:
     hung: bool = False
     failed: FailureReport | None = None
     dead_ms: int | None = None
-    """How long ago its death was noticed."""
+    """How long ago its death was noticed; of a hang, how long ago that began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ end.
 import time
 from dataclasses import replace
 
-from everstep_agent import postmortem, rounds
-from everstep_agent.breaks import ENDS_THE_JOB, SILENT_SECONDS, Break, find_break
+from everstep_agent import breaks, postmortem, rounds
+from everstep_agent.breaks import ENDS_THE_JOB, SILENT_SECONDS, Break
 from everstep_agent.desk import STALE_SECONDS, Desk
 from everstep_agent.messages import Saver, Stage
 from everstep_contract import report
@@ -33,14 +33,12 @@ async def recover(desk: Desk, found: Break) -> str:
         desk.incidents.open(
             desk.new_incident(),
             found.cause,
-            found.message,
+            found.text,
             now=cut_at,
-            slot=found.slot,
+            slots=found.slots,
             rank=found.rank,
         )
-    desk.line.say(
-        "epoch_breaks", cause=found.cause, message=found.message, incident=desk.incidents.id
-    )
+    desk.line.say("epoch_breaks", cause=found.cause, message=found.text, incident=desk.incidents.id)
     _detected(desk, found, cut_at)
     desk.group.open_epoch(0)
     desk.set_epoch(
@@ -66,7 +64,7 @@ async def _post_mortem(desk: Desk, found: Break, cut_at: float) -> tuple[int, Br
     said = ""
     while True:
         now = time.monotonic()
-        found = _refine(desk, found, now)
+        found = _refine(desk, found, now, now - cut_at)
         epoch = desk.epoch
         assert epoch is not None
         # Nobody runs any more: the decision below has seen every living member stop.
@@ -101,26 +99,29 @@ async def _post_mortem(desk: Desk, found: Break, cut_at: float) -> tuple[int, Br
         await desk.tick()
 
 
-def _refine(desk: Desk, found: Break, now: float) -> Break:
-    """A death that shows only after the group broke is its cause."""
+def _refine(desk: Desk, found: Break, now: float, waited: float) -> Break:
+    """A death that shows only after the group broke is its cause; a second one belongs to it."""
     assert desk.epoch is not None
-    if found.certain:
-        return found
-    better = find_break(
+    known = breaks.list_breaks(
         desk.epoch,
         desk.reports.aged(now),
         desk.wanted,
-        idle=0.0,
+        idle=waited,
         hang=desk.settings.hang_seconds,
     )
-    if better is None or not better.certain:
+    better = breaks.explain(found, known)
+    if better == found:
         return found
     current = desk.incidents.current
     if current is not None:
+        if not found.certain:
+            current = current.begin(now - better.dead_ms / 1000)
         desk.incidents.current = current.explain(
-            better.cause, better.message, better.slot, better.rank
+            better.cause, better.text, better.slots, better.rank
         )
-    desk.line.say("break_explained", cause=better.cause, message=better.message)
+    desk.line.say(
+        "break_explained", cause=better.cause, message=better.text, incident=desk.incidents.id
+    )
     return better
 
 
@@ -147,7 +148,7 @@ def _settle(desk: Desk, found: Break, target: int) -> None:
     now = time.monotonic()
     if found.cause == "CheckpointBroken" and desk.epoch and desk.epoch.commit:
         desk.broken.add(desk.epoch.commit.manifest)
-        desk.notes = (*desk.notes, found.message)[-3:]
+        desk.notes = (*desk.notes, found.text)[-3:]
     commit = desk.newest_commit()
     step = commit.step if commit else 0
     desk.incidents.mark("commit", now)
@@ -159,9 +160,7 @@ def _settle(desk: Desk, found: Break, target: int) -> None:
     trace = failure.traceback if failure else ""
     if found.cause in ENDS_THE_JOB:
         at = failure.step if failure else step
-        desk.end(
-            report.Cause(found.cause), found.message, rank=found.rank, step=at, traceback=trace
-        )
+        desk.end(report.Cause(found.cause), found.text, rank=found.rank, step=at, traceback=trace)
         return
     failed_in = (failure.step if failure else target) + 1
     desk.struck = found.cause, failed_in
@@ -169,6 +168,6 @@ def _settle(desk: Desk, found: Break, target: int) -> None:
     if before + 1 >= TRIES and found.cause not in INFRASTRUCTURE:
         text = (
             f"step {failed_in} failed {before + 1} times with {found.cause}: likely code or data;"
-            f" the last time: {found.message}"
+            f" the last time: {found.text}"
         )
         desk.end(report.Cause.USER_ERROR, text, rank=found.rank, step=failed_in, traceback=trace)

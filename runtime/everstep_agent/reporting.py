@@ -32,8 +32,15 @@ def build_worker_report(worker: Worker, now: float) -> WorkerReport:
         why=why,
         hung=bool(worker.hung),
         failed=worker.failed,
-        dead_ms=round((now - worker.dead_at) * 1000) if worker.dead_at is not None else None,
+        dead_ms=_dead_ms(worker, now),
     )
+
+
+def _dead_ms(worker: Worker, now: float) -> int | None:
+    if worker.dead_at is None:
+        return None
+    since = worker.dead_at if worker.hung_since is None else worker.hung_since
+    return round((now - since) * 1000)
 
 
 def build_exit_failure(worker: Worker) -> FailureReport:

@@ -4,9 +4,6 @@ from collections.abc import Mapping
 
 from everstep_contract import levels
 
-ON_PURPOSE = ("Leave", "Grow")
-"""Causes of an epoch that ends in order: nothing is lost."""
-
 
 def describe_changes(before: levels.Seen, after: levels.Seen) -> list[str]:
     lines: list[str] = []
@@ -54,7 +51,7 @@ def _incidents(before: levels.Seen, after: levels.Seen) -> list[str]:
         if not now.open and (old is None or old.open):
             total = sum(p.ms for p in now.phases) / 1000
             phases = ", ".join(f"{p.name.replace('_', ' ')} {p.ms / 1000:.1f}" for p in now.phases)
-            verb = "moved" if now.cause in ON_PURPOSE else "recovered"
+            verb = "moved" if now.cause in levels.IN_ORDER else "recovered"
             lines.append(
                 f"{verb} in {total:.1f} s from step {now.step}, steps lost: {now.steps_lost} ({phases})"
             )
@@ -62,7 +59,7 @@ def _incidents(before: levels.Seen, after: levels.Seen) -> list[str]:
 
 
 def _describe_begin(incident: levels.RuntimeIncident) -> str:
-    if incident.cause in ON_PURPOSE:
+    if incident.cause in levels.IN_ORDER:
         return f"{incident.cause.lower()}: {incident.message}"
     return f"lost: {incident.message} ({incident.cause})"
 

@@ -10,7 +10,7 @@ from everstep_agent.desk import STALE_SECONDS, Desk
 from everstep_agent.gathering import stop_here
 from everstep_agent.messages import Boundary, EpochLevel, Stage, State, WorkerReport
 from everstep_agent.recovering import recover
-from everstep_contract import levels, log, report
+from everstep_contract import levels, log, names, report
 
 FENCE_SECONDS = 10.0
 """How often the next place of the log is looked at; the rule asks for 30."""
@@ -177,26 +177,24 @@ def _arm(
         return
     watch.purpose, watch.raises = purpose, 0
     armed = boundaries.arm((w.applied for w in workers), stay=bool(purpose))
-    if purpose in ("Leave", "Grow"):
-        leaving = {r.slot for r in recent if r.leaving and r.slot in members}
-        _open_incident(desk, purpose, leaving, now)
+    if purpose in levels.IN_ORDER:
+        told = {r.slot: r.attempt for r in recent if r.leaving and r.slot in members}
+        _open_incident(desk, purpose, told, now)
     desk.line.say(
         "boundary_armed", step=armed.step, purpose=purpose or "Save", incident=desk.incidents.id
     )
     desk.set_epoch(boundary=armed, incident=desk.incidents.id)
 
 
-def _open_incident(desk: Desk, purpose: str, leaving: set[int], now: float) -> None:
-    slots = sorted(leaving.union(desk.wanted.leave))
-    message = "more slots are ready" if purpose == "Grow" else "a slot leaves"
-    if purpose == "Leave" and slots:
-        names = ", ".join(map(str, slots))
-        told = "" if desk.wanted.leave else "its agent was told to end (SIGTERM)"
-        reason = desk.wanted.leave_reason or told
-        message = f"slot {names} leaves" + (f": {reason}" if reason else "")
-    desk.incidents.open(
-        desk.new_incident(), purpose, message, now=now, slot=slots[0] if slots else None, rank=None
-    )
+def _open_incident(desk: Desk, purpose: str, told: dict[int, int], now: float) -> None:
+    """`told`: attempts of the slots whose agents were told to end."""
+    slots = () if purpose == "Grow" else tuple(sorted({*told, *desk.wanted.leave}))
+    message = boundaries.describe_purpose(desk.wanted, purpose, slots)
+    id = desk.new_incident()
+    if told and not desk.wanted.leave:
+        # As the operator calls it when it sees the pod being deleted: nobody has to tell.
+        id = names.incident_id("PodDeleted", slots[0], told[slots[0]])
+    desk.incidents.open(id, purpose, message, now=now, slots=slots)
 
 
 def _stay(desk: Desk, watch: Watch, boundary: Boundary, workers: list[WorkerReport]) -> bool:

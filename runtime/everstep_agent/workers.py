@@ -52,6 +52,7 @@ class Worker:
     finished: int = 0
     failed: messages.FailureReport | None = None
     hung: str = ""
+    hung_since: float | None = None
     status: int | None = None
     last: position.Position = field(default_factory=position.Position)
     asking: tuple[int, int] | None = None
@@ -264,8 +265,8 @@ class WorkerSet:
         """Workers that have just been found hung; each is asked for its stack and then killed."""
         found = []
         for worker in list(self._all.values()):
-            if not worker.hung and not worker.asked and (message := _hung(worker, limits, now)):
-                worker.hung = message
+            if not worker.hung and not worker.asked and (hung := _hung(worker, limits, now)):
+                worker.hung, worker.hung_since = hung.message, now - hung.seconds
                 self._background(self._put_down(worker))
                 found.append(worker)
         return found
@@ -278,19 +279,20 @@ class WorkerSet:
         worker.kill()
 
 
-def _hung(worker: Worker, limits: hang.Limits, now: float) -> str:
-    if worker.state is State.SPAWNED and now - worker.spawned_at > limits.startup:
-        return f"hung: no word for {now - worker.spawned_at:.0f} s since it was started"
+def _hung(worker: Worker, limits: hang.Limits, now: float) -> hang.Hang | None:
+    silent = now - worker.spawned_at
+    if worker.state is State.SPAWNED and silent > limits.startup:
+        text = f"hung: no word for {silent:.0f} s since it was started"
+        return hang.Hang(scope="startup", seconds=silent, message=text)
     if worker.state not in (State.STARTED, State.TRACKED) or worker.asking is not None:
-        return ""
-    found = hang.classify_hang(
+        return None
+    return hang.classify_hang(
         worker.position(),
         started=worker.started_at or now,
         cut=worker.cut_at,
         limits=limits,
         now=now,
     )
-    return found.message if found else ""
 
 
 async def _wait_ended(pid: int) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from everstep_contract import PROTOCOL
 
-
 IN_ORDER = frozenset({"Leave", "Grow", "Shrink"})
 """Causes of incidents that are nobody's loss."""
 

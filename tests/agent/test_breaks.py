@@ -86,3 +86,39 @@ def test_a_checkpoint_that_cannot_be_restored_is_named():
     found = find(a_report(0, epoch=0), broken, epoch=an_epoch(commit=commit))
     assert found.cause == "CheckpointBroken"
     assert "chunk is gone" in found.message
+
+
+def test_all_that_were_lost_at_once_are_named():
+    dead = {"state": State.DEAD, "why": "killed by signal 9"}
+    found = find(stepping(0, **dead), stepping(1), stepping(2, **dead), epoch=an_epoch(3))
+    assert (found.rank, found.slots) == (0, (0, 2))
+    assert found.text == ("rank 0 (slot 0) killed by signal 9; rank 2 (slot 2) killed by signal 9")
+
+
+def test_what_a_second_look_finds_is_named_besides_and_once():
+    dead = stepping(1, state=State.DEAD, why="killed by signal 9")
+    first = find(stepping(0), dead)
+    both = (stepping(0, state=State.DEAD, why="killed by signal 11"), dead)
+    known = breaks.list_breaks(
+        an_epoch(), [(r, 0.1) for r in both], wanting(2), idle=0.0, hang=300.0
+    )
+    again = breaks.explain(breaks.explain(first, known), known)
+    assert (again.cause, again.rank, again.slots) == ("WorkerDied", 1, (1, 0))
+    assert again.text.endswith("killed by signal 9; rank 0 (slot 0) killed by signal 11")
+
+
+def test_an_error_of_the_script_on_every_rank_is_one_error():
+    failure = FailureReport(cause="UserError", message="ValueError: no")
+    both = [stepping(s, state=State.FAILED, failed=failure) for s in (0, 1)]
+    assert find(*both).others == ()
+
+
+def test_a_group_that_a_silent_node_broke_names_the_node():
+    parked = stepping(0, state=State.PARKED, why="connection reset")
+    broken = find(parked, stepping(1))
+    assert broken.slot is None
+    reports = [(parked, 0.1), (stepping(1), 9.0)]
+    known = breaks.list_breaks(an_epoch(), reports, wanting(2), idle=8.5, hang=300.0)
+    found = breaks.explain(broken, known)
+    assert (found.cause, found.slots, found.certain) == ("AgentLost", (1,), False)
+    assert "slot 1 (attempt 0) has been silent for 9 s" in found.text

@@ -63,7 +63,11 @@ async def test_two_workers_killed_at_once_are_outlived_by_the_third(tmp_path: Pa
         os.kill(gang.worker(0), signal.SIGKILL)
         os.kill(gang.worker(2), signal.SIGKILL)
         await gang.reports()
-        assert gang.seen.incidents[-1].steps_lost == 0
+        incident = gang.seen.incidents[-1]
+        assert incident.steps_lost == 0
+        assert set(incident.slots) == {0, 2}
+        assert "rank 0 (slot 0)" in incident.message
+        assert "rank 2 (slot 2)" in incident.message
         await assert_exact(gang, 20)
 
 
@@ -232,6 +236,31 @@ async def test_a_hung_rank_is_named_killed_and_recovered(tmp_path: Path) -> None
         assert seen.incidents[-1].rank == 1
         assert "step 6" in seen.incidents[-1].message
         assert seen.incidents[-1].step == 5
+        assert seen.incidents[-1].phases[0].name == "detect"
+        assert seen.incidents[-1].phases[0].ms >= 1000, "the hang itself is part of it"
+        await gang.reports()
+        await assert_exact(gang, 20)
+
+
+async def test_a_node_that_falls_silent_is_named_while_its_end_is_not_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a node that loses power: nobody can tell, until the operator gives it up."""
+    for module in ("breaks", "recovering"):
+        monkeypatch.setattr(f"everstep_agent.{module}.SILENT_SECONDS", 1.0)
+    async with Gang(tmp_path, 3) as gang:
+        await gang.until(lambda s: s.step >= 3)
+        lost = next(s for s in range(3) if s != gang.seen.coordinator.slot)
+        await gang.kill(lost, say=False)
+        seen = await gang.until(lambda s: s.incidents and s.incidents[-1].slot == lost)
+        waiting = seen.incidents[-1]
+        assert waiting.open
+        assert waiting.concerns(lost)
+        gang.want(gone=(levels.SlotAttempt(slot=lost, attempt=0),), incident=waiting.id)
+        await gang.start(lost, 1)
+        seen = await gang.until(lambda s: s.epoch == 2 and s.running)
+        assert [(i.id, i.cause) for i in seen.incidents] == [(waiting.id, "AgentLost")]
+        assert seen.incidents[-1].steps_lost == 0
         await gang.reports()
         await assert_exact(gang, 20)
 

@@ -65,7 +65,7 @@ def test_what_was_said_stays_said_until_the_slots_next_attempt_shows_up():
 
 def test_an_incident_measures_each_phase_from_the_end_of_the_last():
     book = incidents.Book()
-    book.open("i-1", "WorkerDied", "rank 1 died", now=100.0, slot=1, rank=1)
+    book.open("i-1", "WorkerDied", "rank 1 died", now=100.0, slots=(1,), rank=1)
     book.mark("detect", 100.25)
     book.mark("save", 101.0)
     book.mark("save", 999.0)
@@ -82,9 +82,30 @@ def test_an_incident_measures_each_phase_from_the_end_of_the_last():
 
 def test_what_happens_during_an_incident_belongs_to_it():
     book = incidents.Book()
-    book.open("i-1", "Leave", "slot 1 leaves", now=1.0, slot=1, rank=None)
-    book.open("i-2", "WorkerDied", "rank 0 died", now=2.0, slot=0, rank=0)
-    assert book.id == "i-1"
+    book.open("i-1", "Leave", "slot 1 leaves", now=1.0, slots=(1,))
+    both = book.open("i-2", "WorkerDied", "rank 0 died", now=2.0, slots=(0,), rank=0).level
+    assert (both.id, both.cause, both.slots) == ("i-1", "Leave", (1, 0))
+    assert both.message == "slot 1 leaves; rank 0 died"
+
+
+def test_a_better_word_replaces_a_cause_that_names_nobody_and_its_beginning_with_it():
+    book = incidents.Book()
+    broken = book.open("i-1", "GroupBroken", "rank 0: reset", now=10.0, slots=()).mark(
+        "detect", 10.1
+    )
+    assert broken.level.concerns(7)
+    hung = broken.begin(4.0).explain("WorkerHung", "rank 1 hung", (1,), 1).level
+    assert (hung.cause, hung.message, hung.slot, hung.rank) == ("WorkerHung", "rank 1 hung", 1, 1)
+    assert [(p.name, p.ms) for p in hung.phases] == [("detect", 6100)]
+    assert hung.concerns(1)
+    assert not hung.concerns(7)
+
+
+def test_steps_that_are_lost_twice_in_one_incident_add_up():
+    book = incidents.Book()
+    opened = book.open("i-1", "WorkerDied", "rank 1 died", now=1.0, slots=(1,), rank=1)
+    level = opened.resumes(40, 3).resumes(40, 2).level
+    assert (level.step, level.steps_lost) == (40, 5)
 
 
 def test_a_new_coordinator_goes_on_with_the_open_incident():
