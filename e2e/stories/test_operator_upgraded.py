@@ -1,48 +1,79 @@
-"""`helm upgrade` while a job runs: the pods are not touched, the epoch stays, steps go on."""
+"""`helm upgrade` while a job runs, from an operator that speaks the protocol before ours: the pods are not
+touched, the epoch stays, steps go on, and the key is the same.
+"""
 
 import asyncio
 import json
+import shutil
+import subprocess
 
 import pytest
 
+from everstep_contract import PROTOCOL
 from everstep_demo.trial import Trial
 from everstep_stories.clusters import NotHereError
 from everstep_stories.scene import Scene
-from everstep_stories.system import CHART, NAMESPACE, RELEASE
+from everstep_stories.system import APP_VERSION, CHART, NAMESPACE, RELEASE
 
 pytestmark = pytest.mark.timeout(400)
+CURRENT, FORMER = f"everstep/operator:{APP_VERSION}", "everstep/operator:former"
+# There is no release before this one: a copy of it that says one protocol less stands for it.
+DOCKERFILE = f"""
+FROM {CURRENT}
+USER root
+RUN f=$(python -c 'import everstep_contract as c; print(c.__file__)') \\
+ && sed -i 's/^PROTOCOL = {PROTOCOL}$/PROTOCOL = {PROTOCOL - 1}/' "$f" \\
+ && python -c 'import everstep_contract as c; assert c.PROTOCOL == {PROTOCOL - 1}'
+USER 65532:65532
+"""
 
 
-def secrets(scene: Scene) -> dict[str, dict]:
+def keys(scene: Scene) -> dict[str, dict]:
+    """Every Secret of the release but Helm's own."""
     text = scene.cluster.kubectl("get", "secrets", "-n", NAMESPACE, "-o", "json")
-    return {s["metadata"]["name"]: s.get("data") for s in json.loads(text)["items"]}
+    found = {s["metadata"]["name"]: s.get("data") for s in json.loads(text)["items"]}
+    return {name: value for name, value in found.items() if not name.startswith("sh.helm")}
+
+
+async def upgrade(scene: Scene, *settings: str) -> None:
+    await asyncio.to_thread(
+        scene.system.helm, "upgrade", RELEASE, str(CHART), "-n", NAMESPACE, "--reuse-values",
+        *settings, "--wait", "--timeout=180s",
+    )  # fmt: skip
+    await scene.system.until_leader()
+
+
+def make_former(scene: Scene) -> None:
+    load = getattr(scene.cluster, "load_image", None)
+    if load is None or shutil.which("docker") is None:
+        raise NotHereError("no docker here to make the former operator's image with")
+    subprocess.run(
+        ["docker", "build", "--tag", FORMER, "-"], input=DOCKERFILE, text=True, check=True,
+        capture_output=True, timeout=120,
+    )  # fmt: skip
+    load(FORMER)
 
 
 async def test_an_upgrade_does_not_disturb_a_running_job(scene: Scene, survivor: Trial) -> None:
     if not scene.system.by_helm:
         raise NotHereError("the local lab runs the operator without Helm")
+    with scene.timed("former image made and loaded"):
+        await asyncio.to_thread(make_former, scene)
+    with scene.timed("helm upgrade to the former"):
+        await upgrade(scene, "--set=image.tag=former")
     epoch = await survivor.until_stepping()
+    await scene.until_further(survivor, 20)
     pods = await scene.board.pods(survivor.name)
     operators = {p["metadata"]["name"] for p in scene.system.pods()}
-    key = {n: d for n, d in secrets(scene).items() if not n.startswith("sh.helm")}
-    with scene.timed("helm upgrade"):
-        await asyncio.to_thread(
-            scene.system.helm, "upgrade", RELEASE, str(CHART), "-n", NAMESPACE, "--reuse-values",
-            "--set=logLevel=DEBUG", "--wait", "--timeout=180s",
-        )  # fmt: skip
-    await scene.system.until_leader()
-    renewed = {p["metadata"]["name"] for p in scene.system.pods()}
-    assert not operators & renewed, "every replica must be new"
+    key = keys(scene)
+    with scene.timed("helm upgrade to the current"):
+        await upgrade(scene, "--set=image.tag=")
+    renewed = scene.system.pods()
+    assert not operators & {p["metadata"]["name"] for p in renewed}, "every replica must be new"
+    assert {p["spec"]["containers"][0]["image"] for p in renewed} == {CURRENT}
     await scene.until_further(survivor, 20)
     assert await survivor.until_stepping() == epoch
     assert await scene.board.pods(survivor.name) == pods
-    assert {n: d for n, d in secrets(scene).items() if not n.startswith("sh.helm")} == key
+    assert keys(scene) == key
     scene.teller.outcome.steps_lost = 0
-    with scene.timed("helm rollback"):
-        await asyncio.to_thread(
-            scene.system.helm, "rollback", RELEASE, "-n", NAMESPACE, "--wait", "--timeout=180s"
-        )
-    await scene.system.until_leader()
-    await scene.until_further(survivor, 20)
-    assert await scene.board.pods(survivor.name) == pods
     await scene.check_samples(survivor)

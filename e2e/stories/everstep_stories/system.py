@@ -14,6 +14,7 @@ from everstep_stories.clusters import Cluster, NotHereError
 REPOSITORY = Path(__file__).parents[3]
 CHART = REPOSITORY / "charts" / "everstep"
 RELEASE, NAMESPACE = "everstep", "everstep-system"
+APP_VERSION = "0.1.0"
 LEASE = "everstep-operator"
 SELECTOR = f"app.kubernetes.io/name=everstep-operator,app.kubernetes.io/instance={RELEASE}"
 # Armed, as the README says; two of three nodes may be cordoned, and figures are fresh enough to test.
