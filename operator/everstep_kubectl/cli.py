@@ -116,6 +116,7 @@ def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
     restore.add_argument(
         "--as", dest="new", required=True, metavar="NEWJOB", help="the new job's name"
     )
+    restore.add_argument("--run", metavar="NAME", help="of the new run (default OLDRUN-from-N)")
     for parser in (listing, verify, restore):
         parser.add_argument("job", metavar="JOB")
         parser.add_argument(

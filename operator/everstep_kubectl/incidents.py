@@ -5,7 +5,8 @@ was found and decided, what came last for what had to be done.
 
 Cost. While an incident is mended no rank steps. That time is what the job measured, its phases
 without the wait for the boundary (steps went on); where nobody of the job lived to measure all of
-it, the operator's marks: from `left`, or from the signal if nobody was asked, to `running`. Times
+it, the operator's marks: from `left`, or from the beginning if one did not leave in order, to
+`running`. Times
 the GPUs of the job it is the cost in GPU-seconds; steps lost come on top, and cost their time again.
 """
 
@@ -121,6 +122,9 @@ def _build(entries: Sequence[Raw], quarantines: Sequence[Raw], gpus: int) -> Inc
     marks = _marks(entries)
     phases = max((_phases(e) for e in entries), key=len)
     open_ = any(e.get("open", True) for e in entries)
+    seconds, source = (
+        (None, "not over yet") if open_ else _stopped(marks, phases, _all_left(entries))
+    )
     return Incident(
         id=str(first["id"]),
         cause=str(first.get("cause") or ""),
@@ -138,7 +142,13 @@ def _build(entries: Sequence[Raw], quarantines: Sequence[Raw], gpus: int) -> Inc
             for n, s in sorted(marks.items(), key=lambda m: m[1])
         ),
         phases=phases,
-        cost=_cost(marks, phases, gpus, _most(entries, "stepsLost"), open_),
+        cost=Cost(
+            seconds=seconds,
+            gpus=gpus,
+            gpu_seconds=None if seconds is None else round(seconds * gpus, 1),
+            steps_lost=_most(entries, "stepsLost"),
+            source=source,
+        ),
     )
 
 
@@ -170,6 +180,11 @@ def _marks(entries: Sequence[Raw]) -> dict[str, float]:
     return marks
 
 
+def _all_left(entries: Sequence[Raw]) -> bool:
+    """Everybody saved first: steps went on until then. Otherwise they ended when it began."""
+    return all(any(m["name"] == "left" for m in e.get("marks") or ()) for e in entries)
+
+
 def _phases(entry: Raw) -> tuple[Phase, ...]:
     raw = entry.get("phases") or ()
     return tuple(Phase(name=str(p["name"]), seconds=float(p["ms"]) / 1000) for p in raw)
@@ -183,25 +198,14 @@ def _most(entries: Sequence[Raw], key: str) -> int | None:
     return max((int(e[key]) for e in entries if e.get(key) is not None), default=None)
 
 
-def _cost(
-    marks: Mapping[str, float], phases: Sequence[Phase], gpus: int, lost: int | None, open_: bool
-) -> Cost:
-    seconds, source = (None, "not over yet") if open_ else _stopped(marks, phases)
-    return Cost(
-        seconds=seconds,
-        gpus=gpus,
-        gpu_seconds=None if seconds is None else round(seconds * gpus, 1),
-        steps_lost=lost,
-        source=source,
-    )
-
-
-def _stopped(marks: Mapping[str, float], phases: Sequence[Phase]) -> tuple[float | None, str]:
+def _stopped(
+    marks: Mapping[str, float], phases: Sequence[Phase], all_left: bool
+) -> tuple[float | None, str]:
     if any(p.name in WHOLE for p in phases):
         total = sum(p.seconds for p in phases if p.name not in STEPPING)
         return round(total, 3), "measured by the job"
     if "running" in marks:
-        since = marks.get("left", min(marks.values()))
+        since = marks["left"] if all_left else min(marks.values())
         return round(max(0.0, marks["running"] - since), 3), "seen by the operator"
     return None, "not measured"
 

@@ -193,7 +193,7 @@ def _why(node: Node) -> list[str]:
     lines = [explained[node.verdict]]
     if node.allocatable < node.gpus:
         lines.append(
-            f"  Of its {node.gpus} GPUs {node.allocatable} can be given out: the device plugin holds the others for bad."
+            f"  Its device plugin gives out {node.allocatable} of {node.gpus} GPUs: it holds the others for bad."
         )
     foreign = [t for t in node.taints if not t.startswith("node.kubernetes.io/unschedulable")]
     if foreign:

@@ -70,7 +70,5 @@ def _until_free(arguments: argparse.Namespace, cluster: Cluster) -> bool:
     exists = cluster.begin("get", "node", arguments.node, "--ignore-not-found", "-o", "name").text()
     if not exists.strip():
         return True
-    for kind, node in cluster.watch(path, arguments.timeout):
-        if kind == "DELETED" or not nodes.is_marked(node):
-            return True
-    return False
+    changes = cluster.watch(path, arguments.timeout)
+    return any(kind == "DELETED" or not nodes.is_marked(node) for kind, node in changes)

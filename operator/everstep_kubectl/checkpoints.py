@@ -1,0 +1,52 @@
+"""What a reader pod found, for people. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from everstep_kubectl import text
+
+Raw = Mapping[str, Any]
+
+
+def render_catalog(catalog: Raw) -> str:
+    state = "done" if catalog["done"] else "not finished"
+    head = f"{catalog['run']} ({state}, last written by {catalog['job'] or 'nobody'})"
+    found = catalog["checkpoints"]
+    if not found:
+        return f"{head}\nthere is no checkpoint yet"
+    rows = [
+        [
+            c["step"],
+            c["epoch"],
+            text.size(c["bytes"]),
+            c["cause"],
+            "the next start goes on from it" if not k else None,
+        ]
+        for k, c in enumerate(found)
+    ]
+    retired = (
+        f"\n{text.many(catalog['retired'], 'older checkpoint')} retired"
+        if catalog["retired"]
+        else ""
+    )
+    return f"{head}\n\n{text.table(['STEP', 'EPOCH', 'SIZE', 'EPOCH BEGAN BY', 'NOTE'], rows)}{retired}"
+
+
+def render_verified(found: Raw) -> str:
+    lines = [str(found["run"])]
+    rows = [[e["epoch"], e["first"], e["last"], e["samples"], e["cause"]] for e in found["epochs"]]
+    if rows:
+        lines += [
+            "",
+            text.table(["EPOCH", "FIRST STEP", "LAST STEP", "SAMPLES", "BEGAN BY"], rows),
+            "",
+        ]
+    lines += [f"PROBLEM: {problem}" for problem in found["problems"]]
+    if found["ok"]:
+        samples = sum(e["samples"] for e in found["epochs"])
+        lines.append(
+            f"whole: steps 1 to {found['steps']} once each, {samples} samples, every micro-batch by "
+            f"exactly one rank; {text.many(found['commits'], 'checkpoint')} kept, the newest "
+            f"{text.size(found['bytes'])}, each of its bytes read and checked"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,114 @@
+"""`checkpoints ls|verify|restore JOB`: read where the keys are, in the cluster."""
+
+import argparse
+import contextlib
+import json
+import secrets
+import sys
+from typing import Any
+from urllib.parse import quote
+
+from everstep_kubectl.cluster import JOBS, Cluster, ClusterError, Object
+
+
+def usage(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    arguments.parser.print_help()
+    return 2
+
+
+def ls(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    from everstep_kubectl import checkpoints, documents, readerpod
+
+    job = cluster.get(JOBS, arguments.job).object()
+    _, catalog = _read(arguments, cluster, job, ["checkpoints", readerpod.run_of(job), "--json"])
+    if arguments.output == "table":
+        print(checkpoints.render_catalog(catalog))
+    else:
+        print(documents.write(catalog, arguments.output))
+    return 0
+
+
+def verify(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    """1: the run has a gap."""
+    from everstep_kubectl import checkpoints, documents, readerpod
+
+    job = cluster.get(JOBS, arguments.job).object()
+    status, found = _read(arguments, cluster, job, ["verify", readerpod.run_of(job), "--json"])
+    if arguments.output == "table":
+        print(checkpoints.render_verified(found))
+    else:
+        print(documents.write(found, arguments.output))
+    return status
+
+
+def restore(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    """The new job's manifest goes to standard output, all else to standard error."""
+    from everstep_kubectl import documents, readerpod
+
+    job = cluster.get(JOBS, arguments.job).object()
+    run = arguments.run or f"{readerpod.name_of_run(job)}-from-{arguments.step}"
+    uri = job["spec"]["checkpoint"]["uri"].rstrip("/")
+    command = ["fork", readerpod.run_of(job), "--step", str(arguments.step)]
+    _, forked = _read(arguments, cluster, job, [*command, "--to", f"{uri}/{run}", "--json"])
+    _tell(
+        f"copied the checkpoint of step {forked['step']} to {forked['run']}; {arguments.job} and its run "
+        f"are as they were. To go on from there: pipe this into `kubectl apply -f -`"
+    )
+    print(documents.write(readerpod.build_restored(job, new=arguments.new, run=run), "yaml"))
+    return 0
+
+
+def _read(
+    arguments: argparse.Namespace, cluster: Cluster, job: Object, command: list[str]
+) -> tuple[int, Any]:
+    """Exit status (0 or 1) and what the pod printed. Raises ClusterError with its last words."""
+    from everstep_kubectl import readerpod
+
+    try:
+        pod = readerpod.build_pod(
+            job, command, seconds=arguments.timeout, suffix=secrets.token_hex(3)
+        )
+    except LookupError as error:
+        raise ClusterError(f"{arguments.job}: {error.args[0]}") from None
+    name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+    cluster.begin("create", "-f", "-", stdin=json.dumps(pod)).text()
+    try:
+        status, words = _await(arguments, cluster, namespace, name)
+        log = cluster.begin("logs", name, "-n", namespace).text()
+        return status, parse_log(name, status, words, log)
+    finally:
+        with contextlib.suppress(ClusterError):
+            cluster.begin("delete", "pod", name, "-n", namespace, "--wait=false").text()
+
+
+def parse_log(name: str, status: int, words: str, log: str) -> Any:
+    """The last line is the answer. Raises ClusterError with the pod's words if there is none."""
+    last = (log.strip().splitlines() or [""])[-1]
+    if status in (0, 1) and last.startswith("{"):
+        return json.loads(last)
+    said = last.removeprefix("everstep: ") or words or "it said nothing"
+    raise ClusterError(f"pod {name} ended with {status}: {said}")
+
+
+def _await(
+    arguments: argparse.Namespace, cluster: Cluster, namespace: str, name: str
+) -> tuple[int, str]:
+    from everstep_kubectl import readerpod
+
+    field = quote(f"metadata.name={name}")
+    path, told = f"/api/v1/namespaces/{namespace}/pods?fieldSelector={field}", ""
+    for kind, pod in cluster.watch(path, arguments.timeout + 5):
+        if kind == "DELETED":
+            raise ClusterError(f"pod {name} was deleted before it had read anything")
+        if (ended := readerpod.describe_ended(pod)) is not None:
+            return ended
+        if (why := readerpod.describe_wait(pod)) and why != told:
+            _tell(f"pod {name} waits: {why}")
+            told = why
+    raise ClusterError(
+        f"pod {name} had not ended after {arguments.timeout:.0f} s ({told or 'it ran'})"
+    )
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

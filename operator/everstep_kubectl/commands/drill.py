@@ -1,0 +1,57 @@
+"""`drill JOB`: delete one pod by its UID, watch the recovery, say how it went."""
+
+import argparse
+import json
+import time
+from typing import TYPE_CHECKING
+
+from everstep_kubectl.cluster import JOBS, Cluster, ClusterError, Object
+from everstep_kubectl.commands.switch import watch_job
+
+if TYPE_CHECKING:
+    from everstep_kubectl.drill import Target
+
+
+def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    """1: steps were lost, or it had not recovered when the time was over; 2: it was not played."""
+    from everstep_kubectl import drill, incidents
+
+    job = cluster.get(JOBS, arguments.job).object()
+    target = drill.plan_drill(job, arguments.slot)
+    if isinstance(target, drill.Refused):
+        raise ClusterError(f"no drill: {target.message}")
+    before = frozenset(i.id for i in incidents.build_incidents(job))
+    path = f"/api/v1/namespaces/{job['metadata']['namespace']}/pods/{target.pod}"
+    options = json.dumps(drill.build_delete(target, sudden=arguments.sudden))
+    cluster.begin("delete", "--raw", path, "-f", "-", stdin=options).text()
+    grace = "one second to live" if arguments.sudden else "its grace period to save"
+    print(f"drill: deleted pod {target.pod} on {target.node}, with {grace}", flush=True)
+    return _watch(arguments, cluster, target, before)
+
+
+def _watch(
+    arguments: argparse.Namespace, cluster: Cluster, target: "Target", before: frozenset[str]
+) -> int:
+    from everstep_kubectl import drill, incidents
+
+    shown = ""
+    for job in watch_job(cluster, arguments.job, arguments.timeout):
+        found = drill.find_incident(incidents.build_incidents(job), before, target.slot)
+        if found is not None and drill.is_recovered(job, target, found):
+            now = time.time()  # noqa: TID251 ages are shown as of now
+            print(f"\n{drill.render_result(job, found, sudden=arguments.sudden, now=now)}")
+            return 1 if found.cost.steps_lost else 0
+        shown = _tell(job, shown)
+    print(
+        f"{arguments.job} had not recovered after {arguments.timeout:.0f} s: "
+        f"kubectl everstep status {arguments.job}"
+    )
+    return 1
+
+
+def _tell(job: Object, shown: str) -> str:
+    status = job.get("status") or {}
+    line = f"{status.get('state')}: {status.get('message')}"
+    if line != shown:
+        print(f"  {line}", flush=True)
+    return line

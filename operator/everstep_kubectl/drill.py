@@ -1,0 +1,98 @@
+"""A rehearsed fault: whether it may be played, on which pod, and how it went. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from everstep_contract import names
+from everstep_kubectl import jobs, timeline
+from everstep_kubectl.incidents import Incident
+
+Raw = Mapping[str, Any]
+ANNOTATION = f"{names.GROUP}/drill"
+ALLOWED = "allowed"
+SUDDEN_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    pod: str
+    uid: str
+    slot: int
+    attempt: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    message: str
+
+
+def plan_drill(job: Raw, slot: int | None) -> Target | Refused:
+    """A drill never meets a job in trouble: what it shows would prove nothing, and could cost."""
+    name, meta = job["metadata"]["name"], job["metadata"]
+    status = job.get("status") or {}
+    if (meta.get("annotations") or {}).get(ANNOTATION) != ALLOWED:
+        return Refused(
+            message=f"{name} has not opted in: kubectl annotate rtj {name} {ANNOTATION}={ALLOWED}"
+        )
+    if not jobs.is_true(job, "Running") or jobs.is_true(job, "Recovering"):
+        return Refused(message=f"{name} is {status.get('state')}: a drill needs a job that runs")
+    if (health := jobs.condition(job, "CheckpointHealthy")) and health["status"] == "False":
+        return Refused(message=f"{name} is not safe now: {health['reason']}: {health['message']}")
+    if not status.get("checkpoint"):
+        return Refused(message=f"{name} has no checkpoint yet: wait for the first one")
+    return _choose(name, status.get("slots") or [], slot)
+
+
+def _choose(name: str, slots: Sequence[Raw], wanted: int | None) -> Target | Refused:
+    known = {int(s["slot"]): s for s in slots}
+    slot = max(known, default=-1) if wanted is None else wanted
+    if slot not in known:
+        return Refused(message=f"{name} has no slot {slot}; it has {sorted(known)}")
+    if not known[slot].get("podUid"):
+        return Refused(message=f"the pod of slot {slot} was not seen yet: try again")
+    attempt = int(known[slot]["attempt"])
+    return Target(
+        pod=names.pod_name(name, slot, attempt),
+        uid=str(known[slot]["podUid"]),
+        slot=slot,
+        attempt=attempt,
+        node=str(known[slot].get("node") or ""),
+    )
+
+
+def build_delete(target: Target, *, sudden: bool) -> dict[str, Any]:
+    """DeleteOptions: this very pod and no other of its name."""
+    options: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "preconditions": {"uid": target.uid},
+    }
+    return options | ({"gracePeriodSeconds": SUDDEN_SECONDS} if sudden else {})
+
+
+def find_incident(found: Sequence[Incident], before: frozenset[str], slot: int) -> Incident | None:
+    """The one that the drill began: its slot is among those that moved."""
+    new = [i for i in found if i.id not in before]
+    return next((i for i in reversed(new) if slot in i.slots), None)
+
+
+def is_recovered(job: Raw, target: Target, incident: Incident | None) -> bool:
+    """The next attempt of the slot steps, beyond what the job went on from."""
+    status = job.get("status") or {}
+    attempts = {int(s["slot"]): int(s["attempt"]) for s in status.get("slots") or ()}
+    if incident is None or incident.open or attempts.get(target.slot, 0) <= target.attempt:
+        return False
+    steps = int(status.get("step") or 0) > (incident.checkpoint_step or 0)
+    return steps and jobs.is_true(job, "Running") and not jobs.is_true(job, "Recovering")
+
+
+def render_result(job: Raw, incident: Incident, *, sudden: bool, now: float) -> str:
+    name = job["metadata"]["name"]
+    lost = incident.cost.steps_lost or 0
+    word = "passed: no step was lost" if lost == 0 else f"recovered, but {lost} steps were lost"
+    if lost and sudden:
+        word += " (nobody who was left held the state)"
+    shown = timeline.render(name, [incident], running=True, now=now)
+    return f"{shown}\n\ndrill {word}"

@@ -1,0 +1,149 @@
+"""The pod that reads a run for us: the job's own template with another command. Pure.
+
+Whoever runs the plugin need not hold the keys of the object store: they stay in the cluster. The pod
+has the job's image, environment, volumes, service account and security context, no GPU, and ends
+within a limit. The job owns it, so it never outlives the job.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from everstep_contract import names
+
+Raw = Mapping[str, Any]
+Body = dict[str, Any]
+CONTAINER = "reader"
+LABEL = f"{names.GROUP}/reader"
+REQUESTS = {"cpu": "100m", "memory": "256Mi"}
+DROPPED = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "ports", "args")
+
+
+def build_pod(job: Raw, arguments: Sequence[str], *, seconds: float, suffix: str) -> Body:
+    """Runs `everstep ARGUMENTS`.
+
+    Args:
+        seconds: after which the kubelet ends it.
+        suffix: makes the name one of many; lower-case letters and digits.
+
+    Raises:
+        LookupError: the template has no container that trains.
+    """
+    template = job["spec"]["workers"]["template"]
+    spec: Body = copy.deepcopy(dict(template.get("spec") or {}))
+    trainer = find_trainer(spec.get("containers") or [])
+    for name in DROPPED:
+        trainer.pop(name, None)
+    trainer |= {
+        "name": CONTAINER,
+        "command": [program_of(trainer.get("command") or ()), *arguments],
+        "resources": _without_devices(trainer.get("resources") or {}),
+    }
+    for container in spec.get("initContainers") or []:
+        container["resources"] = _without_devices(container.get("resources") or {})
+    spec |= {
+        "containers": [trainer],
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": max(1, round(seconds)),
+        "automountServiceAccountToken": False,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": _metadata(job, suffix),
+        "spec": spec,
+    }
+
+
+def find_trainer(containers: Sequence[Body]) -> Body:
+    named = [c for c in containers if c.get("name") == names.TRAINER_CONTAINER]
+    if not named and len(containers) != 1:
+        raise LookupError(f"the template has no container named {names.TRAINER_CONTAINER}")
+    return (named or list(containers))[0]
+
+
+def program_of(command: Sequence[str]) -> str:
+    """The job's own `everstep`, with its path if it has one."""
+    first = str(command[0]) if command else ""
+    return first if first.rsplit("/", 1)[-1] == "everstep" else "everstep"
+
+
+def _without_devices(resources: Raw) -> Body:
+    """What has a slash in its name is a device (nvidia.com/gpu); requests become small."""
+    limits = {k: v for k, v in (resources.get("limits") or {}).items() if "/" not in k}
+    return {"requests": dict(REQUESTS), **({"limits": limits} if limits else {})}
+
+
+def _metadata(job: Raw, suffix: str) -> Body:
+    meta = job["metadata"]
+    owner = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "controller": False,
+        "blockOwnerDeletion": False,
+    }
+    return {
+        "name": f"{meta['name']}-reader-{suffix}",
+        "namespace": meta["namespace"],
+        "labels": {"app.kubernetes.io/name": "everstep-reader", LABEL: meta["name"]},
+        "ownerReferences": [owner],
+    }
+
+
+def run_of(job: Raw) -> str:
+    """Address of the run, from the spec: a job that never ran has no status."""
+    checkpoint = job["spec"]["checkpoint"]
+    return f"{checkpoint['uri'].rstrip('/')}/{name_of_run(job)}"
+
+
+def name_of_run(job: Raw) -> str:
+    meta = job["metadata"]
+    return str(job["spec"]["checkpoint"].get("run") or f"{meta['namespace']}/{meta['name']}")
+
+
+def describe_ended(pod: Raw) -> tuple[int, str] | None:
+    """Exit status and last words, once it has ended."""
+    status = pod.get("status") or {}
+    if status.get("phase") not in ("Succeeded", "Failed"):
+        return None
+    for found in status.get("containerStatuses") or ():
+        ended = (found.get("state") or {}).get("terminated")
+        if found.get("name") == CONTAINER and ended:
+            return int(ended.get("exitCode", 1)), str(ended.get("message") or "").strip()
+    return 1, str(status.get("message") or status.get("reason") or "it ended without a word")
+
+
+def describe_wait(pod: Raw) -> str:
+    """Why it does not run yet, in the scheduler's or the kubelet's words; empty if it does."""
+    status = pod.get("status") or {}
+    for found in (
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ):
+        waiting = (found.get("state") or {}).get("waiting") or {}
+        if waiting.get("message"):
+            return f"{waiting.get('reason')}: {waiting['message']}"
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return f"{condition.get('reason')}: {condition.get('message')}"
+    return ""
+
+
+def build_restored(job: Raw, *, new: str, run: str) -> Body:
+    """The job that goes on from the fork: the old one's spec under another name and run."""
+    spec = copy.deepcopy(dict(job["spec"]))
+    spec["checkpoint"] = {**spec["checkpoint"], "run": run}
+    spec.pop("suspend", None)
+    meta = job["metadata"]
+    return {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "metadata": {
+            "name": new,
+            "namespace": meta["namespace"],
+            **({"labels": meta["labels"]} if meta.get("labels") else {}),
+        },
+        "spec": spec,
+    }

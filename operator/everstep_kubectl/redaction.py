@@ -1,0 +1,89 @@
+"""A support bundle holds no secret. Pure.
+
+Secrets are never read. Of what is read, every value of an environment variable that is not Everstep's
+own is taken out of the object, and out of every text of the bundle in which it turns up; so is what
+looks like a credential, in whatever text.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from everstep_contract.env import PREFIX
+
+GONE = "[redacted]"
+SHORTEST = 8
+"""A shorter value (1, true, debug) would blot out innocent text."""
+DROPPED = frozenset({"managedFields", "kubectl.kubernetes.io/last-applied-configuration"})
+NAMES_ONLY = frozenset({"secretName", "secretNamespace"})
+_WORD = r"(?:secret|token|passw(?:or)?d|credential|api[_-]?key|access[_-]?key(?:[_-]?id)?|auth)"
+_ASSIGNED = re.compile(rf"(?i)([\w.-]*{_WORD}[\w.-]*[\"']?\s*[=:]\s*[\"']?)([^\s\"',;&]{{4,}})")
+_FLAG = re.compile(rf"(?i)(--?[\w.-]*{_WORD}[\w.-]*\s+)(\S+)")
+_PATTERNS = (
+    re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
+    re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),
+    re.compile(r"(?i)(?<=bearer )[\w.~+/=-]{8,}"),
+    re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----", re.S),
+    re.compile(r"\b(?:hf_|ghp_|github_pat_|xox[abp]-|sk-)[\w-]{12,}"),
+)
+
+
+def find_values(objects: Iterable[Any]) -> frozenset[str]:
+    """Values of environment variables that must not turn up anywhere."""
+    found: set[str] = set()
+    for obj in objects:
+        _collect(obj, found)
+    return frozenset(v for v in found if len(v) >= SHORTEST)
+
+
+def _collect(value: Any, found: set[str]) -> None:
+    if isinstance(value, Mapping):
+        if _is_foreign_variable(value):
+            found.add(str(value["value"]))
+        for part in value.values():
+            _collect(part, found)
+    elif isinstance(value, list):
+        for part in value:
+            _collect(part, found)
+
+
+def _is_foreign_variable(value: Mapping[str, Any]) -> bool:
+    """A container's {name, value}; Everstep's own hold nothing secret: the token comes from a Secret."""
+    if set(value) != {"name", "value"} or not isinstance(value["value"], str):
+        return False
+    return not str(value["name"]).startswith(PREFIX)
+
+
+def clean_object(value: Any, values: Collection[str] = ()) -> Any:
+    """Without values of variables, managedFields, the copy of what was applied, and in every string
+    without what `clean_text` takes out.
+    """
+    if isinstance(value, Mapping):
+        if _is_foreign_variable(value):
+            return {"name": value["name"], "value": GONE}
+        kept = {k: v for k, v in value.items() if k not in DROPPED}
+        return {k: _clean_field(str(k), v, values) for k, v in kept.items()}
+    if isinstance(value, list):
+        return [clean_object(v, values) for v in value]
+    return clean_text(value, values) if isinstance(value, str) else value
+
+
+def _clean_field(key: str, value: Any, values: Collection[str]) -> Any:
+    if isinstance(value, str) and key not in NAMES_ONLY and re.search(rf"(?i){_WORD}", key):
+        return GONE
+    return clean_object(value, values)
+
+
+def clean_text(text: str, values: Collection[str] = ()) -> str:
+    """Without these values, and without what looks like a credential."""
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, GONE)
+    for pattern in _PATTERNS:
+        text = pattern.sub(GONE, text)
+    text = _FLAG.sub(rf"\1{GONE}", text)
+    return _ASSIGNED.sub(_keep_name, text)
+
+
+def _keep_name(found: "re.Match[str]") -> str:
+    return found[0] if found[2].startswith(GONE[:5]) else f"{found[1]}{GONE}"
