@@ -45,7 +45,7 @@ async def test_uninstalling_leaves_no_cordon_and_nothing_that_cannot_be_deleted(
         await scene.kubectl("delete", "rtj", "--all", "--timeout=60s")
     left = scene.cluster.kubectl(
         "get", "clusterroles,clusterrolebindings,validatingadmissionpolicies,"
-        "validatingadmissionpolicybindings,priorityclasses", "-o", "name",
+        "validatingadmissionpolicybindings,priorityclasses,deployments,jobs,leases,pods",
+        "-A", "-o", "name", "-l", f"app.kubernetes.io/instance={RELEASE}",
     )  # fmt: skip
-    mine = [line for line in left.splitlines() if "everstep" in line]
-    assert not mine, mine
+    assert not left.split(), left

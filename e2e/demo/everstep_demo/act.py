@@ -35,7 +35,8 @@ async def play(stage: Stage, act: Act, *, limit: float = 120.0) -> Incident:
     await stage.watch.refresh()
     known = [(i["id"], i["cause"]) for i in await _incidents(stage)]
     run = _Playing(stage, act, pod, epoch=stage.watch.epoch, step=await _step(stage), known=known)
-    stage.timeline.heading(act.heading)
+    if act.title:
+        stage.timeline.heading(act.heading)
     stage.timeline.fault(f"{pod.node}, which holds slot {pod.slot}, at step {run.step} or later")
     run.began = time.monotonic()
     await stage.fault(pod, act)

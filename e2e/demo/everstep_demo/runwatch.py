@@ -37,6 +37,11 @@ class RunWatch:
         return commits[-1].step if commits else 0
 
     @property
+    def incidents(self) -> set[str]:
+        """For which there were new claims."""
+        return {e.incident for _, e in self._read if isinstance(e, Claim) and e.incident}
+
+    @property
     def done(self) -> bool:
         return any(isinstance(e, Done) for _, e in self._read)
 

@@ -13,6 +13,7 @@ class Act:
     """One fault on the node that holds `slot`."""
 
     title: str
+    """Empty where the act is part of something that has a heading."""
     slot: int
     gpu_fault: str = ""
     """As the report names it."""

@@ -62,7 +62,8 @@ class Scene:
             timeline=self.teller.timeline,
             fault=played,
         )
-        seen = await act.play(stage, Act(title=title, slot=slot), limit=limit)
+        self.teller.say("plays", title)
+        seen = await act.play(stage, Act(title="", slot=slot), limit=limit)
         outcome = self.teller.outcome
         outcome.phases += list(seen.reached.items())
         outcome.first_step = seen.reached.get(FIRST_STEP)
