@@ -73,6 +73,7 @@ class Lab:
             self._config,
             control_plane=str(build.ensure(build.CONTROL_PLANE, self._say)),
             object_store=str(build.ensure(build.OBJECT_STORE, self._say)),
+            helm=str(build.ensure_helm(self._say)),
         )
         lock = self._take_lock()
         try:
@@ -117,6 +118,13 @@ class Lab:
     def operator_restart(self) -> str:
         return str(self.ask({"do": "operator", "action": "restart"}))
 
+    def operator_logs(self) -> str:
+        """Everything it has written since the lab began."""
+        log = Path(self.status()["operator"]["log"])
+        if not log.exists():
+            raise LabError("the operator has not run yet: `everstep-lab operator start`")
+        return log.read_text()
+
     def objectstore_stop(self) -> str:
         """The S3 server is away: connections are refused, data stay."""
         return str(self.ask({"do": "objectstore", "action": "stop"}))
@@ -126,6 +134,10 @@ class Lab:
 
     def ask(self, request: dict[str, Any]) -> Any:
         return control.ask(self.places.socket, request)
+
+    @property
+    def nodes(self) -> list[str]:
+        return list(self.status()["nodes"])
 
     @property
     def kubeconfig(self) -> Path:

@@ -9,6 +9,9 @@ from typing import Any
 from everstep_lab.places import NODES_MAX
 from everstep_lab.seam import LabError
 
+KIND_NODES = 3
+"""Workers of a kind cluster, unless said otherwise: each is a container with a kubelet."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabConfig:
@@ -27,6 +30,8 @@ class LabConfig:
     control_plane: str = ""
     """Folder of its binaries."""
     object_store: str = ""
+    helm: str = ""
+    """The command itself."""
 
     def check(self) -> None:
         """Raises LabError, which names the option."""

@@ -1,4 +1,4 @@
-"""The operator as it is shipped: its CRDs, its RBAC, a token of its ServiceAccount, no more."""
+"""The operator as the chart ships it: CRDs, rights and policies, a token of its ServiceAccount, no more."""
 
 import asyncio
 import secrets
@@ -10,15 +10,14 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from everstep_lab import kubeconfig, procs
+from everstep_lab import chart, kubeconfig, procs
 from everstep_lab.api import Api, Object
 from everstep_lab.places import Places, choose_port
 from everstep_lab.seam import LabError
 
-NAMESPACE = "everstep-system"
+NAMESPACE = chart.NAMESPACE
 ACCOUNT = "everstep-operator"
-REPOSITORY = Path(__file__).resolve().parents[3]
-MANIFESTS = (REPOSITORY / "crds", REPOSITORY / "charts" / "everstep" / "rbac.yaml")
+NODES_ACCOUNT = "everstep-nodes"
 _TOKEN_SECONDS = 24 * 3600
 _READY_SECONDS = 60.0
 _CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -28,9 +27,17 @@ class Operator:
     """One `everstep-operator` process; its key outlives restarts, as a cluster's Secret would."""
 
     def __init__(
-        self, places: Places, kubectl: Path, *, url: str, ca: Path, args: Sequence[str] = ()
+        self,
+        places: Places,
+        kubectl: Path,
+        helm: Path,
+        *,
+        url: str,
+        ca: Path,
+        args: Sequence[str] = (),
     ) -> None:
-        self._places, self._kubectl, self._url, self._ca = places, kubectl, url, ca
+        self._places, self._kubectl, self._helm = places, kubectl, helm
+        self._url, self._ca = url, ca
         self._args = tuple(args)
         self._key = secrets.token_hex(32)
         self._port = choose_port(places.operator_ip, 8080)
@@ -111,6 +118,7 @@ class Operator:
             "--scrape-seconds=1",
             "--scrape-timeout-seconds=2",
             "--agent-seconds=0.5",
+            f"--nodes-service-account={NAMESPACE}/{NODES_ACCOUNT}",
             *self._args,
         ]
 
@@ -139,17 +147,19 @@ class Operator:
         kubeconfig.write_private(self.kubeconfig, document)
 
     async def _apply_manifests(self) -> None:
-        missing = [str(path) for path in MANIFESTS if not path.exists()]
-        if missing:
-            raise LabError(f"the operator's manifests are not there: {', '.join(missing)}")
-        files = [part for path in MANIFESTS for part in ("-f", str(path))]
+        manifests = await chart.render_installed(self._helm, observe_only=self._observes)
         process = await asyncio.create_subprocess_exec(
-            str(self._kubectl), f"--kubeconfig={self._places.kubeconfig}", "apply", *files,
+            str(self._kubectl), f"--kubeconfig={self._places.kubeconfig}", "apply", "-f", "-",
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
-        out, _ = await process.communicate()
+        out, _ = await process.communicate(manifests.encode())
         if process.returncode != 0:
-            raise LabError(f"`kubectl apply` of the operator's manifests failed:\n{out.decode()}")
+            raise LabError(f"`kubectl apply` of the chart's rights failed:\n{out.decode()}")
+
+    @property
+    def _observes(self) -> bool:
+        return any(arg in ("--observe-only", "--observe-only=true") for arg in self._args)
 
 
 async def _until_established(api: Api) -> None:

@@ -54,6 +54,7 @@ class Supervisor:
         self._operator = Operator(
             places,
             binaries / "kubectl",
+            Path(config.helm),
             url=self._control.url,
             ca=self._control.ca,
             args=config.operator_args,

@@ -1,0 +1,39 @@
+"""One lab with one node for this folder, without an operator of its own, and one `helm`."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep_lab import Lab, build, chart
+from everstep_lab.api import Api, Object
+from everstep_lab.config import LabConfig
+from chart_given import read_documents
+
+NETWORK = "88"
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    return build.ensure_helm(lambda text: None)
+
+
+@pytest.fixture(scope="session")
+def defaults(helm: Path) -> list[Object]:
+    """What is installed with the values as they are shipped."""
+    return read_documents(chart.render(helm))
+
+
+@pytest.fixture(scope="package")
+def lab() -> Iterator[Lab]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EVERSTEP_LAB_NETWORK", NETWORK)
+        with Lab(LabConfig(nodes=1, operator=False)) as lab:
+            lab.kubectl("create", "namespace", chart.NAMESPACE)
+            yield lab
+
+
+@pytest.fixture
+async def admin(lab: Lab) -> AsyncIterator[Api]:
+    async with lab.api() as api:
+        yield api

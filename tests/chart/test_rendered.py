@@ -1,0 +1,187 @@
+"""What the chart renders is what the operator, the API server, Prometheus and Grafana understand."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from chart_given import CASES, arguments_of, find, read_documents
+from everstep_lab import Lab, chart
+from everstep_lab.api import Object
+from everstep_operator import crd
+from everstep_operator.health.metrics import HealthMetrics
+from everstep_operator.kube import Bucket, Kube
+from everstep_operator.metrics import Metrics
+from everstep_operator.settings import load_settings
+from everstep_operator.world import World
+
+MONITORING = Path(__file__).parent / "monitoring" / "crds.yaml"
+CLUSTERED = [None, *CASES]
+
+
+def name_of(case: Path | None) -> str:
+    return case.stem if case else "defaults"
+
+
+def render(helm: Path, case: Path | None) -> list[Object]:
+    return read_documents(chart.render(helm, files=[case] if case else []))
+
+
+@pytest.mark.parametrize("case", CLUSTERED, ids=name_of)
+def test_the_operator_understands_its_arguments(
+    helm: Path, case: Path | None, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("k" * 64)
+    arguments = arguments_of(find(render(helm, case), "Deployment", "everstep-operator"))
+    assert "--key-file=/etc/everstep/key/key" in arguments
+    arguments = [a for a in arguments if not a.startswith("--key-file")] + [f"--key-file={key}"]
+    command, settings = load_settings(arguments, {})
+    assert command == "run"
+    assert settings.lease_place == (chart.NAMESPACE, "everstep-operator")
+    assert settings.nodes_account == (chart.NAMESPACE, "everstep-nodes")
+    assert settings.observe_only is (name_of(case) != "armed-values")
+
+
+def test_the_hook_calls_a_command_that_there_is(defaults: list[Object]) -> None:
+    (container,) = find(defaults, "Job", "everstep-release")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    command, settings = load_settings([*container["command"][1:], *container["args"]], {})
+    assert command == "release-all"
+    assert settings.lease_place == (chart.NAMESPACE, "everstep-operator")
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_charts_crds_are_those_of_the_models(helm: Path, keep: bool) -> None:
+    shown = chart.render(helm, only=["crds.yaml"], values=[f"crds.keep={str(keep).lower()}"])
+    found = {d["metadata"]["name"]: d for d in read_documents(shown)}
+    for resource in crd.resources():
+        wanted = crd.build_crd(resource)
+        got = found.pop(wanted["metadata"]["name"])
+        assert got["spec"] == wanted["spec"]
+        policy = (got["metadata"].get("annotations") or {}).get("helm.sh/resource-policy")
+        assert policy == ("keep" if keep else None)
+    assert found == {}
+
+
+@pytest.fixture(scope="module")
+def ready_lab(lab: Lab) -> Lab:
+    """With the CRDs of the Prometheus Operator and a namespace in which `restricted` is enforced."""
+    lab.kubectl("apply", "-f", str(MONITORING))
+    lab.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    label = "pod-security.kubernetes.io/enforce=restricted"
+    lab.kubectl("label", "--overwrite", "namespace", chart.NAMESPACE, label)
+    # A dry run of a pod finds only what is really there.
+    for account in ("everstep-operator", "everstep-release", "everstep-test"):
+        lab.kubectl("create", "serviceaccount", account, f"--namespace={chart.NAMESPACE}")
+    return lab
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("case", CLUSTERED, ids=name_of)
+def test_an_api_server_accepts_everything(helm: Path, ready_lab: Lab, case: Path | None) -> None:
+    text = chart.render(helm, files=[case] if case else [])
+    dry = ("--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
+    out = ready_lab.kubectl("apply", *dry, stdin=text, check=False, timeout=120)
+    unexpected = [line for line in out.splitlines() if not line.endswith("(server dry run)")]
+    assert unexpected == []
+    assert len(out.splitlines()) == len(read_documents(text))
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("case", CLUSTERED, ids=name_of)
+def test_each_pod_runs_where_restricted_is_enforced(
+    helm: Path, ready_lab: Lab, case: Path | None
+) -> None:
+    """A Deployment or Job is not held to it when it is made, its pods are."""
+    documents = render(helm, case)
+    for number, document in enumerate(d for d in documents if "template" in d.get("spec", {})):
+        pod: Object = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"trial-{number}", "namespace": chart.NAMESPACE},
+            "spec": copy.deepcopy(document["spec"]["template"]["spec"]),
+        }
+        pod["spec"].pop("priorityClassName", None)  # Not there in a dry run.
+        out = ready_lab.kubectl(
+            "create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod), check=False
+        )
+        assert f"pod/trial-{number} created" in out, out
+
+
+def selectors(expression: str) -> set[str]:
+    """Names of the metrics in a PromQL expression; raises if it is none."""
+    found: set[str] = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, promql_parser.VectorSelector):
+            found.add(node.name)
+        if isinstance(node, promql_parser.MatrixSelector):
+            visit(node.vector_selector)
+        for part in ("expr", "lhs", "rhs", "param"):
+            child = getattr(node, part, None)
+            if child is not None and isinstance(child, promql_parser.Expr):
+                visit(child)
+        for child in getattr(node, "args", ()) or ():
+            visit(child)
+
+    visit(promql_parser.parse(expression))
+    return found
+
+
+@pytest.fixture(scope="module")
+def exposed() -> set[str]:
+    """Names of the samples that the operator's page can show."""
+    port = Kube(None, Bucket(1, 1))  # type: ignore[arg-type]
+    operator = Metrics([port], World(), lambda: True, observe_only=False)
+    page = operator.render().decode() + HealthMetrics().render()
+    found = set()
+    for line in page.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            found |= {name, f"{name}_bucket"} if kind == "histogram" else {name}
+    return found
+
+
+def test_alerts_parse_and_speak_of_metrics_that_the_operator_has(
+    helm: Path, exposed: set[str]
+) -> None:
+    shown = chart.render(helm, values=["prometheusRule.enabled=true"])
+    rule = find(read_documents(shown), "PrometheusRule", "everstep")
+    rules = [rule for group in rule["spec"]["groups"] for rule in group["rules"]]
+    assert len(rules) >= 10
+    for each in rules:
+        assert selectors(each["expr"]) <= exposed, each["alert"]
+        assert {"summary", "description"} == set(each["annotations"])
+
+
+def test_the_dashboard_asks_for_metrics_that_the_operator_has(
+    helm: Path, exposed: set[str]
+) -> None:
+    shown = chart.render(helm, values=["dashboard.enabled=true"])
+    document = find(read_documents(shown), "ConfigMap", "everstep-dashboard")
+    dashboard = json.loads(document["data"]["everstep.json"])
+    asked = [t["expr"] for panel in dashboard["panels"] for t in panel.get("targets", ())]
+    assert len(asked) >= 15
+    for expression in asked:
+        assert selectors(expression) <= exposed, expression
+
+
+def test_a_parser_that_finds_no_metric_would_prove_nothing() -> None:
+    assert selectors('sum by (a) (rate(x_total{b="c"}[5m])) > 2 and on (d) y == 1') == {
+        "x_total",
+        "y",
+    }
+    assert selectors("absent(z == 1)") == {"z"}
+    with pytest.raises(ValueError, match="unclosed"):
+        selectors("sum by (")
+
+
+def test_the_files_of_the_charts_folder_are_yaml() -> None:
+    for path in (chart.FOLDER / "files").glob("*.yaml"):
+        assert yaml.safe_load(path.read_text())

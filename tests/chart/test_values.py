@@ -1,0 +1,67 @@
+"""Values: a wrong one is refused by name, each is described, and the README's table is theirs."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from everstep_lab import chart
+from everstep_lab.seam import LabError
+
+WRONG = [
+    ("replicas=0", "replicas"),
+    ("replicas=two", "replicas"),
+    ("observeOnly=maybe", "observeOnly"),
+    ("cordonBudget=10", "cordonBudget"),
+    ("cordonBudget=lots", "cordonBudget"),
+    ("exporter.port=99999", "port"),
+    ("exporter.selector=", "selector"),
+    ("scrapeSeconds=0", "scrapeSeconds"),
+    ("logLevel=LOUD", "logLevel"),
+    ("image.pullPolicy=Sometimes", "pullPolicy"),
+    ("extraArgs={verbose}", "extraArgs"),
+    ("key.existingsecret=k", "existingsecret"),
+    ("observonly=false", "observonly"),
+    ("networkPolicy.apiServerPorts={}", "apiServerPorts"),
+    ("crds.keep=no-way", "keep"),
+    ("serviceMonitor.enabled=true,podMonitor.enabled=true", "serviceMonitor.enabled and podMonitor.enabled"),
+]
+
+
+@pytest.mark.parametrize(("value", "named"), WRONG, ids=[value for value, _ in WRONG])
+def test_a_wrong_value_is_refused_and_named(helm: Path, value: str, named: str) -> None:
+    with pytest.raises(LabError) as refused:
+        chart.render(helm, values=[value])
+    assert named in str(refused.value)
+
+
+def leaves(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, each in schema["properties"].items():
+        here = f"{path}.{name}" if path else name
+        yield here, each
+        if "properties" in each:
+            yield from leaves(each, here)
+
+
+def test_every_value_is_described_and_has_the_default_that_values_yaml_has() -> None:
+    schema = json.loads((chart.FOLDER / "values.schema.json").read_text())
+    values = yaml.safe_load((chart.FOLDER / "values.yaml").read_text())
+    for path, each in leaves(schema):
+        assert each.get("description", "").endswith("."), path
+        if "properties" in each or path == "global":
+            continue
+        found = values
+        for part in path.split("."):
+            found = found[part]
+        assert found == each["default"], path
+
+
+def test_no_value_is_there_that_the_schema_does_not_know() -> None:
+    schema = json.loads((chart.FOLDER / "values.schema.json").read_text())
+    for _, each in leaves(schema):
+        if "properties" in each:
+            assert each["additionalProperties"] is False
+    assert schema["additionalProperties"] is False

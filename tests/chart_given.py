@@ -1,0 +1,26 @@
+"""The chart's files and what is read from a rendering."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from everstep_lab import chart
+from everstep_lab.api import Object
+
+CASES = sorted((chart.FOLDER / "ci").glob("*-values.yaml"))
+
+
+def read_documents(text: str) -> list[Object]:
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def find(documents: Iterable[Object], kind: str, name: str) -> Object:
+    found = [d for d in documents if d["kind"] == kind and d["metadata"]["name"] == name]
+    assert len(found) == 1, f"{len(found)} {kind} {name}"
+    return found[0]
+
+
+def arguments_of(deployment: Object) -> list[str]:
+    arguments: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    return arguments
