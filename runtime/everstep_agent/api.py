@@ -81,8 +81,7 @@ class Api:
     def _own_seen(self) -> levels.Seen:
         standing = self._standing
         if standing.coordinator is not None:
-            standing.coordinator.desk.seen_served += 1
-            return standing.coordinator.desk.build_seen()
+            return standing.coordinator.desk.serve_seen()
         if standing.published is not None:
             return standing.published.seen
         return levels.Seen(run=self._run)

@@ -68,6 +68,8 @@ class Desk:
         self.burnt = 0
         self.struck = "", 0
         """Cause and step of the last failure."""
+        self.behind = False
+        """Somebody was in a newer epoch than we know of, and may hold what nobody else does."""
         self.broken: set[str] = set()
         self.notes: tuple[str, ...] = ()
         self.base_seconds: Mapping[str, float] = {}
@@ -76,7 +78,12 @@ class Desk:
         self.failure: levels.Failure | None = None
         self.fenced = ""
         self.storage_error: levels.StorageError | None = None
-        self.seen_served = 0
+        self.served_at = 0.0
+        """When the operator was last given `seen`."""
+        self.end_served = False
+        """It has been given the end."""
+        self.end_version = 0
+        """Of the board, as it tells of the end; what changes later need not be read."""
         self.step_at = (0, now)
         self._tasks: set[asyncio.Task[None]] = set()
         self._tending = asyncio.Lock()
@@ -96,6 +103,8 @@ class Desk:
 
     def take(self, report_: AgentReport) -> None:
         self.reports.take(report_, time.monotonic())
+        known = self.epoch.number if self.epoch else 0
+        self.behind = self.behind or report_.epoch > known
 
     def add_part(self, part: Part) -> None:
         epoch = self.epoch
@@ -188,6 +197,11 @@ class Desk:
         recent = [(r, a) for r, a in self.reports.aged(now) if a < STALE_SECONDS]
         return seeing.build_seen(facts, self.epoch, recent)
 
+    def serve_seen(self) -> levels.Seen:
+        """For the operator."""
+        self.served_at, self.end_served = time.monotonic(), self.ended
+        return self.build_seen()
+
     def _epoch_in_log(self) -> int:
         newest = self.run_log.newest_claim
         ours = newest is not None and newest.job_uid == self.settings.job_uid
@@ -257,6 +271,7 @@ class Desk:
             round=0,
             end=End(cause=cause.value, message=message, epoch=number, step=step, **fields),
         )
+        self.end_version = self.board.levels.version
 
     # --- time and store --------------------------------------------------------------------------
 

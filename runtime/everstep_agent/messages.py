@@ -57,6 +57,8 @@ class WorkerReport:
     waiting: bool = False
     sound: bool = False
     """Parked with a state that can be saved as of `applied`."""
+    unsaved: bool = False
+    """It was asked to save the whole, and what it staged was of no use."""
     why: str = ""
     """Why it is parked, or how it ended."""
     hung: bool = False
@@ -101,6 +103,10 @@ class AgentReport:
     """Furthest step of a local worker when it could not be acknowledged."""
     staged: int = 0
     """Newest step staged by every local worker in this epoch."""
+    cut: int = 0
+    """Newest epoch of which it has heard that it is cut or over: what it did not begin by then, it never
+    will.
+    """
     until: int | None = None
     loss: float | None = None
     notes: tuple[str, ...] = ()

@@ -69,6 +69,7 @@ class Pod:
         self.early_deaths = 0
         self.epoch = 0
         self.joined = 0
+        self._cut_heard = 0
         self.level: EpochLevel | None = None
         """Of the epoch that our workers are in."""
         self._newest: Levels | None = None
@@ -113,6 +114,9 @@ class Pod:
 
     def apply(self, published: Levels) -> None:
         self._newest = published
+        level = published.epoch
+        if level is not None and not level.live:
+            self._cut_heard = max(self._cut_heard, level.number)
         self._apply_to_current(published)
         if self._wants_fresh(published):
             self.workers.ensure_fresh()
@@ -123,9 +127,10 @@ class Pod:
         level = published.epoch
         if self.epoch == 0:
             return
-        if level is None or level.number != self.epoch:
-            other = max(level.number if level else 0, published.round)
-            if other > self.epoch and not self.workers.group_over():
+        if level is None or level.number < self.epoch:
+            return  # it does not know of our epoch yet, and what we hold may stand nowhere else
+        if level.number > self.epoch:
+            if not self.workers.group_over():
                 self._cut()
                 self.workers.end_current()
             return
@@ -196,7 +201,12 @@ class Pod:
         self._arming, self._broken, self._notes = Arming(), None, ()
         self._book.rewind(level.resume)
         self.uploads = Uploads(
-            self.store, level.token, self._book, on_part=self._on_part, line=self.line
+            self.store,
+            level.token,
+            self._book,
+            on_part=self._on_part,
+            on_failed=self._unsaved,
+            line=self.line,
         )
         self.workers.begin(lambda worker: self._build_start(worker, level, mine, fetched))
         self._touch()
@@ -242,7 +252,7 @@ class Pod:
         for worker in self.workers.current.values():
             ready = worker.rank == level.saver.rank and worker.state is State.PARKED
             if ready and worker.saving != level.saver.step:
-                worker.saving = level.saver.step
+                worker.saving, worker.saving_since = level.saver.step, time.monotonic()
                 worker.send(wire.Save(epoch=level.number, step=level.saver.step))
 
     def _store_waits(self, error: levels.StorageError | None) -> None:
@@ -301,6 +311,8 @@ class Pod:
 
     def _staged(self, worker: Worker, frame: wire.Staged) -> None:
         worker.staged = max(worker.staged, frame.step)
+        if frame.whole:
+            worker.saving_since = None
         if self.uploads is None or frame.epoch != self.epoch:
             os.unlink(frame.path)
             return
@@ -312,6 +324,13 @@ class Pod:
             ms=round(frame.ms),
         )
         self.uploads.add(frame, worker.rank)
+
+    def _unsaved(self, staged: wire.Staged, rank: int) -> None:
+        """Another rank may do better."""
+        for worker in self.workers.current.values():
+            if worker.rank == rank and staged.whole:
+                worker.unsaved = True
+                self._touch()
 
     def _failed(self, worker: Worker, frame: wire.Failed) -> None:
         worker.state = State.FAILED
@@ -383,6 +402,7 @@ class Pod:
             acked=self._arming.acked,
             passed=self._arming.passed(self.level, current),
             staged=min((w.staged for w in current), default=0),
+            cut=self._cut_heard,
             until=lead.tracked.until if lead and lead.tracked else None,
             loss=lead.applied.loss if lead and lead.applied else None,
             notes=self._notes,

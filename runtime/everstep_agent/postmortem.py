@@ -59,8 +59,8 @@ def decide_post_mortem(
 ) -> Decision:
     """`waited`: seconds since the cut; `patience`: how long an unreachable member is waited for.
 
-    `committed`: newest step committed in this epoch; `failed`: ranks whose own save did not
-    succeed.
+    `committed`: newest step committed in this epoch; `failed`: ranks whose own save came to
+    nothing.
     """
     known = list(ranks)
     living = [r for r in known if r.alive and (r.reachable or waited < patience)]
@@ -115,6 +115,9 @@ def _rank(
         return Rank(rank=rank, alive=False, reachable=False, applied=applied)
     if report is None:
         return Rank(rank=rank, alive=True, reachable=False)
+    if worker is None and report.cut < epoch:
+        # It may have begun since it said so.
+        return Rank(rank=rank, alive=True, reachable=fresh)
     if worker is None:
         # It never began this epoch, so it holds nothing of it.
         return Rank(rank=rank, alive=False, reachable=fresh)

@@ -80,6 +80,7 @@ async def _post_mortem(desk: Desk, found: Break, cut_at: float) -> tuple[int, Br
             committed=epoch.committed,
             waited=now - cut_at,
             patience=SILENT_SECONDS,
+            failed=_list_unsaved(desk),
         )
         match decision:
             case Saver():
@@ -97,6 +98,18 @@ async def _post_mortem(desk: Desk, found: Break, cut_at: float) -> tuple[int, Br
                     said = decision.message
                     desk.line.say("post_mortem_waits", message=said)
         await desk.tick()
+
+
+def _list_unsaved(desk: Desk) -> frozenset[int]:
+    """Ranks whose own save came to nothing: by their agents' word, or because nobody could commit it."""
+    assert desk.epoch is not None
+    epoch, found = desk.epoch, set(desk.saves.unsaved(desk.epoch.number))
+    for held in desk.reports.all():
+        member = epoch.member(*held.id)
+        if member is not None and held.epoch == epoch.number:
+            base = member.node_rank * len(member.lives)
+            found |= {base + w.local for w in held.workers if w.unsaved}
+    return frozenset(found)
 
 
 def _refine(desk: Desk, found: Break, now: float, waited: float) -> Break:

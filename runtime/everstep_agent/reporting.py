@@ -29,6 +29,7 @@ def build_worker_report(worker: Worker, now: float) -> WorkerReport:
         scope=SCOPES[at.scope],
         waiting=at.waiting,
         sound=sound,
+        unsaved=worker.unsaved,
         why=why,
         hung=bool(worker.hung),
         failed=worker.failed,

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from everstep_agent import logline
 from everstep_agent.coordinator import Coordinator
-from everstep_agent.desk import Identity
+from everstep_agent.desk import Desk, Identity
 from everstep_agent.messages import AgentReport, Levels
 from everstep_agent.signals import happens
 from everstep_agent.standing import Standing
@@ -17,6 +17,8 @@ REPORT_SECONDS = 0.1
 YIELD_SECONDS = 1.0
 LINGER_SECONDS = 5.0
 """How long the coordinator stays after the end, so that operator and agents can hear of it."""
+LINGER_POLL_SECONDS = 0.05
+ENDED_SECONDS = 3.0
 HANDOVER_SECONDS = 1.0
 """The same when only its own pod leaves: others take over."""
 
@@ -111,6 +113,8 @@ class Role:
             left = any((x.slot, x.attempt) == mine for x in desk.left)
             if left and set(self._standing.peers()) - {self._me.address}:
                 return
+            if desk.behind:
+                return
             runs = desk.epoch is not None and desk.epoch.live
             if not runs and await has_rival():
                 return
@@ -120,12 +124,18 @@ class Role:
         coordinator = self._standing.coordinator
         if coordinator is None:
             return
-        desk = coordinator.desk
-        now = time.monotonic()
-        before, until = desk.seen_served, now + (LINGER_SECONDS if desk.ended else HANDOVER_SECONDS)
-        others = {r.address for r in desk.reports.recent(now, 3.0)} - {self._me.address}
+        desk, began = coordinator.desk, time.monotonic()
+        until = began + (LINGER_SECONDS if desk.ended else HANDOVER_SECONDS)
+        version = desk.end_version if desk.ended else desk.board.levels.version
         while time.monotonic() < until:
-            version, read = desk.board.levels.version, desk.board.read
-            if desk.seen_served > before and all(read.get(a, 0) >= version for a in others):
+            if self._is_heard(desk, version, began):
                 return
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(LINGER_POLL_SECONDS)
+
+    def _is_heard(self, desk: Desk, version: int, since: float) -> bool:
+        """Who has not reported for a while has ended: it has read this, or will never."""
+        recent = desk.reports.recent(time.monotonic(), ENDED_SECONDS)
+        others = {r.address for r in recent} - {self._me.address}
+        read = desk.board.read
+        told = desk.end_served if desk.ended else desk.served_at > since
+        return told and all(read.get(a, 0) >= version for a in others)

@@ -52,6 +52,7 @@ class Saves:
         self._again_at = 0.0
         self.trouble: Trouble | None = None
         self.notes: tuple[str, ...] = ()
+        self._unsaved: set[Key] = set()
 
     def add(self, part: Part) -> None:
         self._parts.setdefault((part.epoch, part.step), {})[part.rank] = part
@@ -62,6 +63,14 @@ class Saves:
 
     def has_whole(self, epoch: int, step: int) -> bool:
         return any(p.whole for p in self._parts.get((epoch, step), {}).values())
+
+    def unsaved(self, epoch: int) -> frozenset[int]:
+        """Ranks whose save of the whole could not be committed and will not be."""
+        return frozenset(rank for e, rank in self._unsaved if e == epoch)
+
+    def _give_up(self, key: Key) -> None:
+        parts = self._parts.pop(key, {})
+        self._unsaved |= {(p.epoch, p.rank) for p in parts.values() if p.whole}
 
     @property
     def busy(self) -> bool:
@@ -95,7 +104,7 @@ class Saves:
                     self._line.say(
                         "save_dropped", step=step, reason=found.reason, message=found.message
                     )
-                    self._parts.pop((epoch.number, step), None)
+                    self._give_up((epoch.number, step))
 
     async def _commit(
         self, parts: tuple[Part, ...], epoch: EpochLevel, seconds: Mapping[str, float]
@@ -114,7 +123,7 @@ class Saves:
         except commit_rules.BadSave as error:
             self._line.say("save_dropped", step=key[1], reason="BadSave", message=str(error))
             self.notes = (*self.notes, f"a save of step {key[1]} was dropped: {error}")[-3:]
-            self._parts.pop(key, None)
+            self._give_up(key)
         else:
             self.trouble = None
             self._settle(key, outcome, started)
@@ -124,12 +133,13 @@ class Saves:
     def _settle(
         self, key: Key, outcome: committing.Committed | committing.NotCommitted, started: float
     ) -> None:
-        self._parts.pop(key, None)
         if isinstance(outcome, committing.NotCommitted):
+            self._give_up(key)
             self._line.say(
                 "save_dropped", step=key[1], reason=outcome.reason, message=outcome.message
             )
             return
+        self._parts.pop(key, None)
         self.notes = (*self.notes, *outcome.notes)[-3:]
         self.drop_older(*key)
         self._line.say(

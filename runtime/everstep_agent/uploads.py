@@ -32,7 +32,7 @@ class Job:
 
 class Uploads:
     """One per epoch: everything is keyed by (epoch, step) and void when the epoch's claim is no
-    longer the newest.
+    longer the newest. `on_failed` gets what was staged and cannot be read, with its rank.
     """
 
     def __init__(
@@ -42,11 +42,13 @@ class Uploads:
         book: Book,
         *,
         on_part: Callable[[Part], None],
+        on_failed: Callable[[wire.Staged, int], None],
         line: logline.Log,
     ) -> None:
         self._uploader = Uploader(store, token)
         self._book = book
         self._on_part = on_part
+        self._on_failed = on_failed
         self._line = line
         self._waiting: list[Job] = []
         self._wake = asyncio.Event()
@@ -100,6 +102,7 @@ class Uploads:
         except (BadStaging, OSError) as error:
             self._line.say("save_dropped", step=staged.step, rank=job.rank, message=str(error))
             self._drop(job)
+            self._on_failed(staged, job.rank)
             return
         self.error = None
         self._drop(job)

@@ -59,6 +59,10 @@ class Worker:
     """Request id and step of an AtBoundary that has no answer yet."""
     saving: int | None = None
     """Step of the post-mortem save that it was asked for."""
+    saving_since: float | None = None
+    """Not None: that save is not staged yet."""
+    unsaved: bool = False
+    """What it staged then could not be used."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     order: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Keeps this worker's one-way store frames before its later requests."""
@@ -284,6 +288,10 @@ def _hung(worker: Worker, limits: hang.Limits, now: float) -> hang.Hang | None:
     if worker.state is State.SPAWNED and silent > limits.startup:
         text = f"hung: no word for {silent:.0f} s since it was started"
         return hang.Hang(scope="startup", seconds=silent, message=text)
+    if worker.saving_since is not None and now - worker.saving_since > limits.step:
+        spent = now - worker.saving_since
+        text = f"hung: {spent:.0f} s in a save, the limit is {limits.step:.0f} s"
+        return hang.Hang(scope="save", seconds=spent, message=text)
     if worker.state not in (State.STARTED, State.TRACKED) or worker.asking is not None:
         return None
     return hang.classify_hang(

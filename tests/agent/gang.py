@@ -51,6 +51,8 @@ class Gang:
         self.history: list[levels.Seen] = []
         self.stub = {"STUB_UNTIL": "20", "STUB_STEP_MS": "15"}
         self.log = io.StringIO() if os.environ.get("GANG_LOG") is None else sys.stderr
+        self.asks_after_end = True
+        """False: as an operator that has seen the end and turns to other jobs."""
         self._poster: asyncio.Task[None] | None = None
         (tmp_path / "store").mkdir(exist_ok=True)
 
@@ -121,7 +123,7 @@ class Gang:
     async def _post(self) -> None:
         clients: dict[str, PeerClient] = {}
         try:
-            while True:
+            while self.asks_after_end or not (self.seen.done or self.seen.stopped):
                 for slot, agent in list(self.agents.items()):
                     starts = not hasattr(agent, "me")
                     if starts or slot not in self.tasks or self.tasks[slot].done():

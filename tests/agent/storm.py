@@ -52,10 +52,10 @@ class Storm:
             watching = [tasks.create_task(self._look()), tasks.create_task(self._mend())]
             try:
                 for _ in range(self.faults):
-                    await gang.until(lambda s: s.running or s.done, 60)
+                    await gang.until(lambda s: s.running or s.done, 120)
                     await asyncio.sleep(self.random.uniform(0.0, 1.2))
                     await self._strike(tasks)
-                async with asyncio.timeout(90):
+                async with asyncio.timeout(300):
                     while not self._is_over():  # noqa: ASYNC110 tasks come and go meanwhile
                         await asyncio.sleep(0.05)
             except (TimeoutError, AssertionError) as error:

@@ -184,7 +184,7 @@ class Worker:
                 return
             time.sleep(0.01)
 
-    def stage(self, *, whole: bool = False) -> None:
+    def stage(self, *, whole: bool = False, short: bool = False) -> None:
         if self.staged == self.applied and not whole:
             return
         self.staged = self.applied
@@ -192,7 +192,8 @@ class Worker:
         first, last = LENGTH * rank // world, LENGTH * (rank + 1) // world
         path = os.path.join(self.start.staging, f"{os.getpid()}-{self.applied}-{whole}")
         with open(path, "wb") as file:
-            file.write(struct.pack(f"<{last - first}d", *self.values[first:last]))
+            if not short:
+                file.write(struct.pack(f"<{last - first}d", *self.values[first:last]))
         tensors = (
             wire.StagedTensor(
                 name=NAME, dtype="float64", shape=(LENGTH,), offsets=(first,), lengths=(last - first,), at=0
@@ -216,7 +217,8 @@ class Worker:
             order = self.link.take()
             if isinstance(order, wire.Save):
                 assert order.step == self.applied, (order, self.applied)
-                self.stage(whole=True)
+                how = misbehave_at_save()
+                self.stage(whole=True, short=how == "short")
 
 
 def misbehave(worker: Worker, number: int) -> None:
@@ -224,7 +226,7 @@ def misbehave(worker: Worker, number: int) -> None:
     step.
     """
     kind, _, rest = MODE.partition(":")
-    if not kind or worker.start.rank != 1 or number != int(rest.split(":")[0]):
+    if kind in ("", "save") or worker.start.rank != 1 or number != int(rest.split(":")[0]):
         return
     if kind in ("fail", "nan"):
         cause = "UserError" if kind == "fail" else "LossNotFinite"
@@ -239,6 +241,20 @@ def misbehave(worker: Worker, number: int) -> None:
     if kind == "hang" and not os.path.exists(flag):
         open(flag, "w").close()
         time.sleep(3600)
+
+
+def misbehave_at_save() -> str:
+    """STUB_MODE `save:HOW:FLAGFILE`: the first that is asked to save the whole dies of it, stops,
+    or leaves a file that is too short.
+    """
+    kind, _, rest = MODE.partition(":")
+    how, _, flag = rest.partition(":")
+    if kind != "save" or os.path.exists(flag):
+        return ""
+    open(flag, "w").close()
+    if how != "short":
+        os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGSTOP)
+    return how
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from agent.gang import Gang
 from agent.unreliable import UnreliableStore
-from everstep_agent import agent, training
+from everstep_agent import agent, role, training
 from everstep_agent.storage import opening
 from everstep_agent.storage.retrying import Patience, Retrying
 from everstep_contract import levels, log, report
@@ -68,6 +69,23 @@ async def test_two_workers_killed_at_once_are_outlived_by_the_third(tmp_path: Pa
         assert set(incident.slots) == {0, 2}
         assert "rank 0 (slot 0)" in incident.message
         assert "rank 2 (slot 2)" in incident.message
+        await assert_exact(gang, 20)
+
+
+@pytest.mark.parametrize("how", ["dies", "stops", "short"])
+async def test_when_a_save_fails_another_sound_rank_saves_and_nothing_is_lost(
+    tmp_path: Path, how: str
+) -> None:
+    gang = Gang(tmp_path, 3, hang_seconds=2.0)
+    gang.stub["STUB_MODE"] = f"save:{how}:{tmp_path}/flag"
+    async with gang:
+        await gang.until(lambda s: s.step >= 3)
+        os.kill(gang.worker(2), signal.SIGKILL)
+        seen = await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
+        assert (tmp_path / "flag").exists()
+        assert seen.incidents[-1].steps_lost == 0
+        assert seen.incidents[-1].step >= 3
+        await gang.reports()
         await assert_exact(gang, 20)
 
 
@@ -214,6 +232,20 @@ async def test_a_stop_saves_and_ends_every_agent_for_good(tmp_path: Path) -> Non
     async with Gang(tmp_path, 3, uid="uid-2") as again:
         await again.reports()
         await assert_exact(again, 20)
+
+
+@pytest.mark.parametrize("stop", [False, True])
+async def test_when_all_have_heard_of_the_end_nobody_lingers(tmp_path: Path, stop: bool) -> None:
+    async with Gang(tmp_path, 3) as gang:
+        gang.asks_after_end = False
+        if stop:
+            await gang.until(lambda s: s.step >= 3)
+            gang.want(stop=levels.Stop.SUSPEND)
+        await gang.until(lambda s: s.done or s.stopped)
+        began = time.monotonic()
+        gang.want(hazard_per_hour={0: 1.0})  # news that nobody needs any more
+        await gang.reports()
+        assert time.monotonic() - began < role.LINGER_SECONDS - 1.0
 
 
 async def test_saves_by_the_clock_happen_at_a_boundary_that_all_agree_on(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from agent.storm import Storm
 from everstep_contract import report
 
+pytestmark = pytest.mark.timeout(600)
 SEEDS = [int(s) for s in os.environ.get("EVERSTEP_STORM_SEEDS", "11").split(",")]
 """More of them, such as `EVERSTEP_STORM_SEEDS=1,2,3`, for a long run."""
 
