@@ -5,6 +5,7 @@ No create, update, delete or field handlers, daemons or timers: those put finali
 on objects, and a pod or node must never wait for us.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -135,11 +136,12 @@ def build_registry(watchers: Watchers) -> kopf.OperatorRegistry:
     return registry
 
 
-async def run_kopf(watchers: Watchers) -> None:
-    """Until a signal; raises if a watch cannot go on."""
+async def run_kopf(watchers: Watchers, ready: asyncio.Event) -> None:
+    """Until a signal; raises if a watch cannot go on. `ready` is set once its signal handlers stand."""
     await kopf.operator(
         registry=build_registry(watchers),
         settings=build_settings(),
         clusterwide=True,
         standalone=True,
+        ready_flag=ready,
     )

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
+import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
 
 from everstep_operator import handlers, server
 from everstep_operator.election import Leadership, LeaseLost
@@ -64,17 +64,31 @@ class Replica:
         log.info("probes and metrics on %s", ", ".join(str(a) for a in runner.addresses))
         try:
             await resync(self._port, self._world, self._watchers)
-            return await _until_first_ends(
-                kopf=handlers.run_kopf(self._watchers),
-                lease=self._leadership.run(),
-                lists=self._keep_lists(),
-                scheduler=self._when_acting(self._scheduler.run),
-                health=self._when_acting(self._health.run),
-            )
+            return await self._live()
         finally:
+            await runner.cleanup()
+
+    async def _live(self) -> int:
+        """At the end: first whoever writes, then the lease is given back, then the watches."""
+        ready = asyncio.Event()
+        writers = {
+            asyncio.create_task(self._when_acting(self._scheduler.run), name="scheduler"),
+            asyncio.create_task(self._when_acting(self._health.run), name="health"),
+            asyncio.create_task(self._leadership.run(), name="lease"),
+        }
+        tasks = writers | {
+            asyncio.create_task(handlers.run_kopf(self._watchers, ready), name="kopf"),
+            asyncio.create_task(_until_signal(ready), name="signal"),
+            asyncio.create_task(self._keep_lists(), name="lists"),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancel(writers)
             await self._agents.close()
             await self._leadership.release()
-            await runner.cleanup()
+            await _cancel(tasks)
+        return _report(next(iter(done)))
 
     async def _keep_lists(self) -> None:
         """Whoever takes over looks at everything anew before it acts."""
@@ -107,21 +121,25 @@ class Replica:
         return self._metrics.render() + more.encode()
 
 
-async def _until_first_ends(**loops: Coroutine[Any, Any, None]) -> int:
-    """kopf ends on a signal: 0. Any other end is a fault: better a new process than half an operator."""
-    tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=STOP_SECONDS)
-    return _report(next(iter(done)))
+async def _until_signal(ready: asyncio.Event) -> None:
+    """kopf's own handlers would let it wait 5 s for tasks that it takes for its own (kopf 1.45, running.py)."""
+    await ready.wait()
+    signalled = asyncio.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(each, signalled.set)
+    await signalled.wait()
+
+
+async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=STOP_SECONDS)
 
 
 def _report(first: asyncio.Task[None]) -> int:
+    """A signal: 0. Any other end is a fault: better a new process than half an operator."""
     error = None if first.cancelled() else first.exception()
-    if first.get_name() == "kopf" and error is None:
+    if first.get_name() in ("signal", "kopf") and error is None:
         log.info("stopped")
         return 0
     if isinstance(error, LeaseLost):
