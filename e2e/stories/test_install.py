@@ -7,6 +7,7 @@ import pytest
 
 from everstep_lab.api import ApiError
 from everstep_stories.clusters import Cluster, NotHereError
+from everstep_stories.scene import Scene
 from everstep_stories.system import NAMESPACE, RELEASE, System
 from everstep_stories.telling import Teller
 
@@ -34,16 +35,10 @@ async def test_helm_installs_it_and_its_own_test_passes(
     assert "Succeeded" in said
 
 
-async def test_a_job_that_makes_no_sense_is_refused_with_the_fix(
-    cluster: Cluster, system: System, workplace: object, teller: Teller
-) -> None:
-    from everstep_demo.board import Board
-    from everstep_stories.jobs import build_job
-
-    async with cluster.api() as api:
-        job = build_job("senseless", spec={"checkpoint": {"uri": "ftp://host/x"}})
-        with pytest.raises(ApiError) as refused:
-            await Board(api, workplace.namespace).create(job)  # type: ignore[attr-defined]
+async def test_a_job_that_makes_no_sense_is_refused_with_the_fix(scene: Scene) -> None:
+    job = scene.build_job("senseless", spec={"checkpoint": {"uri": "ftp://host/x"}})
+    with pytest.raises(ApiError) as refused:
+        await scene.board.create(job)
     assert refused.value.status == 422
     assert "s3://" in refused.value.message
 

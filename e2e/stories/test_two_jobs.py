@@ -1,19 +1,21 @@
-"""Two jobs and too few GPUs: the second one waits with the scheduler's words, then has its turn."""
+"""Two jobs and GPUs for one: the second waits with the scheduler's words, then has its turn."""
 
 import pytest
 
-from everstep_demo.board import condition
+from everstep_demo.board import Object, condition
 from everstep_stories.scene import Scene
 
 pytestmark = pytest.mark.timeout(400)
+GPU = "nvidia.com/gpu"
 
 
 async def test_the_second_job_waits_for_gpus_and_then_trains(scene: Scene) -> None:
-    free = await _free_gpus(scene)
-    assert free >= 2, f"only {free} GPUs are free"
-    first = await scene.start(scene.build_job("greedy", replicas=free - 1))
+    node, free = await _freest_node(scene)
+    assert free, "no GPU is free"
+    first = await scene.start(_pinned(scene.build_job("greedy", replicas=1), node, gpus=free))
     await first.until_stepping(limit=180)
-    second = await scene.start(scene.build_job("patient", replicas=2, steps=60))
+    job = scene.build_job("patient", replicas=1, steps=60)
+    second = await scene.start(_pinned(job, node, gpus=1))
 
     async def told() -> bool:
         running = condition(await second.job(), "Running")
@@ -23,25 +25,33 @@ async def test_the_second_job_waits_for_gpus_and_then_trains(scene: Scene) -> No
         await second.until("reason Unschedulable", told, limit=60)
     running = condition(await second.job(), "Running")
     assert running is not None
-    assert "nvidia.com/gpu" in running["message"], running
+    assert GPU in running["message"], running
     scene.teller.say("condition", running["message"][:160])
-    step = await first.step()
-    await scene.until_further(first, 5)
-    assert await first.step() > step
+    await scene.until_further(first)
     await scene.board.delete("greedy")
     with scene.timed("GPUs free → Complete"):
         await second.until_condition("Complete", limit=180)
     await scene.board.delete("patient")
 
 
-async def _free_gpus(scene: Scene) -> int:
+def _pinned(job: Object, node: str, *, gpus: int) -> Object:
+    pod = job["spec"]["workers"]["template"]["spec"]
+    pod["nodeSelector"] = {"kubernetes.io/hostname": node}
+    pod["containers"][0]["resources"]["limits"][GPU] = gpus
+    return job
+
+
+async def _freest_node(scene: Scene) -> tuple[str, int]:
+    """Its name, and how many of its GPUs no living pod has asked for."""
     nodes = await scene.api.list("/api/v1/nodes")
-    have = sum(int(n["status"]["allocatable"].get("nvidia.com/gpu", 0)) for n in nodes)
-    pods = await scene.api.list("/api/v1/pods")
-    living = [p for p in pods if p["status"].get("phase") in ("Pending", "Running")]
-    used = sum(
-        int(c.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
-        for p in living
-        for c in p["spec"]["containers"]
-    )
-    return have - used
+    free = {n["metadata"]["name"]: int(n["status"]["allocatable"].get(GPU, 0)) for n in nodes}
+    for pod in await scene.api.list("/api/v1/pods"):
+        node = pod["spec"].get("nodeName")
+        if node in free and pod["status"].get("phase") in ("Pending", "Running"):
+            free[node] -= sum(_gpus(c) for c in pod["spec"]["containers"])
+    name = max(free, key=lambda n: free[n])
+    return name, free[name]
+
+
+def _gpus(container: Object) -> int:
+    return int(container.get("resources", {}).get("limits", {}).get(GPU, 0))
