@@ -14,8 +14,8 @@ from everstep_lab.node.environment import Place, Sources, build_env, expand
 from everstep_lab.node.errors import ConfigError, NotSimulatedError
 from everstep_lab.node.holders import Candidate, choose_holder
 from everstep_lab.node.kubelet_port import Wanted, parse_wanted, read_lines
-from everstep_lab.node.node import check_request
 from everstep_lab.node.rewrite import Paths
+from everstep_lab.node.words import check_request
 from everstep_lab.seam import BadRequestError, FaultRequest, NodeSpec
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -331,4 +331,4 @@ def test_a_fault_that_cannot_be_played_is_refused_with_what_can(
     request_: FaultRequest, says: str
 ) -> None:
     with pytest.raises(BadRequestError, match=says):
-        check_request(SPEC, request_)
+        check_request(SPEC.name, SPEC.gpus, request_)

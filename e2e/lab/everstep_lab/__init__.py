@@ -1,12 +1,14 @@
-"""The lab: a real Kubernetes control plane on one machine, with simulated GPU nodes.
+"""The lab: a real Kubernetes cluster on one machine, with simulated GPUs.
 
-`Lab` is its interface for tests and the demo; `everstep-lab` the same for people.
+`Lab` (nodes simulated, no root) and `KindLab` (kubelets and containers real, needs docker and kind)
+are its interface for tests and the demo; `everstep-lab` the same for people.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from everstep_lab.client import Lab as Lab
+    from everstep_lab.kind.client import KindLab as KindLab
 
 
 def __getattr__(name: str) -> Any:
@@ -15,4 +17,8 @@ def __getattr__(name: str) -> Any:
         from everstep_lab.client import Lab
 
         return Lab
+    if name == "KindLab":
+        from everstep_lab.kind.client import KindLab
+
+        return KindLab
     raise AttributeError(name)

@@ -7,12 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from everstep_lab import build, present
 from everstep_lab.client import Lab
-from everstep_lab.config import LabConfig
-from everstep_lab.seam import LabError
+from everstep_lab.config import KIND_GRACE_SECONDS, KIND_NODES, LabConfig
+from everstep_lab.kind.client import KindLab
+from everstep_lab.kind.present import render_kind_status, render_kind_up
+from everstep_lab.places import Places
+from everstep_lab.seam import FaultRequest, LabError, RunningLab
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,14 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _up(parsed: argparse.Namespace) -> int:
     config = LabConfig(
-        nodes=parsed.nodes,
+        nodes=_node_count(parsed),
         gpus_per_node=parsed.gpus_per_node,
         kubeconfig=str(Path(parsed.kubeconfig).absolute()) if parsed.kubeconfig else "",
         operator=not parsed.no_operator,
         operator_args=tuple(parsed.operator_arg),
-        node_grace_seconds=parsed.node_grace_seconds,
+        node_grace_seconds=_grace_seconds(parsed),
         seed=parsed.seed,
     )
+    if parsed.kind:
+        return _up_kind(config, parsed)
     lab = Lab(config, say=_say, lasting=not parsed.foreground)
     if parsed.foreground:
         signal.signal(signal.SIGTERM, _interrupt)
@@ -52,6 +58,40 @@ def _up(parsed: argparse.Namespace) -> int:
         if parsed.foreground and lab.described:
             print(lab.down())
     return 0
+
+
+def _node_count(parsed: argparse.Namespace) -> int:
+    if parsed.nodes is not None:
+        return int(parsed.nodes)
+    return KIND_NODES if parsed.kind else LabConfig().nodes
+
+
+def _grace_seconds(parsed: argparse.Namespace) -> int:
+    if parsed.node_grace_seconds is not None:
+        return int(parsed.node_grace_seconds)
+    return KIND_GRACE_SECONDS if parsed.kind else LabConfig().node_grace_seconds
+
+
+def _up_kind(config: LabConfig, parsed: argparse.Namespace) -> int:
+    if parsed.foreground:
+        raise LabError("--foreground is for the lab without --kind; docker keeps a kind cluster")
+    lab = KindLab(config, say=_say)
+    lab.up()
+    print(render_kind_up(lab.described), flush=True)
+    return 0
+
+
+def _lab() -> RunningLab:
+    """The lab that runs; if both do, EVERSTEP_LAB says which is meant."""
+    local = Places.from_env(os.environ).socket.exists()
+    chosen = os.environ.get("EVERSTEP_LAB", "")
+    if chosen not in ("", "kind", "local"):
+        raise LabError(f"EVERSTEP_LAB={chosen}: expected kind or local")
+    if not chosen and local and KindLab.exists():
+        raise LabError("two labs run: say which with EVERSTEP_LAB=kind or EVERSTEP_LAB=local")
+    if chosen == "kind" or (not chosen and KindLab.exists()):
+        return KindLab.running()
+    return Lab()
 
 
 def _until_gone(lab: Lab) -> None:
@@ -79,50 +119,73 @@ def _build(_: argparse.Namespace) -> int:
 
 
 def _status(_: argparse.Namespace) -> int:
-    print(present.render_status(Lab.running().described))
+    lab = _lab()
+    status = lab.status()
+    print(render_kind_status(status) if isinstance(lab, KindLab) else present.render_status(status))
     return 0
 
 
-def _down(_: argparse.Namespace) -> int:
-    print(Lab().down())
+def _down(parsed: argparse.Namespace) -> int:
+    print(KindLab().down() if parsed.kind else _lab().down())
     return 0
 
 
 def _fault(parsed: argparse.Namespace) -> int:
     if (parsed.xid is None) != (parsed.gpu is None):
         raise LabError("--gpu and --xid go together: `everstep-lab fault node-2 --gpu 0 --xid 79`")
-    if parsed.xid is None and not (parsed.exporter or parsed.kill_node or parsed.partition):
+    request = FaultRequest(**{f.name: getattr(parsed, f.name) for f in fields(FaultRequest)})
+    if request.xid is None and not (request.exporter or request.asks_for_node):
         raise LabError("which fault? --gpu N --xid CODE, --exporter MODE, --kill-node, --partition")
-    fields = {k: getattr(parsed, k) for k in ("gpu", "xid", "exporter", "kill_node", "partition")}
-    print(Lab().fault(parsed.node, **fields))
+    print(_lab().fault(parsed.node, **asdict(request)))
     return 0
 
 
 def _heal(parsed: argparse.Namespace) -> int:
-    print(Lab().heal(parsed.node))
+    print(_lab().heal(parsed.node))
     return 0
 
 
 def _operator(parsed: argparse.Namespace) -> int:
-    lab = Lab()
+    lab = _lab()
+    if isinstance(lab, KindLab):
+        return _operate_kind(lab, parsed)
     if parsed.action == "logs":
         follow = ["-f"] if parsed.follow else []
         log = Path(lab.status()["operator"]["log"])
         if not log.exists():
             raise LabError("the operator has not run yet: `everstep-lab operator start`")
         return subprocess.call(["tail", "-n", "+1", *follow, str(log)])
-    print(lab.ask({"do": "operator", "action": parsed.action}))
+    print(_operate(lab, parsed.action))
     return 0
 
 
+def _operate_kind(lab: KindLab, parsed: argparse.Namespace) -> int:
+    if parsed.action != "logs":
+        print(_operate(lab, parsed.action))
+        return 0
+    if parsed.follow:
+        return _kubectl(lab.follow_operator)
+    print(lab.operator_logs(), end="")
+    return 0
+
+
+def _operate(lab: RunningLab, action: str) -> str:
+    actions = {
+        "start": lab.operator_start, "stop": lab.operator_stop,
+        "restart": lab.operator_restart, "kill": lab.operator_kill,
+    }  # fmt: skip
+    return actions[action]()
+
+
 def _objectstore(parsed: argparse.Namespace) -> int:
-    print(Lab().ask({"do": "objectstore", "action": parsed.action}))
+    lab = _lab()
+    print(lab.objectstore_stop() if parsed.action == "stop" else lab.objectstore_start())
     return 0
 
 
 def _kubectl(arguments: Sequence[str]) -> int:
-    lab = Lab.running()
-    binary = lab.described["kubectl"]
+    lab = _lab()
+    binary = lab.status()["kubectl"] if isinstance(lab, Lab) else lab.described["kubectl"]
     os.environ["KUBECONFIG"] = str(lab.kubeconfig)
     os.execv(binary, [binary, *arguments])
 
@@ -140,6 +203,9 @@ def _parser() -> argparse.ArgumentParser:
     fault.add_argument("--exporter", metavar="MODE", help="silent, hang, http500, empty, frozen")
     fault.add_argument("--kill-node", action="store_true", help="all of it dies at once")
     fault.add_argument("--partition", action="store_true", help="cut off from the API server only")
+    fault.add_argument(
+        "--freeze-node", action="store_true", help="stands still until healed (kind)"
+    )
     fault.set_defaults(run=_fault)
     heal = commands.add_parser("heal", help="undo a node's faults, as a repair and a reboot would")
     heal.add_argument("node", metavar="NODE")
@@ -147,6 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="what runs, and what is broken on purpose")
     status.set_defaults(run=_status)
     down = commands.add_parser("down", help="end it; leaves nothing behind")
+    down.add_argument("--kind", action="store_true", help="the one on kind, even half made")
     down.set_defaults(run=_down)
     commands.add_parser("kubectl", help="kubectl against the lab: everstep-lab kubectl get nodes")
     operator = commands.add_parser("operator", help="the operator's process")
@@ -161,7 +228,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_up(up: argparse.ArgumentParser) -> None:
     default = LabConfig()
-    up.add_argument("--nodes", type=int, default=default.nodes, metavar="N")
+    up.add_argument("--kind", action="store_true", help="on a kind cluster: needs docker and kind")
+    up.add_argument(
+        "--nodes", type=int, metavar="N", help=f"default {default.nodes}; with --kind {KIND_NODES}"
+    )
     up.add_argument("--gpus-per-node", type=int, default=default.gpus_per_node, metavar="N")
     up.add_argument("--kubeconfig", metavar="FILE", help="write the kubeconfig here too")
     up.add_argument(
@@ -173,8 +243,9 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     up.add_argument("--foreground", action="store_true", help="stay; Ctrl-C ends the lab")
     up.add_argument(
-        "--node-grace-seconds", type=int, default=default.node_grace_seconds, metavar="S",
-        help="a silent node counts as lost after this time (default %(default)s; Kubernetes: 50)",
+        "--node-grace-seconds", type=int, metavar="S",
+        help="a silent node counts as lost after this time "
+        f"(default {default.node_grace_seconds}; with --kind {KIND_GRACE_SECONDS}; Kubernetes: 50)",
     )  # fmt: skip
     up.add_argument("--seed", type=int, default=default.seed, metavar="N", help="of what is drawn")
     up.set_defaults(run=_up)

@@ -12,6 +12,9 @@ from everstep_lab.seam import LabError
 KIND_NODES = 3
 """Workers of a kind cluster, unless said otherwise: each is a container with a kubelet."""
 
+KIND_GRACE_SECONDS = 16
+"""Real kubelets share the machine with training: with 8 s a busy node would count as lost."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabConfig:

@@ -10,7 +10,7 @@ def render_up(lab: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"The lab is up after {lab['up_seconds']:.1f} s: {config['nodes']} nodes with "
-            f"{_gpus(config['gpus_per_node'])} each, {_megabytes(lab)} MB of memory in all.",
+            f"{gpu_count(config['gpus_per_node'])} each, {_megabytes(lab)} MB of memory in all.",
             "",
             f"  export KUBECONFIG={lab['kubeconfig']}",
             f"  alias kubectl={lab['kubectl']}",
@@ -44,19 +44,19 @@ def _node_table(nodes: Mapping[str, Any]) -> list[str]:
     lines = ["", f"{'NODE':<10}{'ADDRESS':<14}{'PODS':<6}{'EXPORTER':<10}GPUS"] if nodes else []
     for name, node in nodes.items():
         running = sum(1 for pod in node.get("pods", []) if pod["running"])
-        gpus = "  ".join(map(_gpu, node.get("gpus", [])))
+        gpus = "  ".join(map(render_gpu, node.get("gpus", [])))
         exporter = node["exporter"] if node["powered"] else "off"
         lines.append(f"{name:<10}{node['ip']:<14}{running:<6}{exporter:<10}{gpus}".rstrip())
-        lines += [f"  {fault}" for fault in _faults(node)]
+        lines += [f"  {fault}" for fault in list_faults(node)]
     return lines
 
 
-def _faults(node: Mapping[str, Any]) -> list[str]:
+def list_faults(node: Mapping[str, Any]) -> list[str]:
     found = [] if node["connected"] else ["cut off from the API server"]
     return [*found, *node.get("faults", [])] if node["powered"] else ["no power"]
 
 
-def _gpu(gpu: Mapping[str, Any]) -> str:
+def render_gpu(gpu: Mapping[str, Any]) -> str:
     state = "ok" if gpu["healthy"] else f"XID {gpu['xid']}"
     if not gpu["present"]:
         state = "lost"
@@ -70,7 +70,7 @@ def _operator(operator: Mapping[str, Any]) -> str:
     return _process(operator["pid"], operator["metrics"])
 
 
-def _gpus(count: int) -> str:
+def gpu_count(count: int) -> str:
     return "1 GPU" if count == 1 else f"{count} GPUs"
 
 

@@ -4,9 +4,13 @@ The supervisor makes a `NodeSpec` and a `Cluster` for each node and runs one `No
 its own asyncio loop.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from everstep_lab.api import Api
 
 
 class LabError(Exception):
@@ -67,6 +71,12 @@ class FaultRequest:
     """What the node side offers: silent, http500, refused, …; `BadRequestError` names them."""
     kill_node: bool = False
     partition: bool = False
+    freeze_node: bool = False
+    """Every process of the node stands still and comes back later; kind only."""
+
+    @property
+    def asks_for_node(self) -> bool:
+        return self.kill_node or self.partition or self.freeze_node
 
 
 class Node(Protocol):
@@ -86,3 +96,49 @@ class Node(Protocol):
 
     def describe(self) -> dict[str, object]:
         """For `everstep-lab status`: plain JSON values (faults in force, pods, GPUs)."""
+
+
+class RunningLab(Protocol):
+    """What `Lab` (local) and `KindLab` both offer; every method that fails raises `LabError`."""
+
+    described: dict[str, Any]
+    """What `up` found out; `status` as of then."""
+
+    def up(self) -> None: ...
+    def down(self) -> str: ...
+
+    def status(self) -> dict[str, Any]:
+        """As of now: nodes with GPUs and faults, object store, operator."""
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        """Names of the GPU nodes."""
+
+    def fault(self, node: str, **fields: Any) -> str:
+        """Fields of `FaultRequest`; returns a sentence that says what was done."""
+
+    def heal(self, node: str) -> str:
+        """Undo every fault of this node; returns what was done."""
+
+    def operator_start(self) -> str: ...
+    def operator_stop(self) -> str: ...
+    def operator_kill(self) -> str: ...
+    def operator_restart(self) -> str: ...
+    def operator_logs(self) -> str: ...
+    def objectstore_stop(self) -> str: ...
+    def objectstore_start(self) -> str: ...
+
+    @property
+    def kubeconfig(self) -> Path: ...
+
+    @property
+    def store_environment(self) -> Mapping[str, str]:
+        """AWS_…: what a client on this machine needs to reach the S3 server."""
+
+    def api(self) -> "Api":
+        """A client with the administrator's rights, for the running event loop; close it."""
+
+    def kubectl(
+        self, *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 60.0
+    ) -> str:
+        """Standard output; with `check=False` standard error as well, and no exception."""

@@ -1,3 +1,15 @@
 """Simulated GPU nodes: their Kubernetes objects and processes are real, their GPUs are not."""
 
-from everstep_lab.node.node import SimulatedNode as SimulatedNode
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from everstep_lab.node.node import SimulatedNode as SimulatedNode
+
+
+def __getattr__(name: str) -> Any:
+    """Lazily: the kind lab's nodes use GPUs and faults from here, and no simulated kubelet."""
+    if name == "SimulatedNode":
+        from everstep_lab.node.node import SimulatedNode
+
+        return SimulatedNode
+    raise AttributeError(name)

@@ -26,6 +26,8 @@ from everstep_lab.scenario import (
 # A program meets a dead GPU at its first CUDA call, that is once torch is imported.
 FIRST_CUDA_CALL = 3.0
 _LOOK = 0.25
+_ONCE = 2.0
+"""Seconds after which a blow that strikes once is not struck late."""
 
 
 class Stage(Protocol):
@@ -45,9 +47,11 @@ class Gpus:
         self._tasks: set[asyncio.Task[None]] = set()
         self.titles: list[str] = []
 
-    def play(self, index: int, code: int, course: Course) -> None:
+    def play(self, index: int, code: int, course: Course, begun: float | None = None) -> None:
+        """`begun` (monotonic) lies in the past for a fault that is taken up again: what it had done
+        is shown again; a rank that it had killed once is not killed twice."""
         self.titles.append(f"GPU {index}, XID {code}: {course.title}")
-        self._spawn(self._play(index, course))
+        self._spawn(self._play(index, course, time.monotonic() if begun is None else begun))
 
     async def stop(self) -> None:
         tasks, self._tasks = self._tasks, set()
@@ -68,17 +72,18 @@ class Gpus:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _play(self, index: int, course: Course) -> None:
-        begun = time.monotonic()
+    async def _play(self, index: int, course: Course, begun: float) -> None:
         for timed in course.effects:
-            await asyncio.sleep(max(0.0, begun + timed.at - time.monotonic()))
-            await self._apply(index, timed.effect)
+            due = begun + timed.at
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            if timed.effect != KillRank() or time.monotonic() < due + _ONCE:
+                await self._apply(index, timed.effect, due)
 
-    async def _apply(self, index: int, effect: Effect) -> None:
+    async def _apply(self, index: int, effect: Effect, due: float) -> None:
         gpu = self.all[index]
         match effect:
             case ShowXid(code=code):
-                self._put(with_xid(gpu, code, time.monotonic()))
+                self._put(with_xid(gpu, code, due))
             case ShowIncident(watch=watch, level=level, code=name):
                 self._put(with_incident(gpu, watch, level, name))
             case AddToGpu(counters=counters):

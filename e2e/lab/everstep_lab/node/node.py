@@ -5,26 +5,18 @@ import time
 import uuid
 from datetime import datetime
 
-from everstep_lab.exporter.server import MODES, ExporterServer
+from everstep_lab.exporter.server import ExporterServer
 from everstep_lab.node import objects
 from everstep_lab.node.clock import utc_now
 from everstep_lab.node.faults import Gpus
 from everstep_lab.node.holders import Candidate
 from everstep_lab.node.kubelet import Kubelet
 from everstep_lab.node.kubelet_port import KubeletPort
+from everstep_lab.node.words import EXPORTER_SAID, EXPORTER_WORDS, check_request
 from everstep_lab.scenario import Scenario
 from everstep_lab.seam import BadRequestError, Cluster, FaultRequest, NodeSpec
 
 Object = objects.Object
-EXPORTER_WORDS = {"silent": "refused", **{mode: mode for mode in MODES}}
-EXPORTER_SAID = {
-    "ok": "exporter answers",
-    "refused": "exporter refuses connections",
-    "hang": "exporter takes connections and never answers",
-    "http500": "exporter answers with HTTP 500",
-    "empty": "exporter answers with an empty page",
-    "frozen": "exporter shows the same values for ever",
-}
 
 
 class SimulatedNode:
@@ -97,10 +89,14 @@ class SimulatedNode:
     # --- faults ---------------------------------------------------------------------------------
 
     async def fault(self, request: FaultRequest) -> str:
-        check_request(self.spec, request)
+        check_request(self.spec.name, self.spec.gpus, request)
         if not self._powered:
             raise BadRequestError(
                 f"{self.spec.name} has no power; `everstep-lab heal {self.spec.name}` boots it"
+            )
+        if request.freeze_node:
+            raise BadRequestError(
+                "a simulated node cannot be frozen; `up --kind` makes nodes that can"
             )
         said = []
         if request.xid is not None:
@@ -192,19 +188,3 @@ class SimulatedNode:
                 for pod in self._kubelet.pods
             ],
         }  # fmt: skip
-
-
-def check_request(spec: NodeSpec, request: FaultRequest) -> None:
-    """Raises `BadRequestError`: what was asked, and what is possible."""
-    if request.exporter is not None and request.exporter not in EXPORTER_WORDS:
-        words = ", ".join(EXPORTER_WORDS)
-        raise BadRequestError(f"exporter {request.exporter!r}: choose one of {words}")
-    if request.gpu is not None and not 0 <= request.gpu < spec.gpus:
-        raise BadRequestError(f"{spec.name} has no GPU {request.gpu}: it has 0 to {spec.gpus - 1}")
-    if request.xid is not None and not spec.gpus:
-        raise BadRequestError(f"{spec.name} has no GPU; start the lab with some")
-    if request.xid is None and request.exporter is None:
-        if request.gpu is not None:
-            raise BadRequestError(f"GPU {request.gpu}: say which fault with --xid CODE")
-        if not (request.partition or request.kill_node):
-            raise BadRequestError("say which: --xid, --exporter, --kill-node or --partition")

@@ -1,0 +1,446 @@
+"""`KindLab`: the lab on a kind cluster, with the methods of `Lab`."""
+
+import base64
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from everstep_lab import build, kubeconfig
+from everstep_lab.api import Api
+from everstep_lab.config import KIND_GRACE_SECONDS, KIND_NODES, LabConfig
+from everstep_lab.kind import images, manifests, nodes, operator, places, tools
+from everstep_lab.objectstore import BUCKET, REGION
+from everstep_lab.places import choose_port
+from everstep_lab.seam import FaultRequest, LabError
+
+Say = Callable[[str], None]
+KIND_DEFAULT = LabConfig(nodes=KIND_NODES, node_grace_seconds=KIND_GRACE_SECONDS)
+_TOKEN_HOURS = 240
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+class KindLab:
+    """A kind cluster with simulated GPUs; see `seam.RunningLab`.
+
+    `with KindLab(LabConfig(nodes=3)) as lab:` makes one and deletes it after the block;
+    `KindLab.running()` takes the one that `everstep-lab up --kind` made. Nodes go by kind's names
+    (`everstep-worker`, `everstep-worker2`) or by the local lab's (`node-1`, `node-2`).
+    """
+
+    def __init__(
+        self, config: LabConfig | None = None, *, say: Say = _silent, operator: bool | None = None
+    ) -> None:
+        self._config, self._say = config or KIND_DEFAULT, say
+        if operator is not None:
+            self._config = dataclasses.replace(self._config, operator=operator)
+        self.places = places.KindPlaces.from_env(os.environ)
+        self.described: dict[str, Any] = {}
+
+    @classmethod
+    def running(cls) -> "KindLab":
+        """Raises LabError if none runs."""
+        lab = cls()
+        lab._load()
+        return lab
+
+    @classmethod
+    def exists(cls) -> bool:
+        return places.KindPlaces.from_env(os.environ).described.exists()
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.down()
+
+    # --- coming and going -----------------------------------------------------------------------
+
+    def up(self) -> None:
+        """Build what is missing, make the cluster, return when it is usable.
+
+        Raises:
+            LabError: docker or kind is missing, one runs already, a build or a step failed.
+        """
+        begun = time.monotonic()
+        self._config.check()
+        tools.check_engine()
+        self._refuse_second()
+        built = [image for image in images.ensure_images(self._say) if image.loaded]
+        archive = _Archive(self.places.root, [tag for image in built for tag in image.tags])
+        try:
+            self._describe()
+            self._create(archive)
+            self._fill()
+        except BaseException:
+            self._say("it did not come up; deleting what there is of it")
+            self._delete()
+            raise
+        self.described["up_seconds"] = round(time.monotonic() - begun, 1)
+        self._store()
+        if self._config.operator:
+            self._say("installing the chart with Helm")
+            self.operator_start()
+
+    def down(self) -> str:
+        """Delete cluster, volumes and files; also what a broken-off `up` left."""
+        there = self.places.cluster in _clusters()
+        self._delete()
+        return "the kind lab is down" if there else "no kind lab is running; nothing was left"
+
+    def _refuse_second(self) -> None:
+        if self.places.cluster in _clusters():
+            raise LabError(
+                f"the kind cluster {self.places.cluster!r} exists already: `everstep-lab status` "
+                "shows it, `everstep-lab down` deletes it"
+            )
+        shutil.rmtree(self.places.root, ignore_errors=True)
+        self.places.root.mkdir(mode=0o700, parents=True)
+
+    def _describe(self) -> None:
+        port = choose_port("127.0.0.1", places.STORE_NODE_PORT)
+        self.described = {
+            "cluster": self.places.cluster,
+            "kubectl": tools.find_kubectl(),
+            "kubeconfig": self._config.kubeconfig or str(self.places.kubeconfig),
+            "store_port": port,
+            "access_key": "everstep-lab",
+            "secret_key": secrets.token_hex(16),
+            "config": dataclasses.asdict(self._config),
+        }
+
+    def _create(self, archive: "_Archive") -> None:
+        """The images are written to an archive while the nodes start."""
+        config = manifests.build_cluster(
+            nodes=self._config.nodes, grace_seconds=self._config.node_grace_seconds,
+            packages=sysconfig.get_path("purelib"), store_port=self.described["store_port"],
+        )  # fmt: skip
+        self._say(
+            f"creating the kind cluster {self.places.cluster!r}: 1 + {self._config.nodes} nodes"
+        )
+        image = os.environ.get("KIND_NODE_IMAGE")
+        argv = [
+            tools.find("kind"), "create", "cluster", "--name", self.places.cluster,
+            "--config", "-", "--kubeconfig", str(self.places.root / "kind.kubeconfig"),
+            *(["--image", image] if image else []),
+        ]  # fmt: skip
+        archive.start()
+        tools.run(argv, stdin=json.dumps(config), timeout=600)
+        self._say("loading the images into the nodes")
+        tools.run(
+            [tools.find("kind"), "load", "image-archive", archive.wait(), "--name",
+             self.places.cluster], timeout=300,
+        )  # fmt: skip
+        archive.remove()
+
+    def _fill(self) -> None:
+        self._say("starting the nodes' GPUs and the object store")
+        workers, control = self._workers(), self.places.control_plane
+        data = f"{places.NODE_FOLDER}/store/objects/{BUCKET}"
+        tools.docker("exec", control, "mkdir", "-p", data)
+        objects = manifests.build_objects(
+            gpus=self._config.gpus_per_node, seed=self._config.seed, data_node=control,
+            store=self._store_environment("cluster"),
+        )  # fmt: skip
+        tools.run(
+            [self.described["kubectl"], "--kubeconfig", self.places.root / "kind.kubeconfig",
+             "apply", "-f", "-"], stdin=json.dumps(_as_list(objects)), timeout=60,
+        )  # fmt: skip
+        self._write_kubeconfig()
+        self._wait_account("default")
+        self.share_store("default")
+        for node in workers:
+            nodes.wait_for(partial(_is_registered, node), f"the GPUs of {node}", 120.0)
+        nodes.wait_for(self._are_gpus_allocatable, "the kubelets to offer the GPUs", 60.0)
+        wait = ["rollout", "status", f"deployment/{places.STORE}", "--timeout=90s"]
+        self.kubectl("-n", places.NAMESPACE, *wait, timeout=100)
+
+    def _write_kubeconfig(self) -> None:
+        """A token of the lab's administrator, in the form of the local lab's file."""
+        kind_file = self.places.root / "kind.kubeconfig"
+        base = [self.described["kubectl"], "--kubeconfig", kind_file]
+        view = json.loads(tools.run([*base, "config", "view", "--raw", "--output", "json"]).stdout)
+        cluster = view["clusters"][0]["cluster"]
+        ca = base64.b64decode(cluster["certificate-authority-data"])
+        argv = [
+            "-n", places.NAMESPACE, "create", "token", manifests.ADMIN,
+            f"--duration={_TOKEN_HOURS}h",
+        ]  # fmt: skip
+        token = tools.run([*base, *argv]).stdout.strip()
+        document = kubeconfig.build(cluster["server"], ca, token, "admin", self.places.cluster)
+        self.places.ca.write_bytes(ca)
+        for path in {str(self.places.kubeconfig), self.described["kubeconfig"]}:
+            kubeconfig.write_private(Path(path), document)
+
+    def _wait_account(self, namespace: str) -> None:
+        def there() -> bool:
+            found = self.kubectl("-n", namespace, "get", "sa", "default", check=False)
+            return "NotFound" not in found
+
+        nodes.wait_for(there, f"the ServiceAccount default of {namespace}", 60.0)
+
+    def _are_gpus_allocatable(self) -> bool:
+        form = "-o=jsonpath={.items[*].status.allocatable.nvidia\\.com/gpu}"
+        offered = self.kubectl("get", "nodes", form).split()
+        wanted = [str(self._config.gpus_per_node)] * self._config.nodes
+        return offered == wanted or not self._config.gpus_per_node
+
+    def _delete(self) -> None:
+        argv = [
+            tools.find("kind"), "delete", "cluster", "--name", self.places.cluster,
+            "--kubeconfig", str(self.places.root / "kind.kubeconfig"),
+        ]  # fmt: skip
+        for node in _containers(self.places.cluster):
+            if nodes.state(node) == "paused":  # docker cannot end what stands still
+                tools.docker("unpause", node)
+        tools.run(argv, timeout=180)
+        extra = self._config.kubeconfig or self._saved().get("config", {}).get("kubeconfig", "")
+        if extra and kubeconfig.is_ours(Path(extra)):
+            Path(extra).unlink()
+        shutil.rmtree(self.places.root, ignore_errors=True)
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def fault(self, node: str, **fields: Any) -> str:
+        """Fields of `seam.FaultRequest`: gpu, xid, exporter, kill_node, partition, freeze_node."""
+        name, request = self._node(node), FaultRequest(**fields)
+        said = []
+        if request.xid is not None or request.exporter is not None or not request.asks_for_node:
+            said.append(str(nodes.ask(name, "fault", dataclasses.asdict(request))))
+        if request.partition:
+            said.append(f"{name}: {nodes.cut_off(name, self.places.control_plane)}")
+        if request.kill_node:
+            said.append(f"{name}: {nodes.lose_power(name)}")
+        elif request.freeze_node:
+            said.append(f"{name}: {nodes.freeze(name)}")
+        return "\n".join(said)
+
+    def heal(self, node: str) -> str:
+        """Undo every fault of this node; loading a GPU's driver anew ends the processes on it."""
+        name, control = self._node(node), self.places.control_plane
+        said = [back] if (back := nodes.regain(name)) else []
+        if nodes.is_cut_off(name, control):
+            said.append(nodes.reconnect(name, control))
+        said.append(str(nodes.ask(name, "heal", {})).removeprefix(f"{name}: "))
+        found = [text for text in said if text != "nothing to heal"] or ["nothing to heal"]
+        return f"{name}: " + "; ".join(found)
+
+    def api_server_stop(self) -> str:
+        """The control plane's API server ends; nodes and pods go on. kind only."""
+        return nodes.stop_api_server(self.places.control_plane)
+
+    def api_server_start(self) -> str:
+        return nodes.start_api_server(self.places.control_plane)
+
+    def objectstore_stop(self) -> str:
+        """The S3 server is away; data stay."""
+        self._scale_store(0)
+        return "object store stopped; its data stay"
+
+    def objectstore_start(self) -> str:
+        self._scale_store(1)
+        return f"object store serves {self.store_environment['AWS_ENDPOINT_URL']}"
+
+    def _scale_store(self, replicas: int) -> None:
+        where = ["-n", places.NAMESPACE]
+        self.kubectl(*where, "scale", f"deployment/{places.STORE}", f"--replicas={replicas}")
+        self.kubectl(*where, "rollout", "status", f"deployment/{places.STORE}", "--timeout=60s")
+        if not replicas:
+            pods = ["wait", "pod", "-l", f"app.kubernetes.io/name={places.STORE}", "--for=delete"]
+            self.kubectl(*where, *pods, "--timeout=30s", check=False)
+
+    # --- the operator ---------------------------------------------------------------------------
+
+    def operator_start(self) -> str:
+        """Install the chart; or bring the replicas back after `operator_stop`."""
+        return operator.start(self, self._config.operator_args)
+
+    def operator_stop(self) -> str:
+        return operator.stop(self)
+
+    def operator_kill(self) -> str:
+        """SIGKILL to the leader: its pod is deleted without grace."""
+        return operator.kill(self)
+
+    def operator_restart(self) -> str:
+        return operator.restart(self)
+
+    def operator_logs(self) -> str:
+        """Of all replicas, each line with its pod's name."""
+        return operator.logs(self)
+
+    @property
+    def follow_operator(self) -> list[str]:
+        """What `kubectl` must be given to follow the operator's log."""
+        return operator.build_logs(follow=True)
+
+    def helm(self, *arguments: str, check: bool = True, timeout: float = 300.0) -> str:
+        """Standard output of `helm`. Raises LabError with its last words if it fails."""
+        binary = str(build.ensure_helm(self._say))
+        done = tools.run(
+            [binary, *arguments], env=self._environment(), timeout=timeout, check=check
+        )
+        return done.stdout if check else done.stdout + done.stderr
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        """Names of the GPU nodes."""
+        return self._workers()
+
+    def status(self) -> dict[str, Any]:
+        self._load()
+        return {
+            **self.described,
+            "nodes": {
+                name: nodes.describe(name, self.places.control_plane) for name in self._workers()
+            },
+            "objectstore": {"environment": dict(self.store_environment), "bucket": BUCKET},
+            "operator": operator.describe(self),
+        }
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.places.kubeconfig
+
+    @property
+    def store_environment(self) -> Mapping[str, str]:
+        """AWS_…: what a client on this host needs; pods have the Secret `object-store`."""
+        return self._store_environment("host")
+
+    def share_store(self, namespace: str) -> None:
+        """Put the Secret `object-store` into a namespace."""
+        secret = manifests.build_store_secret(self._store_environment("cluster"), namespace)
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(secret))
+
+    def api(self) -> Api:
+        """A client with the administrator's rights, for the running event loop; close it."""
+        server, token = kubeconfig.read(self.kubeconfig)
+        return Api(server, token=token, ca=self.places.ca)
+
+    def kubectl(
+        self, *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 60.0
+    ) -> str:
+        """Standard output of `kubectl`. Raises LabError with its standard error if it fails."""
+        done = tools.run(
+            [self.described["kubectl"], *arguments], stdin=stdin, check=check, timeout=timeout,
+            env=self._environment(),
+        )  # fmt: skip
+        return done.stdout if check else done.stdout + done.stderr
+
+    def load_image(self, *tags: str) -> None:
+        """Into every node, from the docker engine."""
+        argv = [tools.find("kind"), "load", "docker-image", *tags, "--name", self.places.cluster]
+        tools.run(argv, timeout=300)
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+
+    def _store_environment(self, seen_from: str) -> dict[str, str]:
+        host = f"{places.STORE}.{places.NAMESPACE}.svc.cluster.local:{places.STORE_PORT}"
+        if seen_from == "host":
+            host = f"127.0.0.1:{self.described['store_port']}"
+        return {
+            "AWS_ACCESS_KEY_ID": self.described["access_key"],
+            "AWS_SECRET_ACCESS_KEY": self.described["secret_key"],
+            "AWS_ENDPOINT_URL": f"http://{host}",
+            "AWS_REGION": REGION,
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    def _workers(self) -> list[str]:
+        return [self.places.worker(index) for index in range(1, self._config.nodes + 1)]
+
+    def _node(self, name: str) -> str:
+        self._load()
+        found = places.choose_node(self.places, self._config.nodes, name)
+        if found is None:
+            raise LabError(f"no node {name!r}; there are: {', '.join(self._workers())}")
+        return found
+
+    def _load(self) -> None:
+        """Take over what the process that made the cluster wrote down."""
+        saved = self._saved()
+        if not saved:
+            raise LabError("no kind lab is running: `everstep-lab up --kind` starts one")
+        if not self.described:
+            self.described = saved
+            fields = {**saved["config"], "operator_args": tuple(saved["config"]["operator_args"])}
+            self._config = LabConfig(**fields)
+
+    def _saved(self) -> dict[str, Any]:
+        try:
+            document: dict[str, Any] = json.loads(self.places.described.read_text())
+        except (OSError, ValueError):
+            return {}
+        return document
+
+    def _store(self) -> None:
+        kubeconfig.write_private(self.places.described, json.dumps(self.described, indent=1))
+
+
+class _Archive:
+    """One archive of several images, so that layers they share travel once; written meanwhile."""
+
+    def __init__(self, folder: Path, tags: Sequence[str]) -> None:
+        self._path, self._tags = folder / "images.tar", tags
+        self._error: LabError | None = None
+        self._thread = threading.Thread(target=self._save, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait(self) -> Path:
+        """Raises LabError if `docker save` failed."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._path
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    def _save(self) -> None:
+        try:
+            tools.docker("save", "--output", str(self._path), *self._tags, timeout=300)
+        except LabError as error:
+            self._error = error
+
+
+def _as_list(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+
+
+def _clusters() -> list[str]:
+    return tools.run([tools.find("kind"), "get", "clusters"], check=False).stdout.split()
+
+
+def _containers(cluster: str) -> list[str]:
+    label = f"label=io.x-k8s.kind.cluster={cluster}"
+    return tools.docker("ps", "--all", "--filter", label, "--format", "{{.Names}}").split()
+
+
+def _is_registered(node: str) -> bool:
+    try:
+        return bool(nodes.ask(node, "status", timeout=5)["registered"])
+    except (LabError, ValueError):
+        return False

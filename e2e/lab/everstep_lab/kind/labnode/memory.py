@@ -1,0 +1,61 @@
+"""What a node's faults leave on its disk, so that a new container of the lab-node goes on with them."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from everstep_lab.exporter.gpu import Gpu, HealthIncident, XidEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """One fault: its course follows from `code` and `seed`."""
+
+    gpu: int
+    code: int
+    seed: int
+    at: float
+    """Monotonic, which all containers of a machine share until it boots anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    boot: str
+    """Of the machine: after a boot the monotonic clock tells nothing, and no fault is in force."""
+    base: tuple[Gpu, ...] = ()
+    """The GPUs as the last loading of the driver left them; empty for new ones."""
+    faults: tuple[Begun, ...] = ()
+    exporter: str = "ok"
+
+
+def load_state(path: Path, boot: str) -> State:
+    """A file that is missing, half written or of another boot is an empty state."""
+    try:
+        document = json.loads(path.read_text())
+        state = _read(document)
+    except (OSError, ValueError, KeyError, TypeError):
+        return State(boot=boot)
+    return state if state.boot == boot else State(boot=boot, base=state.base)
+
+
+def put_state(path: Path, state: State) -> None:
+    making = path.with_suffix(".new")
+    making.write_text(json.dumps(asdict(state)))
+    os.replace(making, path)
+
+
+def _read(document: dict[str, Any]) -> State:
+    return State(
+        boot=document["boot"],
+        base=tuple(_gpu(one) for one in document["base"]),
+        faults=tuple(Begun(**one) for one in document["faults"]),
+        exporter=document["exporter"],
+    )
+
+
+def _gpu(document: dict[str, Any]) -> Gpu:
+    xids = tuple(XidEvent(**one) for one in document["xids"])
+    health = tuple(HealthIncident(**one) for one in document["health"])
+    return Gpu(**{**document, "xids": xids, "health": health})

@@ -1,0 +1,63 @@
+"""Names, ports and folders of the kind lab: all follow from the lab's network, as for the local lab."""
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep_lab.places import DEFAULT_NETWORK, Places
+
+CONTROL_PLANE = "control-plane"
+NAMESPACE = "everstep-lab"
+STORE = "object-store"
+STORE_PORT = 9000
+STORE_NODE_PORT = 30900
+PYTHON_TREE = "/opt/host-packages"
+"""Where nodes, and containers with a GPU, see the host's Python packages."""
+NODE_FOLDER = "/var/lib/everstep-lab"
+"""Of a node: state of its faults, the socket for orders, the object store's data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindPlaces:
+    cluster: str
+    """Name of the kind cluster; its node containers begin with it."""
+    root: Path
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> "KindPlaces":
+        network = Places.from_env(environ).network
+        suffix = "" if network == DEFAULT_NETWORK else f"-{network}"
+        name = f"everstep-lab-{os.getuid()}-kind{suffix}"
+        return cls(cluster=f"everstep{suffix}", root=Path(tempfile.gettempdir()) / name)
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.root / "kubeconfig"
+
+    @property
+    def described(self) -> Path:
+        return self.root / "lab.json"
+
+    @property
+    def ca(self) -> Path:
+        return self.root / "ca.crt"
+
+    @property
+    def control_plane(self) -> str:
+        return f"{self.cluster}-{CONTROL_PLANE}"
+
+    def worker(self, index: int) -> str:
+        """kind's own names: everstep-worker, everstep-worker2, …"""
+        return f"{self.cluster}-worker{index if index > 1 else ''}"
+
+
+def choose_node(places: KindPlaces, count: int, name: str) -> str | None:
+    """The worker that is meant: kind's name, or `node-2` as on the local lab; None for another."""
+    workers = [places.worker(index) for index in range(1, count + 1)]
+    if match := re.fullmatch(r"node-([1-9]\d*)", name):
+        index = int(match[1])
+        return workers[index - 1] if index <= count else None
+    return name if name in workers else None

@@ -1,0 +1,30 @@
+"""Which faults can be asked for, in the words of the command line, and how the lab answers."""
+
+from everstep_lab.exporter.server import MODES
+from everstep_lab.seam import BadRequestError, FaultRequest
+
+EXPORTER_WORDS = {"silent": "refused", **{mode: mode for mode in MODES}}
+EXPORTER_SAID = {
+    "ok": "exporter answers",
+    "refused": "exporter refuses connections",
+    "hang": "exporter takes connections and never answers",
+    "http500": "exporter answers with HTTP 500",
+    "empty": "exporter answers with an empty page",
+    "frozen": "exporter shows the same values for ever",
+}
+
+
+def check_request(node: str, gpus: int, request: FaultRequest) -> None:
+    """Raises `BadRequestError`: what was asked, and what is possible."""
+    if request.exporter is not None and request.exporter not in EXPORTER_WORDS:
+        words = ", ".join(EXPORTER_WORDS)
+        raise BadRequestError(f"exporter {request.exporter!r}: choose one of {words}")
+    if request.gpu is not None and not 0 <= request.gpu < gpus:
+        raise BadRequestError(f"{node} has no GPU {request.gpu}: it has 0 to {gpus - 1}")
+    if request.xid is not None and not gpus:
+        raise BadRequestError(f"{node} has no GPU; start the lab with some")
+    if request.xid is None and request.exporter is None:
+        if request.gpu is not None:
+            raise BadRequestError(f"GPU {request.gpu}: say which fault with --xid CODE")
+        if not request.asks_for_node:
+            raise BadRequestError("say which: --xid, --exporter, --kill-node or --partition")
