@@ -99,11 +99,11 @@ class Elector:
         """Raises `LeaseLost`; never returns."""
         while True:
             self.beat = time.monotonic()
-            await self._turn()
+            await self.turn()
             pause = self._timing.retry
             await asyncio.sleep(min(pause, self.seconds_left()) if self.leading.is_set() else pause)
 
-    async def _turn(self) -> None:
+    async def turn(self) -> None:
         limit = min(ATTEMPT_SECONDS, self.seconds_left()) if self.leading.is_set() else None
         try:
             async with asyncio.timeout(limit or ATTEMPT_SECONDS):
@@ -171,7 +171,7 @@ class Elector:
         until = began + self._timing.renew
         while (left := until - self._clock()) > 0:
             await asyncio.sleep(min(left, self._timing.retry))
-            await self._turn()
+            await self.turn()
 
     def _lost(self, why: str) -> LeaseLost:
         self._valid_until = -math.inf

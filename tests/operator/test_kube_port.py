@@ -13,6 +13,7 @@ from aiohttp import web
 
 from everstep_operator import kube
 from everstep_operator.kube import Bucket, Kube, Lane
+from everstep_operator.tokens import AccountTokens
 
 Answer = Callable[[web.Request], Any]
 
@@ -23,6 +24,8 @@ class Server:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, str, Any]] = []
         self.answers: list[tuple[int, Any]] = []
+        self.bearers: list[str] = []
+        self.held: asyncio.Event | None = None
 
     async def handle(self, request: web.Request) -> web.Response:
         raw = await request.read()
@@ -30,6 +33,9 @@ class Server:
         self.asked.append(
             (request.method, request.path_qs, content, json.loads(raw) if raw else None)
         )
+        self.bearers.append(request.headers.get("Authorization", "").removeprefix("Bearer "))
+        if self.held is not None:
+            await self.held.wait()
         status, body = self.answers.pop(0) if self.answers else (200, {})
         return web.json_response(body, status=status)
 
@@ -161,3 +167,95 @@ async def test_a_recovery_does_not_queue_behind_status_writes() -> None:
 async def test_without_a_cluster_it_says_what_to_set(tmp_path: Path) -> None:
     with pytest.raises(kube.NoCluster, match="set KUBECONFIG"):
         await Kube.connect(kubeconfig=str(tmp_path / "absent"))
+
+
+async def test_whoever_lost_the_lease_writes_nothing_and_may_still_read(
+    server: Server, port: Kube
+) -> None:
+    port.seconds_left = lambda: 0.0
+    with pytest.raises(kube.Standby):
+        await port.patch(kube.PODS, "x", {}, "default")
+    with pytest.raises(kube.Standby):
+        await port.create(kube.PODS, {}, "default", dry_run=True)
+    assert server.asked == []
+    await port.get(kube.PODS, "x", "default")
+
+
+async def test_no_write_outlives_the_deadline_of_the_lease(server: Server, port: Kube) -> None:
+    server.held = asyncio.Event()
+    port.seconds_left = lambda: 0.1
+    with pytest.raises(kube.Transient):
+        await port.delete(kube.PODS, "x", "default", uid="u")
+    server.held.set()
+
+
+def a_token(value: str, seconds: int = 3600) -> tuple[int, Any]:
+    return 201, {"status": {"token": value}, "spec": {"expirationSeconds": seconds}}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def nodes(port: Kube) -> AsyncIterator[tuple[Kube, Clock]]:
+    """Another identity's port, and the clock by which its tokens age."""
+    clock = Clock()
+    found = port.build_other("nodes", AccountTokens(port, ("ns", "everstep-nodes"), clock))
+    yield found, clock
+    await found.close()
+
+
+async def test_another_identity_writes_with_a_token_of_its_own(
+    server: Server, nodes: tuple[Kube, Clock]
+) -> None:
+    server.answers = [a_token("first"), (200, {}), (200, {})]
+    await nodes[0].patch(kube.NODES, "n", {})
+    await nodes[0].patch(kube.NODES, "n", {})
+    paths = [(method, path) for method, path, _, _ in server.asked]
+    assert paths == [
+        ("POST", "/api/v1/namespaces/ns/serviceaccounts/everstep-nodes/token"),
+        ("PATCH", "/api/v1/nodes/n"),
+        ("PATCH", "/api/v1/nodes/n"),
+    ]
+    assert server.bearers == ["t", "first", "first"]
+
+
+async def test_a_token_is_renewed_at_four_fifths_of_the_life_that_was_granted(
+    server: Server, nodes: tuple[Kube, Clock]
+) -> None:
+    port, clock = nodes
+    server.answers = [a_token("first", 600), (200, {}), (200, {}), a_token("second"), (200, {})]
+    await port.patch(kube.NODES, "n", {})
+    clock.now = 479
+    await port.patch(kube.NODES, "n", {})
+    clock.now = 480
+    await port.patch(kube.NODES, "n", {})
+    assert server.bearers == ["t", "first", "first", "t", "second"]
+
+
+async def test_a_token_that_is_refused_is_renewed_once(
+    server: Server, nodes: tuple[Kube, Clock]
+) -> None:
+    server.answers = [a_token("old"), refusal(401, "Unauthorized"), a_token("new"), (200, {})]
+    await nodes[0].patch(kube.NODES, "n", {})
+    assert server.bearers == ["t", "old", "t", "new"]
+    server.answers = [refusal(401, "Unauthorized"), a_token("newer"), refusal(401, "Unauthorized")]
+    with pytest.raises(kube.Denied):
+        await nodes[0].patch(kube.NODES, "n", {})
+
+
+async def test_an_old_token_serves_on_while_no_new_one_is_to_be_had(
+    server: Server, nodes: tuple[Kube, Clock]
+) -> None:
+    port, clock = nodes
+    server.answers = [a_token("first"), (200, {}), refusal(503, ""), (200, {}), refusal(503, "")]
+    await port.patch(kube.NODES, "n", {})
+    clock.now = 3000
+    await port.patch(kube.NODES, "n", {})
+    clock.now = 3600
+    with pytest.raises(kube.Transient, match="no token of ServiceAccount ns/everstep-nodes"):
+        await port.patch(kube.NODES, "n", {})

@@ -28,7 +28,7 @@ def build_incidents(
     attempts = {r.slot: r.attempt for r in records}
     incidents = [_marked(observed, i, attempts, decisions, now) for i in incidents]
     for runtime in _recent(incidents, observed.seen.incidents if observed.seen else ()):
-        incidents = _with_runtime(incidents, runtime, now)
+        incidents = _with_runtime(incidents, runtime, now, observed.job.status.step or 0)
     return incidents[-KEPT:]
 
 
@@ -152,7 +152,7 @@ def _is_filled(observed: Observed, slot: int, attempt: int) -> bool:
 
 
 def _with_runtime(
-    incidents: list[Incident], runtime: RuntimeIncident, now: float
+    incidents: list[Incident], runtime: RuntimeIncident, now: float, reached: int
 ) -> list[Incident]:
     """The job's own record of an interruption joins ours of the same id, or of the same slot and time."""
     at = next((k for k, i in enumerate(incidents) if runtime.id in (i.id, i.job_id)), None)
@@ -160,8 +160,8 @@ def _with_runtime(
         same = [k for k, i in enumerate(incidents) if i.open and _may_be(i, runtime)]
         at = same[-1] if same else None
     if at is None:
-        return [*incidents, _merged(_of_runtime(runtime, now), runtime)]
-    return [*incidents[:at], _merged(incidents[at], runtime), *incidents[at + 1 :]]
+        return [*incidents, _merged(_of_runtime(runtime, now), runtime, reached)]
+    return [*incidents[:at], _merged(incidents[at], runtime, reached), *incidents[at + 1 :]]
 
 
 def _may_be(incident: Incident, runtime: RuntimeIncident) -> bool:
@@ -182,15 +182,29 @@ def _of_runtime(runtime: RuntimeIncident, now: float) -> Incident:
     )
 
 
-def _merged(incident: Incident, runtime: RuntimeIncident) -> Incident:
-    """`open` of an incident that moves a slot is ours to close; of any other it is the job's."""
+def _merged(incident: Incident, runtime: RuntimeIncident, reached: int) -> Incident:
+    """`open` of an incident that moves a slot is ours to close; of any other it is the job's.
+
+    What a former coordinator told of it stays: its successor may be a newcomer.
+    """
+    told = {p.name[:32]: p.ms for p in runtime.phases[:16]}
+    phases = {**{p.name: p.ms for p in incident.phases}, **told}
     return incident.model_copy(
         update={
             "job_id": runtime.id[:128] if runtime.id != incident.id else incident.job_id,
             "rung": runtime.rung[:32] or incident.rung,
             "resumed_step": runtime.step or incident.resumed_step,
-            "steps_lost": runtime.steps_lost,
-            "phases": [PhaseTiming(name=p.name[:32], ms=p.ms) for p in runtime.phases[:16]],
+            "steps_lost": _count_lost(incident, runtime, reached),
+            "phases": [PhaseTiming(name=n, ms=ms) for n, ms in list(phases.items())[:16]],
             "open": incident.open if incident.attempt is not None else runtime.open,
         }
     )
+
+
+def _count_lost(incident: Incident, runtime: RuntimeIncident, reached: int) -> int | None:
+    """`reached`: the furthest step that we knew of, which no newcomer can know."""
+    if runtime.cause != "Replaced":
+        return max(runtime.steps_lost, incident.steps_lost or 0)
+    if incident.steps_lost is not None or not runtime.step:
+        return incident.steps_lost
+    return max(0, reached - runtime.step)
