@@ -1,6 +1,7 @@
 """The jobs of the stories, and the namespace in which they run."""
 
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from everstep_stories.clusters import Cluster
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 IMAGE = os.environ.get("EVERSTEP_E2E_IMAGE", "everstep/e2e-trainer:dev")
-URI = os.environ.get("EVERSTEP_E2E_STORE", "s3://everstep/stories")
+URI = f"{os.environ.get('EVERSTEP_E2E_STORE', 's3://everstep/stories')}/{secrets.token_hex(4)}"
+"""A folder of this telling's own: a run that an earlier one has finished would be over at once."""
 DATASET, BATCH = 512, 8
 """Samples of scripts/tiny.py, and how many of them one step takes."""
 SECRET, SCRIPTS_MAP, SCRIPTS_PATH = "object-store", "scripts", "/scripts"
@@ -68,6 +70,7 @@ class Workplace:
         kubectl(
             "apply", "-f", "-", stdin=f"{NAMESPACE}  name: {self.namespace}\n  labels:\n{labels}"
         )
+        kubectl("delete", "rtj", "--all", "-n", self.namespace, timeout=120)
         self._share_store()
         self._apply("configmap", SCRIPTS_MAP, f"--from-file={SCRIPTS}")
 
