@@ -7,6 +7,7 @@ from everstep_operator import kube
 from everstep_operator.evidence import Claim, Evidence, Finding, Kind, is_known
 from everstep_operator.fleet import apply, release
 from everstep_operator.fleet.actions import Action
+from everstep_operator.fleet.observing import plan_observing
 from everstep_operator.fleet.plan import Plan, plan
 from everstep_operator.fleet.view import Budget, Observed, Policy
 from everstep_operator.nodes import NodeFacts
@@ -39,6 +40,7 @@ class Fleet:
     creatable: bool = True
     gpus: Mapping[str, frozenset[str]] = field(default_factory=dict)
     silences: Mapping[str, str] = field(default_factory=dict)
+    observe_only: bool = False
 
     def break_(self, node: str, **changes: object) -> "Fleet":
         self.faults.append(Fault(node=node, **changes))  # type: ignore[arg-type]
@@ -69,7 +71,8 @@ class Fleet:
         )
 
     def plan(self) -> Plan:
-        return plan(self.observe(), self.memory, self.policy, self.now)
+        decide = plan_observing if self.observe_only else plan
+        return decide(self.observe(), self.memory, self.policy, self.now)
 
     async def step(self, *, only: int | None = None) -> list[Action]:
         """One pass; `only` that many actions of it are done."""

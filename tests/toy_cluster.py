@@ -4,7 +4,8 @@ It stands behind the same port as `everstep_operator.kube.Kube`, and counts what
 """
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,7 @@ class ToyCluster:
     writes: list[str] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     pods: list[dict[str, Any]] = field(default_factory=list)
+    seconds_left: Callable[[], float] = lambda: math.inf
 
     def add(self, kind: kube.Kind, obj: Mapping[str, Any]) -> dict[str, Any]:
         return self._store(kind, copy.deepcopy(dict(obj)))
@@ -110,12 +112,31 @@ class ToyCluster:
         return nodes, quarantines
 
     async def list(
-        self, kind: kube.Kind, namespace: str | None = None, *, labels: str = ""
+        self,
+        kind: kube.Kind,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
     ) -> tuple[Objects, str]:
         if kind == kube.PODS:
             return copy.deepcopy(self.pods), str(self.version)
         self._need_crd(kind)
-        return copy.deepcopy(self._of(kind.plural)), str(self.version)
+        name = fields.removeprefix("metadata.name=")
+        found = [o for o in self._of(kind.plural) if not name or o["metadata"]["name"] == name]
+        return copy.deepcopy(found), str(self.version)
+
+    async def delete(
+        self, kind: kube.Kind, name: str, namespace: str | None = None, *, uid: str
+    ) -> None:
+        self._need_crd(kind)
+        held = self.objects.get((kind.plural, name))
+        if held is None:
+            raise kube.Gone(404, "NotFound", f"{name} is not there")
+        if held["metadata"].get("uid") != uid:
+            raise kube.Conflict(409, "Conflict", f"{name} is another")
+        self.writes.append(f"delete {name}")
+        self.remove(kind, name)
 
     async def create(
         self,
