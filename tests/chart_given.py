@@ -1,11 +1,10 @@
 """The chart's files and what is read from a rendering."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import yaml
 
-from everstep_lab import chart
+from everstep_lab import Lab, chart
 from everstep_lab.api import Object
 
 CASES = sorted((chart.FOLDER / "ci").glob("*-values.yaml"))
@@ -24,3 +23,7 @@ def find(documents: Iterable[Object], kind: str, name: str) -> Object:
 def arguments_of(deployment: Object) -> list[str]:
     arguments: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     return arguments
+
+
+def apply(lab: Lab, text: str) -> None:
+    lab.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text, timeout=120)

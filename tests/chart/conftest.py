@@ -1,14 +1,15 @@
 """One lab with one node for this folder, without an operator of its own, and one `helm`."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from chart_given import apply, read_documents
 from everstep_lab import Lab, build, chart
 from everstep_lab.api import Api, Object
 from everstep_lab.config import LabConfig
-from chart_given import read_documents
 
 NETWORK = "88"
 
@@ -29,8 +30,15 @@ def lab() -> Iterator[Lab]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EVERSTEP_LAB_NETWORK", NETWORK)
         with Lab(LabConfig(nodes=1, operator=False)) as lab:
-            lab.kubectl("create", "namespace", chart.NAMESPACE)
             yield lab
+
+
+@pytest.fixture(scope="package")
+def installed(lab: Lab, helm: Path) -> Lab:
+    """Rights, policies and CRDs are there, as of an armed release."""
+    apply(lab, asyncio.run(chart.render_installed(helm, observe_only=False)))
+    lab.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    return lab
 
 
 @pytest.fixture

@@ -70,14 +70,15 @@ def test_the_charts_crds_are_those_of_the_models(helm: Path, keep: bool) -> None
 
 
 @pytest.fixture(scope="module")
-def ready_lab(lab: Lab) -> Lab:
+def ready_lab(installed: Lab) -> Lab:
     """With the CRDs of the Prometheus Operator and a namespace in which `restricted` is enforced."""
+    lab = installed
     lab.kubectl("apply", "-f", str(MONITORING))
     lab.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
     label = "pod-security.kubernetes.io/enforce=restricted"
     lab.kubectl("label", "--overwrite", "namespace", chart.NAMESPACE, label)
     # A dry run of a pod finds only what is really there.
-    for account in ("everstep-operator", "everstep-release", "everstep-test"):
+    for account in ("everstep-release", "everstep-test"):
         lab.kubectl("create", "serviceaccount", account, f"--namespace={chart.NAMESPACE}")
     return lab
 

@@ -27,7 +27,10 @@ WRONG = [
     ("observonly=false", "observonly"),
     ("networkPolicy.apiServerPorts={}", "apiServerPorts"),
     ("crds.keep=no-way", "keep"),
-    ("serviceMonitor.enabled=true,podMonitor.enabled=true", "serviceMonitor.enabled and podMonitor.enabled"),
+    (
+        "serviceMonitor.enabled=true,podMonitor.enabled=true",
+        "serviceMonitor.enabled and podMonitor.enabled",
+    ),
 ]
 
 

@@ -13,9 +13,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-ACCOUNT = Path(
-    os.environ.get("EVERSTEP_ACCOUNT", "/var/run/secrets/kubernetes.io/serviceaccount")
-)
+ACCOUNT = Path(os.environ.get("EVERSTEP_ACCOUNT", "/var/run/secrets/kubernetes.io/serviceaccount"))
 API = os.environ.get(
     "EVERSTEP_API",
     f"https://{os.environ.get('KUBERNETES_SERVICE_HOST', 'kubernetes.default.svc')}"
@@ -70,7 +68,9 @@ def main() -> int:
         why_not = try_until(question, end)
         failed = failed or bool(why_not)
         text = question.__name__.replace("_", " ")
-        print(f"{'no ' if why_not else 'yes'}  {text}{': ' + why_not if why_not else ''}", flush=True)
+        print(
+            f"{'no ' if why_not else 'yes'}  {text}{': ' + why_not if why_not else ''}", flush=True
+        )
     return 1 if failed else 0
 
 
