@@ -61,4 +61,16 @@ def _item(value: Any) -> list[str]:
 def _scalar(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.match(value) and value.lower() not in _WORDS:
         return value
-    return json.dumps(value, ensure_ascii=True)
+    if isinstance(value, float):
+        # YAML 1.1 reads 1e+16 as a string: a number has a point.
+        return re.sub(r"^(-?\d+)e", r"\1.0e", json.dumps(value))
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return "".join(_character(c) for c in json.dumps(value, ensure_ascii=False))
+
+
+def _character(one: str) -> str:
+    """YAML's escapes are JSON's, but for what lies beyond 16 bits."""
+    if one.isprintable() and ord(one) < 0xFFFF:
+        return one
+    return f"\\U{ord(one):08x}"

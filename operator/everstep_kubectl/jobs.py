@@ -135,6 +135,9 @@ def _slot(job: str, raw: Raw) -> Slot:
 
 
 def render_table(jobs: Sequence[Job], now: float, *, everywhere: bool) -> str:
+    if not jobs:
+        where = "in any namespace" if everywhere else "here (-A: everywhere)"
+        return f"there is no ResilientTrainingJob {where}"
     head = ["NAME", "STATE", "READY", "STEP", "SAVED", "AGE", "UNSAVED", "INTERRUPTED", "LOST"]
     head += ["GOODPUT", "WHY"]
     rows = []

@@ -54,14 +54,15 @@ def _draw(axis: Any, incident: Incident) -> None:
         colour = COLOURS.get(now.name, OTHER)
         width = after.seconds - now.seconds
         axis.barh(0, width, left=now.seconds, height=0.4, color=colour, alpha=0.55)
-    for moment, level in place_labels(incident.moments):
+    placed = place_labels(incident.moments)
+    for moment, level in placed:
         colour, top = COLOURS.get(moment.name, OTHER), 0.3 + 0.22 * level
         axis.plot([moment.seconds] * 2, [-0.2, top], color=colour, lw=1)
         label = f" {moment.name} {moment.seconds:.1f}"
         axis.annotate(label, (moment.seconds, top), fontsize=8, color=colour, va="center")
     _draw_phases(axis, incident)
     axis.set_xlim(0, _end(incident) * 1.12)
-    axis.set_ylim(-0.7, 1.5)
+    axis.set_ylim(-0.7, 0.5 + 0.22 * max((level for _, level in placed), default=0))
 
 
 def _title(incident: Incident) -> list[str]:

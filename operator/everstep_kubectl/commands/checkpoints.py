@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from everstep_kubectl.cluster import JOBS, Cluster, ClusterError, Object
+from everstep_kubectl.commands.showing import show
 
 
 def usage(arguments: argparse.Namespace, cluster: Cluster) -> int:
@@ -17,27 +18,21 @@ def usage(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def ls(arguments: argparse.Namespace, cluster: Cluster) -> int:
-    from everstep_kubectl import checkpoints, documents, readerpod
+    from everstep_kubectl import checkpoints, readerpod
 
     job = cluster.get(JOBS, arguments.job).object()
     _, catalog = _read(arguments, cluster, job, ["checkpoints", readerpod.run_of(job), "--json"])
-    if arguments.output == "table":
-        print(checkpoints.render_catalog(catalog))
-    else:
-        print(documents.write(catalog, arguments.output))
+    show(arguments, catalog, lambda: checkpoints.render_catalog(catalog))
     return 0
 
 
 def verify(arguments: argparse.Namespace, cluster: Cluster) -> int:
     """1: the run has a gap."""
-    from everstep_kubectl import checkpoints, documents, readerpod
+    from everstep_kubectl import checkpoints, readerpod
 
     job = cluster.get(JOBS, arguments.job).object()
     status, found = _read(arguments, cluster, job, ["verify", readerpod.run_of(job), "--json"])
-    if arguments.output == "table":
-        print(checkpoints.render_verified(found))
-    else:
-        print(documents.write(found, arguments.output))
+    show(arguments, found, lambda: checkpoints.render_verified(found))
     return status
 
 

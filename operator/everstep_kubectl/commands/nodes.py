@@ -5,37 +5,32 @@ import time
 from urllib.parse import quote
 
 from everstep_kubectl.cluster import QUARANTINES, Cluster, NotFound
+from everstep_kubectl.commands.showing import show
 
 
 def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     reading = cluster.begin("get", f"nodes,{QUARANTINES}", "-o", "json")
-    from everstep_kubectl import documents, nodes
+    from everstep_kubectl import nodes
 
     found = nodes.choose_shown(nodes.build_nodes(reading.items()))
-    if arguments.output != "table":
-        print(documents.write(found, arguments.output))
-        return 0
     now = time.time()  # noqa: TID251 ages are shown as of now
-    print(nodes.render_table(found, now))
+    show(arguments, found, lambda: nodes.render_table(found, now))
     return 0
 
 
 def why(arguments: argparse.Namespace, cluster: Cluster) -> int:
-    """1: it is not in use."""
     reading = cluster.begin("get", f"nodes,{QUARANTINES}", "-o", "json")
     field = f"involvedObject.name={arguments.node}"
     about = cluster.begin("get", "events", "-A", f"--field-selector={field}", "-o", "json")
-    from everstep_kubectl import documents, nodes
+    from everstep_kubectl import nodes
 
     node = next((n for n in nodes.build_nodes(reading.items()) if n.name == arguments.node), None)
     if node is None:
         raise NotFound(f"there is no node {arguments.node!r}: kubectl everstep nodes lists them")
     events = nodes.choose_events(about.items(), arguments.node)
-    if arguments.output != "table":
-        print(documents.write({"node": node, "events": events}, arguments.output))
-    else:
-        now = time.time()  # noqa: TID251 ages are shown as of now
-        print(nodes.render_why(node, events, now))
+    now = time.time()  # noqa: TID251 ages are shown as of now
+    value = {"node": node, "events": events}
+    show(arguments, value, lambda: nodes.render_why(node, events, now))
     return 0
 
 

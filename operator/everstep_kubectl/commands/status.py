@@ -4,22 +4,19 @@ import argparse
 import time
 
 from everstep_kubectl.cluster import JOBS, Cluster
+from everstep_kubectl.commands.showing import show
 
 
 def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     wanted = [JOBS, *([arguments.job] if arguments.job else [])]
     reading = cluster.get(*wanted, everywhere=arguments.all_namespaces)
-    from everstep_kubectl import documents, jobs
+    from everstep_kubectl import jobs
 
     now = time.time()  # noqa: TID251 ages are shown as of now
     found = [jobs.build_job(raw, now) for raw in reading.items()]
-    if arguments.output != "table":
-        print(documents.write(found[0] if arguments.job else found, arguments.output))
-    elif arguments.job:
-        print(jobs.render_job(found[0], now))
-    elif found:
-        print(jobs.render_table(found, now, everywhere=arguments.all_namespaces))
+    if arguments.job:
+        show(arguments, found[0], lambda: jobs.render_job(found[0], now))
     else:
-        where = "in any namespace" if arguments.all_namespaces else "here (-A: everywhere)"
-        print(f"there is no ResilientTrainingJob {where}")
+        everywhere = arguments.all_namespaces
+        show(arguments, found, lambda: jobs.render_table(found, now, everywhere=everywhere))
     return 0

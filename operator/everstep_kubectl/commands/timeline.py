@@ -5,6 +5,7 @@ import time
 from typing import TYPE_CHECKING
 
 from everstep_kubectl.cluster import JOBS, QUARANTINES, Cluster, ClusterError, Object, Reading
+from everstep_kubectl.commands.showing import show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     job_reading = cluster.get(JOBS, arguments.job)
     quarantines = cluster.begin("get", QUARANTINES, "-o", "json")
-    from everstep_kubectl import documents, incidents, jobs, timeline
+    from everstep_kubectl import incidents, jobs, timeline
 
     job = job_reading.object()
     built = incidents.build_incidents(job, optional(quarantines))
@@ -25,11 +26,9 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
         raise ClusterError(f"{arguments.job}: {error.args[0]}") from None
     if arguments.output == "png":
         return _draw(arguments, found)
-    if arguments.output != "table":
-        print(documents.write(found, arguments.output))
-        return 0
     now = time.time()  # noqa: TID251 ages are shown as of now
-    print(timeline.render(arguments.job, found, running=jobs.is_true(job, "Running"), now=now))
+    running = jobs.is_true(job, "Running")
+    show(arguments, found, lambda: timeline.render(arguments.job, found, running=running, now=now))
     return 0
 
 

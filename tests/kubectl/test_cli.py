@@ -1,0 +1,81 @@
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep_kubectl import cli, cluster, incidents, picture
+from kubectl import recordings
+
+README = Path(cluster.__file__).with_name("README.md")
+HEAVY = ("kubernetes", "kopf", "pydantic", "aiohttp", "yaml", "matplotlib", "torch", "asyncio")
+
+
+def test_every_command_of_the_readme_is_one() -> None:
+    lines = re.findall(r"^    kubectl everstep (.*)$", README.read_text(), re.M)
+    assert len(lines) > 15
+    for line in lines:
+        words = shlex.split(line.split(">")[0])
+        if words != ["--help"]:
+            assert hasattr(cli.build_parser().parse_args(words), "module"), line
+
+
+def test_the_fast_path_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; import everstep_kubectl.cli, everstep_kubectl.commands.status, everstep_kubectl.jobs;"
+        f"print([m for m in {HEAVY!r} + ('everstep_operator', 'everstep_agent') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_flags_of_kubectl_may_stand_before_and_behind_the_command() -> None:
+    for words in (["-n", "a", "status"], ["status", "-n", "a"]):
+        assert cli.build_parser().parse_args(words).namespace == "a"
+
+
+def test_without_a_command_it_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == 2
+    assert "timeline" in capsys.readouterr().out
+
+
+def test_a_missing_kubectl_is_named_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(cluster.PROGRAM, "no-such-kubectl")
+    assert cli.run(["status"]) == 2
+    assert "there is no 'no-such-kubectl' in PATH: install kubectl" in capsys.readouterr().err
+
+
+def test_a_cluster_without_everstep_is_told_from_one_that_is_away() -> None:
+    missing = cluster.translate(
+        'E1121 22:00:00.1 1 memcache.go:287] "Unhandled Error"\n'
+        'error: the server doesn\'t have a resource type "resilienttrainingjobs"\n'
+    )
+    assert "helm install everstep" not in str(cluster.translate("error: connection refused"))
+    assert "memcache" not in str(missing)
+    assert isinstance(cluster.translate("Error from server (NotFound): x"), cluster.NotFound)
+    assert str(cluster.translate("")) == "kubectl failed without a word"
+
+
+def test_a_picture_is_a_picture(tmp_path: Path) -> None:
+    found = incidents.build_incidents(recordings.job())
+    picture.save("tiny", found, str(tmp_path / "t.png"))
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_labels_in_the_picture_do_not_meet() -> None:
+    moments = incidents.build_incidents(recordings.job())[0].moments
+    rows = {m.name: row for m, row in picture.place_labels(moments)}
+    assert rows["signal"] != rows["verdict"]
+    assert rows["running"] == 0
+
+
+def test_without_matplotlib_the_picture_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(cluster.ClusterError, match="pip install matplotlib"):
+        picture.save("tiny", (), str(tmp_path / "t.png"))

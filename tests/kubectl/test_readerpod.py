@@ -1,0 +1,101 @@
+import pytest
+
+from everstep_kubectl import readerpod
+from everstep_kubectl.cluster import ClusterError
+from everstep_kubectl.commands.checkpoints import parse_log
+from kubectl import recordings
+
+
+def a_pod(**template: object) -> dict:
+    job = recordings.job()
+    job["spec"]["workers"]["template"]["spec"] |= template
+    return readerpod.build_pod(job, ["verify", "s3://b/r"], seconds=60, suffix="abc")
+
+
+def test_it_has_the_jobs_keys_and_image_and_no_gpu() -> None:
+    pod = a_pod()
+    (container,) = pod["spec"]["containers"]
+    assert container["image"] == "everstep/tiny:test"
+    assert container["envFrom"] == [{"secretRef": {"name": "object-store"}}]
+    assert container["command"] == ["everstep", "verify", "s3://b/r"]
+    assert container["resources"] == {
+        "requests": {"cpu": "100m", "memory": "256Mi"},
+        "limits": {"memory": "2Gi"},
+    }
+
+
+def test_it_ends_by_itself_holds_no_kubernetes_credentials_and_dies_with_the_job() -> None:
+    pod = a_pod()
+    assert pod["spec"]["activeDeadlineSeconds"] == 60
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    (owner,) = pod["metadata"]["ownerReferences"]
+    assert owner["uid"] == recordings.job()["metadata"]["uid"]
+    assert owner["controller"] is False
+
+
+def test_the_operator_does_not_take_it_for_a_worker() -> None:
+    assert "everstep.dev/job" not in a_pod()["metadata"]["labels"]
+
+
+def test_of_several_containers_only_the_trainer_is_kept_without_its_probes() -> None:
+    containers = [
+        {"name": "sidecar", "image": "s"},
+        {
+            "name": "trainer", "image": "t", "command": ["/opt/bin/everstep", "run", "train.py"],
+            "args": ["--", "--lr=1"], "livenessProbe": {}, "ports": [{"containerPort": 1}],
+            "securityContext": {"runAsNonRoot": True},
+        },
+    ]  # fmt: skip
+    (container,) = a_pod(containers=containers)["spec"]["containers"]
+    assert container["command"] == ["/opt/bin/everstep", "verify", "s3://b/r"]
+    assert container["securityContext"] == {"runAsNonRoot": True}
+    assert not {"args", "livenessProbe", "ports"} & set(container)
+    with pytest.raises(LookupError, match="no container named trainer"):
+        a_pod(containers=[{"name": "a"}, {"name": "b"}])
+
+
+def test_its_end_is_its_exit_status() -> None:
+    def pod(phase: str, *statuses: dict, **more: str) -> dict:
+        return {"status": {"phase": phase, "containerStatuses": list(statuses), **more}}
+
+    ended = {"name": "reader", "state": {"terminated": {"exitCode": 1, "message": " no "}}}
+    assert readerpod.describe_ended(pod("Running")) is None
+    assert readerpod.describe_ended(pod("Failed", ended)) == (1, "no")
+    evicted = pod("Failed", message="the node was low on memory")
+    assert readerpod.describe_ended(evicted) == (1, "the node was low on memory")
+
+
+def test_while_it_waits_it_says_why() -> None:
+    waiting = {"state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
+    assert readerpod.describe_wait({"status": {"containerStatuses": [waiting]}}) == (
+        "ErrImagePull: no such image"
+    )
+    unscheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/3",
+    }
+    assert (
+        readerpod.describe_wait({"status": {"conditions": [unscheduled]}}) == "Unschedulable: 0/3"
+    )
+
+
+def test_the_last_line_of_its_log_is_the_answer() -> None:
+    assert parse_log("p", 1, "", 'pip says hello\n{"ok": false}\n') == {"ok": False}
+    with pytest.raises(ClusterError, match="pod p ended with 2: s3://b: access denied"):
+        parse_log("p", 2, "", "everstep: s3://b: access denied\n")
+    with pytest.raises(ClusterError, match="ended with 1: Evicted"):
+        parse_log("p", 1, "Evicted", "")
+
+
+def test_a_restored_job_is_the_old_one_under_another_name_and_run() -> None:
+    job = recordings.job()
+    job["spec"]["suspend"] = True
+    job["metadata"]["labels"] = {"team": "a"}
+    new = readerpod.build_restored(job, new="b", run="default/tiny-from-400")
+    assert new["metadata"] == {"name": "b", "namespace": "default", "labels": {"team": "a"}}
+    assert new["spec"]["checkpoint"]["run"] == "default/tiny-from-400"
+    assert "suspend" not in new["spec"], "the new job starts"
+    assert "run" not in job["spec"]["checkpoint"], "the old one is untouched"

@@ -1,0 +1,145 @@
+"""What an engineer reads, from what a real cluster said."""
+
+from everstep_kubectl import checkpoints, incidents, jobs, nodes, text, timeline
+from kubectl import recordings
+from kubectl.recordings import NOW
+
+
+def test_status_says_alive_how_far_how_safe() -> None:
+    job = jobs.build_job(recordings.job(), NOW)
+    lines = jobs.render_job(job, NOW).splitlines()
+    assert lines[0] == "default/tiny: Running"
+    assert "  alive        2/2 pods, epoch 3" in lines
+    assert "  how far      step 2553 of 1000000, loss 0.7265" in lines
+    (safe,) = [line for line in lines if "how safe" in line]
+    assert safe.startswith("  how safe     checkpoint of step 2550 (")
+    assert safe.endswith("3 steps since then")
+    assert "0      tiny-0-3   node-4   NodeGone, was on node-2" in lines
+    assert lines[-1] == "more: kubectl everstep timeline -n default tiny last"
+
+
+def test_one_line_for_each_job_has_the_risk_in_it() -> None:
+    job = jobs.build_job(recordings.job(), NOW)
+    head, row = jobs.render_table([job], NOW, everywhere=False).splitlines()
+    assert head.split() == [
+        "NAME", "STATE", "READY", "STEP", "SAVED", "AGE", "UNSAVED", "INTERRUPTED", "LOST",
+        "GOODPUT", "WHY",
+    ]  # fmt: skip
+    assert row.split()[:8] == ["tiny", "Running", "2/2", "2553", "2550", "2s", "3", "4"]
+    assert jobs.render_table([job], NOW, everywhere=True).startswith("NAMESPACE")
+    assert "-A: everywhere" in jobs.render_table([], NOW, everywhere=False)
+
+
+def test_a_job_whose_checkpoints_fail_is_called_not_safe() -> None:
+    raw = recordings.with_condition(recordings.job(), "CheckpointHealthy", "False", "AccessDenied")
+    shown = jobs.render_job(jobs.build_job(raw, NOW), NOW)
+    assert "NOT SAFE: AccessDenied: AccessDenied it is" in shown
+
+
+def test_old_figures_of_a_running_job_say_that_the_operator_is_away() -> None:
+    job = jobs.build_job(recordings.job(), NOW + 600)
+    assert "these figures are 10m old: the operator may be away" in job.warnings[0]
+    assert jobs.build_job(recordings.job(), NOW).warnings == ()
+
+
+def test_a_job_that_no_operator_has_seen_is_no_error() -> None:
+    raw = recordings.job()
+    del raw["status"]
+    shown = jobs.render_job(jobs.build_job(raw, NOW), NOW)
+    assert "default/tiny: New" in shown
+    assert "no operator has looked at it yet" in shown
+    assert "nothing is saved yet" not in jobs.render_table(
+        [jobs.build_job(raw, NOW)], NOW, everywhere=False
+    )
+
+
+def test_a_timeline_answers_what_happened_and_what_it_cost() -> None:
+    found = incidents.build_incidents(recordings.job(), recordings.quarantines())
+    shown = timeline.render("tiny", found[:1], running=True, now=NOW)
+    lines = shown.splitlines()
+    assert lines[0] == "inc-7b7c4a3c08  NodeLeaving  2026-11-21 22:07:07 UTC (3m ago)"
+    assert "  state       over, 10.0 s after it began" in lines
+    assert "  verdict     Leaving" in lines
+    assert "  rung        move (slot 0, 1 off node-1)" in lines
+    assert "  checkpoint  went on from step 1188, nothing was lost" in lines
+    assert (
+        "  cost        9.3 s without steps (seen by the operator) x 2 GPUs = 19 GPU-seconds; "
+        "0 steps lost"
+    ) in lines
+    assert "    0.087 s   verdict   decided: the node is not to be used" in lines
+    assert lines[-1] == "  by the job's own clock: boundary 0.18 s, commit 0.07 s"
+
+
+def test_an_incident_without_an_end_is_going_on_only_while_the_job_does_not_run() -> None:
+    found = [i for i in incidents.build_incidents(recordings.job()) if i.open]
+    assert timeline.describe_state(found[0], running=False) == "going on"
+    assert "not recorded; the job runs" in timeline.describe_state(found[0], running=True)
+
+
+def test_a_quiet_job_has_no_timeline() -> None:
+    assert timeline.render("tiny", (), running=True, now=NOW) == "tiny: no interruption so far"
+
+
+def test_nodes_are_listed_with_verdict_and_why() -> None:
+    found = nodes.choose_shown(nodes.build_nodes(recordings.nodes()))
+    head, held, free = nodes.render_table(found, NOW).splitlines()
+    assert head.split()[:4] == ["NODE", "STATE", "GPUS", "VERDICT"]
+    assert held.split()[:5] == ["node-1", "Quarantined", "1/2", "Leaving", "3m"]
+    assert "could not remap a faulty memory row" in held
+    assert free.split()[:3] == ["node-3", "InUse", "2/2"]
+
+
+def test_why_has_the_evidence_and_the_way_back() -> None:
+    node = nodes.build_nodes(recordings.nodes())[0]
+    shown = nodes.render_why(node, [], NOW)
+    assert shown.startswith("node-1: Quarantined")
+    assert "xid 64 on GPU-8adb107b" in shown
+    assert "release   kubectl everstep release node-1" in shown
+
+
+def test_a_node_that_others_cordoned_is_not_ours() -> None:
+    raw = next(n for n in recordings.nodes() if n["metadata"]["name"] == "node-3")
+    raw["spec"]["unschedulable"] = True
+    (node,) = nodes.build_nodes([raw])
+    shown = nodes.render_why(node, [], NOW)
+    assert "somebody else cordoned it: kubectl uncordon node-3" in shown
+    assert not nodes.is_marked(raw)
+
+
+def test_a_quarantine_whose_node_is_gone_is_still_shown() -> None:
+    (node,) = nodes.build_nodes(recordings.quarantines())
+    assert node.verdict == "Absent"
+
+
+def test_what_a_reader_found_is_told_in_one_sentence() -> None:
+    found = {
+        "run": "s3://b/r", "ok": True, "problems": [], "steps": 9, "commits": 2, "bytes": 2048,
+        "epochs": [{"epoch": 1, "first": 1, "last": 9, "samples": 36, "cause": "Start"}],
+    }  # fmt: skip
+    assert "whole: steps 1 to 9 once each, 36 samples" in checkpoints.render_verified(found)
+    gap = found | {"ok": False, "problems": ["step 5 is missing from the ledger"]}
+    assert "PROBLEM: step 5 is missing" in checkpoints.render_verified(gap)
+    assert "whole" not in checkpoints.render_verified(gap)
+
+
+def test_the_list_of_checkpoints_says_where_the_next_start_goes_on_from() -> None:
+    found = {"step": 9, "epoch": 2, "bytes": 60_085, "manifest": "m", "cause": "Start"}
+    catalog = {
+        "run": "s3://b/r",
+        "done": False,
+        "job": "ns/j",
+        "retired": 3,
+        "checkpoints": [found],
+    }
+    shown = checkpoints.render_catalog(catalog)
+    assert "9      2       60.1 kB   Start            the next start goes on from it" in shown
+    assert shown.endswith("3 older checkpoints retired")
+    assert "no checkpoint yet" in checkpoints.render_catalog(catalog | {"checkpoints": []})
+
+
+def test_ages_and_sizes_read_as_kubectl_writes_them() -> None:
+    assert [text.span(s) for s in (5, 119, 600, 7200, 200_000)] == ["5s", "119s", "10m", "2h", "2d"]
+    assert [text.size(n) for n in (5, 60_085, 3e9)] == ["5 B", "60.1 kB", "3.0 GB"]
+    assert text.age("2026-11-21T22:10:00Z", NOW) == "29s"
+    assert text.age(None, NOW) == ""
+    assert text.seconds_of("nonsense") is None

@@ -1,0 +1,85 @@
+import gzip
+import io
+import json
+import tarfile
+
+from everstep_kubectl import bundle, redaction
+from kubectl import recordings
+from kubectl.recordings import NOW
+
+SECRET = "hunter2hunter2"
+
+
+def a_job_with_a_secret() -> dict:
+    job = recordings.job()
+    container = job["spec"]["workers"]["template"]["spec"]["containers"][0]
+    container["env"] += [
+        {"name": "WANDB_API_KEY", "value": SECRET},
+        {"name": "EVERSTEP_JOB", "value": "default/tiny"},
+    ]
+    return job
+
+
+def unpacked(archive: bytes) -> dict[str, str]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return {m.name: tar.extractfile(m).read().decode() for m in tar.getmembers()}  # type: ignore[union-attr]
+
+
+def test_a_value_of_a_variable_is_nowhere_in_the_bundle() -> None:
+    texts = {"logs/a.log": f"login with {SECRET} ok\nstep 5\n"}
+    archive = bundle.build_archive("r", {"jobs.json": [a_job_with_a_secret()]}, texts, NOW)
+    assert SECRET.encode() not in gzip.decompress(archive)
+    files = unpacked(archive)
+    assert files["r/logs/a.log"] == "login with [redacted] ok\nstep 5\n"
+    (job,) = json.loads(files["r/jobs.json"])
+    environment = job["spec"]["workers"]["template"]["spec"]["containers"][0]["env"]
+    by_name = {e["name"]: e["value"] for e in environment}
+    assert by_name["WANDB_API_KEY"] == "[redacted]"
+    assert by_name["EVERSTEP_JOB"] == "default/tiny"
+
+
+def test_what_was_applied_is_not_carried_along_unredacted() -> None:
+    (cleaned,) = redaction.clean_object([recordings.job()])
+    assert (
+        "kubectl.kubernetes.io/last-applied-configuration" not in cleaned["metadata"]["annotations"]
+    )
+
+
+def test_what_looks_like_a_credential_is_taken_out_of_any_text() -> None:
+    found = redaction.clean_text(
+        "AWS_SECRET_ACCESS_KEY=abc/def+ghi token: xyzw1234 --password swordfish "
+        "AKIAIOSFODNN7EXAMPLE Bearer abcdefgh12345 s3://user:pass@host/b "
+        "eyJhbGciOiJI.eyJzdWIiOiIx.sig hf_abcdefghijklmnop"
+    )
+    for secret in ("abc/def", "xyzw", "swordfish", "AKIA", "abcdefgh1", "user:pass", "eyJ", "hf_a"):
+        assert secret not in found, secret
+    assert "AWS_SECRET_ACCESS_KEY=[redacted]" in found
+    assert "s3://[redacted]@host/b" in found
+
+
+def test_ordinary_lines_and_fields_stay_as_they_are() -> None:
+    line = "everstep event=worker_runs slot=0 attempt=4 rank=0 pid=13070 applied=8012 bytes=12168"
+    assert redaction.clean_text(line) == line
+    spec = {"automountServiceAccountToken": False, "secretName": "object-store", "replicas": 2}
+    assert redaction.clean_object(spec) == spec
+
+
+def test_each_container_gives_its_log_and_that_of_the_life_before() -> None:
+    status = [{"name": "trainer", "restartCount": 1}, {"name": "side", "restartCount": 0}]
+    pod = {
+        "metadata": {"name": "p", "namespace": "n"},
+        "status": {"containerStatuses": status},
+    }
+    asked = bundle.build_logs([pod], "logs", 50)
+    assert [q.path for q in asked] == [
+        "logs/p.trainer.log",
+        "logs/p.trainer.before.log",
+        "logs/p.side.log",
+    ]
+    assert asked[1].arguments[-1] == "--previous"
+
+
+def test_the_same_views_are_in_it_as_the_commands_give() -> None:
+    texts = bundle.build_texts([recordings.job()], recordings.quarantines(), NOW)
+    assert texts["tiny.status.txt"].startswith("default/tiny: Running")
+    assert "inc-7b7c4a3c08" in texts["tiny.timeline.txt"]
