@@ -143,5 +143,7 @@ async def run_kopf(watchers: Watchers, ready: asyncio.Event) -> None:
         settings=build_settings(),
         clusterwide=True,
         standalone=True,
+        # Given, because kopf would look up the user's name, and a container's uid has none.
+        identity="everstep-operator",  # type: ignore[arg-type]
         ready_flag=ready,
     )
