@@ -14,7 +14,7 @@ async def resized(trial: Trial, size: int) -> None:
         await trial.watch.refresh()
         pods = [p for p in await trial.board.pods(NAME) if not p.deleting]
         running = [p for p in pods if p.phase == "Running"]
-        status = (await trial.job())["status"]
+        status = (await trial.job()).get("status", {})
         return len(running) == size and status.get("state") == "Running"
 
     await trial.until(f"{size} pods that train", so, limit=120)

@@ -32,6 +32,7 @@ class System:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._helm: Any = getattr(cluster, "helm", None)
+        self._prepared = False
 
     @property
     def by_helm(self) -> bool:
@@ -43,13 +44,16 @@ class System:
         return str(self._helm(*arguments, timeout=timeout))
 
     def install(self, chart: Path = CHART) -> float:
-        """Installs or upgrades and waits until it is ready; seconds that took."""
+        """Installs it, or brings what is installed to our values, once; seconds until it was ready."""
         began = time.monotonic()
+        if self._prepared:
+            return 0.0
         self.helm(
             "upgrade", "--install", RELEASE, str(chart), "--namespace", NAMESPACE,
             "--create-namespace", "--wait", "--timeout", "180s", *self._settings(),
             timeout=240,
         )  # fmt: skip
+        self._prepared = True
         return time.monotonic() - began
 
     def _settings(self) -> list[str]:
@@ -58,10 +62,6 @@ class System:
             settings.append(f"--set=image.repository={repository}")
         return settings
 
-    def is_installed(self) -> bool:
-        found = json.loads(self.helm("list", "--namespace", NAMESPACE, "--output", "json") or "[]")
-        return any(r["name"] == RELEASE and r["status"] == "deployed" for r in found)
-
     def pods(self) -> list[Object]:
         """The operator's, without those that are going."""
         text = self.cluster.kubectl("get", "pods", "-n", NAMESPACE, "-l", SELECTOR, "-o", "json")
@@ -69,14 +69,15 @@ class System:
         return [p for p in found if "deletionTimestamp" not in p["metadata"]]
 
     def leader(self) -> str:
-        """Who holds the Lease; empty if nobody does."""
+        """The pod that holds the Lease; empty if none does."""
         text = self.cluster.kubectl(
             "get", "lease", "-n", NAMESPACE, LEASE, "-o", "json", check=False
         )
         try:
-            return str(json.loads(text)["spec"].get("holderIdentity") or "")
+            holder = str(json.loads(text)["spec"].get("holderIdentity") or "")
         except (ValueError, KeyError):
             return ""
+        return holder.partition("_")[0]
 
     async def until_leader(self, *, other_than: str = "", limit: float = 60.0) -> tuple[str, float]:
         """The Lease's holder, and the seconds until it was that one."""
