@@ -26,35 +26,41 @@ FROM tools AS wheel
 COPY README.md LICENSE ./
 COPY operator operator
 COPY runtime runtime
-COPY e2e/lab/everstep_lab e2e/lab/everstep_lab
 RUN PATH=/opt/build/bin:$PATH uv build --quiet --offline --wheel --no-build-isolation --python /opt/build --out-dir /wheels .
 
-FROM tools AS operator-packages
+FROM tools AS operator-dependencies
 RUN bash .ci/locked --extra operator > operator.txt \
  && uv venv --quiet --python python3 /opt/everstep \
  && uv pip install --python /opt/everstep --no-deps --require-hashes -r operator.txt
+
+FROM operator-dependencies AS operator-packages
 COPY --from=wheel /wheels /wheels
-RUN uv pip install --python /opt/everstep --offline --no-deps /wheels/*.whl
+COPY .ci/install-wheel .ci/install-wheel
+RUN bash .ci/install-wheel /opt/everstep /added
 
 FROM ${PYTHON_IMAGE} AS operator
-COPY --from=operator-packages /opt/everstep /opt/everstep
-ENV PATH=/opt/everstep/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+COPY --from=operator-dependencies /opt/everstep /opt/everstep
+COPY --from=operator-packages /added /opt/everstep
+# USER: kopf and torch ask for the user's name, which a number chosen by a cluster does not have.
+ENV PATH=/opt/everstep/bin:/usr/local/bin:/usr/bin:/bin USER=everstep PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
 WORKDIR /
 ENTRYPOINT ["everstep-operator"]
 
-FROM tools AS trainer-packages
+FROM tools AS trainer-dependencies
 RUN bash .ci/locked --extra runtime > runtime.txt \
  && uv venv --quiet --python python3 /opt/everstep \
  && uv pip install --python /opt/everstep --no-deps --require-hashes -r runtime.txt
+
+FROM trainer-dependencies AS trainer-packages
 COPY --from=wheel /wheels /wheels
-RUN uv pip install --python /opt/everstep --offline --no-deps /wheels/*.whl
+COPY .ci/install-wheel .ci/install-wheel
+RUN bash .ci/install-wheel /opt/everstep /added
 
 FROM ${PYTHON_IMAGE} AS trainer
-COPY --from=trainer-packages /opt/everstep /opt/everstep
-# torch looks its user up by number: without a name its compiler's cache has no folder.
-RUN echo 'everstep:x:65532:65532:everstep:/tmp:/usr/sbin/nologin' >> /etc/passwd
-ENV PATH=/opt/everstep/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 HOME=/tmp
+COPY --from=trainer-dependencies /opt/everstep /opt/everstep
+COPY --from=trainer-packages /added /opt/everstep
+ENV PATH=/opt/everstep/bin:/usr/local/bin:/usr/bin:/bin USER=everstep HOME=/tmp PYTHONUNBUFFERED=1
 USER 65532:65532
 WORKDIR /workspace
 CMD ["everstep", "--help"]

@@ -9,9 +9,8 @@ FROM ${WHEEL_IMAGE} AS wheel
 FROM ${PYTHON_IMAGE}
 COPY --from=wheel /wheels /wheels
 RUN python3 -m pip install --no-index --no-deps --no-cache-dir /wheels/*.whl
-# The plain path first: what the image brings is found before the host's.
-ENV PYTHONPATH=/opt/host-packages PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
-RUN echo 'everstep:x:65532:65532:everstep:/tmp:/usr/sbin/nologin' >> /etc/passwd
+# USER: torch asks for the user's name.
+ENV PYTHONPATH=/opt/host-packages PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 USER=everstep HOME=/tmp
 USER 65532:65532
 WORKDIR /workspace
 COPY examples/byte-lm /workspace

@@ -84,11 +84,10 @@ class KindLab:
         self._config.check()
         tools.check_engine()
         self._refuse_second()
-        built = [image for image in images.ensure_images(self._say) if image.loaded]
-        archive = _Archive(self.places.root, [tag for image in built for tag in image.tags])
+        archives = self._archives(images.ensure_images(self._say))
         try:
             self._describe()
-            self._create(archive)
+            self._create(archives)
             self._fill()
         except BaseException:
             self._say("it did not come up; deleting what there is of it")
@@ -127,8 +126,18 @@ class KindLab:
             "config": dataclasses.asdict(self._config),
         }
 
-    def _create(self, archive: "_Archive") -> None:
-        """The images are written to an archive while the nodes start."""
+    def _archives(self, built: Sequence[images.Image]) -> "list[_Archive]":
+        """The store runs beside the control plane, all else on workers: each loads its own."""
+        root = self.places.root
+        parts = {"workers": self._workers(), "store": [self.places.control_plane]}
+        return [
+            _Archive(root / f"{part}.tar", [t for i in built if i.part == part for t in i.tags], to)
+            for part, to in parts.items()
+            if to
+        ]
+
+    def _create(self, archives: "Sequence[_Archive]") -> None:
+        """The images are written to archives while the nodes start."""
         config = manifests.build_cluster(
             nodes=self._config.nodes, grace_seconds=self._config.node_grace_seconds,
             packages=sysconfig.get_path("purelib"), store_port=self.described["store_port"],
@@ -142,14 +151,12 @@ class KindLab:
             "--config", "-", "--kubeconfig", str(self.places.root / "kind.kubeconfig"),
             *(["--image", image] if image else []),
         ]  # fmt: skip
-        archive.start()
+        for archive in archives:
+            archive.start()
         tools.run(argv, stdin=json.dumps(config), timeout=600)
         self._say("loading the images into the nodes")
-        tools.run(
-            [tools.find("kind"), "load", "image-archive", archive.wait(), "--name",
-             self.places.cluster], timeout=300,
-        )  # fmt: skip
-        archive.remove()
+        for archive in archives:
+            archive.load(self.places.cluster)
 
     def _fill(self) -> None:
         self._say("starting the nodes' GPUs and the object store")
@@ -401,23 +408,22 @@ class KindLab:
 class _Archive:
     """One archive of several images, so that layers they share travel once; written meanwhile."""
 
-    def __init__(self, folder: Path, tags: Sequence[str]) -> None:
-        self._path, self._tags = folder / "images.tar", tags
+    def __init__(self, path: Path, tags: Sequence[str], nodes: Sequence[str]) -> None:
+        self._path, self._tags, self._nodes = path, tags, nodes
         self._error: LabError | None = None
         self._thread = threading.Thread(target=self._save, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def wait(self) -> Path:
-        """Raises LabError if `docker save` failed."""
+    def load(self, cluster: str) -> None:
+        """Into all its nodes at once. Raises LabError if that or the writing failed."""
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._path
-
-    def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
+        argv = [tools.find("kind"), "load", "image-archive", str(self._path), "--name", cluster]
+        tools.run([*argv, "--nodes", ",".join(self._nodes)], timeout=600)
+        self._path.unlink()
 
     def _save(self) -> None:
         try:

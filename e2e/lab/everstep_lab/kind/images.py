@@ -17,7 +17,7 @@ from everstep_lab.seam import LabError
 REPOSITORY = Path(__file__).resolve().parents[4]
 LABEL = "everstep.dev/inputs"
 PYTHON_IMAGE = "python:3.11-slim"
-PACKAGES = ("operator", "runtime", "e2e/lab/everstep_lab")
+PACKAGES = ("operator", "runtime")
 _PASSED_ON = (
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip
@@ -36,8 +36,8 @@ class Image:
     context: Path = REPOSITORY
     built_on: tuple[str, ...] = ()
     """Images of ours that it copies from."""
-    loaded: bool = True
-    """Into the nodes of the cluster."""
+    part: str = "workers"
+    """Where it runs: `workers`, `store`, or empty for nowhere."""
 
     @property
     def name(self) -> str:
@@ -52,11 +52,11 @@ def version() -> str:
 def list_images(minio: Path) -> list[Image]:
     """In the order in which they are built; `minio` is the folder of that binary."""
     locks = (".ci/locked", "constraints.txt", "pyproject.toml")
-    sources = ("Dockerfile", *locks, "README.md", "LICENSE", *PACKAGES)
+    sources = ("Dockerfile", ".ci/install-wheel", *locks, "README.md", "LICENSE", *PACKAGES)
     wheel = "everstep/wheel:dev"
     labs = "e2e/lab/images"
     return [
-        Image(tags=(wheel,), dockerfile="Dockerfile", target="wheel", inputs=sources, loaded=False),
+        Image(tags=(wheel,), dockerfile="Dockerfile", target="wheel", inputs=sources, part=""),
         Image(
             tags=(f"everstep/operator:{version()}",), dockerfile="Dockerfile", target="operator",
             inputs=sources,
@@ -75,7 +75,7 @@ def list_images(minio: Path) -> list[Image]:
         ),
         Image(
             tags=("everstep/lab-minio:dev",), dockerfile=f"{labs}/lab-minio.Dockerfile",
-            inputs=(f"{labs}/lab-minio.Dockerfile",), context=minio,
+            inputs=(f"{labs}/lab-minio.Dockerfile",), context=minio, part="store",
         ),
     ]  # fmt: skip
 

@@ -3,7 +3,9 @@
 Only who may run a command in the node's container (`docker exec`) reaches it: no password, no port.
 """
 
+import contextlib
 import json
+import os
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -15,11 +17,12 @@ from everstep_lab.seam import BadRequestError, FaultRequest
 
 async def serve(node: LabNode, socket: Path) -> web.AppRunner:
     """Answers until the runner is cleaned up; `{"ok": …}` or `{"error": sentence}`."""
-    socket.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(socket)
     runner = web.AppRunner(build_app(node), access_log=None)
     await runner.setup()
     await web.UnixSite(runner, str(socket)).start()
-    socket.chmod(0o600)
+    os.chmod(socket, 0o600)
     return runner
 
 
