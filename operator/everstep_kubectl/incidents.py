@@ -22,7 +22,7 @@ STEPPING = frozenset({"boundary"})
 """Phases in which the ranks still step."""
 WHOLE = frozenset({"restart", "regroup", "first_step", "step"})
 """Phases that only a job that saw the end has measured."""
-IN_ORDER = frozenset({"Leave", "Grow", "Shrink"})
+UNFINISHED = "no end was recorded"
 MEANING = {
     "signal": "the evidence shows",
     "verdict": "decided: the node is not to be used",
@@ -122,9 +122,7 @@ def _build(entries: Sequence[Raw], quarantines: Sequence[Raw], gpus: int) -> Inc
     marks = _marks(entries)
     phases = max((_phases(e) for e in entries), key=len)
     open_ = any(e.get("open", True) for e in entries)
-    seconds, source = (
-        (None, "not over yet") if open_ else _stopped(marks, phases, _all_left(entries))
-    )
+    seconds, source = (None, UNFINISHED) if open_ else _stopped(marks, phases, _all_left(entries))
     return Incident(
         id=str(first["id"]),
         cause=str(first.get("cause") or ""),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from everstep_kubectl import text
-from everstep_kubectl.incidents import Cost, Incident
+from everstep_kubectl.incidents import UNFINISHED, Cost, Incident
 
 
 def render(job: str, incidents: Sequence[Incident], *, running: bool, now: float) -> str:
@@ -62,7 +62,11 @@ def describe_cost(cost: Cost) -> str:
     if cost.steps_lost is not None:
         lost = f"{text.many(cost.steps_lost, 'step')} lost"
     if cost.seconds is None:
-        return f"{lost}; time without steps: {cost.source}"
+        return (
+            f"not known yet: {cost.source}"
+            if cost.source == UNFINISHED
+            else f"{lost}; time without steps: {cost.source}"
+        )
     return (
         f"{text.took(cost.seconds)} without steps ({cost.source}) x {text.many(cost.gpus, 'GPU')}"
         f" = {cost.gpu_seconds:.0f} GPU-seconds; {lost}"
