@@ -41,8 +41,9 @@ bench: setup ## Run the benchmarks
 	@bash .ci/bench
 
 .PHONY: crds
-crds: setup ## Write crds/ anew from the pydantic models
+crds: setup ## Write crds/ anew from the pydantic models, and what the chart has of them
 	@$(BIN)/python -m everstep_operator.crd
+	@$(BIN)/python charts/values_table.py
 
 .PHONY: constraints
 constraints: setup ## Choose the versions of all dependencies anew (constraints*.txt)

@@ -82,10 +82,9 @@ def test_the_life_of_a_release(run_helm: Helm, installed: Lab) -> None:
     lab.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(a_job()))
     run_helm("uninstall", "everstep", "--no-hooks")
     assert get(lab, "rtj", "stays", "-n", "default")["spec"]["suspend"] is True
-    assert (
-        lab.kubectl("get", "clusterrole,validatingadmissionpolicy", "-o", "name").count("everstep")
-        == 0
-    )
+    left = lab.kubectl("get", "clusterrole,validatingadmissionpolicy", "-o", "name")
+    assert "everstep-operator" not in left
+    assert "everstep-nodes" not in left
     assert key_of(lab) == key
 
     run_helm("install", "everstep", folder)

@@ -9,7 +9,7 @@ import promql_parser
 import pytest
 import yaml
 
-from chart_given import CASES, arguments_of, find, read_documents
+from chart_given import CASES, apply, arguments_of, find, read_documents
 from everstep_lab import Lab, chart
 from everstep_lab.api import Object
 from everstep_operator import crd
@@ -70,7 +70,7 @@ def test_the_charts_crds_are_those_of_the_models(helm: Path, keep: bool) -> None
 
 
 @pytest.fixture(scope="module")
-def ready_lab(installed: Lab) -> Lab:
+def ready_lab(installed: Lab, defaults: list[Object]) -> Lab:
     """With the CRDs of the Prometheus Operator and a namespace in which `restricted` is enforced."""
     lab = installed
     lab.kubectl("apply", "-f", str(MONITORING))
@@ -79,7 +79,7 @@ def ready_lab(installed: Lab) -> Lab:
     lab.kubectl("label", "--overwrite", "namespace", chart.NAMESPACE, label)
     # A dry run of a pod finds only what is really there.
     for account in ("everstep-release", "everstep-test"):
-        lab.kubectl("create", "serviceaccount", account, f"--namespace={chart.NAMESPACE}")
+        apply(lab, json.dumps(find(defaults, "ServiceAccount", account)))
     return lab
 
 

@@ -80,6 +80,24 @@ def test_helms_test_may_look_at_one_lease(defaults: list[Object]) -> None:
     assert found == {"ClusterRoleBinding": {}, "RoleBinding": TEST_AT_HOME}
 
 
+def test_the_readme_tells_of_these_rights_and_no_others(defaults: list[Object]) -> None:
+    told: dict[tuple[str, str], dict[str, set[str]]] = {}
+    for line in (chart.FOLDER / "README.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and cells[0].startswith("everstep-"):
+            account, where, resource, verbs, why = cells
+            assert why
+            told.setdefault((account, where), {})[resource] = set(verbs.split(", "))
+    places = {"ClusterRoleBinding": "cluster", "RoleBinding": "namespace"}
+    found = {
+        (account, places[kind]): {f"{g}/{r}" if g else r: verbs for (g, r), verbs in rights.items()}
+        for account in {account for account, _ in told}
+        for kind, rights in rights_of(defaults, account).items()
+        if rights
+    }
+    assert told == found
+
+
 def test_no_rule_has_a_wildcard_and_no_secret_can_be_read(helm: Path) -> None:
     for document in read_documents(chart.render(helm)):
         for rule in document.get("rules", ()):

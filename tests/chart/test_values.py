@@ -1,6 +1,8 @@
 """Values: a wrong one is refused by name, each is described, and the README's table is theirs."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,12 @@ def test_every_value_is_described_and_has_the_default_that_values_yaml_has() -> 
         for part in path.split("."):
             found = found[part]
         assert found == each["default"], path
+
+
+def test_the_readmes_table_is_that_of_the_schema() -> None:
+    script = chart.FOLDER.parent / "values_table.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], check=False)
+    assert done.returncode == 0
 
 
 def test_no_value_is_there_that_the_schema_does_not_know() -> None:
