@@ -24,8 +24,7 @@ async def test_a_drained_node_is_left_after_a_save(scene: Scene, survivor: Trial
         drains.append(asyncio.create_task(scene.kubectl(*command, limit, timeout=120)))
 
     try:
-        with scene.timed("drain → first new step"):
-            seen = await scene.play(survivor, f"kubectl drain {before.node}", drain, slot=0)
+        seen = await scene.play(survivor, f"kubectl drain {before.node}", drain, slot=0)
         assert "drained" in await drains[0]
         assert scene.teller.outcome.steps_lost == 0
         assert seen.moved_to != before.node
