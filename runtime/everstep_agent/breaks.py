@@ -155,6 +155,9 @@ def _of_workers(epoch: EpochLevel, member: EpochMember, held: AgentReport | None
     if held.broken is not None and epoch.commit and held.broken.manifest == epoch.commit.manifest:
         text = f"slot {member.slot} could not restore: {held.broken.message}"
         return [Break(cause="CheckpointBroken", message=text, slot=member.slot)]
+    if held.epoch < epoch.number < held.joined:
+        text = f"slot {member.slot} has joined round {held.joined} and will not begin epoch {epoch.number}"
+        return [Break(cause="GroupBroken", message=text, slot=member.slot, certain=False)]
     if held.epoch != epoch.number:
         over = [e.local for e in held.ended if e.life >= member.lives[e.local]]
         return [_of_early_end(member, local) for local in over]

@@ -15,6 +15,8 @@ from everstep_contract import env
 
 REPORT_SECONDS = 0.1
 YIELD_SECONDS = 1.0
+RIVAL_SECONDS = 5.0
+"""How often a coordinator whose epoch runs looks for another: sooner than a silent member is given up."""
 LINGER_SECONDS = 5.0
 """How long the coordinator stays after the end, so that operator and agents can hear of it."""
 LINGER_POLL_SECONDS = 0.05
@@ -57,6 +59,7 @@ class Role:
             inherited=self._standing.published,
             wanted=self._standing.wanted,
         )
+        coordinator.desk.take(self._report())
         self._standing.coordinator = coordinator
         self._line.say("coordinates", address=self._me.address)
         try:
@@ -104,9 +107,10 @@ class Role:
     async def _until_yielded(
         self, coordinator: Coordinator, has_rival: Callable[[], Awaitable[bool]]
     ) -> None:
+        asked = time.monotonic()
         while True:
             await asyncio.sleep(YIELD_SECONDS)
-            desk = coordinator.desk
+            desk, now = coordinator.desk, time.monotonic()
             if desk.ended:
                 continue
             mine = (self._me.slot, self._me.attempt)
@@ -116,7 +120,10 @@ class Role:
             if desk.behind:
                 return
             runs = desk.epoch is not None and desk.epoch.live
-            if not runs and await has_rival():
+            if runs and now - asked < RIVAL_SECONDS:
+                continue
+            asked = now
+            if await has_rival():
                 return
 
     async def linger(self) -> None:

@@ -122,3 +122,11 @@ def test_a_group_that_a_silent_node_broke_names_the_node():
     found = breaks.explain(broken, known)
     assert (found.cause, found.slots, found.certain) == ("AgentLost", (1,), False)
     assert "slot 1 (attempt 0) has been silent for 9 s" in found.text
+
+
+def test_who_has_joined_a_later_round_will_not_begin_the_epoch():
+    late = a_report(1, joined=2)
+    found = find(stepping(0), late)
+    assert found is not None
+    assert found.cause == "GroupBroken"
+    assert "joined round 2" in found.message
