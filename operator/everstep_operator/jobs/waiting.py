@@ -8,6 +8,7 @@ from everstep_operator.jobs import conditions
 from everstep_operator.jobs.conditions import Story, Verdict
 from everstep_operator.jobs.membership import Decision, Leave
 from everstep_operator.jobs.observed import Observed, Pod
+from everstep_operator.jobs.stamps import to_stamp
 from everstep_operator.model_status import SlotStatus
 
 REFUSED_SECONDS = 30.0
@@ -117,6 +118,9 @@ def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float)
     spec = observed.job.spec
     wanted = [r for r in records if spec is not None and r.slot < spec.workers.replicas]
     pods = [p for r in wanted if (p := observed.pod_of(r.slot, r.attempt)) is not None]
+    for pod in pods:
+        if found := _describe_node(observed, pod, now):
+            return found
     for describe in (_describe_container, _describe_scheduling):
         for pod in pods:
             if found := describe(pod):
@@ -127,6 +131,21 @@ def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float)
     if len(up) < len(pods):
         return "PodsStarting", f"{len(up)} of {len(pods)} containers run"
     return _describe_agents(observed, pods)
+
+
+def _describe_node(observed: Observed, pod: Pod, now: float) -> tuple[str, str] | None:
+    """A node that may come back is waited for: since when, until when, and who sets that."""
+    node, spec = observed.nodes.get(pod.node), observed.job.spec
+    if node is None or node.not_ready_for is None or spec is None or pod.over:
+        return None
+    since, limit = now - node.not_ready_for, spec.recovery.node_lost_seconds
+    why = f" ({node.why.rstrip('.')})" if node.why else ""
+    text = (
+        f"slot {pod.slot} waits for node {pod.node}, which has not been Ready since "
+        f"{to_stamp(round(since))}{why}; it is given up and the pod replaced at "
+        f"{to_stamp(round(since + limit))} (recovery.nodeLostSeconds: {limit})"
+    )
+    return "NodeNotReady", text
 
 
 def _describe_container(pod: Pod) -> tuple[str, str] | None:

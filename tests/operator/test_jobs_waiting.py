@@ -1,0 +1,40 @@
+"""Why a job does not run, in the words of whoever knows."""
+
+from dataclasses import replace
+
+from everstep_contract.levels import RuntimeIncident
+from everstep_operator.jobs.conditions import find_condition
+from everstep_operator.jobs.observed import NodeFact, Observed
+from everstep_operator.jobs.plan import plan
+from job_builders import NOW, a_seen, an_observation
+
+
+def away(seconds: float) -> Observed:
+    """node-2 has not been Ready for so long, and the job waits for who was there."""
+    lost = RuntimeIncident(id="lm-1", cause="AgentLost", message="slot 2 has been silent", slot=2)
+    nodes = {f"node-{s}": NodeFact(name=f"node-{s}") for s in range(3)}
+    nodes["node-2"] = NodeFact(name="node-2", not_ready_for=seconds, why="Kubelet stopped posting.")
+    return an_observation(seen=a_seen(running=False, incidents=(lost,)), nodes=nodes)
+
+
+def said(observed: Observed, now: float) -> str:
+    found = find_condition(plan(observed, now).status, "Running")
+    assert found is not None
+    return found.message
+
+
+def test_a_node_that_may_come_back_is_waited_for_with_since_when_and_until_when() -> None:
+    message = said(away(20.0), NOW)
+    assert "slot 2 waits for node node-2" in message
+    assert "not been Ready since 1970-01-12T13:46:20Z (Kubelet stopped posting)" in message
+    assert "replaced at 1970-01-12T13:47:20Z (recovery.nodeLostSeconds: 60)" in message
+
+
+def test_the_sentence_does_not_change_while_it_waits() -> None:
+    assert said(away(20.0), NOW) == said(away(25.0), NOW + 5.0)
+
+
+def test_a_job_that_steps_waits_for_nobody() -> None:
+    found = find_condition(plan(replace(away(20.0), seen=a_seen()), NOW).status, "Running")
+    assert found is not None
+    assert found.status == "True"
