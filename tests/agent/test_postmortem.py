@@ -96,7 +96,10 @@ def test_a_pod_that_is_gone_or_was_started_again_holds_nothing():
 
 
 def test_an_agent_that_never_began_the_epoch_holds_nothing_of_it():
-    assert not ranks(a_report(0, epoch=0, workers=(), ended=ended(0)), stepping(1))[0].alive
+    never = a_report(0, epoch=0, workers=(), ended=ended(0), cut=1)
+    assert not ranks(never, stepping(1))[0].alive
+    said_before_the_cut = a_report(0, epoch=0, workers=(), ended=ended(0))
+    assert ranks(said_before_the_cut, stepping(1))[0].alive
 
 
 def test_an_agent_that_never_reported_is_unreachable_and_not_dead():
