@@ -202,11 +202,19 @@ class Loop:
             return
         places = self._feed.places(index)
         samples = list(summary.samples[places.start : places.stop])
+        bad = self._session.tracked.find_not_finite()
+        if not bad:
+            self._save_before()
+        why = (
+            f"; the parameter {bad} was not finite before it: that state is not saved"
+            if bad
+            else ""
+        )
         self._session.fail(
             Cause.NOT_FINITE,
             f"step {self._step.number}: the loss of micro-batch {index} is "
             f"{summary.losses[index]}; its samples are "
-            f"{samples}. Nothing of this step was applied",
+            f"{samples}. Nothing of this step was applied{why}",
         )
 
     def _guard(self, summary: vector.Summary, norm: float | None) -> None:
@@ -227,11 +235,15 @@ class Loop:
             windows[key] = guards.extended(before, value) if math.isfinite(value) else before
 
     def _save_and_stop(self, verdict: guards.Verdict) -> NoReturn:
+        self._save_before()
+        self._session.fail(Cause.GUARD, f"{verdict.message}; stopped before it was applied")
+
+    def _save_before(self) -> None:
+        """The state of the boundary before this step, the same decision on every rank."""
         session, before = self._session, self._step.number - 1
         sound, capture = self._rewind()
-        if sound and session.staged != before:
+        if sound and before > max(session.staged, session.start.applied):
             session.stage(before, capture)
-        session.fail(Cause.GUARD, f"{verdict.message}; stopped before it was applied")
 
     def _keep_copy(self) -> None:
         """Of the state before the step: a later reduction of it may fail when the first is applied

@@ -76,6 +76,11 @@ class Tracked:
                 found.setdefault(id(tensor), (name, tensor))
         return dict(found.values())
 
+    def find_not_finite(self) -> str:
+        """Name of a parameter that holds a NaN or an infinity; empty: none does."""
+        parameters = self.named_parameters().items()
+        return next((n for n, p in parameters if not bool(torch.isfinite(p).all())), "")
+
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Those that a tracked optimizer holds (without one: all) and that want a gradient, in
         order of modules.

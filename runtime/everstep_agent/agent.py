@@ -26,7 +26,7 @@ from everstep_agent.standing import Standing
 from everstep_agent.storage import open_store
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.retrying import Retrying
-from everstep_contract import env, report
+from everstep_contract import env, position, report
 
 WATCH_SECONDS = 0.25
 FAILURE_SECONDS = 8.0
@@ -57,6 +57,7 @@ class Agent:
         self._spawner = spawner
         self._environ = dict(os.environ if environ is None else environ)
         self._signals = signals
+        self._former = read_former(settings.memory)
         self._incarnation = count_incarnation(settings.memory)
         self._standing = Standing()
         self._ended: asyncio.Future[report.ExitReport] | None = None
@@ -132,6 +133,7 @@ class Agent:
             relay=self._relay,
             on_part=self._delivery.wake,
             line=self.line,
+            former=self._former,
         )
         self._role = Role(
             settings=self.settings,
@@ -277,6 +279,17 @@ class Agent:
 def worker_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """What the user's code gets: everything but the job's token."""
     return {k: v for k, v in environ.items() if k != env.PREFIX + "TOKEN"}
+
+
+def read_former(memory: str) -> position.Position | None:
+    """Where the furthest worker of the container's last life stood; the folder outlives it."""
+    found = []
+    for path in Path(memory).glob("position-*"):
+        with contextlib.suppress(OSError, ValueError):
+            page = position.PositionPage(str(path))
+            found.append(page.read())
+            page.close()
+    return max(found, key=lambda p: (p.epoch, p.applied), default=None)
 
 
 def count_incarnation(memory: str) -> int:

@@ -75,6 +75,7 @@ def _matter(document: Levels) -> tuple[object, ...]:
     seen = document.seen
     return (
         document.round,
+        document.claimed,
         document.epoch,
         document.wanted,
         document.end,

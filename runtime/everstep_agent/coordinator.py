@@ -5,7 +5,9 @@ It talks to agents through the levels on its board only, and holds nothing that 
 not find again: the run log is in the store, the workers' positions with their agents.
 """
 
-from everstep_agent import logline, runlog_rules
+import time
+
+from everstep_agent import logline, rounds, runlog_rules
 from everstep_agent.breaks import Break
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.desk import Desk, Identity
@@ -86,10 +88,33 @@ class Coordinator:
             cause = await recover(desk, lost)
         elif desk.epoch is not None:
             cause = desk.epoch.cause
+        else:
+            cause = self._begin_again()
         while not desk.ended:
-            if await gather(desk, cause) is None:
+            claimed = await gather(desk, cause)
+            if claimed is not None:
+                cause = await train(desk)
+            elif desk.epoch is not None and desk.epoch.stage is not Stage.OVER and not desk.ended:
+                lost = Break(
+                    cause="CoordinatorLost", message="its coordinator is gone", certain=False
+                )
+                cause = await recover(desk, lost)
+            else:
                 return
-            cause = await train(desk)
+
+    def _begin_again(self) -> str:
+        """Nobody has told us of an epoch: the log knows whether there was one."""
+        desk = self.desk
+        mine = next((r for r in desk.reports.all() if r.slot == desk.me.slot), None)
+        found = rounds.decide_beginning(
+            desk.run_log.newest_claim, mine, desk.wanted, job_uid=desk.settings.job_uid
+        )
+        if found.cause != "Start":
+            desk.incidents.open(
+                desk.new_incident(), found.cause, found.message, now=time.monotonic(), slots=()
+            )
+            desk.line.say("begins_again", cause=found.cause, incident=desk.incidents.id)
+        return found.cause
 
 
 def decide_whose_run(desk: Desk) -> tuple[report.Cause, str] | None:

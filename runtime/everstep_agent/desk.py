@@ -68,8 +68,6 @@ class Desk:
         self.burnt = 0
         self.struck = "", 0
         """Cause and step of the last failure."""
-        self.behind = False
-        """Somebody was in a newer epoch than we know of, and may hold what nobody else does."""
         self.broken: set[str] = set()
         self.notes: tuple[str, ...] = ()
         self.base_seconds: Mapping[str, float] = {}
@@ -103,8 +101,6 @@ class Desk:
 
     def take(self, report_: AgentReport) -> None:
         self.reports.take(report_, time.monotonic())
-        known = self.epoch.number if self.epoch else 0
-        self.behind = self.behind or report_.epoch > known
 
     def add_part(self, part: Part) -> None:
         epoch = self.epoch
@@ -125,6 +121,12 @@ class Desk:
     @property
     def epoch(self) -> EpochLevel | None:
         return self.board.levels.epoch
+
+    @property
+    def behind(self) -> bool:
+        """Somebody was in a newer epoch than we know of, and may hold what nobody else does."""
+        known = self.epoch.number if self.epoch else 0
+        return any(r.epoch > known for r in self.reports.recent(time.monotonic(), STALE_SECONDS))
 
     @property
     def ended(self) -> bool:
@@ -233,7 +235,7 @@ class Desk:
     # --- what we publish -------------------------------------------------------------------------
 
     def publish(self, **changes: Any) -> None:
-        self.board.publish(**changes)
+        self.board.publish(claimed=self._epoch_in_log(), **changes)
 
     def set_epoch(self, **changes: Any) -> EpochLevel:
         assert self.epoch is not None
@@ -249,8 +251,19 @@ class Desk:
             self.epoch,
             self.committed_ref(now),
             self.left,
+            self.list_unheard(),
         )
         self.publish()
+
+    def list_unheard(self) -> frozenset[tuple[int, int]]:
+        """Pods that may hold the state of an epoch of which we have not heard."""
+        return rounds.list_unheard(
+            self.run_log.newest_claim,
+            self.epoch.number if self.epoch else 0,
+            self.reports.all(),
+            self.wanted,
+            job_uid=self.settings.job_uid,
+        )
 
     def end(self, cause: report.Cause, message: str, **fields: Any) -> None:
         """The last thing that this coordinator publishes."""

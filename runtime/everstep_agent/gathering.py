@@ -4,23 +4,28 @@ members are new lives.
 
 import secrets
 import time
+from dataclasses import replace
 
 from everstep_agent import rounds, runlog, runlog_rules
+from everstep_agent.breaks import SILENT_SECONDS
 from everstep_agent.desk import STALE_SECONDS, Desk
 from everstep_agent.messages import EpochLevel, Stage
 from everstep_contract import levels, log, report
 
-SAY_AGAIN_SECONDS = 15.0
+SAY_AGAIN_SECONDS = 60.0
 
 
 async def gather(desk: Desk, cause: str) -> EpochLevel | None:
-    """The next epoch, claimed; None if the job ends, or this coordinator has no say any more."""
+    """The next epoch, claimed. None: the job ends, this coordinator has no say any more, or workers
+    of an epoch of which it had not heard still live: that one is the desk's then.
+    """
     number = rounds.next_number(_log_epoch(desk), desk.reports.all(), desk.burnt)
     opened, said = time.monotonic(), ("", 0.0)
     desk.publish(round=number)
     while not desk.ended:
         desk.note_left()
-        if _ends_here(desk):
+        unheard = desk.list_unheard() if time.monotonic() - opened < SILENT_SECONDS else ()
+        if _adopt(desk) or _ends_here(desk, stop=not unheard):
             return None
         now = time.monotonic()
         decision = rounds.decide_epoch(
@@ -50,13 +55,24 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
     return None
 
 
+def _adopt(desk: Desk) -> bool:
+    """What living workers of an unheard epoch hold may stand nowhere else: it is recovered first."""
+    recent = desk.reports.recent(time.monotonic(), STALE_SECONDS)
+    held = rounds.find_unheard(recent, desk.epoch, desk.run_log.newest_claim)
+    if held is None:
+        return False
+    desk.line.say("epoch_adopted", epoch=held.number, incident=desk.incidents.id)
+    desk.publish(round=0, epoch=replace(held, boundary=None))
+    return True
+
+
 def _log_epoch(desk: Desk) -> int:
     return runlog_rules.next_epoch(desk.run_log.entries) - 1
 
 
-def _ends_here(desk: Desk) -> bool:
-    """Ends that need no epoch: a stop, a failure that an agent found by itself, a run that was done
-    before.
+def _ends_here(desk: Desk, *, stop: bool) -> bool:
+    """Ends that need no epoch: a failure that an agent found by itself, or a stop, once nobody can hold
+    what would have to be saved first.
     """
     failed = next((r for r in desk.reports.all() if r.failure is not None), None)
     if failed is not None and failed.failure is not None:
@@ -65,7 +81,7 @@ def _ends_here(desk: Desk) -> bool:
             report.Cause(found.cause), found.message, step=found.step, traceback=found.traceback
         )
         return True
-    if desk.wanted.stop is not levels.Stop.NONE:
+    if stop and desk.wanted.stop is not levels.Stop.NONE:
         stop_here(desk)
         return True
     return False
@@ -130,6 +146,10 @@ def _open_epoch(
         incident=desk.incidents.id,
     )
     desk.saves.drop_older(claim.epoch, resume)
+    if desk.incidents.current is not None and desk.epoch is None:
+        former = desk.run_log.claims[-2].epoch if len(desk.run_log.claims) > 1 else 0
+        lost = rounds.count_lost(desk.reports.all(), former, resume)
+        desk.incidents.current = desk.incidents.current.resumes(resume, lost)
     desk.incidents.mark("regroup", time.monotonic())
     desk.line.say(
         "epoch_claimed",

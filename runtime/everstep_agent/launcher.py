@@ -114,6 +114,7 @@ class Launcher:
         self._interrupts = 0
         self._stop_at = 0.0
         self._lost = 0
+        self._said_start = False
         self._clients: dict[str, PeerClient] = {}
         _sweep()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_memory()))
@@ -158,6 +159,9 @@ class Launcher:
             if self._interrupts > 1 or (self._stop_at and now - self._stop_at > STOP_SECONDS):
                 self._kill_all()
             await self._exchange()
+            if not self._said_start and terminal.is_start_slow(now - self._began, self.seen):
+                self._said_start = True
+                self._say("the workers start: importing torch and the script can take a while")
             await self._wait(PERIOD_SECONDS)
 
     async def _wait(self, seconds: float) -> None:

@@ -107,6 +107,11 @@ class AgentReport:
     """Newest epoch of which it has heard that it is cut or over: what it did not begin by then, it never
     will.
     """
+    held: "EpochLevel | None" = None
+    """The epoch of our living workers, told to a coordinator that has not heard of it."""
+    former_epoch: int = 0
+    former_step: int = 0
+    """Where the workers of this container's last life stood when it ended."""
     until: int | None = None
     loss: float | None = None
     notes: tuple[str, ...] = ()
@@ -219,6 +224,8 @@ class Levels:
     address: str
     round: int = 0
     """Number of the epoch that is being gathered; who is free joins it. 0: none."""
+    claimed: int = 0
+    """Epoch of the newest claim in the run log: what an older one left running is over."""
     epoch: EpochLevel | None = None
     wanted: levels.Wanted = field(default_factory=levels.Wanted)
     seen: levels.Seen = field(default_factory=levels.Seen)

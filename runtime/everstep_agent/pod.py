@@ -34,13 +34,15 @@ from everstep_agent.storage.retrying import Retrying
 from everstep_agent.timeledger import TimeLedger
 from everstep_agent.uploads import Uploads
 from everstep_agent.workers import Worker, WorkerSet
-from everstep_contract import env, levels, report, wire
+from everstep_contract import env, levels, position, report, wire
 
 EARLY_DEATHS = 3
 
 
 class Pod:
-    """`changed` is set whenever the report says something new; `on_part` gets every uploaded part."""
+    """`changed` is set whenever the report says something new; `on_part` gets every uploaded part;
+    `former` is where the workers of the container's last life stood.
+    """
 
     def __init__(
         self,
@@ -53,8 +55,10 @@ class Pod:
         relay: Relay,
         on_part: Callable[[Part], None],
         line: logline.Log,
+        former: position.Position | None = None,
     ) -> None:
         self.settings = settings
+        self._former = former or position.Position()
         self.me = me
         self.store = store
         self.line = line
@@ -127,12 +131,15 @@ class Pod:
         level = published.epoch
         if self.epoch == 0:
             return
-        if level is None or level.number < self.epoch:
-            return  # it does not know of our epoch yet, and what we hold may stand nowhere else
-        if level.number > self.epoch:
+        # A round alone ends nothing: whoever gathers it may not have heard of our epoch yet, and what
+        # we hold may stand nowhere else.
+        known = level.number if level else 0
+        if max(known, published.claimed if known < self.epoch else 0) > self.epoch:
             if not self.workers.group_over():
                 self._cut()
                 self.workers.end_current()
+            return
+        if level is None or level.number < self.epoch:
             return
         self.level, current = level, list(self.workers.current.values())
         if self.uploads is not None and level.committed > level.resume:
@@ -236,6 +243,8 @@ class Pod:
 
     def _cut(self) -> None:
         now = time.monotonic()
+        if all(w.cut_at is None for w in self.workers.current.values()):
+            self._ledger.cut(now)
         for worker in self.workers.current.values():
             self._rest(worker, now)
         self.workers.cut(self.epoch)
@@ -244,6 +253,10 @@ class Pod:
         """This rank trains no more: from here its seconds are the agent's to charge."""
         if worker.epoch == self.epoch and not self._ledger.rests(worker.local):
             self._ledger.page(worker.local, worker.life, worker.position())
+            if worker.started_at is not None:
+                in_order = worker.stays or worker.state is State.FINISHED
+                spent, kind = now - worker.started_at, "idle" if in_order else "detect"
+                self._ledger.tail(worker.local, worker.life, spent, kind)
             self._ledger.rest(worker.local, now)
 
     def _save(self, level: EpochLevel) -> None:
@@ -403,6 +416,9 @@ class Pod:
             passed=self._arming.passed(self.level, current),
             staged=min((w.staged for w in current), default=0),
             cut=self._cut_heard,
+            held=self._unheard_of(),
+            former_epoch=self._former.epoch,
+            former_step=self._former.applied,
             until=lead.tracked.until if lead and lead.tracked else None,
             loss=lead.applied.loss if lead and lead.applied else None,
             notes=self._notes,
@@ -412,6 +428,13 @@ class Pod:
             failure=self.failure,
             seconds=self._ledger.total(),
         )
+
+    def _unheard_of(self) -> EpochLevel | None:
+        """Our epoch, if who coordinates now does not know of it."""
+        if self._newest is None or self.level is None or self.workers.group_over():
+            return None
+        known = self._newest.epoch.number if self._newest.epoch else 0
+        return self.level if known < self.epoch and self.level.stage is not Stage.OVER else None
 
     def _storage_error(self) -> levels.StorageError | None:
         waits = self.store.trouble.to_level() if self.store.trouble else None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep_agent import runlog_rules
-from everstep_agent.messages import AgentReport, EpochMember
+from everstep_agent.messages import AgentReport, EpochLevel, EpochMember, State
 from everstep_contract import levels, log
 
 
@@ -122,6 +122,83 @@ def build_proof(
         gone=frozenset((g.slot, g.attempt) for g in wanted.gone)
         | frozenset((p.slot, p.attempt - 1) for p in wanted.peers),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """Why a coordinator that has heard of no epoch gathers one; `cause` Start: nothing was lost."""
+
+    cause: str
+    message: str = ""
+
+
+def decide_beginning(
+    claim: log.Claim | None, mine: AgentReport | None, wanted: levels.Wanted, *, job_uid: str
+) -> Beginning:
+    """`mine`: the report of the coordinator's own agent."""
+    if claim is None or claim.job_uid != job_uid:
+        return Beginning(cause="Start")
+    if mine is not None and mine.former_epoch == claim.epoch:
+        text = f"every agent of epoch {claim.epoch} was started again"
+        return Beginning(cause="AgentLost", message=text)
+    if wanted.incident:
+        text = f"every slot of epoch {claim.epoch} goes on in a new pod"
+        return Beginning(cause="Replaced", message=text)
+    return Beginning(cause="Start")
+
+
+def find_unheard(
+    reports: Iterable[AgentReport], known: EpochLevel | None, claim: log.Claim | None
+) -> EpochLevel | None:
+    """The claimed epoch of workers that still live, which this coordinator has not heard of."""
+    for report in reports:
+        held = report.held
+        newer = held is not None and (known is None or held.number > known.number)
+        if newer and held is not None and claim is not None and held.token == claim.token:
+            return held
+    return None
+
+
+def list_unheard(
+    claim: log.Claim | None,
+    known: int,
+    reports: Iterable[AgentReport],
+    wanted: levels.Wanted,
+    *,
+    job_uid: str,
+) -> frozenset[tuple[int, int]]:
+    """(slot, attempt) of the claimed epoch's members that may still hold its state, for a coordinator
+    that has heard of no epoch after `known`: only their agents can tell.
+    """
+    if claim is None or claim.job_uid != job_uid or claim.epoch <= known:
+        return frozenset()
+    told = list(reports)
+    by_id = {r.id: r for r in told}
+    newest = {(r.slot, r.attempt): r.incarnation for r in sorted(told, key=lambda r: r.id)}
+    found = set()
+    for m in claim.members:
+        place = m.slot, m.attempt
+        current = current_attempt(m.slot, wanted)
+        over = is_gone(*place, wanted) or (current is not None and current > m.attempt)
+        dead = any(
+            (d.slot, d.attempt) == place and d.incarnation >= m.incarnation for d in wanted.dead
+        )
+        if over or dead or newest.get(place, 0) > m.incarnation:
+            continue
+        held = by_id.get((m.slot, m.attempt, m.incarnation))
+        if held is None or _holds(held, claim.epoch):
+            found.add(place)
+    return frozenset(found)
+
+
+def _holds(report: AgentReport, epoch: int) -> bool:
+    return report.epoch == epoch and any(w.state is not State.DEAD for w in report.workers)
+
+
+def count_lost(reports: Iterable[AgentReport], epoch: int, step: int) -> int:
+    """Steps after `step` that workers of ended containers had applied in that epoch."""
+    furthest = max((r.former_step for r in reports if r.former_epoch == epoch), default=0)
+    return max(0, furthest - step)
 
 
 def next_number(log_epoch: int, reports: Iterable[AgentReport], burnt: int) -> int:

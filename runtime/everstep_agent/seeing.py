@@ -101,11 +101,12 @@ def build_left(
     epoch: EpochLevel | None,
     committed: levels.CheckpointRef | None,
     known: Iterable[levels.Left],
+    unheard: frozenset[tuple[int, int]] = frozenset(),
 ) -> tuple[levels.Left, ...]:
     """Slots whose pod holds nothing that the store lacks: out of every running epoch, the position
     committed.
 
-    Once said it stays said, until the slot's next attempt shows up.
+    `unheard`: pods that may hold more than we know of. Once said it stays said, until the slot's next attempt shows up.
     """
     newest: dict[int, int] = {}
     for slot, attempt in [(p.slot, p.attempt) for p in wanted.peers] + [
@@ -119,7 +120,7 @@ def build_left(
         {(m.slot, m.attempt) for m in epoch.members}
         if epoch and epoch.stage is not Stage.OVER
         else set()
-    )
+    ) | unheard
     for slot, attempt in asked.items():
         if (slot, attempt) not in inside and (slot, attempt) not in left:
             at = committed or levels.CheckpointRef(epoch=0, step=0)

@@ -5,6 +5,14 @@ from collections.abc import Mapping
 from everstep_contract import levels
 
 
+START_SECONDS = 2.0
+
+
+def is_start_slow(elapsed: float, seen: levels.Seen) -> bool:
+    """Whether somebody who waits should hear for what."""
+    return elapsed > START_SECONDS and not seen.running and not seen.epoch
+
+
 def describe_changes(before: levels.Seen, after: levels.Seen) -> list[str]:
     lines: list[str] = []
     if after.epoch != before.epoch and after.epoch:

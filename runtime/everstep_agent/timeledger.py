@@ -24,6 +24,16 @@ class TimeLedger:
         """This rank trains no more: from here its seconds are charged by us."""
         self._resting.setdefault(local, now)
 
+    def tail(self, local: int, life: int, spent: float, category: str) -> None:
+        """Of the `spent` seconds since Start, those that the worker never came to charge."""
+        self.charge(category, spent - sum(self._pages.get((local, life), {}).values()))
+
+    def cut(self, now: float) -> None:
+        """Until now nobody had acted on the loss of those that rest."""
+        for local, since in self._resting.items():
+            self.charge("detect", now - since)
+            self._resting[local] = now
+
     def rests(self, local: int) -> bool:
         return local in self._resting
 

@@ -186,6 +186,13 @@ class Gang:
         return await verify.verify_run(self.store())
 
 
+async def assert_exact(gang: Gang, steps: int) -> None:
+    found = await gang.verified()
+    assert found.ok, found.problems
+    assert found.steps == steps
+    assert [e.step for e in found.entries] == list(range(1, steps + 1))
+
+
 def dump_tasks() -> None:
     """Every task with all frames that it is suspended in."""
     for task in asyncio.all_tasks():

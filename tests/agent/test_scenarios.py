@@ -9,19 +9,12 @@ from typing import Any
 
 import pytest
 
-from agent.gang import Gang
+from agent.gang import Gang, assert_exact
 from agent.unreliable import UnreliableStore
 from everstep_agent import agent, role, training
 from everstep_agent.storage import opening
 from everstep_agent.storage.retrying import Patience, Retrying
 from everstep_contract import levels, log, report
-
-
-async def assert_exact(gang: Gang, steps: int) -> None:
-    found = await gang.verified()
-    assert found.ok, found.problems
-    assert found.steps == steps
-    assert [e.step for e in found.entries] == list(range(1, steps + 1))
 
 
 async def test_a_job_trains_to_its_end_saves_on_the_way_and_every_agent_ends_for_good(
@@ -164,32 +157,6 @@ async def test_the_coordinators_own_slot_can_leave(tmp_path: Path) -> None:
         gang.want(leave=(), gone=(levels.SlotAttempt(slot=slot, attempt=0),))
         await gang.start(slot, 1)
         await gang.reports()
-        await assert_exact(gang, 20)
-
-
-async def test_a_newcomer_saves_what_the_only_survivor_holds_though_that_one_must_leave(
-    tmp_path: Path,
-) -> None:
-    """Of two slots on one bad node, one has lost its GPU and the other is asked to leave."""
-    async with Gang(tmp_path, 2) as gang:
-        await gang.until(lambda s: s.step >= 5)
-        assert gang.seen.coordinator is not None
-        lost = gang.seen.coordinator.slot
-        living = 1 - lost
-        gang.want(
-            leave=(living,), gone=(levels.SlotAttempt(slot=lost, attempt=0),), incident="inc-3"
-        )
-        await gang.kill(lost, say=False)
-        await gang.start(lost, 1)
-        seen = await gang.until(lambda s: s.left)
-        assert (seen.left[0].slot, seen.left[0].attempt) == (living, 0)
-        assert seen.left[0].step >= 5
-        assert seen.epoch == 1, "the operator takes no word of an older epoch"
-        await gang.kill(living, say=False)
-        gang.want(leave=(), gone=(*gang.wanted.gone, levels.SlotAttempt(slot=living, attempt=0)))
-        await gang.start(living, 1)
-        await gang.reports()
-        assert sum(i.steps_lost for i in gang.seen.incidents) == 0
         await assert_exact(gang, 20)
 
 

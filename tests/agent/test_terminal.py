@@ -73,3 +73,9 @@ def test_bytes_read_well():
     assert [terminal.format_bytes(n) for n in (7, 1500, 12_300_000, 5 * 10**9)] == [
         "7 B", "1.5 kB", "12.3 MB", "5.0 GB",
     ]  # fmt: skip
+
+
+def test_a_start_that_takes_longer_than_two_seconds_is_explained():
+    assert not terminal.is_start_slow(1.0, levels.Seen())
+    assert terminal.is_start_slow(3.0, levels.Seen())
+    assert not terminal.is_start_slow(3.0, levels.Seen(epoch=1))

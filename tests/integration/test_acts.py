@@ -5,8 +5,8 @@ import pytest
 from everstep_demo import faults
 from everstep_demo.board import Board, condition
 from everstep_demo.runwatch import RunWatch
-from everstep_lab import Lab
 from everstep_demo.trial import NAMESPACE, URI, Trial, build_job
+from everstep_lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 NAME = "acts"
@@ -64,6 +64,7 @@ async def test_a_failing_gpu_that_still_computes_is_left_after_a_commit(
 
 async def test_a_gpu_that_fell_off_the_bus_costs_no_step(lab: Lab, trial: Trial) -> None:
     epoch = await trial.until_stepping()
+    before = {i["id"] for i in (await trial.job())["status"]["incidents"]}
     node = await hurt(lab, trial, slot=0, xid=79)
     quarantine = await until_quarantined(trial, node)
     assert quarantine["spec"]["verdict"] == "Gone"
@@ -72,6 +73,12 @@ async def test_a_gpu_that_fell_off_the_bus_costs_no_step(lab: Lab, trial: Trial)
     moved = await trial.board.current_pod(trial.name, 0)
     assert moved is not None
     assert moved.node != node
+    job = await trial.job()
+    (incident,) = [i for i in job["status"]["incidents"] if i["id"] not in before]
+    assert incident["quarantine"] == quarantine["spec"]["incident"]
+    assert {p["name"] for p in incident["phases"]} >= {"detect", "save", "commit", "regroup"}
+    await trial.watch.refresh()
+    assert incident["id"] in trial.watch.incidents, "the run log has the same id"
 
 
 async def test_the_job_finishes_and_its_ledger_has_no_gap(lab: Lab, trial: Trial) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from everstep_demo.board import Board, condition
 from everstep_demo.runwatch import RunWatch
-from everstep_lab import Lab
 from everstep_demo.trial import NAMESPACE, URI, Trial, build_job
+from everstep_lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 NAME = "survivor"
@@ -117,8 +117,13 @@ async def test_a_killed_node_costs_no_step(lab: Lab, trial: Trial) -> None:
     epoch = await trial.until_stepping()
     pod = await trial.board.current_pod(NAME, 1)
     assert pod is not None
+    before = {i["id"] for i in (await trial.job())["status"]["incidents"]}
     lab.fault(pod.node, kill_node=True)
     await trial.until_recovered(epoch, limit=120)
+    (incident,) = [i for i in (await trial.job())["status"]["incidents"] if i["id"] not in before]
+    assert (incident["cause"], incident["slot"], incident["stepsLost"]) == ("NodeLost", 1, 0)
+    await trial.watch.refresh()
+    assert incident["id"] in trial.watch.incidents, "the run log has the same id"
     back = await trial.board.current_pod(NAME, 1)
     assert back is not None
     assert back.node != pod.node

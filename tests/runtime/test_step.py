@@ -156,6 +156,50 @@ def test_a_loss_that_is_no_number_stops_before_it_is_applied(trial: Trial) -> No
     )
 
 
+def run_until_bad(trial: Trial, factor: float, *, spoil: bool = False) -> None:
+    """Three good steps; in the fourth the loss is multiplied."""
+    for step in trial.job.steps(until=9):
+        for batch in step.batches(trial.data):
+            step.backward(trial.loss(batch) * (factor if step.number == 4 else 1))
+        trial.optimizer.step()
+        if spoil and step.number == 3:
+            with torch.no_grad():
+                trial.model.bias.fill_(math.nan)
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_saves_what_was_trained_before_it(
+    trial: Trial, factor: float
+) -> None:
+    with pytest.raises(Ended):
+        run_until_bad(trial, factor)
+    (staged,), (failed,) = trial.line.of(wire.Staged), trial.line.of(wire.Failed)
+    assert (staged.step, failed.step, failed.cause) == (3, 3, Cause.NOT_FINITE.value)
+    assert f"is {factor};" in failed.message
+
+
+def test_a_state_that_is_not_finite_itself_is_not_saved(trial: Trial) -> None:
+    with pytest.raises(Ended):
+        run_until_bad(trial, 1.0, spoil=True)
+    (failed,) = trial.line.of(wire.Failed)
+    assert trial.line.of(wire.Staged) == []
+    assert "the parameter model.bias was not finite before it" in failed.message
+
+
+def test_the_norm_of_the_gradient_alone_trips_the_guard(a_trial: Callable[..., Trial]) -> None:
+    trial = a_trial(guard_action="SaveAndStop").track()
+    with pytest.raises(Ended):
+        for step in trial.job.steps(until=15):
+            for batch in step.batches(trial.data):
+                loss = trial.loss(batch)
+                more = 1e4 * (loss - loss.detach()) if step.number == 13 else 0.0
+                step.backward(loss + more)
+    (staged,), (failed,) = trial.line.of(wire.Staged), trial.line.of(wire.Failed)
+    assert (staged.step, failed.cause) == (12, Cause.GUARD.value)
+    assert "step 13: gradient norm" in failed.message
+    assert "loss" not in failed.message
+
+
 def run_with_a_spike(trial: Trial) -> None:
     for step in trial.job.steps(until=15):
         for batch in step.batches(trial.data):

@@ -1,0 +1,162 @@
+"""A coordinator that knows less than those it coordinates, or than the run log: nothing that a living
+rank holds is given up for it.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.gang import Gang, assert_exact
+from everstep_agent import follower
+from everstep_contract import levels
+
+
+def read_pages(tmp_path: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in tmp_path.glob("m-*/position-*")}
+
+
+async def test_a_newcomer_saves_what_the_only_survivor_holds_though_that_one_must_leave(
+    tmp_path: Path,
+) -> None:
+    """Of two slots on one bad node, one has lost its GPU and the other is asked to leave."""
+    async with Gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        assert gang.seen.coordinator is not None
+        lost = gang.seen.coordinator.slot
+        living = 1 - lost
+        gang.want(
+            leave=(living,), gone=(levels.SlotAttempt(slot=lost, attempt=0),), incident="inc-3"
+        )
+        await gang.kill(lost, say=False)
+        await gang.start(lost, 1)
+        seen = await gang.until(lambda s: s.left)
+        assert (seen.left[0].slot, seen.left[0].attempt) == (living, 0)
+        assert seen.left[0].step >= 5
+        assert seen.epoch == 1, "the operator takes no word of an older epoch"
+        await gang.kill(living, say=False)
+        gang.want(leave=(), gone=(*gang.wanted.gone, levels.SlotAttempt(slot=living, attempt=0)))
+        await gang.start(living, 1)
+        await gang.reports()
+        assert sum(i.steps_lost for i in gang.seen.incidents) == 0
+        await assert_exact(gang, 20)
+
+
+async def test_a_coordinator_that_could_hear_of_no_epoch_adopts_the_one_that_still_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The survivor is too busy to answer while the newcomer looks around."""
+    monkeypatch.setattr(follower, "choose_witness", lambda answers, known: None)
+    async with Gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        assert gang.seen.coordinator is not None
+        lost = gang.seen.coordinator.slot
+        gang.want(leave=(1 - lost,), gone=(levels.SlotAttempt(slot=lost, attempt=0),))
+        await gang.kill(lost, say=False)
+        await gang.start(lost, 1)
+        await gang.until(lambda s: s.left)
+        gang.want(leave=())
+        await gang.kill(1 - lost)
+        await gang.start(1 - lost, 1)
+        await gang.reports()
+        assert "event=epoch_adopted" in gang.shown()
+        assert sum(i.steps_lost for i in gang.seen.incidents) == 0
+        assert (await gang.run_log()).claims[1].chain[-1].last_step >= 5
+        await assert_exact(gang, 20)
+
+
+async def test_the_coordinator_is_lost_and_all_others_are_told_to_leave(tmp_path: Path) -> None:
+    async with Gang(tmp_path, 3) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        assert gang.seen.coordinator is not None
+        lost = gang.seen.coordinator.slot
+        others = tuple(s for s in range(3) if s != lost)
+        gone = levels.SlotAttempt(slot=lost, attempt=0)
+        gang.want(leave=others, gone=(gone,), incident="inc-4")
+        await gang.kill(lost, say=False)
+        await gang.start(lost, 1)
+        seen = await gang.until(lambda s: {x.slot for x in s.left} == set(others))
+        assert min(x.step for x in seen.left) >= 5
+        for slot in others:
+            await gang.kill(slot, say=False)
+        gang.want(
+            leave=(),
+            gone=(gone, *(levels.SlotAttempt(slot=s, attempt=0) for s in others)),
+        )
+        for slot in others:
+            await gang.start(slot, 1)
+        await gang.reports()
+        assert {i.id for i in gang.seen.incidents} == {"inc-4"}
+        assert sum(i.steps_lost for i in gang.seen.incidents) == 0
+        await assert_exact(gang, 20)
+
+
+async def test_when_every_pod_was_replaced_the_operators_incident_goes_on(tmp_path: Path) -> None:
+    async with Gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 3)
+        gang.want(leave=(0, 1), incident="inc-5")
+        await gang.until(lambda s: {x.slot for x in s.left} == {0, 1})
+        for slot in (0, 1):
+            await gang.kill(slot, say=False)
+        gang.want(leave=(), gone=tuple(levels.SlotAttempt(slot=s, attempt=0) for s in (0, 1)))
+        for slot in (0, 1):
+            await gang.start(slot, 1)
+        await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
+        (incident,) = gang.seen.incidents
+        assert (incident.id, incident.cause, incident.steps_lost) == ("inc-5", "Replaced", 0)
+        assert [p.name for p in incident.phases] == ["regroup", "restart", "first_step"]
+        await gang.reports()
+        claims = (await gang.run_log()).claims
+        assert [(c.cause, c.incident) for c in claims] == [("Start", ""), ("Replaced", "inc-5")]
+        await assert_exact(gang, 20)
+
+
+async def test_when_every_container_was_restarted_the_steps_lost_are_said(tmp_path: Path) -> None:
+    async with Gang(tmp_path, 2, save_every_steps=4) as gang:
+        await gang.until(lambda s: s.committed and s.committed.step >= 4 and s.step >= 6)
+        pages = read_pages(tmp_path)
+        for slot in (0, 1):
+            await gang.kill(slot)
+        for path, page in pages.items():  # as SIGKILL of a whole container leaves them
+            path.write_bytes(page)
+        committed = (await gang.run_log()).commits[-1].step
+        for slot in (0, 1):
+            await gang.start(slot, 0)
+        await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
+        (incident,) = gang.seen.incidents
+        assert incident.cause == "AgentLost"
+        assert incident.step == committed
+        assert 0 < incident.steps_lost < 20
+        await gang.reports()
+        await assert_exact(gang, 20)
+
+
+async def test_the_coordinator_is_lost_while_a_boundary_is_armed(tmp_path: Path) -> None:
+    async with Gang(tmp_path, 3) as gang:
+        await gang.until(lambda s: s.step >= 3)
+        assert gang.seen.coordinator is not None
+        lost = gang.seen.coordinator.slot
+        told = asyncio.Event()
+        board = gang.agents[lost]._standing.coordinator.desk.board
+        publish = board.publish
+
+        def watched(**changes: Any) -> bool:
+            news = publish(**changes)
+            if board.levels.epoch and board.levels.epoch.boundary:
+                told.set()
+            return news
+
+        board.publish = watched
+        gang.want(leave=((lost + 1) % 3,), incident="inc-6")
+        await asyncio.wait_for(told.wait(), 20)
+        await gang.kill(lost)
+        await gang.start(lost, 1)
+        await gang.until(lambda s: s.left)
+        leaver = gang.seen.left[0].slot
+        await gang.kill(leaver, say=False)
+        gang.want(leave=(), gone=(levels.SlotAttempt(slot=leaver, attempt=0),))
+        await gang.start(leaver, 1)
+        await gang.reports()
+        assert sum(i.steps_lost for i in gang.seen.incidents) == 0
+        await assert_exact(gang, 20)
