@@ -1,0 +1,146 @@
+"""Two operator processes on a real API server: one acts, its end is the other's beginning. In order, on one lab."""
+
+import contextlib
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep_lab import Lab
+from everstep_lab.config import LabConfig
+from everstep_operator import kube
+from everstep_operator.jobs import manifests
+from everstep_operator.kube import Kube
+from everstep_operator.tokens import AccountTokens
+from job_builders import TEMPLATE, a_job, a_spec
+from replicas import Replica, install, is_cordoned, start, until
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(LabConfig(nodes=2, operator=False)) as lab:
+        yield lab
+
+
+@dataclass(slots=True)
+class Pair:
+    config: Path
+    folder: Path
+    first: Replica
+    second: Replica
+
+
+@pytest.fixture(scope="module")
+def pair(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("replicas")
+    config = install(lab, folder)
+    first = Replica(lab, config, folder, "first")
+    until("the first leads", first.leads)
+    second = Replica(lab, config, folder, "second")
+    until("the second is ready", second.is_ready)
+    found = Pair(config, folder, first, second)
+    yield found
+    found.first.kill()
+    found.second.kill()
+
+
+def test_a_standby_is_ready_writes_nothing_and_tells_of_no_job_or_node(pair: Pair) -> None:
+    assert pair.first.leads()
+    shown = pair.second.fetch("/metrics")
+    assert "everstep_operator_leader 0.0" in shown
+    assert "everstep_gpu_nodes" not in shown
+    assert not re.search(r'api_calls_total\{[^}]*verb="(POST|PATCH|PUT|DELETE)"', shown)
+
+
+def test_when_the_leader_is_killed_the_other_acts_after_the_lease(lab: Lab, pair: Pair) -> None:
+    pair.first.kill()
+    took = until("the second leads", pair.second.leads)
+    assert took > 5, "no sooner than the lease allows: 10 s less the age of the last renewal"
+    lab.fault("node-1", gpu=0, xid=64)
+    until("node-1 is cordoned", lambda: is_cordoned(lab, "node-1"))
+
+
+def test_nodes_are_written_under_the_other_identity_alone(lab: Lab, pair: Pair) -> None:
+    shown = pair.second.fetch("/metrics")
+    assert re.search(r'api_calls_total\{identity="nodes",outcome="Done",verb="PATCH"\}', shown)
+    for account, may in (("everstep-operator", "no"), ("everstep-nodes", "yes")):
+        user = f"--as=system:serviceaccount:everstep-system:{account}"
+        said = lab.kubectl("auth", "can-i", "patch", "nodes", user, check=False)
+        assert said.split()[0] == may
+
+
+def test_nothing_of_ours_holds_an_object_back(lab: Lab) -> None:
+    path = "jsonpath={.items[*].metadata.finalizers}"
+    assert lab.kubectl("get", "nodes,nodequarantines", "-o", path) == ""
+
+
+def test_a_leader_that_is_asked_to_end_hands_over_at_once(lab: Lab, pair: Pair) -> None:
+    pair.first = Replica(lab, pair.config, pair.folder, "third")
+    until("a standby is ready again", pair.first.is_ready)
+    assert not pair.first.leads()
+    pair.second.process.send_signal(signal.SIGTERM)
+    until("the standby leads", pair.first.leads)
+    assert "it was released" in pair.first.said
+    assert pair.second.process.wait(30) == 0
+
+
+def test_release_all_makes_the_leader_stop_and_gives_its_nodes_back(lab: Lab, pair: Pair) -> None:
+    assert is_cordoned(lab, "node-1")
+    log = pair.folder / "release.log"
+    assert start("release-all", lab.kubeconfig, log).wait(120) == 0, log.read_text()
+    assert "node node-1: uncordoned, our taint and mark removed" in log.read_text()
+    assert not is_cordoned(lab, "node-1")
+    assert lab.kubectl("get", "nodequarantines", "-o", "name") == ""
+    assert pair.first.process.wait(30) == 1
+    assert "has taken it. Nothing is written any more" in pair.first.said
+
+
+@pytest.fixture
+async def admin(lab: Lab) -> Any:
+    found = await Kube.connect(kubeconfig=str(lab.kubeconfig))
+    yield found
+    await found.close()
+
+
+def a_body(**security: Any) -> dict[str, Any]:
+    template = {"spec": {**TEMPLATE["spec"], **security}}
+    spec = a_spec()
+    job = a_job({**spec, "workers": {**spec["workers"], "template": template}}, namespace="strict")
+    assert job.spec is not None
+    return manifests.build_pod(job, job.spec, 0, 1)
+
+
+async def test_one_line_in_the_template_brings_a_pod_into_a_restricted_namespace(
+    lab: Lab, admin: Kube
+) -> None:
+    enforced = {"pod-security.kubernetes.io/enforce": "restricted"}
+    namespace = {"metadata": {"name": "strict", "labels": enforced}}
+    await admin.create(kube.Kind("", "v1", "namespaces"), namespace)
+    account = {"metadata": {"name": "default"}}
+    with contextlib.suppress(kube.AlreadyExists):  # the controller was faster
+        await admin.create(kube.ACCOUNTS, account, "strict")
+    body = a_body(securityContext={"runAsNonRoot": True})
+    await admin.create(kube.PODS, body, "strict", dry_run=True)
+    with pytest.raises(kube.Denied, match="violates PodSecurity"):
+        await admin.create(kube.PODS, a_body(), "strict", dry_run=True)
+
+
+async def test_a_token_of_the_other_account_is_taken_for_that_account(
+    pair: Pair, admin: Kube
+) -> None:
+    where = "everstep-system", "everstep-nodes"
+    nodes = admin.build_other("nodes", AccountTokens(admin, where))
+    reviews = kube.Kind("authentication.k8s.io", "v1", "selfsubjectreviews")
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    try:
+        answer = await nodes.create(reviews, review)
+    finally:
+        await nodes.close()
+    user = answer["status"]["userInfo"]["username"]
+    assert user == "system:serviceaccount:everstep-system:everstep-nodes"
