@@ -169,13 +169,18 @@ def _fields(job: Job, now: float) -> dict[str, object]:
     causes = ", ".join(f"{cause} {n}" for cause, n in sorted(job.by_cause.items()))
     return {
         "why": job.message,
-        "alive": f"{job.ready} pods, epoch {job.epoch}" if job.ready else "",
+        "alive": _alive(job),
         "how far": _how_far(job),
         "how safe": _how_safe(job, now),
         "interrupted": f"{job.interruptions} times{f' ({causes})' if causes else ''}",
         "goodput": job.goodput,
         "run": job.run,
     }
+
+
+def _alive(job: Job) -> str:
+    epoch = f", epoch {job.epoch}" if job.epoch else ""
+    return f"{job.ready} pods{epoch}" if job.ready else ""
 
 
 def _how_far(job: Job) -> str:
