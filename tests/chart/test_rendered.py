@@ -100,19 +100,18 @@ def test_each_pod_runs_where_restricted_is_enforced(
     helm: Path, ready_lab: Lab, case: Path | None
 ) -> None:
     """A Deployment or Job is not held to it when it is made, its pods are."""
-    documents = render(helm, case)
-    for number, document in enumerate(d for d in documents if "template" in d.get("spec", {})):
-        pod: Object = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": f"trial-{number}", "namespace": chart.NAMESPACE},
-            "spec": copy.deepcopy(document["spec"]["template"]["spec"]),
-        }
-        pod["spec"].pop("priorityClassName", None)  # Not there in a dry run.
-        out = ready_lab.kubectl(
-            "create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod), check=False
-        )
-        assert f"pod/trial-{number} created" in out, out
+    pods = []
+    for document in render(helm, case):
+        if "template" in document.get("spec", {}):
+            spec = copy.deepcopy(document["spec"]["template"]["spec"])
+            spec.pop("priorityClassName", None)  # Not there in a dry run.
+            metadata = {"name": f"trial-{len(pods)}", "namespace": chart.NAMESPACE}
+            pods.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    text = "\n---\n".join(map(json.dumps, pods))
+    out = ready_lab.kubectl(
+        "create", "--dry-run=server", "-f", "-", stdin=text, check=False, timeout=120
+    )
+    assert out.splitlines() == [f"pod/trial-{n} created (server dry run)" for n in range(2)]
 
 
 def selectors(expression: str) -> set[str]:
