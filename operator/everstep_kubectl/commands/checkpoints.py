@@ -47,7 +47,7 @@ def restore(arguments: argparse.Namespace, cluster: Cluster) -> int:
     _, forked = _read(arguments, cluster, job, [*command, "--to", f"{uri}/{run}", "--json"])
     _tell(
         f"copied the checkpoint of step {forked['step']} to {forked['run']}; {arguments.job} and its run "
-        f"are as they were. To go on from there: pipe this into `kubectl apply -f -`"
+        f"are as they were. To go on from there, apply the manifest below"
     )
     print(documents.write(readerpod.build_restored(job, new=arguments.new, run=run), "yaml"))
     return 0
