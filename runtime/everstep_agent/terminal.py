@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from everstep_contract import levels
 
-
 START_SECONDS = 2.0
 
 

@@ -1,0 +1,61 @@
+"""What a coordinator may conclude that has heard of no epoch, though the log knows one."""
+
+from agent.given import a_report, an_epoch, stepping, wanting
+from everstep_agent import rounds
+from everstep_agent.messages import State
+from everstep_contract import levels, log
+
+CLAIM = log.Claim(
+    epoch=1,
+    token="t",
+    members=tuple(log.MemberId(slot=s, attempt=0, incarnation=1, rank=0, life=1) for s in range(2)),
+    coordinator="host-0:7070",
+    job_uid="uid-1",
+    job="ns/job",
+)
+
+
+def unheard(*reports, wanted=None, known=0, uid="uid-1"):
+    return rounds.list_unheard(CLAIM, known, reports, wanted or wanting(2), job_uid=uid)
+
+
+def test_who_has_not_spoken_may_hold_everything():
+    assert unheard() == {(0, 0), (1, 0)}
+    assert unheard(known=1) == frozenset()
+    assert unheard(uid="uid-2") == frozenset()
+
+
+def test_whose_workers_are_over_holds_nothing():
+    assert unheard(a_report(0), stepping(1)) == {(1, 0)}
+    assert unheard(a_report(0), stepping(1, state=State.DEAD)) == frozenset()
+
+
+def test_the_gone_and_those_that_were_started_again_hold_nothing():
+    gone = wanting(2, gone=(levels.SlotAttempt(slot=0, attempt=0),))
+    assert unheard(a_report(1, incarnation=2), wanted=gone) == frozenset()
+
+
+def test_an_epoch_is_adopted_only_if_its_claim_is_the_newest():
+    held = a_report(1, held=an_epoch(token="t"))
+    assert rounds.find_unheard([held], None, CLAIM) == held.held
+    assert rounds.find_unheard([held], an_epoch(), CLAIM) is None
+    assert rounds.find_unheard([a_report(1, held=an_epoch(token="x"))], None, CLAIM) is None
+
+
+def begin(mine=None, incident="", uid="uid-1", claim=CLAIM):
+    wanted = wanting(2, incident=incident)
+    return rounds.decide_beginning(claim, mine, wanted, job_uid=uid).cause
+
+
+def test_why_nobody_has_heard_of_the_epoch_in_the_log():
+    assert begin(claim=None) == "Start"
+    assert begin(uid="uid-2") == "Start"
+    assert begin() == "Start", "as after a suspension"
+    assert begin(incident="inc-1") == "Replaced"
+    assert begin(a_report(0, former_epoch=1, former_step=9), incident="inc-1") == "AgentLost"
+
+
+def test_what_ended_containers_had_applied_is_counted():
+    reports = [a_report(0, former_epoch=1, former_step=9), a_report(1, former_epoch=0)]
+    assert rounds.count_lost(reports, 1, 4) == 5
+    assert rounds.count_lost(reports, 2, 4) == 0
