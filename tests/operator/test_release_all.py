@@ -120,5 +120,7 @@ async def test_what_is_not_allowed_is_said_with_what_to_do_by_hand() -> None:
 
     fleet = await a_fleet()
     port: Any = Forbidden(fleet.cluster, 0)
-    with pytest.raises(release_all.NotReleased, match=r"may not patch nodes.*kubectl uncordon NODE"):
+    with pytest.raises(
+        release_all.NotReleased, match=r"may not patch nodes.*kubectl uncordon NODE"
+    ):
         await release_all.run(port, port, Alone())
