@@ -51,8 +51,7 @@ def freeze(node: str) -> str:
 
 def cut_off(node: str, control_plane: str) -> str:
     """From the API server only, both ways, for the node and its pods; everything else goes on."""
-    for rule in _rules(_address(control_plane)):
-        tools.docker("exec", node, "iptables", "-I", *rule)
+    _change_rules("-I", node, control_plane)
     return "cut off from the API server; its processes go on"
 
 
@@ -63,8 +62,7 @@ def is_cut_off(node: str, control_plane: str) -> bool:
 
 
 def reconnect(node: str, control_plane: str) -> str:
-    for rule in _rules(_address(control_plane)):
-        tools.docker("exec", node, "iptables", "-D", *rule)
+    _change_rules("-D", node, control_plane)
     return "reaches the API server"
 
 
@@ -145,6 +143,12 @@ def _address(container: str) -> str:
     if not found:
         raise LabError(f"the container {container} has no address: is it running?")
     return found[0]
+
+
+def _change_rules(how: str, node: str, control_plane: str) -> None:
+    """All in one command: on a busy machine each `docker exec` costs seconds."""
+    lines = [" ".join(["iptables", how, *rule]) for rule in _rules(_address(control_plane))]
+    tools.docker("exec", node, "sh", "-c", " && ".join(lines))
 
 
 def _rules(address: str) -> list[list[str]]:
