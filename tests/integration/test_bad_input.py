@@ -6,9 +6,9 @@ import pytest
 
 from everstep_demo.board import Board
 from everstep_demo.runwatch import RunWatch
+from everstep_demo.trial import NAMESPACE, URI, Trial, build_job
 from everstep_lab import Lab
 from everstep_lab.api import ApiError
-from everstep_demo.trial import NAMESPACE, URI, Trial, build_job
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 

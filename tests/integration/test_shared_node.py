@@ -7,8 +7,8 @@ import pytest
 from everstep_demo import faults
 from everstep_demo.board import Board
 from everstep_demo.runwatch import RunWatch
-from everstep_lab import Lab
 from everstep_demo.trial import NAMESPACE, URI, Trial, build_job
+from everstep_lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
