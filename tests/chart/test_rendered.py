@@ -87,7 +87,7 @@ def ready_lab(installed: Lab, defaults: list[Object]) -> Lab:
 @pytest.mark.parametrize("case", CLUSTERED, ids=name_of)
 def test_an_api_server_accepts_everything(helm: Path, ready_lab: Lab, case: Path | None) -> None:
     text = chart.render(helm, files=[case] if case else [])
-    dry = ("--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
+    dry = ("--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-")
     out = ready_lab.kubectl("apply", *dry, stdin=text, check=False, timeout=120)
     unexpected = [line for line in out.splitlines() if not line.endswith("(server dry run)")]
     assert unexpected == []

@@ -35,7 +35,11 @@ def test_without_faults_every_order_reaches_the_end() -> None:
 
 
 VARIANTS = {
-    "append without create-only": (Rules(steps=1, create_only=False), ("duel",)),
+    "append without create-only": (Rules(steps=1, create_only=False), ("link",)),
+    "a newcomer that knows of no epoch ends whoever still holds one": (
+        Rules(steps=1, catch_up=False, know_before_ending=False),
+        ("node",),
+    ),
     "a restarted agent counts as the old one": (Rules(steps=1, lives_count=False), ("agent",)),
 }
 
