@@ -33,6 +33,7 @@ def run_helm(installed: Lab, helm: Path) -> Iterator["Helm"]:
     """With what the lab has installed without Helm; it is put back at the end."""
     yield Helm(installed, helm)
     Helm(installed, helm)("uninstall", "everstep", "--no-hooks", "--ignore-not-found")
+    installed.kubectl("delete", "secret", "everstep-operator-key", AT_HOME, "--ignore-not-found")
     text = chart.render(helm, only=chart.INSTALLED, values=["observeOnly=false"])
     apply(installed, text)
 
