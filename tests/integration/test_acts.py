@@ -64,7 +64,7 @@ async def test_a_failing_gpu_that_still_computes_is_left_after_a_commit(
 
 async def test_a_gpu_that_fell_off_the_bus_costs_no_step(lab: Lab, trial: Trial) -> None:
     epoch = await trial.until_stepping()
-    before = {i["id"] for i in (await trial.job())["status"]["incidents"]}
+    before = {i["id"] for i in await trial.incidents()}
     node = await hurt(lab, trial, slot=0, xid=79)
     quarantine = await until_quarantined(trial, node)
     assert quarantine["spec"]["verdict"] == "Gone"
@@ -73,8 +73,9 @@ async def test_a_gpu_that_fell_off_the_bus_costs_no_step(lab: Lab, trial: Trial)
     moved = await trial.board.current_pod(trial.name, 0)
     assert moved is not None
     assert moved.node != node
-    job = await trial.job()
-    (incident,) = [i for i in job["status"]["incidents"] if i["id"] not in before]
+    new = [i for i in await trial.incidents() if i["id"] not in before]
+    assert [i["slot"] for i in new] == [0], new
+    incident = new[0]
     assert incident["quarantine"] == quarantine["spec"]["incident"]
     assert {p["name"] for p in incident["phases"]} >= {"detect", "save", "commit", "regroup"}
     await trial.watch.refresh()

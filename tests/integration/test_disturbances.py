@@ -117,18 +117,21 @@ async def test_a_killed_node_costs_no_step(lab: Lab, trial: Trial) -> None:
     epoch = await trial.until_stepping()
     pod = await trial.board.current_pod(NAME, 1)
     assert pod is not None
-    before = {i["id"] for i in (await trial.job())["status"]["incidents"]}
+    before = {i["id"] for i in await trial.incidents()}
     lab.fault(pod.node, kill_node=True)
-    await trial.until_recovered(epoch, limit=120)
-    (incident,) = [i for i in (await trial.job())["status"]["incidents"] if i["id"] not in before]
-    assert (incident["cause"], incident["slot"], incident["stepsLost"]) == ("NodeLost", 1, 0)
+    try:
+        await trial.until_recovered(epoch, limit=120)
+    finally:
+        lab.heal(pod.node)
+    new = [i for i in await trial.incidents() if i["id"] not in before]
+    assert [(i["cause"], i["slot"], i["stepsLost"]) for i in new] == [("NodeLost", 1, 0)], new
+    incident = new[0]
     await trial.watch.refresh()
     assert incident["id"] in trial.watch.incidents, "the run log has the same id"
     back = await trial.board.current_pod(NAME, 1)
     assert back is not None
     assert back.node != pod.node
     assert await trial.steps_lost() == 0
-    lab.heal(pod.node)
 
 
 async def test_after_all_this_every_sample_was_used_once(trial: Trial) -> None:

@@ -38,7 +38,19 @@ def build_job(
             "limits": {"nvidia.com/gpu": 1, "memory": "2Gi"},
         },
     }
-    template = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 20}}
+    spread = {
+        "topologyKey": "kubernetes.io/hostname",
+        "maxSkew": 1,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {names.LABEL_JOB: name}},
+    }
+    template = {
+        "spec": {
+            "containers": [container],
+            "terminationGracePeriodSeconds": 20,
+            "topologySpreadConstraints": [spread],
+        }
+    }
     return {
         "apiVersion": f"{names.GROUP}/{names.VERSION}",
         "kind": names.KIND,
@@ -133,6 +145,10 @@ class Trial:
         held = self.watch.commit_before(claim)
         assert held is not None
         return claim, held[1]
+
+    async def incidents(self) -> list[Object]:
+        found: list[Object] = (await self.job())["status"].get("incidents") or []
+        return found
 
     async def steps_lost(self) -> int:
         incidents = (await self.job())["status"].get("incidents") or []
