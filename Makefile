@@ -21,8 +21,11 @@ demo: setup ## Lose two GPUs under a real training job and compare with an undis
 
 .PHONY: test
 test: setup ## Run all tests, those on the lab too (PYTEST_ARGS='-k …' to choose)
-	@$(BIN)/everstep-lab build
+ifdef PYTEST_ARGS
 	@$(PYTEST) $(PYTEST_ARGS)
+else
+	@bash .ci/test
+endif
 
 .PHONY: e2e
 e2e: setup ## The core user stories on a kind cluster; needs docker and kind (E2E_ARGS='-k xid' to choose)

@@ -19,7 +19,7 @@ NAMESPACE = chart.NAMESPACE
 ACCOUNT = "everstep-operator"
 NODES_ACCOUNT = "everstep-nodes"
 _TOKEN_SECONDS = 24 * 3600
-_READY_SECONDS = 60.0
+_READY_SECONDS = 180.0
 _CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
@@ -130,7 +130,6 @@ class Operator:
             "KUBECONFIG": str(self.kubeconfig),
             "EVERSTEP_OPERATOR_KEY": self._key,
             "PYTHONUNBUFFERED": "1",
-            "PYTHONPYCACHEPREFIX": str(self._places.root / "pycache"),
         }
 
     async def _install(self, api: Api) -> None:
