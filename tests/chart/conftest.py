@@ -1,6 +1,7 @@
 """One lab with one node for this folder, without an operator of its own, and one `helm`."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from chart_given import apply, read_documents
 from everstep_lab import Lab, build, chart
 from everstep_lab.api import Api, Object
 from everstep_lab.config import LabConfig
+from everstep_lab.places import Places
 
 NETWORK = "88"
 
@@ -27,10 +29,14 @@ def defaults(helm: Path) -> list[Object]:
 
 @pytest.fixture(scope="package")
 def lab() -> Iterator[Lab]:
+    lab = Lab(LabConfig(nodes=1, operator=False))
+    # Without __init__.py pytest ends it with the session only: its network must not be others' meanwhile.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EVERSTEP_LAB_NETWORK", NETWORK)
-        with Lab(LabConfig(nodes=1, operator=False)) as lab:
-            yield lab
+        lab.places = Places.from_env(os.environ)
+        lab.up()
+    yield lab
+    lab.down()
 
 
 @pytest.fixture(scope="package")
