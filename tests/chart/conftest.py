@@ -1,7 +1,6 @@
 """One lab with one node for this folder, without an operator of its own, and one `helm`."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,9 +10,9 @@ from chart_given import apply, read_documents
 from everstep_lab import Lab, build, chart
 from everstep_lab.api import Api, Object
 from everstep_lab.config import LabConfig
-from everstep_lab.places import Places
+from own_lab import own_lab
 
-NETWORK = "88"
+NETWORK = 88
 
 
 @pytest.fixture(scope="session")
@@ -29,14 +28,8 @@ def defaults(helm: Path) -> list[Object]:
 
 @pytest.fixture(scope="package")
 def lab() -> Iterator[Lab]:
-    lab = Lab(LabConfig(nodes=1, operator=False))
-    # Without __init__.py pytest ends it with the session only: its network must not be others' meanwhile.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EVERSTEP_LAB_NETWORK", NETWORK)
-        lab.places = Places.from_env(os.environ)
-        lab.up()
-    yield lab
-    lab.down()
+    with own_lab(LabConfig(nodes=1, operator=False), NETWORK) as lab:
+        yield lab
 
 
 @pytest.fixture(scope="package")

@@ -17,14 +17,16 @@ from everstep_operator.jobs import manifests
 from everstep_operator.kube import Kube
 from everstep_operator.tokens import AccountTokens
 from job_builders import TEMPLATE, a_job, a_spec
+from own_lab import own_lab
 from replicas import Replica, install, is_cordoned, start, until
 
 pytestmark = pytest.mark.lab
+NETWORK = 87
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with Lab(LabConfig(nodes=2, operator=False)) as lab:
+    with own_lab(LabConfig(nodes=2, operator=False), NETWORK) as lab:
         yield lab
 
 

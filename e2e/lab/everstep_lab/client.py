@@ -222,6 +222,7 @@ class Lab:
                     "--lock", str(descriptors["--lock"]), *passed, "--", *supervisor,
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "EVERSTEP_LAB_NETWORK": str(self.places.network)},
                 pass_fds=tuple(descriptors.values()),
             )  # fmt: skip
 

@@ -1,0 +1,17 @@
+"""A lab on a network of its own, beside whatever other lab runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from everstep_lab import Lab
+from everstep_lab.config import LabConfig
+from everstep_lab.places import Places
+
+
+@contextmanager
+def own_lab(config: LabConfig, network: int) -> Iterator[Lab]:
+    """The environment, which names the network otherwise, stays as it is: pytest may end a fixture late."""
+    lab = Lab(config)
+    lab.places = Places.from_env({"EVERSTEP_LAB_NETWORK": str(network)})
+    with lab:
+        yield lab
