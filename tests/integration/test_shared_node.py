@@ -13,23 +13,25 @@ from everstep_lab import Lab
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
 
-def build_crowded_job(name: str) -> dict:
-    """Its pods want to be together."""
+def build_crowded_job(name: str, node: str) -> dict:
+    """Its pods want to be on that node, and may be elsewhere."""
     job = build_job(name, env={"TINY_STEPS": "100000"})
-    near = {
-        "podAffinityTerm": {
-            "labelSelector": {"matchLabels": {"crowded": name}},
-            "topologyKey": "kubernetes.io/hostname",
-        },
-        "weight": 100,
-    }
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    near = {"weight": 100, "preference": {"matchExpressions": [here]}}
     template = job["spec"]["workers"]["template"]
     del template["spec"]["topologySpreadConstraints"]
-    template["metadata"] = {"labels": {"crowded": name}}
     template["spec"]["affinity"] = {
-        "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [near]}
+        "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [near]}
     }
     return job
+
+
+async def find_free_node(lab: Lab, board: Board) -> str:
+    marked = {name for name, node in (await board.nodes()).items() if node.cordoned}
+    nodes = lab.status()["nodes"]
+    return next(
+        n for n, d in nodes.items() if n not in marked and not any(g["pod"] for g in d["gpus"])
+    )
 
 
 async def test_of_two_slots_on_the_bad_node_the_living_one_saves_and_both_move(
@@ -37,7 +39,7 @@ async def test_of_two_slots_on_the_bad_node_the_living_one_saves_and_both_move(
 ) -> None:
     name, slot = "crowded", 0
     trial = Trial(name, board, RunWatch(URI, f"{NAMESPACE}/{name}", lab.store_environment))
-    await board.create(build_crowded_job(name))
+    await board.create(build_crowded_job(name, await find_free_node(lab, board)))
     try:
         epoch = await trial.until_stepping()
         pods = [await board.current_pod(name, s) for s in (0, 1)]
