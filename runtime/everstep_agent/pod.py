@@ -30,6 +30,7 @@ from everstep_agent.messages import (
 )
 from everstep_agent.relay import STORE_FRAMES, Relay
 from everstep_agent.reporting import build_exit_failure, build_worker_report
+from everstep_agent.starting import build_start
 from everstep_agent.storage.retrying import Retrying
 from everstep_agent.timeledger import TimeLedger
 from everstep_agent.uploads import Uploads
@@ -154,7 +155,8 @@ class Pod:
             self.workers.end_current()
 
     def _wants_fresh(self, published: Levels) -> bool:
-        if self.quiet or self.leaving or self.failure is not None or published.end is not None:
+        over = self.failure is not None or self.fatal is not None or published.end is not None
+        if self.quiet or self.leaving or over:
             return False
         if self.me.slot in published.wanted.leave or published.wanted.stop is not levels.Stop.NONE:
             return False
@@ -215,31 +217,10 @@ class Pod:
             on_failed=self._unsaved,
             line=self.line,
         )
-        self.workers.begin(lambda worker: self._build_start(worker, level, mine, fetched))
-        self._touch()
-
-    def _build_start(
-        self, worker: Worker, level: EpochLevel, mine: EpochMember, fetched: Fetched | None
-    ) -> wire.Start:
-        settings = self.settings
-        return wire.Start(
-            epoch=level.number,
-            rank=mine.node_rank * settings.workers + worker.local,
-            world=level.world,
-            local_rank=worker.local,
-            local_world=settings.workers,
-            node_rank=mine.node_rank,
-            job=settings.job,
-            run=settings.run,
-            applied=level.resume,
-            manifest=str(fetched.manifest_path) if fetched else None,
-            chunks=str(fetched.chunks) if fetched else None,
-            staging=os.path.join(settings.memory, "staging"),
-            save_every_steps=settings.save_every_steps,
-            guard_factor=settings.guard_factor,
-            guard_action=settings.guard_action,
-            hang_seconds=settings.hang_seconds,
+        self.workers.begin(
+            lambda worker: build_start(self.settings, worker.local, level, mine, fetched)
         )
+        self._touch()
 
     def _cut(self) -> None:
         now = time.monotonic()

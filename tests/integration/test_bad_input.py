@@ -58,7 +58,9 @@ async def fails(lab: Lab, board: Board, job: dict, *, limit: float = 60.0) -> tu
 
 
 async def test_a_script_that_raises_shows_its_exception(lab: Lab, board: Board) -> None:
-    job = build_job("raises", replicas=1, command=("everstep", "run", "broken.py"))
+    job = build_job(
+        "raises", replicas=1, image="everstep/broken:test", command=("everstep", "run", "broken.py")
+    )
     _, message = await fails(lab, board, job, limit=120)
     assert "no such column: labels" in message
     assert "step 3" in message

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import sysconfig
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from everstep_lab import build, kubeconfig
 from everstep_lab.api import Api
 from everstep_lab.config import KIND_GRACE_SECONDS, KIND_NODES, LabConfig
 from everstep_lab.kind import images, manifests, nodes, operator, places, tools
+from everstep_lab.kind.archive import Archive
 from everstep_lab.objectstore import BUCKET, REGION
 from everstep_lab.places import choose_port
 from everstep_lab.seam import FaultRequest, LabError
@@ -101,12 +101,12 @@ class KindLab:
 
     def down(self) -> str:
         """Delete cluster, volumes and files; also what a broken-off `up` left."""
-        there = self.places.cluster in _clusters()
+        there = self.places.cluster in tools.list_clusters()
         self._delete()
         return "the kind lab is down" if there else "no kind lab is running; nothing was left"
 
     def _refuse_second(self) -> None:
-        if self.places.cluster in _clusters():
+        if self.places.cluster in tools.list_clusters():
             raise LabError(
                 f"the kind cluster {self.places.cluster!r} exists already: `everstep-lab status` "
                 "shows it, `everstep-lab down` deletes it"
@@ -126,17 +126,17 @@ class KindLab:
             "config": dataclasses.asdict(self._config),
         }
 
-    def _archives(self, built: Sequence[images.Image]) -> "list[_Archive]":
+    def _archives(self, built: Sequence[images.Image]) -> list[Archive]:
         """The store runs beside the control plane, all else on workers: each loads its own."""
         root = self.places.root
         parts = {"workers": self._workers(), "store": [self.places.control_plane]}
         return [
-            _Archive(root / f"{part}.tar", [t for i in built if i.part == part for t in i.tags], to)
+            Archive(root / f"{part}.tar", [t for i in built if i.part == part for t in i.tags], to)
             for part, to in parts.items()
             if to
         ]
 
-    def _create(self, archives: "Sequence[_Archive]") -> None:
+    def _create(self, archives: Sequence[Archive]) -> None:
         """The images are written to archives while the nodes start."""
         config = manifests.build_cluster(
             nodes=self._config.nodes, grace_seconds=self._config.node_grace_seconds,
@@ -215,7 +215,7 @@ class KindLab:
             tools.find("kind"), "delete", "cluster", "--name", self.places.cluster,
             "--kubeconfig", str(self.places.root / "kind.kubeconfig"),
         ]  # fmt: skip
-        for node in _containers(self.places.cluster):
+        for node in tools.list_containers(self.places.cluster):
             if nodes.state(node) == "paused":  # docker cannot end what stands still
                 tools.docker("unpause", node)
         tools.run(argv, timeout=180)
@@ -405,44 +405,8 @@ class KindLab:
         kubeconfig.write_private(self.places.described, json.dumps(self.described, indent=1))
 
 
-class _Archive:
-    """One archive of several images, so that layers they share travel once; written meanwhile."""
-
-    def __init__(self, path: Path, tags: Sequence[str], nodes: Sequence[str]) -> None:
-        self._path, self._tags, self._nodes = path, tags, nodes
-        self._error: LabError | None = None
-        self._thread = threading.Thread(target=self._save, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def load(self, cluster: str) -> None:
-        """Into all its nodes at once. Raises LabError if that or the writing failed."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        argv = [tools.find("kind"), "load", "image-archive", str(self._path), "--name", cluster]
-        tools.run([*argv, "--nodes", ",".join(self._nodes)], timeout=600)
-        self._path.unlink()
-
-    def _save(self) -> None:
-        try:
-            tools.docker("save", "--output", str(self._path), *self._tags, timeout=300)
-        except LabError as error:
-            self._error = error
-
-
 def _as_list(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-
-
-def _clusters() -> list[str]:
-    return tools.run([tools.find("kind"), "get", "clusters"], check=False).stdout.split()
-
-
-def _containers(cluster: str) -> list[str]:
-    label = f"label=io.x-k8s.kind.cluster={cluster}"
-    return tools.docker("ps", "--all", "--filter", label, "--format", "{{.Names}}").split()
 
 
 def _is_registered(node: str) -> bool:

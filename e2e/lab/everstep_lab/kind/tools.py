@@ -69,3 +69,12 @@ def docker(*arguments: str, timeout: float = 60.0, stdin: str | None = None) -> 
 def find_kubectl() -> str:
     """The one of the PATH, else the lab's own."""
     return shutil.which("kubectl") or str(build.ensure(build.CONTROL_PLANE) / "kubectl")
+
+
+def list_clusters() -> list[str]:
+    return run([find("kind"), "get", "clusters"], check=False).stdout.split()
+
+
+def list_containers(cluster: str) -> list[str]:
+    label = f"label=io.x-k8s.kind.cluster={cluster}"
+    return docker("ps", "--all", "--filter", label, "--format", "{{.Names}}").split()

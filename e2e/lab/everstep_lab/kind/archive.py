@@ -1,0 +1,35 @@
+"""Images on their way into kind's nodes."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from everstep_lab.kind import tools
+from everstep_lab.seam import LabError
+
+
+class Archive:
+    """One archive of several images, so that layers they share travel once; written meanwhile."""
+
+    def __init__(self, path: Path, tags: Sequence[str], nodes: Sequence[str]) -> None:
+        self._path, self._tags, self._nodes = path, tags, nodes
+        self._error: LabError | None = None
+        self._thread = threading.Thread(target=self._save, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def load(self, cluster: str) -> None:
+        """Into all its nodes at once. Raises LabError if that or the writing failed."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        argv = [tools.find("kind"), "load", "image-archive", str(self._path), "--name", cluster]
+        tools.run([*argv, "--nodes", ",".join(self._nodes)], timeout=600)
+        self._path.unlink()
+
+    def _save(self) -> None:
+        try:
+            tools.docker("save", "--output", str(self._path), *self._tags, timeout=300)
+        except LabError as error:
+            self._error = error

@@ -1,0 +1,35 @@
+"""What a worker is told when it enters an epoch. Pure."""
+
+import os
+
+from everstep_agent.checkpoint.restore import Fetched
+from everstep_agent.messages import EpochLevel, EpochMember
+from everstep_contract import env, wire
+
+
+def build_start(
+    settings: env.AgentEnv,
+    local: int,
+    level: EpochLevel,
+    mine: EpochMember,
+    fetched: Fetched | None,
+) -> wire.Start:
+    """For the pod's worker `local`; `mine`: this pod in the epoch; `fetched` None: it begins at step 0."""
+    return wire.Start(
+        epoch=level.number,
+        rank=mine.node_rank * settings.workers + local,
+        world=level.world,
+        local_rank=local,
+        local_world=settings.workers,
+        node_rank=mine.node_rank,
+        job=settings.job,
+        run=settings.run,
+        applied=level.resume,
+        manifest=str(fetched.manifest_path) if fetched else None,
+        chunks=str(fetched.chunks) if fetched else None,
+        staging=os.path.join(settings.memory, "staging"),
+        save_every_steps=settings.save_every_steps,
+        guard_factor=settings.guard_factor,
+        guard_action=settings.guard_action,
+        hang_seconds=settings.hang_seconds,
+    )
