@@ -13,7 +13,7 @@ from everstep_stories.system import NAMESPACE, RELEASE
 pytestmark = pytest.mark.timeout(400)
 
 MEMORY = {names.ANNOTATION_ANSWERED, names.ANNOTATION_EXPECTED_GPUS}
-"""What stays, for who installs again: it acts on nothing (operator/README.md, Uninstalling)."""
+"""What stays, for who installs again: it acts on nothing (operator/README.md, "Going for good")."""
 
 
 async def test_uninstalling_leaves_no_cordon_and_nothing_that_cannot_be_deleted(
