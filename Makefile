@@ -27,6 +27,10 @@ else
 	@bash .ci/test
 endif
 
+.PHONY: test-long
+test-long: setup ## The full crash, protocol and store runs: an hour at most (PYTEST_ARGS='-k …' to choose)
+	@$(PYTEST) -m long -s $(PYTEST_ARGS)
+
 .PHONY: e2e
 e2e: setup ## The core user stories on a kind cluster; needs docker and kind (E2E_ARGS='-k xid' to choose)
 	@$(PYTEST) -s e2e/stories --stories=core $(E2E_ARGS)
