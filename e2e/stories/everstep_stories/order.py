@@ -24,6 +24,7 @@ FURTHER = (
     "elastic",
     "every_sample_once",
     "uninstall",
+    "documents",
 )
 
 

@@ -334,9 +334,13 @@ class KindLab:
         """AWS_…: what a client on this host needs; pods have the Secret `object-store`."""
         return self._store_environment("host")
 
+    @property
+    def pods_store_environment(self) -> Mapping[str, str]:
+        return self._store_environment("cluster")
+
     def share_store(self, namespace: str) -> None:
         """Put the Secret `object-store` into a namespace."""
-        secret = manifests.build_store_secret(self._store_environment("cluster"), namespace)
+        secret = manifests.build_store_secret(self.pods_store_environment, namespace)
         self.kubectl("apply", "-f", "-", stdin=json.dumps(secret))
 
     def api(self) -> Api:
