@@ -1,0 +1,1 @@
+../../agent/stub_worker.py
