@@ -8,18 +8,27 @@ import enum
 import re
 from typing import Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from everstep_contract import names
 from everstep_operator.model_status import JobStatus
+from everstep_operator.model_template import PodTemplate
 from everstep_operator.resource import Column, Resource, Scale
-from everstep_operator.rules import Resourceful, Rule
+from everstep_operator.rules import Rule, Wanted
 
 NAME_LIMIT = 50
 """A pod is called <name>-<slot>-<attempt> and must fit a label value of 63."""
 DEFAULT_SAVE_SECONDS = 300
-RUN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$"
+RUN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,199})*$"
 SCHEMES = ("s3://", "gs://", "az://", "file:///")
+PLACE = "^(file:///[^?#%]*|(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._=@+-]{1,200})*/?)$"
+"""What the agents take for an address: nothing that a URL parser would cut off, resolve or decode."""
+UPWARDS = "/[.]{1,2}(/|$)"
+INVISIBLE = "\\s\\p{Z}\\x00-\\x1f\\x7f-\\x9f\\x{200b}-\\x{200f}\\x{202a}-\\x{202e}\\x{2060}-\\x{2069}\\x{feff}"
+"""Spaces, control characters, and those that change the direction or have no width."""
+
+
+_OF_A_SCHEME = " || ".join(f"self.uri.startsWith('{s}')" for s in SCHEMES)
 
 
 class IfRunExists(enum.Enum):
@@ -32,71 +41,7 @@ class GuardAction(enum.Enum):
     SAVE_AND_STOP = "SaveAndStop"
 
 
-class Toleration(Resourceful):
-    model_config = ConfigDict(
-        extra="allow", json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}
-    )
-    key: str | None = Field(
-        default=None, max_length=316, description="Taint key that is tolerated."
-    )
-
-
-class PodSpec(Resourceful):
-    """Spec of the pods, as in a Deployment."""
-
-    model_config = ConfigDict(
-        extra="allow", json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}
-    )
-    rules = (
-        Rule(
-            at=".nodeName",
-            cel="!has(self.nodeName)",
-            check=lambda s: s.node_name is None,
-            message="nodeName pins every pod to one node, which leaves no way out when it fails: "
-            "remove it, use nodeSelector or affinity",
-        ),
-        Rule(
-            at=".tolerations",
-            cel="!has(self.tolerations) || self.tolerations.all(t, has(t.key) && "
-            f"t.key != '' && t.key != '{names.TAINT_QUARANTINE}')",
-            check=lambda s: all(
-                t.key and t.key != names.TAINT_QUARANTINE for t in s.tolerations or ()
-            ),
-            message=f"tolerations: one tolerates the taint {names.TAINT_QUARANTINE} (or has no key, "
-            "which tolerates every taint), so pods would go back to a failed node: "
-            "remove it, name the keys that you mean",
-        ),
-    )
-    node_name: str | None = Field(
-        default=None,
-        max_length=253,
-        description="Not allowed: it pins every pod to one node, which leaves no way out when that "
-        "fails. Use nodeSelector or affinity.",
-    )
-    tolerations: list[Toleration] | None = Field(
-        default=None,
-        max_length=64,
-        description="Taints that the pods tolerate; each names its key.",
-    )
-
-
-class PodTemplate(Resourceful):
-    """metadata (labels, annotations) and spec of the worker pods, as in a Deployment."""
-
-    model_config = ConfigDict(
-        extra="allow", json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}
-    )
-    spec: PodSpec = Field(
-        description="Pod spec with your own image and `command: [everstep, run, train.py]` in the "
-        "container named `trainer` (or the only one). Everstep adds to it: environment EVERSTEP_*, "
-        "labels, one port, a memory volume whose size is added to the memory limit, a memory-backed "
-        "/dev/shm, affinity away from quarantined nodes, annotations that keep autoscalers away; "
-        "restartPolicy becomes OnFailure. With securityContext.runAsNonRoot: true it also gets the "
-        "rest of Pod Security `restricted`, where unset.",
-    )
-
-
-class Workers(Resourceful):
+class Workers(Wanted):
     """The pods that train: one for each slot."""
 
     rules = (
@@ -145,17 +90,27 @@ class Workers(Resourceful):
         return self.replicas if self.max_replicas is None else self.max_replicas
 
 
-class Checkpoint(Resourceful):
+class Checkpoint(Wanted):
     """Where the run lives and how often it is saved."""
 
     rules = (
         Rule(
             at=".uri",
-            cel=" || ".join(f"self.uri.startsWith('{s}')" for s in SCHEMES),
+            cel=_OF_A_SCHEME,
             check=lambda c: c.uri.startswith(SCHEMES),
             message=f"uri must begin with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}",
             found="'uri is \"' + self.uri + '\": it must begin with "
             f"{', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, as in s3://bucket/folder'",
+        ),
+        Rule(
+            at=".uri",
+            cel=f"!({_OF_A_SCHEME}) || (self.uri.matches('{PLACE}') && !self.uri.matches('{UPWARDS}'))",
+            check=lambda c: (
+                re.fullmatch(PLACE, c.uri) is not None and not re.search(UPWARDS, c.uri)
+            ),
+            message="uri may hold a bucket and a folder: letters, digits and . _ = @ + - between "
+            "single slashes, no part . or .., no user, query, fragment or %: "
+            "credentials and endpoint belong into the container's environment",
         ),
         Rule(
             at=".everySteps",
@@ -184,7 +139,7 @@ class Checkpoint(Resourceful):
     uri: str = Field(
         min_length=6,
         max_length=1024,
-        pattern=r"^[^\s\x00-\x1f]+$",
+        pattern=f"^[^{INVISIBLE}]+$",
         description="Folder in an object store: s3://bucket/folder, gs://…, az://…; file:///… for a "
         "volume that all pods share. Endpoint and credentials come from the container's environment.",
     )
@@ -197,6 +152,7 @@ class Checkpoint(Resourceful):
     )
     if_run_exists: IfRunExists = Field(
         default=IfRunExists.RESUME,
+        strict=False,
         description="What to do with a run that an earlier job has left there: Resume or Refuse.",
     )
     every_steps: int | None = Field(
@@ -214,10 +170,10 @@ class Checkpoint(Resourceful):
     keep: int = Field(default=3, ge=1, le=10_000, description="How many good checkpoints are kept.")
     staging_memory: str = Field(
         default="1Gi",
-        pattern=r"^[1-9][0-9]{0,11}(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+        pattern=r"^[1-9]([0-9]{0,14}|[0-9]{0,8}(Ki|k|Mi|M)|[0-9]{0,5}(Gi|G)|[0-9]{0,2}(Ti|T))$",
         max_length=16,
-        description="Memory of each pod for checkpoints on their way, such as 4Gi, added to the memory "
-        "limit of the container: about twice the pod's share of model and optimizer state.",
+        description="Memory of each pod for checkpoints on their way, such as 4Gi (below 1000Ti), added "
+        "to the memory limit of the container: about twice the pod's share of model and optimizer state.",
     )
 
     @property
@@ -226,7 +182,7 @@ class Checkpoint(Resourceful):
         return 0 if self.every_steps else self.every_seconds or DEFAULT_SAVE_SECONDS
 
 
-class RestartBudgets(Resourceful):
+class RestartBudgets(Wanted):
     """How often the job may be interrupted, by cause, before it fails."""
 
     node: int = Field(
@@ -249,7 +205,7 @@ class RestartBudgets(Resourceful):
     )
 
 
-class Recovery(Resourceful):
+class Recovery(Wanted):
     """Time limits and budgets of recovery."""
 
     restart_budgets: RestartBudgets = Field(
@@ -265,8 +221,9 @@ class Recovery(Resourceful):
         default=300,
         ge=1,
         le=86_400,
-        description="How long the job waits for all replicas before it goes on with fewer "
-        "(never with fewer than minReplicas).",
+        description="How long the job waits for all replicas before it goes on with fewer. With fewer "
+        "than minReplicas it gives its pods back, so that other jobs can use the nodes, and tries "
+        "again after a pause.",
     )
     hang_seconds: int = Field(
         default=300,
@@ -291,7 +248,7 @@ class Recovery(Resourceful):
     )
 
 
-class Guard(Resourceful):
+class Guard(Wanted):
     """What happens when loss or gradient leave their usual range. NaN and infinity always stop."""
 
     factor: float = Field(
@@ -302,11 +259,12 @@ class Guard(Resourceful):
     )
     action: GuardAction = Field(
         default=GuardAction.NOTE,
+        strict=False,
         description="Note: write it down; SaveAndStop: save, then fail the job.",
     )
 
 
-class JobSpec(Resourceful):
+class JobSpec(Wanted):
     """What is wanted of the job."""
 
     suspend: bool = Field(
@@ -325,7 +283,8 @@ class JobSpec(Resourceful):
         default=None,
         ge=1,
         le=2_147_483_647,
-        description="The job fails if it has not finished this long after its creation.",
+        description="The job fails if it has not finished this long after its creation; time spent "
+        "suspended does not count.",
     )
     ttl_seconds_after_finished: int | None = Field(
         default=None,

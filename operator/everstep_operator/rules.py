@@ -40,3 +40,9 @@ class Resourceful(BaseModel):
             if rule.check is not None and not rule.check(self):
                 raise ValueError(rule.message)
         return self
+
+
+class Wanted(Resourceful):
+    """Base of what users write: a value of another type is refused, as the API server refuses it."""
+
+    model_config = ConfigDict(strict=True)

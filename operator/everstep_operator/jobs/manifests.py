@@ -7,6 +7,7 @@ pod that trains; the rest of Pod Security "restricted" where the template says n
 """
 
 import copy
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,8 +31,9 @@ STAY_ANNOTATIONS = {
 }
 """A node is not emptied for the sake of packing: the template's own values stand."""
 _FACTORS = {
-    "": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
-    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
+    "": 1, "n": 1e-9, "u": 1e-6, "m": 0.001,
+    "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
 }  # fmt: skip
 
 
@@ -229,8 +231,7 @@ def _add_memory(spec: JobSpec, pod_spec: Body, trainer: Body) -> None:
     resources = trainer.get("resources") or {}
     for kind in ("limits", "requests"):
         if "memory" in (resources.get(kind) or {}):
-            total = to_bytes(str(resources[kind]["memory"])) + to_bytes(size)
-            resources[kind]["memory"] = str(total)
+            resources[kind]["memory"] = _sum(resources[kind]["memory"], size)
 
 
 def _add_volume(
@@ -242,12 +243,21 @@ def _add_volume(
     trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or []), mount]
 
 
+def _sum(own: str | int, more: str) -> str | int:
+    """What is no quantity stays as it is: the API server refuses it, and says where."""
+    try:
+        return str(to_bytes(str(own)) + to_bytes(more))
+    except ValueError:
+        return own
+
+
 def to_bytes(quantity: str) -> int:
     """A Kubernetes quantity such as 2Gi, 1.5G or 1e9 in bytes. Raises ValueError for anything else."""
-    match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", quantity.strip())
-    if match is None or match[2] not in _FACTORS:
+    match = re.fullmatch(r"\+?([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", quantity)
+    size = float(match[1]) * _FACTORS.get(match[2], math.nan) if match else math.nan
+    if not size < 2**63:
         raise ValueError(f"{quantity!r} is no quantity of memory: write it like 2Gi")
-    return int(float(match[1]) * _FACTORS[match[2]])
+    return int(size)
 
 
 def _add_affinity(pod_spec: Body, avoid: list[str]) -> None:

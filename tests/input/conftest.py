@@ -1,0 +1,26 @@
+"""A lab without an operator: its API server judges what is put in."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from everstep_lab import Lab, kubeconfig
+from everstep_lab.config import LabConfig
+from input.api_server import ApiServer
+from own_lab import own_lab
+
+NETWORK = 73
+
+
+@pytest.fixture(scope="package")
+def lab() -> Iterator[Lab]:
+    with own_lab(LabConfig(nodes=1, operator=False), NETWORK) as lab:
+        yield lab
+
+
+@pytest.fixture
+def api_server(lab: Lab) -> Iterator[ApiServer]:
+    url, token = kubeconfig.read(lab.kubeconfig)
+    server = ApiServer(url, token=token, ca=lab.places.certs / "ca.crt")
+    yield server
+    server.close()
