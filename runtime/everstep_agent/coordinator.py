@@ -5,9 +5,10 @@ It talks to agents through the levels on its board only, and holds nothing that 
 not find again: the run log is in the store, the workers' positions with their agents.
 """
 
+import asyncio
 import time
 
-from everstep_agent import logline, rounds, runlog_rules
+from everstep_agent import logline, rounds, runlog_rules, training
 from everstep_agent.breaks import Break
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.desk import Desk, Identity
@@ -38,12 +39,24 @@ class Coordinator:
 
     async def run(self) -> None:
         """Until the job has ended for all agents; cancel it to lay the role down."""
-        desk = self.desk
+        watching = asyncio.create_task(self._watch_log())
         try:
             await self._open()
             await self._epochs()
         except StoreError as error:
-            desk.end(report.Cause.STORE, str(error))
+            self.desk.end(report.Cause.STORE, str(error))
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch_log(self) -> None:
+        """Beside everything else: a store that is away holds up nothing."""
+        while not self.desk.ended:
+            await asyncio.sleep(training.FENCE_SECONDS)
+            try:
+                await check_fence(self.desk)
+            except StoreError as error:
+                self.desk.end(report.Cause.STORE, str(error))
 
     async def close(self) -> None:
         await self.desk.close()
@@ -51,6 +64,7 @@ class Coordinator:
     async def _open(self) -> None:
         desk = self.desk
         await desk.persist(desk.run_log.refresh)
+        await desk.persist(desk.run_log.check_whole)
         if not any(c.job_uid == desk.settings.job_uid for c in desk.run_log.claims):
             desk.notes = tuple(await desk.persist(lambda: probe(desk.store)))
         if desk.epoch is not None and desk.epoch.stage is not Stage.OVER:

@@ -54,6 +54,7 @@ class Desk:
         self.me = me
         self.store = store
         self.line = line
+        self._waits = logline.Once(line, "store_waits")
         self.run_log = runlog.RunLog(store)
         self.reports = Reports()
         self.group = GroupStore()
@@ -75,6 +76,8 @@ class Desk:
         self.done = False
         self.failure: levels.Failure | None = None
         self.fenced = ""
+        self.over = ""
+        """Why the pod that holds this role belongs to the job no more."""
         self.storage_error: levels.StorageError | None = None
         self.served_at = 0.0
         """When the operator was last given `seen`."""
@@ -140,6 +143,7 @@ class Desk:
             (m.slot, m.attempt)
             for m in members
             if rounds.is_gone(m.slot, m.attempt, self.wanted)
+            or (rounds.current_attempt(m.slot, self.wanted) or 0) > m.attempt
             or any(
                 (d.slot, d.attempt) == (m.slot, m.attempt) and d.incarnation >= m.incarnation
                 for d in self.wanted.dead
@@ -293,23 +297,26 @@ class Desk:
         self.reports.changed.clear()
         await happens(self.reports.changed, seconds)
 
-    async def persist(self, call: Callable[[], Awaitable[T]], *, patience: float = 0.0) -> T:
-        """Try until the store answers. Raises what trying again will not mend, after `patience`
-        seconds.
+    async def persist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Try until the store answers.
+
+        Raises what trying again will not mend, as long as there is no epoch: a start with wrong
+        credentials ends at once. Later the workers may hold what nobody else does, and somebody
+        may give rights or bucket back while they step on.
         """
-        until = time.monotonic() + patience
         while True:
             try:
                 answer = await call()
             except StoreError as error:
-                if not error.transient and time.monotonic() >= until:
+                if not error.transient and self.epoch is None:
                     raise
                 self.storage_error = error.to_level()
-                self.line.say("store_waits", kind=error.kind, message=str(error))
+                self._waits.say(kind=error.kind, message=str(error))
                 self.publish()
                 await asyncio.sleep(STORE_PAUSE_SECONDS)
             else:
                 self.storage_error = None
+                self._waits.passed()
                 return answer
 
     def new_incident(self) -> str:

@@ -54,3 +54,24 @@ class Log:
     def say(self, event: str, **fields: Any) -> None:
         line = format_line(event, {**self._fields, **fields})
         print(line, file=self._stream or sys.stderr, flush=True)
+
+
+class Once:
+    """Says that something is waited for: again only if its kind changes, or when it has passed and
+    comes back. (The same trouble names another object at each try.)
+    """
+
+    def __init__(self, line: Log, event: str) -> None:
+        self._line = line
+        self._event = event
+        self._kind = ""
+
+    def say(self, *, kind: str, **fields: Any) -> None:
+        if kind != self._kind:
+            self._kind = kind
+            self._line.say(self._event, kind=kind, **fields)
+
+    def passed(self) -> None:
+        if self._kind:
+            self._line.say(f"{self._event}_no_more", kind=self._kind)
+            self._kind = ""

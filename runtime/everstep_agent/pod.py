@@ -177,6 +177,8 @@ class Pod:
         if mine is None or self.joined != level.number or self._restoring >= level.number:
             return
         self._restoring = level.number
+        if self._restore is not None:
+            self._restore.cancel()  # it may wait for the store, for an epoch that is over
         self._restore = asyncio.create_task(self._restore_and_begin(level, mine))
 
     async def _restore_and_begin(self, level: EpochLevel, mine: EpochMember) -> None:

@@ -32,8 +32,7 @@ async def fetch(
         try:
             fetched = await fetch_checkpoint(store, commit, folder)
         except StoreError as error:
-            if not error.transient:
-                raise Broken(str(error)) from None
+            # Even a refusal says nothing against the checkpoint: an older one would lose steps.
             on_wait(error.to_level())
             await asyncio.sleep(RETRY_SECONDS)
         except OSError as error:

@@ -7,10 +7,11 @@ place cannot.
 """
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from everstep_agent import runlog_rules
-from everstep_agent.storage.errors import AlreadyExists, NotFound, StoreError
+from everstep_agent.storage.errors import AlreadyExists, Denied, NotFound, StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec, log
 from everstep_contract.log import Claim, Commit, Done, Entry
@@ -104,6 +105,7 @@ class RunLog:
             verdict = runlog_rules.may_append(entry, self.newest_claim)
             if not verdict.ok:
                 return Lost(entries=(), reason=verdict.reason, message=verdict.message)
+            await self._check_kept()
             return await self._take(len(self._entries), entry)
 
     async def _take(self, place: int, entry: Entry) -> Appended | Lost:
@@ -118,6 +120,39 @@ class RunLog:
             return Lost(entries=read, reason="PlaceTaken", message=message)
         self._entries.append(entry)
         return Appended(place=place)
+
+    async def check_whole(self) -> None:
+        """Whether the log ends where it was read to. A listing may lag, but what it shows has stood:
+        a place beyond the end means that one between was deleted, and is not to be written again.
+
+        Raises:
+            LogDamaged: names the place that is gone.
+        """
+        async with self._lock:
+            with contextlib.suppress(Denied):  # the right to list is not needed
+                listed = await self._store.list("log")
+                await self._read_on()
+                beyond = [n for n in map(_place, listed) if n >= len(self._entries)]
+                if beyond:
+                    raise self._gone(len(self._entries), f"place {max(beyond)} stands")
+
+    async def check_kept(self) -> None:
+        """Whether what was read last still stands: a writer must not go on in a bucket that was
+        emptied. Raises `LogDamaged` if it is gone.
+        """
+        async with self._lock:
+            await self._check_kept()
+
+    async def _check_kept(self) -> None:
+        last = len(self._entries) - 1
+        if last >= 0 and await self._get(last) is None:
+            raise self._gone(last, "it was read before")
+
+    def _gone(self, place: int, why: str) -> LogDamaged:
+        return LogDamaged(
+            f"{self._store.uri}/{log.key(place)} is gone, though {why}; nothing of a log may be"
+            " deleted: restore it, or start under another checkpoint.run"
+        )
 
     async def _read_on(self) -> tuple[Entry, ...]:
         """GET the next places, more at once the longer the log goes on, until one is free."""
@@ -141,3 +176,11 @@ class RunLog:
         except codec.DecodeError as error:
             where = f"{self._store.uri}/{log.key(place)}"
             raise LogDamaged(f"{where}: {error}; start under another checkpoint.run") from None
+
+
+def _place(key: str) -> int:
+    """Of a listed key; -1 for what is no place of the log."""
+    try:
+        return log.place_of(key)
+    except ValueError:
+        return -1

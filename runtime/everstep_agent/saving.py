@@ -48,6 +48,7 @@ class Saves:
         self._parts: dict[Key, dict[int, Part]] = {}
         self._on_commit = on_commit
         self._line = line
+        self._waits = logline.Once(line, "commit_waits")
         self._task: asyncio.Task[None] | None = None
         self._again_at = 0.0
         self.trouble: Trouble | None = None
@@ -119,13 +120,14 @@ class Saves:
             since = self.trouble.since if self.trouble else started
             self.trouble = Trouble(level=error.to_level(), transient=error.transient, since=since)
             self._again_at = time.monotonic() + RETRY_SECONDS
-            self._line.say("commit_waits", step=key[1], kind=error.kind, message=str(error))
+            self._waits.say(step=key[1], kind=error.kind, message=str(error))
         except commit_rules.BadSave as error:
             self._line.say("save_dropped", step=key[1], reason="BadSave", message=str(error))
             self.notes = (*self.notes, f"a save of step {key[1]} was dropped: {error}")[-3:]
             self._give_up(key)
         else:
             self.trouble = None
+            self._waits.passed()
             self._settle(key, outcome, started)
         finally:
             self._task = None

@@ -1,6 +1,5 @@
 """While an epoch runs: its breaks, its boundaries, its saves, its end."""
 
-import asyncio
 import time
 from dataclasses import dataclass
 
@@ -20,29 +19,17 @@ FENCE_SECONDS = 10.0
 class Watch:
     """What this loop remembers between two turns."""
 
-    fence_at: float
     save_at: float
     raises: int = 0
     purpose: str = ""
     """Why the armed boundary ends the epoch: Stop, Leave, Grow; empty: it only saves."""
-    fence: asyncio.Task[None] | None = None
-    """Looks at the log beside the training: a store that is away holds up nothing else."""
 
 
 async def train(desk: Desk) -> str:
     """Until the epoch is over. Returns the cause for the next one."""
     now = time.monotonic()
     desk.step_at = (-1, now)
-    watch = Watch(fence_at=now + FENCE_SECONDS, save_at=now)
-    try:
-        return await _watch_over(desk, watch)
-    finally:
-        if watch.fence is not None:
-            watch.fence.cancel()
-            await asyncio.gather(watch.fence, return_exceptions=True)
-
-
-async def _watch_over(desk: Desk, watch: Watch) -> str:
+    watch = Watch(save_at=now)
     while not desk.ended:
         now = time.monotonic()
         epoch = desk.epoch
@@ -59,7 +46,6 @@ async def _watch_over(desk: Desk, watch: Watch) -> str:
                 return ""
         elif epoch.stage is Stage.RUNNING and _boundary(desk, watch, workers, now):
             return watch.purpose
-        _mind_fence(desk, watch, now)
         desk.note_left()
         await desk.tick()
     return ""
@@ -124,7 +110,7 @@ def _all_finished(epoch: EpochLevel, workers: list[WorkerReport]) -> bool:
 
 async def _finish(desk: Desk, epoch: EpochLevel, step: int) -> None:
     entry = log.Done(epoch=epoch.number, token=epoch.token, step=step)
-    await desk.persist(lambda: desk.run_log.append(entry), patience=30.0)
+    await desk.persist(lambda: desk.run_log.append(entry))
     if desk.run_log.done is None:
         await check_fence(desk)
         return
@@ -221,22 +207,18 @@ def _stay(desk: Desk, watch: Watch, boundary: Boundary, workers: list[WorkerRepo
 # --- fencing ------------------------------------------------------------------------------------------------------
 
 
-def _mind_fence(desk: Desk, watch: Watch, now: float) -> None:
-    """Raises `StoreError` if the store refuses for good."""
-    if watch.fence is not None and watch.fence.done():
-        ended, watch.fence, watch.fence_at = watch.fence, None, now + FENCE_SECONDS
-        ended.result()
-    elif watch.fence is None and now > watch.fence_at:
-        watch.fence = asyncio.create_task(check_fence(desk))
-
-
 async def check_fence(desk: Desk) -> None:
     """Look at the next place of the log; end if somebody else has claimed the run.
 
-    Waits while the store is away.
+    Waits while the store is away. A pod that a newer claim gives up has no say any more, though it may
+    name others of its epoch.
     """
     epoch = desk.epoch
     await desk.persist(desk.run_log.refresh)
+    await desk.persist(desk.run_log.check_kept)
+    desk.over = runlog_rules.why_pod_is_over(
+        desk.run_log.newest_claim, desk.settings.job_uid, desk.me.slot, desk.me.attempt
+    )
     if epoch is None:
         return
     gang = runlog_rules.Gang(

@@ -50,6 +50,7 @@ class Uploads:
         self._on_part = on_part
         self._on_failed = on_failed
         self._line = line
+        self._waits = logline.Once(line, "upload_waits")
         self._waiting: list[Job] = []
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -96,7 +97,7 @@ class Uploads:
             part = await self._uploader.upload(staged, job.rank, self._book.upto(staged.step))
         except StoreError as error:
             self.error = error.to_level()
-            self._line.say("upload_waits", step=staged.step, kind=error.kind, message=str(error))
+            self._waits.say(step=staged.step, kind=error.kind, message=str(error))
             await asyncio.sleep(RETRY_SECONDS)
             return
         except (BadStaging, OSError) as error:
@@ -105,6 +106,7 @@ class Uploads:
             self._on_failed(staged, job.rank)
             return
         self.error = None
+        self._waits.passed()
         self._drop(job)
         self.parts[part.epoch, part.step, part.rank] = part
         self._line.say("uploaded", step=part.step, rank=part.rank, bytes=part.bytes)

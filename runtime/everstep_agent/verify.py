@@ -14,7 +14,7 @@ from everstep_agent.checkpoint import proof
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.restore import fetch_verified
-from everstep_agent.runlog import RunLog
+from everstep_agent.runlog import LogDamaged, RunLog
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec, ledger
 from everstep_contract.ledger import LedgerEntry
@@ -98,6 +98,10 @@ async def verify_run(store: ObjectStore, *, state: bool = True) -> Verified:
     """
     log = RunLog(store)
     await log.refresh()
+    try:
+        await log.check_whole()
+    except LogDamaged as error:
+        return Verified(run=store.uri, problems=(str(error),))
     commit = runlog_rules.newest_resumable(log.entries)
     if commit is None:
         text = "the run log is empty" if not log.entries else "the run has no checkpoint yet"

@@ -6,12 +6,14 @@ Unknown fields are ignored (a newer peer may send them), missing ones take their
 import dataclasses
 import enum
 import json
+import re
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
 
 
 class DecodeError(ValueError):
@@ -101,7 +103,7 @@ def _value(hint: Any, raw: Any, path: str) -> Any:
 def _scalar(hint: Any, raw: Any, path: str) -> Any:
     if hint is float and isinstance(raw, int) and not isinstance(raw, bool):
         return float(raw)
-    if hint is int and isinstance(raw, str) and raw.lstrip("-").isdigit():
+    if hint is int and isinstance(raw, str) and _INTEGER.fullmatch(raw):
         return int(raw)  # keys of JSON objects are always strings
     if isinstance(raw, hint) and not (hint is int and isinstance(raw, bool)):
         return raw

@@ -5,7 +5,9 @@ lengths, one number per dimension) at a byte position of a chunk. Chunks are add
 tensor is the `state` tree (see `everstep.state`), in which a tensor stands as `{"$tensor": name}`.
 """
 
+import json
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +17,9 @@ VERSION = 1
 FEATURES: frozenset[str] = frozenset()
 """What this reader understands; a manifest that names another feature is refused."""
 LIMIT_BYTES = 256 * 1024 * 1024
+LIMIT_DEPTH = 100
+"""Of the `state` tree; whoever walks it does so by recursion."""
+_KEY = re.compile(r"chunks(/(?!\.\.?(/|$))[A-Za-z0-9._=@+-]{1,200})+")
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
@@ -86,7 +91,14 @@ def decode(raw: bytes) -> Manifest:
     """Raises `codec.DecodeError` if the document is not a manifest that this reader may use."""
     if len(raw) > LIMIT_BYTES:
         raise codec.DecodeError(f"Manifest: {len(raw)} bytes, more than {LIMIT_BYTES}")
-    manifest = codec.loads(Manifest, raw)
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise codec.DecodeError(f"Manifest: not JSON: {error}") from None
+    version = document.get("version", VERSION) if isinstance(document, dict) else VERSION
+    if version != VERSION:  # first: its other fields may have other types
+        raise codec.DecodeError(f"Manifest: version {version!r:.40}; this reader knows {VERSION}")
+    manifest = codec.decode(Manifest, document)
     for problem in problems(manifest):
         raise codec.DecodeError(f"Manifest: {problem}")
     return manifest
@@ -95,6 +107,8 @@ def decode(raw: bytes) -> Manifest:
 def problems(manifest: Manifest) -> list[str]:
     """What makes a manifest unusable, in words; an empty list means it may be loaded."""
     found: list[str] = []
+    if _depth(manifest.state) > LIMIT_DEPTH:
+        return [f"the state is nested deeper than {LIMIT_DEPTH} levels"]
     if manifest.version != VERSION:
         return [f"version {manifest.version}; this reader knows {VERSION}"]
     unknown = sorted(set(manifest.features) - FEATURES)
@@ -104,8 +118,17 @@ def problems(manifest: Manifest) -> list[str]:
     found += [
         f"chunk {chunk.digest[:12]} has the key {chunk.key!r}"
         for chunk in manifest.chunks
-        if ".." in chunk.key.split("/") or chunk.key.startswith("/") or chunk.bytes < 0
+        if not _KEY.fullmatch(chunk.key)
     ]
+    found += [
+        f"chunk {chunk.digest[:12]} has {chunk.bytes} bytes"
+        for chunk in manifest.chunks
+        if chunk.bytes < 0
+    ]
+    names = [t.name for t in manifest.tensors]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        found.append(f"tensor {twice} stands there twice")
     for tensor in manifest.tensors:
         found += _tensor_problems(tensor, sizes)
     found += [
@@ -138,4 +161,36 @@ def _tensor_problems(tensor: Tensor, sizes: dict[str, int]) -> list[str]:
         return [
             f"tensor {tensor.name}: pieces cover {covered} bytes of {math.prod(tensor.shape) * item}"
         ]
-    return []
+    twice = _find_overlap(tensor)
+    return [f"tensor {tensor.name}: two pieces hold {twice}"] if twice is not None else []
+
+
+def _find_overlap(tensor: Tensor) -> tuple[int, ...] | None:
+    """Where two pieces overlap: as many bytes then lie in none, and would be read as they come."""
+    pieces = sorted(tensor.pieces, key=lambda p: p.offsets)
+    for i, piece in enumerate(pieces):
+        for later in pieces[i + 1 :]:
+            if piece.offsets and later.offsets[0] >= piece.offsets[0] + piece.lengths[0]:
+                break
+            if _overlap(piece, later):
+                return later.offsets
+    return None
+
+
+def _overlap(a: Piece, b: Piece) -> bool:
+    sides = zip(a.offsets, a.lengths, b.offsets, b.lengths, strict=True)
+    return all(at < bt + bn and bt < at + an for at, an, bt, bn in sides)
+
+
+def _depth(tree: Any) -> int:
+    """Levels of lists and objects, counted no further than one beyond the limit."""
+    level, depth = [tree], 0
+    while level and depth <= LIMIT_DEPTH:
+        level = [
+            value
+            for node in level
+            if isinstance(node, (dict, list, tuple))
+            for value in (node.values() if isinstance(node, dict) else node)
+        ]
+        depth += bool(level)
+    return depth

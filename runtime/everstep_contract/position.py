@@ -62,8 +62,8 @@ class PositionPage:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         fd = os.open(path, flags, 0o600)
         try:
-            if create:
-                os.ftruncate(fd, SIZE)
+            if create:  # room is taken now: a full tmpfs would end whoever writes with SIGBUS
+                os.posix_fallocate(fd, 0, SIZE)
             self._page = mmap.mmap(fd, SIZE)
         finally:
             os.close(fd)

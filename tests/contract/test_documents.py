@@ -290,6 +290,17 @@ def chunk(**changes: Any) -> dict[str, Any]:
     return {"chunks": [codec.encode(CHUNK) | changes]}
 
 
+def half(row: int) -> dict[str, Any]:
+    return codec.encode(PIECE) | {"offsets": [row, 0], "lengths": [1, 3]}
+
+
+def nested(levels: int) -> Any:
+    tree: Any = 1
+    for _ in range(levels):
+        tree = [tree]
+    return tree
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -297,7 +308,10 @@ def chunk(**changes: Any) -> dict[str, Any]:
         ({"features": ["zstd"]}, "needs features that this reader lacks: zstd"),
         (chunk(key="../../etc/passwd"), "'../../etc/passwd'"),
         (chunk(key="/etc/passwd"), "'/etc/passwd'"),
-        (chunk(bytes=-1), "has the key"),
+        (chunk(key="chunks/../log/000000000000.json"), "has the key"),
+        (chunk(key="log/000000000000.json"), "has the key"),
+        (chunk(key="chunks/a\x00b"), "has the key"),
+        (chunk(bytes=-1), "has -1 bytes"),
         (chunk(bytes=23), "outside its chunk"),
         (chunk(digest="e" * 64), "outside its chunk"),
         (tensor(dtype="object"), "unknown dtype 'object'"),
@@ -312,9 +326,28 @@ def chunk(**changes: Any) -> dict[str, Any]:
         (piece(at=4), "outside its chunk"),
         ({"ledger": [{"epoch": 1, "first": 1, "last": 2, "chunk": "f"}]}, "ledger chunk f is not"),
         ({"tensors": "many"}, "Manifest.tensors: expected a list"),
+        ({"tensors": [TENSOR, TENSOR]}, "tensor w stands there twice"),
+        (tensor(pieces=[half(0), half(0)]), "two pieces hold (0, 0)"),
+        ({"version": "2.0", "tensors": "another way"}, "version '2.0'; this reader knows 1"),
+        ({"step": "²"}, "Manifest.step: expected int"),
+        ({"step": "--5"}, "Manifest.step: expected int"),
+        ({"step": "9" * 5000}, "Manifest.step: expected int"),
+        ({"state": nested(101)}, "nested deeper than 100 levels"),
     ],
 )
 def test_a_manifest_that_cannot_be_trusted_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(codec.DecodeError) as caught:
         manifest.decode(document(**changes))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_a_document_that_is_nested_without_end_is_refused_not_followed(opening: str) -> None:
+    raw = opening * 200_000
+    for read in (manifest.decode, log.decode, lambda text: codec.loads(levels.Seen, text)):
+        with pytest.raises(codec.DecodeError, match="not JSON"):
+            read(raw.encode())
+
+
+def test_a_state_as_deep_as_allowed_is_read() -> None:
+    assert manifest.decode(document(state=nested(100))).state == nested(100)

@@ -7,7 +7,6 @@ nobody has given up; and it extends the newest commit of the lineage.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from everstep_agent import runlog_rules
 from everstep_agent.checkpoint.ledger import join_segments
@@ -15,7 +14,7 @@ from everstep_agent.checkpoint.parts import Part
 from everstep_agent.runlog_rules import Verdict
 from everstep_contract import manifest as manifests
 from everstep_contract.log import Commit, Entry
-from everstep_contract.manifest import Chunk, LedgerSegment, Manifest, Piece, Tensor
+from everstep_contract.manifest import Chunk, LedgerSegment, Manifest, Tensor
 
 
 class BadSave(ValueError):
@@ -165,20 +164,7 @@ def build_tensors(parts: Sequence[Part]) -> tuple[Tensor, ...]:
                 )
             pieces = (*held.pieces, *tensor.pieces) if held else tensor.pieces
             merged[tensor.name] = replace(tensor, pieces=pieces)
-    return tuple(_checked(t) for _, t in sorted(merged.items()))
-
-
-def _checked(tensor: Tensor) -> Tensor:
-    pieces = tuple(sorted(tensor.pieces, key=lambda p: p.offsets))
-    for i, piece in enumerate(pieces):
-        for later in pieces[i + 1 :]:
-            if piece.offsets and later.offsets[0] >= piece.offsets[0] + piece.lengths[0]:
-                break
-            if _overlap(piece, later):
-                raise BadSave(f"tensor {tensor.name}: two pieces hold {later.offsets}")
-    return replace(tensor, pieces=pieces)
-
-
-def _overlap(a: Piece, b: Piece) -> bool:
-    sides: list[Any] = list(zip(a.offsets, a.lengths, b.offsets, b.lengths, strict=True))
-    return all(ao < bo + bn and bo < ao + an for ao, an, bo, bn in sides)
+    return tuple(
+        replace(t, pieces=tuple(sorted(t.pieces, key=lambda p: p.offsets)))
+        for _, t in sorted(merged.items())
+    )

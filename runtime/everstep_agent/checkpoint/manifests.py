@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 
-from everstep_agent.storage.errors import NotFound
+from everstep_agent.storage.errors import BadAddress, NotFound, TooLarge
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec
 from everstep_contract import manifest as manifests
@@ -23,6 +23,8 @@ async def fetch_manifest(store: ObjectStore, commit: Commit) -> Manifest:
         raw = await store.get(commit.manifest)
     except NotFound:
         raise Broken(f"{commit.manifest} is gone") from None
+    except (BadAddress, TooLarge) as error:
+        raise Broken(str(error)) from None
     digest = await asyncio.to_thread(lambda: hashlib.sha256(raw).hexdigest())
     if digest != commit.digest:
         text = f"SHA-256 {digest[:12]}…, committed {commit.digest[:12]}…"

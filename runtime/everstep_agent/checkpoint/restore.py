@@ -11,7 +11,7 @@ from everstep_agent import runlog_rules
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.runlog import RunLog
-from everstep_agent.storage.errors import NotFound
+from everstep_agent.storage.errors import BadAddress, NotFound, TooLarge
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec
 from everstep_contract.log import Commit
@@ -98,6 +98,8 @@ async def fetch_verified(store: ObjectStore, chunk: Chunk) -> bytes:
         body = await store.get(chunk.key)
     except NotFound:
         raise Broken(f"{chunk.key} is gone") from None
+    except (BadAddress, TooLarge) as error:
+        raise Broken(str(error)) from None
     if len(body) != chunk.bytes:
         raise Broken(f"{chunk.key} has {len(body)} bytes, not {chunk.bytes}")
     digest = await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())

@@ -16,6 +16,7 @@ from everstep_agent.checkpoint.retention_rules import (
     build_retire,
     choose_garbage,
     choose_retired,
+    step_of,
 )
 from everstep_agent.runlog import Lost, RunLog
 from everstep_agent.storage.errors import Denied
@@ -128,12 +129,15 @@ class Retention:
             return None
 
     async def delete(self, entry: Retire) -> None:
-        """Delete what a `retire` entry names; by anyone, at any time, as often as one likes."""
+        """Delete what a `retire` entry names; by anyone, at any time, as often as one likes.
+        Whatever it names, a place of the log stays.
+        """
         for key in entry.manifests:
             self._checked.good.pop(key, None)
             self._checked.broken.pop(key, None)
         self._checked.chunks -= set(entry.chunks)
-        await all_of(self._delete(key) for key in (*entry.manifests, *entry.chunks))
+        named = (*entry.manifests, *entry.chunks)
+        await all_of(self._delete(key) for key in named if step_of(key) is not None)
 
     async def _delete(self, key: str) -> None:
         async with self._slots:

@@ -73,4 +73,7 @@ def step_of(key: str) -> int | None:
     return int(found.group(1) or found.group(2)) if found else None
 
 
-_STEP = re.compile(r"manifests/\d+-(\d+)-[^/]+\.json|chunks/[^/]+/(\d+)/[0-9a-f]{64}")
+_STEP = re.compile(
+    r"manifests/[0-9]+-([0-9]{1,18})-[\w-]+\.json|chunks/[\w-]+/([0-9]{1,18})/[0-9a-f]{64}",
+    re.ASCII,
+)

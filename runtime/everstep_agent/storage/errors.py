@@ -49,6 +49,12 @@ class NoAtomicCreate(StoreError):
     kind = "NoAtomicCreate"
 
 
+class TooLarge(StoreError):
+    """An object that no writer of ours can have made: it is not brought into memory."""
+
+    kind = "TooLarge"
+
+
 class Unreachable(StoreError):
     kind = "Unreachable"
     transient = True
@@ -82,11 +88,13 @@ _FIXES = {
     "ExpiredToken": (
         "AWS_SESSION_TOKEN has expired; use keys that outlive the job, or the cloud identity"
     ),
+    "InvalidToken": "AWS_SESSION_TOKEN does not belong to AWS_ACCESS_KEY_ID; correct the Secret",
     "RequestTimeTooSkewed": "this node's clock differs from the store's by minutes; set it",
     "PermanentRedirect": "the bucket is in another region; set AWS_REGION",
     "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION",
     "InvalidBucketName": "correct the bucket in checkpoint.uri",
 }
+_FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded")
 _GRANT = "the identity needs to read, write, delete and list below checkpoint.uri"
 
 
@@ -128,10 +136,15 @@ def _classify_rest(
 ) -> StoreError:
     said = _said(text, code, status)
     fix = _FIXES.get(code, "")
-    refused = status in (401, 403) or name in ("PermissionDeniedError", "UnauthenticatedError")
+    # S3 answers 400 to a session token that has expired.
+    refused = (
+        status in (401, 403)
+        or code in ("ExpiredToken", "InvalidToken")
+        or name in ("PermissionDeniedError", "UnauthenticatedError")
+    )
     if refused or isinstance(error, PermissionError) or re.search(r"os error (13|30)\)", text):
         return Denied(f"{found}: {said}; {fix or _GRANT}")
-    if "os error 28)" in text or code in ("XMinioStorageFull", "QuotaExceeded"):
+    if "os error 28)" in text or status == 507 or code in _FULL:
         return NoSpace(f"{found}: no space left; make room")
     if (
         "os error 20)" in text

@@ -11,12 +11,23 @@ import obstore
 from obstore import store as stores
 
 from everstep_agent.storage.address import Address, build_s3_config, check_key
-from everstep_agent.storage.errors import BadAddress, NotFound, StoreError, classify_error
+from everstep_agent.storage.errors import (
+    BadAddress,
+    NotFound,
+    StoreError,
+    TooLarge,
+    Unreachable,
+    classify_error,
+)
 
 _RETRY: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
 """Trying again is `retrying.Retrying`'s, where the trouble can be seen and reported."""
 _TIMEOUT = timedelta(seconds=120)
 """Of one request: a 64 MiB chunk at 0.6 MB/s."""
+STALL_SECONDS = 15.0
+"""A server that has sent nothing for so long will not: the request is made anew."""
+LIMIT_BYTES = 1024**3
+"""Of an object that is read. Ours have 64 MiB at most, a ledger or a manifest perhaps more."""
 
 
 class ObstoreStore:
@@ -39,7 +50,8 @@ class ObstoreStore:
         check_key(key)
         try:
             # One PUT, never a multipart upload: only a single PUT can be create-only.
-            await obstore.put_async(self._backend, key, body, mode=mode, use_multipart=False)
+            async with asyncio.timeout(STALL_SECONDS + len(body) / 2**20):
+                await obstore.put_async(self._backend, key, body, mode=mode, use_multipart=False)
             if self._folder is not None:
                 await asyncio.to_thread(_sync, self._folder / key)
         except Exception as error:
@@ -48,8 +60,11 @@ class ObstoreStore:
     async def get(self, key: str) -> bytes:
         check_key(key)
         try:
-            answer = await obstore.get_async(self._backend, key)
-            return bytes(await answer.bytes_async())
+            async with asyncio.timeout(STALL_SECONDS):
+                answer = await obstore.get_async(self._backend, key)
+            if answer.meta["size"] > LIMIT_BYTES:
+                raise TooLarge(f"{self._uri}/{key} has {answer.meta['size']} bytes: none of ours")
+            return await _read(answer)
         except Exception as error:
             raise self._ours(error, "read", key) from None
 
@@ -65,7 +80,8 @@ class ObstoreStore:
     async def delete(self, key: str) -> None:
         check_key(key)
         try:
-            await obstore.delete_async(self._backend, key)
+            async with asyncio.timeout(STALL_SECONDS):
+                await obstore.delete_async(self._backend, key)
         except Exception as error:
             ours = self._ours(error, "delete", key)
             if not isinstance(ours, NotFound):
@@ -74,7 +90,21 @@ class ObstoreStore:
     def _ours(self, error: Exception, doing: str, key: str) -> StoreError:
         if isinstance(error, StoreError):
             return error
+        if isinstance(error, TimeoutError):
+            return Unreachable(f"cannot {doing} {self._uri}/{key}: the store does not answer")
         return classify_error(error, doing=doing, where=f"{self._uri}/{key}")
+
+
+async def _read(answer: Any) -> bytes:
+    """The body; each part of it may take a while, the whole as long as it takes."""
+    parts: list[bytes] = []
+    stream = aiter(answer.stream())
+    while True:
+        async with asyncio.timeout(STALL_SECONDS):
+            part = await anext(stream, None)
+        if part is None:
+            return b"".join(parts)
+        parts.append(bytes(part))
 
 
 def _sync(path: Path) -> None:
