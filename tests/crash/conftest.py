@@ -1,0 +1,29 @@
+"""One lab for this folder, without an operator: each test brings its own, behind the proxy."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import replicas
+from everstep_lab import Lab
+from everstep_lab.config import LabConfig
+from own_lab import own_lab
+from stub_image.given import IMAGES
+
+NETWORK = 71
+LANES = 3
+NODES = 9
+
+
+@pytest.fixture(scope="package")
+def lab() -> Iterator[Lab]:
+    config = LabConfig(nodes=NODES, gpus_per_node=2, operator=False, images=IMAGES)
+    with own_lab(config, NETWORK) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="package")
+def account(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kubeconfig of the operator's ServiceAccount; the chart's CRDs, rights and policies are installed."""
+    return replicas.install(lab, tmp_path_factory.mktemp("account"))

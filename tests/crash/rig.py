@@ -1,0 +1,57 @@
+"""A lab whose operator reaches the API server only through the proxy."""
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import replicas
+from crash.lane import Lane
+from crash.nursery import Operator
+from crash.proxy import Proxy
+from everstep_lab import Lab, kubeconfig
+
+NODES_OF_A_LANE = 3
+"""Two for the job, one for whoever has to leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    lab: Lab
+    proxy: Proxy
+    operator: Operator
+    lanes: Sequence[Lane]
+
+
+@asynccontextmanager
+async def a_rig(lab: Lab, folder: Path, account: Path, *flags: str) -> AsyncIterator[Rig]:
+    """`account` is the kubeconfig of the operator's ServiceAccount; the operator runs."""
+    upstream, token = kubeconfig.read(account)
+    authority = lab.places.certs / "ca.crt"
+    config = folder / "through-the-proxy.kubeconfig"
+    lanes = max(1, len(lab.nodes) // NODES_OF_A_LANE)
+    given = (
+        *replicas.FLAGS, replicas.ACCOUNT, f"--http-host={lab.places.operator_ip}",
+        "--figures-seconds=3600", f"--cordon-budget={lanes}", *flags,
+    )  # fmt: skip
+    async with Proxy(upstream, authority, lab.places.operator_ip) as proxy, lab.api() as api:
+        document = kubeconfig.build(proxy.url, authority.read_bytes(), token, "everstep-operator")
+        kubeconfig.write_private(config, document)
+        environ = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "KUBECONFIG": str(config),
+            "EVERSTEP_OPERATOR_KEY": "k" * 32,
+        }
+        async with Operator(given, environ, folder / "operator.log") as operator:
+            await operator.start()
+            made = [Lane(lab, api, i, nodes) for i, nodes in enumerate(_split(lab.nodes))]
+            for lane in made:
+                await lane.label()
+            yield Rig(lab=lab, proxy=proxy, operator=operator, lanes=made)
+
+
+def _split(nodes: Sequence[str]) -> list[Sequence[str]]:
+    n = NODES_OF_A_LANE
+    return [nodes[i : i + n] for i in range(0, len(nodes) - n + 1, n)]

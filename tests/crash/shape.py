@@ -1,0 +1,91 @@
+"""What must be the same at the end, whatever happened on the way: no times, no UIDs, no figures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from everstep_contract import names
+
+Object = dict[str, Any]
+OUR_MARK = "everstep.dev/cordoned-by"
+STEADY = ("Running", "Recovering", "Suspended", "Complete", "Failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    state: str
+    conditions: tuple[tuple[str, str, str], ...]
+    """(type, status, reason)"""
+    slots: tuple[tuple[int, int, str], ...]
+    """(slot, attempt, cause)"""
+    restarts: tuple[tuple[str, int], ...]
+    restarts_total: int
+    incidents: tuple[tuple[str, int, int, bool], ...]
+    """(cause, slot, attempt, open)"""
+    pods: tuple[tuple[str, str, bool], ...]
+    """(name without the job's, phase, being deleted)"""
+    ready: str
+    marks: tuple[tuple[bool, bool, bool], ...]
+    """Of each marked node: (cordoned, tainted, annotated)."""
+    quarantines: tuple[tuple[str, str], ...]
+    """(verdict, state)"""
+
+
+def build_shape(
+    job: Object, pods: Sequence[Object], nodes: Sequence[Object], quarantines: Sequence[Object]
+) -> Shape:
+    status, name = job.get("status", {}), job["metadata"]["name"]
+    restarts = status.get("restarts") or {}
+    marks = [found for found in map(mark_of, nodes) if any(found)]
+    return Shape(
+        state=status.get("state", ""),
+        conditions=_conditions(status),
+        slots=tuple((s["slot"], s["attempt"], s.get("cause", "")) for s in status.get("slots", [])),
+        restarts=tuple(sorted((restarts.get("byCause") or {}).items())),
+        restarts_total=restarts.get("total", 0),
+        incidents=tuple(
+            (i["cause"], i.get("slot", -1), i.get("attempt", -1), i.get("open", False))
+            for i in status.get("incidents", [])
+        ),
+        pods=tuple(sorted(_pod(pod, name) for pod in pods)),
+        ready=(status.get("world") or {}).get("summary", ""),
+        marks=tuple(sorted(marks)),
+        quarantines=tuple(
+            sorted(
+                (q["spec"]["verdict"], (q.get("status") or {}).get("state", ""))
+                for q in quarantines
+            )
+        ),
+    )
+
+
+def describe_difference(clean: Shape, found: Shape) -> str:
+    """One line for each part that differs."""
+    parts = [
+        f"  {part}: {getattr(found, part)} instead of {getattr(clean, part)}"
+        for part in Shape.__dataclass_fields__
+        if getattr(found, part) != getattr(clean, part)
+    ]
+    return "\n".join(parts)
+
+
+def mark_of(node: Object) -> tuple[bool, bool, bool]:
+    taints = {t["key"] for t in node["spec"].get("taints") or []}
+    return (
+        bool(node["spec"].get("unschedulable")),
+        names.TAINT_QUARANTINE in taints,
+        OUR_MARK in (node["metadata"].get("annotations") or {}),
+    )
+
+
+def _conditions(status: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    """A checkpoint's health is told only where it is bad: how far the first one is, is chance."""
+    found = [(c["type"], c["status"], c["reason"]) for c in status.get("conditions", [])]
+    kept = [c for c in found if c[0] in STEADY or (c[0] == "CheckpointHealthy" and c[1] == "False")]
+    return tuple(sorted(kept))
+
+
+def _pod(pod: Object, job: str) -> tuple[str, str, bool]:
+    metadata = pod["metadata"]
+    name = metadata["name"].removeprefix(f"{job}-")
+    return name, pod.get("status", {}).get("phase", ""), "deletionTimestamp" in metadata
