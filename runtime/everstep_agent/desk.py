@@ -54,7 +54,6 @@ class Desk:
         self.me = me
         self.store = store
         self.line = line
-        self._waits = logline.Once(line, "store_waits")
         self.run_log = runlog.RunLog(store)
         self.reports = Reports()
         self.group = GroupStore()
@@ -78,7 +77,8 @@ class Desk:
         self.fenced = ""
         self.over = ""
         """Why the pod that holds this role belongs to the job no more."""
-        self.storage_error: levels.StorageError | None = None
+        self._waited: dict[logline.Once, levels.StorageError] = {}
+        """What each call of `persist` waits out."""
         self.served_at = 0.0
         """When the operator was last given `seen`."""
         self.end_served = False
@@ -230,8 +230,9 @@ class Desk:
         return levels.CheckpointRef(epoch=epoch.number, step=min(held))
 
     def _storage_error(self) -> levels.StorageError | None:
-        if self.storage_error is not None:
-            return self.storage_error
+        waited = next(iter(self._waited.values()), None)
+        if waited is not None:
+            return waited
         if self.store.trouble is not None:
             return self.store.trouble.to_level()
         return self.saves.trouble.level if self.saves.trouble else None
@@ -304,20 +305,23 @@ class Desk:
         credentials ends at once. Later the workers may hold what nobody else does, and somebody
         may give rights or bucket back while they step on.
         """
-        while True:
-            try:
-                answer = await call()
-            except StoreError as error:
-                if not error.transient and self.epoch is None:
-                    raise
-                self.storage_error = error.to_level()
-                self._waits.say(kind=error.kind, message=str(error))
-                self.publish()
-                await asyncio.sleep(STORE_PAUSE_SECONDS)
-            else:
-                self.storage_error = None
-                self._waits.passed()
-                return answer
+        waits = logline.Once(self.line, "store_waits")
+        try:
+            while True:
+                try:
+                    answer = await call()
+                except StoreError as error:
+                    if not error.transient and self.epoch is None:
+                        raise
+                    self._waited[waits] = error.to_level()
+                    waits.say(kind=error.kind, message=str(error))
+                    self.publish()
+                    await asyncio.sleep(STORE_PAUSE_SECONDS)
+                else:
+                    waits.passed()
+                    return answer
+        finally:
+            self._waited.pop(waits, None)
 
     def new_incident(self) -> str:
         """The operator's, if it has begun to act; one that is over already does not come again."""
