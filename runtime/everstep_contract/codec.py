@@ -5,6 +5,7 @@ Unknown fields are ignored (a newer peer may send them), missing ones take their
 
 import dataclasses
 import enum
+import functools
 import json
 import re
 import types
@@ -14,16 +15,26 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
+_PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 class DecodeError(ValueError):
     """A document from elsewhere does not have the shape it must have."""
 
 
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Field → type, for a dataclass. Resolving annotations costs more than all the rest of a decode."""
+    resolved = typing.get_type_hints(cls)
+    return {field.name: resolved[field.name] for field in dataclasses.fields(cls)}
+
+
 def encode(value: Any) -> Any:
     """Plain JSON values for a dataclass; fields that are None stay as null."""
+    if value is None or (isinstance(value, (str, int, float)) and not isinstance(value, enum.Enum)):
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {name: encode(getattr(value, name)) for name in _hints(type(value))}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -54,21 +65,26 @@ def decode(cls: type[T], document: Any, path: str = "") -> T:
     where = path or cls.__name__
     if not isinstance(document, Mapping):
         raise DecodeError(f"{where}: expected an object, found {type(document).__name__}")
-    hints = typing.get_type_hints(cls)
-    known: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if field.name in document:
-            known[field.name] = _value(
-                hints[field.name], document[field.name], f"{where}.{field.name}"
-            )
+    known = {
+        name: _value(hint, document[name], f"{where}.{name}")
+        for name, hint in _hints(cls).items()
+        if name in document
+    }
     try:
         return cls(**known)
     except TypeError as error:
         raise DecodeError(f"{where}: {error}") from None
 
 
+@functools.cache
+def _form(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
 def _value(hint: Any, raw: Any, path: str) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if type(raw) is hint:
+        return raw
+    origin, args = _form(hint)
     if origin in (types.UnionType, typing.Union):
         if raw is None and type(None) in args:
             return None
