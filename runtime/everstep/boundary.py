@@ -44,7 +44,10 @@ def cross(session: Session, step: Step) -> None:
         session.park(session.applied, why="the epoch ended")
     reply = _ask(session)
     if session.staged != step.number and (reply.save or _due(session, step.number)):
-        session.stage(step.number)
+        if reply.stay or step.number == session.until:
+            session.stage_surely(step.number)
+        else:
+            session.stage(step.number)
     if reply.stay:
         session.park(session.applied, why="asked to stay at this boundary")
 

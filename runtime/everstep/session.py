@@ -17,7 +17,7 @@ from everstep.meter import Meter
 from everstep.reducer import Reducer
 from everstep.restoring import Checkpoint
 from everstep.rewind import Buffers
-from everstep.staging import write_part
+from everstep.staging import NoRoom, write_part
 from everstep.tracked import Tracked
 from everstep_contract import wire
 from everstep_contract.ledger import LedgerEntry
@@ -25,6 +25,8 @@ from everstep_contract.report import Cause
 
 TREE_VERSION = 1
 EXIT_FAILED = 1
+ROOM_SECONDS = 1.0
+"""Between two looks for room for a save that must be."""
 
 
 class Line(Protocol):
@@ -131,15 +133,17 @@ class Session:
 
     def stage(self, step: int, capture: Capture | None = None, *, whole: bool = False) -> None:
         """Copy this rank's part (`whole`: everything) of the state as of `step` and hand it to the
-        agent.
+        agent. Where there is no room for it the agent hears so instead.
         """
-        began = time.monotonic()
+        began, path = time.monotonic(), self._new_path(step)
+        rank, world = (0, 1) if whole else (self.start.rank, self.start.world)
         with self.meter.charging("stall"):
             held = capture or self.capture()
-            rank, world = (0, 1) if whole else (self.start.rank, self.start.world)
-            name = f"{self.start.epoch}-{step}-{self.start.rank}-{uuid.uuid4().hex[:8]}.part"
-            path = str(Path(self.start.staging) / name)
-            tensors = write_part(path, held.tensors, rank, world)
+            try:
+                tensors = write_part(path, held.tensors, rank, world)
+            except NoRoom as error:
+                self._tell_unstaged(step, str(error), whole=whole)
+                return
         lead = whole or self.lead
         self.staged = step
         self.link.send(
@@ -154,6 +158,25 @@ class Session:
                 ms=(time.monotonic() - began) * 1000,
             )
         )
+
+    def stage_surely(self, step: int) -> None:
+        """As `stage`, for a save that the job waits for: the agent frees room with each upload."""
+        self.stage(step)
+        with self.meter.charging("stall", waiting=True):
+            while self.staged != step and not self.broken:
+                self.link.cut.wait(ROOM_SECONDS)
+                self.stage(step)
+
+    def _tell_unstaged(self, step: int, problem: str, *, whole: bool) -> None:
+        self.link.send(
+            wire.Staged(
+                epoch=self.start.epoch, step=step, path="", tensors=(), whole=whole, problem=problem
+            )
+        )
+
+    def _new_path(self, step: int) -> str:
+        name = f"{self.start.epoch}-{step}-{self.start.rank}-{uuid.uuid4().hex[:8]}.part"
+        return str(Path(self.start.staging) / name)
 
     def park(
         self, step: int, *, sound: bool = True, why: str, capture: Capture | None = None

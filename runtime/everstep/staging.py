@@ -15,6 +15,10 @@ from everstep_contract.manifest import ITEM_BYTES
 ALIGN = 64
 
 
+class NoRoom(Exception):
+    """The folder for staged copies is full."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     box: shares.Box
@@ -44,16 +48,31 @@ def lay_out(tensors: state.Tensors, rank: int, world: int) -> tuple[list[Piece],
 def write_part(
     path: str, tensors: state.Tensors, rank: int, world: int
 ) -> tuple[wire.StagedTensor, ...]:
-    """Copy this rank's part of `tensors` to a new file at `path`."""
+    """Copy this rank's part of `tensors` to a new file at `path`. Raises `NoRoom`."""
     pieces, size = lay_out(tensors, rank, world)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(descriptor, size)
         if size:
+            _take_room(descriptor, path, size)
             _fill(descriptor, size, tensors, pieces)
     finally:
         os.close(descriptor)
     return tuple(_describe(tensors[p.box.name], p) for p in pieces)
+
+
+def _take_room(descriptor: int, path: str, size: int) -> None:
+    """Of all of it, before it is mapped: a write to a mapped page for which there is none is SIGBUS."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        os.unlink(path)
+        folder = os.path.dirname(path)
+        found = os.statvfs(folder)
+        raise NoRoom(
+            f"no room for {size / 2**20:.1f} MiB in {folder}, where"
+            f" {found.f_bavail * found.f_frsize / 2**20:.1f} MiB are free"
+            f" ({os.strerror(error.errno or 0)}): raise spec.checkpoint.stagingMemory"
+        ) from None
 
 
 def _fill(descriptor: int, size: int, tensors: state.Tensors, pieces: Sequence[Piece]) -> None:

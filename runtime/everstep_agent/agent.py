@@ -231,7 +231,9 @@ class Agent:
         me, standing = self.me, self._standing
         if standing.published is not None and standing.published.end is not None:
             return ending.from_end(standing.published.end)
-        fenced = ending.decide_fenced(standing.wanted, me.slot, me.attempt)
+        ours = standing.coordinator if self._leave_by is None else None
+        over = ours.desk.over if ours else ""
+        fenced = ending.decide_fenced(standing.wanted, me.slot, me.attempt, over)
         if fenced is not None:
             return fenced
         if self.pod.fatal is not None:

@@ -40,14 +40,15 @@ class Delivery:
         self._news.set()
 
     async def run(self) -> None:
-        sent: dict[Key, str] = {}
+        sent: dict[Key, tuple[str, str]] = {}
         while True:
             await happens(self._news, AGAIN_SECONDS)
             self._news.clear()
             for key, part in list(self._parts().items()):
                 target = "ourselves" if self._standing.coordinator else self._following()
-                if target and sent.get(key) != target and await self._send(part, target):
-                    sent[key] = target
+                told = (target, part.problem)
+                if target and sent.get(key) != told and await self._send(part, target):
+                    sent[key] = told
 
     async def _send(self, part: Part, target: str) -> bool:
         if self._standing.coordinator is not None:

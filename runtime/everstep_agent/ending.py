@@ -39,7 +39,12 @@ def decide_left(published: Levels | None, slot: int, attempt: int) -> report.Exi
     )
 
 
-def decide_fenced(wanted: levels.Wanted, slot: int, attempt: int) -> report.ExitReport | None:
+def decide_fenced(
+    wanted: levels.Wanted, slot: int, attempt: int, over: str = ""
+) -> report.ExitReport | None:
+    """`over`: why the run log gives this pod up, if it does."""
+    if over:
+        return report.ExitReport(cause=report.Cause.FENCED, message=over)
     newer = max((p.attempt for p in wanted.peers if p.slot == slot), default=attempt)
     if newer <= attempt:
         return None

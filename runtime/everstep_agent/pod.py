@@ -306,9 +306,12 @@ class Pod:
             self._touch()
 
     def _staged(self, worker: Worker, frame: wire.Staged) -> None:
-        worker.staged = max(worker.staged, frame.step)
         if frame.whole:
             worker.saving_since = None
+        if frame.problem:
+            self._unstaged(worker, frame)
+            return
+        worker.staged = max(worker.staged, frame.step)
         if self.uploads is None or frame.epoch != self.epoch:
             os.unlink(frame.path)
             return
@@ -320,6 +323,10 @@ class Pod:
             ms=round(frame.ms),
         )
         self.uploads.add(frame, worker.rank)
+
+    def _unstaged(self, worker: Worker, frame: wire.Staged) -> None:
+        if self.uploads is not None and frame.epoch == self.epoch:
+            self.uploads.give_up(frame, worker.rank, frame.problem)
 
     def _unsaved(self, staged: wire.Staged, rank: int) -> None:
         """Another rank may do better."""

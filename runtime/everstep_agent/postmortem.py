@@ -3,7 +3,9 @@
 The position is the furthest step that a living member applied or is bound to apply: whoever holds
 the vector of a step (phase *reduced* and later) knows that every member held the reduced gradient,
 and its own apply needs nobody. One rank that is parked there with a sound state saves the whole; so
-a dead rank costs no step.
+a dead rank costs no step. If nobody can who stands there, the furthest of the others does: that costs
+one step, the newest commit would cost all since. A member that is not heard of and not given up either
+is waited for when nobody else can save: the next claim needs proof of its end anyway.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,30 +59,37 @@ def decide_post_mortem(
     patience: float,
     failed: frozenset[int] = frozenset(),
 ) -> Decision:
-    """`waited`: seconds since the cut; `patience`: how long an unreachable member is waited for.
+    """`waited`: seconds since the cut; `patience`: how long an unreachable member is waited for though
+    others can save.
 
     `committed`: newest step committed in this epoch; `failed`: ranks whose own save came to
     nothing.
     """
     known = list(ranks)
-    living = [r for r in known if r.alive and (r.reachable or waited < patience)]
-    moving = [r for r in living if not r.parked]
+    living = [r for r in known if r.alive]
+    heard = [r for r in living if r.reachable or waited < patience]
+    moving = [r for r in heard if not r.parked]
     if moving:
-        names = ", ".join(str(r.rank) for r in moving)
-        return Wait(message=f"rank {names} has not stopped yet")
+        return Wait(message=f"{_name(moving)} has not stopped yet")
     if not living:
         # A position page survives its worker: what the dead had applied is known, and lost.
         furthest = max((r.applied for r in known), default=0)
         return Nothing(target=max(committed, furthest), message="no member is alive")
-    target = max(r.reach for r in living)
-    if target <= committed:
+    target = max((r.reach for r in heard), default=committed)
+    fit = [r for r in heard if r.sound and r.reach > committed and r.rank not in failed]
+    if fit:
+        best = max(fit, key=lambda r: (r.reach, -r.rank))
+        return Saver(rank=best.rank, step=best.reach)
+    if heard and target <= committed:
         return Nothing(target=target, message=f"step {committed} is committed already")
-    fit = [r for r in living if r.sound and r.reach == target and r.rank not in failed]
-    if not fit:
-        return Nothing(
-            target=target, message=f"no living rank holds a whole state of step {target}"
-        )
-    return Saver(rank=min(r.rank for r in fit), step=target)
+    if len(heard) < len(living):
+        silent = _name(r for r in living if not r.reachable)
+        return Wait(message=f"{silent} does not answer and may hold what nobody else does")
+    return Nothing(target=target, message=f"no living rank holds a whole state of step {target}")
+
+
+def _name(ranks: Iterable[Rank]) -> str:
+    return "rank " + ", ".join(str(r.rank) for r in ranks)
 
 
 def list_ranks(

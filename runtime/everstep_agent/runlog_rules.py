@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from everstep_contract.log import ChainLink, Claim, Commit, Entry, LeftOut, MemberId, Retire
 
+GONE = "declared gone"
+"""In a claim's list of those left out: by the operator's decision, for good."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -86,7 +89,7 @@ def why_out(member: MemberId, members: Iterable[MemberId], proof: Proof) -> str:
         if (slot, attempt) == (member.slot, member.attempt) and incarnation >= member.incarnation:
             return "its container terminated"
     if any(s == member.slot and a >= member.attempt for s, a in proof.gone):
-        return "declared gone"
+        return GONE
     for new in members:
         if new.slot == member.slot and new.attempt > member.attempt:
             return f"attempt {new.attempt} of its slot runs"
@@ -239,6 +242,18 @@ def fenced(newest: Claim | None, gang: Gang) -> Verdict:
         return Verdict(ok=True, reason="Named", message=text)
     text = f"epoch {newest.epoch} of the same job goes on without any of epoch {gang.epoch}"
     return Verdict(ok=False, reason="Fenced", message=text)
+
+
+def why_pod_is_over(newest: Claim | None, job_uid: str, slot: int, attempt: int) -> str:
+    """Why the newest claim gives this pod of the job up; empty if it may be heard or join again."""
+    if newest is None or newest.job_uid != job_uid:
+        return ""
+    for m in newest.members:
+        if m.slot == slot and m.attempt > attempt:
+            return f"epoch {newest.epoch} goes on with attempt {m.attempt} of slot {slot}"
+    if any((x.slot, x.attempt, x.why) == (slot, attempt, GONE) for x in newest.left_out):
+        return f"epoch {newest.epoch} goes on without slot {slot}, which was declared gone"
+    return ""
 
 
 # --- what the log remembers -----------------------------------------------------------------------

@@ -17,6 +17,8 @@ from everstep_agent.storage.store import ObjectStore
 from everstep_contract import levels, log
 
 RETRY_SECONDS = 1.0
+LACKING = 4
+"""So many saves that lack a part are kept: it may come after all."""
 Key = tuple[int, int]
 
 
@@ -56,11 +58,23 @@ class Saves:
         self._unsaved: set[Key] = set()
 
     def add(self, part: Part) -> None:
-        self._parts.setdefault((part.epoch, part.step), {})[part.rank] = part
+        held = self._parts.setdefault((part.epoch, part.step), {})
+        known = held.get(part.rank)
+        held[part.rank] = part
+        if part.problem and not (known and known.problem):
+            note = f"no checkpoint of step {part.step}: rank {part.rank}: {part.problem}"
+            self.notes = (*self.notes, note)[-3:]
+            lacking = sorted(k for k in self._parts if self._lacks(k))
+            self._parts = {k: v for k, v in self._parts.items() if k not in lacking[:-LACKING]}
+
+    def _lacks(self, key: Key) -> bool:
+        """There is a part that will not come, and none that has it all."""
+        parts = self._parts[key].values()
+        return any(p.problem for p in parts) and not any(p.whole for p in parts)
 
     def pending(self, epoch: int) -> list[int]:
-        """Steps of this epoch of which parts are there and no commit."""
-        return sorted(s for e, s in self._parts if e == epoch)
+        """Steps of this epoch of which parts are there, or may come, and no commit."""
+        return sorted(k[1] for k in self._parts if k[0] == epoch and not self._lacks(k))
 
     def has_whole(self, epoch: int, step: int) -> bool:
         return any(p.whole for p in self._parts.get((epoch, step), {}).values())
@@ -89,7 +103,7 @@ class Saves:
             return
         for step in reversed(self.pending(epoch.number)):
             found = commit_rules.decide_commit(
-                self._parts[epoch.number, step].values(),
+                (p for p in self._parts[epoch.number, step].values() if not p.problem),
                 epoch=epoch.number,
                 step=step,
                 world=epoch.world,

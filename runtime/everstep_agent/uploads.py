@@ -24,6 +24,10 @@ again later.
 """
 
 
+GIVEN_UP = 4
+"""Of so many saves without this rank's part the coordinator hears."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     staged: wire.Staged
@@ -62,9 +66,8 @@ class Uploads:
         self._waiting.append(Job(staged=staged, rank=rank))
         mine = [j for j in self._waiting if j.rank == rank and not j.staged.whole]
         for job in mine[:-WAITING]:
-            self._waiting.remove(job)
-            self._line.say("save_dropped", step=job.staged.step, rank=rank, reason="NewerSaveWaits")
-            _remove(job.staged.path)
+            self._drop(job)
+            self.give_up(job.staged, rank, "two newer saves wait for the store")
         self._wake.set()
 
     def committed(self, epoch: int, step: int) -> None:
@@ -101,9 +104,8 @@ class Uploads:
             await asyncio.sleep(RETRY_SECONDS)
             return
         except (BadStaging, OSError) as error:
-            self._line.say("save_dropped", step=staged.step, rank=job.rank, message=str(error))
             self._drop(job)
-            self._on_failed(staged, job.rank)
+            self.give_up(staged, job.rank, str(error))
             return
         self.error = None
         self._waits.passed()
@@ -111,6 +113,19 @@ class Uploads:
         self.parts[part.epoch, part.step, part.rank] = part
         self._line.say("uploaded", step=part.step, rank=part.rank, bytes=part.bytes)
         self._on_part(part)
+
+    def give_up(self, staged: wire.Staged, rank: int, problem: str) -> None:
+        """There will be no such part: whoever waits for it hears so."""
+        key = (staged.epoch, staged.step, rank)
+        if key not in self.parts:
+            self._line.say("save_dropped", step=staged.step, rank=rank, message=problem)
+        self._on_failed(staged, rank)
+        if not staged.whole:
+            self.parts[key] = Part(epoch=staged.epoch, step=staged.step, rank=rank, problem=problem)
+            self._on_part(self.parts[key])
+            old = [k for k, p in self.parts.items() if p.problem and k[2] == rank]
+            for key in old[:-GIVEN_UP]:
+                del self.parts[key]
 
     def _drop(self, job: Job) -> None:
         if job in self._waiting:

@@ -119,6 +119,7 @@ class WorkerSet:
         self.fresh: dict[int, Worker] = {}
         self._all: dict[int, Worker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unspawned = ""
         self.link: link.Link[Worker] = link.Link(
             memory, find=self._all.get, on_frame=on_frame, log=log
         )
@@ -131,9 +132,19 @@ class WorkerSet:
         return set(self._all)
 
     def ensure_fresh(self) -> None:
+        """Called again and again: what cannot be started now (no room, no process) is not given up."""
         for local in range(self.count):
             if local not in self.fresh:
-                self.fresh[local] = self._spawn(local)
+                try:
+                    self.fresh[local] = self._spawn(local)
+                except OSError as error:
+                    self.lives[local] -= 1  # it never was
+                    self._say_unspawned(local, f"cannot start a worker: {error}")
+
+    def _say_unspawned(self, local: int, message: str) -> None:
+        if message != self._unspawned:
+            self._unspawned = message
+            self._log.say("worker_waits", local=local, message=message)
 
     def ready_lives(self) -> tuple[int, ...]:
         ready = [self.fresh[i] for i in range(self.count) if i in self.fresh]
@@ -244,6 +255,7 @@ class WorkerSet:
         await asyncio.wait(copies, timeout=0.5)
         for task in copies:
             task.cancel()
+        await asyncio.gather(*copies, return_exceptions=True)
         child.keep = None
         self._bury(worker, status)
 

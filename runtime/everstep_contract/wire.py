@@ -144,6 +144,8 @@ class Staged:
     whole: bool = False
     ms: float = 0.0
     """How long the step's path was held up."""
+    problem: str = ""
+    """Why there is no copy; `path` is empty then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,10 +33,25 @@ def test_the_dead_neither_save_nor_are_waited_for():
     assert decide(a_rank(0, 9, alive=False, parked=False), a_rank(1, 5)) == Saver(rank=1, step=5)
 
 
-def test_an_unreachable_member_is_waited_for_only_so_long():
+def test_an_unreachable_member_is_waited_for_only_so_long_where_another_can_save():
     silent = a_rank(0, 0, reachable=False, parked=False)
     assert isinstance(decide(silent, a_rank(1, 5), waited=1.0), postmortem.Wait)
     assert decide(silent, a_rank(1, 5), waited=9.0) == Saver(rank=1, step=5)
+
+
+@pytest.mark.parametrize("other", [a_rank(1, 5, alive=False), a_rank(1, 5, sound=False)])
+def test_an_unreachable_member_is_waited_for_while_it_alone_may_hold_the_state(other):
+    silent = a_rank(0, 0, reachable=False, parked=False)
+    found = decide(silent, other, committed=2, waited=900.0)
+    assert isinstance(found, postmortem.Wait)
+    assert "rank 0 does not answer" in found.message
+    given_up = a_rank(0, 0, alive=False, reachable=False)
+    assert isinstance(decide(given_up, other, committed=2), postmortem.Nothing)
+
+
+def test_an_unreachable_member_is_not_waited_for_when_all_others_stand_at_the_commit():
+    silent = a_rank(0, 0, reachable=False, parked=False)
+    assert isinstance(decide(silent, a_rank(1, 5), committed=5, waited=9.0), postmortem.Nothing)
 
 
 def test_nothing_is_saved_twice():
@@ -51,9 +66,14 @@ def test_an_unsound_state_is_not_saved_and_its_step_counts_as_lost():
     assert found.target == 5
 
 
-def test_a_sound_rank_behind_the_furthest_does_not_stand_in_for_it():
-    found = decide(a_rank(0, 4), a_rank(1, 5, sound=False), committed=3)
-    assert isinstance(found, postmortem.Nothing)
+def test_where_nobody_can_save_the_furthest_step_the_one_before_it_is_saved():
+    ahead = a_rank(1, 6, sound=False)
+    assert decide(a_rank(0, 5), ahead, committed=3) == Saver(rank=0, step=5)
+    assert decide(a_rank(0, 5), a_rank(1, 6), failed=frozenset({1})) == Saver(rank=0, step=5)
+    found = decide(a_rank(0, 5), ahead, committed=5)
+    assert found == postmortem.Nothing(
+        target=6, message="no living rank holds a whole state of step 6"
+    )
 
 
 def test_with_nobody_alive_what_the_dead_had_applied_counts_as_lost():

@@ -24,6 +24,8 @@ class Part:
     chunks: tuple[Chunk, ...] = ()
     state: Any = None
     ledger: tuple[LedgerSegment, ...] = ()
+    problem: str = ""
+    """Why there is no such share: the save cannot be completed."""
 
     @property
     def bytes(self) -> int:

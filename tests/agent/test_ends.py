@@ -1,0 +1,86 @@
+"""Jobs that cannot go on: each agent ends with the cause and the fix."""
+
+from pathlib import Path
+
+from agent.gang import Gang
+from everstep_contract import report
+
+
+async def test_the_same_error_at_the_same_step_three_times_fails_the_job(tmp_path: Path) -> None:
+    gang = Gang(tmp_path, 2)
+    gang.stub["STUB_MODE"] = "fail:6"
+    async with gang:
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.USER_ERROR}
+        found = ends[0]
+        assert "step 6 failed 3 times" in found.message
+        assert "likely code or data" in found.message
+        assert found.traceback == "T"
+        run_log = await gang.run_log()
+        assert [(c.cause, c.failed) for c in run_log.claims] == [
+            ("Start", 0),
+            ("UserError", 6),
+            ("UserError", 6),
+        ]
+
+
+async def test_a_loss_that_is_not_finite_ends_the_job_at_once(tmp_path: Path) -> None:
+    gang = Gang(tmp_path, 2)
+    gang.stub["STUB_MODE"] = "nan:6"
+    async with gang:
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.NOT_FINITE}
+        assert gang.seen.failure is not None
+        assert len((await gang.run_log()).claims) == 1
+
+
+async def test_a_script_that_raises_at_once_ends_the_job_with_its_last_words(
+    tmp_path: Path,
+) -> None:
+    gang = Gang(tmp_path, 2)
+    gang.stub["STUB_MODE"] = "raise"
+    async with gang:
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.SCRIPT_ERROR}
+        assert "no such data set" in ends[0].message
+        assert "Traceback" in ends[0].traceback
+
+
+async def test_a_script_that_never_trains_is_told_what_to_write(tmp_path: Path) -> None:
+    gang = Gang(tmp_path, 2)
+    gang.stub["STUB_MODE"] = "silent"
+    async with gang:
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.SCRIPT_ERROR}
+        assert "everstep.run(main)" in ends[0].message
+
+
+async def test_a_new_job_of_the_same_name_takes_the_run_and_the_former_is_fenced(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("everstep_agent.training.FENCE_SECONDS", 0.3)
+    old = Gang(tmp_path, 2)
+    old.stub["STUB_UNTIL"] = "100000"
+    async with old:
+        await old.until(lambda s: s.step >= 3)
+        async with Gang(tmp_path, 2, uid="uid-2") as new:
+            ends = await old.reports()
+            assert {r.cause for r in ends.values()} == {report.Cause.FENCED}
+            assert "uid-2" in ends[0].message
+            await new.reports()
+
+
+async def test_refuse_keeps_a_new_job_from_an_existing_run(tmp_path: Path) -> None:
+    async with Gang(tmp_path, 2) as gang:
+        await gang.reports()
+    async with Gang(tmp_path, 2, uid="uid-2", if_run_exists="Refuse") as again:
+        ends = await again.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.RUN_EXISTS}
+        assert "checkpoint.run" in ends[0].message
+
+
+async def test_a_store_that_cannot_be_used_ends_the_job_at_once(tmp_path: Path) -> None:
+    async with Gang(tmp_path, 2, uri=f"file://{tmp_path}/no/such/place") as gang:
+        found = await gang.tasks[0]
+        assert found.cause in (report.Cause.STORE, report.Cause.CONFIG)
+        assert "no/such" in found.message

@@ -1,0 +1,206 @@
+"""Members that are lost: killed, hung, silent, replaced; nothing that a living rank holds is lost with
+them.
+"""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from agent.gang import Gang, assert_exact
+from everstep_agent.workers import Worker
+from everstep_contract import levels, log, report
+
+
+async def test_a_killed_worker_costs_no_step(tmp_path: Path) -> None:
+    async with Gang(tmp_path, 3) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        os.kill(gang.worker(1), signal.SIGKILL)
+        seen = await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
+        incident = seen.incidents[-1]
+        assert incident.cause == "WorkerDied"
+        assert incident.rank == 1
+        assert incident.steps_lost == 0
+        assert incident.step >= 5
+        assert [p.name for p in incident.phases] == [
+            "detect", "save", "commit", "regroup", "restart", "first_step",
+        ]  # fmt: skip
+        await gang.reports()
+        run_log = await gang.run_log()
+        assert [c.cause for c in run_log.claims] == ["Start", "WorkerDied"]
+        assert run_log.claims[1].incident == incident.id
+        await assert_exact(gang, 20)
+
+
+async def test_two_workers_killed_at_once_are_outlived_by_the_third(tmp_path: Path) -> None:
+    async with Gang(tmp_path, 3) as gang:
+        await gang.until(lambda s: s.step >= 3)
+        os.kill(gang.worker(0), signal.SIGKILL)
+        os.kill(gang.worker(2), signal.SIGKILL)
+        await gang.reports()
+        incident = gang.seen.incidents[-1]
+        assert incident.steps_lost == 0
+        assert set(incident.slots) == {0, 2}
+        assert "rank 0 (slot 0)" in incident.message
+        assert "rank 2 (slot 2)" in incident.message
+        await assert_exact(gang, 20)
+
+
+@pytest.mark.parametrize("how", ["dies", "stops", "short"])
+async def test_when_a_save_fails_another_sound_rank_saves_and_nothing_is_lost(
+    tmp_path: Path, how: str
+) -> None:
+    gang = Gang(tmp_path, 3, hang_seconds=2.0)
+    gang.stub["STUB_MODE"] = f"save:{how}:{tmp_path}/flag"
+    async with gang:
+        await gang.until(lambda s: s.step >= 3)
+        await die_between_two_steps(gang, 2)
+        seen = await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
+        assert (tmp_path / "flag").exists()
+        assert seen.incidents[-1].steps_lost == 0
+        assert seen.incidents[-1].step >= 3
+        await gang.reports()
+        await assert_exact(gang, 20)
+
+
+async def die_between_two_steps(gang: Gang, slot: int) -> None:
+    """While all others wait in their collective: none of them stands a step ahead."""
+    os.kill(gang.worker(slot), signal.SIGSTOP)
+    others = [a.pod.workers.current[0] for s, a in gang.agents.items() if s != slot]
+    async with asyncio.timeout(20):
+        while not all(w.position().waiting for w in others) or len(steps(others)) > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    os.kill(gang.worker(slot), signal.SIGKILL)
+
+
+def steps(workers: list[Worker]) -> set[int]:
+    return {w.position().applied for w in workers}
+
+
+async def test_when_no_worker_lives_the_run_goes_on_from_the_newest_commit(tmp_path: Path) -> None:
+    async with Gang(tmp_path, 2, save_every_steps=4) as gang:
+        await gang.until(lambda s: s.committed and s.committed.step >= 4 and s.step >= 5)
+        for slot in (0, 1):
+            os.kill(gang.worker(slot), signal.SIGKILL)
+        seen = await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
+        assert seen.incidents[-1].step % 4 == 0
+        await gang.reports()
+        await assert_exact(gang, 20)
+
+
+async def test_a_lost_agent_is_replaced_by_the_slots_next_attempt(tmp_path: Path) -> None:
+    async with Gang(tmp_path, 3) as gang:
+        await gang.until(lambda s: s.step >= 3)
+        await gang.kill(2)
+        await gang.start(2, 1)
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        assert gang.seen.incidents[-1].steps_lost == 0
+        await gang.reports()
+        assert gang.seen.restarts == {"AgentLost": 1}
+        await assert_exact(gang, 20)
+
+
+async def test_when_the_coordinator_is_lost_the_lowest_living_slot_takes_over(
+    tmp_path: Path,
+) -> None:
+    async with Gang(tmp_path, 3) as gang:
+        await gang.until(lambda s: s.step >= 3)
+        assert gang.seen.coordinator is not None
+        slot = gang.seen.coordinator.slot
+        await gang.kill(slot)
+        await gang.start(slot, 1)
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        assert gang.seen.coordinator is not None
+        assert gang.seen.coordinator.slot == min({0, 1, 2} - {slot})
+        await gang.reports()
+        run_log = await gang.run_log()
+        assert len(run_log.claims) == 2
+        await assert_exact(gang, 20)
+
+
+async def test_a_hung_rank_is_named_killed_and_recovered(tmp_path: Path) -> None:
+    gang = Gang(tmp_path, 2, hang_seconds=1.0)
+    gang.stub["STUB_MODE"] = f"hang:6:{tmp_path}/flag"
+    async with gang:
+        seen = await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
+        assert seen.incidents[-1].cause == "WorkerHung"
+        assert seen.incidents[-1].rank == 1
+        assert "step 6" in seen.incidents[-1].message
+        assert seen.incidents[-1].step == 5
+        assert seen.incidents[-1].phases[0].name == "detect"
+        assert seen.incidents[-1].phases[0].ms >= 1000, "the hang itself is part of it"
+        await gang.reports()
+        await assert_exact(gang, 20)
+
+
+async def test_a_node_that_falls_silent_is_named_while_its_end_is_not_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a node that loses power: nobody can tell, until the operator gives it up."""
+    for module in ("breaks", "recovering"):
+        monkeypatch.setattr(f"everstep_agent.{module}.SILENT_SECONDS", 1.0)
+    async with Gang(tmp_path, 3) as gang:
+        await gang.until(lambda s: s.step >= 3)
+        lost = next(s for s in range(3) if s != gang.seen.coordinator.slot)
+        await gang.kill(lost, say=False)
+        seen = await gang.until(lambda s: s.incidents and s.incidents[-1].slot == lost)
+        waiting = seen.incidents[-1]
+        assert waiting.open
+        assert waiting.concerns(lost)
+        gang.want(gone=(levels.SlotAttempt(slot=lost, attempt=0),), incident=waiting.id)
+        await gang.start(lost, 1)
+        seen = await gang.until(lambda s: s.epoch == 2 and s.running)
+        assert [(i.id, i.cause) for i in seen.incidents] == [(waiting.id, "AgentLost")]
+        assert seen.incidents[-1].steps_lost == 0
+        await gang.reports()
+        await assert_exact(gang, 20)
+
+
+async def test_two_workers_in_a_pod_are_ranks_in_slot_order(tmp_path: Path) -> None:
+    async with Gang(tmp_path, 2, workers=2) as gang:
+        await gang.until(lambda s: s.step >= 3)
+        assert [(m.slot, m.rank) for m in gang.seen.members] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+        os.kill(gang.worker(1, 1), signal.SIGKILL)
+        await gang.reports()
+        assert gang.seen.incidents[-1].rank == 3
+        assert isinstance((await gang.run_log()).entries[0], log.Claim)
+        await assert_exact(gang, 20)
+
+
+async def test_a_worker_that_is_killed_before_it_begins_ends_its_own_container_only(
+    tmp_path: Path,
+) -> None:
+    async with Gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 2)
+        await gang.kill(1)
+        gang.stub["STUB_MODE"] = "crash"
+        await gang.start(1, 1)
+        found = await asyncio.wait_for(gang.tasks[1], 30)
+        assert found.cause is report.Cause.WORKER_DIED
+        assert found.exit_code() == report.EXIT_TRY_AGAIN
+        assert "3 times" in found.message
+        assert not gang.tasks[0].done()
+        gang.stub["STUB_MODE"] = ""
+        await gang.start(1, 1)
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.DONE}
+        assert ends[1].incarnation == 2
+        await assert_exact(gang, 20)
+
+
+async def test_a_pod_whose_slot_has_a_newer_attempt_is_fenced(tmp_path: Path) -> None:
+    async with Gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 2)
+        old = gang.agents[1]
+        zombie = gang.tasks.pop(1)
+        gang.want(gone=(levels.SlotAttempt(slot=1, attempt=0),))
+        await gang.start(1, 1)
+        gang.agents[2], gang.tasks[2] = old, zombie  # still told what is wanted
+        found = await asyncio.wait_for(zombie, 30)
+        assert found.cause is report.Cause.FENCED
+        assert "attempt 1 of slot 1" in found.message
+        ends = await gang.reports()
+        assert ends[0].cause is report.Cause.DONE
+        await assert_exact(gang, 20)
