@@ -27,6 +27,7 @@ from kubernetes.aio.client.configuration import Configuration
 from everstep_contract import names
 
 REQUEST_SECONDS = 30.0
+RETRY_AFTER_MAX = 60.0
 Object = dict[str, Any]
 JsonPatch = list[Object]
 
@@ -41,6 +42,8 @@ class KubeError(Exception):
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
         self.status, self.reason, self.message = status, reason, message
+        self.retry_after = 0.0
+        """Seconds that the server asked us to wait."""
 
 
 class Gone(KubeError):
@@ -300,14 +303,20 @@ class Kube:
         url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
         for last in (False, True):
             token = await self._authorize(headers, path, method, body)
-            status, raw = await self._send(method, url, headers, body)
+            status, raw, pause = await self._send(method, url, headers, body)
             if status != 401 or token is None or last:
                 break
             assert self._tokens is not None
             self._tokens.refuse(token)
         if not 200 <= status < 300:
-            raise classify_error(status, raw)
-        document: Object = json.loads(raw)
+            refusal = classify_error(status, raw)
+            refusal.retry_after = parse_retry_after(pause)
+            raise refusal
+        try:
+            document: Object = json.loads(raw)
+        except ValueError:
+            text = f"{method} {url}: the answer is no JSON, or was cut: {raw[:80]!r}"
+            raise Transient(status, "NotJson", text) from None
         return document
 
     async def _authorize(
@@ -324,17 +333,19 @@ class Kube:
 
     async def _send(
         self, method: str, url: str, headers: dict[str, str], body: Any
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, bytes, str]:
+        """Status, body, and the Retry-After of the answer."""
+        limit = self._limit(method)
         try:
-            async with asyncio.timeout(self._limit(method)):
+            async with asyncio.timeout(limit):
                 response = await self._client.rest_client.request(  # type: ignore[no-untyped-call]
                     method, url, headers=headers, body=body
                 )
-                return response.status, await response.read()
+                raw = await response.read()
+                return response.status, raw, response.headers.get("Retry-After", "")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Transient(
-                0, type(error).__name__, f"{method} {url}: {error or 'timed out'}"
-            ) from error
+            why = str(error) or _describe_silence(limit)
+            raise Transient(0, type(error).__name__, f"{method} {url}: {why}") from error
 
     def _limit(self, method: str) -> float:
         """Seconds that the request may take. Raises `Standby` where it must not be sent."""
@@ -347,6 +358,17 @@ class Kube:
 
     def _count(self, verb: str, outcome: str) -> None:
         self.calls[verb, outcome] = self.calls.get((verb, outcome), 0) + 1
+
+
+def _describe_silence(limit: float) -> str:
+    if limit < REQUEST_SECONDS:
+        return f"no answer within the {limit:.1f} s for which this replica still held the lease"
+    return f"no answer within {limit:.0f} s"
+
+
+def parse_retry_after(text: str) -> float:
+    """Seconds, at most RETRY_AFTER_MAX; a date, which the API server never sends, counts as none."""
+    return min(float(text), RETRY_AFTER_MAX) if text.isascii() and text.isdigit() else 0.0
 
 
 def classify_error(status: int, raw: bytes) -> KubeError:

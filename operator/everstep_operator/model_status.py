@@ -46,9 +46,14 @@ class CheckpointStatus(Resourceful):
 
 
 class Restarts(Resourceful):
-    total: int = Field(default=0, description="Sum over all causes.")
+    total: int = Field(
+        default=0,
+        description="Interruptions over the life of this job: each once, by whoever has counted more.",
+    )
     by_cause: dict[str, int] = Field(
-        default_factory=dict, description="Interruptions by cause, over the life of this job."
+        default_factory=dict,
+        description="Interruptions by cause, in the operator's words (NodeLeaving, PodDeleted, …) and "
+        "in the job's (Leave, WorkerDied, …); one that both have noticed stands under both.",
     )
 
 
@@ -120,6 +125,22 @@ class Incident(Resourceful):
     open: bool = Field(default=True, description="Whether it is still going on.")
 
 
+class GangStatus(Resourceful):
+    """Pods that were given back because not enough of them found a node."""
+
+    tries: int = Field(description="How often in a row they were given back.")
+    since: str = Field(
+        max_length=40,
+        description="Since when they are given back.",
+        json_schema_extra={"format": "date-time"},
+    )
+    retry_at: str = Field(
+        max_length=40,
+        description="When pods are made again.",
+        json_schema_extra={"format": "date-time"},
+    )
+
+
 class JobStatus(Resourceful):
     """What we see of the job; the run itself lives in the object store."""
 
@@ -175,6 +196,14 @@ class JobStatus(Resourceful):
         max_length=40,
         description="Since when the job has been asked to stop.",
         json_schema_extra={"format": "date-time"},
+    )
+    suspended_seconds: int | None = Field(
+        default=None,
+        description="Time spent suspended; activeDeadlineSeconds does not count it.",
+    )
+    gang: GangStatus | None = Field(
+        default=None,
+        description="Set while the job waits for its turn after it gave its pods back.",
     )
     notes: list[str] = Field(
         default_factory=list, max_length=5, description="Findings that stopped nothing."

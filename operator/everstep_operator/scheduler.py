@@ -107,6 +107,7 @@ class Scheduler:
         count = self._failures[key] = self._failures.get(key, 0) + 1
         after = RETRY_SECONDS[min(count, len(RETRY_SECONDS)) - 1]
         known = isinstance(error, kube.KubeError)
+        after = max(after, error.retry_after if isinstance(error, kube.KubeError) else 0.0)
         log.error(
             "%s/%s: pass failed (%d in a row), again in %.0f s: %s",
             key[0], key[1], count, after, error, exc_info=None if known else error,

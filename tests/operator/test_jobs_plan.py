@@ -489,6 +489,42 @@ def test_a_deadline_is_a_deadline() -> None:
     assert condition(plan(observed, NOW), "Failed").reason == "DeadlineExceeded"
 
 
+def test_time_spent_suspended_does_not_count_against_the_deadline() -> None:
+    spec = a_spec(activeDeadlineSeconds=100, suspend=True)
+    status = JobStatus(epoch=1, observed_generation=1, stopping_since=to_stamp(NOW - 50))
+    asleep = an_observation(
+        job=a_job(spec, status=status, created_at=NOW - 120), pods=(), seen=None
+    )
+    assert not conditions.is_true(plan(asleep, NOW).status, "Failed")
+    awake_spec = a_spec(activeDeadlineSeconds=100)
+    awake = replace(asleep, job=a_job(awake_spec, status=status, created_at=NOW - 120))
+    resumed = plan(awake, NOW)
+    assert (resumed.status.suspended_seconds, resumed.status.stopping_since) == (50, None)
+    later = replace(awake, job=a_job(awake_spec, status=resumed.status, created_at=NOW - 120))
+    assert not conditions.is_true(plan(later, NOW + 29).status, "Failed")
+    assert condition(plan(later, NOW + 31), "Failed").reason == "DeadlineExceeded"
+
+
+def test_a_job_that_was_made_suspended_has_not_been_active() -> None:
+    spec = a_spec(activeDeadlineSeconds=100, suspend=True)
+    born = an_observation(job=a_job(spec, created_at=NOW - 500), pods=(), seen=None)
+    planned = plan(replace(born, job=replace(born.job, status=JobStatus())), NOW)
+    job = a_job(a_spec(activeDeadlineSeconds=100), status=planned.status, created_at=NOW - 500)
+    assert plan(replace(born, job=job), NOW + 10).status.suspended_seconds == 510
+
+
+def test_a_pod_that_its_node_refuses_is_replaced_after_a_moment_and_not_in_a_loop() -> None:
+    words = "Pod was rejected: Allocate failed due to requested number of devices unavailable"
+    observed = with_pod(
+        an_observation(seen=None), 1, phase="Failed", reason="UnexpectedAdmissionError",
+        message=words, running_since=None, created_at=NOW,
+    )  # fmt: skip
+    at_once = plan(observed, NOW + 1)
+    assert not at_once.counts
+    assert words in condition(at_once, "Running").message
+    assert attempts(plan(observed, NOW + 11)) == [1, 2, 1]
+
+
 def test_pods_stay_for_their_logs_and_the_living_get_the_drain_time() -> None:
     def finished(age: float) -> Observed:
         status = a_status(conditions=[a_condition("Failed", "UserError", age)])

@@ -184,7 +184,7 @@ async def test_whoever_lost_the_lease_writes_nothing_and_may_still_read(
 async def test_no_write_outlives_the_deadline_of_the_lease(server: Server, port: Kube) -> None:
     server.held = asyncio.Event()
     port.seconds_left = lambda: 0.1
-    with pytest.raises(kube.Transient):
+    with pytest.raises(kube.Transient, match=r"no answer within the 0.1 s .* held the lease"):
         await port.delete(kube.PODS, "x", "default", uid="u")
     server.held.set()
 

@@ -97,8 +97,8 @@ def plan_suspend(observed: Observed, now: float) -> Plan:
     records = [attempts.note_pod(observed, r, (), now) for r in membership.build_records(observed)]
     held = [r for r in records if r.pod_uid is not None]
     since = to_seconds(job.status.stopping_since)
-    if held and _may_end(observed, since, now):
-        raises = [_raise(r, membership.newest_attempt(observed, r.slot)) for r in held]
+    if held and may_end(observed, since, now):
+        raises = build_raises(observed, held, "Suspended", "suspended")
         plan = attempts.plan_count(observed, records, raises, now)
         return _with_story(plan, observed, _suspend_story(observed, now, over=False), since, now)
     story = _suspend_story(observed, now, over=not observed.pods)
@@ -112,7 +112,7 @@ def plan_suspend(observed: Observed, now: float) -> Plan:
     return _with_story(plan, observed, story, since, now)
 
 
-def _may_end(observed: Observed, since: float | None, now: float) -> bool:
+def may_end(observed: Observed, since: float | None, now: float) -> bool:
     """The state is safe, or there is none, or the time to save is over."""
     spec, seen = observed.job.spec, observed.seen
     living = [p for p in observed.pods if not p.over and p.running_since is not None]
@@ -124,14 +124,20 @@ def _may_end(observed: Observed, since: float | None, now: float) -> bool:
     return since is not None and now - since > drain
 
 
-def _raise(record: SlotStatus, newest: int) -> Raise:
-    return Raise(
-        slot=record.slot,
-        to=max(record.attempt, newest) + 1,
-        cause="Suspended",
-        message="suspended",
-        incident="",
-    )
+def build_raises(
+    observed: Observed, records: Sequence[SlotStatus], cause: str, message: str
+) -> list[Raise]:
+    """Uncounted: nobody's failure."""
+    return [
+        Raise(
+            slot=r.slot,
+            to=max(r.attempt, membership.newest_attempt(observed, r.slot)) + 1,
+            cause=cause,
+            message=message,
+            incident="",
+        )
+        for r in records
+    ]
 
 
 def _suspend_story(observed: Observed, now: float, *, over: bool) -> Story:
@@ -150,14 +156,16 @@ def _suspend_story(observed: Observed, now: float, *, over: bool) -> Story:
 def _with_story(
     plan: Plan, observed: Observed, story: Story, since: float | None, now: float
 ) -> Plan:
-    stamp = observed.job.status.stopping_since if since is not None else to_stamp(now)
     old = observed.job.status
+    born = observed.job.created_at if old.observed_generation is None else now
+    stamp = old.stopping_since if since is not None else to_stamp(born or now)
     told = [
         conditions.build_condition(old, v, observed.job.generation, now) for v in story.verdicts
     ]
     status = plan.status.model_copy(
         update={
             "stopping_since": stamp,
+            "gang": None,
             "state": story.state,
             "message": story.message,
             "conditions": told,

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from everstep_contract.report import FOR_GOOD, Cause, ExitReport
-from everstep_operator.jobs.observed import Ended, Observed, Pod
+from everstep_operator.jobs.observed import Ended, Job, Observed, Pod
+from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.model import RestartBudgets
 
 WRITE_THIS = (
@@ -132,13 +133,26 @@ def budget_of(budgets: RestartBudgets, name: str) -> int:
 def _past_deadline(observed: Observed, now: float) -> End | None:
     job = observed.job
     limit = job.spec.active_deadline_seconds if job.spec else None
-    if limit is None or now - job.created_at <= limit:
+    if limit is None or now - job.created_at - suspended_seconds(job, now) <= limit:
         return None
     return End(
         complete=False,
         reason="DeadlineExceeded",
-        message=f"not finished {limit} s after its creation (activeDeadlineSeconds)",
+        message=f"not finished {limit} s after its creation, time spent suspended not counted "
+        "(activeDeadlineSeconds)",
     )
+
+
+def suspended_seconds(job: Job, now: float) -> float:
+    """So far, the present suspension too."""
+    since = to_seconds(job.status.stopping_since) or _suspended_from_birth(job)
+    return (job.status.suspended_seconds or 0) + (max(0.0, now - since) if since else 0.0)
+
+
+def _suspended_from_birth(job: Job) -> float | None:
+    """It was made so, and nobody has looked at it yet."""
+    asleep = job.spec is not None and job.spec.suspend and job.status.observed_generation is None
+    return job.created_at if asleep else None
 
 
 def decide_never_called(observed: Observed, pod: Pod, now: float) -> End | None:

@@ -15,9 +15,11 @@ from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.model_status import SlotStatus
 from everstep_operator.values import NodeState, NodeVerdict
 
-UNCOUNTED = frozenset({"Adopted", "ScaledDown", "Suspended", "Rescheduled"})
+UNCOUNTED = frozenset({"Adopted", "ScaledDown", "Suspended", "Rescheduled", "GangIncomplete"})
 """Attempts that are nobody's failure."""
 FIRST_ATTEMPT = 1
+REFUSED_BY_NODE_SECONDS = 10.0
+"""A node that has just refused a pod would refuse the next one, too: a GPU may take seconds to come free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,8 @@ def decide_slot(observed: Observed, record: SlotStatus, now: float) -> Decision:
     if record.slot >= spec.workers.replicas:
         message = f"slot {record.slot} is not wanted any more: replicas is {spec.workers.replicas}"
         return _decide_leaving(observed, record, pod, "ScaledDown", message, now)
+    if pod.refused_by_node and now - pod.created_at < REFUSED_BY_NODE_SECONDS:
+        return Stay(slot=record.slot)
     if replace := failures.decide_replacement(observed, pod):
         return _raised(observed, record, replace.cause, replace.message)
     if decision := _decide_by_node(observed, record, pod, now):

@@ -6,7 +6,7 @@ from typing import Any
 from everstep_contract import names, report
 from everstep_operator import model
 from everstep_operator.jobs import manifests
-from everstep_operator.jobs.observed import Ended, Job, NodeFact, Pod
+from everstep_operator.jobs.observed import Ended, Job, NodeFact, Pod, Rival
 from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.model_status import JobStatus
 
@@ -74,6 +74,7 @@ def to_pod(obj: Mapping[str, Any]) -> Pod | None:
         message=status.get("message", ""),
         node=spec.get("nodeName", ""),
         ip=status.get("podIP", ""),
+        created_at=to_seconds(metadata.get("creationTimestamp")) or 0.0,
         deleting_until=to_seconds(metadata.get("deletionTimestamp")),
         avoids=manifests.avoided_by(spec),
         scheduling=_scheduling(status),
@@ -121,6 +122,30 @@ def _to_ended(terminated: Mapping[str, Any] | None) -> Ended | None:
         message=message,
         report=report.decode(message) if message else None,
     )
+
+
+WAITING_STATES = frozenset({"Pending", "Starting", "Recovering"})
+
+
+def is_waiting(job: Mapping[str, Any]) -> bool:
+    """Whether a job wants to train and does not."""
+    return (job.get("status") or {}).get("state", "Pending") in WAITING_STATES
+
+
+def age_of(job: Mapping[str, Any]) -> tuple[float, str]:
+    """Jobs in the order in which they were made."""
+    metadata = job["metadata"]
+    return to_seconds(metadata.get("creationTimestamp")) or 0.0, metadata["uid"]
+
+
+def to_rival(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> Rival:
+    """It holds nodes in vain if some of its pods have one and others wait for one."""
+    living = [
+        p for p in pods if (p.get("status") or {}).get("phase") in (None, "Pending", "Running")
+    ]
+    placed = {bool((p.get("spec") or {}).get("nodeName")) for p in living}
+    held = (job.get("status") or {}).get("gang") or {}
+    return Rival(holds=len(placed) == 2, gave_back_at=to_seconds(held.get("since")))
 
 
 def to_node(obj: Mapping[str, Any], since: float | None, now: float) -> NodeFact:

@@ -58,6 +58,7 @@ class Pod:
     message: str = ""
     node: str = ""
     ip: str = ""
+    created_at: float = 0.0
     deleting_until: float | None = None
     """deletionTimestamp, which is when the grace period ends."""
     avoids: frozenset[str] = frozenset()
@@ -82,6 +83,12 @@ class Pod:
     def deleting(self) -> bool:
         return self.deleting_until is not None
 
+    @property
+    def refused_by_node(self) -> bool:
+        """Its kubelet would not take it, or it was evicted before anything ran."""
+        ran = self.running_since is not None or self.ended or self.last_ended
+        return self.phase == "Failed" and not ran
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFact:
@@ -103,6 +110,14 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """Another job, younger than this one, that has nodes and does not train, or lately gave them back."""
+
+    holds: bool
+    gave_back_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     job: Job
     pods: tuple[Pod, ...] = ()
@@ -116,6 +131,7 @@ class Observed:
     """Pod UID → seconds for which we have been asking it."""
     nodes: Mapping[str, NodeFact] = field(default_factory=lambda: MappingProxyType({}))
     verdicts: Mapping[str, NodeVerdict] = field(default_factory=lambda: MappingProxyType({}))
+    rivals: tuple[Rival, ...] = ()
     refusal: Refusal | None = None
     template_checked: bool = False
     """The API server has accepted the first pod of this generation in a dry run."""

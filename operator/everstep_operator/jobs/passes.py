@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from everstep_contract import auth, names
-from everstep_operator.jobs import observe
+from everstep_operator.jobs import gang, observe
 from everstep_operator.jobs.actions import Plan
 from everstep_operator.jobs.agents import Agents
 from everstep_operator.jobs.apply import Outcome, apply_plan
-from everstep_operator.jobs.observed import Job, NodeFact, Observed, Pod, Refusal
+from everstep_operator.jobs.observed import Job, NodeFact, Observed, Pod, Refusal, Rival
 from everstep_operator.jobs.plan import plan
 from everstep_operator.kube import Kube
 from everstep_operator.values import NodeVerdict
@@ -80,6 +80,7 @@ class Passes:
             asked_for=word.asked_for,
             nodes=self._nodes(pods, now),
             verdicts=self.verdicts,
+            rivals=self._rivals(found) if any(p.node for p in pods) else (),
             refusal=memory.refusal,
             template_checked=memory.checked_generation == job.generation,
         )
@@ -107,6 +108,17 @@ class Passes:
                 self._not_ready_since.pop(name, None)
             facts[name] = observe.to_node(found, self._not_ready_since.get(name), now)
         return facts
+
+    def _rivals(self, mine: Object) -> tuple[Rival, ...]:
+        if not observe.is_waiting(mine):
+            return ()
+        uid = mine["metadata"]["uid"]
+        others = [o for o in self.world.jobs if o["metadata"]["uid"] != uid]
+        found = ((observe.age_of(o), self._rival(o)) for o in others if observe.is_waiting(o))
+        return gang.build_rivals(observe.age_of(mine), found)
+
+    def _rival(self, obj: Object) -> Rival:
+        return observe.to_rival(obj, self.world.pods.group(obj["metadata"]["uid"]))
 
     def _tell_deaths(self, observed: Observed) -> None:
         memory, found = self._memory(observed.job), _deaths(observed)

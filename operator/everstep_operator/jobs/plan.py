@@ -7,12 +7,14 @@ only once its attempt is no longer its slot's.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from everstep_operator.jobs import (
     attempts,
     conditions,
     ending,
     failures,
+    gang,
     manifests,
     membership,
     waiting,
@@ -49,6 +51,10 @@ def plan(observed: Observed, now: float) -> Plan:
         return ending.plan_suspend(observed, now)
     if conflict := manifests.find_conflict(job.raw_template):
         return ending.plan_unreadable(observed, "TemplateConflict", conflict, now)
+    if gang.is_giving_back(observed, now):
+        return gang.plan_giving_back(observed, now)
+    if decided := gang.decide_gang(observed, now):
+        return gang.plan_first(observed, decided, now)
     return _plan_slots(observed, now)
 
 
@@ -66,7 +72,7 @@ def _plan_deeds(
     noted = [attempts.note_pod(observed, r, decisions, now) for r in records]
     story = waiting.build_job_story(observed, noted, decisions, now)
     status = conditions.build_status(observed, noted, decisions, story, now).model_copy(
-        update={"stopping_since": None}
+        update=_resumed(observed, now)
     )
     leaving = [d for d in decisions if isinstance(d, Leave)]
     return Plan(
@@ -76,6 +82,17 @@ def _plan_deeds(
         events=conditions.build_events(observed.job.status, status, decisions),
         wake_after=QUIET_SECONDS if observed.running and not leaving else BUSY_SECONDS,
     )
+
+
+def _resumed(observed: Observed, now: float) -> dict[str, Any]:
+    """What a suspension, or pods that were given back, leave in status once the job goes on."""
+    job = observed.job
+    spent = failures.suspended_seconds(job, now) if job.status.stopping_since else None
+    return {
+        "stopping_since": None,
+        "suspended_seconds": job.status.suspended_seconds if spent is None else round(spent),
+        "gang": None if observed.running else job.status.gang,
+    }
 
 
 def _plan_creation(

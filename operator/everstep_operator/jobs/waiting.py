@@ -149,6 +149,9 @@ def _describe_node(observed: Observed, pod: Pod, now: float) -> tuple[str, str] 
 
 
 def _describe_container(pod: Pod) -> tuple[str, str] | None:
+    if pod.refused_by_node:
+        text = f"pod {pod.name}: {pod.message or 'refused'}; the next attempt follows in seconds"
+        return pod.reason or "PodRefusedByNode", text
     if pod.waiting in USUAL_WAITS:
         return None
     words = [pod.waiting_message]

@@ -1,0 +1,166 @@
+"""Pods that hold nodes and cannot train are given back, the younger job's first."""
+
+from dataclasses import replace
+
+import pytest
+
+from everstep_contract import levels
+from everstep_operator.jobs import gang, observe
+from everstep_operator.jobs.actions import CreatePod, DeletePod, Plan
+from everstep_operator.jobs.conditions import find_condition
+from everstep_operator.jobs.observed import Observed, Refusal, Rival
+from everstep_operator.jobs.plan import plan
+from everstep_operator.jobs.stamps import to_seconds, to_stamp
+from everstep_operator.model_status import Condition, JobStatus
+from job_builders import NOW, a_job, a_pod, a_seen, a_slot, a_spec, an_observation
+
+NO_ROOM = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
+
+
+def not_running(since: float) -> Condition:
+    return Condition(
+        type="Running", status="False", reason="Unschedulable", message=NO_ROOM,
+        last_transition_time=to_stamp(since),
+    )  # fmt: skip
+
+
+def half_placed(*, waited: float = 301, replicas: int = 2, **spec: object) -> Observed:
+    """Slot 0 has a node and its agent waits; no other slot finds one."""
+    slots = [a_slot(s) for s in range(replicas)]
+    status = JobStatus(slots=slots, conditions=[not_running(NOW - waited)], state="Pending")
+    document = a_spec(replicas=replicas, **spec)
+    nowhere = [
+        a_pod(s, node="", ip="", phase="Pending", running_since=None, scheduling=NO_ROOM)
+        for s in range(1, replicas)
+    ]
+    return an_observation(job=a_job(document, status=status), pods=(a_pod(0), *nowhere), seen=None)
+
+
+def after(observed: Observed, planned: Plan, **changes: object) -> Observed:
+    return replace(observed, job=replace(observed.job, status=planned.status), **changes)
+
+
+def message(planned: Plan) -> str:
+    found = find_condition(planned.status, "Running")
+    assert found is not None
+    assert found.reason == gang.REASON
+    return found.message
+
+
+def test_a_gang_that_stays_incomplete_gives_its_pods_back_and_says_when_it_tries_again() -> None:
+    observed = half_placed()
+    first = plan(observed, NOW)
+    assert first.counts, "written before the deed"
+    assert "1 of 2 pods have found a node within 300 s" in message(first)
+    assert NO_ROOM in message(first)
+    counted = plan(after(observed, first), NOW + 1)
+    assert counted.counts
+    assert counted.status.restarts is not None
+    assert counted.status.restarts.total == 0, "nobody's failure"
+    deleted = plan(after(observed, counted), NOW + 2)
+    assert [a.name for a in deleted.actions if isinstance(a, DeletePod)] == ["lm-0-1", "lm-1-1"]
+    idle = plan(after(observed, deleted, pods=()), NOW + 3)
+    assert idle.actions == ()
+    assert message(idle) == message(first), "nothing repeats while nothing changes"
+    assert idle.status.gang is not None
+    retry = to_seconds(idle.status.gang.retry_at)
+    assert retry is not None
+    assert 30 - 1 <= retry - NOW <= 60
+    assert idle.wake_after == pytest.approx(retry - NOW - 3)
+    again = plan(after(observed, idle, pods=()), retry + 1)
+    made = [a.body["metadata"]["name"] for a in again.actions if isinstance(a, CreatePod)]
+    assert made == ["lm-0-2", "lm-1-2"]
+
+
+def test_it_waits_for_gang_seconds_anew_after_each_try_and_the_pauses_grow() -> None:
+    observed = half_placed()
+    status = plan(observed, NOW).status
+    assert status.gang is not None
+    retry = to_seconds(status.gang.retry_at) or 0.0
+    tried = replace(observed, job=replace(observed.job, status=status))
+    assert not plan(tried, retry + 299).counts
+    second = plan(tried, retry + 301).status.gang
+    assert second is not None
+    assert second.tries == 2
+    pauses = [gang.build_pause("uid", n) for n in range(1, 8)]
+    assert pauses[:3] == sorted(pauses[:3])
+    assert all(30 <= p <= 1200 for p in pauses)
+    assert len({gang.build_pause(f"uid-{n}", 1) for n in range(20)}) == 20
+
+
+def test_enough_pods_for_min_replicas_are_kept() -> None:
+    spec = a_spec(replicas=2)
+    spec["workers"]["minReplicas"] = 1
+    observed = half_placed()
+    observed = replace(observed, job=a_job(spec, status=observed.job.status))
+    assert gang.decide_gang(observed, NOW) is None
+
+
+def test_a_job_without_a_single_node_holds_nothing_and_goes_on_waiting() -> None:
+    observed = half_placed()
+    assert gang.decide_gang(replace(observed, pods=observed.pods[1:]), NOW) is None
+
+
+def test_what_waits_for_an_image_or_a_script_is_not_given_back() -> None:
+    observed = half_placed()
+    pulling = a_pod(1, phase="Pending", running_since=None, waiting="ImagePullBackOff")
+    both = replace(observed, pods=(a_pod(0), pulling))
+    assert gang.decide_gang(both, NOW) is None
+
+
+def test_a_quota_that_lets_only_some_pods_in_is_no_reason_to_hold_them() -> None:
+    observed = half_placed()
+    refusal = Refusal(invalid=False, message="exceeded quota: team", generation=1, at=NOW - 5)
+    held = replace(observed, pods=observed.pods[:1], refusal=refusal)
+    found = gang.decide_gang(held, NOW)
+    assert found is not None
+    assert "exceeded quota: team" in found.message
+
+
+def test_the_older_of_two_jobs_waits_until_the_younger_has_given_back() -> None:
+    observed = half_placed()
+    younger = Rival(holds=True)
+    assert gang.decide_gang(replace(observed, rivals=(younger,)), NOW) is None
+    gave = Rival(holds=False, gave_back_at=NOW - 10)
+    assert gang.decide_gang(replace(observed, rivals=(gave,)), NOW) is None
+    assert gang.decide_gang(replace(observed, rivals=(gave,)), NOW + 291) is not None
+
+
+def test_of_two_jobs_one_is_the_younger_whatever_their_clocks() -> None:
+    holds = Rival(holds=True)
+    one, two = (NOW, "a"), (NOW, "b")
+    assert gang.build_rivals(one, [(two, holds)]) == (holds,)
+    assert gang.build_rivals(two, [(one, holds)]) == ()
+
+
+def test_a_rival_is_one_that_has_some_nodes_and_lacks_others() -> None:
+    def pod(node: str | None, phase: str = "Pending") -> dict:
+        return {"metadata": {}, "spec": {"nodeName": node}, "status": {"phase": phase}}
+
+    job = {"metadata": {"uid": "u", "creationTimestamp": to_stamp(NOW)}, "status": {}}
+    assert observe.to_rival(job, [pod("n"), pod(None)]).holds
+    assert not observe.to_rival(job, [pod("n"), pod("m")]).holds
+    assert not observe.to_rival(job, [pod(None), pod(None)]).holds
+    assert not observe.to_rival(job, [pod("n", "Succeeded"), pod(None)]).holds
+
+
+def test_state_that_the_waiting_workers_hold_is_saved_before_they_go() -> None:
+    observed = half_placed()
+    status = observed.job.status.model_copy(update={"epoch": 3, "step": 40})
+    seen = a_seen(members=(), epoch=3, running=False)
+    observed = replace(observed, job=replace(observed.job, status=status), seen=seen)
+    first = plan(observed, NOW)
+    asked = plan(after(observed, first), NOW + 1)
+    assert not asked.counts
+    assert asked.wanted is not None
+    assert asked.wanted.stop is levels.Stop.SUSPEND
+    stopped = replace(seen, stopped=levels.Stopped(epoch=3, step=42))
+    assert plan(after(observed, asked, seen=stopped), NOW + 2).counts
+
+
+def test_a_job_that_trains_forgets_that_it_ever_gave_back() -> None:
+    observed = half_placed()
+    status = plan(observed, NOW).status
+    job = replace(observed.job, status=status)
+    trains = replace(observed, job=job, pods=(a_pod(0), a_pod(1)), seen=a_seen(((0, 1), (1, 1))))
+    assert plan(trains, NOW + 1).status.gang is None
