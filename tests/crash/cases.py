@@ -1,7 +1,6 @@
 """One case: a scenario, and the operator that dies at one of the writes that it makes for it."""
 
 import asyncio
-import dataclasses
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -94,14 +93,21 @@ class CrashPoint(Fault):
 class Runner:
     """Cases on lanes, side by side. A crash for one lane's case is a crash for the others', too."""
 
-    def __init__(self, proxy: Proxy, operator: Operator, lanes: Sequence[Lane]) -> None:
+    def __init__(
+        self,
+        proxy: Proxy,
+        operator: Operator,
+        lanes: Sequence[Lane],
+        clean: dict[str, Clean] | None = None,
+    ) -> None:
         self._proxy, self._operator, self._lanes = proxy, operator, lanes
-        self.clean: dict[str, Clean] = {}
+        self.clean = {} if clean is None else clean
+        """Filled by `run_clean`."""
         self.results: list[Result] = []
 
     async def run_clean(self, names: Sequence[str]) -> None:
         """Each scenario once with nothing in its way, on the lanes side by side; counts the writes."""
-        waiting = list(names)
+        waiting = [name for name in names if name not in self.clean]
 
         async def work(lane: Lane) -> None:
             while waiting:
@@ -194,7 +200,3 @@ def describe(result: Result) -> str:
     return (
         f"{case.scenario} {case.moment} write {case.number} ({met}): {end}, {result.seconds:.1f} s"
     )
-
-
-def with_name(case: Case, scenario: str) -> Case:
-    return dataclasses.replace(case, scenario=scenario)

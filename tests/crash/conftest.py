@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import replicas
+from crash.cases import Clean
 from everstep_lab import Lab
 from everstep_lab.config import LabConfig
 from own_lab import own_lab
@@ -27,3 +28,9 @@ def lab() -> Iterator[Lab]:
 def account(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Kubeconfig of the operator's ServiceAccount; the chart's CRDs, rights and policies are installed."""
     return replicas.install(lab, tmp_path_factory.mktemp("account"))
+
+
+@pytest.fixture(scope="package")
+def cleans() -> dict[str, Clean]:
+    """Each scenario's undisturbed end, played once for all tests that compare with it."""
+    return {}

@@ -42,13 +42,11 @@ class Lane:
 
     def concerns(self, call: Call) -> bool:
         """Whether a write is about this lane's job or nodes. Tokens of the operator's are nobody's."""
-        subject = f"{call.bare} {call.body.decode(errors='replace')}"
-        about_job = bool(self.job) and self.job in subject
-        return about_job or any(f"{node}/" in f"{subject}/" for node in self._quoted(subject))
-
-    def _quoted(self, subject: str) -> list[str]:
+        subject = f"{call.bare} {call.body.decode(errors='replace')} "
+        if self.job and self.job in subject:
+            return True
         ends = ('"', "/", ".", " ", "\\")
-        return [n for n in self.nodes if any(n + end in subject + " " for end in ends)]
+        return any(node + end in subject for node in self.nodes for end in ends)
 
     async def create(self, job: Object) -> None:
         self.job = job["metadata"]["name"]
@@ -90,7 +88,7 @@ class Lane:
             return f"the job cannot be read: {error}"
         return f"{self.job} is: {shape}; {(await self.status()).get('message')}"
 
-    async def until_running(self, **attempts: int) -> None:
+    async def until_running(self, *, limit: float = LIMIT_SECONDS, **attempts: int) -> None:
         """All members step, at the attempts given as slot_0=…, and nothing is under way any more."""
         wanted = {int(k.removeprefix("slot_")): v for k, v in attempts.items()}
 
@@ -108,7 +106,7 @@ class Lane:
                 and not any(i.get("open") for i in status.get("incidents", []))
             )
 
-        await self.until(f"running, {attempts or 'from the start'}", runs)
+        await self.until(f"running, {attempts or 'from the start'}", runs, limit=limit)
 
     async def until_condition(self, kind: str) -> None:
         async def holds() -> bool:
@@ -149,6 +147,11 @@ class Lane:
             return not marked and not await self.quarantines()
 
         await self.until(f"{node} released", free)
+
+    async def lives(self) -> set[tuple[str, int]]:
+        """(pod, how often its container was started again)"""
+        pods = await self.board.pods(self.job)
+        return {(p.name, await self.board.restarts(p.name)) for p in pods}
 
     async def own_nodes(self) -> list[Object]:
         return await self.api.list("/api/v1/nodes", labelSelector=f"{LABEL}={self.index}")

@@ -9,6 +9,7 @@ import asyncio
 import json
 import ssl
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +100,8 @@ class Proxy:
         self.faults: list[Fault] = []
         self.written: list[tuple[float, str]] = []
         """When (monotonic) and what: every write that came, in order."""
-        self.refused_since = 0
+        self.watching: Counter[str] = Counter()
+        """Watches that are open, by kind."""
         self.port = 0
 
     @property
@@ -176,8 +178,13 @@ class Proxy:
         lines = _lines(reply.content)
         for fault in tuple(self.faults):
             lines = fault.lines(call, lines)
-        async for line in lines:
-            await response.write(line)
+        kind = call.bare.rpartition("/")[2]
+        self.watching[kind] += 1
+        try:
+            async for line in lines:
+                await response.write(line)
+        finally:
+            self.watching[kind] -= 1
         return response
 
 

@@ -25,6 +25,7 @@ class Shape:
     pods: tuple[tuple[str, str, bool], ...]
     """(name without the job's, phase, being deleted)"""
     ready: str
+    """While it is not over."""
     marks: tuple[tuple[bool, bool, bool], ...]
     """Of each marked node: (cordoned, tainted, annotated)."""
     quarantines: tuple[tuple[str, str], ...]
@@ -36,6 +37,7 @@ def build_shape(
 ) -> Shape:
     status, name = job.get("status", {}), job["metadata"]["name"]
     restarts = status.get("restarts") or {}
+    over = status.get("state") in ("Complete", "Failed")
     marks = [found for found in map(mark_of, nodes) if any(found)]
     return Shape(
         state=status.get("state", ""),
@@ -48,7 +50,7 @@ def build_shape(
             for i in status.get("incidents", [])
         ),
         pods=tuple(sorted(_pod(pod, name) for pod in pods)),
-        ready=(status.get("world") or {}).get("summary", ""),
+        ready="" if over else (status.get("world") or {}).get("summary", ""),
         marks=tuple(sorted(marks)),
         quarantines=tuple(
             sorted(

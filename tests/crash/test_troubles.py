@@ -1,0 +1,142 @@
+"""Calls and watches that go wrong, again and again, while jobs live: the end is the undisturbed one."""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crash import troubles
+from crash.cases import Case, Clean, Runner, describe
+from crash.rig import Rig, a_rig
+from crash.troubles import (
+    Away,
+    Broken,
+    Dropped,
+    Failing,
+    Garbled,
+    Late,
+    Refused,
+    Repeated,
+    Silent,
+    Trouble,
+)
+from everstep_contract import names
+from everstep_lab import Lab
+from stub_image.given import build_stub_job
+
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(600)]
+SEED = int(os.environ.get("EVERSTEP_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+PLAYED = ("pause", "finish")
+WATCHED = {"pods", "nodes", names.PLURAL, names.QUARANTINE_PLURAL}
+Make = Callable[[random.Random], Trouble]
+
+TROUBLES: dict[str, Make] = {
+    "events that never come": Dropped,
+    "events that come twice, and old ones again": Repeated,
+    "events that come late, kinds overtaking each other": Late,
+    "410 in the stream": lambda c: Failing(c, code=410),
+    "500 in the stream": lambda c: Failing(c, code=500),
+    "events cut in their middle": lambda c: Failing(c, code=0),
+    "watches that are closed again and again": lambda c: Failing(c, code=-1),
+    "410 instead of a watch": lambda c: Refused(c, which=troubles.watches, status=410),
+    "409 for a status": lambda c: Refused(
+        c, 0.5, which=troubles.status_patches, status=409, reason="Conflict"
+    ),
+    "429 with Retry-After": lambda c: Refused(
+        c, status=429, reason="TooManyRequests", headers={"Retry_After": "1"}
+    ),
+    "500 for what was not done": lambda c: Refused(c, which=troubles.writes),
+    "500 for what was done": lambda c: Refused(c, which=troubles.writes, applied=True),
+    "answers that are cut, or no JSON": lambda c: Garbled(c, 0.2),
+    "answers that never come": lambda c: Broken(c, 0.2),
+}
+
+
+@pytest.mark.parametrize("title", TROUBLES)
+async def test_the_same_place_in_spite_of(
+    title: str, lab: Lab, account: Path, tmp_path: Path, cleans: dict[str, Clean]
+) -> None:
+    """Half the time it is on: what was lost is looked for by the lists, every 5 s here."""
+    async with a_rig(lab, tmp_path, account, "--resync-seconds=5") as rig:
+        runner = Runner(rig.proxy, rig.operator, rig.lanes[:2], cleans)
+        await runner.run_clean(PLAYED)
+        trouble = TROUBLES[title](random.Random(f"{SEED} {title}"))
+        rig.proxy.faults.append(trouble)
+        cases = [Case(scenario=name, number=0, moment=f"t{_number(title)}") for name in PLAYED]
+        await runner.run(cases, time.monotonic() + 60)
+        print(f"seed {SEED}, {title}: struck {trouble.struck} times, {rig.operator.ends} ends")
+        assert trouble.struck
+        assert not [describe(result) for result in runner.results if result.problem]
+
+
+async def test_when_everything_is_forbidden_for_a_while_every_watch_stands_again_afterwards(
+    lab: Lab, account: Path, tmp_path: Path
+) -> None:
+    async with a_rig(lab, tmp_path, account) as rig:
+        await until_watching(rig)
+        closing = Failing(random.Random(SEED), share=1.0, code=-1)
+        denied = Refused(random.Random(SEED), share=1.0, status=403, reason="Forbidden")
+        rig.proxy.faults += [closing, denied]
+        lane = rig.lanes[0]
+        await asyncio.sleep(20)
+        rig.proxy.faults.clear()
+        await until_watching(rig)
+        await lane.create(build_stub_job("forbidden"))
+        await lane.until_running()
+        print(f"{denied.struck} denials; the operator ended {rig.operator.ends} times")
+        await lane.end()
+
+
+async def test_a_job_trains_on_while_the_api_server_is_away_for_a_minute(
+    lab: Lab, account: Path, tmp_path: Path
+) -> None:
+    away = Away(random.Random(SEED), on=False)
+    async with a_rig(lab, tmp_path, account, "--figures-seconds=1") as rig:
+        rig.proxy.faults.append(away)
+        lane = rig.lanes[0]
+        await lane.create(build_stub_job("away"))
+        await lane.until_running()
+        before, step = await lane.lives(), int((await lane.status()).get("step") or 0)
+        away.on = True
+        await asyncio.sleep(60)
+        away.on = False
+
+        async def caught_up() -> bool:
+            return int((await lane.status()).get("step") or 0) > step + 200
+
+        await lane.until("figures of the minute", caught_up)
+        await lane.until_running()
+        assert await lane.lives() == before, "no pod was touched"
+        assert not (await lane.shape()).restarts_total
+        assert away.struck
+        await lane.end()
+
+
+async def test_a_watch_that_went_silent_is_noticed(lab: Lab, account: Path, tmp_path: Path) -> None:
+    """The connection is open and nothing comes, not even a bookmark."""
+    silent = Silent(random.Random(SEED), share=1.0, on=False)
+    async with a_rig(lab, tmp_path, account) as rig:
+        rig.proxy.faults.append(silent)
+        await until_watching(rig)
+        lane = rig.lanes[0]
+        silent.hush()
+        began = time.monotonic()
+        await lane.create(build_stub_job("silent"))
+        await lane.until_running(limit=240)
+        print(f"noticed, and running, {time.monotonic() - began:.0f} s after it went silent")
+        await lane.end()
+
+
+async def until_watching(rig: Rig) -> None:
+    async def all_four() -> bool:
+        return set(+rig.proxy.watching) >= WATCHED
+
+    await rig.lanes[0].until("a watch on each kind", all_four, limit=180)
+
+
+def _number(title: str) -> int:
+    return list(TROUBLES).index(title)
