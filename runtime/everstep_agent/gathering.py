@@ -143,6 +143,7 @@ def _open_epoch(
         members=start.members,
         commit=commit,
         committed=resume,
+        save_every_steps=desk.wanted.save_every_steps,
         incident=desk.incidents.id,
     )
     desk.saves.drop_older(claim.epoch, resume)

@@ -184,6 +184,8 @@ class EpochLevel:
     saver: Saver | None = None
     committed: int = 0
     """Newest step committed on this epoch's lineage."""
+    save_every_steps: int | None = None
+    """The same for all members, whenever their pods were made; None: as each was told."""
     cause: str = ""
     """Why it ended, once it is cut or over."""
     incident: str = ""

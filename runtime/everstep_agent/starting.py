@@ -15,6 +15,7 @@ def build_start(
     fetched: Fetched | None,
 ) -> wire.Start:
     """For the pod's worker `local`; `mine`: this pod in the epoch; `fetched` None: it begins at step 0."""
+    every = level.save_every_steps
     return wire.Start(
         epoch=level.number,
         rank=mine.node_rank * settings.workers + local,
@@ -28,7 +29,7 @@ def build_start(
         manifest=str(fetched.manifest_path) if fetched else None,
         chunks=str(fetched.chunks) if fetched else None,
         staging=os.path.join(settings.memory, "staging"),
-        save_every_steps=settings.save_every_steps,
+        save_every_steps=settings.save_every_steps if every is None else every,
         guard_factor=settings.guard_factor,
         guard_action=settings.guard_action,
         hang_seconds=settings.hang_seconds,

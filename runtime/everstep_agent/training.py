@@ -154,8 +154,9 @@ def _arm(
         r for r in rounds.list_eligible(recent, desk.wanted) if r.fresh and r.slot not in members
     ]
     purpose = boundaries.why_stay(desk.wanted, epoch.members, recent, len(ready))
+    every = desk.wanted.save_every_seconds
     due = boundaries.is_save_due(
-        desk.settings.save_every_seconds,
+        desk.settings.save_every_seconds if every is None else every,
         since_last=now - watch.save_at,
         busy=desk.saves.busy or bool(desk.saves.pending(epoch.number)),
     )

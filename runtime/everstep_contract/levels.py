@@ -71,6 +71,10 @@ class Wanted:
     dead: tuple[DeadAgent, ...] = ()
     gone: tuple[SlotAttempt, ...] = ()
     stop: Stop = Stop.NONE
+    save_every_steps: int | None = None
+    """Counts from the next epoch on, for all its members alike; None: as their pods were made."""
+    save_every_seconds: int | None = None
+    """Counts at once; None: as the pods were made."""
     incident: str = ""
     """Identity of the incident that `leave` or `gone` belong to; it runs through every log line and phase."""
     hazard_per_hour: dict[int, float] = field(default_factory=dict)

@@ -37,6 +37,8 @@ def build_wanted(
             SlotAttempt(slot=r.slot, attempt=r.attempt - 1) for r in records if r.attempt > 1
         ),
         stop=stop,
+        save_every_steps=spec.checkpoint.every_steps or 0,
+        save_every_seconds=spec.checkpoint.save_seconds,
         incident=leaving[0].incident if leaving else _open_incident(observed),
     )
 
