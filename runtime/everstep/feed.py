@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
 
-from everstep import order
+from everstep import given, order
 from everstep.errors import Misuse
 from everstep.stream import Stream
 
@@ -25,7 +25,7 @@ class Batches:
         shuffle: bool,
         collate: Callable[[list[Any]], Any] | None,
     ) -> None:
-        _require(global_batch, micro_batch)
+        global_batch, micro_batch = _sizes(global_batch, micro_batch)
         self.exact = not is_stream(dataset)
         """False: the order is the iterable's own, and resuming skips what was read."""
         self.dataset: Any = dataset if self.exact else Stream(dataset)
@@ -34,7 +34,7 @@ class Batches:
         self.micro_batch = micro_batch
         self.seed = seed
         self.shuffle = shuffle
-        self._collate = collate or default_collate
+        self._collate = given.callable_or_none("job.batches: collate", collate) or default_collate
 
     @property
     def micro_batches(self) -> int:
@@ -76,7 +76,14 @@ class Batches:
 
 def is_stream(dataset: Any) -> bool:
     """Whether it can only be iterated."""
-    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+    if isinstance(dataset, IterableDataset):
+        return True
+    if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
+        raise Misuse(
+            f"job.batches({dataset!r:.80}): give a dataset with __len__ and __getitem__, or one that "
+            "can be iterated"
+        )
+    return not hasattr(dataset, "__getitem__")
 
 
 def _size(dataset: Any) -> int:
@@ -85,11 +92,9 @@ def _size(dataset: Any) -> int:
     return len(dataset)
 
 
-def _require(global_batch: int, micro_batch: int) -> None:
-    for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
-        if value < 1:
-            raise Misuse(f"job.batches: {name}={value}; it must be at least 1")
-    if micro_batch > global_batch:
-        raise Misuse(
-            f"job.batches: micro_batch={micro_batch} is larger than global_batch={global_batch}"
-        )
+def _sizes(global_batch: int, micro_batch: int) -> tuple[int, int]:
+    whole = given.whole("job.batches: global_batch", global_batch, 1)
+    part = given.whole("job.batches: micro_batch", micro_batch, 1)
+    if part > whole:
+        raise Misuse(f"job.batches: micro_batch={part} is larger than global_batch={whole}")
+    return whole, part

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from everstep import boundary, randomness, rewind, shares
+from everstep import boundary, given, randomness, rewind, shares
 from everstep.errors import Misuse
 from everstep.feed import Batches
 from everstep.session import Session
@@ -84,7 +84,7 @@ class Job:
             dataset,
             global_batch=global_batch,
             micro_batch=micro_batch,
-            seed=self._session.seed if seed is None else seed,
+            seed=self._session.seed if seed is None else given.whole("job.batches: seed", seed),
             shuffle=shuffle,
             collate=collate,
         )
@@ -96,7 +96,7 @@ class Job:
 
     def steps(self, until: int) -> Iterator[Step]:
         """The steps from where the job stands to `until`; between two of them lies the boundary."""
-        session = self._session
+        session, until = self._session, given.whole("job.steps: until", until, 1)
         if session.settled:
             raise Misuse("job.steps is called once")
         if not session.tracked.objects:
@@ -122,6 +122,8 @@ class Job:
         Inside a step it marks the step as applied, so it comes after everything that changes the
         state.
         """
+        if not isinstance(data, Batches):
+            raise Misuse(f"job.evaluate({type(data).__name__}): it takes what job.batches returned")
         start = self._session.start
         share = shares.share(start.rank, start.world, data.pass_micro_batches)
         with self._aside(Where.EVALUATE, "evaluate"):
@@ -143,10 +145,7 @@ class Job:
         Inside a step it marks the step as applied, so it comes after everything that changes the
         state.
         """
-        if limit < 0:
-            raise Misuse(
-                f"job.pause({name!r}, limit={limit}): a limit is a number of seconds above 0"
-            )
+        limit = given.number(f"job.pause({name!r}): limit", limit, "a limit in seconds")
         with self._aside(Where.PAUSE, "pause", limit):
             self._park_if_broken()
             yield
@@ -157,6 +156,7 @@ class Job:
         Every rank must call it, with as many values.
         """
         session = self._session
+        require_numbers(values)
         with self._aside(Where.EVALUATE, "evaluate"):
             self._park_if_broken()
             numbers = torch.tensor(values, dtype=torch.float64, device=session.device)
@@ -198,3 +198,10 @@ class Job:
         """Whether the state is still that of the last step applied."""
         mark = self._step.marked if self._step is not None else self._final
         return mark is not None and rewind.fingerprint(self._session.tracked) == mark
+
+
+def require_numbers(values: tuple[Any, ...]) -> None:
+    """Tensors of one number will do; raises `Misuse` for what is none."""
+    for value in values:
+        if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+            raise Misuse(f"job.sum({value!r}): it adds numbers; give sum, count as two numbers")

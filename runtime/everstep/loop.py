@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import torch
 
-from everstep import guards, randomness, shares, vector
+from everstep import given, guards, randomness, shares, vector
 from everstep.errors import Misuse
 from everstep.feed import Batches
 from everstep.session import Capture
@@ -82,7 +82,11 @@ class Loop:
     def backward(self, loss: Any, weight: Any, scaler: Any) -> None:
         index = self._answer()
         value = _checked_loss(loss, self._step.number)
-        amount = len(self._feed.places(index)) if weight is None else _checked_weight(weight)
+        amount = (
+            len(self._feed.places(index))
+            if weight is None
+            else given.number("step.backward: weight", weight, "a weight")
+        )
         scaled = value * (amount / self._feed.global_batch)
         if scaler is not None:
             scaled = scaler.scale(scaled)
@@ -291,13 +295,6 @@ def _checked_loss(loss: Any, step: int) -> torch.Tensor:
             f"step {step}: step.backward needs a loss of one number, found {found}; use .mean()"
         )
     return loss.reshape(())
-
-
-def _checked_weight(weight: Any) -> float:
-    value = float(weight)
-    if not math.isfinite(value) or value < 0:
-        raise Misuse(f"step.backward(weight={value}): a weight is a finite number, not below 0")
-    return value
 
 
 def _norm(gradients: list[torch.Tensor], scale: float) -> float | None:

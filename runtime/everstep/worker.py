@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import torch
 
-from everstep import group, lightness, link, randomness
+from everstep import given, group, lightness, link, randomness
 from everstep.errors import Misuse, NotUnderAgent, StateError
 from everstep.job import Job
 from everstep.meter import Meter
@@ -60,7 +60,13 @@ def run(main: Callable[[Job], None], *, seed: int = 0) -> None:
 
     Raises:
         NotUnderAgent: the process was not started by `everstep run`.
+        Misuse: `main` is no function, or `seed` no whole number.
     """
+    if not callable(main):
+        raise Misuse(
+            f"everstep.run({main!r}): give it the function: everstep.run(main), not main()"
+        )
+    given.whole("everstep.run: seed", seed)
     path = os.environ.get(env.AGENT_SOCKET)
     if not path:
         raise NotUnderAgent(
