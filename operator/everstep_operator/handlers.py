@@ -7,13 +7,14 @@ on objects, and a pod or node must never wait for us.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import kopf
 
 from everstep_contract import names
 from everstep_operator.jobs import observe, passes
+from everstep_operator.nodes import NodeFacts, to_facts
 from everstep_operator.scheduler import Scheduler
 from everstep_operator.values import NodeVerdict
 from everstep_operator.world import Key, Mirror, Object, World, key_of
@@ -61,11 +62,13 @@ class Watchers:
 
     def see_node(self, event: RawEvent) -> None:
         name = event["object"]["metadata"]["name"]
-        before = _readiness(self.world.nodes.get(name))
+        before = self.world.nodes.get(name)
         self._note("nodes", self.world.nodes, event)
-        if before != _readiness(self.world.nodes.get(name)):
+        after = self.world.nodes.get(name)
+        if _readiness(before) != _readiness(after):
             self._wake_jobs_on({name})
-        self.wake_fleet()
+        if _facts(before) != _facts(after):
+            self.wake_fleet()
 
     def see_quarantine(self, event: RawEvent) -> None:
         self._note("nodequarantines", self.world.quarantines, event)
@@ -91,6 +94,11 @@ class Watchers:
 
 def _readiness(node: Object | None) -> str | None:
     return None if node is None else observe.describe_not_ready(node)
+
+
+def _facts(node: Object | None) -> NodeFacts | None:
+    """What the fleet decides from: a heartbeat changes nothing in it."""
+    return None if node is None else replace(to_facts(node), version="")
 
 
 @dataclass(slots=True)

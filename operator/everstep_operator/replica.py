@@ -43,6 +43,7 @@ class Replica:
             key=settings.key_bytes,
             clock=time.time,  # noqa: TID251 the operator's one wall clock
             figures_seconds=settings.figures_seconds,
+            figures_qps=settings.qps / 2,
             on_done=self._metrics.count_action,
         )
         self._scheduler = Scheduler(passes.run, on_pass=self._metrics.count_pass)

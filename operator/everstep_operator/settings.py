@@ -39,14 +39,17 @@ class Settings(BaseModel):
         default=1.0, gt=0, description="seconds between two questions to a job's agents"
     )
     figures_seconds: float = Field(
-        default=10.0, ge=0, description="least seconds between two writes of mere figures"
+        default=10.0,
+        ge=0,
+        description="least seconds between two writes of a job's mere figures; together they take at "
+        "most half of --qps",
     )
     resync_seconds: float = Field(
         default=300.0, gt=0, description="seconds between two full lists of what we watch"
     )
-    qps: float = Field(default=20.0, gt=0, description="writes a second, sustained")
+    qps: float = Field(default=50.0, gt=0, description="writes a second, sustained")
     burst: int = Field(
-        default=40, ge=1, description="writes at once; half of them are kept for recoveries"
+        default=100, ge=1, description="writes at once; half of them are kept for recoveries"
     )
     scrape_seconds: float = Field(
         default=15.0, gt=0, description="seconds between two scrapes of an exporter"

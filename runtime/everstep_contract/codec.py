@@ -67,7 +67,7 @@ def decode(cls: type[T], document: Any, path: str = "") -> T:
         raise DecodeError(f"{where}: expected an object, found {type(document).__name__}")
     known = {
         name: _value(hint, document[name], f"{where}.{name}")
-        for name, hint in _hints(cls).items()
+        for name, hint in _hints(cls).items()  # type: ignore[arg-type]
         if name in document
     }
     try:

@@ -126,3 +126,23 @@ def test_what_is_no_page_of_an_exporter_is_quoted(body: bytes) -> None:
 def test_a_page_of_headings_only_is_a_page_without_gpus() -> None:
     heading = b"# HELP DCGM_FI_DEV_GPU_TEMP x\n# TYPE DCGM_FI_DEV_GPU_TEMP gauge\n"
     assert parse.parse_page(heading).gpus == {}
+
+
+@pytest.mark.parametrize("name", ["healthy.txt", "xid64.txt", "old_namespace.txt"])
+def test_plain_lines_are_read_as_the_official_parser_reads_them(name: str) -> None:
+    body = (PAGES / name).read_bytes()
+    lines = [line for line in body.decode().split("\n") if line and not line.startswith("#")]
+    ours = [sample for line in lines for sample in parse._parse_line(line)]
+    read = [(s.name.removesuffix("_total"), repr(sorted(s.labels.items())), s.value) for s in ours]
+    assert sorted(read) == sorted(samples_of(body))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [('{UUID="a\\"b"} 3', 3.0), ('{ UUID="a" } 3', 3.0), ('{UUID="a",} 3', 3.0), (" 1e3", 1000.0)],
+)
+def test_what_is_not_plain_is_left_to_the_official_parser(text: str, value: float) -> None:
+    (found,) = parse._parse_line(f"DCGM_FI_DEV_GPU_TEMP{text}")
+    assert found.value == value
+    with pytest.raises(ValueError, match=r"."):
+        parse._parse_line(f"DCGM_FI_DEV_GPU_TEMP{text}x")

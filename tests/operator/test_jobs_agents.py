@@ -172,3 +172,40 @@ def test_the_end_outranks_the_highest_epoch_which_outranks_the_youngest_word() -
     assert agents.choose_word([(old, 9.0), (new, 1.0)])[0] is new
     done = a_seen(epoch=1, done=True)
     assert agents.choose_word([(new, 9.0), (done, 1.0)])[0] is done
+
+
+async def test_of_a_large_job_that_trains_the_coordinator_and_a_few_others_are_asked(
+    listener: Listener,
+) -> None:
+    pods = [ToyAgent() for _ in range(8)]
+    for pod in pods:
+        await pod.start()
+    peers = tuple(levels.Peer(slot=k, attempt=1, address=p.address) for k, p in enumerate(pods))
+    place = levels.SlotAttempt(slot=5, attempt=1)
+    for pod in pods:
+        pod.seen = a_seen(coordinator=place, running=True)
+    dialogue = Agents(listener, interval=0.02)
+    addresses = {pod.address: f"uid-{k}" for k, pod in enumerate(pods)}
+    dialogue.tell(KEY, TOKEN, levels.Wanted(peers=peers), addresses)
+    for pod in pods:
+        await pod.answered(2)
+    assert len(dialogue.word_of(KEY).callers) == 8
+    before = [len(pod.told) for pod in pods]
+    await pods[5].answered(before[5] + 14)
+    await dialogue.close()
+    more = [len(pod.told) - old for pod, old in zip(pods, before, strict=True)]
+    others = [n for k, n in enumerate(more) if k != 5]
+    assert all(n >= 3 for n in others), more
+    assert sum(others) <= 3 * more[5] + 3, more
+    for pod in pods:
+        await pod.stop()
+
+
+def test_a_job_in_unrest_is_asked_whole_and_a_very_large_one_in_turn() -> None:
+    few, many = [str(k) for k in range(8)], [str(k) for k in range(100)]
+    assert agents.choose_addresses(few, 3, None) == few
+    asked = [agents.choose_addresses(many, turn, None) for turn in range(4)]
+    assert {len(a) for a in asked} == {agents.ASKED_AT_ONCE}
+    assert {a for some in asked for a in some} == set(many)
+    quiet = agents.choose_addresses(few, 0, "5")
+    assert quiet == ["5", "0", "1", "2"]

@@ -125,3 +125,9 @@ def test_a_list_shows_what_had_gone_without_an_event() -> None:
     lost = mirror.replace([], "20")
     assert [o["metadata"]["name"] for o in lost] == ["lm-0-1"]
     assert mirror.get("younger", "team") is not None, "made after the list was taken"
+
+
+def test_figures_of_many_jobs_together_leave_room_for_what_cannot_wait() -> None:
+    assert statuspatch.choose_figures_seconds(10.0, 3, 25.0) == 10.0
+    assert statuspatch.choose_figures_seconds(10.0, 250, 25.0) == 10.0
+    assert statuspatch.choose_figures_seconds(10.0, 1000, 25.0) == 40.0

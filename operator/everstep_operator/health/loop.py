@@ -40,6 +40,8 @@ RELIST_SECONDS = 60.0
 """Exporter pods rarely move; a failed scrape lists them at once."""
 PASS_ROUNDS = 12
 """Passes in a row: create, mark, status and a release need five."""
+AGAIN_SECONDS = 1.0
+"""After a conflict that the mirrors could not resolve yet: nothing else may wake us."""
 WAKE_PAUSE = 0.05
 """Changes come in bunches."""
 
@@ -217,6 +219,8 @@ class HealthLoop:
                     await asyncio.sleep(WAKE_PAUSE)
             self._said.pop("fleet", None)
             self._metrics.note_pass(observed, self._policy, done, time.monotonic() - begun)
+        if outcome.again:
+            return AGAIN_SECONDS
         return planned.wake_after or self._settings.scrape_seconds
 
     def _plan(self, observed: Observed, now: float) -> Plan:

@@ -112,7 +112,7 @@ def filter_lines(body: bytes, names: Iterable[str] = FIELDS) -> bytes:
 def _samples(lines: bytes) -> tuple[list[Sample], int]:
     samples: list[Sample] = []
     bad = 0
-    for line in lines.decode(errors="replace").splitlines():
+    for line in filter(None, lines.decode(errors="replace").split("\n")):
         try:
             samples += _parse_line(line)
         except ValueError:

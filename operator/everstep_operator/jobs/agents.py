@@ -15,13 +15,15 @@ from dataclasses import dataclass, field, replace
 import aiohttp
 
 from everstep_contract import auth, codec
-from everstep_contract.levels import Seen, Wanted
+from everstep_contract.levels import Peer, Seen, SlotAttempt, Wanted
 
 Key = tuple[str, str]
 TIMEOUT = aiohttp.ClientTimeout(total=3.0, connect=1.5)
 LIMIT_BYTES = 1 << 20
 ASKED_AT_ONCE = 32
 """Any agent passes on the coordinator's word, so a large job is asked in part, in turn."""
+ASKED_WHILE_QUIET = 4
+"""Of a job that trains and has heard all: its coordinator and some others in turn."""
 WANTED_PATH = "/v1/wanted"
 NONCE_PATH = "/v1/nonce"
 
@@ -41,6 +43,8 @@ class Line:
         self._has_nonce = False
         self._session: aiohttp.ClientSession | None = None
         self.answered = False
+        self.revision = 0
+        """Of the newest document that it has taken."""
         self.since = time.monotonic()
         self.failure = ""
 
@@ -189,7 +193,7 @@ class Agents:
     async def _round(self, key: Key, held: Dialogue) -> None:
         for address in [a for a in held.lines if a not in held.pods]:
             await held.lines.pop(address).close()
-        addresses = _choose(list(held.pods), held.turn)
+        addresses = choose_addresses(list(held.pods), held.turn, _quiet_coordinator(held))
         held.turn += 1
         body = codec.dumps(held.wanted)
         answers = await asyncio.gather(*(self._ask(held, a, body) for a in addresses))
@@ -199,6 +203,7 @@ class Agents:
 
     async def _ask(self, held: Dialogue, address: str, body: bytes) -> tuple[Seen | None, float]:
         line = held.lines.setdefault(address, Line(address, held.token))
+        revision = held.wanted.revision
         try:
             seen = await line.ask(body)
         except Unanswered as error:
@@ -206,7 +211,7 @@ class Agents:
                 log.info("agent %s does not answer: %s", address, error)
             line.failure = str(error)
             return None, 0.0
-        line.answered, line.failure = True, ""
+        line.answered, line.failure, line.revision = True, "", revision
         return seen, time.monotonic() - seen.age_ms / 1000
 
     def _keep(self, key: Key, held: Dialogue, seen: Seen, at: float) -> None:
@@ -219,12 +224,40 @@ class Agents:
             self._heard(key)
 
 
-def _choose(addresses: list[str], turn: int) -> list[str]:
-    """All of a small job; of a large one a window that moves on."""
-    if len(addresses) <= ASKED_AT_ONCE:
+def choose_addresses(addresses: list[str], turn: int, coordinator: str | None) -> list[str]:
+    """All of a small job; of a large one a window that moves on. `coordinator`: given while all is
+    quiet; then it and a narrow window are enough.
+    """
+    at_once = ASKED_AT_ONCE if coordinator is None else ASKED_WHILE_QUIET
+    if len(addresses) <= at_once:
         return addresses
-    start = turn * ASKED_AT_ONCE % len(addresses)
-    return (addresses + addresses)[start : start + ASKED_AT_ONCE]
+    if coordinator is None:
+        return _window(addresses, turn, at_once)
+    others = [address for address in addresses if address != coordinator]
+    return [coordinator, *_window(others, turn, at_once - 1)]
+
+
+def _window(addresses: list[str], turn: int, width: int) -> list[str]:
+    start = turn * width % len(addresses)
+    return (addresses + addresses)[start : start + width]
+
+
+def _quiet_coordinator(held: Dialogue) -> str | None:
+    """The coordinator's address, if the job trains, nothing is open and every agent has taken the newest
+    document; else None.
+    """
+    seen = held.seen
+    if seen is None or not seen.running or any(i.open for i in seen.incidents):
+        return None
+    lines = [held.lines.get(address) for address in held.pods]
+    if any(line is None or line.revision != held.wanted.revision for line in lines):
+        return None
+    found = (p.address for p in held.wanted.peers if _place(p) == seen.coordinator)
+    return next((address for address in found if address in held.pods), None)
+
+
+def _place(peer: Peer) -> SlotAttempt:
+    return SlotAttempt(slot=peer.slot, attempt=peer.attempt)
 
 
 def choose_word(words: list[tuple[Seen, float]]) -> tuple[Seen, float]:

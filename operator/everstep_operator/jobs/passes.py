@@ -16,6 +16,7 @@ from everstep_operator.jobs.agents import Agents
 from everstep_operator.jobs.apply import Outcome, apply_plan
 from everstep_operator.jobs.observed import Job, NodeFact, Observed, Pod, Refusal, Rival
 from everstep_operator.jobs.plan import plan
+from everstep_operator.jobs.statuspatch import choose_figures_seconds
 from everstep_operator.kube import Kube
 from everstep_operator.values import NodeVerdict
 from everstep_operator.world import Key, Object, World
@@ -42,6 +43,8 @@ class Passes:
     key: bytes
     clock: Callable[[], float]
     figures_seconds: float
+    figures_qps: float = 10.0
+    """Figures of all jobs together, writes a second."""
     on_death: Callable[[str], None] = lambda node: None
     """Called with a node's name when a rank or container has died there."""
     on_done: Callable[[str], None] = lambda action: None
@@ -62,9 +65,13 @@ class Passes:
         token = auth.derive_token(self.key, observed.job.uid)
         self._converse(observed.job, planned, observed.pods, token)
         outcome = await apply_plan(
-            self.port, observed.job, planned, token, now, self.figures_seconds
+            self.port, observed.job, planned, token, now, self._figures_pause()
         )
         return self._remember(observed.job, planned, outcome, now)
+
+    def _figures_pause(self) -> float:
+        jobs = len(self.world.jobs)
+        return choose_figures_seconds(self.figures_seconds, jobs, self.figures_qps)
 
     def observe(self, found: Object, now: float) -> Observed:
         job = observe.to_job(found)

@@ -15,6 +15,13 @@ FIGURES = frozenset(
 """May be some seconds old; everything else is written at once."""
 
 
+def choose_figures_seconds(least: float, jobs: int, writes_per_second: float) -> float:
+    """Seconds between two writes of a job's figures: with many jobs longer, so that all of them together
+    stay below `writes_per_second` and leave room for what cannot wait.
+    """
+    return max(least, jobs / writes_per_second)
+
+
 def to_document(status: JobStatus) -> dict[str, Any]:
     document: dict[str, Any] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return document

@@ -1,0 +1,71 @@
+"""What a watch event wakes: whom it concerns, and nobody else."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from everstep_operator.handlers import Watchers
+from everstep_operator.scheduler import Scheduler
+from everstep_operator.world import World
+
+Change = Callable[[dict[str, Any]], None]
+
+
+class Woken:
+    """A fleet loop that counts."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> None:
+        self.times += 1
+
+
+async def _no_pass(key: tuple[str, str]) -> None:
+    return None
+
+
+def a_node() -> dict[str, Any]:
+    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
+    return {
+        "metadata": {"name": "node-1", "uid": "u", "resourceVersion": "1"},
+        "spec": {},
+        "status": {"conditions": [ready], "capacity": {"nvidia.com/gpu": "8"}},
+    }
+
+
+def beat(node: dict[str, Any]) -> None:
+    node["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-01T00:05:00Z"
+
+
+def cordon(node: dict[str, Any]) -> None:
+    node["spec"]["unschedulable"] = True
+
+
+def lose_a_gpu(node: dict[str, Any]) -> None:
+    node["status"]["capacity"]["nvidia.com/gpu"] = "7"
+
+
+def annotate(node: dict[str, Any]) -> None:
+    node["metadata"]["annotations"] = {
+        "everstep.dev/expected-gpus": '{"machine":"u","uuids":["a"]}'
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "times"), [(beat, 0), (cordon, 1), (lose_a_gpu, 1), (annotate, 1)]
+)
+def test_a_heartbeat_starts_no_fleet_pass_and_a_change_does(change: Change, times: int) -> None:
+    fleet = Woken()
+    watchers = Watchers(World(), Scheduler(_no_pass), fleet, lambda quarantine: None)
+    watchers.see_node({"type": "ADDED", "object": a_node()})
+    assert fleet.times == 1
+    changed = copy.deepcopy(a_node())
+    changed["metadata"]["resourceVersion"] = "2"
+    change(changed)
+    watchers.see_node({"type": "MODIFIED", "object": changed})
+    assert fleet.times == 1 + times
+    watchers.see_node({"type": "DELETED", "object": changed})
+    assert fleet.times == 2 + times
