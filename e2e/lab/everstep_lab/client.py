@@ -21,6 +21,8 @@ from everstep_lab.seam import FaultRequest, LabError
 
 Say = Callable[[str], None]
 _DOWN_SECONDS = 45.0
+_OPERATOR_SECONDS = 200.0
+"""The supervisor waits up to 180 s until it is ready."""
 
 
 def _silent(_: str) -> None:
@@ -106,7 +108,7 @@ class Lab:
         return str(self.ask({"do": "heal", "node": node}))
 
     def operator_start(self) -> str:
-        return str(self.ask({"do": "operator", "action": "start"}))
+        return str(self.ask({"do": "operator", "action": "start"}, timeout=_OPERATOR_SECONDS))
 
     def operator_stop(self) -> str:
         return str(self.ask({"do": "operator", "action": "stop"}))
@@ -116,7 +118,7 @@ class Lab:
         return str(self.ask({"do": "operator", "action": "kill"}))
 
     def operator_restart(self) -> str:
-        return str(self.ask({"do": "operator", "action": "restart"}))
+        return str(self.ask({"do": "operator", "action": "restart"}, timeout=_OPERATOR_SECONDS))
 
     def operator_logs(self) -> str:
         """Everything it has written since the lab began."""
@@ -132,8 +134,17 @@ class Lab:
     def objectstore_start(self) -> str:
         return str(self.ask({"do": "objectstore", "action": "start"}))
 
-    def ask(self, request: dict[str, Any]) -> Any:
-        return control.ask(self.places.socket, request)
+    def etcd_keep(self) -> str:
+        """A copy of etcd's data as they are now."""
+        return str(self.ask({"do": "etcd", "action": "keep"}))
+
+    def etcd_restore(self) -> str:
+        """The control plane goes down and comes back with the data of the last `etcd_keep`."""
+        request = {"do": "etcd", "action": "restore"}
+        return str(control.ask(self.places.socket, request, timeout=240.0))
+
+    def ask(self, request: dict[str, Any], *, timeout: float = 60.0) -> Any:
+        return control.ask(self.places.socket, request, timeout=timeout)
 
     @property
     def nodes(self) -> list[str]:
