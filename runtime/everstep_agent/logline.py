@@ -57,21 +57,22 @@ class Log:
 
 
 class Once:
-    """Says that something is waited for: again only if its kind changes, or when it has passed and
-    comes back. (The same trouble names another object at each try.)
+    """Says that something is waited for: once for each kind of trouble, until it has passed.
+
+    One kind names another object at each try.
     """
 
     def __init__(self, line: Log, event: str) -> None:
         self._line = line
         self._event = event
-        self._kind = ""
+        self._kinds: list[str] = []
 
     def say(self, *, kind: str, **fields: Any) -> None:
-        if kind != self._kind:
-            self._kind = kind
+        if kind not in self._kinds:
+            self._kinds.append(kind)
             self._line.say(self._event, kind=kind, **fields)
 
     def passed(self) -> None:
-        if self._kind:
-            self._line.say(f"{self._event}_no_more", kind=self._kind)
-            self._kind = ""
+        if self._kinds:
+            self._line.say(f"{self._event}_no_more", kind=self._kinds[-1])
+            self._kinds.clear()

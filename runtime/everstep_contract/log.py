@@ -116,7 +116,7 @@ def decode(raw: bytes | str) -> Entry:
     except (ValueError, RecursionError) as error:
         raise codec.DecodeError(f"log entry: not JSON: {error}") from None
     kind = document.get("kind") if isinstance(document, dict) else None
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise codec.DecodeError(f"log entry: kind {kind!r} is none of {', '.join(_KINDS)}")
     entry: Entry = codec.decode(_KINDS[kind], document, f"log entry ({kind})")
     return entry

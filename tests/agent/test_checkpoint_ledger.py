@@ -1,11 +1,23 @@
-from agent.a_run import entry
+from pathlib import Path
+
+import pytest
+
+from agent.a_run import ARun, entry
+from everstep_agent import verify
+from everstep_agent.checkpoint import ledger
 from everstep_agent.checkpoint.ledger import (
     Book,
     build_segments,
     choose_entries,
+    choose_merge,
     find_gap,
     join_segments,
+    replace_segments,
 )
+from everstep_agent.checkpoint.manifests import fetch_manifest
+from everstep_agent.checkpoint.retention import Retention
+from everstep_agent.storage import open_store
+from everstep_contract import codec
 from everstep_contract.manifest import LedgerSegment
 
 
@@ -58,3 +70,47 @@ def test_only_what_a_segment_names_is_taken_from_its_chunk() -> None:
     lines = {"c": [entry(1), entry(2), entry(2, epoch=2), entry(3, epoch=2)]}
     segments = [segment(1, 1), segment(2, 3, epoch=2)]
     assert [(e.epoch, e.step) for e in choose_entries(segments, lines)] == [(1, 1), (2, 2), (2, 3)]
+
+
+def test_chunks_are_merged_when_they_are_many_and_full_ones_stay() -> None:
+    small = [segment(n, n, chunk=f"c{n}") for n in range(1, 33)]
+    sizes = {f"c{n}": 100 for n in range(33)} | {"full": ledger.MERGED_BYTES}
+    assert choose_merge(small[:31], sizes) == []
+    assert choose_merge(small, sizes) == [f"c{n}" for n in range(1, 33)]
+    assert choose_merge([segment(0, 0, chunk="full"), *small], sizes) == [s.chunk for s in small]
+    assert choose_merge([], {}) == []
+
+
+def test_merged_segments_stand_where_those_of_their_chunks_stood() -> None:
+    before = [segment(1, 4), segment(5, 6, chunk="d"), segment(7, 7, epoch=2, chunk="e")]
+    merged = [segment(5, 6, chunk="m"), segment(7, 7, epoch=2, chunk="m")]
+    after = replace_segments(before, {"d", "e"}, merged)
+    assert after == (segment(1, 4), *merged)
+    assert find_gap(after, 7) == ""
+
+
+async def test_a_manifest_does_not_grow_with_the_number_of_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "MERGE_FROM", 8)
+    store = open_store("memory://", "", {})
+    run, sizes = ARun(store, tmp_path / "staged"), []
+    await run.claim(1)
+    keeper = Retention(store, run.log, keep=2)
+    for step in range(1, 31):
+        if step == 20:
+            await run.claim(2, resume=run.log.commits[-1])
+        newest = await run.save(step, since=step - 1)
+        assert await keeper.check(newest) == ""
+        await keeper.retire(newest.token)
+        manifest = await fetch_manifest(store, newest)
+        sizes.append(len(codec.dumps(manifest)))
+        assert len(manifest.ledger) <= 10
+        assert find_gap(manifest.ledger, step) == ""
+    assert max(sizes[15:]) < 1.2 * max(sizes[:15])
+    found = await verify.verify_run(store)
+    assert found.ok, found.problems
+    assert [(e.step, e.epoch) for e in found.entries] == [
+        (s, 1 if s < 20 else 2) for s in range(1, 31)
+    ]
+    assert len(await store.list("chunks")) < 25

@@ -11,6 +11,7 @@ from everstep_agent import runlog_rules
 from everstep_agent.checkpoint import ledger
 from everstep_agent.checkpoint.commit_rules import build_manifest, decide_append, list_given_up
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
+from everstep_agent.checkpoint.merging import merge_ledger
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.runlog import Appended, RunLog
 from everstep_agent.storage.errors import AlreadyExists
@@ -78,6 +79,8 @@ class Committer:
             text = f"step {head.step}: {given_up[0]} was retired meanwhile; save again"
             return NotCommitted(reason="ChunksRetired", message=text)
         parent_key, parent, notes = await self._parent()
+        if parent is not None:
+            parent = await self._merged(parent, token, head.step, notes)
         manifest = build_manifest(
             parts,
             run=self._run,
@@ -109,6 +112,13 @@ class Committer:
         except Broken as error:
             # Saving the state matters more than the proof of how it came to be.
             return last.manifest, None, [f"the parent's ledger is lost: {error}"]
+
+    async def _merged(self, parent: Manifest, token: str, step: int, notes: list[str]) -> Manifest:
+        try:
+            return await merge_ledger(self._store, parent, token=token, step=step)
+        except (Broken, codec.DecodeError) as error:
+            notes.append(f"the ledger cannot be proved any more: {error}")
+            return parent
 
     async def _write(
         self, manifest: Manifest, token: str, notes: list[str]

@@ -5,10 +5,13 @@ A manifest lists the segments of its whole lineage, so an older manifest can be 
 gap in the proof.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.manifest import LedgerSegment
+
+MERGE_FROM = 32
+MERGED_BYTES = 8 * 2**20
 
 
 class Book:
@@ -60,6 +63,30 @@ def join_segments(
         if s.last > covered
     )
     return (*before, *fresh)
+
+
+def choose_merge(segments: Sequence[LedgerSegment], sizes: Mapping[str, int]) -> list[str]:
+    """The newest chunks that are to become one, oldest first; none while they are few.
+
+    Without it a manifest would grow by a segment and a chunk with every save. A chunk that is full
+    is not written again, so what a run rewrites is bounded: at most `MERGED_BYTES` for each
+    `MERGE_FROM` saves.
+    """
+    chosen: list[str] = []
+    total = 0
+    for chunk in reversed(dict.fromkeys(s.chunk for s in segments)):
+        total += sizes[chunk]
+        if total > MERGED_BYTES:
+            break
+        chosen.append(chunk)
+    return chosen[::-1] if len(chosen) >= MERGE_FROM else []
+
+
+def replace_segments(
+    segments: Sequence[LedgerSegment], gone: Collection[str], merged: Sequence[LedgerSegment]
+) -> tuple[LedgerSegment, ...]:
+    """The same steps with `merged` in the place of all segments of the chunks `gone`, the newest."""
+    return (*(s for s in segments if s.chunk not in gone), *merged)
 
 
 def find_gap(segments: Sequence[LedgerSegment], step: int) -> str:
