@@ -20,7 +20,7 @@ from everstep_lab.seam import LabError
 
 BUCKET = "everstep"
 REGION = "us-east-1"
-_READY_SECONDS = 30.0
+_READY_SECONDS = 120.0
 
 
 class ObjectStore:
