@@ -296,10 +296,12 @@ def read_former(memory: str) -> position.Position | None:
 
 def count_incarnation(memory: str) -> int:
     """The number of this life of the container: the folder outlives it. Clears what the last life
-    left.
+    left, which gives room.
     """
     folder = Path(memory)
     folder.mkdir(parents=True, exist_ok=True)
+    for stale in [*folder.glob("position-*"), *folder.glob("staging/*")]:
+        stale.unlink(missing_ok=True)
     path = folder / "incarnation"
     try:
         number = int(path.read_text()) + 1
@@ -308,8 +310,6 @@ def count_incarnation(memory: str) -> int:
     part = folder / "incarnation.part"
     part.write_text(str(number))
     part.replace(path)
-    for stale in [*folder.glob("position-*"), *folder.glob("staging/*")]:
-        stale.unlink(missing_ok=True)
     return number
 
 
@@ -321,6 +321,21 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 def run_agent(settings: env.AgentEnv, script: str, args: list[str]) -> int:
     """The container's main process. Returns the exit status."""
     spawn.become_subreaper()
-    agent = Agent(settings, spawn.SubprocessSpawner(script, args), signals=True)
-    found = asyncio.run(agent.run())
+    try:
+        agent = Agent(settings, spawn.SubprocessSpawner(script, args), signals=True)
+        found = asyncio.run(agent.run())
+    except OSError as error:
+        found = _cannot_begin(settings, error)
     return found.exit_code()
+
+
+def _cannot_begin(settings: env.AgentEnv, error: OSError) -> report.ExitReport:
+    """No folder in memory, no room in it, or no address: another life of the container may have it."""
+    text = f"the agent cannot begin with {settings.memory} and {settings.pod_ip}:{settings.port}: {error}"
+    found = report.ExitReport(
+        cause=report.Cause.AGENT, message=text, slot=settings.slot, attempt=settings.attempt
+    )
+    logline.Log().say("agent_error", message=text)
+    with contextlib.suppress(OSError):
+        Path(settings.termination_log).write_bytes(report.encode(found))
+    return found

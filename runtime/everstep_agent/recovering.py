@@ -2,6 +2,8 @@
 end.
 """
 
+import asyncio
+import contextlib
 import time
 from dataclasses import replace
 
@@ -9,6 +11,7 @@ from everstep_agent import breaks, postmortem, rounds
 from everstep_agent.breaks import ENDS_THE_JOB, SILENT_SECONDS, Break
 from everstep_agent.desk import STALE_SECONDS, Desk
 from everstep_agent.messages import Saver, Stage
+from everstep_agent.storage.errors import StoreError
 from everstep_contract import report
 
 CAUSE_SECONDS = 1.0
@@ -19,6 +22,7 @@ DRAIN_SECONDS = 10.0
 """How long complete saves of an epoch whose members are all dead may still take to be committed
 when one of their agents is silent; with all of them there it is `drain_seconds`.
 """
+LOOK_SECONDS = 2.0
 TRIES = 3
 INFRASTRUCTURE = frozenset({"AgentLost", "Gone", "CoordinatorLost", "CheckpointBroken"})
 """Causes that say nothing against the user's code, however often they come."""
@@ -45,6 +49,7 @@ async def recover(desk: Desk, found: Break) -> str:
         stage=Stage.CUT, boundary=None, saver=None, cause=found.cause, incident=desk.incidents.id
     )
     target, found = await _post_mortem(desk, found, cut_at)
+    await _look_at_log(desk)
     _settle(desk, found, target)
     if not desk.ended:
         desk.set_epoch(stage=Stage.OVER, saver=None, cause=found.cause)
@@ -154,6 +159,13 @@ async def _drain(desk: Desk) -> None:
             return
         desk.saves.pump(epoch, {}, desk.seconds())
         await desk.tick()
+
+
+async def _look_at_log(desk: Desk) -> None:
+    """A member that was out of reach may have committed what it held: then nothing of that is lost."""
+    with contextlib.suppress(StoreError, TimeoutError):
+        async with asyncio.timeout(LOOK_SECONDS):
+            await desk.run_log.refresh()
 
 
 def _settle(desk: Desk, found: Break, target: int) -> None:

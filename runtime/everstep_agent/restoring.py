@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.restore import Fetched, fetch_checkpoint
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import levels, log
 
 RETRY_SECONDS = 1.0
+MORE_ROOM = "raise spec.checkpoint.stagingMemory if this stays"
 
 
 async def fetch(
@@ -36,7 +36,10 @@ async def fetch(
             on_wait(error.to_level())
             await asyncio.sleep(RETRY_SECONDS)
         except OSError as error:
-            raise Broken(f"no room for the checkpoint in {folder}: {error}") from None
+            # Nor does a full folder: those who still map the last one's files give room as they end.
+            text = f"no room for the checkpoint of step {commit.step} in {folder}: {error}"
+            on_wait(levels.StorageError(kind="NoRoom", message=f"{text}; {MORE_ROOM}"))
+            await asyncio.sleep(RETRY_SECONDS)
         else:
             on_wait(None)
             return fetched

@@ -249,7 +249,13 @@ class WorkerSet:
     async def _watch(
         self, worker: Worker, child: spawn.Spawned, copies: list[asyncio.Task[None]]
     ) -> None:
-        await _wait_ended(worker.pid)
+        try:
+            await _wait_ended(worker.pid)
+        except asyncio.CancelledError:
+            for task in copies:
+                task.cancel()
+            worker.ended.set()  # nobody is left who could tell: whoever waits must not wait for ever
+            raise
         worker.position()
         status = spawn.reap(worker.pid)
         await asyncio.wait(copies, timeout=0.5)

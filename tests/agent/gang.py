@@ -148,7 +148,7 @@ class Gang:
         return self.agents[slot].pod.workers.current[local].pid
 
     async def until(
-        self, what: Callable[[levels.Seen], object], seconds: float = 60.0
+        self, what: Callable[[levels.Seen], object], seconds: float = 180.0
     ) -> levels.Seen:
         end = time.monotonic() + seconds
         while not what(self.seen):
@@ -162,7 +162,7 @@ class Gang:
             await asyncio.sleep(0.01)
         return self.seen
 
-    async def reports(self, seconds: float = 60.0) -> dict[int, report.ExitReport]:
+    async def reports(self, seconds: float = 180.0) -> dict[int, report.ExitReport]:
         """How every agent that runs ends."""
         tasks = dict(self.tasks)
         await asyncio.wait(tasks.values(), timeout=seconds)

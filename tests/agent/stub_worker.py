@@ -188,6 +188,14 @@ class Worker:
         if self.staged == self.applied and not whole:
             return
         self.staged = self.applied
+        if misses_part(self):
+            self.link.send(
+                wire.Staged(
+                    epoch=self.start.epoch, step=self.applied, path="", tensors=(),
+                    problem="no room, as told",
+                )
+            )  # fmt: skip
+            return
         world, rank = (1, 0) if whole else (self.start.world, self.start.rank)
         first, last = LENGTH * rank // world, LENGTH * (rank + 1) // world
         path = os.path.join(self.start.staging, f"{os.getpid()}-{self.applied}-{whole}")
@@ -226,7 +234,11 @@ def misbehave(worker: Worker, number: int) -> None:
     step.
     """
     kind, _, rest = MODE.partition(":")
-    if kind in ("", "save") or worker.start.rank != 1 or number != int(rest.split(":")[0]):
+    if (
+        kind in ("", "save", "noroom")
+        or worker.start.rank != 1
+        or number != int(rest.split(":")[0])
+    ):
         return
     if kind in ("fail", "nan"):
         cause = "UserError" if kind == "fail" else "LossNotFinite"
@@ -241,6 +253,15 @@ def misbehave(worker: Worker, number: int) -> None:
     if kind == "hang" and not os.path.exists(flag):
         open(flag, "w").close()
         time.sleep(3600)
+
+
+def misses_part(worker: Worker) -> bool:
+    """STUB_MODE `noroom:FLAGFILE`: rank 1 has no room for its first part."""
+    kind, _, flag = MODE.partition(":")
+    if kind != "noroom" or worker.start.rank != 1 or os.path.exists(flag):
+        return False
+    open(flag, "w").close()
+    return True
 
 
 def misbehave_at_save() -> str:

@@ -1,0 +1,118 @@
+"""The agents' connections, each through a proxy of its own pair, that a test can cut and mend.
+
+A cut link is one on which packets vanish: open connections fall silent, new ones get no answer.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from everstep_agent import peers
+
+DIALER: contextvars.ContextVar[list[str]] = contextvars.ContextVar("dialer")
+"""Address of the agent whose task is running, once it is known."""
+
+
+class Network:
+    def __init__(self) -> None:
+        self.halves: tuple[frozenset[str], ...] = ()
+        self._mended = asyncio.Event()
+        self._mended.set()
+        self._listeners: dict[tuple[str, str], int] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def cut(self, *halves: set[str]) -> None:
+        """Addresses of one half reach only each other."""
+        self.halves = tuple(frozenset(h) for h in halves)
+        self._mended.clear()
+
+    def mend(self) -> None:
+        self.halves = ()
+        self._mended.set()
+
+    def is_up(self, one: str, other: str) -> bool:
+        return all((one in half) == (other in half) for half in self.halves)
+
+    def through(self, dialer: str, address: str) -> str:
+        """Where `dialer` has to connect to, to reach `address` over this network."""
+        pair = (dialer, address)
+        if pair not in self._listeners:
+            listener = socket.create_server(("127.0.0.1", 0))
+            listener.setblocking(False)
+            self._listeners[pair] = listener.getsockname()[1]
+            self._keep(self._serve(listener, pair))
+        return f"127.0.0.1:{self._listeners[pair]}"
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, listener: socket.socket, pair: tuple[str, str]) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                connection, _ = await loop.sock_accept(listener)
+                self._keep(self._carry(connection, pair))
+
+    async def _carry(self, connection: socket.socket, pair: tuple[str, str]) -> None:
+        near_in, near_out = await asyncio.open_connection(sock=connection)
+        host, _, port = pair[1].rpartition(":")
+        writers = [near_out]
+        try:
+            await self._until_up(pair)
+            far_in, far_out = await asyncio.open_connection(host, int(port))
+            writers.append(far_out)
+            await asyncio.gather(
+                self._copy(near_in, far_out, pair), self._copy(far_in, near_out, pair)
+            )
+        except OSError:
+            pass
+        finally:
+            for writer in writers:
+                writer.close()
+
+    async def _copy(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, pair: tuple[str, str]
+    ) -> None:
+        while chunk := await source.read(65536):
+            await self._until_up(pair)
+            sink.write(chunk)
+            await sink.drain()
+        with contextlib.suppress(OSError):
+            sink.write_eof()
+
+    async def _until_up(self, pair: tuple[str, str]) -> None:
+        while not self.is_up(*pair):
+            await self._mended.wait()
+            await asyncio.sleep(0)
+
+
+@contextlib.contextmanager
+def routed(network: Network, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every client that an agent makes inside goes through `network`; the operator's do not."""
+    plain = peers.PeerClient._post
+
+    async def post(client: peers.PeerClient, path: str, raw: bytes) -> bytes:
+        dialer = DIALER.get([])
+        if not dialer:
+            return await plain(client, path, raw)
+        real, client.address = client.address, network.through(dialer[0], client.address)
+        try:
+            return await plain(client, path, raw)
+        finally:
+            client.address = real
+
+    with monkeypatch.context() as patched:
+        patched.setattr(peers.PeerClient, "_post", post)
+        yield

@@ -1,0 +1,89 @@
+"""A network that falls into two halves, both of which reach the store: one epoch survives."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agent.gang import Gang, assert_exact
+from agent.network import DIALER, Network, routed
+from everstep_agent.agent import Agent
+from everstep_contract import levels, log, report
+
+CUT_OFF = 1
+
+
+class SplitGang(Gang):
+    async def start(self, slot: int, attempt: int, **changes: object) -> Agent:
+        box: list[str] = []
+        token = DIALER.set(box)
+        try:
+            agent = await super().start(slot, attempt, **changes)
+        finally:
+            DIALER.reset(token)
+        box.append(agent.me.address)
+        return agent
+
+
+@pytest.fixture
+async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
+    for module in ("breaks", "recovering", "gathering"):
+        monkeypatch.setattr(f"everstep_agent.{module}.SILENT_SECONDS", 2.0)
+    monkeypatch.setattr("everstep_agent.training.FENCE_SECONDS", 0.5)
+    made = Network()
+    with routed(made, monkeypatch):
+        yield made
+    await made.close()
+
+
+def addresses(gang: Gang, slot: int) -> set[str]:
+    return {gang.agents[slot].me.address}
+
+
+@pytest.mark.parametrize("least", [1, 2])
+async def test_of_two_halves_that_reach_the_store_one_goes_on_and_the_other_is_fenced(
+    tmp_path: Path, network: Network, least: int
+) -> None:
+    async with SplitGang(tmp_path, 2, gang_seconds=2.0) as gang:
+        gang.want(min_workers=least)
+        await gang.until(lambda s: s.step >= 3)
+        network.cut(addresses(gang, CUT_OFF))
+        zombie, worker = gang.tasks.pop(CUT_OFF), gang.agents[CUT_OFF].pod.workers.current[0]
+        await gang.until(lambda s: s.incidents and s.incidents[-1].open)
+        gang.want(gone=(levels.SlotAttempt(slot=CUT_OFF, attempt=0),))
+        await gang.start(CUT_OFF, 1)
+        end = await asyncio.wait_for(zombie, 180)
+        assert end.cause is report.Cause.FENCED
+        assert f"without slot {CUT_OFF}" in end.message or "attempt 1 of slot" in end.message
+        assert not worker.alive
+        ends = await gang.reports()
+        assert {e.cause for e in ends.values()} == {report.Cause.DONE}
+        entries = (await gang.run_log()).entries
+        claimed = next(i for i, e in enumerate(entries) if isinstance(e, log.Claim) and e.epoch > 1)
+        assert all(e.epoch > 1 for e in entries[claimed:]), "the cut-off half wrote after the claim"
+        assert sum(i.steps_lost for i in gang.seen.incidents) == 0
+        await assert_exact(gang, 20)
+
+
+async def test_a_member_that_was_away_comes_back_with_what_it_alone_holds(
+    tmp_path: Path, network: Network
+) -> None:
+    """Its only fellow has lost its worker while the line was down, longer than silence is borne."""
+    async with SplitGang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        assert gang.seen.coordinator is not None
+        holds = gang.seen.coordinator.slot
+        network.cut(addresses(gang, 1 - holds))
+        os.kill(gang.worker(holds), signal.SIGKILL)
+        await gang.until(lambda s: s.incidents)
+        await asyncio.sleep(8.0)  # longer than a silent member is heard of and waited for
+        assert gang.seen.epoch == 1
+        network.mend()
+        seen = await gang.until(lambda s: s.epoch > 1 and s.running)
+        assert sum(i.steps_lost for i in seen.incidents) == 0
+        assert (await gang.run_log()).claims[-1].chain[-1].last_step >= 4
+        await gang.reports()
+        await assert_exact(gang, 20)

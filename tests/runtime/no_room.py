@@ -1,0 +1,53 @@
+"""Run by `test_no_room.py` where the folder `sys.argv[1]` is a tmpfs of 1 MiB: a worker of one rank that
+saves after each step, and room that comes and goes.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from everstep import staging
+from everstep_contract import wire
+from runtime.a_job import Trial
+
+
+def main(folder: Path) -> None:
+    trial = Trial(folder, save_every_steps=1)
+    trial.model = torch.nn.Linear(100, 1000)  # 0.4 MiB; two copies fit, three do not
+    trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=0.01)
+    inputs = torch.ones(12, 100)
+    trial.dataset = torch.utils.data.TensorDataset(inputs, torch.ones(12, 1000))
+    trial.data = trial.job.batches(trial.dataset, global_batch=6, micro_batch=2)
+    trial.track()
+    send = trial.line.send
+
+    def free(frame: object) -> None:
+        """As the agent: once the last save is waited for, an older one is uploaded."""
+        send(frame)
+        told = trial.line.frames[-1]
+        if isinstance(told, wire.Staged) and told.problem and told.step == 4:
+            os.unlink(next(folder.glob("1-1-*.part")))
+
+    trial.line.send = free  # type: ignore[method-assign]
+    for step in trial.job.steps(until=4):
+        trial.take(step)
+    staged = trial.line.of(wire.Staged)
+    assert [(s.step, bool(s.problem)) for s in staged] == [
+        (1, False), (2, False), (3, True), (4, True), (4, False),
+    ], [(s.step, s.problem) for s in staged]  # fmt: skip
+    problem = staged[2].problem
+    assert "no room for 0.4 MiB" in problem, problem
+    assert "stagingMemory" in problem
+    try:
+        staging.write_part(str(folder / "x"), {"a": torch.zeros(2**20)}, 0, 1)
+    except staging.NoRoom:
+        assert not (folder / "x").exists()
+    else:
+        raise AssertionError("4 MiB in 1")
+    print("steps went on:", problem)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
