@@ -1,0 +1,151 @@
+"""Agents as a kubelet runs them: each the main process of its own "container", started again while
+its exit status asks for that, with a folder in memory that outlives it.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from agent.gang import STUB, TOKEN
+from everstep_agent.peers import PeerClient, PeerError
+from everstep_contract import env, levels, report
+
+
+class Container:
+    """Slot `slot`, attempt 0, over all lives of its container."""
+
+    def __init__(self, folder: Path, slot: int, **settings: object) -> None:
+        self.slot = slot
+        self.address = f"127.0.0.1:{free_port()}"
+        self.memory = folder / f"memory-{slot}"
+        self.termination = folder / f"termination-{slot}"
+        self.output = folder / f"output-{slot}"
+        self.codes: list[int] = []
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Output goes to a file: the pipes of a container that was killed must not fill up."""
+        settings = env.AgentEnv(
+            **{
+                "job": "ns/job", "job_uid": "uid-1", "slot": self.slot, "attempt": 0, "token": TOKEN,
+                "pod_ip": "127.0.0.1", "port": int(self.address.rpartition(":")[2]), "run": "ns/job",
+                "memory": str(self.memory), "termination_log": str(self.termination),
+                **self._settings,
+            }
+        )  # fmt: skip
+        self.termination.write_bytes(b"")
+        stub = {"STUB_UNTIL": "60", "STUB_STEP_MS": "20"}
+        with self.output.open("ab") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "everstep_agent.cli", "run", STUB],
+                env={**os.environ, **stub, **settings.to_env()},
+                stdout=out, stderr=out, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def children(self) -> list[int]:
+        """Its workers, and what they have started."""
+        found, queue = [], [self.pid]
+        while queue:
+            parent = queue.pop()
+            with contextlib.suppress(OSError):
+                text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+                found += (pids := [int(p) for p in text.split()])
+                queue += pids
+        return found
+
+    def kill_all(self) -> None:
+        """As the OOM killer with a whole cgroup: every process at once, the agent first."""
+        for pid in [self.pid, *self.children()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def ended(self) -> int:
+        assert self._process is not None
+        code = await asyncio.to_thread(self._process.wait)
+        self.codes.append(code)
+        return code
+
+    def report(self) -> report.ExitReport | None:
+        return report.decode(self.termination.read_bytes())
+
+    def close(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill_all()
+            self._process.wait()
+
+
+class Containers:
+    """The kubelet's and the operator's part for a job of such containers."""
+
+    def __init__(self, folder: Path, count: int, **settings: object) -> None:
+        store = folder / "store"
+        store.mkdir(exist_ok=True)
+        self.store = f"file://{store}"
+        self.all = [Container(folder, s, uri=self.store, **settings) for s in range(count)]
+        self.seen = levels.Seen()
+        peers = tuple(levels.Peer(slot=c.slot, attempt=0, address=c.address) for c in self.all)
+        self.wanted = levels.Wanted(
+            revision=1, peers=peers, min_workers=count, want_workers=count, max_workers=count
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "Containers":
+        self._tasks = [asyncio.create_task(self._keep(c)) for c in self.all]
+        self._tasks += [asyncio.create_task(self._ask(c)) for c in self.all]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for container in self.all:
+            container.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep(self, container: Container) -> None:
+        """restartPolicy: OnFailure; each end is told to the others as the operator tells it."""
+        while True:
+            container.start()
+            if await container.ended() == report.EXIT_FOR_GOOD:
+                return
+            life = len(container.codes)
+            dead = levels.DeadAgent(slot=container.slot, attempt=0, incarnation=life)
+            others = tuple(d for d in self.wanted.dead if d.slot != container.slot)
+            self.wanted = replace(
+                self.wanted, revision=self.wanted.revision + 1, dead=(*others, dead)
+            )
+
+    async def _ask(self, container: Container) -> None:
+        async with PeerClient(container.address, TOKEN) as client:
+            while True:
+                with contextlib.suppress(PeerError):
+                    seen = await client.call("/v1/wanted", self.wanted, levels.Seen, timeout=2.0)
+                    if seen.coordinator is not None:
+                        self.seen = seen
+                await asyncio.sleep(0.05)
+
+    async def until_step(self, step: int) -> None:
+        async with asyncio.timeout(120):
+            while self.seen.step < step:  # noqa: ASYNC110 told by other processes
+                await asyncio.sleep(0.02)
+
+    async def until_all_ended(self) -> None:
+        async with asyncio.timeout(180):
+            await asyncio.gather(*self._tasks[: len(self.all)])
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,61 @@
+"""Real agent processes that are killed: nothing of theirs lives on, and the run does."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from agent.containers import Containers
+from everstep_agent import storage, verify
+from everstep_contract import report
+
+pytestmark = pytest.mark.timeout(300)
+SIGKILLED = -signal.SIGKILL
+"""As a shell and Kubernetes say it: 137."""
+
+
+def is_over(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+async def until_over(pids: list[int]) -> None:
+    async with asyncio.timeout(30):
+        while not all(is_over(p) for p in pids):  # noqa: ASYNC110 processes raise no event here
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("victims", "whole"),
+    [((1,), False), ((1,), True), ((0, 1), True)],
+    ids=["an agent alone", "a container", "every container"],
+)
+async def test_what_is_killed_ends_with_all_it_started_and_goes_on_in_its_next_life(
+    tmp_path: Path, victims: tuple[int, ...], whole: bool
+) -> None:
+    async with Containers(tmp_path, 2, save_every_steps=10) as gang:
+        await gang.until_step(15)
+        chosen = [gang.all[v] for v in victims]
+        workers = [pid for c in chosen for pid in c.children()]
+        assert workers
+        for container in chosen:
+            container.kill_all() if whole else os.kill(container.pid, signal.SIGKILL)
+        await until_over(workers)
+        await gang.until_all_ended()
+        for container in gang.all:
+            hurt = container in chosen
+            assert container.codes == ([SIGKILLED, 0] if hurt else [0])
+            found = container.report()
+            assert found is not None
+            assert (found.cause, found.done) == (report.Cause.DONE, True)
+            assert found.incarnation == (2 if hurt else 1), "its folder in memory has outlived it"
+            assert container.children() == []
+        lost = sum(i.steps_lost for i in gang.seen.incidents)
+        assert lost == 0 if len(victims) == 1 else lost < 50
+        run = await verify.verify_run(storage.open_store(gang.store, "ns/job", {}))
+        assert run.ok, run.problems
+        assert [e.step for e in run.entries] == list(range(1, 61))
