@@ -155,6 +155,9 @@ class Kube:
         self.bucket, self.identity = bucket, identity
         self.seconds_left: Callable[[], float] = lambda: math.inf
         """How long writes are allowed from now on; 0 or less: not at all."""
+        self.went_back = asyncio.Event()
+        """A list was older than one that had been read before it was asked for: see `list`."""
+        self._newest_lists: dict[Kind, int] = {}
         self.calls: dict[tuple[str, str], int] = {}
         """Calls by (verb, outcome), for the metrics."""
 
@@ -203,17 +206,29 @@ class Kube:
     async def list(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> tuple[list[Object], str]:
-        """All objects of the kind and the resourceVersion of the list, in pages of 500."""
+        """All objects of the kind and the resourceVersion of the list, in pages of 500.
+
+        Such lists are consistent reads: their version falls only where etcd was restored to an older
+        state. Mirrors and watches, which go by versions, are blind from then on.
+        """
         items: list[Object] = []
+        known = self._newest_lists.get(kind, 0)
         query = {"limit": "500", "labelSelector": labels, "fieldSelector": fields}
         query = {key: value for key, value in query.items() if value}
         while True:
             page = await self._call("GET", kind.path(namespace), query=query)
             items += page.get("items") or []
             metadata = page.get("metadata") or {}
+            self._note_version(kind, str(metadata.get("resourceVersion", "")), known)
             if not metadata.get("continue"):
                 return items, str(metadata.get("resourceVersion", ""))
             query = {**query, "continue": metadata["continue"]}
+
+    def _note_version(self, kind: Kind, version: str, known: int) -> None:
+        number = int(version) if version.isdigit() else known
+        if number < known:
+            self.went_back.set()
+        self._newest_lists[kind] = max(self._newest_lists.get(kind, 0), number)
 
     async def create(
         self,

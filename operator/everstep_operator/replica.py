@@ -24,6 +24,10 @@ STOP_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
+class OlderState(Exception):
+    """What this process remembers is newer than the truth."""
+
+
 class Replica:
     """`nodes` writes about nodes; both ports write only while `leadership` lasts."""
 
@@ -81,6 +85,7 @@ class Replica:
             asyncio.create_task(handlers.run_kopf(self._watchers, ready), name="kopf"),
             asyncio.create_task(_until_signal(ready), name="signal"),
             asyncio.create_task(self._keep_lists(), name="lists"),
+            asyncio.create_task(self._until_older(), name="versions"),
         }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -100,6 +105,13 @@ class Replica:
         self._acting.set()
         seconds = self._settings.resync_seconds
         await resync_forever(self._port, self._world, self._watchers, seconds)
+
+    async def _until_older(self) -> None:
+        await self._port.went_back.wait()
+        raise OlderState(
+            "the API server's state is older than it was (etcd restored from a backup?): everything "
+            "has to be read anew"
+        )
 
     async def _when_acting(self, loop: Callable[[], Awaitable[None]]) -> None:
         await self._acting.wait()
@@ -143,7 +155,7 @@ def _report(first: asyncio.Task[None]) -> int:
     if first.get_name() in ("signal", "kopf") and error is None:
         log.info("stopped")
         return 0
-    if isinstance(error, LeaseLost):
+    if isinstance(error, (LeaseLost, OlderState)):
         log.error("%s; the process ends", error)
         return 1
     log.error("the %s loop has ended", first.get_name(), exc_info=error)

@@ -191,10 +191,11 @@ class Failing(Trouble):
 
 @dataclass(slots=True)
 class Stale(Trouble):
-    """Lists as they were when they were first read."""
+    """Lists as they were when they were last read before `frozen`."""
 
     share: float = 1.0
     on: bool = False
+    frozen: bool = False
     kept: dict[str, Answer] = field(default_factory=dict)
 
     async def refuse(self, call: Call) -> Answer | None:
@@ -204,8 +205,9 @@ class Stale(Trouble):
         return None
 
     async def answer(self, call: Call, answer: Answer) -> Answer:
-        if reads(call) and answer.status == 200 and b'List"' in answer.body[:200]:
-            self.kept.setdefault(call.path, answer)
+        listed = reads(call) and answer.status == 200 and b'List"' in answer.body[:200]
+        if listed and not self.frozen:
+            self.kept[call.path] = answer
         return answer
 
 

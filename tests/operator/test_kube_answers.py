@@ -64,6 +64,23 @@ async def test_how_long_the_server_asks_us_to_wait_is_heard(
     assert caught.value.retry_after == heard
 
 
+def listed(version: int, more: str = "") -> web.Response:
+    metadata = {"resourceVersion": str(version), "continue": more}
+    return web.json_response({"items": [], "metadata": metadata})
+
+
+async def test_a_list_older_than_one_read_before_means_that_etcd_was_restored(
+    answers: list[web.Response], port: Kube
+) -> None:
+    answers += [listed(10, "more"), listed(10), listed(10), listed(7), listed(9)]
+    await port.list(kube.PODS)
+    await port.list(kube.PODS)
+    await port.list(kube.NODES)
+    assert not port.went_back.is_set(), "pages of one list, the same version, another kind"
+    await port.list(kube.PODS)
+    assert port.went_back.is_set()
+
+
 async def test_a_pass_that_was_told_to_wait_is_tried_no_sooner(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

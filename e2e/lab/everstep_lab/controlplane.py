@@ -5,6 +5,8 @@ Why each unusual flag is there is told in the lab's README; all were tried.
 
 import asyncio
 import secrets
+import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
@@ -68,6 +70,8 @@ class ControlPlane:
         self._port = choose_port(self._ip, 6443)
         self._etcd = f"http://{self._ip}:{choose_port(self._ip, 2379)}"
         self._etcd_peer = f"http://{self._ip}:{choose_port(self._ip, 2380)}"
+        self._data = places.memory / "etcd"
+        self._kept = places.memory / "etcd-kept"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -77,11 +81,36 @@ class ControlPlane:
     async def start(self) -> None:
         """Raises LabError with the log's end if a process ends or is not ready in time."""
         self._write_files()
+        await self._launch()
+
+    async def _launch(self) -> None:
         self._spawn("etcd", self._etcd_flags())
         self._spawn("kube-apiserver", self._apiserver_flags())
         await self._until_ready()
         self._spawn("kube-controller-manager", self._controller_manager_flags())
         self._spawn("kube-scheduler", self._scheduler_flags())
+
+    def keep_etcd(self) -> None:
+        """Its data as they are at this moment, as a backup would have them; replaces the last copy."""
+        etcd = self._running["etcd"]
+        etcd.send_signal(signal.SIGSTOP)
+        try:
+            shutil.rmtree(self._kept, ignore_errors=True)
+            shutil.copytree(self._data, self._kept)
+        finally:
+            etcd.send_signal(signal.SIGCONT)
+
+    async def restore_etcd(self) -> None:
+        """Everything stops, the copy takes the data's place, everything starts (etcd's own advice).
+
+        Raises LabError if there is no copy.
+        """
+        if not self._kept.exists():
+            raise LabError("no copy of etcd's data was kept: `keep` one first")
+        self.stop()
+        shutil.rmtree(self._data)
+        shutil.copytree(self._kept, self._data)
+        await self._launch()
 
     def check(self) -> None:
         """Raises LabError if a process has ended by itself."""
@@ -135,7 +164,7 @@ class ControlPlane:
 
     def _etcd_flags(self) -> list[str]:
         return [
-            f"--data-dir={self._places.memory / 'etcd'}",
+            f"--data-dir={self._data}",
             f"--listen-client-urls={self._etcd}",
             f"--advertise-client-urls={self._etcd}",
             f"--listen-peer-urls={self._etcd_peer}",

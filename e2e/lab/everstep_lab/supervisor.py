@@ -179,6 +179,8 @@ class Supervisor:
                 return await self._operate(action)
             case {"do": "objectstore", "action": str(action)}:
                 return await self._store_action(action)
+            case {"do": "etcd", "action": str(action)}:
+                return await self._etcd_action(action)
         raise LabError(f"the lab does not know this request: {request}")
 
     async def _operate(self, action: str) -> str:
@@ -200,6 +202,13 @@ class Supervisor:
             self._store.check()
             await asyncio.sleep(0.05)
         return f"object store serves {self._store.endpoint}"
+
+    async def _etcd_action(self, action: str) -> str:
+        if action == "keep":
+            self._control.keep_etcd()
+            return "a copy of etcd's data is kept"
+        await self._control.restore_etcd()
+        return "etcd is as it was when the copy was made"
 
     def describe(self) -> dict[str, Any]:
         """What `everstep-lab status` shows, as JSON values."""
