@@ -36,19 +36,35 @@ async def steps_on(gang: S3Gang, steps: int) -> None:
     await gang.until(lambda s: s.step >= at + steps, FAR)
 
 
+LONG = pytest.mark.long
 REFUSED = "the identity needs to read, write, delete and list"
 
 
 @pytest.mark.parametrize(
     ("act", "kind", "fix"),
     [
-        (bad.refuse(503, "SlowDown"), "Unreachable", "503 SlowDown"),
-        (bad.refuse(403, "AccessDenied"), "AccessDenied", REFUSED),
-        (bad.refuse(400, "ExpiredToken"), "AccessDenied", "AWS_SESSION_TOKEN has expired"),
-        (bad.refuse(404, "NoSuchBucket"), "BucketMissing", "create it"),
-        (bad.refuse(507, "XMinioStorageFull"), "NoSpace", "make room"),
+        pytest.param(
+            bad.refuse(503, "SlowDown"), "Unreachable", "503 SlowDown", marks=LONG, id="slow-down"
+        ),
+        pytest.param(bad.refuse(403, "AccessDenied"), "AccessDenied", REFUSED, id="denied"),
+        pytest.param(
+            bad.refuse(400, "ExpiredToken"),
+            "AccessDenied",
+            "TOKEN has expired",
+            marks=LONG,
+            id="expired",
+        ),
+        pytest.param(
+            bad.refuse(404, "NoSuchBucket"),
+            "BucketMissing",
+            "create it",
+            marks=LONG,
+            id="no-bucket",
+        ),
+        pytest.param(
+            bad.refuse(507, "XMinioStorageFull"), "NoSpace", "make room", marks=LONG, id="full"
+        ),
     ],
-    ids=["slow-down", "denied", "expired", "bucket-lost", "full"],
 )
 async def test_while_the_store_refuses_the_job_steps_on_and_afterwards_nothing_is_lost(
     tmp_path: Path,
@@ -113,6 +129,7 @@ async def test_a_rank_that_dies_while_the_store_refuses_costs_no_step(
         assert gang.seen.incidents[-1].steps_lost == 0
 
 
+@LONG
 async def test_a_restart_whose_reads_are_refused_waits_and_does_not_go_back_in_time(
     tmp_path: Path,
     s3: objectstore.ObjectStore,
@@ -168,11 +185,11 @@ async def test_a_bucket_that_was_emptied_is_said_and_never_written_over(
 @pytest.mark.parametrize(
     ("act", "words"),
     [
-        (bad.refuse(403, "AccessDenied"), REFUSED),
-        (bad.refuse(404, "NoSuchBucket"), "the bucket does not exist; create it"),
-        (bad.refuse(301, "PermanentRedirect"), "set AWS_REGION"),
+        pytest.param(bad.refuse(403, "AccessDenied"), REFUSED, id="denied"),
+        pytest.param(
+            bad.refuse(301, "PermanentRedirect"), "set AWS_REGION", marks=LONG, id="region"
+        ),
     ],
-    ids=["denied", "no-bucket", "region"],
 )
 async def test_a_start_that_is_refused_ends_at_once_and_says_why(
     tmp_path: Path, s3: objectstore.ObjectStore, proxy: S3Proxy, act: Act, words: str
@@ -184,6 +201,7 @@ async def test_a_start_that_is_refused_ends_at_once_and_says_why(
         assert all(words in r.message for r in ends.values() if r.cause is report.Cause.STORE)
 
 
+@LONG
 async def test_a_start_waits_for_a_store_that_is_away(
     tmp_path: Path, s3: objectstore.ObjectStore, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +213,7 @@ async def test_a_start_waits_for_a_store_that_is_away(
         await ends_well(gang, 20)
 
 
+@LONG
 async def test_a_storm_with_lost_answers_is_trained_through(
     tmp_path: Path, s3: objectstore.ObjectStore, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
