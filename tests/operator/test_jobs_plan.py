@@ -463,6 +463,14 @@ def test_a_run_that_another_job_took_over_ends_as_fenced() -> None:
     assert "uid 9" in condition(planned, "Failed").message
 
 
+def test_the_first_fenced_pod_of_a_job_that_stands_waits_for_the_others() -> None:
+    end = replace(an_end(Cause.FENCED, "job team/other took the run over"), finished_at=NOW)
+    observed = an_observation(seen=a_seen(running=False))
+    observed = with_pod(observed, 1, ended=end, phase="Succeeded", running_since=None)
+    assert not plan(observed, NOW + 9).counts
+    assert attempts(plan(observed, NOW + 11)) == [1, 2, 1]
+
+
 def test_one_fenced_pod_of_a_job_that_runs_is_replaced() -> None:
     observed = with_pod(an_observation(), 1, ended=an_end(Cause.FENCED), phase="Succeeded")
     assert attempts(plan(observed, NOW)) == [1, 2, 1]

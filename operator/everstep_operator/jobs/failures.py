@@ -207,12 +207,17 @@ def _fenced(observed: Observed) -> End | None:
     if observed.running or not observed.pods:
         return None
     reports = [report_of(p) for p in observed.pods]
-    if not all(r is not None and r.cause is Cause.FENCED for r in reports):
+    if not all(map(is_fenced, observed.pods)):
         return None
     text = next(
         (r.message for r in reports if r is not None and r.message), "another job writes this run"
     )
     return End(complete=False, reason="Fenced", message=text)
+
+
+def is_fenced(pod: Pod) -> bool:
+    found = report_of(pod)
+    return found is not None and found.cause is Cause.FENCED
 
 
 def decide_replacement(observed: Observed, pod: Pod) -> Replace | None:

@@ -21,6 +21,9 @@ FIRST_ATTEMPT = 1
 REFUSED_BY_NODE_SECONDS = 10.0
 """A node that has just refused a pod would refuse the next one, too: a GPU may take seconds to come free."""
 
+FENCED_SECONDS = 10.0
+"""If another job took the run over, the other pods end as fenced, too, and the job is over."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
@@ -104,7 +107,7 @@ def decide_slot(observed: Observed, record: SlotStatus, now: float) -> Decision:
     if record.slot >= spec.workers.replicas:
         message = f"slot {record.slot} is not wanted any more: replicas is {spec.workers.replicas}"
         return _decide_leaving(observed, record, pod, "ScaledDown", message, now)
-    if pod.refused_by_node and now - pod.created_at < REFUSED_BY_NODE_SECONDS:
+    if _comes_too_soon(observed, pod, now):
         return Stay(slot=record.slot)
     if replace := failures.decide_replacement(observed, pod):
         return _raised(observed, record, replace.cause, replace.message)
@@ -116,6 +119,15 @@ def decide_slot(observed: Observed, record: SlotStatus, now: float) -> Decision:
         # Asked for a reason that has gone since: what has left holds nothing and cannot come back.
         return _raised(observed, record, "PodLeft", f"pod {pod.name} has left the job")
     return _decide_suspect(observed, record, pod) or Stay(slot=record.slot)
+
+
+def _comes_too_soon(observed: Observed, pod: Pod, now: float) -> bool:
+    """The next attempt would meet the same end."""
+    if pod.refused_by_node:
+        return now - pod.created_at < REFUSED_BY_NODE_SECONDS
+    if pod.ended is None or not failures.is_fenced(pod) or observed.running:
+        return False
+    return now - pod.ended.finished_at < FENCED_SECONDS
 
 
 def _decide_without_pod(observed: Observed, record: SlotStatus) -> Decision:

@@ -121,6 +121,7 @@ def _to_ended(terminated: Mapping[str, Any] | None) -> Ended | None:
         reason=terminated.get("reason", ""),
         message=message,
         report=report.decode(message) if message else None,
+        finished_at=to_seconds(terminated.get("finishedAt")) or 0.0,
     )
 
 

@@ -44,6 +44,7 @@ class Ended:
     message: str
     report: ExitReport | None
     """What our agent left in the termination message, if it was our agent."""
+    finished_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
