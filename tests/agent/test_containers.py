@@ -31,8 +31,11 @@ async def until_over(pids: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("victims", "whole"),
-    [((1,), False), ((1,), True), ((0, 1), True)],
-    ids=["an agent alone", "a container", "every container"],
+    [
+        pytest.param((1,), False, id="an agent alone", marks=pytest.mark.long),
+        pytest.param((1,), True, id="a container"),
+        pytest.param((0, 1), True, id="every container", marks=pytest.mark.long),
+    ],
 )
 async def test_what_is_killed_ends_with_all_it_started_and_goes_on_in_its_next_life(
     tmp_path: Path, victims: tuple[int, ...], whole: bool

@@ -76,8 +76,15 @@ async def replace_slot(gang: Gang, slot: int) -> None:
     await gang.start(slot, gang.attempts[slot] + 1)
 
 
-@pytest.mark.parametrize("stage", ["staged", "uploaded"])
-@pytest.mark.parametrize("coordinator", [False, True], ids=["member", "coordinator"])
+@pytest.mark.parametrize(
+    ("stage", "coordinator"),
+    [
+        ("staged", False),
+        ("uploaded", True),
+        pytest.param("staged", True, marks=pytest.mark.long),
+        pytest.param("uploaded", False, marks=pytest.mark.long),
+    ],
+)
 async def test_a_pod_that_dies_with_a_save_on_its_way_costs_no_step(
     tmp_path: Path, gates: list[Gate], stage: str, coordinator: bool
 ) -> None:
@@ -145,6 +152,7 @@ async def test_who_is_told_to_leave_stays_until_the_upload_that_fails_comes_thro
         await assert_exact(gang, 20)
 
 
+@pytest.mark.long
 async def test_a_part_that_cannot_be_had_is_said_and_the_next_save_is_taken(
     tmp_path: Path,
 ) -> None:
@@ -187,7 +195,7 @@ def jumping(step: float) -> Callable[[], float]:
     return look
 
 
-@pytest.mark.parametrize("leap", [86_400.0, -86_400.0])
+@pytest.mark.parametrize("leap", [-86_400.0, pytest.param(86_400.0, marks=pytest.mark.long)])
 async def test_the_wall_clock_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leap: float
 ) -> None:

@@ -177,7 +177,7 @@ async def test_a_worker_that_is_killed_before_it_begins_ends_its_own_container_o
         await gang.kill(1)
         gang.stub["STUB_MODE"] = "crash"
         await gang.start(1, 1)
-        found = await asyncio.wait_for(gang.tasks[1], 30)
+        found = await asyncio.wait_for(gang.tasks[1], 120)
         assert found.cause is report.Cause.WORKER_DIED
         assert found.exit_code() == report.EXIT_TRY_AGAIN
         assert "3 times" in found.message
@@ -193,14 +193,18 @@ async def test_a_worker_that_is_killed_before_it_begins_ends_its_own_container_o
 async def test_a_pod_whose_slot_has_a_newer_attempt_is_fenced(tmp_path: Path) -> None:
     async with Gang(tmp_path, 2) as gang:
         await gang.until(lambda s: s.step >= 2)
-        old = gang.agents[1]
+        old, worker = gang.agents[1], gang.agents[1].pod.workers.current[0]
         zombie = gang.tasks.pop(1)
         gang.want(gone=(levels.SlotAttempt(slot=1, attempt=0),))
         await gang.start(1, 1)
         gang.agents[2], gang.tasks[2] = old, zombie  # still told what is wanted
-        found = await asyncio.wait_for(zombie, 30)
+        found = await asyncio.wait_for(zombie, 120)
         assert found.cause is report.Cause.FENCED
         assert "attempt 1 of slot 1" in found.message
+        assert not worker.alive
         ends = await gang.reports()
         assert ends[0].cause is report.Cause.DONE
+        entries = (await gang.run_log()).entries
+        claimed = next(i for i, e in enumerate(entries) if isinstance(e, log.Claim) and e.epoch > 1)
+        assert all(e.epoch > 1 for e in entries[claimed:]), "nothing of its epoch after the claim"
         await assert_exact(gang, 20)

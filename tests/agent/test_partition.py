@@ -43,7 +43,7 @@ def addresses(gang: Gang, slot: int) -> set[str]:
     return {gang.agents[slot].me.address}
 
 
-@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize("least", [2, pytest.param(1, marks=pytest.mark.long)])
 async def test_of_two_halves_that_reach_the_store_one_goes_on_and_the_other_is_fenced(
     tmp_path: Path, network: Network, least: int
 ) -> None:
@@ -68,6 +68,7 @@ async def test_of_two_halves_that_reach_the_store_one_goes_on_and_the_other_is_f
         await assert_exact(gang, 20)
 
 
+@pytest.mark.long
 async def test_a_member_that_was_away_comes_back_with_what_it_alone_holds(
     tmp_path: Path, network: Network
 ) -> None:
