@@ -47,6 +47,10 @@ check: setup ## Format, lint, types, layers, generated files
 bench: setup ## Run the benchmarks
 	@bash .ci/bench
 
+.PHONY: bench-scale
+bench-scale: setup ## What 200 jobs on 500 nodes cost the operator and the API server (ARGS='--jobs 20 --nodes 50')
+	@$(BIN)/python benchmarks/scale/run.py $(ARGS)
+
 .PHONY: crds
 crds: setup ## Write crds/ anew from the pydantic models, and what the chart has of them
 	@$(BIN)/python -m everstep_operator.crd

@@ -1,0 +1,65 @@
+"""The command line of the benchmark."""
+
+import argparse
+import asyncio
+import sys
+import time
+
+from everstep_lab import Lab
+from everstep_lab.config import LabConfig
+from everstep_lab.seam import LabError
+from everstep_scale.bench import OPERATOR_FLAGS, Bench
+from everstep_scale.objects import Size
+from everstep_scale.table import Phase, render
+
+DAY = 86_400
+"""Nobody posts heartbeats as often as a lab expects them."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench-scale", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=200, metavar="N", help="default 200")
+    parser.add_argument("--nodes", type=int, default=500, metavar="N", help="default 500")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, metavar="S", help="of each steady phase (60)"
+    )
+    arguments = parser.parse_args()
+    size = Size(jobs=arguments.jobs, nodes=arguments.nodes)
+    try:
+        size.check()
+        with Lab(build_config(), say=_say) as lab:
+            phases = asyncio.run(measure(lab, size, arguments.seconds))
+    except (LabError, ValueError) as error:
+        print(f"bench-scale: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{size.jobs} jobs, {size.nodes} nodes\n{render(phases)}")
+    problems = find_problems(phases)
+    for problem in problems:
+        print(f"NOT RIGHT: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def build_config() -> LabConfig:
+    return LabConfig(nodes=0, operator=False, operator_args=OPERATOR_FLAGS, node_grace_seconds=DAY)
+
+
+async def measure(lab: Lab, size: Size, seconds: float) -> list[Phase]:
+    async with lab.api() as api:
+        return await Bench(lab, api, size, seconds, _say).run()
+
+
+def find_problems(phases: list[Phase]) -> list[str]:
+    """Where nothing changes, nothing is written, by the operator's count and by the API server's."""
+    quiet = [phase for phase in phases if phase.name in ("quiet", "new operator")]
+    return [
+        f"{phase.name}: {phase.usage.writes} writes, {phase.changed} objects changed; expected none"
+        for phase in quiet
+        if phase.usage.writes or phase.changed
+    ]
+
+
+_BEGAN = time.monotonic()
+
+
+def _say(text: str) -> None:
+    print(f"{time.monotonic() - _BEGAN:7.1f}  {text}", flush=True)

@@ -1,0 +1,46 @@
+"""A small run of `make bench-scale`: where nothing changes, nothing is written."""
+
+import dataclasses
+
+import pytest
+
+from everstep_scale import cli, meter, table
+from everstep_scale.bench import Bench
+from everstep_scale.objects import Size
+from own_lab import own_lab
+
+NETWORK = 74
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+
+
+async def test_where_nothing_changes_nothing_is_written() -> None:
+    config = cli.build_config()
+    flags = (*config.operator_args, "--figures-seconds=1", "--agent-seconds=0.5")
+    with own_lab(dataclasses.replace(config, operator_args=flags), NETWORK) as lab:
+        async with lab.api() as api:
+            bench = Bench(lab, api, Size(jobs=5, nodes=20), 4.0, print, settle_seconds=2.5)
+            phases = await bench.run()
+    print(table.render(phases))
+    assert cli.find_problems(phases) == []
+    by_name = {phase.name: phase for phase in phases}
+    assert by_name["quiet"].asked > 0
+    assert by_name["training"].usage.calls["PATCH"] > 0
+    assert set(by_name["training"].usage.calls) <= {"GET", "PATCH"}
+    assert by_name["first start"].usage.calls["PATCH"] == 20
+    assert by_name["new operator"].asked > 0
+
+
+def test_calls_are_summed_over_identities_and_troubles_told() -> None:
+    name = "everstep_operator_api_calls_total"
+    page = (
+        f'{name}{{identity="operator",outcome="Done",verb="GET"}} 3.0\n'
+        f'{name}{{identity="nodes",outcome="Done",verb="GET"}} 1.0\n'
+        f'{name}{{identity="nodes",outcome="Conflict",verb="PATCH"}} 2.0\n'
+    )
+    assert meter.parse_calls(page) == ({"GET": 4, "PATCH": 2}, {"Conflict": 2})
+
+
+def test_jobs_that_do_not_fit_are_refused_with_what_they_need() -> None:
+    with pytest.raises(ValueError, match="need 400 nodes, and there are 300"):
+        Size(jobs=200, nodes=300).check()
