@@ -1,13 +1,12 @@
 """everstep-operator: read the settings, connect, run the command."""
 
 import asyncio
-import logging
 import os
 import secrets
 import socket
 import sys
 
-from everstep_operator import kube, release_all
+from everstep_operator import kube, logs, release_all
 from everstep_operator.election import Alone, Elector, Leadership
 from everstep_operator.kube import Kube
 from everstep_operator.lease import Timing
@@ -24,10 +23,7 @@ def main() -> None:
         command, settings = load_settings()
     except SettingsError as error:
         sys.exit(f"everstep-operator: {error}")
-    logging.basicConfig(
-        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logs.start(settings.log_level)
     try:
         sys.exit(asyncio.run(run(command, settings)))
     except (kube.NoCluster, release_all.NotReleased) as error:

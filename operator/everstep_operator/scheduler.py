@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from everstep_operator import kube
+from everstep_operator import kube, logs
 
 Key = tuple[str, str]
 RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -17,7 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """`run_pass` returns after how many seconds the object is due again; None: when it is woken."""
+    """`run_pass` returns after how many seconds the object is due again; None: when it is woken.
+
+    A failure is said once, until it is another one or over.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class Scheduler:
         self._heap: list[tuple[float, Key]] = []
         self._busy: set[Key] = set()
         self._failures: dict[Key, int] = {}
+        self._said: dict[Key, str] = {}
         self._stirred = asyncio.Event()
         self._room = asyncio.Semaphore(at_once)
         self.beat = time.monotonic()
@@ -92,7 +96,7 @@ class Scheduler:
         try:
             async with self._room:
                 after = await self._run_pass(key)
-            self._failures.pop(key, None)
+            self._note_success(key)
         except Exception as error:  # the loop's edge: one bad object must not stop the others
             outcome = type(error).__name__
             after = self._after_failure(key, error)
@@ -108,8 +112,20 @@ class Scheduler:
         after = RETRY_SECONDS[min(count, len(RETRY_SECONDS)) - 1]
         known = isinstance(error, kube.KubeError)
         after = max(after, error.retry_after if isinstance(error, kube.KubeError) else 0.0)
-        log.error(
-            "%s/%s: pass failed (%d in a row), again in %.0f s: %s",
-            key[0], key[1], count, after, error, exc_info=None if known else error,
-        )  # fmt: skip
+        text = f"{type(error).__name__}: {error}"
+        if self._said.get(key) != text:
+            log.error(
+                "%s/%s: pass failed (%d in a row), again in %.0f s: %s",
+                *key, count, after, text, exc_info=None if known else error,
+                extra=logs.fields(job="/".join(key)),
+            )  # fmt: skip
+        self._said[key] = text
         return after
+
+    def _note_success(self, key: Key) -> None:
+        count = self._failures.pop(key, 0)
+        if self._said.pop(key, None) is not None:
+            log.info(
+                "%s/%s: a pass succeeds again, after %d that failed",
+                *key, count, extra=logs.fields(job="/".join(key)),
+            )  # fmt: skip

@@ -61,5 +61,6 @@ class Happening:
     reason: str
     message: str
     warning: bool = False
+    incident: str = ""
     stamp: str = ""
     """Tells two happenings with the same words apart; a repeated one is written once."""

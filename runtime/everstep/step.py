@@ -93,8 +93,8 @@ class Step:
         if self._loop is not None and not self._loop.ended:
             raise Misuse(
                 f"step {self.number}: the loop over step.batches did not end (break, or an "
-                "exception that was swallowed?); "
-                "a step counts only when every batch of it was answered"
+                "exception that was swallowed?); a step counts only when every batch of it was "
+                "answered: let the loop end, and call step.skip() for a batch to leave out"
             )
 
     def require_complete(self) -> None:

@@ -170,7 +170,10 @@ class Tracked:
             else:
                 thing.load_state_dict(value)
         except (RuntimeError, ValueError, KeyError) as error:
-            raise StateError(f"{name}: the checkpoint does not fit: {error}") from error
+            raise StateError(
+                f"{name}: the checkpoint does not fit: {' '.join(str(error).split())} "
+                "Build it as it was when it was saved, or begin another run"
+            ) from None
 
     def _by_name(self, name: str, optimizer: Any, own: dict[str, Any]) -> dict[str, Any]:
         """torch numbers an optimizer's parameters; we store their names."""

@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 
 from everstep import given, group, lightness, link, randomness
-from everstep.errors import Misuse, NotUnderAgent, StateError
+from everstep.errors import EverstepError, Misuse, NotUnderAgent, StateError
 from everstep.job import Job
 from everstep.meter import Meter
 from everstep.session import Session, choose_device
@@ -177,10 +177,11 @@ def _explain(session: Session, error: BaseException) -> NoReturn:
         session.park(
             session.applied, sound=False, why=f"an error after the epoch ended: {error!r:.200}"
         )
-    print(text, file=sys.stderr, flush=True)
+    print(text.rstrip(), file=sys.stderr, flush=True)
+    ours = isinstance(error, EverstepError)
     session.fail(
         classify_error(session, error),
-        f"{type(error).__name__}: {error}",
+        str(error) if ours else f"{type(error).__name__}: {error}",
         text[-TRACEBACK_CHARACTERS:],
     )
 

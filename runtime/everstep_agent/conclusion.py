@@ -39,5 +39,6 @@ def conclude(
         text = f"{found.message}; go on with the same command (run {run!r})"
         return Conclusion(status=INTERRUPTED if interrupted else 0, said=text)
     name = "" if found.cause in QUIET else f"{found.cause.value}: "
-    said = again if committed or found.cause in QUIET else ""
-    return Conclusion(status=1, complaint=f"{name}{found.message}", said=said)
+    if found.cause not in QUIET:
+        again = f"once that is mended, {again}" if committed else ""
+    return Conclusion(status=1, complaint=f"{name}{found.message}", said=again)

@@ -20,7 +20,7 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
     of an epoch of which it had not heard still live: that one is the desk's then.
     """
     number = rounds.next_number(_log_epoch(desk), desk.reports.all(), desk.burnt)
-    opened, said = time.monotonic(), ("", 0.0)
+    opened, said = time.monotonic(), ("", "", 0.0)
     desk.publish(round=number)
     while not desk.ended:
         desk.note_left()
@@ -42,8 +42,9 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
             if desk.ended:
                 return None
             decision = claimed
-        if decision.reason != said[0] or now - said[1] > SAY_AGAIN_SECONDS:
-            said = (decision.reason, now)
+        again = decision.message != said[1] and now - said[2] > SAY_AGAIN_SECONDS
+        if decision.reason != said[0] or again:
+            said = (decision.reason, decision.message, now)
             desk.line.say(
                 "round_waits", round=number, reason=decision.reason, message=decision.message
             )

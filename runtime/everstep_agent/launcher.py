@@ -126,7 +126,7 @@ class Launcher:
             self._prepare_store()
             self._catch_signals()
             self._say(
-                f"{self._plan.run}: {self._plan.workers} workers, checkpoints in"
+                f"{self._plan.run}: {self._plan.workers} worker{'s' * (self._plan.workers > 1)}, checkpoints in"
                 f" {self._plan.uri.removeprefix('file://')}/{self._plan.run}"
             )
             for number in range(self._plan.workers):

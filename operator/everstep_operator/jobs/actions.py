@@ -43,6 +43,7 @@ class DeletePod:
     uid: str
     reason: str
     message: str
+    slot: int | None = None
     force: bool = False
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everstep_operator import kube
-from everstep_operator.jobs import manifests, statuspatch
+from everstep_operator.jobs import manifests, saying, statuspatch
 from everstep_operator.jobs.actions import (
     Action,
     CheckTemplate,
@@ -51,7 +51,8 @@ async def apply_plan(
     """Raises `kube.Transient` and `kube.Denied` (other than of a pod) to the loop's edge."""
     outcome = Outcome()
     for action in plan.actions:
-        await _apply_action(port, job, action, token, outcome)
+        if await _apply_action(port, job, action, token, outcome):
+            saying.say_done(job, action, plan.status)
         if outcome.refusal or outcome.again:
             break
     patch = statuspatch.decide_patch(job.raw_status, plan.status, now, figures_seconds)
@@ -59,27 +60,28 @@ async def apply_plan(
         await _patch_status(port, job, patch, plan.counts, outcome)
     if outcome.patched is not None or not patch:
         for happening in plan.events:
+            saying.say_happening(job, happening)
             await _create_event(port, job, happening, now)
     return outcome
 
 
-async def _apply_action(port: Kube, job: Job, action: Action, token: str, outcome: Outcome) -> None:
+async def _apply_action(port: Kube, job: Job, action: Action, token: str, outcome: Outcome) -> bool:
+    """Whether it was done."""
     try:
         await _do(port, job, action, token)
     except kube.Gone:
         outcome.again = isinstance(action, (CreatePod, CreateSecret))
     except kube.Conflict:
         outcome.again = True
+        return False
     except (kube.Invalid, kube.Denied) as error:
         if not isinstance(action, (CheckTemplate, CreatePod, CreateSecret)):
             raise
         outcome.refusal = is_template_fault(error), error.message
-        return
-    name = type(action).__name__
-    outcome.done.append(name)
+        return False
+    outcome.done.append(type(action).__name__)
     outcome.template_checked |= isinstance(action, CheckTemplate)
-    if not isinstance(action, (CreateSecret, CheckTemplate)):
-        log.info("%s/%s: %s: %s", job.namespace, job.name, action.reason, action.message)
+    return not outcome.again
 
 
 def is_template_fault(error: kube.KubeError) -> bool:

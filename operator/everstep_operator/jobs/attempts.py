@@ -58,9 +58,22 @@ def plan_former(observed: Observed, records: Sequence[SlotStatus]) -> tuple[Acti
 def _delete_former(observed: Observed, pod: Pod, record: SlotStatus) -> list[Action]:
     why = f"slot {pod.slot} is at attempt {record.attempt}: {record.cause or 'replaced'}"
     if not pod.deleting:
-        return [DeletePod(name=pod.name, uid=pod.uid, reason="FormerAttempt", message=why)]
+        return [
+            DeletePod(
+                name=pod.name, uid=pod.uid, slot=pod.slot, reason="FormerAttempt", message=why
+            )
+        ]
     spec, node = observed.job.spec, observed.nodes.get(pod.node)
     lost = node is None or node.not_ready_for is not None
     if spec is None or not spec.recovery.force_delete or not lost:
         return []
-    return [DeletePod(name=pod.name, uid=pod.uid, reason="ForceDelete", message=why, force=True)]
+    return [
+        DeletePod(
+            name=pod.name,
+            uid=pod.uid,
+            slot=pod.slot,
+            reason="ForceDelete",
+            message=why,
+            force=True,
+        )
+    ]

@@ -310,6 +310,7 @@ def _of_leave(decision: Leave) -> Happening:
         reason=decision.cause,
         message=describe_leave(decision),
         warning=decision.cause not in WISHES,
+        incident=decision.incident,
         stamp=f"{decision.slot}-{decision.incident}",
     )
 
@@ -320,5 +321,6 @@ def _of_raise(decision: Raise) -> Happening:
         message=f"slot {decision.slot} goes on as attempt {decision.to}: {decision.message} "
         f"[{_tag(decision)}]",
         warning=True,
+        incident=decision.incident,
         stamp=f"{decision.slot}-{decision.to}",
     )

@@ -85,7 +85,7 @@ def _finish(
 
 def _delete(pods: Sequence[Pod], reason: str, message: str) -> tuple[Action, ...]:
     return tuple(
-        DeletePod(name=p.name, uid=p.uid, reason=reason, message=message)
+        DeletePod(name=p.name, uid=p.uid, slot=p.slot, reason=reason, message=message)
         for p in pods
         if not p.deleting
     )

@@ -27,7 +27,7 @@ def build(job: everstep.Job) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 def main(job: everstep.Job) -> None:
     model, optimizer = build(job)
     data = job.batches(Numbers(), global_batch=8, micro_batch=4)
-    for step in job.steps(until=4):
+    for step in job.steps(until=8):
         for batch in step.batches(data):
             step.backward(model(batch).square().mean())
         optimizer.step()

@@ -1,0 +1,89 @@
+"""What people see on the terminal when a script has a mistake in it: the cause and the fix, once, and no second try.
+
+Each script of `scripts/` is sound but for the mistake that names it.
+"""
+
+import asyncio
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SECONDS = 280.0
+
+MISTAKES: dict[str, tuple[str, int]] = {
+    "does_not_import": (r"ScriptError: .*ModuleNotFoundError: No module named 'torchh'", 1),
+    "is_no_python": (r"ScriptError: .*SyntaxError: expected ':'", 1),
+    "raises_at_once": (r"ScriptError: rank 0 .*FileNotFoundError: no such file: /data/train\.bin", 1),
+    "raises_on_one_sample": (r"UserError: rank 0 .*sample 17: expected 4 columns, found 3", 1),
+    "never_runs": (r"ScriptError: .*it must call everstep\.run\(main\)", 1),
+    "never_steps": (r"ScriptError: .*job\.steps was never called", 1),
+    "breaks_out": (r"Misuse: .*loop over step\.batches did not end \(break.*let the loop end", 1),
+    "tracks_nothing": (r"Misuse: .*nothing is tracked; call job\.track\(model=…", 1),
+    "wrong_types": (r"Misuse: .*until='1e4': give a whole number, 1 or more", 1),
+}  # fmt: skip
+
+pytestmark = pytest.mark.timeout(600)
+
+
+async def train(folder: Path, name: str, *arguments: str, run: str = "trial") -> tuple[int, str]:
+    """`everstep run` as a person would call it; status and all that the terminal showed."""
+    everstep = Path(sys.executable).parent / "everstep"
+    child = await asyncio.create_subprocess_exec(
+        str(everstep), "run", "--store", str(folder / "store"), "--run", run, str(folder / name),
+        *(("--", *arguments) if arguments else ()),
+        cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(SECONDS):
+            shown, _ = await child.communicate()
+    except TimeoutError:
+        child.terminate()
+        shown, _ = await child.communicate()
+        raise AssertionError(f"{name} has not ended:\n{shown.decode()}") from None
+    print(shown.decode())
+    assert child.returncode is not None
+    return child.returncode, shown.decode()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for script in SCRIPTS.glob("*.py"):
+        (tmp_path / script.name).write_text(script.read_text())
+    (tmp_path / "is_no_python.py").write_text("def main(job)\n    pass\n")
+    return tmp_path
+
+
+def last_line(shown: str) -> str:
+    return shown.rstrip().rsplit("\n", 1)[-1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MISTAKES)
+async def test_a_mistake_ends_the_run_with_its_cause_and_the_fix(folder: Path, name: str) -> None:
+    words, status = MISTAKES[name]
+    found, shown = await train(folder, f"{name}.py")
+    assert found == status
+    assert re.search(words, shown), shown
+    assert len(re.findall(r"Traceback", shown)) <= 1, "tried again"
+    assert "lost:" not in shown, "taken for an infrastructure failure"
+
+
+async def test_a_model_of_another_shape_names_the_tensor_and_spoils_nothing(folder: Path) -> None:
+    """A run begun with one shape, tried with another, then gone on with in the first."""
+    status, shown = await train(folder, "base.py", "4")
+    assert status == 0, shown
+    status, shown = await train(folder, "base.py", "8")
+    assert status == 1
+    complaint = next(line for line in shown.splitlines() if line.startswith("everstep: "))
+    assert re.search(r"Misuse: .*model: the checkpoint does not fit: .*size mismatch", complaint)
+    assert "torch.Size([1, 4])" in complaint
+    assert "torch.Size([1, 8])" in complaint
+    assert "Build it as it was" in complaint
+    assert "once that is mended, the same command goes on from step 8" in shown
+    status, shown = await train(folder, "base.py", "4")
+    assert status == 0, shown
