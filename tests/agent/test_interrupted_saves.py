@@ -46,7 +46,7 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> list[Gate]:
 
     def open_gated(*given: Any) -> Retrying:
         found.append(Gate(opening.open_raw(*given)))
-        return Retrying(found[-1], Patience(deadline_s=0.2))
+        return Retrying(found[-1], Patience(deadline_s=5.0))
 
     monkeypatch.setattr(agent, "open_store", open_gated)
     return found

@@ -16,6 +16,8 @@ from everstep_agent.storage import opening
 from everstep_agent.storage.retrying import Patience, Retrying
 from everstep_contract import levels, report
 
+GRACE = 60.0
+
 
 async def test_a_job_trains_to_its_end_saves_on_the_way_and_every_agent_ends_for_good(
     tmp_path: Path,
@@ -69,11 +71,11 @@ async def test_the_coordinators_own_slot_can_leave(tmp_path: Path) -> None:
 
 
 async def test_sigterm_of_one_pod_saves_and_leaves_within_the_grace_period(tmp_path: Path) -> None:
-    async with Gang(tmp_path, 2) as gang:
+    async with Gang(tmp_path, 2, grace_seconds=GRACE) as gang:
         await gang.until(lambda s: s.step >= 3)
         slot = 1 - gang.seen.coordinator.slot
         gang.agents[slot].leave()
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(GRACE):
             found = await gang.tasks[slot]
         assert found.cause is report.Cause.LEFT
         assert found.step >= 3
@@ -85,11 +87,11 @@ async def test_sigterm_of_one_pod_saves_and_leaves_within_the_grace_period(tmp_p
 
 
 async def test_sigterm_of_all_pods_at_once_saves_once_and_all_leave(tmp_path: Path) -> None:
-    async with Gang(tmp_path, 3) as gang:
+    async with Gang(tmp_path, 3, grace_seconds=GRACE) as gang:
         await gang.until(lambda s: s.step >= 3)
         for agent in gang.agents.values():
             agent.leave()
-        ends = await gang.reports(9)
+        ends = await gang.reports(GRACE)
         assert {r.cause for r in ends.values()} == {report.Cause.LEFT}
         run_log = await gang.run_log()
         assert len(run_log.commits) == 1
