@@ -1,15 +1,16 @@
 """Values of the protocol's model: what is true at one moment of a job, small enough to enumerate.
 
 One worker a pod, and no clock. A pod's knowledge is what it heard: its coordinator's levels; a
-coordinator's is what it read of the log and the last report that it got from each pod.
+coordinator's is what it read of the log, the operator's words that reached it, and the last report
+that it got from each pod.
 """
 
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from everstep_agent.messages import AgentReport, Ended, EpochLevel, State, WorkerReport
+from everstep_agent.messages import AgentReport, Ended, EpochLevel, Stage, State, WorkerReport
 from everstep_contract import levels
-from everstep_contract.log import Entry
+from everstep_contract.log import Claim, Entry
 
 Place = tuple[int, int]
 """(slot, attempt)"""
@@ -28,9 +29,19 @@ def keep(value: Any) -> int:
     return number
 
 
+def kept(number: int) -> Any:
+    return _VALUES[number]
+
+
 @lru_cache(maxsize=1 << 16)
-def list_entries(kept: tuple[int, ...]) -> tuple[Entry, ...]:
-    return tuple(_VALUES[n] for n in kept)
+def list_entries(log: tuple[int, ...]) -> tuple[Entry, ...]:
+    """Without the places that a variant has deleted."""
+    return tuple(_VALUES[n] for n in log if n)
+
+
+@lru_cache(maxsize=1 << 16)
+def claimed(log: tuple[int, ...]) -> int:
+    return max((e.epoch for e in list_entries(log) if isinstance(e, Claim)), default=0)
 
 
 NONE, IN, PARKED, DEAD, OVER = "none", "in", "parked", "dead", "over"
@@ -50,10 +61,12 @@ class Snap(NamedTuple):
     step: int = 0
     joined: int = 0
     cut: int = 0
+    held: int = 0
+    """The level of its living worker's epoch, while who coordinates does not know of it."""
 
     @property
     def place(self) -> Place:
-        return self.slot, self.attempt
+        return self[0], self[1]
 
     @property
     def free(self) -> bool:
@@ -86,56 +99,86 @@ class Coordinator(NamedTuple):
     """The level of its epoch."""
     saved: tuple[int, int, History] | None = None
     """(epoch, step, …) of a save that is complete and not committed."""
+    words: int = 0
+    """How many of the operator's words it has heard."""
+    owed: tuple[int, int] | None = None
+    """(claim, level) that it has sent off; whether the claim stands, it does not know."""
+    ended: str = ""
+    """The job's end, as it publishes it."""
 
     @property
     def level(self) -> EpochLevel | None:
         found: EpochLevel | None = _VALUES[self.kept]
         return found
 
+    @property
+    def number(self) -> int:
+        return level.number if (level := self.level) else 0
+
 
 class World(NamedTuple):
     log: tuple[int, ...] = ()
     pods: tuple[Pod, ...] = ()
+    """By place; what has gone for good is no longer there."""
     coordinators: tuple[Coordinator, ...] = ()
-    current: tuple[int, ...] = ()
-    """The attempt of each slot that the operator wants."""
-    gone: frozenset[Place] = frozenset()
-    links: frozenset[frozenset[Place]] = frozenset()
+    slots: int = 2
+    words: tuple[Place, ...] = ()
+    """Declared gone by the operator, in this order; each slot's next attempt follows at once."""
+    links: frozenset[tuple[Place, Place]] = frozenset()
     """Pairs that do not reach each other."""
     given_up: frozenset[Place] = frozenset()
     """Members that were out of reach for longer than is waited for what they hold."""
     faults: tuple[str, ...] = ()
     """Still to strike."""
-    content: tuple[tuple[str, History], ...] = ()
-    """What each manifest that was ever committed holds."""
+    paused: Place | None = None
+    """Its agent and worker stand still (SIGSTOP), with all that they knew."""
+    late: tuple[Place, Snap] | None = None
+    """A report that is still on its way to (a coordinator), again."""
 
     def entries(self, count: int | None = None) -> tuple[Entry, ...]:
         return list_entries(self.log[:count])
 
     def pod(self, place: Place) -> Pod | None:
-        return next((p for p in self.pods if p.snap.place == place), None)
+        for pod in self.pods:
+            if pod.snap[:2] == place:
+                return pod
+        return None
 
     def linked(self, a: Place, b: Place) -> bool:
-        return a == b or frozenset((a, b)) not in self.links
+        if self.paused is not None and a != b and self.paused in (a, b):
+            return False
+        return not self.links or ((a, b) if a < b else (b, a)) not in self.links
 
     def with_pod(self, pod: Pod) -> "World":
-        others = [p for p in self.pods if p.snap.place != pod.snap.place]
-        return self._replace(pods=tuple(sorted([*others, pod], key=lambda p: p.snap.place)))
+        place = pod.snap[:2]
+        pods = [p for p in self.pods if p.snap[:2] != place]
+        if pod.up:
+            pods.append(pod)
+            pods.sort(key=_slot_and_attempt)
+        return self._replace(pods=tuple(pods))
 
     def coordinator(self, place: Place) -> Coordinator | None:
-        return next((c for c in self.coordinators if c.place == place), None)
+        for one in self.coordinators:
+            if one.place == place:
+                return one
+        return None
 
     def with_coordinator(self, one: Coordinator) -> "World":
-        others = [c for c in self.coordinators if c.place != one.place]
-        found = tuple(sorted([*others, one], key=lambda c: c.place))
-        return self._replace(coordinators=found)
+        found = [c for c in self.coordinators if c.place != one.place]
+        found.append(one)
+        found.sort(key=lambda c: c.place)
+        return self._replace(coordinators=tuple(found))
 
     def without_coordinator(self, place: Place) -> "World":
-        left = tuple(c for c in self.coordinators if c.place != place)
-        return self._replace(coordinators=left)
+        return self._replace(coordinators=tuple(c for c in self.coordinators if c.place != place))
 
-    def held(self, manifest: str) -> History:
-        return dict(self.content)[manifest]
+    def current(self, slot: int) -> int:
+        """The attempt of this slot that the operator wants."""
+        return 1 + sum(1 for s, _ in self.words if s == slot)
+
+
+def _slot_and_attempt(pod: Pod) -> Place:
+    return pod.snap.place
 
 
 @lru_cache(maxsize=1 << 16)
@@ -163,17 +206,23 @@ def build_report(snap: Snap) -> AgentReport:
         ended=(Ended(local=0, life=snap.life if snap.free else snap.life - 1),)
         if snap.life
         else (),
+        held=kept(snap.held),
     )
 
 
 @lru_cache(maxsize=1 << 12)
-def build_wanted(current: tuple[int, ...], gone: frozenset[Place], least: int) -> levels.Wanted:
+def build_wanted(words: tuple[Place, ...], slots: int, least: int) -> levels.Wanted:
+    attempts = [1 + sum(1 for s, _ in words if s == slot) for slot in range(slots)]
     return levels.Wanted(
         min_workers=least,
-        want_workers=len(current),
-        max_workers=len(current),
+        want_workers=slots,
+        max_workers=slots,
         peers=tuple(
-            levels.Peer(slot=s, attempt=a, address=f"{s}-{a}") for s, a in enumerate(current)
+            levels.Peer(slot=s, attempt=a, address=f"{s}-{a}") for s, a in enumerate(attempts)
         ),
-        gone=tuple(levels.SlotAttempt(slot=s, attempt=a) for s, a in sorted(gone)),
+        gone=tuple(levels.SlotAttempt(slot=s, attempt=a) for s, a in sorted(words)),
     )
+
+
+def is_over(level: EpochLevel | None) -> bool:
+    return level is None or level.stage is Stage.OVER

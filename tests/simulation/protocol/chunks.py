@@ -1,0 +1,209 @@
+"""What is committed stays readable until it is retired: chunks, commits, retirement, late deletions and
+listings that lag, explored. The rules are the runtime's; the content of a step repeats every other step.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from everstep_agent import runlog_rules
+from everstep_agent.checkpoint.commit_rules import decide_append
+from everstep_agent.checkpoint.retention_rules import build_retire, choose_garbage, choose_retired
+from everstep_agent.checkpoint.upload import chunk_key
+from everstep_contract.log import Claim, Commit, Entry, MemberId, Retire
+from everstep_contract.manifest import Chunk, Manifest
+from simulation.protocol.rules import Move
+from simulation.protocol.world import keep, list_entries
+
+LAST = 3
+DIGESTS = ("0" * 64, "1" * 64)
+
+
+class Writer(NamedTuple):
+    """An agent that coordinates, saves and tidies up, all in one."""
+
+    token: str = ""
+    epoch: int = 0
+    read: int = 0
+    step: int = 0
+    staged: str = ""
+    """Key of the chunk that it has uploaded for `step`."""
+    listed: frozenset[str] | None = None
+    """A listing of the store that it has asked for, once."""
+
+
+class Shelf(NamedTuple):
+    log: tuple[int, ...] = ()
+    keys: frozenset[str] = frozenset()
+    doomed: frozenset[str] = frozenset()
+    """Named by an entry `retire`: deleted by anyone, at any time, as often as one likes."""
+    named: frozenset[tuple[str, str]] = frozenset()
+    """(manifest, chunk)"""
+    writers: tuple[Writer, ...] = ()
+    deletions: int = 3
+    crashes: int = 1
+
+
+class Shelves:
+    """`keyed` False: chunk keys without claim and step."""
+
+    def __init__(self, *, keyed: bool = True) -> None:
+        self.keyed = keyed
+
+    def start(self, writers: int, crashes: int = 1) -> Shelf:
+        return Shelf(writers=(Writer(),) * writers, crashes=crashes)
+
+    def is_done(self, world: Shelf) -> bool:
+        newest = runlog_rules.newest_resumable(list_entries(world.log))
+        return newest is not None and newest.step >= LAST and not world.doomed
+
+    def check(self, before: Shelf, move: Move) -> str:
+        after: Shelf = move.after
+        entries = list_entries(after.log)
+        retired = runlog_rules.list_retired(entries).manifests
+        for commit in (e for e in entries if isinstance(e, Commit) and e.manifest not in retired):
+            lost = [c for m, c in after.named if m == commit.manifest and c not in after.keys]
+            if lost:
+                return (
+                    f"step {commit.step} is committed and not retired, its chunk {lost[0]} is gone"
+                )
+        return ""
+
+    def moves(self, world: Shelf) -> list[Move]:
+        found: list[Move] = []
+        for i, writer in enumerate(world.writers):
+            if writer.read < len(world.log):
+                read = writer._replace(read=len(world.log))
+                found.append(Move("reads the log", i, None, _with(world, i, read)))
+                continue
+            found += self._save(world, i, writer)
+            found += self._tidy(world, i, writer)
+        for key in sorted(world.doomed):
+            rest = world.doomed - {key}
+            gone = world._replace(keys=world.keys - {key}, doomed=rest)
+            found.append(Move("is deleted", key[:16], None, gone))
+        return found
+
+    def events(self, world: Shelf) -> list[Move]:
+        """A deletion that lingers on its way, or is made twice; a writer that is lost with what it held."""
+        found = []
+        for i, writer in enumerate(world.writers):
+            if world.crashes and writer.token:
+                lost = _with(world, i, Writer())._replace(crashes=world.crashes - 1)
+                found.append(Move("is lost", i, None, lost))
+        retired = runlog_rules.list_retired(list_entries(world.log)).chunks
+        for key in sorted(retired - world.doomed):
+            if world.deletions:
+                again = world._replace(doomed=world.doomed | {key}, deletions=world.deletions - 1)
+                found.append(Move("is deleted once more, later", key[:16], None, again))
+        return found
+
+    def _save(self, world: Shelf, i: int, writer: Writer) -> Iterator[Move]:
+        entries = list_entries(world.log)
+        newest = runlog_rules.newest_claim(entries)
+        if newest is None or newest.token != writer.token:
+            yield _claim(world, i)
+            return
+        if writer.staged:
+            yield from self._commit(world, i, writer, entries)
+            return
+        last = runlog_rules.newest_resumable(entries)
+        step = (last.step if last else 0) + 1
+        if step <= LAST:
+            digest = DIGESTS[step % 2]
+            key = chunk_key(writer.token, step, digest) if self.keyed else f"chunks/{digest}"
+            staged = _with(world, i, writer._replace(step=step, staged=key))
+            yield Move("uploads step", i, step, staged._replace(keys=world.keys | {key}))
+
+    def _commit(
+        self, world: Shelf, i: int, writer: Writer, entries: tuple[Entry, ...]
+    ) -> Iterator[Move]:
+        entry = _build_commit(writer)
+        done = writer._replace(staged="")
+        if not decide_append(entry, entries).ok:
+            yield Move("drops step", i, writer.step, _with(world, i, done))
+            return
+        named = world.named | {(entry.manifest, writer.staged)}
+        after = _with(_append(world, entry), i, done._replace(read=len(world.log) + 1))
+        yield Move("commits step", i, writer.step, after._replace(named=named))
+
+    def _tidy(self, world: Shelf, i: int, writer: Writer) -> Iterator[Move]:
+        """Retention, and the collection of what nobody committed, from a listing of any age."""
+        if writer.listed is None and writer.token:
+            listed = _with(world, i, writer._replace(listed=world.keys))
+            yield Move("lists the store", i, None, listed)
+        entries = list_entries(world.log)
+        claim = runlog_rules.newest_claim(entries)
+        if claim is None or claim.token != writer.token:
+            return
+        commits = [e for e in entries if isinstance(e, Commit)]
+        chosen = choose_retired(entries, {c.manifest for c in commits}, keep=1)
+        retired = runlog_rules.list_retired(entries)
+        standing = [c for c in commits if c.manifest not in retired.manifests]
+        if chosen:
+            pairs = [(c, _manifest(world, c)) for c in chosen]
+            kept = [_manifest(world, c) for c in standing if c not in chosen]
+            entry = build_retire(writer.token, writer.epoch, pairs, kept)
+            yield Move("retires", i, len(pairs), _retired(world, i, writer, entry))
+        newest = runlog_rules.newest_resumable(entries)
+        if newest is None or writer.listed is None:
+            return
+        named = {c for m, c in world.named if m in {k.manifest for k in standing}}
+        garbage = choose_garbage(writer.listed, named, retired, newest.step).chunks
+        if garbage:
+            entry = Retire(epoch=writer.epoch, token=writer.token, chunks=tuple(sorted(garbage)))
+            after = _retired(world, i, writer._replace(listed=frozenset()), entry)
+            yield Move("collects", i, len(garbage), after)
+
+
+def _claim(world: Shelf, i: int) -> Move:
+    entries = list_entries(world.log)
+    epoch = runlog_rules.next_epoch(entries)
+    commit = runlog_rules.newest_resumable(entries)
+    claim = Claim(
+        epoch=epoch,
+        token=f"{i}{epoch}",
+        members=(MemberId(slot=i, attempt=epoch, incarnation=1, rank=0, life=1),),
+        coordinator="",
+        job_uid="job",
+        job="",
+        chain=runlog_rules.chain_of([e for e in entries if isinstance(e, Claim)], commit),
+    )
+    listed = world.writers[i].listed
+    writer = Writer(token=claim.token, epoch=epoch, read=len(world.log) + 1, listed=listed)
+    return Move("claims", i, epoch, _with(_append(world, claim), i, writer))
+
+
+def _build_commit(writer: Writer) -> Commit:
+    return Commit(
+        epoch=writer.epoch,
+        token=writer.token,
+        step=writer.step,
+        manifest=f"manifests/{writer.epoch:08d}-{writer.step:010d}-{writer.token}.json",
+        digest="",
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def _build_manifest(commit: Commit, keys: frozenset[str]) -> Manifest:
+    chunks = tuple(Chunk(digest=k.rpartition("/")[2], key=k, bytes=1) for k in sorted(keys))
+    return Manifest(
+        run="run", epoch=commit.epoch, step=commit.step, writer="", world=1, chunks=chunks
+    )
+
+
+def _manifest(world: Shelf, commit: Commit) -> Manifest:
+    return _build_manifest(commit, frozenset(c for m, c in world.named if m == commit.manifest))
+
+
+def _append(world: Shelf, entry: Entry) -> Shelf:
+    return world._replace(log=(*world.log, keep(entry)))
+
+
+def _retired(world: Shelf, i: int, writer: Writer, entry: Retire) -> Shelf:
+    after = _with(_append(world, entry), i, writer._replace(read=len(world.log) + 1))
+    return after._replace(doomed=world.doomed | set(entry.chunks))
+
+
+def _with(world: Shelf, i: int, writer: Writer) -> Shelf:
+    return world._replace(writers=(*world.writers[:i], writer, *world.writers[i + 1 :]))

@@ -1,0 +1,350 @@
+"""What a coordinator does next. The runtime's own functions decide; only the way from a decision to its
+deed is told again here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from everstep_agent import breaks, postmortem, rounds, runlog_rules
+from everstep_agent.checkpoint.commit_rules import decide_append
+from everstep_agent.messages import EpochLevel, Saver, Stage
+from everstep_contract import levels
+from everstep_contract.log import Claim, Commit, Done, MemberId
+from simulation.protocol.pods import build_gang, follows, rank, write_history
+from simulation.protocol.rules import JOB, Move, Rules
+from simulation.protocol.world import (
+    IN,
+    PARKED,
+    Coordinator,
+    History,
+    Place,
+    World,
+    build_report,
+    build_wanted,
+    is_over,
+    keep,
+)
+
+
+def hear(world: World, one: Coordinator) -> Iterator[Move]:
+    if one.words < len(world.words):
+        heard = world.with_coordinator(one._replace(words=len(world.words)))
+        yield Move("hears the operator", one.place, None, heard)
+    for pod in world.pods:
+        snap = pod.snap
+        if snap not in one.view and follows(world, pod) == one.place:
+            view = tuple(sorted([*(s for s in one.view if s[:2] != snap[:2]), snap]))
+            yield Move(
+                "hears", one.place, snap.place, world.with_coordinator(one._replace(view=view))
+            )
+
+
+def coordinate(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
+    if one.ended:
+        return
+    level = one.level
+    if one.read < len(world.log) and one.owed is None:
+        yield Move("reads the log", one.place, None, _refreshed(world, one))
+    if one.owed is not None:
+        yield from _hear_of_claim(world, one, rules)
+        return
+    if _behind(one) or _has_rival(world, one):
+        laid = world.without_coordinator(one.place)
+        yield Move("lays the role down", one.place, None, laid)
+    if one.saved is not None:
+        yield from _commit(world, one, rules)
+    if is_over(level):
+        yield from _gather(world, one, rules)
+    elif level is not None and level.stage is Stage.CUT:
+        yield from _recover(world, one, level, rules)
+    elif level is not None:
+        yield from _watch(world, one, level, rules)
+
+
+def _behind(one: Coordinator) -> bool:
+    return any(s.epoch > one.number for s in one.view)
+
+
+def _has_rival(world: World, one: Coordinator) -> bool:
+    """Another that precedes it; who has been declared gone is nobody's peer."""
+    if len(world.coordinators) < 2:
+        return False
+    mine, known = rank(world, one.place), world.words[: one.words]
+    others = [c.place for c in world.coordinators if c.place != one.place and c.place not in known]
+    return any(world.linked(one.place, p) and rank(world, p) < mine for p in others)
+
+
+def _refreshed(world: World, one: Coordinator) -> World:
+    """It looks at what was written meanwhile; a gang that is fenced by it ends."""
+    after, level = one._replace(read=len(world.log)), one.level
+    if level is not None and level.live:
+        newest = runlog_rules.newest_claim(world.entries())
+        if not runlog_rules.fenced(newest, build_gang(level)).ok:
+            after = after._replace(ended="fenced")
+    return world.with_coordinator(after)
+
+
+def _wanted(world: World, one: Coordinator, rules: Rules) -> levels.Wanted:
+    return build_wanted(world.words[: one.words], world.slots, rules.least)
+
+
+# --- from a round to a claim ------------------------------------------------------------------------------
+
+
+def _gather(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
+    known = world.entries(one.read)
+    reports = [build_report(s) for s in one.view]
+    newest = runlog_rules.newest_claim(known)
+    held = rounds.find_unheard(reports, one.level, newest) if rules.catch_up else None
+    if held is not None:
+        cut = one._replace(round=0, kept=keep(replace(held, stage=Stage.CUT, saver=None)))
+        yield Move("adopts an epoch", one.place, held.number, world.with_coordinator(cut))
+        return
+    number = rounds.next_number(runlog_rules.next_epoch(known) - 1, reports, one.burnt)
+    used = one.round <= (newest.epoch if newest else 0)
+    if used and one.round < number:
+        opened = world.with_coordinator(one._replace(round=number))
+        yield Move("opens a round", one.place, number, opened)
+        return
+    wanted = _wanted(world, one, rules)
+    for waited in (0.0, 10.0):
+        decision = rounds.decide_epoch(reports, wanted, round=one.round, waited=waited, gang=5.0)
+        if isinstance(decision, rounds.Start):
+            kind = "claims" if waited == 0 else "claims with fewer"
+            yield from _claim(world, one, decision, rules, kind)
+            return
+
+
+def _claim(
+    world: World, one: Coordinator, start: rounds.Start, rules: Rules, kind: str
+) -> Iterator[Move]:
+    known = world.entries(one.read)
+    claims = [e for e in known if isinstance(e, Claim)]
+    ids = tuple(i for m in start.members for i in m.ids())
+    reports = [build_report(s) for s in one.view]
+    proof = rounds.build_proof(claims[-1] if claims else None, reports, _wanted(world, one, rules))
+    if rules.proof_needed and not runlog_rules.may_claim(claims, ids, proof, job_uid=JOB).ok:
+        return
+    entry, level = _build_epoch(world, one, start, ids)
+    if not rules.claim_first:
+        ahead = one._replace(round=0, kept=keep(level), owed=(keep(entry), keep(level)))
+        yield Move("starts unclaimed", one.place, entry.epoch, world.with_coordinator(ahead))
+        return
+    if not is_free(world, one.read, rules):
+        burnt = one._replace(read=len(world.log), burnt=one.round, round=0)
+        yield Move("finds its place taken", one.place, one.read, world.with_coordinator(burnt))
+        return
+    log = written(world, one.read, keep(entry), rules)
+    if not rules.entries_stay:
+        log = (*(0 for _ in log[:-1]), log[-1]) if log[-1] == keep(entry) else log
+    opened = one._replace(read=len(log), round=0, kept=keep(level))
+    slots = tuple(m.slot for m in start.members)
+    yield Move(
+        f"{kind} {entry.epoch} of",
+        one.place,
+        slots,
+        world._replace(log=log).with_coordinator(opened),
+    )
+    if "answer" in world.faults:
+        unsure = one._replace(owed=(keep(entry), keep(level)), round=0)
+        lost = world._replace(log=log, faults=without(world.faults, "answer"))
+        yield Move("claims, unheard,", one.place, entry.epoch, lost.with_coordinator(unsure))
+
+
+def _build_epoch(
+    world: World, one: Coordinator, start: rounds.Start, ids: tuple[MemberId, ...]
+) -> tuple[Claim, EpochLevel]:
+    known = world.entries(one.read)
+    commit = runlog_rules.newest_resumable(known)
+    entry = Claim(
+        epoch=one.round,
+        token=f"{one.place[0]}.{one.place[1]}.{one.round}",
+        members=ids,
+        coordinator="",
+        job_uid=JOB,
+        job="ns/job",
+        chain=runlog_rules.chain_of([e for e in known if isinstance(e, Claim)], commit),
+    )
+    level = EpochLevel(
+        number=entry.epoch,
+        token=entry.token,
+        stage=Stage.RUNNING,
+        members=start.members,
+        commit=commit,
+        committed=commit.step if commit else 0,
+    )
+    return entry, level
+
+
+def _hear_of_claim(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
+    """It sends the claim again, and is told that its own entry stands there; or that another does."""
+    assert one.owed is not None
+    entry, level = one.owed
+    settled = one._replace(owed=None, kept=level)
+    if entry in world.log:
+        found = world.with_coordinator(settled._replace(read=len(world.log)))
+        yield Move("finds its claim", one.place, None, found)
+    elif is_free(world, one.read, rules):
+        log = written(world, one.read, entry, rules)
+        after = world._replace(log=log).with_coordinator(settled._replace(read=len(log)))
+        yield Move("claims at last", one.place, None, after)
+    else:
+        ended = one._replace(owed=None, read=len(world.log), ended="fenced")
+        yield Move("was too late to claim", one.place, None, world.with_coordinator(ended))
+
+
+def is_free(world: World, place: int, rules: Rules) -> bool:
+    """Whether a create-only PUT at this place of the log comes about."""
+    return not rules.create_only or place >= len(world.log) or world.log[place] == 0
+
+
+def written(world: World, place: int, entry: int, rules: Rules) -> tuple[int, ...]:
+    if place < len(world.log) and world.log[place] == 0:
+        return (*world.log[:place], entry, *world.log[place + 1 :])
+    return (*(world.log if rules.create_only else world.log[:place]), entry)
+
+
+def without(faults: tuple[str, ...], kind: str) -> tuple[str, ...]:
+    at = faults.index(kind)
+    return (*faults[:at], *faults[at + 1 :])
+
+
+# --- saves ------------------------------------------------------------------------------------------------
+
+
+def _commit(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
+    """Also of a save that was staged under an older epoch, if the chain of our own holds it."""
+    level = one.level
+    assert level is not None
+    assert one.saved is not None
+    epoch, step, history = one.saved
+    entry = Commit(
+        epoch=epoch,
+        token=level.token,
+        step=step,
+        manifest=f"{epoch}-{step}-{level.token}",
+        digest=write_history(history),
+    )
+    known = world.entries(one.read)
+    if entry in known:
+        heard = world.with_coordinator(_committed(one, step))
+        yield Move("finds its commit", one.place, step, heard)
+        return
+    verdict = decide_append(entry, known)
+    if not verdict.ok and (rules.saves_on_chain or verdict.reason != "OffLineage"):
+        dropped = world.with_coordinator(one._replace(saved=None))
+        yield Move("drops a save", one.place, step, dropped)
+        return
+    if not is_free(world, one.read, rules):
+        return  # the place is taken: it reads on, and decides anew
+    log = written(world, one.read, keep(entry), rules)
+    after = world._replace(log=log)
+    heard = after.with_coordinator(_committed(one._replace(read=len(log)), step))
+    yield Move("commits", one.place, (epoch, step), heard)
+    if "answer" in world.faults:
+        lost = after._replace(faults=without(world.faults, "answer"))
+        yield Move("commits, unheard,", one.place, (epoch, step), lost)
+
+
+def _committed(one: Coordinator, step: int) -> Coordinator:
+    level = one.level
+    assert level is not None
+    return one._replace(kept=keep(replace(level, committed=max(step, level.committed))), saved=None)
+
+
+def _stage(world: World, one: Coordinator, level: EpochLevel) -> Iterator[Move]:
+    """All parts of a step are there."""
+    if one.saved is not None:
+        return
+    snaps = [s for s in one.view if s.epoch == level.number]
+    held = min((s.step for s in snaps), default=0)
+    if len(snaps) < len(level.members) or held <= level.committed:
+        return
+    history = _history_of(world, level, held)
+    if history is not None:
+        staged = world.with_coordinator(one._replace(saved=(level.number, held, history)))
+        yield Move("has all parts of step", one.place, held, staged)
+
+
+def _history_of(world: World, level: EpochLevel, step: int) -> History | None:
+    """Parts are with the agents: of a pod that is gone there are none."""
+    pods = [world.pod((m.slot, m.attempt)) for m in level.members]
+    if any(p is None or p.snap.epoch != level.number or len(p.history) < step for p in pods):
+        return None
+    return next(p.history[:step] for p in pods if p is not None)
+
+
+# --- while an epoch runs, and after it broke --------------------------------------------------------------
+
+
+def _watch(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
+    """A running epoch: it breaks, it is suspected, a step of it is saved, or it is at its end."""
+    aged = [(build_report(s), 0.0) for s in one.view]
+    found = breaks.find_break(level, aged, _wanted(world, one, rules), idle=0.0, hang=1e9)
+    if found is not None or _out_of_reach(world, one, level):
+        cause = found.cause if found else "AgentLost"
+        cut = one._replace(kept=keep(replace(level, stage=Stage.CUT, cause=cause)))
+        kind = "cuts epoch" if found else "cuts, for silence, epoch"
+        yield Move(kind, one.place, level.number, world.with_coordinator(cut))
+        return
+    yield from _stage(world, one, level)
+    snaps = [s for s in one.view if s.epoch == level.number and s.work == IN]
+    ended = len(snaps) == len(level.members) and all(s.step >= rules.steps for s in snaps)
+    if ended and level.committed >= rules.steps:
+        yield from _finish(world, one, level, rules)
+
+
+def _finish(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
+    done = Done(epoch=level.number, token=level.token, step=rules.steps)
+    newest = runlog_rules.newest_claim(world.entries(one.read))
+    if runlog_rules.may_append(done, newest).ok and is_free(world, one.read, rules):
+        log = written(world, one.read, keep(done), rules)
+        after = world._replace(log=log).with_coordinator(one._replace(read=len(log), ended="done"))
+        yield Move("is done with epoch", one.place, level.number, after)
+
+
+def _out_of_reach(world: World, one: Coordinator, level: EpochLevel) -> bool:
+    return not all(_reaches(world, one, (m.slot, m.attempt)) for m in level.members)
+
+
+def _reaches(world: World, one: Coordinator, place: Place) -> bool:
+    return world.pod(place) is not None and world.linked(one.place, place)
+
+
+def _recover(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
+    yield from _stage(world, one, level)
+    members = {(m.slot, m.attempt) for m in level.members}
+    heard = [(build_report(s), 0.0 if _reaches(world, one, s.place) else 1e9) for s in one.view]
+    gone = frozenset(world.words[: one.words]) & members
+    ranks = postmortem.list_ranks(level.members, heard, epoch=level.number, stale=5.0, gone=gone)
+    waited = 100.0 if _has_heard_all(world, one, members) else 0.0
+    decision = postmortem.decide_post_mortem(
+        ranks, committed=level.committed, waited=waited, patience=8.0
+    )
+    if isinstance(decision, Saver):
+        yield from _save(world, one, level, decision)
+    elif isinstance(decision, postmortem.Nothing):
+        over = one._replace(kept=keep(replace(level, stage=Stage.OVER, saver=None)))
+        lost = frozenset(p for p in members if not _reaches(world, one, p))
+        ended = world._replace(given_up=world.given_up | lost)
+        kind = "gives up on the silent of epoch" if lost - gone else "ends epoch"
+        if one.saved is not None:
+            kind = "waits no longer for a commit, ends epoch"
+        yield Move(kind, one.place, level.number, ended.with_coordinator(over))
+
+
+def _has_heard_all(world: World, one: Coordinator, members: set[Place]) -> bool:
+    """Patience is longer than any report takes: who can be reached has been heard when it is over."""
+    pods = [world.pod(place) for place in members if _reaches(world, one, place)]
+    return all(pod is not None and pod.snap in one.view for pod in pods)
+
+
+def _save(world: World, one: Coordinator, level: EpochLevel, saver: Saver) -> Iterator[Move]:
+    member = level.members[saver.rank]
+    pod = world.pod((member.slot, member.attempt))
+    ready = pod is not None and _reaches(world, one, pod.snap.place)
+    if pod is None or not ready or pod.snap.work != PARKED or one.saved is not None:
+        return
+    if pod.snap.epoch == level.number and pod.snap.step == saver.step:
+        saved = world.with_coordinator(one._replace(saved=(level.number, saver.step, pod.history)))
+        yield Move("has step saved by", one.place, pod.snap.place, saved)

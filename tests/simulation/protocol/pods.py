@@ -1,0 +1,180 @@
+"""What a pod does next: its worker steps, it is told, it takes the coordinator's role."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from everstep_agent import runlog_rules
+from everstep_agent.messages import EpochLevel, Stage
+from everstep_contract.log import Done
+from simulation.protocol.rules import JOB, Move, Rules
+from simulation.protocol.world import (
+    DEAD,
+    IN,
+    LIVING,
+    OVER,
+    PARKED,
+    Coordinator,
+    Place,
+    Pod,
+    World,
+    claimed,
+    is_over,
+    keep,
+)
+
+
+def train(world: World, pod: Pod, rules: Rules) -> Iterator[Move]:
+    """A step is applied once every member's part of it is there."""
+    snap, level = pod.snap, pod.level
+    if snap.work != IN or snap.step >= rules.steps or level is None or level.number != snap.epoch:
+        return
+    for member in level.members:
+        if not _contributes(world, pod, world.pod((member.slot, member.attempt))):
+            return
+    stepped = pod._replace(
+        snap=snap._replace(step=snap.step + 1), history=(*pod.history, snap.epoch)
+    )
+    yield Move("applies a step", snap.place, None, world.with_pod(stepped))
+
+
+def _contributes(world: World, pod: Pod, other: Pod | None) -> bool:
+    """Its part is there: it was at this step with us, or has applied it already."""
+    if other is None or other.snap.epoch != pod.snap.epoch:
+        return False
+    if other.snap.step > pod.snap.step:
+        return True
+    if other.snap.step < pod.snap.step or other.snap.work != IN:
+        return False
+    return world.linked(pod.snap.place, other.snap.place)
+
+
+# --- being told -------------------------------------------------------------------------------------------
+
+
+def follows(world: World, pod: Pod) -> Place | None:
+    """Its own role; else whom it follows already; else, of those that it reaches, the newest epoch's."""
+    place = pod.snap.place
+    seen = [c.place for c in world.coordinators if world.linked(place, c.place)]
+    if place in seen:
+        return place
+    if pod.follows in seen:
+        return pod.follows
+    return min(
+        (p for p in seen if p not in world.words), key=lambda p: rank(world, p), default=None
+    )
+
+
+def rank(world: World, place: Place) -> tuple[int, int]:
+    """Who precedes whom: `following.choose_coordinator`."""
+    pod = world.pod(place)
+    return -(pod.snap.epoch if pod else 0), place[0]
+
+
+def tell(world: World, pod: Pod, one: Coordinator, rules: Rules) -> Iterator[Move]:
+    told = _apply(world, pod, one, rules)
+    if told == pod:
+        return
+    after = world.with_pod(told)
+    if not told.up:
+        after = after.without_coordinator(pod.snap.place)
+    yield Move("is told", pod.snap.place, one.place, after)
+
+
+def _apply(world: World, pod: Pod, one: Coordinator, rules: Rules) -> Pod:
+    """As `Pod.apply` of the agent: compare with the levels, do what is missing."""
+    if one.ended:
+        return pod._replace(up=False)
+    snap, level = pod.snap, one.level
+    number = level.number if level else 0
+    if level is not None and not level.live:
+        snap = snap._replace(cut=max(snap.cut, number))
+    known = number
+    if number < snap.epoch:
+        known = max(number, claimed(world.log[: one.read]))
+    if not rules.know_before_ending:
+        known = max(known, one.round)
+    if snap.epoch and known > snap.epoch:
+        snap = snap._replace(work=OVER) if snap.work in LIVING else snap
+    elif snap.epoch and level is not None and number == snap.epoch:
+        if level.stage is Stage.CUT and snap.work == IN:
+            snap = snap._replace(work=PARKED)
+        if level.stage is Stage.OVER and snap.work in LIVING:
+            snap = snap._replace(work=OVER)
+    if snap.free and one.round > max(snap.joined, snap.epoch):
+        snap = snap._replace(joined=one.round)
+    heard = pod.level
+    if level is not None and (heard is None or number >= heard.number):
+        heard = level
+    unheard = number < snap.epoch and snap.work in LIVING and not is_over(heard)
+    snap = snap._replace(held=keep(heard) if unheard else 0)
+    pod = pod._replace(snap=snap, kept=keep(heard), follows=one.place)
+    return _begin(pod, level, rules) if level is not None else pod
+
+
+def _begin(pod: Pod, level: EpochLevel, rules: Rules) -> Pod:
+    snap = pod.snap
+    mine = level.member(snap.slot, snap.attempt, snap.incarnation)
+    waits = level.live and snap.joined == level.number and snap.free
+    if mine is None or not waits:
+        return pod
+    another = level.number <= snap.epoch or mine.lives != (snap.life + 1,)
+    if another and (rules.lives_count or snap.work != DEAD):
+        return pod
+    history = read_history(level.commit.digest) if level.commit else ()
+    if not rules.state_on_chain and len(pod.history) > len(history):
+        history = pod.history
+    begun = snap._replace(life=snap.life + 1, work=IN, epoch=level.number, step=len(history))
+    return pod._replace(snap=begun, history=history)
+
+
+def write_history(history: tuple[int, ...]) -> str:
+    """The model's manifest: what the state was trained by."""
+    return ".".join(map(str, history))
+
+
+def read_history(digest: str) -> tuple[int, ...]:
+    return tuple(int(e) for e in digest.split("."))
+
+
+# --- the role ---------------------------------------------------------------------------------------------
+
+
+def take_role(world: World, pod: Pod, rules: Rules) -> Iterator[Move]:
+    """Who sees no coordinator takes the role; rivals are those that do not see each other, or a duel."""
+    if follows(world, pod) is None:
+        yield Move("coordinates", pod.snap.place, None, with_role(world, pod, rules))
+
+
+def with_role(world: World, pod: Pod, rules: Rules) -> World:
+    place, level = pod.snap.place, pod.level
+    if rules.catch_up:
+        reached = [p for p in world.pods if world.linked(place, p.snap.place)]
+        newest = max(reached, key=lambda p: p.snap.epoch)
+        if newest.snap.epoch > (level.number if level else 0):
+            level = newest.level
+    entries = world.entries()
+    commit = runlog_rules.newest_resumable(entries)
+    if level is not None and commit and commit.epoch == level.number:
+        level = replace(level, committed=max(level.committed, commit.step))
+    if level is not None and level.stage is not Stage.OVER:
+        level = replace(level, stage=Stage.CUT, saver=None)
+    words = world.words.index(place) if place in world.words else len(world.words)
+    one = Coordinator(place, read=len(world.log), kept=keep(level), words=words)
+    return world.with_coordinator(one._replace(ended=_why_over(world, level)))
+
+
+def _why_over(world: World, level: EpochLevel | None) -> str:
+    """As `Coordinator._open`: the run is done, or a newer claim ends the epoch that we heard of."""
+    entries = world.entries()
+    newest = runlog_rules.newest_claim(entries)
+    done = next((e for e in entries if isinstance(e, Done)), None)
+    if done is not None and newest is not None and done.token == newest.token:
+        return "done"
+    if level is None or level.stage is Stage.OVER:
+        return ""
+    return "" if runlog_rules.fenced(newest, build_gang(level)).ok else "fenced"
+
+
+def build_gang(level: EpochLevel) -> runlog_rules.Gang:
+    pods = frozenset((m.slot, m.attempt) for m in level.members)
+    return runlog_rules.Gang(epoch=level.number, job_uid=JOB, pods=pods)

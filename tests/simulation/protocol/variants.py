@@ -1,0 +1,50 @@
+"""Variants of the protocol, each with the invariant that it breaks: what a rule is for."""
+
+from dataclasses import dataclass
+
+from simulation.protocol.rules import Rules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    rules: Rules
+    faults: tuple[str, ...]
+    breaks: str
+    """Words of the invariant that it must break."""
+    delays: int = 0
+
+
+VARIANTS = {
+    "append without create-only": Variant(
+        rules=Rules(create_only=False), faults=("duel",), breaks="the log was written over"
+    ),
+    "entries of the log are deleted": Variant(
+        rules=Rules(steps=1, entries_stay=False),
+        faults=("pause", "worker"),
+        breaks="the log was written over",
+    ),
+    "a claim leaves out whom nobody declared dead": Variant(
+        rules=Rules(steps=1, proof_needed=False), faults=("link",), breaks="leaves out"
+    ),
+    "newcomers step before their claim": Variant(
+        rules=Rules(steps=1, claim_first=False), faults=("duel",), breaks="in different gangs"
+    ),
+    "a worker that was forked again stands for the old one": Variant(
+        rules=Rules(lives_count=False), faults=("worker",), breaks="behind where it stood"
+    ),
+    "an agent that was started again stands for the old one": Variant(
+        rules=Rules(steps=1, incarnations_count=False),
+        faults=("agent",),
+        breaks="leaves out",
+        delays=1,
+    ),
+    "a newcomer coordinates without the newest entry": Variant(
+        rules=Rules(steps=1, know_before_ending=False, catch_up=False),
+        faults=("node",),
+        breaks="which is not committed",
+        delays=1,
+    ),
+    "state is continued off the chain": Variant(
+        rules=Rules(state_on_chain=False), faults=("worker",), breaks="are in one epoch", delays=1
+    ),
+}
