@@ -4,9 +4,12 @@ import dataclasses
 
 import pytest
 
+from everstep_lab.exporter.gpu import build_gpu
+from everstep_operator.health import parse
 from everstep_scale import cli, meter, table
 from everstep_scale.bench import Bench
-from everstep_scale.objects import Size
+from everstep_scale.exporters import Exporters
+from everstep_scale.objects import GPUS, Size
 from own_lab import own_lab
 
 NETWORK = 74
@@ -44,3 +47,14 @@ def test_calls_are_summed_over_identities_and_troubles_told() -> None:
 def test_jobs_that_do_not_fit_are_refused_with_what_they_need() -> None:
     with pytest.raises(ValueError, match="need 400 nodes, and there are 300"):
         Size(jobs=200, nodes=300).check()
+
+
+def test_a_page_names_its_node_and_gpus_and_only_its_energy_moves() -> None:
+    exporters = Exporters(nodes={})
+    first, later = (exporters.page("gpu-007", now) for now in (0.0, 60.0))
+    found, moved = parse.parse_page(first), parse.parse_page(later)
+    assert found.hostname == "gpu-007"
+    assert set(found.gpus) == {build_gpu(0, "gpu-007", index).uuid for index in range(GPUS)}
+    assert all(moved.gpus[u].energy > gpu.energy for u, gpu in found.gpus.items())  # type: ignore[operator]
+    assert len(first) == len(later)
+    assert sum(a != b for a, b in zip(first.split(b"\n"), later.split(b"\n"), strict=True)) == GPUS
