@@ -9,13 +9,14 @@ from stub_image.given import build_stub_job
 
 pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(900)]
 GANG = {"recovery": {"nodeLostSeconds": 5, "gangSeconds": 4}}
+PATIENT = {"recovery": {"nodeLostSeconds": 5, "gangSeconds": 600}}
 
 
 async def test_of_two_jobs_with_room_for_one_the_younger_gives_its_pods_back_and_comes_later(
     scene: Scene,
 ) -> None:
     async with nodes_taken(scene, 2):
-        first = await scene.start("first", replicas=3, spec=GANG)
+        first = await scene.start("first", replicas=3, spec=PATIENT)
         await until("two of its pods placed", lambda: _placed(scene, "first", 2))
         second = await scene.start("second", replicas=2, spec=GANG)
         await until("pods of the second", lambda: scene.board.pods("second"))

@@ -164,3 +164,17 @@ def test_a_job_that_trains_forgets_that_it_ever_gave_back() -> None:
     job = replace(observed.job, status=status)
     trains = replace(observed, job=job, pods=(a_pod(0), a_pod(1)), seen=a_seen(((0, 1), (1, 1))))
     assert plan(trains, NOW + 1).status.gang is None
+
+
+def test_what_cannot_be_saved_is_not_given_up_to_make_room() -> None:
+    observed = half_placed()
+    seen = a_seen(members=(), epoch=3, running=False)
+    away = replace(seen, storage_error=levels.StorageError(kind="Unreachable", message="away"))
+    assert gang.decide_gang(replace(observed, seen=away), NOW) is None
+    status = plan(observed, NOW).status.model_copy(update={"epoch": 3})
+    asked = replace(observed, job=replace(observed.job, status=status), seen=seen)
+    assert status.gang is not None
+    retry = to_seconds(status.gang.retry_at) or 0.0
+    assert not plan(asked, retry - 1).counts, "no word of a save, no end"
+    assert plan(asked, retry + 1).wanted is not None
+    assert plan(asked, retry + 1).wanted.stop is levels.Stop.NONE, "it goes on waiting"

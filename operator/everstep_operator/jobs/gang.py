@@ -35,6 +35,8 @@ def decide_gang(observed: Observed, now: float) -> GiveBack | None:
     held, wanted = list_held(observed), spec.workers.least
     if observed.running or not 0 < len(held) < wanted or not _lacks_room(observed, now):
         return None
+    if observed.seen is not None and observed.seen.storage_error is not None:
+        return None
     since, limit = _waiting_since(observed, now), spec.recovery.gang_seconds
     if since is None or now - since < limit:
         return None
@@ -106,7 +108,9 @@ def plan_giving_back(observed: Observed, now: float) -> Plan:
     held = [r for r in records if r.pod_uid is not None]
     running = conditions.find_condition(job.status, "Running")
     story = _story(observed, gang, _said_before(running.message if running else ""), now)
-    if held and ending.may_end(observed, to_seconds(gang.since), now):
+    if held and ending.may_end(
+        observed, None, now
+    ):  # what cannot be saved is not given up for this
         raises = ending.build_raises(observed, held, REASON, "given back")
         plan = attempts.plan_count(observed, records, raises, now)
         return replace(plan, status=_told(observed, plan, story, now), events=())
