@@ -1,8 +1,10 @@
-"""An agent's half of an armed boundary: acknowledge it while every local worker is below it."""
+"""An agent's half of an armed boundary: acknowledge it while every local worker is below it; and of the
+save after a cut.
+"""
 
 from collections.abc import Iterable
 
-from everstep_agent.messages import EpochLevel
+from everstep_agent.messages import EpochLevel, State
 from everstep_agent.workers import Worker
 from everstep_contract import wire
 
@@ -50,3 +52,13 @@ class Arming:
                 worker.asking = None
                 worker.stays = boundary.stay
                 worker.send(wire.BoundaryReply(save=True, stay=boundary.stay), id)
+
+
+def order_save(level: EpochLevel, workers: Iterable[Worker], now: float) -> None:
+    """Of the rank that was chosen, once it is parked; once for each step."""
+    for worker in workers if level.saver is not None else ():
+        assert level.saver is not None
+        ready = worker.rank == level.saver.rank and worker.state is State.PARKED
+        if ready and worker.saving != level.saver.step:
+            worker.saving, worker.saving_since = level.saver.step, now
+            worker.send(wire.Save(epoch=level.number, step=level.saver.step))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from everstep_agent import hang, logline, restoring, spawn
-from everstep_agent.arming import Arming
+from everstep_agent.arming import Arming, order_save
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.parts import Part
@@ -29,8 +29,13 @@ from everstep_agent.messages import (
     State,
 )
 from everstep_agent.relay import STORE_FRAMES, Relay
-from everstep_agent.reporting import build_exit_failure, build_worker_report
-from everstep_agent.starting import build_start
+from everstep_agent.reporting import (
+    build_exit_failure,
+    build_failure,
+    build_worker_report,
+    find_unheard_of,
+)
+from everstep_agent.starting import build_start, is_fresh_wanted
 from everstep_agent.storage.retrying import Retrying
 from everstep_agent.timeledger import TimeLedger
 from everstep_agent.uploads import Uploads
@@ -149,19 +154,16 @@ class Pod:
             self._touch()
         if level.stage is Stage.CUT:
             self._cut()
-            self._save(level)
+            order_save(level, self.workers.current.values(), time.monotonic())
         self._arming.answer(level, current)
         if level.stage is Stage.OVER:
             self.workers.end_current()
 
     def _wants_fresh(self, published: Levels) -> bool:
-        over = self.failure is not None or self.fatal is not None or published.end is not None
+        over = self.failure is not None or self.fatal is not None
         if self.quiet or self.leaving or over:
             return False
-        if self.me.slot in published.wanted.leave or published.wanted.stop is not levels.Stop.NONE:
-            return False
-        current = self.workers.current.values()
-        return not current or any(not w.alive or w.cut_at is not None or w.asked for w in current)
+        return is_fresh_wanted(published, self.me.slot, self.workers.current.values())
 
     def _join(self, published: Levels) -> None:
         free = self.workers.group_over() and self.workers.ready_lives()
@@ -242,15 +244,6 @@ class Pod:
                 self._ledger.tail(worker.local, worker.life, spent, kind)
             self._ledger.rest(worker.local, now)
 
-    def _save(self, level: EpochLevel) -> None:
-        if level.saver is None:
-            return
-        for worker in self.workers.current.values():
-            ready = worker.rank == level.saver.rank and worker.state is State.PARKED
-            if ready and worker.saving != level.saver.step:
-                worker.saving, worker.saving_since = level.saver.step, time.monotonic()
-                worker.send(wire.Save(epoch=level.number, step=level.saver.step))
-
     def _store_waits(self, error: levels.StorageError | None) -> None:
         self._error = error
         self._touch()
@@ -286,7 +279,7 @@ class Pod:
             case wire.Parked():
                 worker.state, worker.parked = State.PARKED, frame
                 if self.level is not None and self.level.stage is Stage.CUT:
-                    self._save(self.level)
+                    order_save(self.level, [worker], time.monotonic())
             case wire.Finished():
                 worker.state, worker.finished = State.FINISHED, frame.step
             case wire.Failed():
@@ -336,10 +329,7 @@ class Pod:
                 self._touch()
 
     def _failed(self, worker: Worker, frame: wire.Failed) -> None:
-        worker.state = State.FAILED
-        worker.failed = FailureReport(
-            cause=frame.cause, message=frame.message, step=frame.step, traceback=frame.traceback
-        )
+        worker.state, worker.failed = State.FAILED, build_failure(frame)
         self.line.say(
             "worker_failed",
             rank=worker.rank,
@@ -406,7 +396,7 @@ class Pod:
             passed=self._arming.passed(self.level, current),
             staged=min((w.staged for w in current), default=0),
             cut=self._cut_heard,
-            held=self._unheard_of(),
+            held=self._held(),
             former_epoch=self._former.epoch,
             former_step=self._former.applied,
             until=lead.tracked.until if lead and lead.tracked else None,
@@ -419,12 +409,8 @@ class Pod:
             seconds=self._ledger.total(),
         )
 
-    def _unheard_of(self) -> EpochLevel | None:
-        """Our epoch, if who coordinates now does not know of it."""
-        if self._newest is None or self.level is None or self.workers.group_over():
-            return None
-        known = self._newest.epoch.number if self._newest.epoch else 0
-        return self.level if known < self.epoch and self.level.stage is not Stage.OVER else None
+    def _held(self) -> EpochLevel | None:
+        return None if self.workers.group_over() else find_unheard_of(self.level, self._newest)
 
     def _storage_error(self) -> levels.StorageError | None:
         waits = self.store.trouble.to_level() if self.store.trouble else None

@@ -2,9 +2,9 @@
 
 import os
 
-from everstep_agent.messages import FailureReport, State, WorkerReport
+from everstep_agent.messages import EpochLevel, FailureReport, Levels, Stage, State, WorkerReport
 from everstep_agent.workers import Worker
-from everstep_contract import levels, position, report
+from everstep_contract import levels, position, report, wire
 
 SCOPES = {w: levels.Scope(w.name.lower()) for w in position.Where}
 
@@ -42,6 +42,20 @@ def _dead_ms(worker: Worker, now: float) -> int | None:
         return None
     since = worker.dead_at if worker.hung_since is None else worker.hung_since
     return round((now - since) * 1000)
+
+
+def find_unheard_of(level: EpochLevel | None, newest: Levels | None) -> EpochLevel | None:
+    """Our workers' epoch, if who coordinates now does not know of it."""
+    if level is None or newest is None or level.stage is Stage.OVER:
+        return None
+    known = newest.epoch.number if newest.epoch else 0
+    return level if known < level.number else None
+
+
+def build_failure(frame: wire.Failed) -> FailureReport:
+    return FailureReport(
+        cause=frame.cause, message=frame.message, step=frame.step, traceback=frame.traceback
+    )
 
 
 def build_exit_failure(worker: Worker) -> FailureReport:

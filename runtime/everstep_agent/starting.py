@@ -1,10 +1,21 @@
-"""What a worker is told when it enters an epoch. Pure."""
+"""When a pod starts workers, and what one is told when it enters an epoch. Pure."""
 
 import os
+from collections.abc import Collection
 
 from everstep_agent.checkpoint.restore import Fetched
-from everstep_agent.messages import EpochLevel, EpochMember
-from everstep_contract import env, wire
+from everstep_agent.messages import EpochLevel, EpochMember, Levels
+from everstep_agent.workers import Worker
+from everstep_contract import env, levels, wire
+
+
+def is_fresh_wanted(published: Levels, slot: int, current: Collection[Worker]) -> bool:
+    """Whether there will be a next epoch for this slot, and this one is over for a worker of ours."""
+    if published.end is not None or published.wanted.stop is not levels.Stop.NONE:
+        return False
+    if slot in published.wanted.leave:
+        return False
+    return not current or any(not w.alive or w.cut_at is not None or w.asked for w in current)
 
 
 def build_start(

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -167,6 +169,23 @@ def test_a_gang_of_a_former_job_is_fenced_and_told_by_whom() -> None:
     verdict = rules.fenced(claim(2, (0,), job_uid="new"), gang)
     assert (verdict.ok, verdict.reason) == (False, "Fenced")
     assert "default/job (new)" in verdict.message
+
+
+def test_a_pod_is_over_when_the_newest_claim_has_its_successor_or_calls_it_gone() -> None:
+    members = (member(0), member(1, attempt=1))
+    newest = replace(claim(2, members), left_out=a_left_out("declared gone"))
+    assert rules.why_pod_is_over(newest, "uid", 0, 0) == ""
+    assert "attempt 1 of slot 1" in rules.why_pod_is_over(newest, "uid", 1, 0)
+    assert "declared gone" in rules.why_pod_is_over(newest, "uid", 2, 0)
+    assert rules.why_pod_is_over(newest, "uid", 2, 1) == "", "the next attempt may join"
+    assert rules.why_pod_is_over(newest, "other", 1, 0) == "", "another job's slots are not ours"
+    assert rules.why_pod_is_over(None, "uid", 1, 0) == ""
+    ended = replace(claim(2), left_out=a_left_out("its agent reported its end"))
+    assert rules.why_pod_is_over(ended, "uid", 2, 0) == "", "its next worker may join"
+
+
+def a_left_out(why: str) -> tuple[LeftOut, ...]:
+    return (LeftOut(slot=2, attempt=0, why=why),)
 
 
 def test_restarts_are_counted_by_cause_along_the_log() -> None:

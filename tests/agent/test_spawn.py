@@ -22,6 +22,7 @@ class Fixture:
         self.memory = memory
         self.dead: list[Worker] = []
         self.died = asyncio.Event()
+        self.said = io.StringIO()
 
     async def open(self, script: str, count: int = 1) -> WorkerSet:
         path = self.memory / "script.py"
@@ -33,7 +34,7 @@ class Fixture:
             environ=dict(os.environ),
             on_frame=lambda worker, envelope: None,
             on_death=self.on_death,
-            log=logline.Log(io.StringIO()),
+            log=logline.Log(self.said),
         )
         await self.workers.open()
         self.workers.ensure_fresh()
@@ -106,6 +107,23 @@ async def test_lives_are_counted_and_every_one_below_is_over(given: Fixture):
     workers.ensure_fresh()
     assert workers.lives == [1, 2]
     assert [e.life for e in workers.ended_lives()] == [0, 1]
+
+
+async def test_a_worker_that_cannot_be_started_now_is_started_later_and_no_life_is_lost(
+    given: Fixture, monkeypatch: pytest.MonkeyPatch
+):
+    workers = await given.open(IDLE)
+    os.kill(workers.fresh[0].pid, signal.SIGKILL)
+    await given.death()
+    monkeypatch.setattr(workers, "_memory", str(given.memory / "missing"))
+    workers.ensure_fresh()
+    workers.ensure_fresh()
+    assert workers.fresh == {}
+    assert given.said.getvalue().count("cannot start a worker") == 1
+    monkeypatch.undo()
+    workers.ensure_fresh()
+    assert workers.fresh[0].life == 2
+    assert [e.life for e in workers.ended_lives()] == [1]
 
 
 async def test_a_worker_that_never_says_hello_is_hung_after_the_startup_limit(given: Fixture):
