@@ -38,16 +38,19 @@ async def train(folder: Path, name: str, *arguments: str, run: str = "trial") ->
         cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
+    lines: list[str] = []
+    assert child.stdout is not None
     try:
         async with asyncio.timeout(SECONDS):
-            shown, _ = await child.communicate()
+            while line := await child.stdout.readline():
+                lines.append(line.decode())
+            status = await child.wait()
     except TimeoutError:
         child.terminate()
-        shown, _ = await child.communicate()
-        raise AssertionError(f"{name} has not ended:\n{shown.decode()}") from None
-    print(shown.decode())
-    assert child.returncode is not None
-    return child.returncode, shown.decode()
+        rest, _ = await child.communicate()
+        raise AssertionError(f"{name} has not ended:\n{''.join(lines)}{rest.decode()}") from None
+    print("".join(lines))
+    return status, "".join(lines)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from everstep_operator.health.metrics import HealthMetrics
 from everstep_operator.jobs import plan, saying, statuspatch
 from everstep_operator.jobs.actions import CreatePod, DeletePod
 from everstep_operator.jobs.observe import to_job
+from everstep_operator.jobs.stamps import to_stamp
 from everstep_operator.metrics import Metrics
 from everstep_operator.model_status import JobStatus
 from everstep_operator.scheduler import Scheduler
@@ -93,24 +94,28 @@ def test_decisions_and_deeds_of_an_incident_bear_its_id(
     assert len(moved) >= 3
 
 
-def test_nothing_is_written_or_said_while_nothing_changes() -> None:
-    """Also after hours: figures that only time changes are no reason."""
-    quiet = [
-        an_observation(),
-        an_observation(verdicts={"node-1": a_verdict("node-1", NodeState.LEAVING)}),
-        an_observation(seen=None, pods=(), nodes={}),
-    ]
-    for observed in quiet:
-        first = plan.plan(observed, NOW)
-        document = statuspatch.to_document(first.status)
-        told = a_job_with(observed.job, document)
-        again = plan.plan(replace(observed, job=told), NOW + 1)
-        later = plan.plan(replace(observed, job=told), NOW + 20)
-        assert [e.message for e in again.events] == []
-        assert [e.message for e in later.events] == []
-        if not (again.counts or first.counts):
-            stored = {**document, "observedAt": "2001-09-09T01:46:40Z"}
-            assert statuspatch.decide_patch(stored, again.status, NOW + 1, 10.0) == {}
+QUIET = {
+    "it trains": an_observation(),
+    "a slot is asked to leave": an_observation(
+        verdicts={"node-1": a_verdict("node-1", NodeState.LEAVING)}
+    ),
+    "no pod can be made": an_observation(seen=None, pods=(), nodes={}),
+}
+
+
+@pytest.mark.parametrize("case", QUIET)
+def test_nothing_is_written_or_said_while_nothing_changes(case: str) -> None:
+    """After the passes that count and tell what has happened."""
+    observed, status = QUIET[case], JobStatus()
+    for number in range(8):
+        planned = plan.plan(observed, NOW + number)
+        if number >= 2:
+            assert [e.message for e in planned.events] == []
+            stored = {**statuspatch.to_document(status), "observedAt": to_stamp(NOW + number)}
+            assert statuspatch.decide_patch(stored, planned.status, NOW + number, 10.0) == {}
+        status = planned.status
+        job = a_job_with(observed.job, statuspatch.to_document(status))
+        observed = replace(observed, job=job)
 
 
 def a_job_with(job: Any, status: dict[str, Any]) -> Any:
