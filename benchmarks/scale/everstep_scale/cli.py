@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Iterator
 
 from everstep_lab import Lab
 from everstep_lab.config import LabConfig
@@ -25,18 +26,33 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     size = Size(jobs=arguments.jobs, nodes=arguments.nodes)
+    phases: list[Phase] = []
     try:
         size.check()
         with Lab(build_config(), say=_say) as lab:
             phases = asyncio.run(measure(lab, size, arguments.seconds))
-    except (LabError, ValueError) as error:
-        print(f"bench-scale: {error}", file=sys.stderr)
-        return 1
+    except* (LabError, ValueError) as found:
+        for error in list_leaves(found):
+            print(f"bench-scale: {error}", file=sys.stderr)
+    except* KeyboardInterrupt:
+        print("\nbench-scale: stopped; everything is cleaned up", file=sys.stderr)
+    return report(size, phases) if phases else 1
+
+
+def report(size: Size, phases: list[Phase]) -> int:
     print(f"\n{size.jobs} jobs, {size.nodes} nodes\n{render(phases)}")
     problems = find_problems(phases)
     for problem in problems:
         print(f"NOT RIGHT: {problem}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def list_leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for each in group.exceptions:
+        if isinstance(each, BaseExceptionGroup):
+            yield from list_leaves(each)
+        else:
+            yield each
 
 
 def build_config() -> LabConfig:
