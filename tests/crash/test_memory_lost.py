@@ -100,7 +100,7 @@ async def test_etcd_restored_to_an_older_state_uses_no_attempt_again_and_takes_n
 async def test_an_operator_that_starts_on_old_lists_ends_at_the_same_place(
     lab: Lab, account: Path, tmp_path: Path
 ) -> None:
-    """It sees the world of before two attempts, for a while, and then the true one."""
+    """It sees the world of before an attempt, for a while, and then the true one."""
     stale = Stale(random.Random(SEED))
     async with a_rig(lab, tmp_path, account, "--resync-seconds=5") as rig:
         rig.proxy.faults.append(stale)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from everstep_contract import auth, names
+from everstep_operator import kube
 from everstep_operator.jobs import gang, observe
 from everstep_operator.jobs.actions import Plan
 from everstep_operator.jobs.agents import Agents
@@ -62,12 +63,31 @@ class Passes:
         observed = self.observe(found, now)
         self._tell_deaths(observed)
         planned = plan(observed, now)
+        if planned.counts and await self._finds_unseen(observed):
+            return 0.0
         token = auth.derive_token(self.key, observed.job.uid)
         self._converse(observed.job, planned, observed.pods, token)
         outcome = await apply_plan(
             self.port, observed.job, planned, token, now, self._figures_pause()
         )
         return self._remember(observed.job, planned, outcome, now)
+
+    async def _finds_unseen(self, observed: Observed) -> bool:
+        """Whether a pod that status knows is there after all. A list may be older than the status beside
+        it: a pod that nobody has seen vanish is asked for by name before its loss is counted.
+        """
+        job, found = observed.job, False
+        for record in job.status.slots:
+            if record.pod_uid is None or observed.pod_of(record.slot, record.attempt) is not None:
+                continue
+            name = names.pod_name(job.name, record.slot, record.attempt)
+            try:
+                pod = await self.port.get(kube.PODS, name, job.namespace)
+            except kube.Gone:
+                continue
+            same = pod["metadata"]["uid"] == record.pod_uid
+            found |= same and self.world.pods.put(pod)
+        return found
 
     def _figures_pause(self) -> float:
         jobs = len(self.world.jobs)
