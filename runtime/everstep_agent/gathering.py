@@ -48,9 +48,9 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
             desk.line.say(
                 "round_waits", round=number, reason=decision.reason, message=decision.message
             )
-        newer = rounds.next_number(_log_epoch(desk), (), desk.burnt)
-        if newer > number:
-            number = rounds.next_number(newer - 1, desk.reports.all(), desk.burnt)
+        newer = rounds.choose_number(number, _log_epoch(desk), desk.reports.all(), desk.burnt)
+        if newer != number:
+            number = newer
             desk.publish(round=number)
         await desk.tick()
     return None

@@ -206,6 +206,15 @@ def next_number(log_epoch: int, reports: Iterable[AgentReport], burnt: int) -> i
     return 1 + max([log_epoch, burnt, *(max(r.joined, r.epoch) for r in reports)])
 
 
+def choose_number(number: int, log_epoch: int, reports: Iterable[AgentReport], burnt: int) -> int:
+    """The number of the round that is gathered: the same, or a higher one once it is used up or somebody
+    has joined a later round (of a rival that is gone by now) and would never join this one.
+    """
+    told = list(reports)
+    passed = max([log_epoch, burnt, *(max(r.joined, r.epoch) - 1 for r in told)])
+    return next_number(log_epoch, told, burnt) if number <= passed else number
+
+
 def count_repeats(claims: Sequence[log.Claim], cause: str, failed: int) -> int:
     """How often in a row the newest claims were made because this cause struck in this step.
 

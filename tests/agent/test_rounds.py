@@ -81,6 +81,14 @@ def test_an_epoch_number_is_never_used_twice():
     assert rounds.next_number(2, reports, burnt=9) == 10
 
 
+def test_a_round_that_somebody_has_outrun_gets_a_higher_number():
+    stays, outrun = a_report(0, joined=2), a_report(1, joined=3)
+    assert rounds.choose_number(2, 1, [stays], 0) == 2
+    assert rounds.choose_number(2, 1, [stays, outrun], 0) == 4
+    assert rounds.choose_number(2, 2, [stays], 0) == 3
+    assert rounds.choose_number(2, 1, [stays], 2) == 3
+
+
 def test_repeats_count_only_the_newest_claims_of_one_cause_at_one_step():
     claims = [
         a_claim(1, cause="Start"),

@@ -100,9 +100,9 @@ def _gather(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         cut = one._replace(round=0, kept=keep(replace(held, stage=Stage.CUT, saver=None)))
         yield Move("adopts an epoch", one.place, held.number, world.with_coordinator(cut))
         return
-    number = rounds.next_number(runlog_rules.next_epoch(known) - 1, reports, one.burnt)
-    used = one.round <= (newest.epoch if newest else 0)
-    if used and one.round < number:
+    last = runlog_rules.next_epoch(known) - 1
+    number = rounds.choose_number(one.round, last, reports, one.burnt)
+    if number != one.round:
         opened = world.with_coordinator(one._replace(round=number))
         yield Move("opens a round", one.place, number, opened)
         return
