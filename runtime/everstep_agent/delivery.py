@@ -40,13 +40,13 @@ class Delivery:
         self._news.set()
 
     async def run(self) -> None:
-        sent: dict[Key, tuple[str, str]] = {}
+        sent: dict[Key, tuple[str, str, bool]] = {}
         while True:
             await happens(self._news, AGAIN_SECONDS)
             self._news.clear()
             for key, part in list(self._parts().items()):
                 target = "ourselves" if self._standing.coordinator else self._following()
-                told = (target, part.problem)
+                told = (target, part.problem, part.whole)  # a whole save may follow a share
                 if target and sent.get(key) != told and await self._send(part, target):
                     sent[key] = told
 

@@ -77,6 +77,7 @@ class Desk:
         self.fenced = ""
         self.over = ""
         """Why the pod that holds this role belongs to the job no more."""
+        self._failed = logline.Once(line, "background_work_failed")
         self._waited: dict[logline.Once, levels.StorageError] = {}
         """What each call of `persist` waits out."""
         self.served_at = 0.0
@@ -335,7 +336,9 @@ class Desk:
             try:
                 await work
             except StoreError as error:
-                self.line.say("background_work_failed", kind=error.kind, message=str(error))
+                self._failed.say(kind=error.kind, message=str(error))
+            else:
+                self._failed.passed()
 
         task = asyncio.create_task(guarded())
         self._tasks.add(task)
@@ -365,7 +368,8 @@ class Desk:
         back.
         """
         async with self._tending:
-            problem = await self.retention.check(commit)
+            # A store that lets nothing be read back is in trouble, though it takes what it is given.
+            problem = await self.persist(lambda: self.retention.check(commit))
             if problem:
                 self.notes = (
                     *self.notes,
