@@ -18,11 +18,11 @@ async def test_of_two_jobs_with_room_for_one_the_younger_gives_its_pods_back_and
     async with nodes_taken(scene, 2):
         first = await scene.start("first", replicas=3, spec=PATIENT)
         await until("two of its pods placed", lambda: _placed(scene, "first", 2))
-        second = await scene.start("second", replicas=2, spec=GANG)
+        second = await scene.start("second", replicas=3, spec=GANG)
         await until("pods of the second", lambda: scene.board.pods("second"))
     await scene.stepping(first)
     message = await scene.told(second, "GangIncomplete")
-    assert "1 of 2 pods" in message
+    assert "of 3 pods have found a node" in message
     assert "are made again at" in message
     await until("its pods given back", lambda: _no_pods(scene, "second"))
     assert (await first.job())["status"]["restarts"]["total"] == 0
