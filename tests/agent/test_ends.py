@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from agent.gang import Gang
 from everstep_contract import report
 
@@ -84,3 +86,19 @@ async def test_a_store_that_cannot_be_used_ends_the_job_at_once(tmp_path: Path) 
         found = await gang.tasks[0]
         assert found.cause in (report.Cause.STORE, report.Cause.CONFIG)
         assert "no/such" in found.message
+
+
+@pytest.mark.long
+async def test_a_worker_that_segfaults_in_the_same_step_again_and_again_ends_the_job(
+    tmp_path: Path,
+) -> None:
+    gang = Gang(tmp_path, 2)
+    gang.stub["STUB_MODE"] = "segv:6"
+    async with gang:
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.USER_ERROR}
+        assert "step 6 failed 3 times with WorkerDied" in ends[0].message
+        assert "signal 11 (SIGSEGV)" in ends[0].message
+        assert [c.cause for c in (await gang.run_log()).claims] == [
+            "Start", "WorkerDied", "WorkerDied",
+        ]  # fmt: skip
