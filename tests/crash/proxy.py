@@ -9,7 +9,6 @@ import asyncio
 import json
 import ssl
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,8 +99,7 @@ class Proxy:
         self.faults: list[Fault] = []
         self.written: list[tuple[float, str]] = []
         """When (monotonic) and what: every write that came, in order."""
-        self.watching: Counter[str] = Counter()
-        """Watches that are open, by kind."""
+        self._streams: list[tuple[str, web.Request]] = []
         self.port = 0
 
     @property
@@ -128,6 +126,15 @@ class Proxy:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
         await self._runner.cleanup()
+
+    @property
+    def watching(self) -> set[str]:
+        """Kinds of which a watch is open: one whose reader has died counts no more."""
+        return {
+            kind
+            for kind, request in self._streams
+            if request.transport is not None and not request.transport.is_closing()
+        }
 
     def writes_since(self, moment: float) -> list[str]:
         return [title for at, title in self.written if at >= moment]
@@ -179,12 +186,13 @@ class Proxy:
         for fault in tuple(self.faults):
             lines = fault.lines(call, lines)
         kind = call.bare.rpartition("/")[2]
-        self.watching[kind] += 1
+        stream = (kind, request)
+        self._streams.append(stream)
         try:
             async for line in lines:
                 await response.write(line)
         finally:
-            self.watching[kind] -= 1
+            self._streams.remove(stream)
         return response
 
 
