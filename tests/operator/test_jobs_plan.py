@@ -7,7 +7,7 @@ import pytest
 
 from everstep_contract import levels
 from everstep_contract.report import Cause
-from everstep_operator.jobs import conditions
+from everstep_operator.jobs import conditions, statuspatch
 from everstep_operator.jobs.actions import (
     CheckTemplate,
     CreatePod,
@@ -660,3 +660,14 @@ def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
     observed = an_observation()
     planned = plan(replace(observed, job=replace(observed.job, deleting=True)), NOW)
     assert (planned.actions, planned.wanted) == ((), None)
+
+
+def test_a_new_operator_that_nobody_has_answered_yet_finds_nothing_to_write() -> None:
+    trained = plan(an_observation(), NOW)
+    observed = an_observation()
+    job = replace(observed.job, status=trained.status)
+    planned = plan(replace(observed, job=job, seen=None, callers=frozenset()), NOW + 5)
+    assert planned.status.world == trained.status.world
+    assert planned.status.conditions == trained.status.conditions
+    document = statuspatch.to_document(trained.status)
+    assert statuspatch.decide_patch(document, planned.status, NOW + 5, 0.0) == {}

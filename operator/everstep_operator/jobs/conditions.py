@@ -70,7 +70,7 @@ def build_status(
             "message": story.message[:1024] or None,
             "observed_generation": job.generation,
             "conditions": [build_condition(old, v, job.generation, now) for v in story.verdicts],
-            "world": _world(observed, records),
+            "world": _world(observed, story),
             "selector": manifests.build_selector(job.name),
             "run": f"{spec.checkpoint.uri.rstrip('/')}/{manifests.run_of(job, spec)}"
             if spec
@@ -128,12 +128,13 @@ def _goodput(seconds: dict[str, float]) -> str | None:
     return f"{100 * seconds.get('step', 0.0) / total:.1f}%" if total > 0 else None
 
 
-def _world(observed: Observed, records: Sequence[SlotStatus]) -> WorldStatus:
-    spec = observed.job.spec
+def _world(observed: Observed, story: Story) -> WorldStatus:
+    """A job that runs as far as we know, while nobody has answered us, has the members that it had."""
+    spec, old = observed.job.spec, observed.job.status.world
     desired = spec.workers.replicas if spec and not spec.suspend else 0
-    ready = (
-        len({m.slot for m in observed.seen.members}) if observed.seen and observed.running else 0
-    )
+    ready = len({m.slot for m in observed.seen.members}) if observed.seen else 0
+    if not observed.running:
+        ready = old.ready if old and story.state == "Running" else 0
     return WorldStatus(ready=ready, desired=desired, summary=f"{ready}/{desired}")
 
 
