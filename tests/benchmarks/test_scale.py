@@ -22,7 +22,7 @@ async def test_where_nothing_changes_nothing_is_written() -> None:
     flags = (*config.operator_args, "--figures-seconds=1", "--agent-seconds=0.5")
     with own_lab(dataclasses.replace(config, operator_args=flags), NETWORK) as lab:
         async with lab.api() as api:
-            bench = Bench(lab, api, Size(jobs=5, nodes=20), 4.0, print, settle_seconds=2.5)
+            bench = Bench(lab, api, Size(jobs=5, nodes=20), 4.0, print)
             phases = await bench.run()
     print(table.render(phases))
     assert cli.find_problems(phases) == []

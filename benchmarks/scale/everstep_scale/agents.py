@@ -28,8 +28,9 @@ class Agents:
     asked: int = 0
     training: bool = False
     """False: the step that they are in takes for ever, so what the jobs say stays the same."""
+    steps: dict[str, int] = field(default_factory=dict)
+    """Job → the step that it says."""
     _began: dict[str, float] = field(default_factory=dict)
-    _steps: dict[str, int] = field(default_factory=dict)
 
     def start(self, address: str, job: str) -> None:
         self.jobs[address] = job
@@ -51,9 +52,9 @@ class Agents:
             return Seen(run=f"default/{job}")
         now = time.monotonic()
         seconds = now - self._began.setdefault(job, now)
-        if self.training or job not in self._steps:
-            self._steps[job] = 1 + int(seconds / STEP_SECONDS)
-        return build_seen(job, peers, self._steps[job], seconds)
+        if self.training or job not in self.steps:
+            self.steps[job] = 1 + int(seconds / STEP_SECONDS)
+        return build_seen(job, peers, self.steps[job], seconds)
 
 
 def build_seen(job: str, peers: list[Mapping[str, Any]], step: int, seconds: float) -> Seen:

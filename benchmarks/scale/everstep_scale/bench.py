@@ -25,6 +25,7 @@ from everstep_scale.table import Phase
 OPERATOR_FLAGS = ("--scrape-seconds=15", "--scrape-timeout-seconds=5", "--agent-seconds=1")
 """Its own defaults, which a lab's operator does not have. No Lease: its renewals are a clock of their own."""
 LIMIT_SECONDS = 900.0
+SETTLE_SECONDS = 3.0
 
 
 @dataclass(slots=True)
@@ -34,8 +35,6 @@ class Bench:
     size: Size
     steady_seconds: float
     say: Callable[[str], None]
-    settle_seconds: float = 12.0
-    """More than the pause between two writes of figures."""
     agents: Agents = field(default_factory=Agents)
     exporters: Exporters = field(default_factory=lambda: Exporters(nodes={}))
     phases: list[Phase] = field(default_factory=list)
@@ -119,11 +118,15 @@ class Bench:
         return states["Running"] == self.size.jobs
 
     async def _settle(self) -> None:
-        """What is late (Events, figures) is written before the next phase."""
+        """What is late (figures, Events) is written before the next phase."""
+        await self._until("every status to show its job's step", self._all_shown)
         before = -1
         while (writes := self._usage().writes) != before:
             before = writes
-            await asyncio.sleep(self.settle_seconds)
+            await asyncio.sleep(SETTLE_SECONDS)
+
+    async def _all_shown(self) -> bool:
+        return await meter.list_steps(self.api) == self.agents.steps
 
     async def _steady(self, name: str) -> None:
         before, versions = self._usage(), await meter.list_versions(self.api)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from everstep_contract import names
 from everstep_lab.api import Api
@@ -95,5 +96,16 @@ async def list_versions(api: Api) -> dict[str, str]:
 
 
 async def count_states(api: Api) -> Counter[str]:
-    jobs = await api.list(f"/apis/{names.GROUP}/{names.VERSION}/{names.PLURAL}")
-    return Counter((job.get("status") or {}).get("state", "New") for job in jobs)
+    return Counter((job.get("status") or {}).get("state", "New") for job in await list_jobs(api))
+
+
+async def list_steps(api: Api) -> dict[str, int]:
+    """Job → the step that its status shows."""
+    return {
+        job["metadata"]["name"]: (job.get("status") or {}).get("step", 0)
+        for job in await list_jobs(api)
+    }
+
+
+async def list_jobs(api: Api) -> list[dict[str, Any]]:
+    return await api.list(f"/apis/{names.GROUP}/{names.VERSION}/{names.PLURAL}")
