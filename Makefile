@@ -29,7 +29,11 @@ endif
 
 .PHONY: test-long
 test-long: setup ## The full crash, protocol and store runs: an hour at most (PYTEST_ARGS='-k …' to choose)
+ifdef PYTEST_ARGS
 	@$(PYTEST) -m long -s $(PYTEST_ARGS)
+else
+	@bash .ci/test long
+endif
 
 .PHONY: e2e
 e2e: setup ## The core user stories on a kind cluster; needs docker and kind (E2E_ARGS='-k xid' to choose)
