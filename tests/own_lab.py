@@ -8,10 +8,19 @@ from everstep_lab.config import LabConfig
 from everstep_lab.places import Places
 
 
+_up: list[Lab] = []
+
+
 @contextmanager
 def own_lab(config: LabConfig, network: int) -> Iterator[Lab]:
-    """The environment, which names the network otherwise, stays as it is: pytest may end a fixture late."""
+    """The environment, which names the network otherwise, stays as it is: pytest may end a fixture late.
+
+    It ends a fixture of a folder with the session, in fact; so the next folder's lab ends the last one.
+    """
+    while _up:
+        _up.pop().down()
     lab = Lab(config)
     lab.places = Places.from_env({"EVERSTEP_LAB_NETWORK": str(network)})
     with lab:
+        _up.append(lab)
         yield lab
