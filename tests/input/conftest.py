@@ -1,6 +1,7 @@
 """A lab without an operator: its API server judges what is put in."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +11,14 @@ from input.api_server import ApiServer
 from own_lab import own_lab
 
 NETWORK = 73
+CRDS = Path(__file__).parents[2] / "crds"
 
 
 @pytest.fixture(scope="package")
 def lab() -> Iterator[Lab]:
     with own_lab(LabConfig(nodes=1, operator=False), NETWORK) as lab:
+        lab.kubectl("apply", "--server-side", "-f", str(CRDS))
+        lab.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
         yield lab
 
 
