@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from everstep_contract import names
 from everstep_stories.clusters import Cluster, NotHereError
 from everstep_stories.documents import (
     BY_HAND,
@@ -42,10 +43,10 @@ async def test_every_command_of_the_documents_does_what_they_say(
     await hands.follow(CHART, "Install", later=OWN_KEY)
     await hands.follow(CHART, "Arm")
     node, quarantine = await _break_a_gpu(cluster, teller)
+    hands.blanks["NAME-0-1"] = _find_pod(cluster, slot=0)["metadata"]["name"]
     await hands.follow(TROUBLESHOOTING, "")
     cluster.heal(node)
     hands.blanks["nodequarantine NAME"] = f"nodequarantine {quarantine}"
-    hands.blanks = dict(sorted(hands.blanks.items(), key=lambda item: -len(item[0])))
     await hands.follow(TROUBLESHOOTING, "Nodes")
     await _until(lambda: not _get(cluster, "node", node)["spec"].get("unschedulable"))
     await hands.follow(CHART, "Upgrade")
@@ -92,7 +93,7 @@ def _make_bare(cluster: Cluster, system: System) -> None:
 
 async def _break_a_gpu(cluster: Cluster, teller: Teller) -> tuple[str, str]:
     """Under slot 1; the node and its quarantine."""
-    pod = _get(cluster, "pod", "byte-lm-1-1", "-n", "default")
+    pod = _find_pod(cluster, slot=1)
     node = pod["spec"]["nodeName"]
     teller.say("fault", f"{node}, GPU 0: XID 79")
     cluster.fault(node, gpu=0, xid=79)
@@ -104,6 +105,14 @@ async def _break_a_gpu(cluster: Cluster, teller: Teller) -> tuple[str, str]:
 
     await _until(there)
     return node, found[0]["metadata"]["name"]
+
+
+def _find_pod(cluster: Cluster, slot: int) -> dict:
+    """The slot's newest: one that its node refused has had a successor."""
+    labels = f"{names.LABEL_JOB}=byte-lm,{names.LABEL_SLOT}={slot}"
+    found = _get(cluster, "pods", "-n", "default", "-l", labels)["items"]
+    newest: dict = max(found, key=lambda pod: pod["metadata"]["creationTimestamp"])
+    return newest
 
 
 async def _until(condition: object, limit: float = 90.0) -> None:

@@ -34,8 +34,8 @@ class Hands:
         """A command that watches is ended when a line holds `until`. Raises LabError."""
         self.typed.append(command)
         text = command
-        for blank, value in self.blanks.items():
-            text = text.replace(blank, value)
+        for blank in sorted(self.blanks, key=len, reverse=True):
+            text = text.replace(blank, self.blanks[blank])
         self._teller.say("typed", command)
         try:
             async with asyncio.timeout(LIMIT):
