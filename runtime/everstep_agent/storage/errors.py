@@ -152,6 +152,8 @@ def _classify_rest(
         or isinstance(error, (ValueError, TypeError))
     ):
         return BadAddress(f"{found}: {said}; correct checkpoint.uri")
+    if "redirect without LOCATION" in text:  # a 301 of S3, whose code the client keeps to itself
+        return StoreError(f"{found}: {said}; {_FIXES['PermanentRedirect']}")
     if 300 <= status < 500 and status not in (408, 409, 425, 429):
         return StoreError(f"{found}: {said}" + (f"; {fix}" if fix else ""))
     return Unreachable(f"{found}: {said}")
