@@ -12,15 +12,16 @@ _up: list[Lab] = []
 
 
 @contextmanager
-def own_lab(config: LabConfig, network: int) -> Iterator[Lab]:
-    """The environment, which names the network otherwise, stays as it is: pytest may end a fixture late.
+def own_lab(config: LabConfig, network: int | None) -> Iterator[Lab]:
+    """`network` None: the one that the environment names, which stays as it is: pytest may end a fixture late.
 
     It ends a fixture of a folder with the session, in fact; so the next folder's lab ends the last one.
     """
     while _up:
         _up.pop().down()
     lab = Lab(config)
-    lab.places = Places.from_env({"EVERSTEP_LAB_NETWORK": str(network)})
+    if network is not None:
+        lab.places = Places.from_env({"EVERSTEP_LAB_NETWORK": str(network)})
     with lab:
         _up.append(lab)
         yield lab

@@ -9,6 +9,7 @@ from everstep_demo.board import Board
 from everstep_demo.keeping import keep_logs
 from everstep_lab import Lab
 from everstep_lab.config import LabConfig
+from own_lab import own_lab
 
 HERE = Path(__file__).parent
 KEPT = HERE.parents[1] / "build" / "integration"
@@ -22,7 +23,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         images=str(HERE / "images.yaml"),
         operator_args=("--cordon-budget=2", "--figures-seconds=0.5"),
     )
-    with Lab(config) as lab:
+    with own_lab(config, None) as lab:
         failed = request.session.testsfailed
         yield lab
         if request.session.testsfailed > failed:
