@@ -7,7 +7,6 @@ from everstep_lab import Lab
 from everstep_lab.config import LabConfig
 from everstep_lab.places import Places
 
-
 _up: list[Lab] = []
 
 
