@@ -39,9 +39,10 @@ async def test_of_two_slots_on_the_bad_node_the_living_one_saves_and_both_move(
 ) -> None:
     name, slot = "crowded", 0
     trial = Trial(name, board, RunWatch(URI, f"{NAMESPACE}/{name}", lab.store_environment))
-    await board.create(build_crowded_job(name, await find_free_node(lab, board)))
+    node = await find_free_node(lab, board)
+    await board.create(build_crowded_job(name, node))
     try:
-        epoch = await trial.until_stepping()
+        epoch = await trial.until_stepping(limit=180)
         pods = [await board.current_pod(name, s) for s in (0, 1)]
         hurt, other = pods[slot], pods[1 - slot]
         assert hurt is not None
@@ -58,4 +59,4 @@ async def test_of_two_slots_on_the_bad_node_the_living_one_saves_and_both_move(
         await board.delete(name)
         for quarantine in await board.quarantines():
             await board.release(quarantine["metadata"]["name"])
-        lab.heal(hurt.node)
+        lab.heal(node)
