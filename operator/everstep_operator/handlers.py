@@ -108,7 +108,14 @@ class VerdictBoard:
     passes: passes.Passes
     wake: Callable[[Key], None]
 
+    def __post_init__(self) -> None:
+        self.passes.judged = False
+
     def publish(self, verdicts: Mapping[str, NodeVerdict]) -> None:
+        if not self.passes.judged:
+            self.passes.judged = True
+            for job in self.passes.world.jobs:
+                self.wake((job["metadata"]["namespace"], job["metadata"]["name"]))
         old = self.passes.verdicts
         self.passes.verdicts = dict(verdicts)
         changed = {n for n in {*old, *verdicts} if old.get(n) != verdicts.get(n)}

@@ -272,6 +272,11 @@ def test_a_slot_that_has_left_for_a_reason_that_is_gone_gets_a_new_pod() -> None
     assert planned.status.slots[1].cause == "PodLeft"
 
 
+def test_an_operator_that_has_not_looked_yet_takes_no_reason_for_gone() -> None:
+    observed = an_observation(seen=a_seen(left=(a_left(1),)))
+    assert attempts(plan(replace(observed, judged=False), NOW)) == [1, 1, 1]
+
+
 def test_unknown_is_no_reason_to_act() -> None:
     quiet = plan(with_verdict(an_observation(), 1, NodeState.UNKNOWN), NOW)
     assert quiet.actions == ()

@@ -79,6 +79,7 @@ class HealthLoop:
         self._told: set[Tell] = set()
         self._facts: dict[str, NodeFacts] = {}
         self._woken = asyncio.Event()
+        self._looked = asyncio.Event()
         self._lock = asyncio.Lock()
 
     async def run(self) -> None:
@@ -125,11 +126,13 @@ class HealthLoop:
                 self._say("exporters", f"the exporter pods cannot be listed: {error.message}")
             except Exception:  # the loop's edge: a fault in one round must not end all others
                 log.exception("a round of scrapes failed")
+            self._looked.set()
             self.wake()
             due = max(due + interval, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
 
     async def _pass_for_ever(self) -> None:
+        await self._looked.wait()  # what nobody has looked at yet must not pass for sound
         while True:
             wake_after = await self._pass_safely()
             try:

@@ -116,6 +116,8 @@ def decide_slot(observed: Observed, record: SlotStatus, now: float) -> Decision:
     if pod.deleting:
         return _decide_deleted(observed, record, pod, now)
     if observed.has_left(record.slot, record.attempt):
+        if not observed.judged:
+            return Stay(slot=record.slot)
         # Asked for a reason that has gone since: what has left holds nothing and cannot come back.
         return _raised(observed, record, "PodLeft", f"pod {pod.name} has left the job")
     return _decide_suspect(observed, record, pod) or Stay(slot=record.slot)

@@ -132,6 +132,8 @@ class Observed:
     """Pod UID → seconds for which we have been asking it."""
     nodes: Mapping[str, NodeFact] = field(default_factory=lambda: MappingProxyType({}))
     verdicts: Mapping[str, NodeVerdict] = field(default_factory=lambda: MappingProxyType({}))
+    judged: bool = True
+    """The nodes have been judged since this process acts: what has no verdict has nothing against it."""
     rivals: tuple[Rival, ...] = ()
     refusal: Refusal | None = None
     template_checked: bool = False

@@ -50,6 +50,8 @@ class Passes:
     """Called with a node's name when a rank or container has died there."""
     on_done: Callable[[str], None] = lambda action: None
     verdicts: Mapping[str, NodeVerdict] = field(default_factory=dict)
+    judged: bool = True
+    """False until the verdicts are the first ones of this process."""
     _memories: dict[Key, Memory] = field(default_factory=dict)
     _not_ready_since: dict[str, float] = field(default_factory=dict)
 
@@ -107,6 +109,7 @@ class Passes:
             asked_for=word.asked_for,
             nodes=self._nodes(pods, now),
             verdicts=self.verdicts,
+            judged=self.judged,
             rivals=self._rivals(found) if any(p.node for p in pods) else (),
             refusal=memory.refusal,
             template_checked=memory.checked_generation == job.generation,
