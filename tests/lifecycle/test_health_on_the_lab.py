@@ -45,7 +45,9 @@ async def test_two_bad_nodes_and_a_budget_of_one_the_job_leaves_both(scene: Scen
     assert await trial.steps_lost() == 0
 
 
-async def test_a_released_node_stays_released_although_its_xid_is_still_latched(scene: Scene) -> None:
+async def test_a_released_node_stays_released_although_its_xid_is_still_latched(
+    scene: Scene,
+) -> None:
     scene.lab.fault("node-2", gpu=0, xid=64)
     await until("node-2 marked", lambda: _is_marked(scene, "node-2"))
     for quarantine in await scene.board.quarantines():
