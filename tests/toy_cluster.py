@@ -11,8 +11,8 @@ from typing import Any
 
 from everstep_operator import kube
 from everstep_operator.fleet.model import NodeQuarantineSpec, NodeQuarantineStatus
-from everstep_operator.kube import Lane
 from everstep_operator.nodes import NodeFacts, to_facts
+from everstep_operator.pacing import Lane
 from everstep_operator.quarantines import Quarantine, to_quarantine
 
 Objects = list[dict[str, Any]]

@@ -16,6 +16,7 @@ from everstep_contract import levels, names
 from everstep_operator import kube
 from everstep_operator.jobs.agents import Word
 from everstep_operator.jobs.stamps import to_stamp
+from everstep_operator.pacing import Lane
 from everstep_operator.world import World
 
 Object = dict[str, Any]
@@ -60,7 +61,7 @@ class ToyCluster:
 
     async def create(
         self, kind: kube.Kind, body: Object, namespace: str | None = None, *,
-        dry_run: bool = False, lane: kube.Lane = kube.Lane.RECOVERY,
+        dry_run: bool = False, lane: Lane = Lane.RECOVERY,
     ) -> Object:  # fmt: skip
         self.cutter.before()
         key = kind.plural, body["metadata"]["name"]
@@ -88,7 +89,7 @@ class ToyCluster:
 
     async def delete(
         self, kind: kube.Kind, name: str, namespace: str | None = None, *, uid: str,
-        grace_seconds: int | None = None, lane: kube.Lane = kube.Lane.RECOVERY,
+        grace_seconds: int | None = None, lane: Lane = Lane.RECOVERY,
     ) -> None:  # fmt: skip
         self.cutter.before()
         obj = self._find(kind, name)
@@ -111,7 +112,7 @@ class ToyCluster:
 
     async def patch(
         self, kind: kube.Kind, name: str, body: Object, namespace: str | None = None, *,
-        sub: str | None = None, lane: kube.Lane = kube.Lane.RECOVERY,
+        sub: str | None = None, lane: Lane = Lane.RECOVERY,
     ) -> Object:  # fmt: skip
         self.cutter.before()
         obj = self._find(kind, name)

@@ -9,11 +9,9 @@ the gate: whoever does not hold the lease writes nothing, and no request outlive
 
 import asyncio
 import copy
-import enum
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,53 +23,24 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from everstep_contract import names
+from everstep_operator.answers import AlreadyExists as AlreadyExists
+from everstep_operator.answers import Conflict as Conflict
+from everstep_operator.answers import Denied as Denied
+from everstep_operator.answers import Gone as Gone
+from everstep_operator.answers import Invalid as Invalid
+from everstep_operator.answers import KubeError as KubeError
+from everstep_operator.answers import Standby as Standby
+from everstep_operator.answers import Transient as Transient
+from everstep_operator.answers import classify_error, parse_retry_after
+from everstep_operator.pacing import Bucket, Lane
 
 REQUEST_SECONDS = 30.0
-RETRY_AFTER_MAX = 60.0
 Object = dict[str, Any]
 JsonPatch = list[Object]
 
 
 class NoCluster(Exception):
     """There is nothing to connect to."""
-
-
-class KubeError(Exception):
-    """The API server did not do it; `message` is its own text."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.message = status, reason, message
-        self.retry_after = 0.0
-        """Seconds that the server asked us to wait."""
-
-
-class Gone(KubeError):
-    """The object, or its kind, is not there."""
-
-
-class Conflict(KubeError):
-    """It changed since it was read, or the UID is another's: observe again."""
-
-
-class AlreadyExists(KubeError):
-    """The name is taken: by us, if the owner's UID says so."""
-
-
-class Denied(KubeError):
-    """Not allowed: RBAC, a quota, an admission policy."""
-
-
-class Invalid(KubeError):
-    """The object is wrong, and would be the next time."""
-
-
-class Transient(KubeError):
-    """Overloaded, unreachable, timed out: perhaps done, perhaps not."""
-
-
-class Standby(KubeError):
-    """Not sent: this process does not hold the lease (any more)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,36 +69,6 @@ ACCOUNTS = Kind("", "v1", "serviceaccounts")
 LEASES = Kind("coordination.k8s.io", "v1", "leases")
 JOBS = Kind(names.GROUP, names.VERSION, names.PLURAL)
 QUARANTINES = Kind(names.GROUP, names.VERSION, names.QUARANTINE_PLURAL)
-
-
-class Lane(enum.Enum):
-    RECOVERY = "recovery"
-    STATUS = "status"
-
-
-class Bucket:
-    """A token bucket with two lanes; waiting is first come, first served within a lane."""
-
-    def __init__(self, qps: float, burst: int) -> None:
-        self._qps, self._burst = qps, float(burst)
-        self._tokens, self._at = float(burst), time.monotonic()
-        self._turns = {lane: asyncio.Lock() for lane in Lane}
-        self.waited_seconds = 0.0
-
-    async def take(self, lane: Lane) -> None:
-        floor = 0.0 if lane is Lane.RECOVERY else self._burst / 2
-        async with self._turns[lane]:
-            while (lack := floor + 1 - self._refilled()) > 0:
-                pause = lack / self._qps
-                self.waited_seconds += pause
-                await asyncio.sleep(pause)
-            self._tokens -= 1
-
-    def _refilled(self) -> float:
-        now = time.monotonic()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._qps)
-        self._at = now
-        return self._tokens
 
 
 class Tokens(Protocol):
@@ -379,34 +318,3 @@ def _describe_silence(limit: float) -> str:
     if limit < REQUEST_SECONDS:
         return f"no answer within the {limit:.1f} s for which this replica still held the lease"
     return f"no answer within {limit:.0f} s"
-
-
-def parse_retry_after(text: str) -> float:
-    """Seconds, at most RETRY_AFTER_MAX; a date, which the API server never sends, counts as none."""
-    return min(float(text), RETRY_AFTER_MAX) if text.isascii() and text.isdigit() else 0.0
-
-
-def classify_error(status: int, raw: bytes) -> KubeError:
-    """A Status document of the API server, sorted by what the caller can do about it."""
-    try:
-        document = json.loads(raw)
-        reason, message = str(document.get("reason", "")), str(document.get("message", ""))
-    except (ValueError, AttributeError):
-        reason, message = "", raw[:500].decode(errors="replace")
-    return _class_of(status, reason)(status, reason, message or f"HTTP {status}")
-
-
-def _class_of(status: int, reason: str) -> type[KubeError]:
-    if status == 409:
-        return AlreadyExists if reason == "AlreadyExists" else Conflict
-    by_status = {
-        401: Denied,
-        403: Denied,
-        404: Gone,
-        405: Invalid,
-        410: Gone,
-        400: Invalid,
-        413: Invalid,
-        422: Invalid,
-    }
-    return by_status.get(status, Transient)

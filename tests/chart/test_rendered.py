@@ -14,8 +14,9 @@ from everstep_lab import Lab, chart
 from everstep_lab.api import Object
 from everstep_operator import crd
 from everstep_operator.health.metrics import HealthMetrics
-from everstep_operator.kube import Bucket, Kube
+from everstep_operator.kube import Kube
 from everstep_operator.metrics import Metrics
+from everstep_operator.pacing import Bucket
 from everstep_operator.settings import load_settings
 from everstep_operator.world import World
 

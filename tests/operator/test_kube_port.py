@@ -11,8 +11,9 @@ import pytest
 import yaml
 from aiohttp import web
 
-from everstep_operator import kube
-from everstep_operator.kube import Bucket, Kube, Lane
+from everstep_operator import answers, kube
+from everstep_operator.kube import Kube
+from everstep_operator.pacing import Bucket, Lane
 from everstep_operator.tokens import AccountTokens
 
 Answer = Callable[[web.Request], Any]
@@ -93,7 +94,7 @@ async def test_errors_are_sorted_by_what_can_be_done(
 
 
 def test_an_answer_that_is_no_status_is_still_an_error() -> None:
-    found = kube.classify_error(502, b"<html>bad gateway</html>")
+    found = answers.classify_error(502, b"<html>bad gateway</html>")
     assert isinstance(found, kube.Transient)
     assert "bad gateway" in found.message
 

@@ -17,7 +17,7 @@ from everstep_operator.fleet.actions import (
     PatchStatus,
     Tell,
 )
-from everstep_operator.kube import Lane
+from everstep_operator.pacing import Lane
 from everstep_operator.quarantines import build_object, build_spec
 
 COMPONENT = "everstep-operator"

@@ -21,7 +21,8 @@ from everstep_operator.jobs.actions import (
 )
 from everstep_operator.jobs.observed import Job
 from everstep_operator.jobs.stamps import to_stamp
-from everstep_operator.kube import Kube, Lane
+from everstep_operator.kube import Kube
+from everstep_operator.pacing import Lane
 from everstep_operator.values import Happening
 
 COMPONENT = "everstep-operator"

@@ -1,0 +1,74 @@
+"""What the API server's answers mean, sorted by what the caller can do about them. Pure."""
+
+import json
+
+RETRY_AFTER_MAX = 60.0
+
+
+class KubeError(Exception):
+    """The API server did not do it; `message` is its own text."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message = status, reason, message
+        self.retry_after = 0.0
+        """Seconds that the server asked us to wait."""
+
+
+class Gone(KubeError):
+    """The object, or its kind, is not there."""
+
+
+class Conflict(KubeError):
+    """It changed since it was read, or the UID is another's: observe again."""
+
+
+class AlreadyExists(KubeError):
+    """The name is taken: by us, if the owner's UID says so."""
+
+
+class Denied(KubeError):
+    """Not allowed: RBAC, a quota, an admission policy."""
+
+
+class Invalid(KubeError):
+    """The object is wrong, and would be the next time."""
+
+
+class Transient(KubeError):
+    """Overloaded, unreachable, timed out: perhaps done, perhaps not."""
+
+
+class Standby(KubeError):
+    """Not sent: this process does not hold the lease (any more)."""
+
+
+def classify_error(status: int, raw: bytes) -> KubeError:
+    """A Status document of the API server, sorted by what the caller can do about it."""
+    try:
+        document = json.loads(raw)
+        reason, message = str(document.get("reason", "")), str(document.get("message", ""))
+    except (ValueError, AttributeError):
+        reason, message = "", raw[:500].decode(errors="replace")
+    return _class_of(status, reason)(status, reason, message or f"HTTP {status}")
+
+
+def _class_of(status: int, reason: str) -> type[KubeError]:
+    if status == 409:
+        return AlreadyExists if reason == "AlreadyExists" else Conflict
+    by_status = {
+        401: Denied,
+        403: Denied,
+        404: Gone,
+        405: Invalid,
+        410: Gone,
+        400: Invalid,
+        413: Invalid,
+        422: Invalid,
+    }
+    return by_status.get(status, Transient)
+
+
+def parse_retry_after(text: str) -> float:
+    """Seconds, at most RETRY_AFTER_MAX; a date, which the API server never sends, counts as none."""
+    return min(float(text), RETRY_AFTER_MAX) if text.isascii() and text.isdigit() else 0.0
