@@ -1,12 +1,10 @@
 """`KindLab`: the lab on a kind cluster, with the methods of `Lab`."""
 
-import base64
 import dataclasses
 import json
 import os
 import secrets
 import shutil
-import sysconfig
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,7 +15,7 @@ from typing import Any, Self
 from everstep_lab import build, kubeconfig
 from everstep_lab.api import Api
 from everstep_lab.config import KIND_GRACE_SECONDS, KIND_NODES, LabConfig
-from everstep_lab.kind import images, manifests, nodes, operator, places, tools
+from everstep_lab.kind import cluster, images, manifests, nodes, operator, places, tools
 from everstep_lab.kind.archive import Archive
 from everstep_lab.objectstore import BUCKET, REGION
 from everstep_lab.places import choose_port
@@ -25,7 +23,6 @@ from everstep_lab.seam import FaultRequest, LabError
 
 Say = Callable[[str], None]
 KIND_DEFAULT = LabConfig(nodes=KIND_NODES, node_grace_seconds=KIND_GRACE_SECONDS)
-_TOKEN_HOURS = 240
 
 
 def _silent(_: str) -> None:
@@ -87,7 +84,9 @@ class KindLab:
         archives = self._archives(images.ensure_images(self._say))
         try:
             self._describe()
-            self._create(archives)
+            cluster.create(
+                self.places, self._config, self.described["store_port"], archives, self._say
+            )
             self._fill()
         except BaseException:
             self._say("it did not come up; deleting what there is of it")
@@ -136,28 +135,6 @@ class KindLab:
             if to
         ]
 
-    def _create(self, archives: Sequence[Archive]) -> None:
-        """The images are written to archives while the nodes start."""
-        config = manifests.build_cluster(
-            nodes=self._config.nodes, grace_seconds=self._config.node_grace_seconds,
-            packages=sysconfig.get_path("purelib"), store_port=self.described["store_port"],
-        )  # fmt: skip
-        self._say(
-            f"creating the kind cluster {self.places.cluster!r}: 1 + {self._config.nodes} nodes"
-        )
-        image = os.environ.get("KIND_NODE_IMAGE")
-        argv = [
-            tools.find("kind"), "create", "cluster", "--name", self.places.cluster,
-            "--config", "-", "--kubeconfig", str(self.places.root / "kind.kubeconfig"),
-            *(["--image", image] if image else []),
-        ]  # fmt: skip
-        for archive in archives:
-            archive.start()
-        tools.run(argv, stdin=json.dumps(config), timeout=600)
-        self._say("loading the images into the nodes")
-        for archive in archives:
-            archive.load(self.places.cluster)
-
     def _fill(self) -> None:
         self._say("starting the nodes' GPUs and the object store")
         workers, control = self._workers(), self.places.control_plane
@@ -167,11 +144,11 @@ class KindLab:
             gpus=self._config.gpus_per_node, seed=self._config.seed, data_node=control,
             store=self._store_environment("cluster"),
         )  # fmt: skip
-        tools.run(
-            [self.described["kubectl"], "--kubeconfig", self.places.root / "kind.kubeconfig",
-             "apply", "-f", "-"], stdin=json.dumps(_as_list(objects)), timeout=60,
-        )  # fmt: skip
-        self._write_kubeconfig()
+        kubectl = [self.described["kubectl"], "--kubeconfig", cluster.own_kubeconfig(self.places)]
+        apply = [*kubectl, "apply", "-f", "-"]
+        tools.run(apply, stdin=json.dumps(_as_list(objects)), timeout=60)
+        files = {str(self.places.kubeconfig), self.described["kubeconfig"]}
+        cluster.write_kubeconfig(self.places, kubectl, files)
         self._wait_account("default")
         self.share_store("default")
         for node in workers:
@@ -179,23 +156,6 @@ class KindLab:
         nodes.wait_for(self._are_gpus_allocatable, "the kubelets to offer the GPUs", 60.0)
         wait = ["rollout", "status", f"deployment/{places.STORE}", "--timeout=90s"]
         self.kubectl("-n", places.NAMESPACE, *wait, timeout=100)
-
-    def _write_kubeconfig(self) -> None:
-        """A token of the lab's administrator, in the form of the local lab's file."""
-        kind_file = self.places.root / "kind.kubeconfig"
-        base = [self.described["kubectl"], "--kubeconfig", kind_file]
-        view = json.loads(tools.run([*base, "config", "view", "--raw", "--output", "json"]).stdout)
-        cluster = view["clusters"][0]["cluster"]
-        ca = base64.b64decode(cluster["certificate-authority-data"])
-        argv = [
-            "-n", places.NAMESPACE, "create", "token", manifests.ADMIN,
-            f"--duration={_TOKEN_HOURS}h",
-        ]  # fmt: skip
-        token = tools.run([*base, *argv]).stdout.strip()
-        document = kubeconfig.build(cluster["server"], ca, token, "admin", self.places.cluster)
-        self.places.ca.write_bytes(ca)
-        for path in {str(self.places.kubeconfig), self.described["kubeconfig"]}:
-            kubeconfig.write_private(Path(path), document)
 
     def _wait_account(self, namespace: str) -> None:
         def there() -> bool:
@@ -211,18 +171,8 @@ class KindLab:
         return offered == wanted or not self._config.gpus_per_node
 
     def _delete(self) -> None:
-        argv = [
-            tools.find("kind"), "delete", "cluster", "--name", self.places.cluster,
-            "--kubeconfig", str(self.places.root / "kind.kubeconfig"),
-        ]  # fmt: skip
-        for node in tools.list_containers(self.places.cluster):
-            if nodes.state(node) == "paused":  # docker cannot end what stands still
-                tools.docker("unpause", node)
-        tools.run(argv, timeout=180)
         extra = self._config.kubeconfig or self._saved().get("config", {}).get("kubeconfig", "")
-        if extra and kubeconfig.is_ours(Path(extra)):
-            Path(extra).unlink()
-        shutil.rmtree(self.places.root, ignore_errors=True)
+        cluster.delete(self.places, extra)
 
     # --- faults ---------------------------------------------------------------------------------
 

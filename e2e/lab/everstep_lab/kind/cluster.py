@@ -1,0 +1,81 @@
+"""The kind cluster itself: made, asked for an administrator's token, deleted."""
+
+import base64
+import json
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from everstep_lab import kubeconfig
+from everstep_lab.config import LabConfig
+from everstep_lab.kind import manifests, nodes, places, tools
+from everstep_lab.kind.archive import Archive
+
+TOKEN_HOURS = 240
+
+
+def own_kubeconfig(where: places.KindPlaces) -> Path:
+    """The file that kind writes, with its own certificate; the lab's file has a token."""
+    return where.root / "kind.kubeconfig"
+
+
+def create(
+    where: places.KindPlaces,
+    config: LabConfig,
+    store_port: int,
+    archives: Sequence[Archive],
+    say: Callable[[str], None],
+) -> None:
+    """The images are written to archives while the nodes start. Raises LabError."""
+    document = manifests.build_cluster(
+        nodes=config.nodes, grace_seconds=config.node_grace_seconds,
+        packages=sysconfig.get_path("purelib"), store_port=store_port,
+    )  # fmt: skip
+    say(f"creating the kind cluster {where.cluster!r}: 1 + {config.nodes} nodes")
+    image = os.environ.get("KIND_NODE_IMAGE")
+    argv = [
+        tools.find("kind"), "create", "cluster", "--name", where.cluster,
+        "--config", "-", "--kubeconfig", str(own_kubeconfig(where)),
+        *(["--image", image] if image else []),
+    ]  # fmt: skip
+    for archive in archives:
+        archive.start()
+    tools.run(argv, stdin=json.dumps(document), timeout=600)
+    say("loading the images into the nodes")
+    for archive in archives:
+        archive.load(where.cluster)
+
+
+def write_kubeconfig(
+    where: places.KindPlaces, kubectl: Sequence[Any], files: Collection[str]
+) -> None:
+    """A token of the lab's administrator, in the form of the local lab's file."""
+    view = json.loads(tools.run([*kubectl, "config", "view", "--raw", "--output", "json"]).stdout)
+    found = view["clusters"][0]["cluster"]
+    ca = base64.b64decode(found["certificate-authority-data"])
+    argv = [
+        "-n", places.NAMESPACE, "create", "token", manifests.ADMIN, f"--duration={TOKEN_HOURS}h",
+    ]  # fmt: skip
+    token = tools.run([*kubectl, *argv]).stdout.strip()
+    document = kubeconfig.build(found["server"], ca, token, "admin", where.cluster)
+    where.ca.write_bytes(ca)
+    for path in files:
+        kubeconfig.write_private(Path(path), document)
+
+
+def delete(where: places.KindPlaces, extra: str) -> None:
+    """With the lab's files and `extra`, a kubeconfig elsewhere, if it is ours; "" for none."""
+    argv = [
+        tools.find("kind"), "delete", "cluster", "--name", where.cluster,
+        "--kubeconfig", str(own_kubeconfig(where)),
+    ]  # fmt: skip
+    for node in tools.list_containers(where.cluster):
+        if nodes.state(node) == "paused":  # docker cannot end what stands still
+            tools.docker("unpause", node)
+    tools.run(argv, timeout=180)
+    if extra and kubeconfig.is_ours(Path(extra)):
+        Path(extra).unlink()
+    shutil.rmtree(where.root, ignore_errors=True)
