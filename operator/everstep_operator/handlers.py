@@ -108,18 +108,15 @@ class VerdictBoard:
     passes: passes.Passes
     wake: Callable[[Key], None]
 
-    def __post_init__(self) -> None:
-        self.passes.judged = False
-
     def publish(self, verdicts: Mapping[str, NodeVerdict]) -> None:
-        if not self.passes.judged:
-            self.passes.judged = True
-            for job in self.passes.world.jobs:
-                self.wake((job["metadata"]["namespace"], job["metadata"]["name"]))
-        old = self.passes.verdicts
+        old, world = self.passes.verdicts, self.passes.world
         self.passes.verdicts = dict(verdicts)
-        changed = {n for n in {*old, *verdicts} if old.get(n) != verdicts.get(n)}
-        for key in passes.jobs_on(self.passes.world, changed) if changed else ():
+        if old is None:
+            concerned = {key_of(job) for job in world.jobs}
+        else:
+            changed = {n for n in {*old, *verdicts} if old.get(n) != verdicts.get(n)}
+            concerned = passes.jobs_on(world, changed) if changed else set()
+        for key in concerned:
             self.wake(key)
 
 

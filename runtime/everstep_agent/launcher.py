@@ -125,8 +125,9 @@ class Launcher:
         try:
             self._prepare_store()
             self._catch_signals()
+            workers = "1 worker" if self._plan.workers == 1 else f"{self._plan.workers} workers"
             self._say(
-                f"{self._plan.run}: {self._plan.workers} worker{'s' * (self._plan.workers > 1)}, checkpoints in"
+                f"{self._plan.run}: {workers}, checkpoints in"
                 f" {self._plan.uri.removeprefix('file://')}/{self._plan.run}"
             )
             for number in range(self._plan.workers):

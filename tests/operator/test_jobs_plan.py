@@ -538,6 +538,13 @@ def test_a_pod_that_its_node_refuses_is_replaced_after_a_moment_and_not_in_a_loo
     assert attempts(plan(observed, NOW + 11)) == [1, 2, 1]
 
 
+def test_a_clock_that_goes_an_hour_ahead_holds_no_replacement_back() -> None:
+    refused = with_pod(
+        an_observation(seen=None), 1, phase="Failed", running_since=None, created_at=NOW + 3600
+    )
+    assert attempts(plan(refused, NOW)) == [1, 2, 1]
+
+
 def test_pods_stay_for_their_logs_and_the_living_get_the_drain_time() -> None:
     def finished(age: float) -> Observed:
         status = a_status(conditions=[a_condition("Failed", "UserError", age)])

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -34,6 +35,26 @@ def said(gang: S3Gang, event: str, slot: int) -> list[str]:
 async def steps_on(gang: S3Gang, steps: int) -> None:
     at = gang.seen.step
     await gang.until(lambda s: s.step >= at + steps, FAR)
+
+
+class MakeGang(Protocol):
+    def __call__(self, *, until: int, every: int = 5) -> S3Gang: ...
+
+
+@pytest.fixture
+def make_gang(
+    tmp_path: Path, s3: objectstore.ObjectStore, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> MakeGang:
+    """Of impatient agents that save `every` so many steps."""
+    make_impatient(monkeypatch)
+    monkeypatch.setattr(training, "FENCE_SECONDS", 0.3)
+
+    def make(*, until: int, every: int = 5) -> S3Gang:
+        gang = S3Gang(tmp_path, s3, proxy, save_every_steps=every)
+        gang.stub |= {"STUB_UNTIL": str(until), "STUB_STEP_MS": "30"}
+        return gang
+
+    return make
 
 
 LONG = pytest.mark.long
@@ -67,19 +88,13 @@ REFUSED = "the identity needs to read, write, delete and list"
     ],
 )
 async def test_while_the_store_refuses_the_job_steps_on_and_afterwards_nothing_is_lost(
-    tmp_path: Path,
-    s3: objectstore.ObjectStore,
+    make_gang: MakeGang,
     proxy: S3Proxy,
-    monkeypatch: pytest.MonkeyPatch,
     act: Act,
     kind: str,
     fix: str,
 ) -> None:
-    make_impatient(monkeypatch)
-    monkeypatch.setattr(training, "FENCE_SECONDS", 0.3)
-    gang = S3Gang(tmp_path, s3, proxy, save_every_steps=5)
-    gang.stub |= {"STUB_UNTIL": "100000", "STUB_STEP_MS": "30"}
-    async with gang:
+    async with make_gang(until=100000) as gang:
         await gang.until(lambda s: s.committed, FAR)
         proxy.arm(act)
         await gang.until(lambda s: s.storage_error and s.storage_error.kind == kind, FAR)
@@ -107,16 +122,10 @@ async def test_while_the_store_refuses_the_job_steps_on_and_afterwards_nothing_i
 
 
 async def test_a_rank_that_dies_while_the_store_refuses_costs_no_step(
-    tmp_path: Path,
-    s3: objectstore.ObjectStore,
+    make_gang: MakeGang,
     proxy: S3Proxy,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    make_impatient(monkeypatch)
-    monkeypatch.setattr(training, "FENCE_SECONDS", 0.3)
-    gang = S3Gang(tmp_path, s3, proxy, save_every_steps=5)
-    gang.stub |= {"STUB_UNTIL": "60", "STUB_STEP_MS": "30"}
-    async with gang:
+    async with make_gang(until=60) as gang:
         await gang.until(lambda s: s.committed, FAR)
         proxy.arm(bad.refuse(403, "AccessDenied"))
         await gang.until(lambda s: s.storage_error, FAR)
@@ -131,15 +140,10 @@ async def test_a_rank_that_dies_while_the_store_refuses_costs_no_step(
 
 @LONG
 async def test_a_restart_whose_reads_are_refused_waits_and_does_not_go_back_in_time(
-    tmp_path: Path,
-    s3: objectstore.ObjectStore,
+    make_gang: MakeGang,
     proxy: S3Proxy,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    make_impatient(monkeypatch)
-    gang = S3Gang(tmp_path, s3, proxy, save_every_steps=5)
-    gang.stub |= {"STUB_UNTIL": "60", "STUB_STEP_MS": "30"}
-    async with gang:
+    async with make_gang(until=60) as gang:
         await gang.until(lambda s: s.committed and s.committed.step >= 10, FAR)
         refused = proxy.arm(bad.refuse(403, "AccessDenied"), "GET", target="/chunks/")
         os.kill(gang.worker(1), signal.SIGKILL)
@@ -152,16 +156,10 @@ async def test_a_restart_whose_reads_are_refused_waits_and_does_not_go_back_in_t
 
 
 async def test_a_bucket_that_was_emptied_is_said_and_never_written_over(
-    tmp_path: Path,
-    s3: objectstore.ObjectStore,
+    make_gang: MakeGang,
     proxy: S3Proxy,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    make_impatient(monkeypatch)
-    monkeypatch.setattr(training, "FENCE_SECONDS", 0.3)
-    gang = S3Gang(tmp_path, s3, proxy, save_every_steps=10)
-    gang.stub |= {"STUB_UNTIL": "100000", "STUB_STEP_MS": "30"}
-    async with gang:
+    async with make_gang(until=100000, every=10) as gang:
         await gang.until(lambda s: s.committed, FAR)
         behind = gang.store()
         kept = {key: await behind.get(key) for key in await behind.list("log")}

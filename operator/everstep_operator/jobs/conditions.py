@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from everstep_operator.jobs import failures, manifests
 from everstep_operator.jobs.incidents import build_incidents
 from everstep_operator.jobs.membership import Decision, Leave, Raise
-from everstep_operator.jobs.observed import Observed
+from everstep_operator.jobs.observed import Job, Observed
 from everstep_operator.jobs.stamps import to_seconds, to_stamp
 from everstep_operator.model_status import (
     CheckpointStatus,
@@ -63,13 +63,10 @@ def build_status(
     incidents = build_incidents(observed, records, decisions, now)
     if story.state in OVER:
         incidents = [i.model_copy(update={"open": False}) for i in incidents]
-    return old.model_copy(
+    status = old.model_copy(
         update={
             **figures,
-            "state": story.state,
-            "message": story.message[:1024] or None,
             "observed_generation": job.generation,
-            "conditions": [build_condition(old, v, job.generation, now) for v in story.verdicts],
             "world": _world(observed, story),
             "selector": manifests.build_selector(job.name),
             "run": f"{spec.checkpoint.uri.rstrip('/')}/{manifests.run_of(job, spec)}"
@@ -78,6 +75,19 @@ def build_status(
             "restarts": _restarts(old, seen.restarts if seen else {}, decisions),
             "slots": list(records),
             "incidents": incidents,
+        }
+    )
+    return with_story(status, job, story, now)
+
+
+def with_story(status: JobStatus, job: Job, story: Story, now: float) -> JobStatus:
+    """The same status, in the words of `story`."""
+    told = [build_condition(job.status, v, job.generation, now) for v in story.verdicts]
+    return status.model_copy(
+        update={
+            "state": story.state,
+            "message": story.message[:1024] or None,
+            "conditions": told,
         }
     )
 

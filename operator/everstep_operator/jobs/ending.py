@@ -159,18 +159,8 @@ def _with_story(
     old = observed.job.status
     born = observed.job.created_at if old.observed_generation is None else now
     stamp = old.stopping_since if since is not None else to_stamp(born or now)
-    told = [
-        conditions.build_condition(old, v, observed.job.generation, now) for v in story.verdicts
-    ]
-    status = plan.status.model_copy(
-        update={
-            "stopping_since": stamp,
-            "gang": None,
-            "state": story.state,
-            "message": story.message,
-            "conditions": told,
-        }
-    )
+    status = conditions.with_story(plan.status, observed.job, story, now)
+    status = status.model_copy(update={"stopping_since": stamp, "gang": None})
     events = conditions.build_events(old, status, ())
     return replace(plan, status=status, events=events)
 

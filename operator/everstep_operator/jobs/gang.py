@@ -16,7 +16,7 @@ from everstep_operator.jobs.conditions import Story, Verdict
 from everstep_operator.jobs.observed import Observed, Pod, Rival
 from everstep_operator.jobs.stamps import to_seconds, to_stamp
 from everstep_operator.jobs.wanted import build_wanted
-from everstep_operator.model_status import GangStatus, JobStatus
+from everstep_operator.model_status import GangStatus
 
 PAUSE_SECONDS = 30.0
 LONGEST_PAUSE_SECONDS = 600.0
@@ -108,12 +108,11 @@ def plan_giving_back(observed: Observed, now: float) -> Plan:
     held = [r for r in records if r.pod_uid is not None]
     running = conditions.find_condition(job.status, "Running")
     story = _story(observed, gang, _said_before(running.message if running else ""), now)
-    if held and ending.may_end(
-        observed, None, now
-    ):  # what cannot be saved is not given up for this
+    # What cannot be saved is not given up for this.
+    if held and ending.may_end(observed, None, now):
         raises = ending.build_raises(observed, held, REASON, "given back")
         plan = attempts.plan_count(observed, records, raises, now)
-        return replace(plan, status=_told(observed, plan, story, now), events=())
+        return replace(plan, status=conditions.with_story(plan.status, job, story, now), events=())
     status = conditions.build_status(observed, records, (), story, now)
     left = (to_seconds(gang.retry_at) or now) - now
     return Plan(
@@ -138,14 +137,6 @@ def _story(observed: Observed, gang: GangStatus, why: str, now: float) -> Story:
         state="Pending",
         running=Verdict(type="Running", status=False, reason=REASON, message=text),
         checkpoint=conditions.decide_checkpoint(observed, (), now),
-    )
-
-
-def _told(observed: Observed, plan: Plan, story: Story, now: float) -> JobStatus:
-    old, generation = observed.job.status, observed.job.generation
-    told = [conditions.build_condition(old, v, generation, now) for v in story.verdicts]
-    return plan.status.model_copy(
-        update={"state": story.state, "message": story.message[:1024], "conditions": told}
     )
 
 

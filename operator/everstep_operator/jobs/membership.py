@@ -124,12 +124,14 @@ def decide_slot(observed: Observed, record: SlotStatus, now: float) -> Decision:
 
 
 def _comes_too_soon(observed: Observed, pod: Pod, now: float) -> bool:
-    """The next attempt would meet the same end."""
+    """The next attempt would meet the same end. Another host's clock may make the pause shorter or twice as
+    long, never endless.
+    """
     if pod.refused_by_node:
-        return now - pod.created_at < REFUSED_BY_NODE_SECONDS
+        return abs(now - pod.created_at) < REFUSED_BY_NODE_SECONDS
     if pod.ended is None or not failures.is_fenced(pod) or observed.running:
         return False
-    return now - pod.ended.finished_at < FENCED_SECONDS
+    return abs(now - pod.ended.finished_at) < FENCED_SECONDS
 
 
 def _decide_without_pod(observed: Observed, record: SlotStatus) -> Decision:

@@ -49,9 +49,8 @@ class Passes:
     on_death: Callable[[str], None] = lambda node: None
     """Called with a node's name when a rank or container has died there."""
     on_done: Callable[[str], None] = lambda action: None
-    verdicts: Mapping[str, NodeVerdict] = field(default_factory=dict)
-    judged: bool = True
-    """False until the verdicts are the first ones of this process."""
+    verdicts: Mapping[str, NodeVerdict] | None = None
+    """None until this process has judged the nodes."""
     _memories: dict[Key, Memory] = field(default_factory=dict)
     _not_ready_since: dict[str, float] = field(default_factory=dict)
 
@@ -108,8 +107,8 @@ class Passes:
             callers=word.callers,
             asked_for=word.asked_for,
             nodes=self._nodes(pods, now),
-            verdicts=self.verdicts,
-            judged=self.judged,
+            verdicts=self.verdicts or {},
+            judged=self.verdicts is not None,
             rivals=self._rivals(found) if any(p.node for p in pods) else (),
             refusal=memory.refusal,
             template_checked=memory.checked_generation == job.generation,
