@@ -37,6 +37,8 @@ def build_shape(
 ) -> Shape:
     status, name = job.get("status", {}), job["metadata"]["name"]
     restarts = status.get("restarts") or {}
+    incidents = status.get("incidents", [])
+    echoes = [i for i in incidents if _is_echo(i, incidents)]
     over = status.get("state") in ("Complete", "Failed")
     marks = [found for found in map(mark_of, nodes) if any(found)]
     return Shape(
@@ -44,10 +46,11 @@ def build_shape(
         conditions=_conditions(status),
         slots=tuple((s["slot"], s["attempt"], s.get("cause", "")) for s in status.get("slots", [])),
         restarts=tuple(sorted((restarts.get("byCause") or {}).items())),
-        restarts_total=restarts.get("total", 0),
+        restarts_total=restarts.get("total", 0) - len(echoes),
         incidents=tuple(
             (i["cause"], i.get("slot", -1), i.get("attempt", -1), i.get("open", False))
-            for i in status.get("incidents", [])
+            for i in incidents
+            if i not in echoes
         ),
         pods=tuple(sorted(_pod(pod, name) for pod in pods)),
         ready="" if over else (status.get("world") or {}).get("summary", ""),
@@ -59,6 +62,16 @@ def build_shape(
             )
         ),
     )
+
+
+def _is_echo(incident: Object, incidents: Sequence[Object]) -> bool:
+    """A rank that died of what convicts its node later. With the operator dead in between, the job mends
+    it by itself first: two interruptions, which status must join by the quarantine.
+    """
+    if "attempt" in incident or incident.get("open") or "quarantine" not in incident:
+        return False
+    moved = [i for i in incidents if "attempt" in i and i["slot"] == incident.get("slot")]
+    return any(i.get("quarantine") == incident["quarantine"] for i in moved)
 
 
 def describe_difference(clean: Shape, found: Shape) -> str:

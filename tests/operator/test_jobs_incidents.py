@@ -78,6 +78,25 @@ def test_the_events_of_an_explained_death_bear_its_id_and_name_the_quarantine() 
     assert wanted.incident == "lm-1"
 
 
+def test_a_death_that_was_mended_before_the_verdict_came_bears_its_quarantine() -> None:
+    mended = told(open=False, rung="restart")
+    seen = a_seen(incidents=(mended,), restarts={"WorkerDied": 1})
+    before = again(an_observation(seen=seen), NOW)
+    convicted = replace(before, verdicts={"node-1": a_verdict("node-1", NodeState.GONE)})
+    died, moved = incidents_after(convicted, NOW + 30)
+    assert (died.id, died.cause, died.quarantine, died.open) == (
+        "lm-1",
+        "WorkerDied",
+        "inc-1",
+        False,
+    )
+    assert (moved.cause, moved.id, moved.quarantine) == ("NodeGone", "inc-1", "inc-1")
+    died, moved = incidents_after(convicted, NOW + 600)
+    assert (died.quarantine, moved.quarantine) == (None, "inc-1"), (
+        "ten minutes later: another fault"
+    )
+
+
 def lost_node(**changes: object) -> Observed:
     """The group broke, by whom nobody knew; node-2 has been away for a minute."""
     broken = told(cause="GroupBroken", message="rank 0: a peer is gone", slot=None, rank=None)

@@ -3,7 +3,9 @@ measured, under one id.
 
 Which id that is `membership.choose_incident` decides: a decision that belongs to what the job lives
 through carries the job's id, so here equal ids are one incident. Two ids meet only where both sides
-noticed something before they heard of each other; the record then keeps both (`job_id`).
+noticed something before they heard of each other; the record then keeps both (`job_id`). A death
+that the job had mended in place when the verdict came stays what it was, an interruption of its
+own, and bears the verdict's `quarantine`: one fault, two interruptions.
 """
 
 from collections.abc import Sequence
@@ -16,6 +18,8 @@ from everstep_operator.model_status import Incident, Mark, PhaseTiming, SlotStat
 from everstep_operator.values import NodeVerdict
 
 KEPT = 10
+ECHO_SECONDS = 120.0
+"""A rank that died so shortly before its node's verdict died of the same fault."""
 
 
 def build_incidents(
@@ -54,12 +58,21 @@ def _with_decision(
     opened = _opened(observed, decision, now)
     told = [i for i in incidents if i.open and i.attempt is None and _explains(decision, i)]
     if not told:
-        return [*incidents, opened]
+        return [*(_explained(i, decision, now) for i in incidents), opened]
     return [*(i for i in incidents if i is not told[-1]), _absorbed(opened, told[-1])]
 
 
 def _explains(decision: Leave | Raise, told: Incident) -> bool:
     return told.id == decision.incident or told.slot == decision.slot
+
+
+def _explained(incident: Incident, decision: Leave | Raise, now: float) -> Incident:
+    """What the job had mended by itself before anybody could say why."""
+    began = to_seconds(incident.started_at) or 0.0
+    of_the_job = incident.attempt is None and incident.slot == decision.slot
+    if not (of_the_job and decision.verdict and now - began <= ECHO_SECONDS):
+        return incident
+    return incident.model_copy(update={"quarantine": incident.quarantine or decision.verdict})
 
 
 def _absorbed(opened: Incident, told: Incident) -> Incident:
