@@ -9,18 +9,17 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from everstep_agent import hang, logline, restoring, spawn
+from everstep_agent import hang, logline, spawn
 from everstep_agent.arming import Arming, order_save
 from everstep_agent.checkpoint.ledger import Book
-from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.restore import Fetched
 from everstep_agent.desk import Identity
 from everstep_agent.messages import (
     AgentReport,
-    BrokenCheckpoint,
     EpochLevel,
     EpochMember,
     FailureReport,
@@ -35,6 +34,7 @@ from everstep_agent.reporting import (
     build_worker_report,
     find_unheard_of,
 )
+from everstep_agent.restoring import Restorer
 from everstep_agent.starting import build_start, is_fresh_wanted
 from everstep_agent.storage.retrying import Retrying
 from everstep_agent.timeledger import TimeLedger
@@ -83,10 +83,7 @@ class Pod:
         self.level: EpochLevel | None = None
         """Of the epoch that our workers are in."""
         self._newest: Levels | None = None
-        self._restoring = 0
-        self._restore: asyncio.Task[None] | None = None
-        self._broken: BrokenCheckpoint | None = None
-        self._error: levels.StorageError | None = None
+        self._restorer = Restorer(store, Path(settings.memory) / "restore", self._touch, line)
         self._arming = Arming()
         self._book = Book()
         self.uploads: Uploads | None = None
@@ -113,9 +110,7 @@ class Pod:
         self.workers.ensure_fresh()
 
     async def close(self) -> None:
-        if self._restore is not None:
-            self._restore.cancel()
-            await asyncio.gather(self._restore, return_exceptions=True)
+        await self._restorer.close()
         if self.uploads is not None:
             await self.uploads.close()
         await self.workers.close()
@@ -176,25 +171,13 @@ class Pod:
         if level is None or not level.live or level.number <= self.epoch:
             return
         mine = level.member(self.me.slot, self.me.attempt, self.me.incarnation)
-        if mine is None or self.joined != level.number or self._restoring >= level.number:
+        if mine is None or self.joined != level.number or self._restorer.epoch >= level.number:
             return
-        self._restoring = level.number
-        if self._restore is not None:
-            self._restore.cancel()  # it may wait for the store, for an epoch that is over
-        self._restore = asyncio.create_task(self._restore_and_begin(level, mine))
+        self._restorer.ask(level.number, level.commit, partial(self._restored, level, mine))
 
-    async def _restore_and_begin(self, level: EpochLevel, mine: EpochMember) -> None:
-        started = time.monotonic()
-        try:
-            fetched = await restoring.fetch(
-                self.store, level.commit, Path(self.settings.memory) / "restore", self._store_waits
-            )
-        except Broken as error:
-            assert level.commit is not None
-            self._broken = BrokenCheckpoint(manifest=level.commit.manifest, message=str(error))
-            self.line.say("restore_failed", message=str(error))
-            self._touch()
-            return
+    async def _restored(
+        self, level: EpochLevel, mine: EpochMember, fetched: Fetched | None, seconds: float
+    ) -> None:
         newest = self._newest.epoch if self._newest else None
         if newest is None or newest.number != level.number or not newest.live:
             return
@@ -203,7 +186,7 @@ class Pod:
             return
         if self.uploads is not None:
             await self.uploads.close()
-        self._start(level, mine, fetched, time.monotonic() - started)
+        self._start(level, mine, fetched, seconds)
 
     def _start(
         self, level: EpochLevel, mine: EpochMember, fetched: Fetched | None, restore: float
@@ -211,7 +194,7 @@ class Pod:
         now = time.monotonic()
         self._ledger.begin(now, restore=restore, first=self.epoch == 0)
         self.epoch, self.level = level.number, level
-        self._arming, self._broken, self._notes = Arming(), None, ()
+        self._arming, self._restorer.broken, self._notes = Arming(), None, ()
         self._book.rewind(level.resume)
         self.uploads = Uploads(
             self.store,
@@ -243,10 +226,6 @@ class Pod:
                 spent, kind = now - worker.started_at, "idle" if in_order else "detect"
                 self._ledger.tail(worker.local, worker.life, spent, kind)
             self._ledger.rest(worker.local, now)
-
-    def _store_waits(self, error: levels.StorageError | None) -> None:
-        self._error = error
-        self._touch()
 
     # --- workers ---------------------------------------------------------------------------------
 
@@ -403,7 +382,7 @@ class Pod:
             loss=lead.applied.loss if lead and lead.applied else None,
             notes=self._notes,
             state_bytes=lead.tracked.bytes if lead and lead.tracked else 0,
-            broken=self._broken,
+            broken=self._restorer.broken,
             storage_error=self._storage_error(),
             failure=self.failure,
             seconds=self._ledger.total(),
@@ -414,4 +393,4 @@ class Pod:
 
     def _storage_error(self) -> levels.StorageError | None:
         waits = self.store.trouble.to_level() if self.store.trouble else None
-        return self._error or (self.uploads.error if self.uploads else None) or waits
+        return self._restorer.error or (self.uploads.error if self.uploads else None) or waits

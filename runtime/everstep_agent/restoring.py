@@ -1,16 +1,65 @@
 """Bringing the checkpoint of a new epoch into this pod's memory, however long the store takes."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from everstep_agent import logline
+from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.restore import Fetched, fetch_checkpoint
+from everstep_agent.messages import BrokenCheckpoint
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import levels, log
 
 RETRY_SECONDS = 1.0
 MORE_ROOM = "raise spec.checkpoint.stagingMemory if this stays"
+
+Then = Callable[[Fetched | None, float], Awaitable[None]]
+"""Given what was fetched and the seconds that it took."""
+
+
+class Restorer:
+    """For one epoch at a time: a newer one ends what an older still waits for."""
+
+    def __init__(
+        self, store: ObjectStore, folder: Path, on_change: Callable[[], None], line: logline.Log
+    ) -> None:
+        self._store, self._folder = store, folder
+        self._on_change, self._line = on_change, line
+        self._task: asyncio.Task[None] | None = None
+        self.epoch = 0
+        """The newest that was asked for."""
+        self.broken: BrokenCheckpoint | None = None
+        self.error: levels.StorageError | None = None
+
+    def ask(self, epoch: int, commit: log.Commit | None, then: Then) -> None:
+        self.epoch = epoch
+        if self._task is not None:
+            self._task.cancel()
+        self._task = asyncio.create_task(self._run(commit, then))
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self, commit: log.Commit | None, then: Then) -> None:
+        started = time.monotonic()
+        try:
+            fetched = await fetch(self._store, commit, self._folder, self._waits)
+        except Broken as error:
+            assert commit is not None
+            self.broken = BrokenCheckpoint(manifest=commit.manifest, message=str(error))
+            self._line.say("restore_failed", message=str(error))
+            self._on_change()
+            return
+        await then(fetched, time.monotonic() - started)
+
+    def _waits(self, error: levels.StorageError | None) -> None:
+        self.error = error
+        self._on_change()
 
 
 async def fetch(
