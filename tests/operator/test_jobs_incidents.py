@@ -97,6 +97,30 @@ def test_a_death_that_was_mended_before_the_verdict_came_bears_its_quarantine() 
     )
 
 
+def test_the_last_incident_is_told_as_a_story_and_announced_once() -> None:
+    verdict = a_verdict("node-1", NodeState.GONE, marks={"signal": NOW - 2, "verdict": NOW - 1})
+    raised = again(an_observation(verdicts={"node-1": verdict}), NOW)
+    mended = told(id="inc-1", open=False, rung="restart", steps_lost=0)
+    back = replace(
+        raised,
+        pods=(a_pod(0), a_pod(1, 2, node="node-3"), a_pod(2)),
+        seen=a_seen(((0, 1), (1, 2), (2, 1)), epoch=2, incidents=(mended,)),
+    )
+    planned = plan(back, NOW + 7)
+    (recovering,) = [c for c in planned.status.conditions if c.type == "Recovering"]
+    assert recovering.status == "False"
+    for word in (
+        "NodeGone (slot 1)", verdict.message, "recovered by restart, from step 42, 0 steps lost",
+        "signal after 0.0 s", "verdict after 1.0 s", "running after 9.0 s",
+        "the job measured detect 0.03 s", "[inc-1]",
+    ):  # fmt: skip
+        assert word in recovering.message
+    (announced,) = [e for e in planned.events if e.reason == "Recovered"]
+    assert recovering.message == f"last: {announced.message}"
+    after = again(back, NOW + 7)
+    assert not [e for e in plan(after, NOW + 8).events if e.reason == "Recovered"]
+
+
 def lost_node(**changes: object) -> Observed:
     """The group broke, by whom nobody knew; node-2 has been away for a minute."""
     broken = told(cause="GroupBroken", message="rank 0: a peer is gone", slot=None, rank=None)

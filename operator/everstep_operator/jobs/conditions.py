@@ -3,9 +3,9 @@ Events.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from everstep_operator.jobs import failures, manifests
+from everstep_operator.jobs import failures, manifests, telling
 from everstep_operator.jobs.incidents import build_incidents
 from everstep_operator.jobs.membership import Decision, Leave, Raise
 from everstep_operator.jobs.observed import Job, Observed
@@ -13,6 +13,7 @@ from everstep_operator.jobs.stamps import to_seconds, to_stamp
 from everstep_operator.model_status import (
     CheckpointStatus,
     Condition,
+    Incident,
     JobStatus,
     Restarts,
     SlotStatus,
@@ -81,8 +82,9 @@ def build_status(
 
 
 def with_story(status: JobStatus, job: Job, story: Story, now: float) -> JobStatus:
-    """The same status, in the words of `story`."""
-    told = [build_condition(job.status, v, job.generation, now) for v in story.verdicts]
+    """The same status, in the words of `story`. Where nothing is being recovered, the last recovery is told."""
+    verdicts = [_remembering(v, status.incidents) for v in story.verdicts]
+    told = [build_condition(job.status, v, job.generation, now) for v in verdicts]
     return status.model_copy(
         update={
             "state": story.state,
@@ -90,6 +92,13 @@ def with_story(status: JobStatus, job: Job, story: Story, now: float) -> JobStat
             "conditions": told,
         }
     )
+
+
+def _remembering(verdict: Verdict, incidents: Sequence[Incident]) -> Verdict:
+    over = telling.list_over(incidents)
+    if verdict.type != "Recovering" or verdict.status or not over:
+        return verdict
+    return replace(verdict, message=f"last: {telling.tell(over[-1])}")
 
 
 def _figures(observed: Observed, now: float) -> dict[str, object]:
@@ -277,6 +286,7 @@ def build_events(
     found = [h for c in new.conditions if (h := _announced(find_condition(old, c.type), c))]
     found = [h for k, h in enumerate(found) if h.message not in {o.message for o in found[k + 1 :]}]
     told = {h.message for h in found}
+    found += _of_recoveries(old, new)
     known = {(i.id, i.slot) for i in old.incidents if i.attempt is not None}
     for decision in decisions:
         match decision:
@@ -303,6 +313,22 @@ def _announced(old: Condition | None, new: Condition) -> Happening | None:
         warning=bad,
         stamp=f"{new.type}-{new.last_transition_time}",
     )
+
+
+def _of_recoveries(old: JobStatus, new: JobStatus) -> list[Happening]:
+    """One for each interruption that is over since; an end of the job is no recovery."""
+    known = {entries[0].id for entries in telling.list_over(old.incidents)}
+    over = [] if new.state in OVER else telling.list_over(new.incidents)
+    return [
+        Happening(
+            reason="Recovered",
+            message=telling.tell(entries),
+            incident=entries[0].id,
+            stamp=entries[0].id,
+        )
+        for entries in over
+        if entries[0].id not in known and entries[0].cause not in WISHES
+    ]
 
 
 def describe_leave(decision: Leave) -> str:

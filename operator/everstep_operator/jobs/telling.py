@@ -1,0 +1,54 @@
+"""An interruption that is over, as one sentence: what happened, how it was mended, what it took."""
+
+from collections.abc import Iterable, Sequence
+
+from everstep_operator.model_status import Incident
+
+
+def list_over(incidents: Iterable[Incident]) -> list[list[Incident]]:
+    """Those that are over, the newest last: a list of entries each, one for every slot that it moved."""
+    grouped: dict[str, list[Incident]] = {}
+    for incident in incidents:
+        grouped.setdefault(incident.id, []).append(incident)
+    return [entries for entries in grouped.values() if not any(i.open for i in entries)]
+
+
+def tell(entries: Sequence[Incident]) -> str:
+    """Of the entries of one incident: signal, verdict, rung, checkpoint, steps lost, seconds per phase."""
+    first = min(entries, key=lambda i: i.started_at)
+    parts = [
+        f"{first.started_at} {first.cause}{_slots(entries)}: {first.message.rstrip('.')}",
+        _mended(entries),
+        _marks(entries),
+        _phases(entries),
+    ]
+    return f"{'; '.join(p for p in parts if p)} [{first.id}]"
+
+
+def _slots(entries: Sequence[Incident]) -> str:
+    slots = sorted({i.slot for i in entries if i.slot is not None})
+    word = "slot" if len(slots) == 1 else "slots"
+    return f" ({word} {', '.join(map(str, slots))})" if slots else ""
+
+
+def _mended(entries: Sequence[Incident]) -> str:
+    rung = next((i.rung for i in entries if i.rung), None)
+    step = max((i.resumed_step or 0 for i in entries), default=0)
+    lost = [i.steps_lost for i in entries if i.steps_lost is not None]
+    parts = [f"recovered by {rung}"] if rung else ["recovered"]
+    parts += [f"from step {step}"] if step else []
+    parts += [f"{sum(lost)} steps lost"] if lost else []
+    return ", ".join(parts)
+
+
+def _marks(entries: Sequence[Incident]) -> str:
+    """Of the slot that took longest."""
+    longest = max(entries, key=lambda i: max((m.seconds for m in i.marks), default=0.0))
+    marks = sorted(longest.marks, key=lambda m: m.seconds)
+    return ", ".join(f"{m.name} after {m.seconds:.1f} s" for m in marks)
+
+
+def _phases(entries: Sequence[Incident]) -> str:
+    longest = max(entries, key=lambda i: len(i.phases))
+    told = ", ".join(f"{p.name} {p.ms / 1000:.2f} s" for p in longest.phases)
+    return f"the job measured {told}" if told else ""
