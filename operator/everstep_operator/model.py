@@ -326,6 +326,13 @@ RESOURCE = Resource(
         Column(name="Restarts", path=".status.restarts.total", type="integer"),
         Column(name="Goodput", path=".status.goodput"),
         Column(name="Epoch", path=".status.epoch", type="integer", priority=1),
+        Column(
+            name="Observed",
+            path=".status.observedAt",
+            type="date",
+            priority=1,
+            description="Age of these figures: small for a job that trains, while an operator lives",
+        ),
         Column(name="Why", path=".status.message", priority=1),
     ),
     cel=(
