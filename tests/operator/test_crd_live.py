@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from everstep_lab.client import Lab
 from everstep_lab.config import LabConfig
-from everstep_lab.seam import LabError
 from everstep_operator import kube
 from everstep_operator.kube import Kube
 from job_builders import a_spec
+from own_lab import own_lab
 
 pytestmark = pytest.mark.lab
+NETWORK = 89
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"workers": {"minReplicas": 4}}, "spec.workers.minReplicas"),
@@ -33,13 +33,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.fixture(scope="module")
 def kubeconfig() -> Iterator[str]:
-    """Of a lab that runs, else of one of our own."""
-    try:
-        yield str(Lab.running().kubeconfig)
-        return
-    except LabError:
-        pass
-    with Lab(LabConfig(nodes=1)) as lab:
+    with own_lab(LabConfig(nodes=1, operator=False), NETWORK) as lab:
         yield str(lab.kubeconfig)
 
 
