@@ -1,8 +1,11 @@
 """Two jobs and GPUs for one: the second waits with the scheduler's words, then has its turn."""
 
+import asyncio
+
 import pytest
 
 from everstep_demo.board import Object, condition
+from everstep_demo.trial import POLL_SECONDS
 from everstep_stories.scene import Scene
 
 pytestmark = pytest.mark.timeout(400)
@@ -42,15 +45,25 @@ def _pinned(job: Object, node: str, *, gpus: int) -> Object:
 
 
 async def _freest_node(scene: Scene) -> tuple[str, int]:
-    """Its name, and how many of its GPUs no living pod has asked for."""
+    """Its name, and how many of its GPUs no living pod has asked for, once nothing ends any more."""
     nodes = await scene.api.list("/api/v1/nodes")
     free = {n["metadata"]["name"]: int(n["status"]["allocatable"].get(GPU, 0)) for n in nodes}
-    for pod in await scene.api.list("/api/v1/pods"):
+    for pod in await _settled_pods(scene):
         node = pod["spec"].get("nodeName")
         if node in free and pod["status"].get("phase") in ("Pending", "Running"):
             free[node] -= sum(_gpus(c) for c in pod["spec"]["containers"])
     name = max(free, key=lambda n: free[n])
     return name, free[name]
+
+
+async def _settled_pods(scene: Scene) -> list[Object]:
+    """A pod of the story before that still ends would free its GPU under us."""
+    async with asyncio.timeout(90):
+        while True:
+            pods = await scene.api.list("/api/v1/pods")
+            if not any("deletionTimestamp" in p["metadata"] for p in pods):
+                return pods
+            await asyncio.sleep(POLL_SECONDS)
 
 
 def _gpus(container: Object) -> int:

@@ -7,7 +7,7 @@ on objects, and a pod or node must never wait for us.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import kopf
@@ -32,6 +32,8 @@ def build_settings() -> kopf.OperatorSettings:
     settings.watching.label_selectors["pods"] = names.LABEL_JOB
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
+    # In all as long as kopf's own, which would sleep through the 20 s after an API server has come back.
+    settings.networking.error_backoffs = (1, 1, 2, 3, *[5] * 10)
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
@@ -48,6 +50,8 @@ class Watchers:
     wake_fleet: Callable[[], None]
     quarantine_deleted: Callable[[Object], None]
     on_event: Callable[[str], None] = lambda kind: None
+    listed: asyncio.Event = field(default_factory=asyncio.Event)
+    """A watch has begun anew with a list, and a list does not say what was deleted meanwhile."""
 
     def see_job(self, event: RawEvent) -> None:
         self._note("jobs", self.world.jobs, event)
@@ -84,8 +88,10 @@ class Watchers:
         self.on_event(kind)
         if event["type"] == "DELETED":
             mirror.drop(event["object"])
-        else:
-            mirror.put(event["object"])
+            return
+        mirror.put(event["object"])
+        if event["type"] is None:
+            self.listed.set()
 
     def _wake_jobs_on(self, nodes: set[str]) -> None:
         for key in passes.jobs_on(self.world, nodes):

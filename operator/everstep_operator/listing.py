@@ -1,7 +1,10 @@
-"""Full lists: at start, when the lease is taken, and every few minutes beside the watches."""
+"""Full lists: at start, when the lease is taken, soon after a watch had to begin anew, and every few
+minutes beside the watches.
+"""
 
 import asyncio
 import logging
+from contextlib import suppress
 
 from everstep_contract import names
 from everstep_operator import kube
@@ -10,6 +13,8 @@ from everstep_operator.kube import Kube
 from everstep_operator.world import Mirror, World
 
 RETRY_SECONDS = 2.0
+SETTLE_SECONDS = 1.0
+"""The watches of all kinds begin anew at about the same time."""
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +35,10 @@ async def resync(port: Kube, world: World, watchers: Watchers) -> None:
 
 async def resync_forever(port: Kube, world: World, watchers: Watchers, seconds: float) -> None:
     while True:
-        await asyncio.sleep(seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(watchers.listed.wait(), seconds)
+            await asyncio.sleep(SETTLE_SECONDS)
+        watchers.listed.clear()
         try:
             await _list_all(port, world, watchers)
         except kube.KubeError as error:

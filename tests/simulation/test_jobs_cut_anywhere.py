@@ -207,3 +207,15 @@ async def test_the_pod_that_replaces_another_is_on_another_node_under_another_na
     marks = [m["name"] for m in incident["marks"]]
     assert marks == ["leave", "commit", "left", "deleted", "created", "running"]
     assert (incident["open"], incident["node"], incident["slot"]) == (False, "node-1", 1)
+
+
+async def test_a_former_pod_of_whose_end_no_watch_told_is_deleted_once() -> None:
+    """An API server that comes back knows no history: a watch begins anew, and what was deleted is not told."""
+    story = Story()
+    await story.play(trains)
+    story.job.left.add((1, 1))
+    story.cluster.feed(story.passes.world)
+    await story.passes.run(KEY)  # counts the attempt
+    story.cluster.mark_deleted(kube.PODS, "lm-1-1", force=True)
+    await story.passes.run(KEY)
+    assert story.passes.world.pods.get("lm-1-1", "team") is None

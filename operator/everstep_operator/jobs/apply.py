@@ -44,6 +44,8 @@ class Outcome:
     """The object as the status patch left it."""
     again: bool = False
     """Something else has moved: observe again soon."""
+    gone: list[str] = field(default_factory=list)
+    """Names of pods that were to be deleted and are not there."""
 
 
 async def apply_plan(
@@ -72,6 +74,7 @@ async def _apply_action(port: Kube, job: Job, action: Action, token: str, outcom
         await _do(port, job, action, token)
     except kube.Gone:
         outcome.again = isinstance(action, (CreatePod, CreateSecret))
+        outcome.gone += [action.name] if isinstance(action, DeletePod) else []
     except kube.Conflict:
         outcome.again = True
         return False

@@ -178,6 +178,9 @@ class Passes:
             self.on_done(name)
         if outcome.patched is not None:
             self.world.jobs.put(outcome.patched)
+        for pod in self.world.pods.group(job.uid):
+            if pod["metadata"]["name"] in outcome.gone:
+                self.world.pods.drop(pod)
         if outcome.template_checked:
             memory.checked_generation = job.generation
         memory.refusal = _refusal(job, outcome, memory.refusal, now)

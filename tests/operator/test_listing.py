@@ -1,0 +1,42 @@
+"""What a list corrects, and when one is asked for."""
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from everstep_operator import kube, listing
+from everstep_operator.handlers import Watchers
+from everstep_operator.kube import Kube
+from everstep_operator.scheduler import Scheduler
+from everstep_operator.world import World
+from toy_cluster import ToyCluster, a_node_object
+
+
+async def _no_pass(key: tuple[str, str]) -> None:
+    return None
+
+
+async def test_after_a_watch_has_begun_anew_what_was_deleted_meanwhile_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listing, "SETTLE_SECONDS", 0.0)
+    cluster, world = ToyCluster(), World()
+    watchers = Watchers(world, Scheduler(_no_pass), lambda: None, lambda quarantine: None)
+    kept, lost = (cluster.add(kube.NODES, a_node_object(n)) for n in ("kept", "lost"))
+    for node in (kept, lost):
+        watchers.see_node({"type": "ADDED", "object": node})
+    cluster.remove(kube.NODES, "lost")
+    cluster.change_node("kept", {"metadata": {"labels": {"a": "b"}}})
+    resyncing = asyncio.create_task(
+        listing.resync_forever(cast(Kube, cluster), world, watchers, seconds=10_000)
+    )
+    watchers.see_node({"type": "MODIFIED", "object": cluster.node("kept")})
+    await asyncio.sleep(0)
+    assert world.nodes.get("lost") is not None, "an ordinary event asks for no list"
+    watchers.see_node({"type": None, "object": cluster.node("kept")})
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert world.nodes.get("lost") is None
+    resyncing.cancel()
+    await asyncio.gather(resyncing, return_exceptions=True)
