@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 
 from everstep_contract import names
+from everstep_demo.trial import POLL_SECONDS
 from everstep_stories.clusters import NotHereError
 from everstep_stories.scene import Scene
 from everstep_stories.system import NAMESPACE, RELEASE
@@ -47,9 +49,20 @@ async def test_uninstalling_leaves_no_cordon_and_nothing_that_cannot_be_deleted(
     assert "everstep.dev" in kept, "crds.keep: a job's objects outlive an uninstall"
     with scene.timed("job deleted without an operator"):
         await scene.kubectl("delete", "rtj", "--all", "--timeout=60s")
-    left = scene.cluster.kubectl(
-        "get", "clusterroles,clusterrolebindings,validatingadmissionpolicies,"
-        "validatingadmissionpolicybindings,priorityclasses,deployments,jobs,leases,pods",
-        "-A", "-o", "name", "-l", f"app.kubernetes.io/instance={RELEASE}",
-    )  # fmt: skip
-    assert not left.split(), left
+    with scene.timed("nothing of the release left"):
+        left = await _until_little_is_left(scene, seconds=60)
+    assert not left, left
+
+
+async def _until_little_is_left(scene: Scene, seconds: float) -> list[str]:
+    """What is there still of the release: Helm waits for the Deployment, not for its pods to end."""
+    end = time.monotonic() + seconds
+    while True:
+        found = await scene.kubectl(
+            "get", "clusterroles,clusterrolebindings,validatingadmissionpolicies,"
+            "validatingadmissionpolicybindings,priorityclasses,deployments,jobs,leases,pods",
+            "-A", "-o", "name", "-l", f"app.kubernetes.io/instance={RELEASE}",
+        )  # fmt: skip
+        if not found.split() or time.monotonic() > end:
+            return found.split()
+        await asyncio.sleep(POLL_SECONDS)
