@@ -129,6 +129,9 @@ async def _claim(
     if isinstance(outcome, runlog.Lost):
         desk.burnt = number
         return rounds.Wait(reason=outcome.reason, message=outcome.message)
+    if overtaken := runlog_rules.why_overtaken(claim, desk.run_log.newest_claim):
+        desk.burnt = number
+        return rounds.Wait(reason="Overtaken", message=overtaken)
     return _open_epoch(desk, claim, start, commit)
 
 

@@ -210,6 +210,15 @@ def newest_claim(entries: Sequence[Entry]) -> Claim | None:
     return next((e for e in reversed(entries) if isinstance(e, Claim)), None)
 
 
+def why_overtaken(claim: Claim, newest: Claim | None) -> str:
+    """Why an epoch is not begun though its claim stands: we hear so late of it that a newer one does, too."""
+    if newest is None or newest == claim:
+        return ""
+    return (
+        f"epoch {newest.epoch} was claimed before we heard that our claim of {claim.epoch} stands"
+    )
+
+
 # --- rule 5: fenced -------------------------------------------------------------------------------
 
 

@@ -203,3 +203,9 @@ def test_an_epochs_number_is_never_used_again() -> None:
     assert rules.next_epoch([]) == 1
     assert rules.next_epoch(a_history()) == 3
     assert rules.next_epoch(a_history(), burnt=7) == 8
+
+
+def test_a_claim_that_is_heard_of_late_begins_nothing_once_a_newer_one_stands() -> None:
+    mine, newer = claim(1, (0, 1)), claim(2, (0,))
+    assert rules.why_overtaken(mine, mine) == ""
+    assert "epoch 2 was claimed before we heard" in rules.why_overtaken(mine, newer)

@@ -23,6 +23,7 @@ from simulation.protocol.world import (
     build_wanted,
     is_over,
     keep,
+    kept,
 )
 
 
@@ -182,6 +183,12 @@ def _hear_of_claim(world: World, one: Coordinator, rules: Rules) -> Iterator[Mov
     entry, level = one.owed
     settled = one._replace(owed=None, kept=level)
     if entry in world.log:
+        newest = runlog_rules.newest_claim(world.entries(len(world.log)))
+        claim = kept(entry)
+        if rules.look_again and runlog_rules.why_overtaken(claim, newest):
+            late = one._replace(owed=None, read=len(world.log), burnt=claim.epoch, round=0)
+            yield Move("finds its claim overtaken", one.place, None, world.with_coordinator(late))
+            return
         found = world.with_coordinator(settled._replace(read=len(world.log)))
         yield Move("finds its claim", one.place, None, found)
     elif is_free(world, one.read, rules):

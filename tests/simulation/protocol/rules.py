@@ -44,3 +44,5 @@ class Rules:
     """A staged save is committed under a later claim only if that one's chain holds it."""
     state_on_chain: bool = True
     """A member of a new epoch begins with what its claim goes on from, not with what it held."""
+    look_again: bool = True
+    """An epoch whose claim is heard of late begins only if no newer claim stands."""
