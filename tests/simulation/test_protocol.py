@@ -81,6 +81,15 @@ def test_random_walks_with_every_fault_keep_every_invariant() -> None:
     _walk(slots=3, walks=20, seconds=AMPLE)
 
 
+def test_a_claim_that_is_heard_of_too_late_is_caught_by_the_walk_that_found_it() -> None:
+    """A cut, a word too early, a lost answer and a rival in one story: no search of a pair goes there."""
+    broken = walk(
+        (model := Membership(Rules(look_again=False))), model.start(3, KINDS), 167602,
+        walks=1, seconds=AMPLE, length=150,
+    ).broken  # fmt: skip
+    assert "though it has read a newer claim" in broken
+
+
 def _walk(*, slots: int, walks: int, seconds: float) -> None:
     model = Membership(Rules(steps=2))
     first = model.start(slots, KINDS)
