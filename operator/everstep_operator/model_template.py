@@ -4,13 +4,23 @@ building a pod meets none that it cannot read. All other fields are the API serv
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 
 from everstep_contract import names
 from everstep_operator.rules import Rule, Wanted
 
 Quantity = Annotated[int | str, WithJsonSchema({"x-kubernetes-int-or-string": True})]
 Words = dict[str, str]
+
+
+def _require_64_bits(value: int) -> int:
+    """The API server reads a larger number as no integer."""
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"is {value}: give a whole number of at most 64 bits")
+    return value
+
+
+Integer = Annotated[int, AfterValidator(_require_64_bits)]
 
 
 class Loose(Wanted):
@@ -37,7 +47,9 @@ class VolumeMount(Loose):
 
 class ContainerPort(Loose):
     name: str | None = Field(default=None, description="Name of the port.")
-    container_port: int | None = Field(default=None, description="Not 7070: that is the agent's.")
+    container_port: Integer | None = Field(
+        default=None, description="Not 7070: that is the agent's."
+    )
 
 
 class Resources(Loose):
@@ -54,7 +66,7 @@ class Capabilities(Loose):
 
 
 class SecurityContext(Loose):
-    run_as_user: int | None = Field(default=None, description="UID of the first process.")
+    run_as_user: Integer | None = Field(default=None, description="UID of the first process.")
     run_as_non_root: bool | None = Field(
         default=None,
         description="True: the rest of Pod Security `restricted` is added, where unset.",

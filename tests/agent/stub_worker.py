@@ -67,6 +67,10 @@ class Link:
             self.changed.wait_for(lambda: self.inbox)
             return self.inbox.pop(0)
 
+    def wait_cut(self) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.cut)
+
     def ask(self, frame: object) -> object:
         with self.changed:
             self.next += 1
@@ -129,7 +133,8 @@ class Worker:
         except Broken as error:
             self.park(sound=True, why=str(error))
         self.link.send(wire.Finished(epoch=self.start.epoch, step=self.applied))
-        self.wait_orders()
+        self.link.wait_cut()
+        self.park(sound=True, why="the epoch ended")
 
     def step(self) -> None:
         number = self.applied + 1

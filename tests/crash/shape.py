@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep_contract import names
+from everstep_operator.jobs import failures
 
 Object = dict[str, Any]
 OUR_MARK = "everstep.dev/cordoned-by"
+OPERATORS = failures.BUDGETS["node"] | failures.BUDGETS["pod"]
 STEADY = ("Running", "Recovering", "Suspended", "Complete", "Failed")
 
 
@@ -19,6 +21,9 @@ class Shape:
     slots: tuple[tuple[int, int, str], ...]
     """(slot, attempt, cause)"""
     restarts: tuple[tuple[str, int], ...]
+    """In the operator's words. In its own the job counts what it lived through: a rank that dies again
+    and again on a dead GPU, for as long as no operator is there to move it.
+    """
     restarts_total: int
     incidents: tuple[tuple[str, int, int, bool], ...]
     """(cause, slot, attempt, open)"""
@@ -45,7 +50,9 @@ def build_shape(
         state=status.get("state", ""),
         conditions=_conditions(status),
         slots=tuple((s["slot"], s["attempt"], s.get("cause", "")) for s in status.get("slots", [])),
-        restarts=tuple(sorted((restarts.get("byCause") or {}).items())),
+        restarts=tuple(
+            sorted((c, n) for c, n in (restarts.get("byCause") or {}).items() if c in OPERATORS)
+        ),
         restarts_total=restarts.get("total", 0) - len(echoes),
         incidents=tuple(
             (i["cause"], i.get("slot", -1), i.get("attempt", -1), i.get("open", False))

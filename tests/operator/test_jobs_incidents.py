@@ -91,6 +91,10 @@ def test_a_death_that_was_mended_before_the_verdict_came_bears_its_quarantine() 
         False,
     )
     assert (moved.cause, moved.id, moved.quarantine) == ("NodeGone", "inc-1", "inc-1")
+    again_dead = told(id="lm-2")
+    twice = replace(convicted, seen=a_seen(running=False, incidents=(mended, again_dead)))
+    died, moved = incidents_after(twice, NOW + 30)
+    assert (died.quarantine, moved.id, moved.quarantine) == ("inc-1", "lm-2", "inc-1")
     died, moved = incidents_after(convicted, NOW + 600)
     assert (died.quarantine, moved.quarantine) == (None, "inc-1"), (
         "ten minutes later: another fault"

@@ -57,9 +57,9 @@ def _with_decision(
         return incidents
     opened = _opened(observed, decision, now)
     told = [i for i in incidents if i.open and i.attempt is None and _explains(decision, i)]
-    if not told:
-        return [*(_explained(i, decision, now) for i in incidents), opened]
-    return [*(i for i in incidents if i is not told[-1]), _absorbed(opened, told[-1])]
+    taken = told[-1] if told else None
+    others = [_explained(i, decision, now) for i in incidents if i is not taken]
+    return [*others, _absorbed(opened, taken) if taken else opened]
 
 
 def _explains(decision: Leave | Raise, told: Incident) -> bool:

@@ -21,7 +21,7 @@ FIRST_ATTEMPT = 1
 REFUSED_BY_NODE_SECONDS = 10.0
 """A node that has just refused a pod would refuse the next one, too: a GPU may take seconds to come free."""
 
-FENCED_SECONDS = 10.0
+FENCED_SECONDS = 30.0
 """If another job took the run over, the other pods end as fenced, too, and the job is over."""
 
 
