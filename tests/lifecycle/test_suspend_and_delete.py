@@ -54,7 +54,7 @@ async def test_suspend_resume_suspend_within_a_second_ends_suspended(scene: Scen
     await asyncio.sleep(3.0)
     assert await _empty(scene, "undecided")
     restarts = (await trial.job())["status"].get("restarts") or {"total": 0}
-    assert restarts["total"] == 0, "a suspension is nobody's failure"
+    assert restarts["total"] == 0, f"a suspension is nobody's failure: {restarts}"
 
 
 async def _empty(scene: Scene, name: str) -> bool:

@@ -476,6 +476,15 @@ def test_the_first_fenced_pod_of_a_job_that_stands_waits_for_the_others() -> Non
     assert attempts(plan(observed, NOW + 31)) == [1, 2, 1]
 
 
+def test_a_pod_that_stopped_for_a_suspension_that_was_taken_back_is_nobodys_failure() -> None:
+    observed = an_observation(seen=a_seen(running=False))
+    observed = with_pod(observed, 1, ended=an_end(Cause.STOPPED), phase="Succeeded")
+    planned = plan(observed, NOW)
+    assert attempts(planned) == [1, 2, 1]
+    assert planned.status.restarts is not None
+    assert planned.status.restarts.total == 0
+
+
 def test_one_fenced_pod_of_a_job_that_runs_is_replaced() -> None:
     observed = with_pod(an_observation(), 1, ended=an_end(Cause.FENCED), phase="Succeeded")
     assert attempts(plan(observed, NOW)) == [1, 2, 1]

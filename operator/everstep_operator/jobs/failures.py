@@ -227,6 +227,9 @@ def decide_replacement(observed: Observed, pod: Pod) -> Replace | None:
         return Replace(cause="PodFenced", message=f"pod {pod.name}: {found.message or 'fenced'}")
     if not pod.over:
         return None
+    if found is not None and found.cause is Cause.STOPPED:
+        text = f"pod {pod.name} had stopped for a suspension that was taken back"
+        return Replace(cause="Suspended", message=text)
     if found is not None:
         return Replace(
             cause="ContainerEnded", message=f"pod {pod.name}: {found.cause.value} {found.message}"
