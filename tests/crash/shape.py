@@ -24,7 +24,8 @@ class Shape:
     """In the operator's words. In its own the job counts what it lived through: a rank that dies again
     and again on a dead GPU, for as long as no operator is there to move it.
     """
-    restarts_total: int
+    uncounted: int
+    """By how much restarts.total is more than the operator or the job has counted."""
     incidents: tuple[tuple[str, int, int, bool], ...]
     """(cause, slot, attempt, open)"""
     pods: tuple[tuple[str, str, bool], ...]
@@ -53,7 +54,7 @@ def build_shape(
         restarts=tuple(
             sorted((c, n) for c, n in (restarts.get("byCause") or {}).items() if c in OPERATORS)
         ),
-        restarts_total=restarts.get("total", 0) - len(echoes),
+        uncounted=_uncounted(restarts),
         incidents=tuple(
             (i["cause"], i.get("slot", -1), i.get("attempt", -1), i.get("open", False))
             for i in incidents
@@ -69,6 +70,13 @@ def build_shape(
             )
         ),
     )
+
+
+def _uncounted(restarts: Object) -> int:
+    causes = restarts.get("byCause") or {}
+    ours = sum(n for cause, n in causes.items() if cause in OPERATORS)
+    theirs = sum(causes.values()) - ours
+    return int(restarts.get("total", 0)) - max(ours, theirs)
 
 
 def _is_echo(incident: Object, incidents: Sequence[Object]) -> bool:
