@@ -33,7 +33,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.fixture(scope="module")
 def kubeconfig() -> Iterator[str]:
-    with own_lab(LabConfig(nodes=1, operator=False), NETWORK) as lab:
+    with own_lab(LabConfig(nodes=1), NETWORK) as lab:
         yield str(lab.kubeconfig)
 
 
