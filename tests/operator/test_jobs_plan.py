@@ -490,6 +490,13 @@ def test_one_fenced_pod_of_a_job_that_runs_is_replaced() -> None:
     assert attempts(plan(observed, NOW)) == [1, 2, 1]
 
 
+def test_what_the_job_said_before_a_pod_was_fenced_does_not_show_that_it_runs_without_it() -> None:
+    end = replace(an_end(Cause.FENCED), finished_at=NOW - 3)
+    observed = with_pod(an_observation(), 1, ended=end, phase="Succeeded", running_since=None)
+    assert not plan(replace(observed, seen_age=5.0), NOW).counts
+    assert attempts(plan(replace(observed, seen_age=0.5), NOW)) == [1, 2, 1]
+
+
 def test_a_spent_budget_fails_the_job() -> None:
     spec = a_spec(recovery={"restartBudgets": {"hang": 1}})
     status = plan(an_observation(seen=a_seen(restarts={"WorkerHung": 2})), NOW).status

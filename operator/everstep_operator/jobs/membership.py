@@ -129,9 +129,13 @@ def _comes_too_soon(observed: Observed, pod: Pod, now: float) -> bool:
     """
     if pod.refused_by_node:
         return abs(now - pod.created_at) < REFUSED_BY_NODE_SECONDS
-    if pod.ended is None or not failures.is_fenced(pod) or observed.running:
+    if pod.ended is None or not failures.is_fenced(pod):
         return False
-    return abs(now - pod.ended.finished_at) < FENCED_SECONDS
+    since = now - pod.ended.finished_at
+    runs_without_it = (
+        observed.running and observed.seen_age < since - 1.0
+    )  # stamps are whole seconds
+    return abs(since) < FENCED_SECONDS and not runs_without_it
 
 
 def _decide_without_pod(observed: Observed, record: SlotStatus) -> Decision:
