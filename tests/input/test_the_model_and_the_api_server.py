@@ -81,5 +81,6 @@ def test_an_unknown_field_is_refused_where_it_is_written_and_ignored_where_it_is
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_they_agree_on_thousands_of_specs(api_server: ApiServer) -> None:
     run(api_server, LONG)
