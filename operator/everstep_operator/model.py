@@ -331,7 +331,7 @@ RESOURCE = Resource(
             path=".status.observedAt",
             type="date",
             priority=1,
-            description="Age of these figures: small for a job that trains, while an operator lives",
+            description="Age of these figures: small while steps advance and an operator lives",
         ),
         Column(name="Why", path=".status.message", priority=1),
     ),

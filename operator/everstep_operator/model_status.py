@@ -188,8 +188,8 @@ class JobStatus(Resourceful):
     observed_at: str | None = Field(
         default=None,
         max_length=40,
-        description="When these figures were written. Of a job that trains it never grows old while an operator "
-        "lives; of one that waits or is over it is the time of the last change.",
+        description="When these figures were written. While steps advance it stays young as long as an operator "
+        "lives; of a job that waits or is over it is the time of the last change.",
         json_schema_extra={"format": "date-time"},
     )
     stopping_since: str | None = Field(

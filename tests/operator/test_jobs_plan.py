@@ -472,8 +472,8 @@ def test_the_first_fenced_pod_of_a_job_that_stands_waits_for_the_others() -> Non
     end = replace(an_end(Cause.FENCED, "job team/other took the run over"), finished_at=NOW)
     observed = an_observation(seen=a_seen(running=False))
     observed = with_pod(observed, 1, ended=end, phase="Succeeded", running_since=None)
-    assert not plan(observed, NOW + 29).counts
-    assert attempts(plan(observed, NOW + 31)) == [1, 2, 1]
+    assert not plan(observed, NOW + 9).counts
+    assert attempts(plan(observed, NOW + 11)) == [1, 2, 1]
 
 
 def test_a_pod_that_stopped_for_a_suspension_that_was_taken_back_is_nobodys_failure() -> None:
@@ -551,7 +551,7 @@ def test_a_pod_that_its_node_refuses_is_replaced_after_a_moment_and_not_in_a_loo
     at_once = plan(observed, NOW + 1)
     assert not at_once.counts
     assert words in condition(at_once, "Running").message
-    assert attempts(plan(observed, NOW + 31)) == [1, 2, 1]
+    assert attempts(plan(observed, NOW + 11)) == [1, 2, 1]
 
 
 def test_a_clock_that_goes_an_hour_ahead_holds_no_replacement_back() -> None:

@@ -21,8 +21,10 @@ FIRST_ATTEMPT = 1
 REFUSED_BY_NODE_SECONDS = 10.0
 """A node that has just refused a pod would refuse the next one, too: a GPU may take seconds to come free."""
 
-FENCED_SECONDS = 30.0
+FENCED_SECONDS = 10.0
 """If another job took the run over, the other pods end as fenced, too, and the job is over."""
+STAMP_SECONDS = 1.0
+"""Times of containers are whole seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +134,8 @@ def _comes_too_soon(observed: Observed, pod: Pod, now: float) -> bool:
     if pod.ended is None or not failures.is_fenced(pod):
         return False
     since = now - pod.ended.finished_at
-    runs_without_it = (
-        observed.running and observed.seen_age < since - 1.0
-    )  # stamps are whole seconds
-    return abs(since) < FENCED_SECONDS and not runs_without_it
+    heard_after = observed.seen_age < since - STAMP_SECONDS
+    return abs(since) < FENCED_SECONDS and not (observed.running and heard_after)
 
 
 def _decide_without_pod(observed: Observed, record: SlotStatus) -> Decision:
