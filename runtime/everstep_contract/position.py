@@ -1,20 +1,25 @@
 """A worker's position in shared memory: readable by the agent while the worker runs, and after its death.
 
-One page in a file that agent and worker map. The worker writes `Position` (guarded by a sequence number, odd while it
-writes); the agent writes one word, the armed boundary. All times are CLOCK_MONOTONIC of the host.
+One page in a file that agent and worker map. The worker writes each `Position` beside the one before it and says then,
+in one word, which of the two is the newest: where a worker is held up or killed while it writes, the one before stands,
+whole. A checksum finds a place that was overwritten while it was read, also where the processor reorders stores. The
+agent writes one word, the armed boundary. All times are CLOCK_MONOTONIC of the host.
 """
 
 import enum
 import mmap
 import os
 import struct
+import zlib
 from dataclasses import dataclass, field
 
 SIZE = mmap.PAGESIZE
-_BODY = struct.Struct("<qqqqqqqd8d")
-_SEQ = struct.Struct("<Q")
-_ARMED_AT = 2048
-_ARMED = struct.Struct("<q")
+_BODY = struct.Struct("=7q9d")
+_SUM = struct.Struct("=I")
+_PLACES = (256, 512)
+_COUNT, _ARMED = 0, 8
+"""Words of 8 bytes, numbered: they are stored and loaded whole."""
+_TRIES = 100
 SECONDS = ("step", "wait", "stall", "startup", "evaluate", "pause", "restore", "idle")
 
 
@@ -67,43 +72,52 @@ class PositionPage:
             self._page = mmap.mmap(fd, SIZE)
         finally:
             os.close(fd)
-        self._seq = 0
+        self._words = memoryview(self._page).cast("q")
 
     def write(self, position: Position) -> None:
-        self._seq += 1
-        _SEQ.pack_into(self._page, 0, self._seq * 2 - 1)
-        _BODY.pack_into(
-            self._page, 8,
+        count = self._words[_COUNT] + 1
+        body = _BODY.pack(
             position.epoch, position.applied, position.reduction, position.phase, position.scope,
             position.waiting, position.limit_ms, position.since,
             *(position.seconds.get(name, 0.0) for name in SECONDS),
         )  # fmt: skip
-        _SEQ.pack_into(self._page, 0, self._seq * 2)
+        at = _PLACES[count % 2]
+        self._page[at : at + _BODY.size + _SUM.size] = body + _SUM.pack(zlib.crc32(body))
+        self._words[_COUNT] = count
 
     def read(self) -> Position:
-        """The newest whole position; of a worker that was killed while it wrote, what stands there."""
-        for _ in range(100):
-            (before,) = _SEQ.unpack_from(self._page, 0)
-            body = _BODY.unpack_from(self._page, 8)
-            (after,) = _SEQ.unpack_from(self._page, 0)
-            if before == after and before % 2 == 0:
-                break
-        epoch, applied, reduction, phase, scope, waiting, limit_ms, since, *seconds = body
-        return Position(
-            epoch=epoch, applied=applied, reduction=reduction, phase=Phase(phase), scope=Where(scope),
-            waiting=bool(waiting), limit_ms=limit_ms, since=since,
-            seconds=dict(zip(SECONDS, seconds, strict=True)),
-        )  # fmt: skip
+        """The newest position, whole; all zero of a worker that has written none.
+
+        Raises:
+            ValueError: the page is damaged.
+        """
+        for _ in range(_TRIES):
+            count = self._words[_COUNT]
+            at = _PLACES[count % 2]
+            body = self._page[at : at + _BODY.size]
+            (checksum,) = _SUM.unpack_from(self._page, at + _BODY.size)
+            if count == 0 or zlib.crc32(body) == checksum:
+                return _parse(body)
+        raise ValueError(f"position {count} of the shared page does not match its checksum")
 
     @property
     def armed(self) -> int:
         """Boundary (a step number) at which the worker must ask its agent; 0: none."""
-        value: int = _ARMED.unpack_from(self._page, _ARMED_AT)[0]
-        return value
+        return self._words[_ARMED]
 
     @armed.setter
     def armed(self, step: int) -> None:
-        _ARMED.pack_into(self._page, _ARMED_AT, step)
+        self._words[_ARMED] = step
 
     def close(self) -> None:
+        self._words.release()
         self._page.close()
+
+
+def _parse(body: bytes) -> Position:
+    epoch, applied, reduction, phase, scope, waiting, limit_ms, since, *seconds = _BODY.unpack(body)
+    return Position(
+        epoch=epoch, applied=applied, reduction=reduction, phase=Phase(phase), scope=Where(scope),
+        waiting=bool(waiting), limit_ms=limit_ms, since=since,
+        seconds=dict(zip(SECONDS, seconds, strict=True)),
+    )  # fmt: skip

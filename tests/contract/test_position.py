@@ -1,4 +1,8 @@
+import itertools
 import multiprocessing
+import os
+import signal
+import struct
 from pathlib import Path
 
 import pytest
@@ -45,21 +49,48 @@ def test_both_sides_see_the_same_page(path: str) -> None:
     assert agent.read() == ONE
 
 
-def _write_and_die(path: str) -> None:
+def _write_on(path: str) -> None:
     page = PositionPage(path)
-    for applied in range(2000):
+    for applied in itertools.count():
         page.write(Position(epoch=1, applied=applied, since=float(applied)))
 
 
-def test_the_position_outlives_the_worker_and_is_never_torn(path: str) -> None:
+def _is_whole(read: Position) -> bool:
+    return read.since == read.applied
+
+
+def test_a_position_is_whole_wherever_its_writer_is_held_up_or_killed(path: str) -> None:
     agent = PositionPage(path, create=True)
-    child = multiprocessing.get_context("fork").Process(target=_write_and_die, args=(path,))
-    child.start()
-    while child.is_alive():
-        read = agent.read()
-        assert read.since == read.applied
-    child.join()
-    assert agent.read().applied == 1999
+    for _ in range(20):
+        worker = multiprocessing.get_context("fork").Process(target=_write_on, args=(path,))
+        worker.start()
+        assert worker.pid is not None
+        try:
+            before = agent.read()
+            while agent.read() == before:
+                pass
+            for _ in range(200):
+                os.kill(worker.pid, signal.SIGSTOP)
+                assert _is_whole(agent.read())
+                os.kill(worker.pid, signal.SIGCONT)
+                assert _is_whole(agent.read())
+        finally:
+            worker.kill()
+            worker.join()
+        last = agent.read()
+        assert last.applied > 0
+        assert _is_whole(last)
+
+
+def test_a_damaged_page_is_no_position(path: str) -> None:
+    agent = PositionPage(path, create=True)
+    agent.write(ONE)
+    damaged = bytearray(Path(path).read_bytes())
+    where = damaged.index(struct.pack("=d", ONE.since))
+    damaged[where : where + 8] = bytes(8)
+    Path(path).write_bytes(damaged)
+    with pytest.raises(ValueError, match="does not match its checksum"):
+        agent.read()
 
 
 def test_the_workers_side_creates_nothing(path: str) -> None:

@@ -86,7 +86,12 @@ class Lane:
             shape = await self.shape()
         except (ApiError, UnreachableError) as error:
             return f"the job cannot be read: {error}"
-        return f"{self.job} is: {shape}; {(await self.status()).get('message')}"
+        words = f"{self.job} is: {shape}; {(await self.status()).get('message')}"
+        pods = await self.board.pods(self.job)
+        return "\n".join([words, *[await self._last_words(pod.name) for pod in pods]])
+
+    async def _last_words(self, pod: str) -> str:
+        return f"--- {pod}:\n{await self.board.logs(pod, tailLines='30')}"
 
     async def until_running(self, *, limit: float = LIMIT_SECONDS, **attempts: int) -> None:
         """All members step, at the attempts given as slot_0=…, and nothing is under way any more."""

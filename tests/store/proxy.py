@@ -235,7 +235,7 @@ def ignore_condition(put: Put) -> Act:
 
 
 def look_then_put(put: Put, pause: float = 0.05) -> Act:
-    """Create-only as gateways do it (versitygw was measured): it looks, and writes a moment later."""
+    """Create-only as gateways do it (versitygw 1.7 did): it looks, and writes a moment later."""
     taken: set[str] = set()
 
     async def act(request: Request, forward: Forward) -> Answer:
