@@ -46,6 +46,10 @@ def attempts(planned: Plan) -> list[int]:
     return [record.attempt for record in planned.status.slots]
 
 
+def creations(planned: Plan) -> list[CreatePod]:
+    return [action for action in planned.actions if isinstance(action, CreatePod)]
+
+
 def a_condition(kind: str, reason: str, age: float = 0.0, message: str = "m") -> Condition:
     return Condition(
         type=kind, status="True", reason=reason, message=message,
@@ -360,10 +364,33 @@ def test_a_new_pod_prefers_not_to_go_where_there_is_a_suspicion() -> None:
     job = a_job(status=a_status(slots=[a_slot(0), a_slot(1), a_slot(2, 2, pod_uid=None)]))
     observed = an_observation(job=job, pods=(a_pod(0), a_pod(1)), seen=a_seen(running=False))
     planned = plan(with_verdict(observed, 1, NodeState.SUSPECT), NOW)
-    (create,) = [a for a in planned.actions if isinstance(a, CreatePod)]
+    (create,) = creations(planned)
     node = create.body["spec"]["affinity"]["nodeAffinity"]
     assert "requiredDuringSchedulingIgnoredDuringExecution" not in node
     assert len(node["preferredDuringSchedulingIgnoredDuringExecution"]) == 1
+
+
+def test_no_pod_is_made_before_the_nodes_have_been_judged() -> None:
+    missing = an_observation(pods=(a_pod(0), a_pod(1)), seen=a_seen(running=False))
+    slots = [a_slot(0), a_slot(1), a_slot(2, 2, pod_uid=None)]
+    observed = replace(missing, job=a_job(status=a_status(slots=slots)))
+    assert creations(plan(replace(observed, judged=False), NOW)) == []
+    assert len(creations(plan(observed, NOW))) == 1
+
+
+@pytest.mark.parametrize(("cause", "shunned"), [("NodeGone", ["node-5"]), ("PodDeleted", [])])
+def test_a_slot_that_left_a_node_shuns_it_though_nothing_is_said_against_it_yet(
+    cause: str, shunned: list[str]
+) -> None:
+    """The operator that decided it died before it could mark the node."""
+    left = a_slot(2, 2, pod_uid=None, cause=cause, former_node="node-5")
+    job = a_job(status=a_status(slots=[a_slot(0), a_slot(1), left]))
+    observed = an_observation(job=job, pods=(a_pod(0), a_pod(1)), seen=a_seen(running=False))
+    (create,) = creations(plan(observed, NOW))
+    affinity = create.body["spec"].get("affinity", {}).get("nodeAffinity", {})
+    preferred = affinity.get("preferredDuringSchedulingIgnoredDuringExecution", [])
+    fields = [f for term in preferred for f in term["preference"]["matchFields"]]
+    assert [v for f in fields if f["operator"] == "NotIn" for v in f["values"]] == shunned
 
 
 # --- a pod that goes --------------------------------------------------------------------------------------

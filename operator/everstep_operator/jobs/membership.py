@@ -168,6 +168,16 @@ def nodes_to_avoid(observed: Observed) -> frozenset[str]:
     return frozenset(n for n, v in observed.verdicts.items() if v.state in states)
 
 
+def nodes_to_shun(observed: Observed, record: SlotStatus) -> frozenset[str]:
+    """Those in suspicion, and the one that this slot had to leave: an operator that counted it may have died
+    before it marked the node.
+    """
+    shunned = {n for n, v in observed.verdicts.items() if v.state is NodeState.SUSPECT}
+    if record.former_node and record.cause in failures.BUDGETS["node"]:
+        shunned.add(record.former_node)
+    return frozenset(shunned)
+
+
 def _decide_unbound(observed: Observed, record: SlotStatus, pod: Pod) -> Decision | None:
     """It waits for a node, and shuts out one that has been released since: only a new pod can use that."""
     users = manifests.avoided_by(observed.job.raw_template.get("spec") or {})

@@ -30,7 +30,6 @@ from everstep_operator.jobs.membership import Decision, Leave, Raise
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.wanted import build_wanted
 from everstep_operator.model_status import SlotStatus
-from everstep_operator.values import NodeState
 
 QUIET_SECONDS = 10.0
 BUSY_SECONDS = 1.0
@@ -108,12 +107,16 @@ def _plan_creation(
     if waiting.is_held_back(observed, now):
         return ()
     secret = _plan_secret(observed, bool(missing))
-    if not missing:
+    if not missing or not observed.judged:
         return secret
     found: list[Action] = [*secret]
     avoid = membership.nodes_to_avoid(observed)
-    shun = [n for n, v in observed.verdicts.items() if v.state is NodeState.SUSPECT]
-    bodies = [manifests.build_pod(job, spec, r.slot, r.attempt, avoid, shun) for r in missing]
+    bodies = [
+        manifests.build_pod(
+            job, spec, r.slot, r.attempt, avoid, membership.nodes_to_shun(observed, r)
+        )
+        for r in missing
+    ]
     if not observed.template_checked:
         found.append(
             CheckTemplate(
