@@ -160,6 +160,23 @@ def refuse(status: int, code: str, message: str = "as told") -> Act:
     return act
 
 
+def serve_at_most(count: int) -> Act:
+    """SlowDown for whoever comes while so many are being served."""
+    under_way = 0
+
+    async def act(request: Request, forward: Forward) -> Answer:
+        nonlocal under_way
+        if under_way >= count:
+            return _error(503, "SlowDown", "Please reduce your request rate.")
+        under_way += 1
+        try:
+            return await forward(request)
+        finally:
+            under_way -= 1
+
+    return act
+
+
 def lose_answer(status: int = 500, code: str = "InternalError") -> Act:
     """The store does what it is asked; what comes back is an error."""
 

@@ -57,6 +57,20 @@ async def test_a_storm_is_sat_out_by_every_verb(
     assert store.trouble is None
 
 
+async def test_a_store_that_takes_two_at_a_time_is_asked_for_less_until_it_takes_more(
+    s3: objectstore.ObjectStore, proxy: S3Proxy
+) -> None:
+    narrow = proxy.arm(bad.serve_at_most(2), "PUT")
+    store = a_store(s3, proxy, Patience(deadline_s=60.0, first_s=0.01, longest_s=0.1))
+    body = b"x" * 10_000
+    await asyncio.gather(*(store.put(f"chunks/{i}", body) for i in range(100)))
+    assert len(await store.list("chunks")) == 100
+    assert narrow.hits < 150, "each body was sent once, and few of them again"
+    proxy.mend()
+    await asyncio.gather(*(store.put(f"chunks/{i}", body) for i in range(100)))
+    assert store.trouble is None
+
+
 async def test_a_create_that_was_applied_though_500_came_back_is_recognised_in_the_log(
     s3: objectstore.ObjectStore, proxy: S3Proxy
 ) -> None:

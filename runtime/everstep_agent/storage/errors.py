@@ -60,6 +60,10 @@ class Unreachable(StoreError):
     transient = True
 
 
+class Busy(Unreachable):
+    """It asks for fewer requests."""
+
+
 class Conflict(Unreachable):
     """409: two writes of one key met; who won is not known yet."""
 
@@ -94,6 +98,7 @@ _FIXES = {
     "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION",
     "InvalidBucketName": "correct the bucket in checkpoint.uri",
 }
+_BUSY = ("SlowDown", "ServerBusy", "TooManyRequests", "RequestLimitExceeded")
 _FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded")
 _GRANT = "the identity needs to read, write, delete and list below checkpoint.uri"
 
@@ -156,7 +161,8 @@ def _classify_rest(
         return StoreError(f"{found}: {said}; {_FIXES['PermanentRedirect']}")
     if 300 <= status < 500 and status not in (408, 409, 425, 429):
         return StoreError(f"{found}: {said}" + (f"; {fix}" if fix else ""))
-    return Unreachable(f"{found}: {said}")
+    busy = status in (429, 503) or code in _BUSY
+    return (Busy if busy else Unreachable)(f"{found}: {said}")
 
 
 def _said(text: str, code: str, status: int) -> str:

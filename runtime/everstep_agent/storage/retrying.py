@@ -1,4 +1,5 @@
-"""Try again while an error may pass: jittered exponential back-off and a deadline.
+"""Try again while an error may pass: jittered exponential back-off and a deadline, and fewer at once
+while the store is busy.
 
 A `create` that is tried again may meet its own first success: it then raises `AlreadyExists`, as
 the port says.
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 from everstep_agent.storage.errors import Denied, StoreError, Unreachable
 from everstep_agent.storage.store import ObjectStore
+from everstep_agent.storage.window import Window
 
 T = TypeVar("T")
 
@@ -36,7 +38,11 @@ def choose_delay(tries: int, patience: Patience, chance: float) -> float:
 
 
 class Retrying:
-    """An `ObjectStore` around another. `trouble` is the error it is waiting out now, for status."""
+    """An `ObjectStore` around another. `trouble` is the error it is waiting out now, for status.
+
+    Bodies go through a window, those that are written through one, those that are read through another: the run log's
+    entries (`create`) and its reader wait for no chunk that is sent.
+    """
 
     def __init__(
         self,
@@ -51,19 +57,20 @@ class Retrying:
         self._sleep = sleep
         self._chance = chance
         self.trouble: StoreError | None = None
+        self._writes, self._reads = Window(), Window()
 
     @property
     def uri(self) -> str:
         return self._inner.uri
 
     async def put(self, key: str, body: bytes | memoryview) -> None:
-        await self._again(lambda: self._inner.put(key, body))
+        await self._again(lambda: self._writes.run(lambda: self._inner.put(key, body)))
 
     async def create(self, key: str, body: bytes | memoryview) -> None:
         await self._again(lambda: self._inner.create(key, body))
 
     async def get(self, key: str) -> bytes:
-        return await self._again(lambda: self._inner.get(key))
+        return await self._again(lambda: self._reads.run(lambda: self._inner.get(key)))
 
     async def list(self, prefix: str = "") -> list[str]:
         return await self._again(lambda: self._inner.list(prefix))

@@ -1,0 +1,51 @@
+"""How many requests may be under way: one more for each round that is served, half when the store is busy.
+
+Additive increase, multiplicative decrease, as TCP's congestion control (Chiu and Jain, 1989). Backing off alone lets
+all that waited come back at once, and be refused at once.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from everstep_agent.storage.errors import Busy
+
+T = TypeVar("T")
+
+
+class Window:
+    def __init__(self, most: int = 8) -> None:
+        self._most = most
+        self._limit = float(most)
+        self._under_way = 0
+        self._halvings = 0
+        self._room = asyncio.Event()
+
+    @property
+    def limit(self) -> int:
+        """Requests that may be under way now; 1 at least."""
+        return int(self._limit)
+
+    async def run(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call it once there is room. Raises what it raises."""
+        while self._under_way >= self.limit:
+            self._room.clear()
+            await self._room.wait()
+        self._under_way += 1
+        halvings = self._halvings
+        try:
+            answer = await call()
+            self._limit = min(self._most, self._limit + 1 / self._limit)
+        except Busy:
+            self._halve(halvings)
+            raise
+        finally:
+            self._under_way -= 1
+            self._room.set()
+        return answer
+
+    def _halve(self, seen: int) -> None:
+        """Once for all requests that were under way together: they were refused for the same reason."""
+        if seen == self._halvings:
+            self._halvings += 1
+            self._limit = max(1.0, self._limit / 2)
