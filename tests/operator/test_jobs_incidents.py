@@ -101,6 +101,21 @@ def test_a_death_that_was_mended_before_the_verdict_came_bears_its_quarantine() 
     )
 
 
+def test_a_death_that_is_heard_of_after_the_verdict_bears_its_quarantine_too() -> None:
+    gone = {"node-1": a_verdict("node-1", NodeState.GONE)}
+    convicted = replace(again(an_observation(seen=a_seen()), NOW), verdicts=gone)
+    moved = replace(convicted.job, status=plan(convicted, NOW + 2).status)
+    late = a_seen(incidents=(told(open=False, rung="restart"),))
+    moved_first, died = incidents_after(replace(convicted, job=moved, seen=late), NOW + 3)
+    assert (moved_first.cause, moved_first.open) == ("NodeGone", True)
+    assert (died.cause, died.quarantine) == ("WorkerDied", moved_first.quarantine)
+    elsewhere = a_seen(incidents=(told(slot=2, open=False),))
+    assert (
+        incidents_after(replace(convicted, job=moved, seen=elsewhere), NOW + 3)[1].quarantine
+        is None
+    )
+
+
 def test_the_last_incident_is_told_as_a_story_and_announced_once() -> None:
     verdict = a_verdict("node-1", NodeState.GONE, marks={"signal": NOW - 2, "verdict": NOW - 1})
     raised = again(an_observation(verdicts={"node-1": verdict}), NOW)

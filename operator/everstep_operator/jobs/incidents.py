@@ -173,8 +173,16 @@ def _with_runtime(
         same = [k for k, i in enumerate(incidents) if i.open and _may_be(i, runtime)]
         at = same[-1] if same else None
     if at is None:
-        return [*incidents, _merged(_of_runtime(runtime, now), runtime, reached)]
+        mended = _merged(_of_runtime(runtime, now), runtime, reached)
+        return [*incidents, _explained_late(mended, incidents)]
     return [*incidents[:at], _merged(incidents[at], runtime, reached), *incidents[at + 1 :]]
+
+
+def _explained_late(mended: Incident, incidents: Sequence[Incident]) -> Incident:
+    """Heard of after the verdict, and over before the slot's next pod: the former one lived through it."""
+    under_way = [i for i in incidents if i.open and i.attempt is not None and i.slot == mended.slot]
+    why = next((i.quarantine for i in under_way if i.quarantine), None)
+    return mended.model_copy(update={"quarantine": why}) if why and not mended.open else mended
 
 
 def _may_be(incident: Incident, runtime: RuntimeIncident) -> bool:
