@@ -23,8 +23,8 @@ Object = dict[str, Any]
 START = 1_000_000.0
 
 
-class Cut(Exception):
-    """The operator dies here."""
+class Cut(BaseException):
+    """The operator dies here: nothing of it handles it."""
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """One operator process: its parts, put together, and its life from standby to leader to the end."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
@@ -16,10 +17,13 @@ from everstep_operator.listing import resync, resync_forever
 from everstep_operator.metrics import Metrics
 from everstep_operator.scheduler import Scheduler
 from everstep_operator.settings import Settings
+from everstep_operator.values import Happening
 from everstep_operator.world import World
 
 STOP_SECONDS = 5.0
 """For what has been cancelled to end."""
+
+RESTORED = "the API server's state is older than it was (etcd restored from a backup?)"
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +44,7 @@ class Replica:
         self._agents = Agents(
             lambda key: self._scheduler.wake(key), settings.agent_seconds, self._may_speak
         )
-        passes = Passes(
+        self._passes = passes = Passes(
             port=port,
             world=self._world,
             agents=self._agents,
@@ -91,6 +95,7 @@ class Replica:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _cancel(writers)
+            await self._tell_restored()
             await self._agents.close()
             await self._leadership.release()
             await _cancel(tasks)
@@ -108,10 +113,20 @@ class Replica:
 
     async def _until_older(self) -> None:
         await self._port.went_back.wait()
-        raise OlderState(
-            "the API server's state is older than it was (etcd restored from a backup?): everything "
-            "has to be read anew"
+        raise OlderState(f"{RESTORED}: everything has to be read anew")
+
+    async def _tell_restored(self) -> None:
+        """As many jobs as there is time for: our writes end with the lease."""
+        if not (self._port.went_back.is_set() and self._leadership.leading.is_set()):
+            return
+        message = (
+            f"{RESTORED}; the operator reads everything anew, uses no attempt again, and the job keeps "
+            "what it has committed; edits since that backup are lost: look at spec"
         )
+        happening = Happening(reason="StateRestored", message=message, warning=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._passes.tell_all(happening)
 
     async def _when_acting(self, loop: Callable[[], Awaitable[None]]) -> None:
         await self._acting.wait()

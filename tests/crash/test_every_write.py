@@ -15,7 +15,7 @@ from everstep_lab import Lab
 
 pytestmark = [pytest.mark.lab]
 SEED = int(os.environ.get("EVERSTEP_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
-SECONDS = float(os.environ.get("EVERSTEP_CRASH_SECONDS", "700"))
+SECONDS = float(os.environ.get("EVERSTEP_CRASH_SECONDS", "1200"))
 SKIP = int(os.environ.get("EVERSTEP_CRASH_SKIP", "0"))
 """Cases at the beginning of the seed's order that an earlier run has tried."""
 ONLY = os.environ.get("EVERSTEP_CRASH_ONLY", "")

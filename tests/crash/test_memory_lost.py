@@ -91,6 +91,9 @@ async def test_etcd_restored_to_an_older_state_uses_no_attempt_again_and_takes_n
         await until_quiet(rig)
         await watch.refresh()
         print(f"operator ended {rig.operator.ends} times; {await lane.status()}")
+        events = await lane.api.list("/api/v1/namespaces/default/events")
+        told = [e["message"] for e in events if e["reason"] == "StateRestored"]
+        assert any("the job keeps what it has committed" in message for message in told)
         assert watch.epoch >= epoch
         assert watch.committed >= committed, "nothing of the run was taken back"
         assert len(await lane.board.pods(name)) == 2

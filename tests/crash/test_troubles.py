@@ -4,13 +4,16 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crash import troubles
 from crash.cases import Case, Clean, Runner, describe
+from crash.lane import Lane
 from crash.rig import Rig, a_rig
 from crash.troubles import (
     Away,
@@ -26,6 +29,7 @@ from crash.troubles import (
 )
 from everstep_contract import names
 from everstep_lab import Lab
+from everstep_lab.api import Api
 from stub_image.given import build_stub_job
 
 pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(600)]
@@ -92,6 +96,52 @@ async def test_when_everything_is_forbidden_for_a_while_every_watch_stands_again
         await lane.until_running()
         print(f"{denied.struck} denials; the operator ended {rig.operator.ends} times")
         await lane.end()
+
+
+async def test_a_right_that_was_taken_away_is_told_on_the_job_and_missed_no_longer_than_it_is_gone(
+    lab: Lab, account: Path, tmp_path: Path
+) -> None:
+    async with a_rig(lab, tmp_path, account) as rig:
+        lane = rig.lanes[0]
+        await lane.create(build_stub_job("rights"))
+        await lane.until_running()
+        before = await lane.lives()
+        async with without_right(lane.api, names.PLURAL, f"{names.PLURAL}/status"):
+            await lane.suspend(True)
+            await lane.until("the job says what is missing", lambda: says_failed(lane))
+            assert await lane.lives() == before
+        await lane.until_condition("Suspended")
+        await lane.suspend(False)
+        await lane.until_running()
+        await lane.end()
+
+
+@asynccontextmanager
+async def without_right(api: Api, *resources: str) -> AsyncIterator[None]:
+    """No role may write these objects any more."""
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+    roles = [r for r in await api.list(path) if r["metadata"]["name"].startswith("everstep")]
+    for role in roles:
+        kept = [_without(rule, resources) for rule in role["rules"]]
+        change = {"rules": [rule for rule in kept if rule["verbs"]]}
+        await api.patch(f"{path}/{role['metadata']['name']}", change)
+    try:
+        yield
+    finally:
+        for role in roles:
+            await api.patch(f"{path}/{role['metadata']['name']}", {"rules": role["rules"]})
+
+
+def _without(rule: dict[str, Any], resources: Sequence[str]) -> dict[str, Any]:
+    concerned = set(rule.get("resources", ())) & set(resources)
+    writing = ("patch", "update", "*")
+    return {**rule, "verbs": [v for v in rule["verbs"] if not (concerned and v in writing)]}
+
+
+async def says_failed(lane: Lane) -> bool:
+    events = await lane.api.list("/api/v1/namespaces/default/events")
+    told = [e["message"] for e in events if e["reason"] == "PassFailed"]
+    return any("is forbidden" in m and "rights back" in m for m in told)
 
 
 async def test_a_job_trains_on_while_the_api_server_is_away_for_a_minute(

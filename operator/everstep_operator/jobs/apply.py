@@ -64,7 +64,7 @@ async def apply_plan(
     if outcome.patched is not None or not patch:
         for happening in plan.events:
             saying.say_happening(job, happening)
-            await _create_event(port, job, happening, now)
+            await create_event(port, job, happening, now)
     return outcome
 
 
@@ -145,7 +145,20 @@ async def _patch_status(
         log.info("%s/%s: the job is gone", job.namespace, job.name)
 
 
-async def _create_event(port: Kube, job: Job, happening: Happening, now: float) -> None:
+async def say_failed(port: Kube, job: Job, error: Exception, now: float) -> None:
+    """On the job itself: who looks at it should not need the operator's log to see that nobody acts for it."""
+    found = f"{type(error).__name__}: {error}"
+    fix = (
+        "give the operator's ServiceAccount its rights back (helm upgrade)"
+        if isinstance(error, kube.Denied)
+        else "this is a fault of Everstep: please report it with the operator's log"
+    )
+    message = f"the operator cannot act for this job and tries again: {found}; {fix}"
+    happening = Happening(reason="PassFailed", message=message, warning=True)
+    await create_event(port, job, happening, now)
+
+
+async def create_event(port: Kube, job: Job, happening: Happening, now: float) -> None:
     """Its name is computed from what it says: said twice, it is written once."""
     words = "\n".join((job.uid, happening.reason, happening.message, happening.stamp))
     digest = hashlib.sha256(words.encode()).hexdigest()[:16]

@@ -14,12 +14,12 @@ from everstep_operator import kube
 from everstep_operator.jobs import gang, observe
 from everstep_operator.jobs.actions import Plan
 from everstep_operator.jobs.agents import Agents
-from everstep_operator.jobs.apply import Outcome, apply_plan
+from everstep_operator.jobs.apply import Outcome, apply_plan, create_event, say_failed
 from everstep_operator.jobs.observed import Job, NodeFact, Observed, Pod, Refusal, Rival
 from everstep_operator.jobs.plan import plan
 from everstep_operator.jobs.statuspatch import choose_figures_seconds
 from everstep_operator.kube import Kube
-from everstep_operator.values import NodeVerdict
+from everstep_operator.values import Happening, NodeVerdict
 from everstep_operator.world import Key, Object, World
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,15 @@ class Passes:
             self._forget(key)
             return None
         now = self.clock()
+        try:
+            return await self._pass(found, now)
+        except (kube.Transient, kube.Standby, kube.Conflict):
+            raise
+        except Exception as error:
+            await say_failed(self.port, observe.to_job(found), error, now)
+            raise
+
+    async def _pass(self, found: Object, now: float) -> float | None:
         observed = self.observe(found, now)
         self._tell_deaths(observed)
         planned = plan(observed, now)
@@ -113,6 +122,12 @@ class Passes:
             refusal=memory.refusal,
             template_checked=memory.checked_generation == job.generation,
         )
+
+    async def tell_all(self, happening: Happening) -> None:
+        """An Event on each job."""
+        now = self.clock()
+        for found in list(self.world.jobs):
+            await create_event(self.port, observe.to_job(found), happening, now)
 
     def _memory(self, job: Job) -> Memory:
         held = self._memories.get(job.key)
