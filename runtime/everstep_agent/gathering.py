@@ -21,10 +21,15 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
     """
     number = rounds.next_number(_log_epoch(desk), desk.reports.all(), desk.burnt)
     opened, said = time.monotonic(), ("", "", 0.0)
+    known, known_since = desk.run_log.newest_claim, opened
     desk.publish(round=number)
     while not desk.ended:
         desk.note_left()
-        unheard = desk.list_unheard() if time.monotonic() - opened < SILENT_SECONDS else ()
+        if desk.wanted.stop is not levels.Stop.NONE:
+            await desk.persist(desk.run_log.refresh)
+        if desk.run_log.newest_claim != known:
+            known, known_since = desk.run_log.newest_claim, time.monotonic()
+        unheard = desk.list_unheard() if time.monotonic() - known_since < SILENT_SECONDS else ()
         if _adopt(desk) or _ends_here(desk, stop=not unheard):
             return None
         now = time.monotonic()

@@ -186,13 +186,20 @@ def list_unheard(
         if over or dead or newest.get(place, 0) > m.incarnation:
             continue
         held = by_id.get((m.slot, m.attempt, m.incarnation))
-        if held is None or _holds(held, claim.epoch):
+        if held is None or _holds(held, claim.epoch) or not _tells_of(held, claim.epoch):
             found.add(place)
     return frozenset(found)
 
 
 def _holds(report: AgentReport, epoch: int) -> bool:
     return report.epoch == epoch and any(w.state is not State.DEAD for w in report.workers)
+
+
+def _tells_of(report: AgentReport, epoch: int) -> bool:
+    """Whether it is from after the epoch, or from somebody who can no longer begin it: it may be older than the
+    claim.
+    """
+    return report.epoch >= epoch or report.cut >= epoch or report.joined > epoch
 
 
 def count_lost(reports: Iterable[AgentReport], epoch: int, step: int) -> int:

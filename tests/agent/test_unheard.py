@@ -26,8 +26,15 @@ def test_who_has_not_spoken_may_hold_everything():
 
 
 def test_whose_workers_are_over_holds_nothing():
-    assert unheard(a_report(0), stepping(1)) == {(1, 0)}
-    assert unheard(a_report(0), stepping(1, state=State.DEAD)) == frozenset()
+    assert unheard(a_report(0, cut=1), stepping(1)) == {(1, 0)}
+    assert unheard(a_report(0, cut=1), stepping(1, state=State.DEAD)) == frozenset()
+
+
+def test_what_somebody_said_before_the_claim_tells_nothing_of_its_epoch():
+    assert unheard(a_report(0), a_report(1, joined=1)) == {(0, 0), (1, 0)}
+    assert unheard(a_report(0, joined=2), a_report(1, joined=2)) == frozenset(), (
+        "they joined another"
+    )
 
 
 def test_the_gone_and_those_that_were_started_again_hold_nothing():

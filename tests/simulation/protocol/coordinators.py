@@ -2,12 +2,12 @@
 deed is told again here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from everstep_agent import breaks, postmortem, rounds, runlog_rules
 from everstep_agent.checkpoint.commit_rules import decide_append
-from everstep_agent.messages import EpochLevel, Saver, Stage
+from everstep_agent.messages import AgentReport, Boundary, EpochLevel, Saver, Stage
 from everstep_contract import levels
 from everstep_contract.log import Claim, Commit, Done, MemberId
 from simulation.protocol.pods import build_gang, follows, rank, write_history
@@ -31,6 +31,9 @@ def hear(world: World, one: Coordinator) -> Iterator[Move]:
     if one.words < len(world.words):
         heard = world.with_coordinator(one._replace(words=len(world.words)))
         yield Move("hears the operator", one.place, None, heard)
+    if world.stop and not one.stop:
+        heard = world.with_coordinator(one._replace(stop=True))
+        yield Move("hears of the stop", one.place, None, heard)
     for pod in world.pods:
         snap = pod.snap
         if snap not in one.view and follows(world, pod) == one.place:
@@ -100,6 +103,9 @@ def _gather(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
     if held is not None:
         cut = one._replace(round=0, kept=keep(replace(held, stage=Stage.CUT, saver=None)))
         yield Move("adopts an epoch", one.place, held.number, world.with_coordinator(cut))
+        return
+    if one.stop and (not rules.stop_waits or _nobody_unheard(world, one, reports)):
+        yield _stopped(world, one)
         return
     last = runlog_rules.next_epoch(known) - 1
     number = rounds.choose_number(one.round, last, reports, one.burnt)
@@ -295,10 +301,47 @@ def _watch(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> I
         yield Move(kind, one.place, level.number, world.with_coordinator(cut))
         return
     yield from _stage(world, one, level)
+    if one.stop:
+        yield from _halt(world, one, level)
     snaps = [s for s in one.view if s.epoch == level.number and s.work == IN]
     ended = len(snaps) == len(level.members) and all(s.step >= rules.steps for s in snaps)
     if ended and level.committed >= rules.steps:
         yield from _finish(world, one, level, rules)
+
+
+def _halt(world: World, one: Coordinator, level: EpochLevel) -> Iterator[Move]:
+    """All agree on a boundary and halt there (how: `boundary.py`); once it is committed the job has stopped."""
+    if level.boundary is not None:
+        if level.committed >= level.boundary.step:
+            over = one._replace(kept=keep(replace(level, stage=Stage.OVER, boundary=None)))
+            yield _stopped(world, over)
+        return
+    members = [world.pod((m.slot, m.attempt)) for m in level.members]
+    if any(p is None or p.snap.work != IN or p.snap.epoch != level.number for p in members):
+        return
+    furthest = max(p.snap.step for p in members if p is not None)
+    halted = replace(level, boundary=Boundary(step=furthest, stay=True, confirmed=True))
+    after = world.with_coordinator(one._replace(kept=keep(halted)))
+    for pod in members:
+        assert pod is not None
+        after = after.with_pod(pod._replace(kept=keep(halted)))
+    yield Move("agrees with all to halt at", one.place, furthest, after)
+
+
+def _nobody_unheard(world: World, one: Coordinator, reports: Sequence[AgentReport]) -> bool:
+    """By the newest entry: none may hold what is not saved, or who can be reached has been heard when
+    patience is over.
+    """
+    if one.read < len(world.log):
+        return False
+    claim = runlog_rules.newest_claim(world.entries(one.read))
+    wanted = build_wanted(world.words[: one.words], world.slots, 1)
+    unheard = rounds.list_unheard(claim, one.number, reports, wanted, job_uid=JOB)
+    return not unheard or _has_heard_all(world, one, set(unheard))
+
+
+def _stopped(world: World, one: Coordinator) -> Move:
+    return Move("stops", one.place, None, world.with_coordinator(one._replace(ended="stopped")))
 
 
 def _finish(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:

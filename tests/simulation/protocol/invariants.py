@@ -21,7 +21,7 @@ def check(before: World, move: Move) -> str:
         )
     if not found and after.pods != before.pods:
         found = _nothing_thrown_away(before, after) or _one_gang_steps(before, after)
-    return found or _ends_when_fenced(after)
+    return found or _ends_when_fenced(after) or _stops_with_all_saved(before, after)
 
 
 def _never_rewritten(before: World, after: World) -> str:
@@ -118,6 +118,26 @@ def _one_gang_steps(before: World, after: World) -> str:
             older = min(pod, other, key=lambda p: p.snap.epoch)
             if older.snap.place not in after.words:
                 return f"{pod.snap.place} and {other.snap.place} step, in different gangs"
+    return ""
+
+
+def _stops_with_all_saved(before: World, after: World) -> str:
+    """Who says that the job has stopped reaches nobody who holds more than is committed."""
+    entries = after.entries()
+    newest = runlog_rules.newest_claim(entries)
+    for one in after.coordinators:
+        former = before.coordinator(one.place)
+        if one.ended != "stopped" or newest is None or (former and former.ended):
+            continue
+        kept = [pods.read_history(e.digest) for e in entries if isinstance(e, Commit)]
+        for pod in after.pods:
+            place = pod.snap.place
+            holds = pod.snap.work in LIVING and pod.snap.epoch == newest.epoch and pod.history
+            excused = place in after.words or place in after.given_up
+            if not holds or excused or not after.linked(one.place, place):
+                continue
+            if all(held[: len(pod.history)] != pod.history for held in kept):
+                return f"stopped though {place} holds step {pod.snap.step}, which is not committed"
     return ""
 
 

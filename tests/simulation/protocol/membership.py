@@ -20,11 +20,12 @@ KINDS = (
     "duel",
     "answer",
     "late",
+    "stop",
 )
 """Killed worker; agent started again; node lost (the operator's word is true); declared gone though it
 lives; two pods lose each other; one loses all others; one
 stands still for a while; a rival coordinator; a PUT is applied and its
-answer lost; a report comes a second time, later.
+answer lost; a report comes a second time, later; the operator wants the job saved and stopped.
 """
 SLOW = frozenset({"lays the role down", "is removed", "gets the next attempt"})
 SLOW_KINDS = "claims with fewer", "claims at last", "gives up", "waits no longer"
@@ -90,6 +91,8 @@ class Membership:
             rest = world._replace(faults=without(world.faults, kind))
             if kind == "late":
                 found += _repeat(rest)
+            if kind == "stop":
+                found.append(Move("is to stop", "job", None, rest._replace(stop=True)))
             for pod in world.pods:
                 found += self._strike(rest, pod, kind)
         return found
@@ -117,7 +120,8 @@ class Membership:
             yield Move("coordinates, too", place, None, pods.with_role(world, pod, self.rules))
 
     def is_done(self, world: World) -> bool:
-        return any(isinstance(e, Done) for e in world.entries())
+        stopped = any(one.ended == "stopped" for one in world.coordinators)
+        return stopped or any(isinstance(e, Done) for e in world.entries())
 
     def check(self, before: World, move: Move) -> str:
         return check(before, move)

@@ -28,6 +28,8 @@ def train(world: World, pod: Pod, rules: Rules) -> Iterator[Move]:
     snap, level = pod.snap, pod.level
     if snap.work != IN or snap.step >= rules.steps or level is None or level.number != snap.epoch:
         return
+    if level.boundary is not None and snap.step >= level.boundary.step:
+        return
     for member in level.members:
         if not _contributes(world, pod, world.pod((member.slot, member.attempt))):
             return

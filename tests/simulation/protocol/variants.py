@@ -44,6 +44,11 @@ VARIANTS = {
         breaks="which is not committed",
         delays=1,
     ),
+    "who coordinates stops the job before it has heard who holds what": Variant(
+        rules=Rules(steps=1, stop_waits=False),
+        faults=("stop", "pause"),
+        breaks="stopped though",
+    ),
     "state is continued off the chain": Variant(
         rules=Rules(state_on_chain=False), faults=("worker",), breaks="are in one epoch", delays=1
     ),

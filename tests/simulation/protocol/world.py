@@ -103,6 +103,8 @@ class Coordinator(NamedTuple):
     """How many of the operator's words it has heard."""
     owed: tuple[int, int] | None = None
     """(claim, level) that it has sent off; whether the claim stands, it does not know."""
+    stop: bool = False
+    """It has heard that the job is to save and stop."""
     ended: str = ""
     """The job's end, as it publishes it."""
 
@@ -132,6 +134,8 @@ class World(NamedTuple):
     """Still to strike."""
     paused: Place | None = None
     """Its agent and worker stand still (SIGSTOP), with all that they knew."""
+    stop: bool = False
+    """The operator wants the job saved and stopped."""
     late: tuple[Place, Snap] | None = None
     """A report that is still on its way to (a coordinator), again."""
 
