@@ -27,7 +27,11 @@ async def test_replicas_up_and_down_move_at_a_boundary_and_lose_nothing(scene: S
     await until_world(scene, trial, 1)
     await scene.further(trial)
     assert await trial.steps_lost() == 0
-    assert [p.slot for p in await scene.board.pods("sized")] == [0]
+
+    async def only_slot_0() -> bool:
+        return [p.slot for p in await scene.board.pods("sized")] == [0]
+
+    await trial.until("the pods of slots 1 and 2 have ended", only_slot_0, limit=LIMIT)
     assert (await trial.job())["status"]["restarts"]["total"] == 0, "a wish is no interruption"
 
 
