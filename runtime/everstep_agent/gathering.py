@@ -24,9 +24,10 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
     known, known_since = desk.run_log.newest_claim, opened
     desk.publish(round=number)
     while not desk.ended:
-        desk.note_left()
-        if desk.wanted.stop is not levels.Stop.NONE:
+        if desk.wanted.stop is not levels.Stop.NONE or desk.wanted.leave:
+            # Who stood still for a while must not speak for a pod that has a newer epoch's steps.
             await desk.persist(desk.run_log.refresh)
+        desk.note_left()
         if desk.run_log.newest_claim != known:
             known, known_since = desk.run_log.newest_claim, time.monotonic()
         unheard = desk.list_unheard() if time.monotonic() - known_since < SILENT_SECONDS else ()

@@ -84,7 +84,7 @@ def test_random_walks_with_every_fault_keep_every_invariant() -> None:
 def test_a_claim_that_is_heard_of_too_late_is_caught_by_the_walk_that_found_it() -> None:
     """A cut, a word too early, a lost answer and a rival in one story: no search of a pair goes there."""
     broken = walk(
-        (model := Membership(Rules(look_again=False))), model.start(3, KINDS), 167602,
+        (model := Membership(Rules(look_again=False))), model.start(3, KINDS[:10]), 167602,
         walks=1, seconds=AMPLE, length=150,
     ).broken  # fmt: skip
     assert "though it has read a newer claim" in broken

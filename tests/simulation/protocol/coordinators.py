@@ -2,14 +2,23 @@
 deed is told again here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from everstep_agent import breaks, postmortem, rounds, runlog_rules
 from everstep_agent.checkpoint.commit_rules import decide_append
-from everstep_agent.messages import AgentReport, Boundary, EpochLevel, Saver, Stage
-from everstep_contract import levels
+from everstep_agent.messages import EpochLevel, Saver, Stage
 from everstep_contract.log import Claim, Commit, Done, MemberId
+from simulation.protocol.orders import (
+    halt,
+    has_heard_all,
+    let_go,
+    must_leave,
+    nobody_unheard,
+    reaches,
+    stopped,
+    wanted_by,
+)
 from simulation.protocol.pods import build_gang, follows, rank, write_history
 from simulation.protocol.rules import JOB, Move, Rules
 from simulation.protocol.world import (
@@ -17,10 +26,8 @@ from simulation.protocol.world import (
     PARKED,
     Coordinator,
     History,
-    Place,
     World,
     build_report,
-    build_wanted,
     is_over,
     keep,
     kept,
@@ -34,6 +41,9 @@ def hear(world: World, one: Coordinator) -> Iterator[Move]:
     if world.stop and not one.stop:
         heard = world.with_coordinator(one._replace(stop=True))
         yield Move("hears of the stop", one.place, None, heard)
+    if world.leave and one.leave is None:
+        heard = world.with_coordinator(one._replace(leave=world.leave))
+        yield Move("hears who is to leave", one.place, None, heard)
     for pod in world.pods:
         snap = pod.snap
         if snap not in one.view and follows(world, pod) == one.place:
@@ -57,6 +67,8 @@ def coordinate(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         yield Move("lays the role down", one.place, None, laid)
     if one.saved is not None:
         yield from _commit(world, one, rules)
+    if one.leave is not None and one.leave not in world.words:
+        yield from let_go(world, one, one.leave, rules)
     if is_over(level):
         yield from _gather(world, one, rules)
     elif level is not None and level.stage is Stage.CUT:
@@ -88,10 +100,6 @@ def _refreshed(world: World, one: Coordinator) -> World:
     return world.with_coordinator(after)
 
 
-def _wanted(world: World, one: Coordinator, rules: Rules) -> levels.Wanted:
-    return build_wanted(world.words[: one.words], world.slots, rules.least)
-
-
 # --- from a round to a claim ------------------------------------------------------------------------------
 
 
@@ -104,8 +112,8 @@ def _gather(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         cut = one._replace(round=0, kept=keep(replace(held, stage=Stage.CUT, saver=None)))
         yield Move("adopts an epoch", one.place, held.number, world.with_coordinator(cut))
         return
-    if one.stop and (not rules.stop_waits or _nobody_unheard(world, one, reports)):
-        yield _stopped(world, one)
+    if one.stop and (not rules.ask_first or nobody_unheard(world, one, reports)):
+        yield stopped(world, one)
         return
     last = runlog_rules.next_epoch(known) - 1
     number = rounds.choose_number(one.round, last, reports, one.burnt)
@@ -113,7 +121,7 @@ def _gather(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         opened = world.with_coordinator(one._replace(round=number))
         yield Move("opens a round", one.place, number, opened)
         return
-    wanted = _wanted(world, one, rules)
+    wanted = wanted_by(world, one, rules)
     for waited in (0.0, 10.0):
         decision = rounds.decide_epoch(reports, wanted, round=one.round, waited=waited, gang=5.0)
         if isinstance(decision, rounds.Start):
@@ -129,7 +137,9 @@ def _claim(
     claims = [e for e in known if isinstance(e, Claim)]
     ids = tuple(i for m in start.members for i in m.ids())
     reports = [build_report(s) for s in one.view]
-    proof = rounds.build_proof(claims[-1] if claims else None, reports, _wanted(world, one, rules))
+    proof = rounds.build_proof(
+        claims[-1] if claims else None, reports, wanted_by(world, one, rules)
+    )
     if rules.proof_needed and not runlog_rules.may_claim(claims, ids, proof, job_uid=JOB).ok:
         return
     entry, level = _build_epoch(world, one, start, ids)
@@ -293,7 +303,7 @@ def _history_of(world: World, level: EpochLevel, step: int) -> History | None:
 def _watch(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
     """A running epoch: it breaks, it is suspected, a step of it is saved, or it is at its end."""
     aged = [(build_report(s), 0.0) for s in one.view]
-    found = breaks.find_break(level, aged, _wanted(world, one, rules), idle=0.0, hang=1e9)
+    found = breaks.find_break(level, aged, wanted_by(world, one, rules), idle=0.0, hang=1e9)
     if found is not None or _out_of_reach(world, one, level):
         cause = found.cause if found else "AgentLost"
         cut = one._replace(kept=keep(replace(level, stage=Stage.CUT, cause=cause)))
@@ -301,47 +311,12 @@ def _watch(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> I
         yield Move(kind, one.place, level.number, world.with_coordinator(cut))
         return
     yield from _stage(world, one, level)
-    if one.stop:
-        yield from _halt(world, one, level)
+    if one.stop or must_leave(world, one, level):
+        yield from halt(world, one, level)
     snaps = [s for s in one.view if s.epoch == level.number and s.work == IN]
     ended = len(snaps) == len(level.members) and all(s.step >= rules.steps for s in snaps)
     if ended and level.committed >= rules.steps:
         yield from _finish(world, one, level, rules)
-
-
-def _halt(world: World, one: Coordinator, level: EpochLevel) -> Iterator[Move]:
-    """All agree on a boundary and halt there (how: `boundary.py`); once it is committed the job has stopped."""
-    if level.boundary is not None:
-        if level.committed >= level.boundary.step:
-            over = one._replace(kept=keep(replace(level, stage=Stage.OVER, boundary=None)))
-            yield _stopped(world, over)
-        return
-    members = [world.pod((m.slot, m.attempt)) for m in level.members]
-    if any(p is None or p.snap.work != IN or p.snap.epoch != level.number for p in members):
-        return
-    furthest = max(p.snap.step for p in members if p is not None)
-    halted = replace(level, boundary=Boundary(step=furthest, stay=True, confirmed=True))
-    after = world.with_coordinator(one._replace(kept=keep(halted)))
-    for pod in members:
-        assert pod is not None
-        after = after.with_pod(pod._replace(kept=keep(halted)))
-    yield Move("agrees with all to halt at", one.place, furthest, after)
-
-
-def _nobody_unheard(world: World, one: Coordinator, reports: Sequence[AgentReport]) -> bool:
-    """By the newest entry: none may hold what is not saved, or who can be reached has been heard when
-    patience is over.
-    """
-    if one.read < len(world.log):
-        return False
-    claim = runlog_rules.newest_claim(world.entries(one.read))
-    wanted = build_wanted(world.words[: one.words], world.slots, 1)
-    unheard = rounds.list_unheard(claim, one.number, reports, wanted, job_uid=JOB)
-    return not unheard or _has_heard_all(world, one, set(unheard))
-
-
-def _stopped(world: World, one: Coordinator) -> Move:
-    return Move("stops", one.place, None, world.with_coordinator(one._replace(ended="stopped")))
 
 
 def _finish(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
@@ -354,20 +329,16 @@ def _finish(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> 
 
 
 def _out_of_reach(world: World, one: Coordinator, level: EpochLevel) -> bool:
-    return not all(_reaches(world, one, (m.slot, m.attempt)) for m in level.members)
-
-
-def _reaches(world: World, one: Coordinator, place: Place) -> bool:
-    return world.pod(place) is not None and world.linked(one.place, place)
+    return not all(reaches(world, one, (m.slot, m.attempt)) for m in level.members)
 
 
 def _recover(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
     yield from _stage(world, one, level)
     members = {(m.slot, m.attempt) for m in level.members}
-    heard = [(build_report(s), 0.0 if _reaches(world, one, s.place) else 1e9) for s in one.view]
+    heard = [(build_report(s), 0.0 if reaches(world, one, s.place) else 1e9) for s in one.view]
     gone = frozenset(world.words[: one.words]) & members
     ranks = postmortem.list_ranks(level.members, heard, epoch=level.number, stale=5.0, gone=gone)
-    waited = 100.0 if _has_heard_all(world, one, members) else 0.0
+    waited = 100.0 if has_heard_all(world, one, members) else 0.0
     decision = postmortem.decide_post_mortem(
         ranks, committed=level.committed, waited=waited, patience=8.0
     )
@@ -375,7 +346,7 @@ def _recover(world: World, one: Coordinator, level: EpochLevel, rules: Rules) ->
         yield from _save(world, one, level, decision)
     elif isinstance(decision, postmortem.Nothing):
         over = one._replace(kept=keep(replace(level, stage=Stage.OVER, saver=None)))
-        lost = frozenset(p for p in members if not _reaches(world, one, p))
+        lost = frozenset(p for p in members if not reaches(world, one, p))
         ended = world._replace(given_up=world.given_up | lost)
         kind = "gives up on the silent of epoch" if lost - gone else "ends epoch"
         if one.saved is not None:
@@ -383,16 +354,10 @@ def _recover(world: World, one: Coordinator, level: EpochLevel, rules: Rules) ->
         yield Move(kind, one.place, level.number, ended.with_coordinator(over))
 
 
-def _has_heard_all(world: World, one: Coordinator, members: set[Place]) -> bool:
-    """Patience is longer than any report takes: who can be reached has been heard when it is over."""
-    pods = [world.pod(place) for place in members if _reaches(world, one, place)]
-    return all(pod is not None and pod.snap in one.view for pod in pods)
-
-
 def _save(world: World, one: Coordinator, level: EpochLevel, saver: Saver) -> Iterator[Move]:
     member = level.members[saver.rank]
     pod = world.pod((member.slot, member.attempt))
-    ready = pod is not None and _reaches(world, one, pod.snap.place)
+    ready = pod is not None and reaches(world, one, pod.snap.place)
     if pod is None or not ready or pod.snap.work != PARKED or one.saved is not None:
         return
     if pod.snap.epoch == level.number and pod.snap.step == saver.step:

@@ -8,6 +8,8 @@ from simulation.protocol import pods
 from simulation.protocol.rules import Move
 from simulation.protocol.world import IN, LIVING, OVER, Pod, World, is_over
 
+LEFT = "says that it has left"
+
 
 def check(before: World, move: Move) -> str:
     after: World = move.after
@@ -21,7 +23,8 @@ def check(before: World, move: Move) -> str:
         )
     if not found and after.pods != before.pods:
         found = _nothing_thrown_away(before, after) or _one_gang_steps(before, after)
-    return found or _ends_when_fenced(after) or _stops_with_all_saved(before, after)
+    found = found or _ends_when_fenced(after) or _stops_with_all_saved(before, after)
+    return found or (_leaves_with_all_saved(after, move) if move.kind == LEFT else "")
 
 
 def _never_rewritten(before: World, after: World) -> str:
@@ -139,6 +142,20 @@ def _stops_with_all_saved(before: World, after: World) -> str:
             if all(held[: len(pod.history)] != pod.history for held in kept):
                 return f"stopped though {place} holds step {pod.snap.step}, which is not committed"
     return ""
+
+
+def _leaves_with_all_saved(world: World, move: Move) -> str:
+    """Who is said to have left holds nothing that is not committed."""
+    entries = world.entries()
+    newest, pod = runlog_rules.newest_claim(entries), world.pod(move.whom)
+    if pod is None or newest is None or pod.snap.place in world.given_up:
+        return ""
+    if pod.snap.work not in LIVING or pod.snap.epoch != newest.epoch or not pod.history:
+        return ""
+    kept = [pods.read_history(e.digest) for e in entries if isinstance(e, Commit)]
+    if any(held[: len(pod.history)] == pod.history for held in kept):
+        return ""
+    return f"{move.whom} is said to have left with step {pod.snap.step}, which is not committed"
 
 
 def _token(pod: Pod) -> str:

@@ -6,8 +6,9 @@ from everstep_contract.log import Done
 from simulation.protocol import coordinators, pods
 from simulation.protocol.coordinators import without
 from simulation.protocol.invariants import check
+from simulation.protocol.orders import replaced
 from simulation.protocol.rules import Move, Rules
-from simulation.protocol.world import DEAD, LIVING, Place, Pod, Snap, World
+from simulation.protocol.world import DEAD, LIVING, Pod, Snap, World
 
 KINDS = (
     "worker",
@@ -21,11 +22,13 @@ KINDS = (
     "answer",
     "late",
     "stop",
+    "leave",
 )
 """Killed worker; agent started again; node lost (the operator's word is true); declared gone though it
 lives; two pods lose each other; one loses all others; one
 stands still for a while; a rival coordinator; a PUT is applied and its
-answer lost; a report comes a second time, later; the operator wants the job saved and stopped.
+answer lost; a report comes a second time, later; the operator wants the job saved and stopped;
+or one pod to save and leave.
 """
 SLOW = frozenset({"lays the role down", "is removed", "gets the next attempt"})
 SLOW_KINDS = "claims with fewer", "claims at last", "gives up", "waits no longer"
@@ -71,7 +74,7 @@ class Membership:
         for slot in range(world.slots):
             place = slot, world.current(slot)
             if world.pod(place) is None:
-                yield Move("gets the next attempt", slot, place[1] + 1, _replaced(world, place))
+                yield Move("gets the next attempt", slot, place[1] + 1, replaced(world, place))
         for pod in world.pods:
             if pod.snap.place in world.words:
                 yield Move("is removed", pod.snap.place, None, _lost(world, pod))
@@ -111,7 +114,9 @@ class Membership:
         elif kind == "node":
             yield Move("is lost with its node", place, None, _lost(world, pod))
         elif kind == "gone" and place not in world.words:
-            yield Move("is declared gone too early", place, None, _replaced(world, place))
+            yield Move("is declared gone too early", place, None, replaced(world, place))
+        elif kind == "leave" and world.leave is None and place not in world.words:
+            yield Move("is to leave", place, None, world._replace(leave=place))
         elif kind == "pause" and world.paused is None:
             yield Move("stands still", place, None, world._replace(paused=place))
         elif kind in ("link", "partition"):
@@ -129,10 +134,6 @@ class Membership:
 
 def _lost(world: World, pod: Pod) -> World:
     return world.without_coordinator(pod.snap.place).with_pod(pod._replace(up=False))
-
-
-def _replaced(world: World, place: Place) -> World:
-    return world._replace(words=(*world.words, place)).with_pod(Pod(Snap(place[0], place[1] + 1)))
 
 
 def _cut_off(world: World, pod: Pod, kind: str) -> Iterator[Move]:

@@ -44,7 +44,7 @@ class Rules:
     """A staged save is committed under a later claim only if that one's chain holds it."""
     state_on_chain: bool = True
     """A member of a new epoch begins with what its claim goes on from, not with what it held."""
-    stop_waits: bool = True
-    """A stop asks first who may hold what is not saved."""
+    ask_first: bool = True
+    """Who stops the job, or lets a pod go, reads the log first and hears who may hold what is not saved."""
     look_again: bool = True
     """An epoch whose claim is heard of late begins only if no newer claim stands."""

@@ -45,7 +45,7 @@ VARIANTS = {
         delays=1,
     ),
     "who coordinates stops the job before it has heard who holds what": Variant(
-        rules=Rules(steps=1, stop_waits=False),
+        rules=Rules(steps=1, ask_first=False),
         faults=("stop", "pause"),
         breaks="stopped though",
     ),

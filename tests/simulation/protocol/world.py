@@ -105,6 +105,8 @@ class Coordinator(NamedTuple):
     """(claim, level) that it has sent off; whether the claim stands, it does not know."""
     stop: bool = False
     """It has heard that the job is to save and stop."""
+    leave: Place | None = None
+    """It has heard that this one is to save and leave."""
     ended: str = ""
     """The job's end, as it publishes it."""
 
@@ -136,6 +138,8 @@ class World(NamedTuple):
     """Its agent and worker stand still (SIGSTOP), with all that they knew."""
     stop: bool = False
     """The operator wants the job saved and stopped."""
+    leave: Place | None = None
+    """The operator wants this one to save and leave."""
     late: tuple[Place, Snap] | None = None
     """A report that is still on its way to (a coordinator), again."""
 
@@ -215,7 +219,9 @@ def build_report(snap: Snap) -> AgentReport:
 
 
 @lru_cache(maxsize=1 << 12)
-def build_wanted(words: tuple[Place, ...], slots: int, least: int) -> levels.Wanted:
+def build_wanted(
+    words: tuple[Place, ...], slots: int, least: int, leave: Place | None = None
+) -> levels.Wanted:
     attempts = [1 + sum(1 for s, _ in words if s == slot) for slot in range(slots)]
     return levels.Wanted(
         min_workers=least,
@@ -224,6 +230,7 @@ def build_wanted(words: tuple[Place, ...], slots: int, least: int) -> levels.Wan
         peers=tuple(
             levels.Peer(slot=s, attempt=a, address=f"{s}-{a}") for s, a in enumerate(attempts)
         ),
+        leave=() if leave is None or leave in words else (leave[0],),
         gone=tuple(levels.SlotAttempt(slot=s, attempt=a) for s, a in sorted(words)),
     )
 

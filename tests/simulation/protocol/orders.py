@@ -1,0 +1,97 @@
+"""What the operator orders, and how a coordinator carries it out: the job is to stop, or a pod to leave."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from everstep_agent import rounds, runlog_rules, seeing
+from everstep_agent.messages import AgentReport, Boundary, EpochLevel, Stage
+from everstep_contract import levels
+from simulation.protocol.invariants import LEFT
+from simulation.protocol.rules import JOB, Move, Rules
+from simulation.protocol.world import (
+    IN,
+    Coordinator,
+    Place,
+    Pod,
+    Snap,
+    World,
+    build_report,
+    build_wanted,
+    keep,
+)
+
+
+def halt(world: World, one: Coordinator, level: EpochLevel) -> Iterator[Move]:
+    """All agree on a boundary and halt there (how: `boundary.py`); once it is committed the job has stopped."""
+    if level.boundary is not None:
+        if level.committed >= level.boundary.step:
+            over = one._replace(kept=keep(replace(level, stage=Stage.OVER, boundary=None)))
+            ended = Move(
+                "ends, halted, epoch", one.place, level.number, world.with_coordinator(over)
+            )
+            yield stopped(world, over) if one.stop else ended
+        return
+    members = [world.pod((m.slot, m.attempt)) for m in level.members]
+    if any(p is None or p.snap.work != IN or p.snap.epoch != level.number for p in members):
+        return
+    furthest = max(p.snap.step for p in members if p is not None)
+    halted = replace(level, boundary=Boundary(step=furthest, stay=True, confirmed=True))
+    after = world.with_coordinator(one._replace(kept=keep(halted)))
+    for pod in members:
+        assert pod is not None
+        after = after.with_pod(pod._replace(kept=keep(halted)))
+    yield Move("agrees with all to halt at", one.place, furthest, after)
+
+
+def must_leave(world: World, one: Coordinator, level: EpochLevel) -> bool:
+    members = {(m.slot, m.attempt) for m in level.members}
+    return one.leave is not None and one.leave in members and one.leave not in world.words
+
+
+def let_go(world: World, one: Coordinator, place: Place, rules: Rules) -> Iterator[Move]:
+    """Nothing is left with it that the store lacks; the operator takes it away, and its slot's next attempt follows."""
+    claim = runlog_rules.newest_claim(world.entries(one.read))
+    if rules.ask_first and one.read < len(world.log):
+        return
+    wanted, reports = wanted_by(world, one, rules), [build_report(s) for s in one.view]
+    unheard = rounds.list_unheard(claim, one.number, reports, wanted, job_uid=JOB)
+    left = seeing.build_left(
+        wanted, reports, one.level, None, (), unheard if rules.ask_first else frozenset()
+    )
+    if any((x.slot, x.attempt) == place for x in left):
+        yield Move(LEFT, one.place, place, replaced(world, place))
+
+
+def nobody_unheard(world: World, one: Coordinator, reports: Sequence[AgentReport]) -> bool:
+    """By the newest entry: none may hold what is not saved, or who can be reached has been heard when
+    patience is over.
+    """
+    if one.read < len(world.log):
+        return False
+    claim = runlog_rules.newest_claim(world.entries(one.read))
+    wanted = build_wanted(world.words[: one.words], world.slots, 1)
+    unheard = rounds.list_unheard(claim, one.number, reports, wanted, job_uid=JOB)
+    return not unheard or has_heard_all(world, one, set(unheard))
+
+
+def stopped(world: World, one: Coordinator) -> Move:
+    return Move("stops", one.place, None, world.with_coordinator(one._replace(ended="stopped")))
+
+
+def has_heard_all(world: World, one: Coordinator, members: set[Place]) -> bool:
+    """Patience is longer than any report takes: who can be reached has been heard when it is over."""
+    pods = [world.pod(place) for place in members if reaches(world, one, place)]
+    return all(pod is not None and pod.snap in one.view for pod in pods)
+
+
+def reaches(world: World, one: Coordinator, place: Place) -> bool:
+    return world.pod(place) is not None and world.linked(one.place, place)
+
+
+def wanted_by(world: World, one: Coordinator, rules: Rules) -> levels.Wanted:
+    return build_wanted(world.words[: one.words], world.slots, rules.least, one.leave)
+
+
+def replaced(world: World, place: Place) -> World:
+    """Declared gone, and its slot's next attempt is there."""
+    return world._replace(words=(*world.words, place)).with_pod(Pod(Snap(place[0], place[1] + 1)))
