@@ -35,7 +35,7 @@ def status_patches(call: Call) -> bool:
 
 @dataclass(slots=True)
 class Trouble(Fault):
-    """`share` of what it is about is struck, as `chance` has it."""
+    """Of what it is about, the first is struck, and then a `share`, as `chance` has it."""
 
     chance: random.Random
     share: float = 0.3
@@ -43,7 +43,7 @@ class Trouble(Fault):
     struck: int = 0
 
     def strikes(self) -> bool:
-        hit = self.on and self.chance.random() < self.share
+        hit = self.on and (not self.struck or self.chance.random() < self.share)
         self.struck += hit
         return hit
 
