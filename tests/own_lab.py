@@ -1,26 +1,38 @@
 """A lab on a network of its own, beside whatever other lab runs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from everstep_lab import Lab
 from everstep_lab.config import LabConfig
 from everstep_lab.places import Places
 
-_up: list[Lab] = []
+Last = Callable[[Lab], None]
+_up: list[tuple[Lab, Last]] = []
 
 
 @contextmanager
-def own_lab(config: LabConfig, network: int | None) -> Iterator[Lab]:
+def own_lab(config: LabConfig, network: int | None, last: Last = lambda lab: None) -> Iterator[Lab]:
     """`network` None: the one that the environment names, which stays as it is: pytest may end a fixture late.
 
-    It ends a fixture of a folder with the session, in fact; so the next folder's lab ends the last one.
+    It ends a fixture of a folder with the session, in fact; so the next folder's lab ends the last one. `last` is
+    called before a lab goes.
     """
     while _up:
-        _up.pop().down()
+        _end().down()
     lab = Lab(config)
     if network is not None:
         lab.places = Places.from_env({"EVERSTEP_LAB_NETWORK": str(network)})
     with lab:
-        _up.append(lab)
-        yield lab
+        _up.append((lab, last))
+        try:
+            yield lab
+        finally:
+            if (lab, last) in _up:
+                _end()
+
+
+def _end() -> Lab:
+    lab, last = _up.pop()
+    last(lab)
+    return lab

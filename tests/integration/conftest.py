@@ -23,11 +23,14 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         images=str(HERE / "images.yaml"),
         operator_args=("--cordon-budget=2", "--figures-seconds=0.5"),
     )
-    with own_lab(config, None) as lab:
-        failed = request.session.testsfailed
-        yield lab
+    failed = request.session.testsfailed
+
+    def keep(lab: Lab) -> None:
         if request.session.testsfailed > failed:
             print(f"\nthe lab's logs are kept in {keep_logs(lab, KEPT)}")
+
+    with own_lab(config, None, keep) as lab:
+        yield lab
 
 
 @pytest.fixture

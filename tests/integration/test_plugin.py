@@ -82,12 +82,17 @@ async def test_a_drill_needs_consent_and_ends_with_a_timeline(shell: Shell, tria
     (drill,) = commands("kubectl everstep drill")
     assert "has not opted in" in await shell(drill, status=2)
     await shell(*commands("kubectl annotate"))
+    await trial.until("the first checkpoint in status", lambda: has_checkpoint(trial))
     assert "drill passed: no step was lost" in await shell(drill)
     looking = commands("kubectl everstep timeline")
     table, document, picture = await asyncio.gather(*map(shell, looking))
     assert "GPU-seconds; 0 steps lost" in table
     assert yaml.safe_load(document)[0]["cause"] == "PodDeleted"
     assert picture.strip() == f"{NAME}-timeline.png"
+
+
+async def has_checkpoint(trial: Trial) -> bool:
+    return "checkpoint" in (await trial.job()).get("status", {})
 
 
 async def test_a_node_is_explained_and_released(lab: Lab, shell: Shell, board: Board) -> None:
