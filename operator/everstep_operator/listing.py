@@ -34,6 +34,7 @@ async def resync(port: Kube, world: World, watchers: Watchers) -> None:
 
 
 async def resync_forever(port: Kube, world: World, watchers: Watchers, seconds: float) -> None:
+    """After each list every job is looked at: what changed without an event has woken nobody."""
     while True:
         with suppress(TimeoutError):
             await asyncio.wait_for(watchers.listed.wait(), seconds)
@@ -43,6 +44,7 @@ async def resync_forever(port: Kube, world: World, watchers: Watchers, seconds: 
             await _list_all(port, world, watchers)
         except kube.KubeError as error:
             log.warning("full lists failed, the watches go on: %s", error)
+        watchers.wake_all()
 
 
 async def _list_all(port: Kube, world: World, watchers: Watchers) -> None:
@@ -57,4 +59,3 @@ async def _list_all(port: Kube, world: World, watchers: Watchers) -> None:
         lost = mirror.replace(items, version)
         if lost:
             log.warning("%d %s had gone without an event", len(lost), kind.plural)
-            watchers.wake_all()

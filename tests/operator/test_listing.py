@@ -40,3 +40,26 @@ async def test_after_a_watch_has_begun_anew_what_was_deleted_meanwhile_is_notice
     assert world.nodes.get("lost") is None
     resyncing.cancel()
     await asyncio.gather(resyncing, return_exceptions=True)
+
+
+async def test_a_job_that_changed_without_an_event_is_looked_at_after_the_next_list() -> None:
+    """A suspended one waits for a change of its spec, and for nothing else."""
+    cluster, world, looked = ToyCluster(), World(), asyncio.Event()
+
+    async def look(key: tuple[str, str]) -> None:
+        found = world.jobs.get("lm", "team")
+        if found is not None and not found["spec"]["suspend"]:
+            looked.set()
+
+    scheduler = Scheduler(look)
+    watchers = Watchers(world, scheduler, lambda: None, lambda quarantine: None)
+    metadata = {"name": "lm", "namespace": "team", "uid": "u"}
+    world.jobs.put({"metadata": {**metadata, "resourceVersion": "0"}, "spec": {"suspend": True}})
+    cluster.add(kube.JOBS, {"metadata": dict(metadata), "spec": {"suspend": False}})
+    resyncing = listing.resync_forever(cast(Kube, cluster), world, watchers, seconds=0.0)
+    tasks = [asyncio.create_task(resyncing), asyncio.create_task(scheduler.run())]
+    async with asyncio.timeout(10):
+        await looked.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
