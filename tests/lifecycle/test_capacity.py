@@ -1,9 +1,12 @@
 """Too few nodes, too little quota, somebody more important, somebody with a broom."""
 
+import time
+
 import pytest
 
 from everstep_demo.board import condition, is_true
-from everstep_demo.trial import NAMESPACE
+from everstep_demo.trial import NAMESPACE, Trial
+from everstep_operator.jobs.stamps import to_seconds
 from lifecycle.scene import CORE, LIMIT, Scene, nodes_taken, until
 from stub_image.given import build_stub_job
 
@@ -18,6 +21,7 @@ async def test_of_two_jobs_with_room_for_one_the_younger_gives_its_pods_back_and
     async with nodes_taken(scene, 2):
         first = await scene.start("first", replicas=3, spec=PATIENT)
         await until("two of its pods placed", lambda: _placed(scene, "first", 2))
+        await until("a later second than that of its creation", lambda: _is_old(first))
         second = await scene.start("second", replicas=3, spec=GANG)
         await until("pods of the second", lambda: scene.board.pods("second"))
     await scene.stepping(first)
@@ -31,6 +35,13 @@ async def test_of_two_jobs_with_room_for_one_the_younger_gives_its_pods_back_and
     status = (await second.job())["status"]
     assert status["restarts"]["total"] == 0
     assert "gang" not in status
+
+
+async def _is_old(trial: Trial) -> bool:
+    """Which of two jobs is the older one, their creation times say, in whole seconds."""
+    created = to_seconds((await trial.job())["metadata"]["creationTimestamp"])
+    now = time.time()  # noqa: TID251 it stands beside the clock of the API server
+    return created is not None and now > created + 1
 
 
 async def _placed(scene: Scene, name: str, count: int) -> bool:
