@@ -116,7 +116,7 @@ def _one_gang_steps(before: World, after: World) -> str:
             if other.kept == pod.kept and other.history[:short] != pod.history[:short]:
                 return f"{pod.history} and {other.history} are in one epoch"
             apart = other.snap.place != pod.snap.place and _token(other) != _token(pod)
-            if not apart or other.history[-1] != other.snap.epoch:
+            if not apart or not (_has_stepped(pod) and _has_stepped(other)):
                 continue
             older = min(pod, other, key=lambda p: p.snap.epoch)
             if older.snap.place not in after.words:
@@ -156,6 +156,11 @@ def _leaves_with_all_saved(world: World, move: Move) -> str:
     if any(held[: len(pod.history)] == pod.history for held in kept):
         return ""
     return f"{move.whom} is said to have left with step {pod.snap.step}, which is not committed"
+
+
+def _has_stepped(pod: Pod) -> bool:
+    """In its epoch; to begin one with what the commit holds is no step."""
+    return pod.history[-1] == pod.snap.epoch
 
 
 def _token(pod: Pod) -> str:
