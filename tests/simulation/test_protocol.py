@@ -9,6 +9,7 @@ import pytest
 from simulation.protocol.boundary import Arming
 from simulation.protocol.chunks import Shelves
 from simulation.protocol.membership import KINDS, Membership
+from simulation.protocol.reduction import Reducing
 from simulation.protocol.rules import Rules
 from simulation.protocol.search import Bounds, Found, search, walk
 from simulation.protocol.variants import VARIANTS
@@ -65,6 +66,25 @@ def test_ranks_stop_at_one_armed_boundary_in_every_order() -> None:
 def test_a_boundary_that_is_not_armed_is_passed() -> None:
     model = Arming(armed=False)
     assert "counts" in search(model, model.start(2), Bounds(seconds=AMPLE)).broken
+
+
+def test_survivors_of_a_step_apply_one_sum_in_every_order() -> None:
+    model = Reducing()
+    found = search(model, model.start(3), Bounds(seconds=AMPLE))
+    show("3 ranks, the collectives of two steps, two deaths", found)
+    assert found.complete
+
+
+@pytest.mark.parametrize(
+    ("variant", "breaks"),
+    [
+        (Reducing(vector_last=False), "has its state from another"),
+        (Reducing(keyed=False), "applied sums of several epochs"),
+    ],
+    ids=["the vector is sent first", "the vector is not keyed by epoch"],
+)
+def test_a_vector_that_says_too_much_is_caught(variant: Reducing, breaks: str) -> None:
+    assert breaks in search(variant, variant.start(3), Bounds(seconds=AMPLE)).broken
 
 
 def test_what_is_committed_stays_readable_until_it_is_retired() -> None:
@@ -136,8 +156,9 @@ def test_every_fault_together_to_the_depth_that_the_time_allows() -> None:
 
 
 @pytest.mark.long
-def test_boundaries_and_retention_to_the_depth_that_the_time_allows() -> None:
+def test_boundaries_retention_and_collectives_to_the_depth_that_the_time_allows() -> None:
     seconds = SECONDS * 0.02
-    arming, shelves = Arming(), Shelves()
+    arming, shelves, reducing = Arming(), Shelves(), Reducing()
     show("3 ranks, boundary", search(arming, arming.start(3), Bounds(seconds=seconds)))
+    show("4 ranks, collectives", search(reducing, reducing.start(4), Bounds(seconds=4 * seconds)))
     show("3 writers, retention", search(shelves, shelves.start(3, 2), Bounds(seconds=seconds)))

@@ -52,4 +52,10 @@ VARIANTS = {
     "state is continued off the chain": Variant(
         rules=Rules(state_on_chain=False), faults=("worker",), breaks="are in one epoch", delays=1
     ),
+    "a staged save is continued off the chain": Variant(
+        rules=Rules(saves_on_chain=False),
+        faults=("worker", "worker"),
+        breaks="does not go on from",
+        delays=2,
+    ),
 }
