@@ -21,15 +21,15 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
     """
     number = rounds.next_number(_log_epoch(desk), desk.reports.all(), desk.burnt)
     opened, said = time.monotonic(), ("", "", 0.0)
-    known, known_since = desk.run_log.newest_claim, opened
+    known, known_since = _what_is_known(desk), opened
     desk.publish(round=number)
     while not desk.ended:
         if desk.wanted.stop is not levels.Stop.NONE or desk.wanted.leave:
             # Who stood still for a while must not speak for a pod that has a newer epoch's steps.
             await desk.persist(desk.run_log.refresh)
         desk.note_left()
-        if desk.run_log.newest_claim != known:
-            known, known_since = desk.run_log.newest_claim, time.monotonic()
+        if (newly := _what_is_known(desk)) != known:
+            known, known_since = newly, time.monotonic()
         unheard = desk.list_unheard() if time.monotonic() - known_since < SILENT_SECONDS else ()
         if _adopt(desk) or _ends_here(desk, stop=not unheard):
             return None
@@ -60,6 +60,15 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
             desk.publish(round=number)
         await desk.tick()
     return None
+
+
+def _what_is_known(desk: Desk) -> tuple[log.Claim | None, frozenset[object]]:
+    """Patience begins anew when this changes: who has just come over to us tells the epoch that it holds when it
+    has heard that we do not know of it.
+    """
+    unheard = desk.list_unheard()
+    spoken = ((r.id, r.epoch) for r in desk.reports.all() if (r.slot, r.attempt) in unheard)
+    return desk.run_log.newest_claim, frozenset(spoken)
 
 
 def _adopt(desk: Desk) -> bool:

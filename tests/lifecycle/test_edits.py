@@ -3,6 +3,7 @@
 import pytest
 
 from everstep_contract.log import Commit
+from everstep_demo.board import is_true
 from everstep_demo.trial import Trial
 from everstep_lab.api import ApiError
 from lifecycle.scene import LIMIT, Scene
@@ -33,6 +34,31 @@ async def test_replicas_up_and_down_move_at_a_boundary_and_lose_nothing(scene: S
 
     await trial.until("the pods of slots 1 and 2 have ended", only_slot_0, limit=LIMIT)
     assert (await trial.job())["status"]["restarts"]["total"] == 0, "a wish is no interruption"
+
+
+@pytest.mark.parametrize("replicas", [3, 1])
+async def test_replicas_edited_in_the_middle_of_a_recovery(scene: Scene, replicas: int) -> None:
+    name = f"resized-{replicas}"
+    trial = await scene.start(name, workers={"maxReplicas": 3, "minReplicas": 1})
+    await scene.stepping(trial)
+    pod = await scene.board.current_pod(name, 1)
+    assert pod is not None
+    await scene.board.delete_pod(pod.name)
+
+    async def recovers() -> bool:
+        return is_true(await trial.job(), "Recovering")
+
+    await trial.until("the recovery", recovers, limit=LIMIT)
+    await scene.board.patch(name, {"spec": {"workers": {"replicas": replicas}}})
+    await until_world(scene, trial, replicas)
+    await scene.further(trial)
+    assert await trial.steps_lost() == 0
+
+    async def only_these() -> bool:
+        return [p.slot for p in await scene.board.pods(name)] == list(range(replicas))
+
+    await trial.until(f"pods of {replicas} slots and no more", only_these, limit=LIMIT)
+    assert (await trial.job())["status"]["restarts"]["total"] == 1
 
 
 async def test_a_new_interval_counts_for_all_ranks_from_the_next_epoch_on(scene: Scene) -> None:

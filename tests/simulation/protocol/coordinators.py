@@ -112,7 +112,7 @@ def _gather(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         cut = one._replace(round=0, kept=keep(replace(held, stage=Stage.CUT, saver=None)))
         yield Move("adopts an epoch", one.place, held.number, world.with_coordinator(cut))
         return
-    if one.stop and (not rules.ask_first or nobody_unheard(world, one, reports)):
+    if one.stop and (not rules.ask_first or nobody_unheard(world, one, reports, rules)):
         yield stopped(world, one)
         return
     last = runlog_rules.next_epoch(known) - 1
@@ -240,7 +240,7 @@ def _commit(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
     level = one.level
     assert level is not None
     assert one.saved is not None
-    epoch, step, history = one.saved
+    epoch, step, history, rank = one.saved
     entry = Commit(
         epoch=epoch,
         token=level.token,
@@ -255,7 +255,8 @@ def _commit(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         return
     verdict = decide_append(entry, known)
     if not verdict.ok and (rules.saves_on_chain or verdict.reason != "OffLineage"):
-        dropped = world.with_coordinator(one._replace(saved=None))
+        unsaved = one.unsaved if rank is None else one.unsaved | {(epoch, rank)}
+        dropped = world.with_coordinator(one._replace(saved=None, unsaved=unsaved))
         yield Move("drops a save", one.place, step, dropped)
         return
     if not is_free(world, one.read, rules):
@@ -285,7 +286,7 @@ def _stage(world: World, one: Coordinator, level: EpochLevel) -> Iterator[Move]:
         return
     history = _history_of(world, level, held)
     if history is not None:
-        staged = world.with_coordinator(one._replace(saved=(level.number, held, history)))
+        staged = world.with_coordinator(one._replace(saved=(level.number, held, history, None)))
         yield Move("has all parts of step", one.place, held, staged)
 
 
@@ -340,7 +341,11 @@ def _recover(world: World, one: Coordinator, level: EpochLevel, rules: Rules) ->
     ranks = postmortem.list_ranks(level.members, heard, epoch=level.number, stale=5.0, gone=gone)
     waited = 100.0 if has_heard_all(world, one, members) else 0.0
     decision = postmortem.decide_post_mortem(
-        ranks, committed=level.committed, waited=waited, patience=8.0
+        ranks,
+        committed=level.committed,
+        waited=waited,
+        patience=8.0,
+        failed=frozenset(rank for epoch, rank in one.unsaved if epoch == level.number),
     )
     if isinstance(decision, Saver):
         yield from _save(world, one, level, decision)
@@ -361,5 +366,6 @@ def _save(world: World, one: Coordinator, level: EpochLevel, saver: Saver) -> It
     if pod is None or not ready or pod.snap.work != PARKED or one.saved is not None:
         return
     if pod.snap.epoch == level.number and pod.snap.step == saver.step:
-        saved = world.with_coordinator(one._replace(saved=(level.number, saver.step, pod.history)))
+        whole = level.number, saver.step, pod.history, saver.rank
+        saved = world.with_coordinator(one._replace(saved=whole))
         yield Move("has step saved by", one.place, pod.snap.place, saved)

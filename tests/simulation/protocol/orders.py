@@ -7,6 +7,7 @@ from everstep_agent import rounds, runlog_rules, seeing
 from everstep_agent.messages import AgentReport, Boundary, EpochLevel, Stage
 from everstep_contract import levels
 from simulation.protocol.invariants import LEFT
+from simulation.protocol.pods import follows, tell
 from simulation.protocol.rules import JOB, Move, Rules
 from simulation.protocol.world import (
     IN,
@@ -62,16 +63,24 @@ def let_go(world: World, one: Coordinator, place: Place, rules: Rules) -> Iterat
         yield Move(LEFT, one.place, place, replaced(world, place))
 
 
-def nobody_unheard(world: World, one: Coordinator, reports: Sequence[AgentReport]) -> bool:
-    """By the newest entry: none may hold what is not saved, or who can be reached has been heard when
-    patience is over.
+def nobody_unheard(
+    world: World, one: Coordinator, reports: Sequence[AgentReport], rules: Rules
+) -> bool:
+    """By the newest entry: none may hold what is not saved; or patience is over, which begins anew when one of them
+    speaks: who can be reached follows us by then, was told what we know, and has answered.
     """
     if one.read < len(world.log):
         return False
     claim = runlog_rules.newest_claim(world.entries(one.read))
     wanted = build_wanted(world.words[: one.words], world.slots, 1)
     unheard = rounds.list_unheard(claim, one.number, reports, wanted, job_uid=JOB)
-    return not unheard or has_heard_all(world, one, set(unheard))
+    pods = [world.pod(place) for place in unheard if reaches(world, one, place)]
+    return all(pod is not None and _has_answered(world, one, pod, rules) for pod in pods)
+
+
+def _has_answered(world: World, one: Coordinator, pod: Pod, rules: Rules) -> bool:
+    settled = follows(world, pod) == one.place and not any(tell(world, pod, one, rules))
+    return pod.snap in one.view and (settled or not rules.hear_out)
 
 
 def stopped(world: World, one: Coordinator) -> Move:

@@ -46,5 +46,7 @@ class Rules:
     """A member of a new epoch begins with what its claim goes on from, not with what it held."""
     ask_first: bool = True
     """Who stops the job, or lets a pod go, reads the log first and hears who may hold what is not saved."""
+    hear_out: bool = True
+    """Before it stops the job, who has just come over to it may answer."""
     look_again: bool = True
     """An epoch whose claim is heard of late begins only if no newer claim stands."""

@@ -49,6 +49,12 @@ VARIANTS = {
         faults=("stop", "pause"),
         breaks="stopped though",
     ),
+    "who coordinates stops the job before those have answered who have just come over": Variant(
+        rules=Rules(steps=1, hear_out=False),
+        faults=("stop", "leave"),
+        breaks="stopped though",
+        delays=2,
+    ),
     "state is continued off the chain": Variant(
         rules=Rules(state_on_chain=False), faults=("worker",), breaks="are in one epoch", delays=1
     ),

@@ -97,8 +97,10 @@ class Coordinator(NamedTuple):
     burnt: int = 0
     kept: int = 0
     """The level of its epoch."""
-    saved: tuple[int, int, History] | None = None
-    """(epoch, step, …) of a save that is complete and not committed."""
+    saved: tuple[int, int, History, int | None] | None = None
+    """(epoch, step, …) of a save that is complete and not committed; and the rank that saved the whole."""
+    unsaved: frozenset[tuple[int, int]] = frozenset()
+    """(epoch, rank) whose save of the whole could not be committed."""
     words: int = 0
     """How many of the operator's words it has heard."""
     owed: tuple[int, int] | None = None
