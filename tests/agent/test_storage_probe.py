@@ -10,12 +10,12 @@ from everstep_agent.storage.retrying import Patience, Retrying
 
 
 class CheckThenPut(UnreliableStore):
-    """Create-only as a server does it that looks first and writes then."""
+    """Create-only as a server does it that looks, takes the body, and writes then."""
 
     async def create(self, key: str, body: bytes | memoryview) -> None:
         if key in await self.inner.list():
             raise AlreadyExists(key)
-        await asyncio.sleep(0)
+        await asyncio.sleep(len(body) * 20e-9)  # a megabyte in 20 ms
         await self.inner.put(key, body)
 
 
