@@ -133,6 +133,15 @@ class Desk:
         return any(r.epoch > known for r in self.reports.recent(time.monotonic(), STALE_SECONDS))
 
     @property
+    def hands_over(self) -> bool:
+        """Our own pod has left, and there are others: one of them begins the next epoch."""
+        mine = (self.me.slot, self.me.attempt)
+        named = {(p.slot, p.attempt) for p in self.wanted.peers}
+        named |= {(m.slot, m.attempt) for m in (self.epoch.members if self.epoch else ())}
+        left = {(x.slot, x.attempt) for x in self.left}
+        return mine in left and bool(named - {mine})
+
+    @property
     def ended(self) -> bool:
         return self.board.levels.end is not None
 

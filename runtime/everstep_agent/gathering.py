@@ -33,6 +33,9 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
         unheard = desk.list_unheard() if time.monotonic() - known_since < SILENT_SECONDS else ()
         if _adopt(desk) or _ends_here(desk, stop=not unheard):
             return None
+        if desk.hands_over:
+            await desk.tick()
+            continue
         now = time.monotonic()
         decision = rounds.decide_epoch(
             desk.reports.recent(now, STALE_SECONDS),

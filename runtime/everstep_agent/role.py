@@ -76,6 +76,7 @@ class Role:
         serving = [
             asyncio.create_task(self._hear(coordinator)),
             asyncio.create_task(self._tell(coordinator)),
+            asyncio.create_task(self._until_handed_over(coordinator.desk)),
             asyncio.create_task(self._until_yielded(coordinator, has_rival)),
         ]
         try:
@@ -104,6 +105,13 @@ class Role:
             coordinator.desk.take(self._report())
             await happens(self._changed, REPORT_SECONDS)
 
+    async def _until_handed_over(self, desk: Desk) -> None:
+        """Our own pod has left, and all have heard that its epoch is over."""
+        version = -1
+        while desk.ended or not desk.hands_over:
+            version = (await desk.board.wait_newer(version)).version
+        await self._until_heard(desk)
+
     async def _until_yielded(
         self, coordinator: Coordinator, has_rival: Callable[[], Awaitable[bool]]
     ) -> None:
@@ -113,10 +121,6 @@ class Role:
             desk, now = coordinator.desk, time.monotonic()
             if desk.ended:
                 continue
-            mine = (self._me.slot, self._me.attempt)
-            left = any((x.slot, x.attempt) == mine for x in desk.left)
-            if left and set(self._standing.peers()) - {self._me.address}:
-                return
             if desk.behind:
                 return
             runs = desk.epoch is not None and desk.epoch.live
@@ -131,7 +135,10 @@ class Role:
         coordinator = self._standing.coordinator
         if coordinator is None:
             return
-        desk, began = coordinator.desk, time.monotonic()
+        await self._until_heard(coordinator.desk)
+
+    async def _until_heard(self, desk: Desk) -> None:
+        began = time.monotonic()
         until = began + (LINGER_SECONDS if desk.ended else HANDOVER_SECONDS)
         version = desk.end_version if desk.ended else desk.board.levels.version
         while time.monotonic() < until:

@@ -125,6 +125,6 @@ def build_left(
         if (slot, attempt) not in inside and (slot, attempt) not in left:
             at = committed or levels.CheckpointRef(epoch=0, step=0)
             left[slot, attempt] = levels.Left(
-                slot=slot, attempt=attempt, epoch=at.epoch, step=at.step
+                slot=slot, attempt=attempt, epoch=at.epoch, step=at.step, asked=slot in wanted.leave
             )
     return tuple(left[k] for k in sorted(left))

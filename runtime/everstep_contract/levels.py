@@ -110,6 +110,8 @@ class Left:
     attempt: int
     epoch: int
     step: int
+    asked: bool = False
+    """The operator had asked it to; else its pod was told to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

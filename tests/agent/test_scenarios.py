@@ -70,6 +70,23 @@ async def test_the_coordinators_own_slot_can_leave(tmp_path: Path) -> None:
         await assert_exact(gang, 20)
 
 
+async def test_a_coordinator_that_leaves_has_its_heir_begin_the_next_epoch(tmp_path: Path) -> None:
+    """Had it begun that one itself, its going would end it again."""
+    async with Gang(tmp_path, 3) as gang:
+        await gang.until(lambda s: s.step >= 3)
+        assert gang.seen.coordinator is not None
+        slot = gang.seen.coordinator.slot
+        gang.want(leave=(slot,), want_workers=2)
+        await gang.until(lambda s: s.left and s.coordinator.slot != slot and s.epoch > 1)
+        await gang.kill(slot, say=False)
+        gang.want(leave=(), gone=(levels.SlotAttempt(slot=slot, attempt=0),))
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.DONE}
+        claims = (await gang.run_log()).claims
+        assert [c.cause for c in claims] == ["Start", "Leave"]
+        await assert_exact(gang, 20)
+
+
 async def test_sigterm_of_one_pod_saves_and_leaves_within_the_grace_period(tmp_path: Path) -> None:
     async with Gang(tmp_path, 2, grace_seconds=GRACE) as gang:
         await gang.until(lambda s: s.step >= 3)

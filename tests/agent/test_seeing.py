@@ -53,6 +53,13 @@ def test_a_pod_that_holds_no_state_leaves_while_the_others_train():
     ]
 
 
+def test_it_says_whether_it_was_asked_to():
+    over = an_epoch(stage=Stage.OVER)
+    by_wish = seeing.build_left(wanting(2, leave=(1,)), [a_report(1)], over, None, ())
+    by_signal = seeing.build_left(wanting(2), [a_report(1, leaving=True)], over, None, ())
+    assert [x.asked for x in (*by_wish, *by_signal)] == [True, False]
+
+
 def test_a_pod_that_got_sigterm_is_as_good_as_asked():
     assert left(wanting(2), [a_report(1, leaving=True)], an_epoch(stage=Stage.OVER)) == [(1, 0, 8)]
 

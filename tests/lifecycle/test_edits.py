@@ -33,7 +33,8 @@ async def test_replicas_up_and_down_move_at_a_boundary_and_lose_nothing(scene: S
         return [p.slot for p in await scene.board.pods("sized")] == [0]
 
     await trial.until("the pods of slots 1 and 2 have ended", only_slot_0, limit=LIMIT)
-    assert (await trial.job())["status"]["restarts"]["total"] == 0, "a wish is no interruption"
+    status = (await trial.job())["status"]
+    assert status["restarts"]["total"] == 0, f"a wish is no interruption: {status}"
 
 
 @pytest.mark.parametrize("replicas", [3, 1])

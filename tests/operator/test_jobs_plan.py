@@ -270,10 +270,18 @@ def test_a_suspicion_moves_nobody_while_the_epoch_runs_and_holds_the_slot_out_of
     assert attempts(planned) == [1, 1, 1]
 
 
-def test_a_slot_that_has_left_for_a_reason_that_is_gone_gets_a_new_pod() -> None:
-    planned = plan(an_observation(seen=a_seen(left=(a_left(1),))), NOW)
+@pytest.mark.parametrize(
+    ("asked", "cause", "restarts"), [(False, "PodLeft", 1), (True, "LeaveWithdrawn", 0)]
+)
+def test_a_slot_that_has_left_and_is_wanted_gets_a_new_pod(
+    asked: bool, cause: str, restarts: int
+) -> None:
+    left = replace(a_left(1), asked=asked)
+    planned = plan(an_observation(seen=a_seen(left=(left,))), NOW)
     assert attempts(planned) == [1, 2, 1]
-    assert planned.status.slots[1].cause == "PodLeft"
+    assert planned.status.slots[1].cause == cause
+    assert planned.status.restarts is not None
+    assert planned.status.restarts.total == restarts
 
 
 def test_an_operator_that_has_not_looked_yet_takes_no_reason_for_gone() -> None:

@@ -15,7 +15,9 @@ from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.model_status import SlotStatus
 from everstep_operator.values import NodeState, NodeVerdict
 
-UNCOUNTED = frozenset({"Adopted", "ScaledDown", "Suspended", "Rescheduled", "GangIncomplete"})
+UNCOUNTED = frozenset(
+    {"Adopted", "ScaledDown", "Suspended", "Rescheduled", "GangIncomplete", "LeaveWithdrawn"}
+)
 """Attempts that are nobody's failure."""
 FIRST_ATTEMPT = 1
 REFUSED_BY_NODE_SECONDS = 10.0
@@ -117,10 +119,13 @@ def decide_slot(observed: Observed, record: SlotStatus, now: float) -> Decision:
         return decision
     if pod.deleting:
         return _decide_deleted(observed, record, pod, now)
-    if observed.has_left(record.slot, record.attempt):
+    if left := observed.left_of(record.slot, record.attempt):
         if not observed.judged:
             return Stay(slot=record.slot)
-        # Asked for a reason that has gone since: what has left holds nothing and cannot come back.
+        # What has left holds nothing and cannot come back.
+        if left.asked:
+            text = f"pod {pod.name} has left as it was asked to, and is wanted again"
+            return _raised(observed, record, "LeaveWithdrawn", text)
         return _raised(observed, record, "PodLeft", f"pod {pod.name} has left the job")
     return _decide_suspect(observed, record, pod) or Stay(slot=record.slot)
 

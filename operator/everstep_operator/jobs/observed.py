@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from everstep_contract.levels import Seen
+from everstep_contract.levels import Left, Seen
 from everstep_contract.report import ExitReport
 from everstep_operator.model import JobSpec
 from everstep_operator.model_status import JobStatus
@@ -155,9 +155,11 @@ class Observed:
         )
 
     def has_left(self, slot: int, attempt: int) -> bool:
-        return self.seen is not None and any(
-            left.slot == slot and left.attempt == attempt for left in self.seen.left
-        )
+        return self.left_of(slot, attempt) is not None
+
+    def left_of(self, slot: int, attempt: int) -> Left | None:
+        said = self.seen.left if self.seen is not None else ()
+        return next((x for x in said if (x.slot, x.attempt) == (slot, attempt)), None)
 
     def pod_of(self, slot: int, attempt: int) -> Pod | None:
         return next((p for p in self.pods if p.slot == slot and p.attempt == attempt), None)
