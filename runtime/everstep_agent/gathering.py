@@ -65,13 +65,10 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
     return None
 
 
-def _what_is_known(desk: Desk) -> tuple[log.Claim | None, frozenset[object]]:
-    """Patience begins anew when this changes: who has just come over to us tells the epoch that it holds when it
-    has heard that we do not know of it.
-    """
-    unheard = desk.list_unheard()
-    spoken = ((r.id, r.epoch) for r in desk.reports.all() if (r.slot, r.attempt) in unheard)
-    return desk.run_log.newest_claim, frozenset(spoken)
+def _what_is_known(desk: Desk) -> tuple[log.Claim | None, frozenset[rounds.Spoken]]:
+    """Patience begins anew when this changes."""
+    spoken = rounds.list_spoken(desk.list_unheard(), desk.reports.all())
+    return desk.run_log.newest_claim, spoken
 
 
 def _adopt(desk: Desk) -> bool:

@@ -6,7 +6,7 @@ that is enough. Nobody joins who is declared dead or gone, whose attempt is not 
 one, or who is leaving.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep_agent import runlog_rules
@@ -189,6 +189,19 @@ def list_unheard(
         if held is None or _holds(held, claim.epoch) or not _tells_of(held, claim.epoch):
             found.add(place)
     return frozenset(found)
+
+
+Spoken = tuple[tuple[int, int, int], int]
+"""((slot, attempt, incarnation), epoch)"""
+
+
+def list_spoken(
+    unheard: Collection[tuple[int, int]], reports: Iterable[AgentReport]
+) -> frozenset[Spoken]:
+    """Which of these have spoken, and of which epoch: who has just come over to us sends the level that it holds
+    only when it has heard that we do not know of it.
+    """
+    return frozenset((r.id, r.epoch) for r in reports if (r.slot, r.attempt) in unheard)
 
 
 def _holds(report: AgentReport, epoch: int) -> bool:

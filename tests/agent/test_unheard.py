@@ -49,6 +49,15 @@ def test_an_epoch_is_adopted_only_if_its_claim_is_the_newest():
     assert rounds.find_unheard([a_report(1, held=an_epoch(token="x"))], None, CLAIM) is None
 
 
+def test_who_comes_over_to_us_has_spoken_anew():
+    waits = unheard(a_report(0))
+    assert waits == {(0, 0), (1, 0)}
+    before = rounds.list_spoken(waits, [a_report(0), a_report(2)])
+    assert before == {((0, 0, 1), 0)}, "slot 2 is not waited for"
+    assert rounds.list_spoken(waits, [stepping(0), a_report(2)]) != before
+    assert rounds.list_spoken(waits, [a_report(0), stepping(1)]) != before
+
+
 def begin(mine=None, incident="", uid="uid-1", claim=CLAIM):
     wanted = wanting(2, incident=incident)
     return rounds.decide_beginning(claim, mine, wanted, job_uid=uid).cause
