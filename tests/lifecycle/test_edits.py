@@ -59,7 +59,8 @@ async def test_replicas_edited_in_the_middle_of_a_recovery(scene: Scene, replica
         return [p.slot for p in await scene.board.pods(name)] == list(range(replicas))
 
     await trial.until(f"pods of {replicas} slots and no more", only_these, limit=LIMIT)
-    assert (await trial.job())["status"]["restarts"]["total"] == 1
+    status = (await trial.job())["status"]
+    assert status["restarts"]["total"] <= 1, f"one pod was deleted: {status}"
 
 
 async def test_a_new_interval_counts_for_all_ranks_from_the_next_epoch_on(scene: Scene) -> None:
