@@ -42,8 +42,13 @@ async def test_a_node_that_dies_between_done_and_the_last_exit_takes_nothing_bac
     scene: Scene,
 ) -> None:
     trial = await scene.start("finishing", until=60, step_ms=20)
-    await scene.stepping(trial)
-    node = await scene.node_of(trial, 1)
+
+    async def bound() -> str:
+        pod = await scene.board.current_pod("finishing", 1)
+        return pod.node if pod else ""
+
+    await trial.until("slot 1 has a node", bound, limit=LIMIT)
+    node = await bound()
 
     async def done() -> bool:
         await trial.watch.refresh()
