@@ -63,14 +63,16 @@ def cluster(request: pytest.FixtureRequest, timeline: Timeline) -> Iterator[Clus
     option = request.config.getoption
     kind = "given" if option("--kubeconfig") else option("--cluster")
     timeline.heading(f"A cluster ({kind})")
+    problem = "no cluster to tell stories on"
     try:
         with open_cluster(
             kind, option("--kubeconfig"), lambda text: timeline.say("cluster", text)
         ) as cluster:
             timeline.say("cluster", "up")
+            problem = "the stories are told, and their cluster could not be deleted"
             yield cluster
     except LabError as error:
-        pytest.exit(f"no cluster to tell stories on: {error}", returncode=1)
+        pytest.exit(f"{problem}: {error}", returncode=1)
 
 
 @pytest.fixture(scope="session")

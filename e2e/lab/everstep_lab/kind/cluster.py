@@ -15,6 +15,8 @@ from everstep_lab.kind import manifests, nodes, places, tools
 from everstep_lab.kind.archive import Archive
 
 TOKEN_HOURS = 240
+DELETE_SECONDS = 600.0
+"""Containers with a few hundred pods' mounts on a busy disk: 180 s were not enough once."""
 
 
 def own_kubeconfig(where: places.KindPlaces) -> Path:
@@ -75,7 +77,7 @@ def delete(where: places.KindPlaces, extra: str) -> None:
     for node in tools.list_containers(where.cluster):
         if nodes.state(node) == "paused":  # docker cannot end what stands still
             tools.docker("unpause", node)
-    tools.run(argv, timeout=180)
+    tools.run(argv, timeout=DELETE_SECONDS)
     if extra and kubeconfig.is_ours(Path(extra)):
         Path(extra).unlink()
     shutil.rmtree(where.root, ignore_errors=True)
