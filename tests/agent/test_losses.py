@@ -66,17 +66,35 @@ async def test_when_a_save_fails_another_sound_rank_saves_and_nothing_is_lost(
 
 
 async def die_between_two_steps(gang: Gang, slot: int) -> None:
-    """While all others wait in their collective: none of them stands a step ahead."""
-    os.kill(gang.worker(slot), signal.SIGSTOP)
+    """While all others wait for what it will never give: none of them can come a step ahead."""
+    dying = gang.agents[slot].pod.workers.current[0]
     others = [a.pod.workers.current[0] for s, a in gang.agents.items() if s != slot]
     async with asyncio.timeout(20):
-        while not all(w.position().waiting for w in others) or len(steps(others)) > 1:  # noqa: ASYNC110
+        await stop_while_it_computes(dying)
+        while not wait_for_more_than(dying.position().applied, others):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-    os.kill(gang.worker(slot), signal.SIGKILL)
+    os.kill(dying.pid, signal.SIGKILL)
 
 
-def steps(workers: list[Worker]) -> set[int]:
-    return {w.position().applied for w in workers}
+async def stop_while_it_computes(worker: Worker) -> None:
+    """A rank that waits may have given its part of the next step, or not."""
+    while True:
+        os.kill(worker.pid, signal.SIGSTOP)
+        while not stopped(worker.pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if not worker.position().waiting:
+            return
+        os.kill(worker.pid, signal.SIGCONT)
+        await asyncio.sleep(0.005)
+
+
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def wait_for_more_than(applied: int, others: list[Worker]) -> bool:
+    at = [w.position() for w in others]
+    return all(p.waiting and p.applied == at[0].applied >= applied for p in at)
 
 
 async def test_when_no_worker_lives_the_run_goes_on_from_the_newest_commit(tmp_path: Path) -> None:
