@@ -14,11 +14,12 @@ from everstep_agent.bulletin import Board, Reports
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.retention import Retention
 from everstep_agent.groupstore import GroupStore
-from everstep_agent.messages import AgentReport, End, EpochLevel, Levels, Stage, State
+from everstep_agent.messages import AgentReport, End, EpochLevel, Levels, State
 from everstep_agent.saving import Saves
 from everstep_agent.signals import happens
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.retrying import Retrying
+from everstep_agent.tending import Tending
 from everstep_contract import env, levels, log, report
 
 T = TypeVar("T")
@@ -57,13 +58,17 @@ class Desk:
         self.run_log = runlog.RunLog(store)
         self.reports = Reports()
         self.group = GroupStore()
-        self.retention = Retention(store, self.run_log, keep=max(1, settings.keep))
         self.saves = Saves(store, self.run_log, settings.run, on_commit=self._committed, line=line)
         now = time.monotonic()
         seen = inherited.seen if inherited else levels.Seen()
         self.incidents = incidents.from_levels(seen.incidents, now=now)
         self.left = seen.left
-        self.good = seen.good
+        self.tending = Tending(
+            Retention(store, self.run_log, keep=max(1, settings.keep)),
+            good=seen.good,
+            persist=self.persist,
+            line=line,
+        )
         self.committed_at = now
         self.burnt = 0
         self.struck = "", 0
@@ -88,7 +93,6 @@ class Desk:
         """Of the board, as it tells of the end; what changes later need not be read."""
         self.step_at = (0, now)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._tending = asyncio.Lock()
         place = levels.SlotAttempt(slot=me.slot, attempt=me.attempt)
         self.board = Board(
             Levels(
@@ -134,12 +138,9 @@ class Desk:
 
     @property
     def hands_over(self) -> bool:
-        """Our own pod has left, and there are others: one of them begins the next epoch."""
-        mine = (self.me.slot, self.me.attempt)
-        named = {(p.slot, p.attempt) for p in self.wanted.peers}
-        named |= {(m.slot, m.attempt) for m in (self.epoch.members if self.epoch else ())}
-        left = {(x.slot, x.attempt) for x in self.left}
-        return mine in left and bool(named - {mine})
+        return seeing.hands_over(
+            (self.me.slot, self.me.attempt), self.left, self.wanted, self.epoch
+        )
 
     @property
     def ended(self) -> bool:
@@ -198,14 +199,14 @@ class Desk:
             coordinator=levels.SlotAttempt(slot=self.me.slot, attempt=self.me.attempt),
             staged=self._staged(),
             committed=self.committed_ref(now),
-            good=self.good,
+            good=self.tending.good,
             left=self.left,
             stopped=self.stopped,
             done=self.done,
             failure=self.failure,
             fenced=self.fenced,
             restarts=runlog_rules.count_restarts(self.run_log.entries, self.settings.job_uid),
-            notes=(*self.notes, *self.saves.notes),
+            notes=(*self.notes, *self.tending.notes, *self.saves.notes),
             incidents=self.incidents.levels(),
             storage_error=self._storage_error(),
             seconds=self.seconds(),
@@ -365,37 +366,9 @@ class Desk:
         epoch = self.epoch
         if epoch is not None and epoch.number == commit.epoch and commit.step > epoch.committed:
             self._say_committed(commit)
-        self.background(self._look_after(commit))
+        self.background(self.tending.look_after(commit))
         self.reports.changed.set()
 
     def _say_committed(self, commit: log.Commit) -> None:
         if self.epoch is not None and self.epoch.number == commit.epoch:
             self.set_epoch(committed=max(commit.step, self.epoch.committed))
-
-    async def _look_after(self, commit: log.Commit) -> None:
-        """Read back, then retire what is no longer needed; retention counts only what was read
-        back.
-        """
-        async with self._tending:
-            # A store that lets nothing be read back is in trouble, though it takes what it is given.
-            problem = await self.persist(lambda: self.retention.check(commit))
-            if problem:
-                self.notes = (
-                    *self.notes,
-                    f"checkpoint of step {commit.step} is broken: {problem}",
-                )[-3:]
-                self.line.say("checkpoint_broken", step=commit.step, message=problem)
-                return
-            if self.good is None or commit.step >= self.good.step or commit.epoch > self.good.epoch:
-                self.good = levels.CheckpointRef(
-                    epoch=commit.epoch, step=commit.step, bytes=commit.bytes
-                )
-            retired = await self.retention.retire(commit.token)
-            if retired is not None:
-                self.line.say(
-                    "retired", manifests=len(retired.manifests), chunks=len(retired.chunks)
-                )
-
-    @property
-    def stage(self) -> Stage | None:
-        return self.epoch.stage if self.epoch else None

@@ -21,17 +21,19 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
     """
     number = rounds.next_number(_log_epoch(desk), desk.reports.all(), desk.burnt)
     opened, said = time.monotonic(), ("", "", 0.0)
-    known, known_since = _what_is_known(desk), opened
+    known, known_since = None, opened
     desk.publish(round=number)
     while not desk.ended:
         if desk.wanted.stop is not levels.Stop.NONE or desk.wanted.leave:
             # Who stood still for a while must not speak for a pod that has a newer epoch's steps.
             await desk.persist(desk.run_log.refresh)
         desk.note_left()
-        if (newly := _what_is_known(desk)) != known:
+        unheard = desk.list_unheard()
+        newly = desk.run_log.newest_claim, rounds.list_spoken(unheard, desk.reports.all())
+        if newly != known:  # who speaks at last is given time for the rest
             known, known_since = newly, time.monotonic()
-        unheard = desk.list_unheard() if time.monotonic() - known_since < SILENT_SECONDS else ()
-        if _adopt(desk) or _ends_here(desk, stop=not unheard):
+        patient = time.monotonic() - known_since < SILENT_SECONDS
+        if _adopt(desk) or _ends_here(desk, stop=not (unheard and patient)):
             return None
         if desk.hands_over:
             await desk.tick()
@@ -63,12 +65,6 @@ async def gather(desk: Desk, cause: str) -> EpochLevel | None:
             desk.publish(round=number)
         await desk.tick()
     return None
-
-
-def _what_is_known(desk: Desk) -> tuple[log.Claim | None, frozenset[rounds.Spoken]]:
-    """Patience begins anew when this changes."""
-    spoken = rounds.list_spoken(desk.list_unheard(), desk.reports.all())
-    return desk.run_log.newest_claim, spoken
 
 
 def _adopt(desk: Desk) -> bool:

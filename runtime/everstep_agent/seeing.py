@@ -106,7 +106,8 @@ def build_left(
     """Slots whose pod holds nothing that the store lacks: out of every running epoch, the position
     committed.
 
-    `unheard`: pods that may hold more than we know of. Once said it stays said, until the slot's next attempt shows up.
+    `unheard`: pods that may hold more than we know of. Once said it stays said, until the slot's next
+    attempt shows up.
     """
     newest: dict[int, int] = {}
     for slot, attempt in [(p.slot, p.attempt) for p in wanted.peers] + [
@@ -128,3 +129,15 @@ def build_left(
                 slot=slot, attempt=attempt, epoch=at.epoch, step=at.step, asked=slot in wanted.leave
             )
     return tuple(left[k] for k in sorted(left))
+
+
+def hands_over(
+    me: tuple[int, int],
+    left: Iterable[levels.Left],
+    wanted: levels.Wanted,
+    epoch: EpochLevel | None,
+) -> bool:
+    """Whether the coordinator's own pod has left and there are others: one of them begins the next epoch."""
+    named = {(p.slot, p.attempt) for p in wanted.peers}
+    named |= {(m.slot, m.attempt) for m in (epoch.members if epoch else ())}
+    return any((x.slot, x.attempt) == me for x in left) and bool(named - {me})

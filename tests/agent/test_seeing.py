@@ -70,6 +70,16 @@ def test_what_was_said_stays_said_until_the_slots_next_attempt_shows_up():
     assert left(wanting(2), [a_report(1, attempt=1)], None, known) == []
 
 
+def test_a_coordinator_hands_over_once_its_own_pod_has_left_and_there_are_others():
+    over, gone = an_epoch(stage=Stage.OVER), (levels.Left(slot=0, attempt=0, epoch=1, step=8),)
+    peers = wanting(1, peers=(levels.Peer(slot=1, attempt=0, address="a"),))
+    assert seeing.hands_over((0, 0), gone, wanting(2), over)
+    assert seeing.hands_over((0, 0), gone, peers, None), "one that has yet to join counts"
+    assert not seeing.hands_over((0, 0), gone, wanting(1), None), "nobody else is there"
+    assert not seeing.hands_over((0, 0), (), wanting(2), over)
+    assert not seeing.hands_over((1, 0), gone, wanting(2), over), "another slot has left"
+
+
 def test_an_incident_measures_each_phase_from_the_end_of_the_last():
     book = incidents.Book()
     book.open("i-1", "WorkerDied", "rank 1 died", now=100.0, slots=(1,), rank=1)
