@@ -12,6 +12,9 @@ from dataclasses import replace
 from everstep_agent.messages import AgentReport, Boundary, EpochMember
 from everstep_contract import levels
 
+Id = tuple[int, int, int]
+"""(slot, attempt, incarnation)"""
+
 
 def arm(steps: Iterable[int], *, stay: bool, margin: int = 1) -> Boundary:
     """The first boundary that nobody can have passed by more than `margin` steps from now."""
@@ -50,12 +53,17 @@ def why_stay(
     members: Sequence[EpochMember],
     reports: Iterable[AgentReport],
     eligible: int,
+    *,
+    coordinator: Id,
 ) -> str:
-    """Why the epoch should end at a boundary: Stop, Leave, Shrink, Grow, or nothing."""
+    """Why the epoch should end at a boundary: Stop, Leave, Shrink, Grow, or nothing.
+
+    An epoch ends with its coordinator, a member or not: it waits for the boundary like one.
+    """
     if wanted.stop is not levels.Stop.NONE:
         return "Stop"
-    slots = {m.slot for m in members}
-    leaving = slots & {*wanted.leave, *leaving_slots(members, reports)}
+    slots = {m.slot for m in members} | {coordinator[0]}
+    leaving = slots & {*wanted.leave, *list_told(members, reports, coordinator=coordinator)}
     if leaving:
         return "Shrink" if min(leaving) >= wanted.want_workers else "Leave"
     if len(members) < wanted.want_workers and eligible > 0:
@@ -63,9 +71,12 @@ def why_stay(
     return ""
 
 
-def leaving_slots(members: Sequence[EpochMember], reports: Iterable[AgentReport]) -> set[int]:
-    ids = {m.id for m in members}
-    return {r.slot for r in reports if r.leaving and r.id in ids}
+def list_told(
+    members: Sequence[EpochMember], reports: Iterable[AgentReport], *, coordinator: Id
+) -> dict[int, int]:
+    """Slot → attempt of those whose agents were told to end (SIGTERM)."""
+    ids = {m.id for m in members} | {coordinator}
+    return {r.slot: r.attempt for r in reports if r.leaving and r.id in ids}
 
 
 def describe_purpose(wanted: levels.Wanted, purpose: str, slots: Sequence[int]) -> str:

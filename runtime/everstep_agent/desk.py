@@ -35,6 +35,14 @@ class Identity:
     incarnation: int
     address: str
 
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.slot, self.attempt
+
+    @property
+    def id(self) -> tuple[int, int, int]:
+        return self.slot, self.attempt, self.incarnation
+
 
 class Desk:
     """Soft state only: what must outlive it stands in the run log or is reported again by the
@@ -138,9 +146,7 @@ class Desk:
 
     @property
     def hands_over(self) -> bool:
-        return seeing.hands_over(
-            (self.me.slot, self.me.attempt), self.left, self.wanted, self.epoch
-        )
+        return seeing.hands_over(self.me.place, self.left, self.wanted, self.epoch)
 
     @property
     def ended(self) -> bool:
@@ -268,6 +274,7 @@ class Desk:
             self.committed_ref(now),
             self.left,
             self.list_unheard(),
+            coordinator=self.me.place,
         )
         self.publish()
 

@@ -170,7 +170,7 @@ class Pod:
         level = published.epoch
         if level is None or not level.live or level.number <= self.epoch:
             return
-        mine = level.member(self.me.slot, self.me.attempt, self.me.incarnation)
+        mine = level.member(*self.me.id)
         if mine is None or self.joined != level.number or self._restorer.epoch >= level.number:
             return
         self._restorer.ask(level.number, level.commit, partial(self._restored, level, mine))

@@ -102,9 +102,11 @@ def build_left(
     committed: levels.CheckpointRef | None,
     known: Iterable[levels.Left],
     unheard: frozenset[tuple[int, int]] = frozenset(),
+    *,
+    coordinator: tuple[int, int],
 ) -> tuple[levels.Left, ...]:
     """Slots whose pod holds nothing that the store lacks: out of every running epoch, the position
-    committed.
+    committed. An epoch ends with its coordinator, a member or not, so that one is in it too.
 
     `unheard`: pods that may hold more than we know of. Once said it stays said, until the slot's next
     attempt shows up.
@@ -118,7 +120,7 @@ def build_left(
     asked = {s: newest[s] for s in wanted.leave if s in newest}
     asked |= {r.slot: r.attempt for r in reports if r.leaving}
     inside = (
-        {(m.slot, m.attempt) for m in epoch.members}
+        {coordinator, *((m.slot, m.attempt) for m in epoch.members)}
         if epoch and epoch.stage is not Stage.OVER
         else set()
     ) | unheard

@@ -7,12 +7,23 @@ from everstep_agent import boundaries, rounds, runlog_rules
 from everstep_agent.breaks import Break, find_break
 from everstep_agent.desk import STALE_SECONDS, Desk
 from everstep_agent.gathering import stop_here
-from everstep_agent.messages import Boundary, EpochLevel, Stage, State, WorkerReport
+from everstep_agent.messages import AgentReport, Boundary, EpochLevel, Stage, State, WorkerReport
 from everstep_agent.recovering import recover
 from everstep_contract import levels, log, names, report
 
 FENCE_SECONDS = 10.0
 """How often the next place of the log is looked at; the rule asks for 30."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """An end in order, as it was when its boundary was armed."""
+
+    purpose: str
+    message: str
+    slots: tuple[int, ...]
+    id: str
+    """Empty: as any incident's."""
 
 
 @dataclass(slots=True)
@@ -23,6 +34,8 @@ class Watch:
     raises: int = 0
     purpose: str = ""
     """Why the armed boundary ends the epoch: Stop, Leave, Grow; empty: it only saves."""
+    move: Move | None = None
+    """Not yet told as an incident."""
 
 
 async def train(desk: Desk) -> str:
@@ -129,6 +142,7 @@ def _boundary(desk: Desk, watch: Watch, workers: list[WorkerReport], now: float)
     if boundary is None:
         _arm(desk, watch, epoch, workers, now)
         return False
+    _tell_move(desk, watch, now)
     recent = desk.reports.recent(now, STALE_SECONDS)
     moved = boundaries.advance(boundary, epoch.members, recent, raises=watch.raises)
     if moved != boundary:
@@ -153,7 +167,9 @@ def _arm(
     ready = [
         r for r in rounds.list_eligible(recent, desk.wanted) if r.fresh and r.slot not in members
     ]
-    purpose = boundaries.why_stay(desk.wanted, epoch.members, recent, len(ready))
+    purpose = boundaries.why_stay(
+        desk.wanted, epoch.members, recent, len(ready), coordinator=desk.me.id
+    )
     every = desk.wanted.save_every_seconds
     due = boundaries.is_save_due(
         desk.settings.save_every_seconds if every is None else every,
@@ -164,24 +180,40 @@ def _arm(
         return
     watch.purpose, watch.raises = purpose, 0
     armed = boundaries.arm((w.applied for w in workers), stay=bool(purpose))
-    if purpose in levels.IN_ORDER:
-        told = {r.slot: r.attempt for r in recent if r.leaving and r.slot in members}
-        _open_incident(desk, purpose, told, now)
+    watch.move = _describe_move(desk, purpose, epoch, recent)
+    _tell_move(desk, watch, now)
     desk.line.say(
         "boundary_armed", step=armed.step, purpose=purpose or "Save", incident=desk.incidents.id
     )
-    desk.set_epoch(boundary=armed, incident=desk.incidents.id)
+    desk.set_epoch(boundary=armed)
 
 
-def _open_incident(desk: Desk, purpose: str, told: dict[int, int], now: float) -> None:
-    """`told`: attempts of the slots whose agents were told to end."""
+def _describe_move(
+    desk: Desk, purpose: str, epoch: EpochLevel, recent: list[AgentReport]
+) -> Move | None:
+    if purpose not in levels.IN_ORDER:
+        return None
+    told = boundaries.list_told(epoch.members, recent, coordinator=desk.me.id)
     slots = () if purpose == "Grow" else tuple(sorted({*told, *desk.wanted.leave}))
-    message = boundaries.describe_purpose(desk.wanted, purpose, slots)
-    id = desk.new_incident()
-    if told and not desk.wanted.leave:
-        # As the operator calls it when it sees the pod being deleted: nobody has to tell.
-        id = names.incident_id("PodDeleted", slots[0], told[slots[0]])
-    desk.incidents.open(id, purpose, message, now=now, slots=slots)
+    # As the operator calls it when it sees the pod being deleted: nobody has to tell.
+    by_signal = told and not desk.wanted.leave
+    return Move(
+        purpose=purpose,
+        message=boundaries.describe_purpose(desk.wanted, purpose, slots),
+        slots=slots,
+        id=names.incident_id("PodDeleted", slots[0], told[slots[0]]) if by_signal else "",
+    )
+
+
+def _tell_move(desk: Desk, watch: Watch, now: float) -> None:
+    """An incident of its own, once the recovery in which it was armed is over."""
+    move = watch.move
+    if move is None or desk.incidents.current is not None:
+        return
+    id = move.id or desk.new_incident()
+    desk.incidents.open(id, move.purpose, move.message, now=now, slots=move.slots)
+    desk.set_epoch(incident=id)
+    watch.move = None
 
 
 def _stay(desk: Desk, watch: Watch, boundary: Boundary, workers: list[WorkerReport]) -> bool:
@@ -218,7 +250,7 @@ async def check_fence(desk: Desk) -> None:
     await desk.persist(desk.run_log.refresh)
     await desk.persist(desk.run_log.check_kept)
     desk.over = runlog_rules.why_pod_is_over(
-        desk.run_log.newest_claim, desk.settings.job_uid, desk.me.slot, desk.me.attempt
+        desk.run_log.newest_claim, desk.settings.job_uid, *desk.me.place
     )
     if epoch is None:
         return

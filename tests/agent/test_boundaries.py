@@ -6,6 +6,10 @@ from everstep_contract import levels
 MEMBERS = (a_member(0), a_member(1))
 
 
+def why_stay(wanted, reports, eligible=0, coordinator=(0, 0, 1)):
+    return boundaries.why_stay(wanted, MEMBERS, reports, eligible, coordinator=coordinator)
+
+
 def acked(slot, step, passed=0):
     return a_report(slot, epoch=1, fresh=(), acked=step, passed=passed)
 
@@ -53,13 +57,20 @@ def test_a_save_is_due_after_its_interval_unless_one_is_under_way():
 def test_why_an_epoch_ends_at_a_boundary_by_precedence():
     stop = wanting(2, stop=levels.Stop.SUSPEND, leave=(1,))
     steps = [stepping(0), stepping(1)]
-    assert boundaries.why_stay(stop, MEMBERS, steps, eligible=1) == "Stop"
-    assert boundaries.why_stay(wanting(2, leave=(1,)), MEMBERS, steps, eligible=0) == "Leave"
+    assert why_stay(stop, steps, eligible=1) == "Stop"
+    assert why_stay(wanting(2, leave=(1,)), steps) == "Leave"
     leaving = [stepping(0), a_report(1, leaving=True)]
-    assert boundaries.why_stay(wanting(2), MEMBERS, leaving, eligible=0) == "Leave"
-    assert boundaries.why_stay(wanting(3), MEMBERS, steps, eligible=1) == "Grow"
-    assert boundaries.why_stay(wanting(2), MEMBERS, steps, eligible=1) == ""
+    assert why_stay(wanting(2), leaving) == "Leave"
+    assert why_stay(wanting(3), steps, eligible=1) == "Grow"
+    assert why_stay(wanting(2), steps, eligible=1) == ""
 
 
 def test_a_slot_that_is_no_member_may_be_asked_to_leave_without_a_boundary():
-    assert boundaries.why_stay(wanting(2, leave=(7,)), MEMBERS, [], eligible=0) == ""
+    assert why_stay(wanting(2, leave=(7,)), []) == ""
+
+
+def test_an_epoch_ends_at_a_boundary_when_the_coordinator_that_is_no_member_leaves():
+    outside = {"coordinator": (7, 0, 1)}
+    assert why_stay(wanting(9, leave=(7,)), [], **outside) == "Leave"
+    assert why_stay(wanting(8), [a_report(7, leaving=True)], **outside) == "Leave"
+    assert why_stay(wanting(2), [a_report(7, leaving=True)]) == "", "another that is no member"

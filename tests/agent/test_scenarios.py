@@ -56,6 +56,31 @@ async def test_a_slot_that_is_told_to_leave_leaves_after_a_commit_and_is_replace
         await assert_exact(gang, 20)
 
 
+async def test_who_leaves_before_a_recoverys_first_step_has_an_incident_of_its_own(
+    tmp_path: Path,
+) -> None:
+    gang = Gang(tmp_path, 3)
+    gang.stub |= {"STUB_UNTIL": "8", "STUB_STEP_MS": "400"}
+    async with gang:
+        await gang.until(lambda s: s.step >= 1)
+        os.kill(gang.worker(1), signal.SIGKILL)
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        assert gang.seen.incidents[-1].open, "its first step is still to come"
+        gang.want(leave=(2,), incident="inc-1")
+        await gang.until(lambda s: s.left)
+        await gang.kill(2, say=False)
+        gang.want(leave=(), gone=(levels.SlotAttempt(slot=2, attempt=0),))
+        await gang.start(2, 1)
+        seen = await gang.until(lambda s: s.epoch == 3 and not s.incidents[-1].open)
+        assert [(i.cause, i.rung) for i in seen.incidents] == [
+            ("WorkerDied", "restart"), ("Leave", "move"),
+        ]  # fmt: skip
+        assert seen.incidents[-1].id == "inc-1"
+        assert seen.incidents[-1].slots == (2,)
+        await gang.reports()
+        await assert_exact(gang, 8)
+
+
 async def test_the_coordinators_own_slot_can_leave(tmp_path: Path) -> None:
     async with Gang(tmp_path, 3) as gang:
         await gang.until(lambda s: s.step >= 3)

@@ -14,10 +14,12 @@ def facts(**changes):
     return seeing.Facts(**(values | changes))
 
 
-def left(wanted, reports, epoch, known=()):
-    return [
-        (x.slot, x.attempt, x.step) for x in seeing.build_left(wanted, reports, epoch, AT, known)
-    ]
+def build_left(wanted, reports, epoch, known=(), coordinator=(0, 0)):
+    return seeing.build_left(wanted, reports, epoch, AT, known, coordinator=coordinator)
+
+
+def left(*given, **more):
+    return [(x.slot, x.attempt, x.step) for x in build_left(*given, **more)]
 
 
 def test_the_jobs_step_is_the_one_that_every_member_applied():
@@ -53,10 +55,17 @@ def test_a_pod_that_holds_no_state_leaves_while_the_others_train():
     ]
 
 
+def test_a_coordinator_that_holds_no_state_leaves_when_the_epoch_is_over():
+    wanted, reports = wanting(2, leave=(5,)), [stepping(0), stepping(1), a_report(5)]
+    assert left(wanted, reports, an_epoch(), coordinator=(5, 0)) == []
+    assert left(wanted, reports, an_epoch(stage=Stage.OVER), coordinator=(5, 0)) == [(5, 0, 8)]
+    assert left(wanted, reports, None, coordinator=(5, 0)) == [(5, 0, 8)]
+
+
 def test_it_says_whether_it_was_asked_to():
     over = an_epoch(stage=Stage.OVER)
-    by_wish = seeing.build_left(wanting(2, leave=(1,)), [a_report(1)], over, None, ())
-    by_signal = seeing.build_left(wanting(2), [a_report(1, leaving=True)], over, None, ())
+    by_wish = build_left(wanting(2, leave=(1,)), [a_report(1)], over)
+    by_signal = build_left(wanting(2), [a_report(1, leaving=True)], over)
     assert [x.asked for x in (*by_wish, *by_signal)] == [True, False]
 
 

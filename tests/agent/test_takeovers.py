@@ -3,6 +3,8 @@ rank holds is given up for it.
 """
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +162,31 @@ async def test_the_coordinator_is_lost_while_a_boundary_is_armed(tmp_path: Path)
         await gang.reports()
         assert sum(i.steps_lost for i in gang.seen.incidents) == 0
         await assert_exact(gang, 20)
+
+
+async def test_a_coordinator_that_only_coordinates_leaves_at_a_boundary(tmp_path: Path) -> None:
+    """Its node is under suspicion, so it is in no epoch; the others have begun one without it."""
+    gang = Gang(tmp_path, 3, gang_seconds=0.5)
+    gang.stub["STUB_UNTIL"] = "40"
+    gang.want(min_workers=2)
+    async with gang:
+        await gang.until(lambda s: s.step >= 3)
+        assert gang.seen.coordinator is not None
+        held = gang.seen.coordinator.slot
+        gang.want(hold=(held,))
+        os.kill(gang.worker(held), signal.SIGKILL)
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        assert held not in {m.slot for m in gang.seen.members}
+        assert gang.seen.coordinator.slot == held
+        gang.want(leave=(held,), hold=(), incident="inc-7")
+        await gang.until(lambda s: s.left)
+        await gang.kill(held, say=False)
+        seen = await gang.until(lambda s: s.incidents[1:] and not s.incidents[-1].open)
+        assert [(i.id, i.cause, i.steps_lost) for i in seen.incidents[1:]] == [
+            ("inc-7", "Leave", 0)
+        ]
+        assert seen.restarts == {"WorkerDied": 1, "Leave": 1}
+        gang.want(leave=(), gone=(levels.SlotAttempt(slot=held, attempt=0),))
+        await gang.start(held, 1)
+        await gang.reports()
+        await assert_exact(gang, 40)

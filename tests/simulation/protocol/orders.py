@@ -45,8 +45,8 @@ def halt(world: World, one: Coordinator, level: EpochLevel) -> Iterator[Move]:
 
 
 def must_leave(world: World, one: Coordinator, level: EpochLevel) -> bool:
-    members = {(m.slot, m.attempt) for m in level.members}
-    return one.leave is not None and one.leave in members and one.leave not in world.words
+    inside = {one.place, *((m.slot, m.attempt) for m in level.members)}
+    return one.leave is not None and one.leave in inside and one.leave not in world.words
 
 
 def let_go(world: World, one: Coordinator, place: Place, rules: Rules) -> Iterator[Move]:
@@ -56,9 +56,8 @@ def let_go(world: World, one: Coordinator, place: Place, rules: Rules) -> Iterat
         return
     wanted, reports = wanted_by(world, one, rules), [build_report(s) for s in one.view]
     unheard = rounds.list_unheard(claim, one.number, reports, wanted, job_uid=JOB)
-    left = seeing.build_left(
-        wanted, reports, one.level, None, (), unheard if rules.ask_first else frozenset()
-    )
+    known = unheard if rules.ask_first else frozenset()
+    left = seeing.build_left(wanted, reports, one.level, None, (), known, coordinator=one.place)
     if any((x.slot, x.attempt) == place for x in left):
         yield Move(LEFT, one.place, place, replaced(world, place))
 
