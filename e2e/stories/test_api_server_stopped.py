@@ -1,6 +1,7 @@
 """The API server is gone for a minute: steps and commits go on, and afterwards all is as before."""
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -9,8 +10,9 @@ from everstep_demo.trial import Trial
 from everstep_stories.clusters import NotHereError
 from everstep_stories.scene import Scene
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 AWAY_SECONDS = 60.0
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 
 
 async def test_training_needs_no_api_server(scene: Scene, survivor: Trial) -> None:
@@ -39,3 +41,19 @@ async def test_training_needs_no_api_server(scene: Scene, survivor: Trial) -> No
     assert not [n for n in (await scene.board.nodes()).values() if n.cordoned]
     scene.teller.outcome.steps_lost = 0
     await scene.check_samples(survivor)
+    for component in ("kube-scheduler", "kube-controller-manager"):
+        with scene.timed(f"API server back → {component} leads again"):
+            await until_it_leads_again(scene, component)
+
+
+async def until_it_leads_again(scene: Scene, component: str, limit: float = 200.0) -> None:
+    """It ended with its lease, and is started again with a back-off: later stories need its work."""
+    renewed: set[str] = set()
+    async with asyncio.timeout(limit), contextlib.aclosing(
+        scene.api.follow(LEASES, fieldSelector=f"metadata.name={component}")
+    ) as events:  # fmt: skip
+        async for event in events:
+            leases = event.object["items"] if event.type == "LISTED" else [event.object]
+            renewed |= {lease["spec"]["renewTime"] for lease in leases}
+            if len(renewed) > 1:
+                return
