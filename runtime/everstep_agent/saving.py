@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from everstep_agent import logline, runlog
 from everstep_agent.checkpoint import commit as committing
 from everstep_agent.checkpoint import commit_rules
-from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.parts import Part, replaces
 from everstep_agent.messages import EpochLevel
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
@@ -60,6 +60,8 @@ class Saves:
     def add(self, part: Part) -> None:
         held = self._parts.setdefault((part.epoch, part.step), {})
         known = held.get(part.rank)
+        if not replaces(part, known):
+            return
         held[part.rank] = part
         if part.problem and not (known and known.problem):
             note = f"no checkpoint of step {part.step}: rank {part.rank}: {part.problem}"

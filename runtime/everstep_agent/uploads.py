@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from everstep_agent import logline
 from everstep_agent.checkpoint.chunking import BadStaging
 from everstep_agent.checkpoint.ledger import Book
-from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.parts import Part, replaces
 from everstep_agent.checkpoint.upload import Uploader
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
@@ -110,9 +110,8 @@ class Uploads:
         self.error = None
         self._waits.passed()
         self._drop(job)
-        self.parts[part.epoch, part.step, part.rank] = part
         self._line.say("uploaded", step=part.step, rank=part.rank, bytes=part.bytes)
-        self._on_part(part)
+        self._keep(part)
 
     def give_up(self, staged: wire.Staged, rank: int, problem: str) -> None:
         """There will be no such part: whoever waits for it hears so."""
@@ -121,11 +120,16 @@ class Uploads:
             self._line.say("save_dropped", step=staged.step, rank=rank, message=problem)
         self._on_failed(staged, rank)
         if not staged.whole:
-            self.parts[key] = Part(epoch=staged.epoch, step=staged.step, rank=rank, problem=problem)
-            self._on_part(self.parts[key])
+            self._keep(Part(epoch=staged.epoch, step=staged.step, rank=rank, problem=problem))
             old = [k for k, p in self.parts.items() if p.problem and k[2] == rank]
             for key in old[:-GIVEN_UP]:
                 del self.parts[key]
+
+    def _keep(self, part: Part) -> None:
+        key = part.epoch, part.step, part.rank
+        if replaces(part, self.parts.get(key)):
+            self.parts[key] = part
+            self._on_part(part)
 
     def _drop(self, job: Job) -> None:
         if job in self._waiting:

@@ -1,3 +1,4 @@
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -5,13 +6,15 @@ import pytest
 
 from agent.a_run import ARun, claim, commit, entry, stage, upload
 from agent.unreliable import UnreliableStore
+from everstep_agent import logline
 from everstep_agent.checkpoint import commit_rules
 from everstep_agent.checkpoint.commit import Committed, Committer, NotCommitted
 from everstep_agent.checkpoint.commit_rules import BadSave, Drop, Ready, Wait, decide_commit
 from everstep_agent.checkpoint.manifests import fetch_manifest
-from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.parts import Part, replaces
 from everstep_agent.checkpoint.upload import Uploader, chunk_key
 from everstep_agent.runlog import Appended, RunLog
+from everstep_agent.saving import Saves
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import Unreachable
 from everstep_contract import codec, log, manifest
@@ -37,6 +40,27 @@ def decide(parts: list[Part], **changes: object) -> Wait | Ready | Drop:
 
 def test_a_save_is_ready_when_every_rank_has_stored_its_part_and_is_there() -> None:
     assert decide([part(1), part(0)]) == Ready(parts=(part(0), part(1)))
+
+
+def test_no_share_takes_a_save_of_the_whole_away():
+    share, whole, none = part(0), part(0, whole=True), part(0, problem="no room")
+    assert replaces(share, None)
+    assert replaces(whole, share)
+    assert replaces(share, none)
+    assert replaces(whole, whole)
+    assert not replaces(share, whole)
+    assert not replaces(none, whole)
+
+
+def test_a_coordinator_keeps_the_save_of_the_whole_though_the_share_comes_later(
+    memory: ObjectStore,
+) -> None:
+    line = logline.Log(io.StringIO())
+    saves = Saves(memory, RunLog(memory), "run", on_commit=lambda c: None, line=line)
+    for arrived in (part(0, whole=True), part(0), part(0, problem="no room")):
+        saves.add(arrived)
+        assert saves.has_whole(1, 10)
+        assert saves.pending(1) == [10]
 
 
 def test_a_missing_part_is_waited_for_by_name() -> None:

@@ -57,6 +57,14 @@ def close(gates: list[Gate], prefix: str, *, late: bool = False) -> None:
         gate.closed, gate.late = prefix, late
 
 
+def move(gates: list[Gate], prefix: str) -> None:
+    """What waits there goes on; what comes to `prefix` waits."""
+    for gate in gates:
+        waiting, gate.closed = gate.opened, prefix
+        gate.opened, gate.met = asyncio.Event(), asyncio.Event()
+        waiting.set()
+
+
 def open_all(gates: list[Gate]) -> None:
     for gate in gates:
         gate.closed = ""
@@ -101,6 +109,32 @@ async def test_a_pod_that_dies_with_a_save_on_its_way_costs_no_step(
         seen = await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
         assert seen.incidents[-1].steps_lost == 0
         assert seen.incidents[-1].step >= 6
+        await gang.reports()
+        await assert_exact(gang, 60)
+
+
+async def test_a_save_of_the_whole_outlives_the_share_that_is_uploaded_after_it(
+    tmp_path: Path, gates: list[Gate]
+) -> None:
+    gang = Gang(tmp_path, 3, save_every_steps=1)
+    gang.stub["STUB_UNTIL"] = "60"
+    async with gang:
+        await gang.until(lambda s: s.step >= 2)
+        close(gates, "chunks/")
+        await met(gates)
+        furthest = gang.seen.step
+        await gang.until(lambda s: s.step >= furthest + 4)  # of the last steps only shares wait
+        assert gang.seen.coordinator is not None
+        holds = gang.seen.coordinator.slot
+        os.kill(gang.worker(holds), signal.SIGKILL)
+        await gang.until(lambda s: "whole=True" in gang.shown())
+        move(gates, "manifests/")
+        others = [a.pod.uploads for s, a in gang.agents.items() if s != holds]
+        await gang.until(lambda s: not any(u is None or u._waiting for u in others))
+        await replace_slot(gang, holds)
+        open_all(gates)
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        assert sum(i.steps_lost for i in gang.seen.incidents) == 0
         await gang.reports()
         await assert_exact(gang, 60)
 

@@ -30,3 +30,10 @@ class Part:
     @property
     def bytes(self) -> int:
         return sum(c.bytes for c in self.chunks)
+
+
+def replaces(new: Part, held: Part | None) -> bool:
+    """Whether the newer of two parts of one rank and step is kept: its share, which may well be uploaded
+    later, takes nobody's save of the whole away.
+    """
+    return held is None or new.whole or not held.whole
