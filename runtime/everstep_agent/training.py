@@ -33,7 +33,7 @@ class Watch:
     save_at: float
     raises: int = 0
     purpose: str = ""
-    """Why the armed boundary ends the epoch: Stop, Leave, Grow; empty: it only saves."""
+    """Why the armed boundary ends the epoch (`boundaries.why_stay`); empty: it only saves."""
     move: Move | None = None
     """Not yet told as an incident."""
 
