@@ -1,6 +1,6 @@
 """The values table of the chart's README, from values.schema.json.
 
-`python charts/values_table.py [--check]` writes it between the two marks of the README.
+`python charts/values_table.py [--check]` writes it between two marker comments of the README.
 """
 
 import json
@@ -17,7 +17,7 @@ END = "<!-- end of values -->"
 
 def build_table(schema: dict[str, Any]) -> str:
     rows = [f"| `{name}` | {default} | {text} |" for name, default, text in _rows(schema, "")]
-    return "\n".join(["| value | default | says |", "|---|---|---|", *rows])
+    return "\n".join(["| value | default | meaning |", "|---|---|---|", *rows])
 
 
 def _rows(schema: dict[str, Any], path: str) -> Iterator[tuple[str, str, str]]:
@@ -30,7 +30,7 @@ def _rows(schema: dict[str, Any], path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def build_readme(text: str, schema: dict[str, Any]) -> str:
-    """Raises ValueError if the marks are not there."""
+    """Raises ValueError if the marker comments are missing."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{build_table(schema)}\n{END}{after}"

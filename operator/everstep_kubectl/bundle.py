@@ -1,4 +1,4 @@
-"""What a support bundle is made of: a list of things to ask for, and the archive of the answers."""
+"""The content of a support bundle: a list of requests, and the archive of the answers."""
 
 import io
 import json
@@ -41,7 +41,7 @@ def build_objects(job: str | None, operator: str) -> tuple[Question, ...]:
 
 
 def build_logs(pods: Iterable[Raw], folder: str, lines: int) -> tuple[Question, ...]:
-    """The log of each container, and of the life before if it was started again."""
+    """The log of each container, and of its previous life if it restarted."""
     found: list[Question] = []
     for pod in pods:
         name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
@@ -56,7 +56,7 @@ def build_logs(pods: Iterable[Raw], folder: str, lines: int) -> tuple[Question, 
 
 
 def build_texts(found: Sequence[Raw], quarantines: Sequence[Raw], now: float) -> dict[str, str]:
-    """The same views that the commands give."""
+    """The same views as the commands print."""
     texts: dict[str, str] = {}
     for raw in found:
         name = raw["metadata"]["name"]
@@ -69,7 +69,7 @@ def build_texts(found: Sequence[Raw], quarantines: Sequence[Raw], now: float) ->
 def build_archive(
     root: str, objects: Mapping[str, Any], texts: Mapping[str, str], now: float
 ) -> bytes:
-    """tar.gz of all of it below the folder `root`, with everything secret taken out."""
+    """tar.gz of all of it below the folder `root`, with all secrets removed."""
     secret = redaction.find_values(objects.values())
     files = {p: redaction.clean_text(t, secret) for p, t in texts.items()}
     for path, value in objects.items():

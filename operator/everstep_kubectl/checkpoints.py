@@ -20,7 +20,7 @@ def render_catalog(catalog: Raw) -> str:
             c["epoch"],
             text.size(c["bytes"]),
             c["cause"],
-            "the next start goes on from it" if not k else None,
+            "the next start resumes from it" if not k else None,
         ]
         for k, c in enumerate(found)
     ]
@@ -41,12 +41,14 @@ def render_verified(found: Raw) -> str:
             text.table(["EPOCH", "FIRST STEP", "LAST STEP", "SAMPLES", "BEGAN BY"], rows),
             "",
         ]
+    lines += [f"NOTE: {note}" for note in found.get("notes", [])]
     lines += [f"PROBLEM: {problem}" for problem in found["problems"]]
     if found["ok"]:
         samples = sum(e["samples"] for e in found["epochs"])
         lines.append(
-            f"whole: steps 1 to {found['steps']} once each, {samples} samples, every micro-batch by "
-            f"exactly one rank; {text.many(found['commits'], 'checkpoint')} kept, the newest "
+            f"whole: steps 1 to {found['steps']} once each, {samples} samples, none lost or "
+            "repeated, every micro-batch by exactly one rank; "
+            f"{text.many(found['commits'], 'checkpoint')} kept, the newest "
             f"{text.size(found['bytes'])}, each of its bytes read and checked"
         )
     return "\n".join(lines)

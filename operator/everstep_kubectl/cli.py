@@ -23,7 +23,7 @@ def main() -> NoReturn:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The exit status: 0 well, 1 the command's answer is no, 2 it could not be carried out."""
+    """The exit status: 0 success, 1 the command's answer is no, 2 the command failed."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if not hasattr(arguments, "module"):
@@ -85,7 +85,7 @@ def _common() -> argparse.ArgumentParser:
 
 
 def _add_reading(add: _Adding) -> None:
-    status = add("status", "alive, how far, how safe", "status", forms=_FORMS)
+    status = add("status", "state, step, age of the last checkpoint", "status", forms=_FORMS)
     status.add_argument("job", nargs="?", metavar="JOB", help="one job at length")
     status.add_argument("-A", "--all-namespaces", action="store_true")
     timeline = add("timeline", "one incident, one timeline", "timeline", forms=(*_FORMS, "png"))
@@ -98,9 +98,7 @@ def _add_reading(add: _Adding) -> None:
 
 
 def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
-    text = (
-        "what the run in the object store holds; read by a short-lived pod of the job's own image"
-    )
+    text = "the run in the object store, read by a short-lived pod of the job's own image"
     group = commands.add_parser("checkpoints", help=text, description=text)
     group.set_defaults(module="checkpoints", function="usage", parser=group)
     add = _Adding(group.add_subparsers(metavar="COMMAND"), common)
@@ -108,7 +106,7 @@ def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
     verify = add("verify", "prove that the run has no gap", "checkpoints", "verify", forms=_FORMS)
     restore = add(
         "restore",
-        "a new job that goes on from an older checkpoint; the old run is left as it is",
+        "a new job that resumes from an older checkpoint; the old run is not changed",
         "checkpoints",
         "restore",
     )
@@ -125,16 +123,18 @@ def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _add_acting(add: _Adding) -> None:
-    release = add("release", "put a node back into use", "nodes", "release")
+    release = add("release", "release a node from quarantine", "nodes", "release")
     release.add_argument("node", metavar="NODE")
     _add_timeout(release, 30)
     for name, text in (
         ("suspend", "save, end the pods, keep the run"),
-        ("resume", "go on where it was suspended"),
+        ("resume", "continue a suspended job"),
     ):
         switch = add(name, text, "switch", name)
         switch.add_argument("job", metavar="JOB")
-        switch.add_argument("--no-wait", action="store_true", help="do not wait until it is so")
+        switch.add_argument(
+            "--no-wait", action="store_true", help="return at once instead of waiting"
+        )
         _add_timeout(switch, 300)
     drill = add("drill", "delete one pod of a job that opted in, and watch the recovery", "drill")
     drill.add_argument("job", metavar="JOB")

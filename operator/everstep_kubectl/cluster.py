@@ -1,7 +1,7 @@
 """The port to the API server: `kubectl` itself, as a child process.
 
-It honours every way to log in that a user's kubeconfig has. `begin` starts the child and returns, so
-that what shows the answer is imported while the server answers: a plugin has 300 ms.
+Every login method of the user's kubeconfig works. `begin` starts the child and returns, so
+that the modules that show the answer are imported while the server answers: a plugin has 300 ms.
 """
 
 import json
@@ -23,7 +23,7 @@ _LOG_LINE = re.compile(r"[EWI]\d{4} ")
 
 
 class ClusterError(Exception):
-    """What kubectl said, in one or a few lines, with what to do where we know it."""
+    """kubectl's error in one or a few lines, with the remedy if it is known."""
 
 
 class NotFound(ClusterError):
@@ -122,10 +122,10 @@ class Cluster:
 
 
 def translate(error: str) -> ClusterError:
-    """kubectl's last words, and the remedy where it is ours to know."""
+    """kubectl's last lines, and the remedy if it is known."""
     said = error.strip().splitlines()
     lines = [line for line in said if not _LOG_LINE.match(line)] or said[-1:]
-    text = "\n".join(lines) or "kubectl failed without a word"
+    text = "\n".join(lines) or "kubectl failed without a message"
     if "doesn't have a resource type" in text and "everstep" in error:
         hint = "Everstep is not installed there: helm install everstep charts/everstep"
         return ClusterError(f"{text}\n{hint} (or is this the wrong --context?)")

@@ -1,4 +1,4 @@
-"""A rehearsed fault: whether it may be played, on which pod, and how it went. Pure."""
+"""A rehearsed fault: whether it is allowed, on which pod, and how it ended. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Refused:
 
 
 def plan_drill(job: Raw, slot: int | None) -> Target | Refused:
-    """A drill never meets a job in trouble: what it shows would prove nothing, and could cost."""
+    """A job in trouble gets no drill: it would prove nothing and could lose steps."""
     name, meta = job["metadata"]["name"], job["metadata"]
     status = job.get("status") or {}
     if (meta.get("annotations") or {}).get(ANNOTATION) != ALLOWED:
@@ -79,7 +79,7 @@ def find_incident(found: Sequence[Incident], before: frozenset[str], slot: int) 
 
 
 def is_recovered(job: Raw, target: Target, incident: Incident | None) -> bool:
-    """The next attempt of the slot steps, beyond what the job went on from."""
+    """The next attempt of the slot steps beyond the resume point."""
     status = job.get("status") or {}
     attempts = {int(s["slot"]): int(s["attempt"]) for s in status.get("slots") or ()}
     if incident is None or incident.open or attempts.get(target.slot, 0) <= target.attempt:
@@ -93,6 +93,6 @@ def render_result(job: Raw, incident: Incident, *, sudden: bool, now: float) -> 
     lost = incident.cost.steps_lost or 0
     word = "passed: no step was lost" if lost == 0 else f"recovered, but {lost} steps were lost"
     if lost and sudden:
-        word += " (nobody who was left held the state)"
+        word += " (no surviving rank held the state)"
     shown = timeline.render(name, [incident], running=True, now=now)
     return f"{shown}\n\ndrill {word}"

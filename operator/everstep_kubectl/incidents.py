@@ -1,7 +1,7 @@
-"""One incident, one timeline: the entries of `status.incidents` that bear one id, made one. Pure.
+"""One incident, one timeline: the entries of `status.incidents` with one id, merged. Pure.
 
-A pod of each slot that an incident moves has an entry of its own. What began first counts for what
-was found and decided, what came last for what had to be done.
+An operator of 0.1 wrote an entry for each slot that an incident moved. What began first counts for
+what was found and decided, what came last for what had to be done.
 
 Cost. While an incident is mended no rank steps. That time is what the job measured, its phases
 without the wait for the boundary (steps went on); where nobody of the job lived to measure all of
@@ -95,7 +95,7 @@ class Incident:
 
 
 def build_incidents(job: Raw, quarantines: Iterable[Raw] = ()) -> tuple[Incident, ...]:
-    """Those that status still knows (the last ten entries), oldest first."""
+    """Those that status still knows, oldest first."""
     status = job.get("status") or {}
     grouped: dict[str, list[Raw]] = {}
     for entry in status.get("incidents") or ():
@@ -130,7 +130,7 @@ def _build(entries: Sequence[Raw], quarantines: Sequence[Raw], gpus: int) -> Inc
         started_at=str(first.get("startedAt") or ""),
         open=open_,
         nodes=tuple(sorted({str(e["node"]) for e in entries if e.get("node")})),
-        slots=tuple(sorted({int(e["slot"]) for e in entries if e.get("slot") is not None})),
+        slots=tuple(sorted({slot for e in entries for slot in _slots(e)})),
         verdict=str(spec.get("verdict") or ""),
         evidence=tuple(build_evidence(e) for e in spec.get("evidence") or ()),
         rung=next((str(e["rung"]) for e in entries if e.get("rung")), _usual_rung(marks)),
@@ -148,6 +148,11 @@ def _build(entries: Sequence[Raw], quarantines: Sequence[Raw], gpus: int) -> Inc
             source=source,
         ),
     )
+
+
+def _slots(entry: Raw) -> list[int]:
+    moved = [int(m["slot"]) for m in entry.get("slots") or ()]
+    return moved or ([int(entry["slot"])] if entry.get("slot") is not None else [])
 
 
 def _quarantine_of(entries: Sequence[Raw], quarantines: Sequence[Raw]) -> Raw:

@@ -1,4 +1,4 @@
-"""What a job's status means: alive, how far, how safe. Pure."""
+"""What a job's status means: state, step, age of the last checkpoint. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from everstep_kubectl import incidents, text
 
 Raw = Mapping[str, Any]
 STALE_SECONDS = 60.0
-"""Figures of a running job are written every 10 s: older ones mean that the operator is away."""
+"""Figures of a running job are written every 10 s: older ones mean that the operator is not running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Job:
     checkpoint_at: str
     checkpoint_bytes: int
     checkpoint_problem: str
-    """Empty: checkpoints are committed as they should be."""
+    """Empty: checkpoints are healthy."""
     unsaved: int | None
     """Steps that would be taken again if all its pods were lost at once."""
     interruptions: int
@@ -109,7 +109,7 @@ def _warnings(raw: Raw, now: float) -> list[str]:
     seen = text.seconds_of(status.get("observedAt"))
     if status.get("state") == "Running" and seen is not None and now - seen > STALE_SECONDS:
         found.append(
-            f"these figures are {text.span(now - seen)} old: the operator may be away "
+            f"these figures are {text.span(now - seen)} old: the operator may not be running "
             "(kubectl -n everstep-system get pods); training does not need it"
         )
     generation = (raw.get("metadata") or {}).get("generation")

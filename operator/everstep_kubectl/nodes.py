@@ -21,7 +21,7 @@ class Quarantine:
     state: str
     message: str
     advice: str
-    """The operator's own word on where it stands."""
+    """The operator's state of the quarantine."""
     incident: str
     gpu: str
     decided_at: str
@@ -37,9 +37,9 @@ class Node:
     gpus: int
     allocatable: int
     marked: bool
-    """It bears our cordon."""
+    """It carries our cordon."""
     answered: tuple[str, ...]
-    """Evidence that a release has answered: it never takes the node again."""
+    """Evidence that a release has answered: it never quarantines the node again."""
     taints: tuple[str, ...]
     quarantines: tuple[Quarantine, ...]
 
@@ -193,7 +193,7 @@ def _why(node: Node) -> list[str]:
     lines = [explained[node.verdict]]
     if node.allocatable < node.gpus:
         lines.append(
-            f"  Its device plugin gives out {node.allocatable} of {node.gpus} GPUs: it holds the others for bad."
+            f"  Its device plugin offers {node.allocatable} of {node.gpus} GPUs; the other GPUs are not allocatable."
         )
     foreign = [t for t in node.taints if not t.startswith("node.kubernetes.io/unschedulable")]
     if foreign:

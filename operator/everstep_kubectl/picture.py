@@ -1,4 +1,4 @@
-"""`timeline -o png`: where time went, for people who would rather look than read.
+"""`timeline -o png`: the timeline as a picture.
 
 The only module that imports matplotlib; Everstep's extra `lab` brings it.
 """

@@ -1,6 +1,6 @@
 """The pod that reads a run for us: the job's own template with another command. Pure.
 
-Whoever runs the plugin need not hold the keys of the object store: they stay in the cluster. The pod
+The user of the plugin needs no keys of the object store: they stay in the cluster. The pod
 has the job's image, environment, volumes, service account and security context, no GPU, and ends
 within a limit. The job owns it, so it never outlives the job.
 """
@@ -69,7 +69,7 @@ def program_of(command: Sequence[str]) -> str:
 
 
 def _without_devices(resources: Raw) -> Body:
-    """What has a slash in its name is a device (nvidia.com/gpu); requests become small."""
+    """A resource with a slash in its name is a device (nvidia.com/gpu); requests become small."""
     limits = {k: v for k, v in (resources.get("limits") or {}).items() if "/" not in k}
     return {"requests": dict(REQUESTS), **({"limits": limits} if limits else {})}
 
@@ -104,7 +104,7 @@ def name_of_run(job: Raw) -> str:
 
 
 def describe_ended(pod: Raw) -> tuple[int, str] | None:
-    """Exit status and last words, once it has ended."""
+    """Exit status and last lines, once it has ended."""
     status = pod.get("status") or {}
     if status.get("phase") not in ("Succeeded", "Failed"):
         return None
@@ -112,7 +112,7 @@ def describe_ended(pod: Raw) -> tuple[int, str] | None:
         ended = (found.get("state") or {}).get("terminated")
         if found.get("name") == CONTAINER and ended:
             return int(ended.get("exitCode", 1)), str(ended.get("message") or "").strip()
-    return 1, str(status.get("message") or status.get("reason") or "it ended without a word")
+    return 1, str(status.get("message") or status.get("reason") or "it ended without a message")
 
 
 def describe_wait(pod: Raw) -> str:

@@ -13,7 +13,7 @@ from everstep_contract.env import PREFIX
 
 GONE = "[redacted]"
 SHORTEST = 8
-"""A shorter value (1, true, debug) would blot out innocent text."""
+"""A shorter value (1, true, debug) would remove harmless text."""
 DROPPED = frozenset({"managedFields", "kubectl.kubernetes.io/last-applied-configuration"})
 NAMES_ONLY = frozenset({"secretName", "secretNamespace"})
 _WORD = r"(?:secret|token|passw(?:or)?d|credential|api[_-]?key|access[_-]?key(?:[_-]?id)?|auth)"
@@ -30,7 +30,7 @@ _PATTERNS = (
 
 
 def find_values(objects: Iterable[Any]) -> frozenset[str]:
-    """Values of environment variables that must not turn up anywhere."""
+    """Values of environment variables that must not appear anywhere."""
     found: set[str] = set()
     for obj in objects:
         _collect(obj, found)

@@ -15,7 +15,7 @@ from everstep_operator.settings import Settings, SettingsError, load_settings
 from everstep_operator.tokens import AccountTokens
 
 RELEASE_LEASE_SECONDS = 30.0
-"""So long the operator stays quiet after a release-all: it is being deleted."""
+"""How long the operator stays inactive after a release-all, while it is being deleted."""
 
 
 def main() -> None:
@@ -31,7 +31,9 @@ def main() -> None:
 
 
 async def run(command: str, settings: Settings) -> int:
-    """Three ports: ours, the one that writes about nodes, and the one for the Lease, which no gate holds."""
+    """Three ports: the operator's own, the one that writes nodes, and the one for the Lease, which
+    has no gate.
+    """
     port = await Kube.connect(qps=settings.qps, burst=settings.burst)
     lease_port = await Kube.connect(identity="lease")
     account = settings.nodes_account
@@ -49,7 +51,9 @@ async def run(command: str, settings: Settings) -> int:
 
 
 def build_identity(given: str) -> str:
-    """Never two alike: a container that starts again must not take its last life's lease for its own."""
+    """Unique for each start: a restarted container must not mistake its predecessor's lease for its
+    own.
+    """
     host = given or os.environ.get("HOSTNAME") or socket.gethostname()
     return f"{host}_{secrets.token_hex(4)}"
 

@@ -1,4 +1,4 @@
-"""What the API server's answers mean, sorted by what the caller can do about them. Pure."""
+"""The API server's errors, classified by what the caller can do about them. Pure."""
 
 import json
 
@@ -6,7 +6,7 @@ RETRY_AFTER_MAX = 60.0
 
 
 class KubeError(Exception):
-    """The API server did not do it; `message` is its own text."""
+    """The request failed; `message` is the API server's own text."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -16,15 +16,15 @@ class KubeError(Exception):
 
 
 class Gone(KubeError):
-    """The object, or its kind, is not there."""
+    """The object, or its kind, does not exist."""
 
 
 class Conflict(KubeError):
-    """It changed since it was read, or the UID is another's: observe again."""
+    """It changed since it was read, or has another UID: observe again."""
 
 
 class AlreadyExists(KubeError):
-    """The name is taken: by us, if the owner's UID says so."""
+    """The name is taken: by the operator itself, if the owner's UID matches."""
 
 
 class Denied(KubeError):
@@ -32,11 +32,11 @@ class Denied(KubeError):
 
 
 class Invalid(KubeError):
-    """The object is wrong, and would be the next time."""
+    """The object is invalid; a retry would fail, too."""
 
 
 class Transient(KubeError):
-    """Overloaded, unreachable, timed out: perhaps done, perhaps not."""
+    """Overloaded, unreachable, timed out: the request may or may not have been applied."""
 
 
 class Standby(KubeError):
@@ -44,7 +44,7 @@ class Standby(KubeError):
 
 
 def classify_error(status: int, raw: bytes) -> KubeError:
-    """A Status document of the API server, sorted by what the caller can do about it."""
+    """The error for a Status document of the API server."""
     try:
         document = json.loads(raw)
         reason, message = str(document.get("reason", "")), str(document.get("message", ""))

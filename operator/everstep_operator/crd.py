@@ -1,9 +1,9 @@
 """CustomResourceDefinitions from the pydantic models: `python -m everstep_operator.crd [--check]`
-writes `crds/*.yaml`, and the same into the chart, which cannot read what lies outside its folder.
+writes `crds/*.yaml`, and the same files into the chart, which cannot read files outside its folder.
 
-Structural schemas know neither `$ref` nor null types nor titles, so references are put in place and
-optional fields lose their null. What the models say beside types (bounds, enums, defaults,
-descriptions, rules) goes over as it stands.
+Structural schemas have no `$ref`, null types or titles, so references are inlined and optional
+fields lose their null. Everything else in the models (bounds, enums, defaults, descriptions,
+rules) is copied.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from everstep_contract import names
 from everstep_operator import model
 from everstep_operator.fleet import model as fleet_model
 from everstep_operator.resource import Column, Resource
-from everstep_operator.rules import Resourceful, Rule
+from everstep_operator.rules import ApiModel, Rule
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDERS = (REPOSITORY / "crds", REPOSITORY / "charts" / "everstep" / "files" / "crds")
 CLIENT_SIDE_APPLY_LIMIT = 262_144
-"""Bytes of the annotation that `kubectl apply` writes; a larger CRD can only be applied by the server."""
+"""Limit of the annotation that `kubectl apply` writes; a larger CRD needs server-side apply."""
 
 
 def resources() -> tuple[Resource, ...]:
@@ -90,12 +90,12 @@ def _root(resource: Resource) -> dict[str, Any]:
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            # A bound on the name, or the cost of rules on it counts as unbounded.
+            # Without a bound on the name, the cost of its rules counts as unbounded.
             "metadata": {
                 "type": "object",
                 "properties": {"name": {"type": "string", "maxLength": 253}},
             },
-            "spec": tell_defaults(build_schema(resource.spec_model)),
+            "spec": describe_defaults(build_schema(resource.spec_model)),
             "status": build_schema(resource.status_model),
         },
     }
@@ -114,10 +114,10 @@ def build_schema(model: type[BaseModel]) -> dict[str, Any]:
     return schema
 
 
-def _models(model: type[BaseModel]) -> list[type[Resourceful]]:
-    """Subclasses of `Resourceful` that exist: names of models are unique in this project."""
-    found: list[type[Resourceful]] = []
-    todo: list[type[Resourceful]] = [Resourceful]
+def _models(model: type[BaseModel]) -> list[type[ApiModel]]:
+    """Subclasses of `ApiModel` that exist: names of models are unique in this project."""
+    found: list[type[ApiModel]] = []
+    todo: list[type[ApiModel]] = [ApiModel]
     while todo:
         cls = todo.pop()
         found.append(cls)
@@ -157,10 +157,10 @@ def _structural(
     return schema
 
 
-def tell_defaults(schema: dict[str, Any]) -> dict[str, Any]:
-    """`kubectl explain` shows descriptions and no defaults, so the descriptions tell them."""
+def describe_defaults(schema: dict[str, Any]) -> dict[str, Any]:
+    """Adds defaults to the descriptions, because `kubectl explain` does not show them."""
     if "properties" in schema:
-        told = {k: tell_defaults(v) for k, v in schema["properties"].items()}
+        told = {k: describe_defaults(v) for k, v in schema["properties"].items()}
         return {**schema, "properties": told}
     default, text = schema.get("default"), schema.get("description")
     if default in (None, "") or isinstance(default, dict | list) or not text:
@@ -170,7 +170,7 @@ def tell_defaults(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_null(node: dict[str, Any]) -> dict[str, Any]:
-    """`X | None` becomes X: a field that is absent needs no null type."""
+    """`X | None` becomes X: an absent field needs no null type."""
     options = node.get("anyOf")
     if not options:
         return node
@@ -191,7 +191,7 @@ def _cel(rule: Rule) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Indents lists and never writes anchors: this file is read by people."""
+    """Indents lists and writes no anchors, for readers."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
@@ -228,7 +228,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def find_stale() -> dict[Path, str]:
-    """Files that differ from what the models say, and what they should hold."""
+    """Files that differ from the models, and their expected content."""
     wanted = {
         folder / f"{resource.plural}.yaml": build_text(resource)
         for resource in resources()

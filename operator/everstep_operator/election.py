@@ -1,7 +1,7 @@
-"""Holding the Lease: take it, renew it, end when it is lost, give it back at the end.
+"""The Lease: take it, renew it, stop when it is lost, release it at the end.
 
-`seconds_left` is the gate of every write (see `kube.Kube`): it closes when the renew deadline is
-over, whatever the loop below is doing.
+`seconds_left` is the gate of every write (see `kube.Kube`): it closes at the renew deadline,
+whatever the loop below is doing.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class LeaseLost(Exception):
-    """Another may act from now on; the text names the lease and why."""
+    """Another replica may act from now on; the text names the lease and the reason."""
 
 
 class Leadership(Protocol):
@@ -32,21 +32,21 @@ class Leadership(Protocol):
 
     @property
     def beat(self) -> float:
-        """Monotonic moment at which the loop last turned."""
+        """Monotonic time of the loop's last turn."""
 
     def seconds_left(self) -> float:
-        """How long writes may go on without another renewal; 0 or less: not at all."""
+        """How long writes may continue without another renewal; 0 or less: not at all."""
 
     async def run(self) -> None: ...
 
     async def seize(self) -> None:
-        """Take it from whoever holds it, and return when that one can write no more."""
+        """Takes it from its holder, and returns when that one can no longer write."""
 
     async def release(self) -> None: ...
 
 
 class Alone:
-    """No election: one replica, which always acts."""
+    """No election: a single replica, which always acts."""
 
     def __init__(self) -> None:
         self.leading = asyncio.Event()
@@ -70,7 +70,7 @@ class Alone:
 
 
 class Elector:
-    """`port` must be one without a gate: it is what opens the gate of the others."""
+    """`port` must have no gate: this class opens the gate of the others."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Elector:
             return None
 
     async def _write(self, old: Lease | None, began: float) -> None:
-        """The time counts from before the request: the answer may be late, the lease is not."""
+        """The lease counts from before the request, because the answer may be late."""
         seconds, now = self._timing.lease, self._wall()
         body = lease.build_held(self._name, self._namespace, old, self._me, seconds, now)
         written = await put_lease(self._port, body)
@@ -147,8 +147,9 @@ class Elector:
         self._valid_until = began + self._timing.renew
 
     async def seize(self) -> None:
-        """Raises `kube.KubeError`. The former holder stops when it looks at the lease, at the latest
-        when its deadline is over; ours is taken to be as far away."""
+        """Raises `kube.KubeError`. The former holder stops when it reads the lease, at the latest
+        at its deadline; the wait assumes the same timing as this process's.
+        """
         began = self._clock()
         while not self.leading.is_set():
             old, began = await self._read(), self._clock()
@@ -178,7 +179,7 @@ class Elector:
         return LeaseLost(f"lease {self._shown} is lost: {why}. Nothing is written any more")
 
     async def release(self) -> None:
-        """So that another need not wait for its end. Best effort: what fails costs that wait."""
+        """Releases it, so that another replica need not wait for its expiry. Best effort."""
         held = self._sighting.lease if self._sighting else None
         mine = self.leading.is_set() and self.seconds_left() > 0
         self._valid_until = -math.inf
@@ -208,7 +209,9 @@ class Elector:
 
 
 async def put_lease(port: Kube, body: kube.Object) -> Lease:
-    """Created, or replaced if the version in `body` is still the newest: else `kube.Conflict`."""
+    """Creates it, or replaces it if the version in `body` is still the newest: else
+    `kube.Conflict`.
+    """
     metadata = body["metadata"]
     if "resourceVersion" not in metadata:
         return lease.to_lease(await port.create(kube.LEASES, body, metadata["namespace"]))

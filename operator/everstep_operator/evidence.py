@@ -1,33 +1,22 @@
-"""What speaks against a GPU, as values that `health` and `fleet` share.
+"""Evidence against a GPU, as values that `health` and `fleet` share.
 
-Evidence has an identity: (machine, GPU, kind, code, first seen, boot). Evidence that was answered
-(a human released the node knowing it) never convicts again; the same fault appearing anew does.
-An operator that restarts finds latched values standing there and cannot know when they came: such
+Evidence has an identity: (machine, GPU, kind, code, first seen, boot). Answered evidence (a
+person released the node knowing it) never convicts again; a new occurrence of the same fault
+does. A restarted operator finds latched values and cannot know when they appeared: such
 evidence equals any earlier one with the same key.
 """
 
-import enum
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from everstep_operator.values import NodeState
+from everstep_operator.values import GonePods, NodeState
 
+MISSING = "gpu-missing"
+"""The kind of evidence that no rule of `health/rules` finds: the GPU itself is missing."""
 
-class Kind(enum.Enum):
-    XID = "xid"
-    DOUBLE_BIT = "double-bit-ecc"
-    REMAP_FAILURE = "row-remap-failure"
-    MISSING = "gpu-missing"
-
-    @property
-    def outlives_boot(self) -> bool:
-        """The flag stands in the GPU's InfoROM: no reset and no reboot clears it."""
-        return self is Kind.REMAP_FAILURE
-
-
-Key = tuple[str, str, Kind, int, str]
+Key = tuple[str, str, str, int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +24,15 @@ class Evidence:
     machine: str
     gpu: str
     """UUID."""
-    kind: Kind
+    kind: str
+    """The kind of a rule in `health/rules/rules.csv`, or MISSING. Readers must accept any kind."""
     code: int = 0
-    """The XID; 0 for other kinds."""
+    """Distinguishes faults of one kind, as the XID does; 0 if nothing does."""
     first_seen: float
     """Seconds since the Unix epoch, the operator's clock."""
     boot: str = ""
     appeared: bool = True
-    """Seen to appear; False: it stood there when we first looked."""
+    """Seen to appear; False: present when the operator first looked."""
 
     @property
     def key(self) -> Key:
@@ -51,7 +41,7 @@ class Evidence:
     @property
     def identity(self) -> str:
         machine, gpu, kind, code, boot = self.key
-        return f"{machine}/{gpu}/{kind.value}/{code}/{boot}/{self.first_seen:.3f}"
+        return f"{machine}/{gpu}/{kind}/{code}/{boot}/{self.first_seen:.3f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +54,7 @@ class Claim:
     reason: str
     message: str
     pods: tuple[str, ...] = ()
-    """"namespace/name" of the pods that held the GPU, as the exporter last said."""
+    """"namespace/name" of the pods that held the GPU, according to the newest page."""
 
     @property
     def convicts(self) -> bool:
@@ -73,7 +63,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """All that `health` holds of one node; not answered evidence only."""
+    """What `health` has found on one node, without answered evidence."""
 
     node: str
     claims: tuple[Claim, ...] = ()
@@ -81,10 +71,12 @@ class Finding:
     present: frozenset[str] = frozenset()
     """UUIDs that the newest good page showed."""
     silent: str = ""
-    """Not empty: we cannot see, and why."""
+    """Not empty: the GPUs cannot be observed, and why."""
     silent_reason: str = ""
     doubt: str = ""
     """Not empty: a rank died here, and no later page has shown all GPUs yet."""
+    holders: tuple[str, ...] = ()
+    """"namespace/name" of the pods that hold a working GPU, according to the newest page."""
 
     @property
     def convicting(self) -> tuple[Claim, ...]:
@@ -92,7 +84,7 @@ class Finding:
 
 
 def covers(known: Evidence, found: Evidence) -> bool:
-    """Whether `found` is the evidence that we know already, not the same fault come anew."""
+    """Whether `found` is the evidence `known`, not a new occurrence of the same fault."""
     return known.key == found.key and (not found.appeared or found.first_seen <= known.first_seen)
 
 
@@ -101,7 +93,7 @@ def is_known(found: Evidence, known: Iterable[Evidence]) -> bool:
 
 
 def merge_evidence(old: Sequence[Evidence], new: Iterable[Evidence]) -> tuple[Evidence, ...]:
-    """`old`, and what is new in `new`; a newer occurrence takes the place of an older one."""
+    """`old`, and what is new in `new`; a newer occurrence replaces an older one."""
     merged = list(old)
     for one in new:
         if not is_known(one, merged):
@@ -110,7 +102,7 @@ def merge_evidence(old: Sequence[Evidence], new: Iterable[Evidence]) -> tuple[Ev
 
 
 def still_applies(evidence: Evidence, *, machine: str, boot: str) -> bool:
-    """Evidence of another machine, or of an earlier boot, can never be met again."""
+    """False for evidence of another machine, or of an earlier boot: it cannot occur again."""
     return evidence.machine == machine and evidence.boot in ("", boot)
 
 
@@ -119,8 +111,9 @@ def choose_first(evidence: Iterable[Evidence]) -> Evidence:
 
 
 def build_incident(evidence: Iterable[Evidence]) -> str:
-    """The incident's id: a pure function of its first evidence, so that a pass repeated says the
-    same."""
+    """The incident's id: a pure function of its first evidence, so that a repeated pass gives the
+    same id.
+    """
     digest = hashlib.sha256(choose_first(evidence).identity.encode()).hexdigest()
     return f"inc-{digest[:10]}"
 
@@ -131,8 +124,19 @@ def choose_state(claims: Iterable[Claim]) -> NodeState:
     return NodeState.GONE if gone else NodeState.LEAVING
 
 
+def choose_gone_pods(claims: Iterable[Claim], holders: tuple[str, ...]) -> GonePods:
+    """For claims with a lost GPU. An exporter names no pod for an idle GPU, nor for one that
+    vanished while no operator looked: then the pods on working GPUs are asked to save, and all
+    others are gone.
+    """
+    gone = [claim for claim in claims if claim.state is NodeState.GONE]
+    if not all(claim.pods for claim in gone):
+        return GonePods(spared=holders)
+    return GonePods(holders=tuple(sorted({pod for claim in gone for pod in claim.pods})))
+
+
 def choose_reason(claims: Iterable[Claim]) -> str:
-    """The worst claim's: what is gone before what is only failing."""
+    """The worst claim's reason: gone before failing."""
     return min(claims, key=_badness).reason
 
 
@@ -153,10 +157,10 @@ def to_rfc3339(at: float) -> str:
 
 
 def from_rfc3339(text: str) -> float:
-    """Raises ValueError for what is no time."""
+    """Raises ValueError if it is not a time."""
     return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp(), 3)
 
 
 def shown_time(at: float) -> str:
-    """For sentences: the time of day, UTC."""
+    """The time of day, UTC, for messages."""
     return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}Z"

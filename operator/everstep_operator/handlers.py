@@ -1,8 +1,7 @@
-"""kopf is the watch and the queue: raw event handlers that note the object and wake a pass. Nothing
-else is kopf's.
+"""kopf provides watches and their queue: raw event handlers store the object and wake a pass.
 
-No create, update, delete or field handlers, daemons or timers: those put finalizers and annotations
-on objects, and a pod or node must never wait for us.
+No create, update, delete or field handlers, daemons or timers: those put finalizers and
+annotations on objects, and a pod or node must never wait for the operator.
 """
 
 import asyncio
@@ -17,13 +16,13 @@ from everstep_operator.jobs import observe, passes
 from everstep_operator.nodes import NodeFacts, to_facts
 from everstep_operator.scheduler import Scheduler
 from everstep_operator.values import NodeVerdict
-from everstep_operator.world import Key, Mirror, Object, World, key_of
+from everstep_operator.world import Key, Mirror, Object, World, job_of, key_of
 
 RawEvent = Mapping[str, Any]
 
 
 def build_settings() -> kopf.OperatorSettings:
-    """Values and reasons: a stream that goes silent is noticed, a request that hangs ends, nothing is posted."""
+    """A silent stream is detected, a hanging request ends, and kopf posts nothing."""
     settings = kopf.OperatorSettings()
     settings.watching.inactivity_timeout = 70
     settings.watching.server_timeout = 300
@@ -32,7 +31,7 @@ def build_settings() -> kopf.OperatorSettings:
     settings.watching.label_selectors["pods"] = names.LABEL_JOB
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
-    # In all as long as kopf's own, which would sleep through the 20 s after an API server has come back.
+    # In total as long as kopf's own, which would sleep 20 s after an API server has come back.
     settings.networking.error_backoffs = (1, 1, 2, 3, *[5] * 10)
     settings.posting.enabled = False
     settings.peering.standalone = True
@@ -43,7 +42,7 @@ def build_settings() -> kopf.OperatorSettings:
 
 @dataclass(slots=True)
 class Watchers:
-    """Feeds the world and wakes whom it concerns."""
+    """Feeds the world and wakes the objects concerned."""
 
     world: World
     scheduler: Scheduler
@@ -51,7 +50,8 @@ class Watchers:
     quarantine_deleted: Callable[[Object], None]
     on_event: Callable[[str], None] = lambda kind: None
     listed: asyncio.Event = field(default_factory=asyncio.Event)
-    """A watch has begun anew with a list, and a list does not say what was deleted meanwhile."""
+    """A watch has restarted with a list, and a list does not show what was deleted in the meantime.
+    """
 
     def see_job(self, event: RawEvent) -> None:
         self._note("jobs", self.world.jobs, event)
@@ -59,10 +59,8 @@ class Watchers:
 
     def see_pod(self, event: RawEvent) -> None:
         self._note("pods", self.world.pods, event)
-        metadata = event["object"]["metadata"]
-        name = (metadata.get("labels") or {}).get(names.LABEL_JOB)
-        if name:
-            self.scheduler.wake((metadata["namespace"], name))
+        if key := job_of(event["object"]):
+            self.scheduler.wake(key)
 
     def see_node(self, event: RawEvent) -> None:
         name = event["object"]["metadata"]["name"]
@@ -94,7 +92,7 @@ class Watchers:
             self.listed.set()
 
     def _wake_jobs_on(self, nodes: set[str]) -> None:
-        for key in passes.jobs_on(self.world, nodes):
+        for key in self.world.jobs_on(nodes):
             self.scheduler.wake(key)
 
 
@@ -103,25 +101,29 @@ def _readiness(node: Object | None) -> str | None:
 
 
 def _facts(node: Object | None) -> NodeFacts | None:
-    """What the fleet decides from: a heartbeat changes nothing in it."""
+    """The fleet's input: a heartbeat does not change it."""
     return None if node is None else replace(to_facts(node), version="")
 
 
 @dataclass(slots=True)
 class VerdictBoard:
-    """Takes the verdicts of `health` and wakes the jobs on nodes whose verdict has changed."""
+    """Takes the verdicts of `health` and wakes the jobs on nodes whose verdict has changed, and those that wait and
+    may not use such a node: a pod has to be made anew to use it."""
 
     passes: passes.Passes
     wake: Callable[[Key], None]
 
-    def publish(self, verdicts: Mapping[str, NodeVerdict]) -> None:
+    def publish(self, verdicts: Mapping[str, NodeVerdict], judged_at: Mapping[str, float]) -> None:
         old, world = self.passes.verdicts, self.passes.world
-        self.passes.verdicts = dict(verdicts)
+        if judged_at != self.passes.judged_at:
+            for key in self.passes.awaiting_judgment:
+                self.wake(key)
+        self.passes.verdicts, self.passes.judged_at = dict(verdicts), judged_at
         if old is None:
             concerned = {key_of(job) for job in world.jobs}
         else:
             changed = {n for n in {*old, *verdicts} if old.get(n) != verdicts.get(n)}
-            concerned = passes.jobs_on(world, changed) if changed else set()
+            concerned = world.jobs_on(changed) | world.jobs_shutting_out(changed)
         for key in concerned:
             self.wake(key)
 
@@ -141,6 +143,12 @@ def build_registry(watchers: Watchers) -> kopf.OperatorRegistry:
     async def pod(event: RawEvent, **_: Any) -> None:
         watchers.see_pod(event)
 
+    if watchers.world.scope.nodes:
+        _add_nodes(registry, watchers)
+    return registry
+
+
+def _add_nodes(registry: kopf.OperatorRegistry, watchers: Watchers) -> None:
     @kopf.on.event("v1", "nodes", registry=registry, id="node")
     async def node(event: RawEvent, **_: Any) -> None:
         watchers.see_node(event)
@@ -151,17 +159,19 @@ def build_registry(watchers: Watchers) -> kopf.OperatorRegistry:
     async def quarantine(event: RawEvent, **_: Any) -> None:
         watchers.see_quarantine(event)
 
-    return registry
-
 
 async def run_kopf(watchers: Watchers, ready: asyncio.Event) -> None:
-    """Until a signal; raises if a watch cannot go on. `ready` is set once its signal handlers stand."""
+    """Runs until a signal; raises if a watch cannot continue. `ready` is set once kopf's signal
+    handlers are installed.
+    """
+    namespaces = watchers.world.scope.namespaces
     await kopf.operator(
         registry=build_registry(watchers),
         settings=build_settings(),
-        clusterwide=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
         standalone=True,
-        # Given, because kopf would look up the user's name, and a container's uid has none.
+        # Set, because kopf would look up the user's name, and a container's uid may have none.
         identity="everstep-operator",  # type: ignore[arg-type]
         ready_flag=ready,
     )

@@ -1,10 +1,12 @@
-"""The one port to the API server: plain objects in and out, errors sorted, writes paced.
+"""The only port to the API server: plain objects in and out, errors classified, writes
+rate-limited.
 
-Built on the official client's asyncio half (`kubernetes.aio`), for its configuration, tokens and
-TLS; its typed models stay unused. Reads are not paced: there are few, all else comes from the
-watches. Everything that is written takes a token of the bucket; a recovery may use the whole
-bucket, status writes and Events only what lies above the half kept for recoveries. Then it passes
-the gate: whoever does not hold the lease writes nothing, and no request outlives its deadline.
+Built on the official client's asyncio half (`kubernetes.aio`), for its configuration, tokens
+and TLS; its typed models are not used. Reads are not limited: there are few, the rest comes
+from the watches. Every write takes a token from the bucket; a recovery may use the whole
+bucket, status writes and Events only the half that is not reserved for recoveries. Then it
+passes the gate: a replica without the lease writes nothing, and no request outlives the lease's
+deadline.
 """
 
 import asyncio
@@ -45,7 +47,7 @@ class NoCluster(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Where a kind lives: `group` "" is the core group."""
+    """A kind's group and version; `group` "" is the core group."""
 
     group: str
     version: str
@@ -66,6 +68,7 @@ NODES = Kind("", "v1", "nodes")
 SECRETS = Kind("", "v1", "secrets")
 EVENTS = Kind("", "v1", "events")
 ACCOUNTS = Kind("", "v1", "serviceaccounts")
+DEFINITIONS = Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 LEASES = Kind("coordination.k8s.io", "v1", "leases")
 JOBS = Kind(names.GROUP, names.VERSION, names.PLURAL)
 QUARANTINES = Kind(names.GROUP, names.VERSION, names.QUARANTINE_PLURAL)
@@ -95,7 +98,7 @@ class Kube:
         self.seconds_left: Callable[[], float] = lambda: math.inf
         """How long writes are allowed from now on; 0 or less: not at all."""
         self.went_back = asyncio.Event()
-        """A list was older than one that had been read before it was asked for: see `list`."""
+        """A list was older than one read before it was requested: see `list`."""
         self._newest_lists: dict[Kind, int] = {}
         self.calls: dict[tuple[str, str], int] = {}
         """Calls by (verb, outcome), for the metrics."""
@@ -109,10 +112,10 @@ class Kube:
         kubeconfig: str | None = None,
         identity: str = "operator",
     ) -> "Kube":
-        """From the file given, $KUBECONFIG or ~/.kube/config, else from the pod's service account.
+        """From the given file, $KUBECONFIG or ~/.kube/config, else from the pod's service account.
 
         Raises:
-            NoCluster: none of them is there, or it cannot be read.
+            NoCluster: none of them exists, or it cannot be read.
         """
         configuration = Configuration()
         path = kubeconfig or os.environ.get("KUBECONFIG")
@@ -128,7 +131,7 @@ class Kube:
         return cls(ApiClient(configuration), Bucket(qps, burst), identity=identity)
 
     def build_other(self, identity: str, tokens: Tokens) -> "Kube":
-        """The same server under another identity: its tokens, none of our own credentials."""
+        """The same server under another identity: its tokens, none of the operator's credentials."""
         configuration = copy.deepcopy(self._client.configuration)
         configuration.cert_file = configuration.key_file = None
         configuration.username = configuration.password = None
@@ -147,8 +150,8 @@ class Kube:
     ) -> tuple[list[Object], str]:
         """All objects of the kind and the resourceVersion of the list, in pages of 500.
 
-        Such lists are consistent reads: their version falls only where etcd was restored to an older
-        state. Mirrors and watches, which go by versions, are blind from then on.
+        Such lists are consistent reads: their version decreases only if etcd was restored to an
+        older state. Mirrors and watches, which compare versions, are unreliable from then on.
         """
         items: list[Object] = []
         known = self._newest_lists.get(kind, 0)
@@ -180,13 +183,13 @@ class Kube:
         dry_run: bool = False,
         lane: Lane = Lane.RECOVERY,
     ) -> Object:
-        """`name` and `sub` only for a subresource that is created, such as a token."""
+        """`name` and `sub` only to create a subresource, such as a token."""
         await self.bucket.take(lane)
         query = {"dryRun": "All"} if dry_run else {}
         return await self._call("POST", kind.path(namespace, name, sub), body=body, query=query)
 
     async def replace(self, kind: Kind, name: str, namespace: str | None, body: Object) -> Object:
-        """With the resourceVersion in `body` as the precondition: `Conflict` if the object has changed."""
+        """Precondition: the resourceVersion in `body`; `Conflict` if the object has changed."""
         await self.bucket.take(Lane.RECOVERY)
         return await self._call("PUT", kind.path(namespace, name), body=body)
 
@@ -200,7 +203,7 @@ class Kube:
         grace_seconds: int | None = None,
         lane: Lane = Lane.RECOVERY,
     ) -> None:
-        """Deletes that very object: of a namesake with another UID, `Conflict`."""
+        """Deletes the object with this UID; `Conflict` if the name belongs to another."""
         await self.bucket.take(lane)
         body: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace_seconds is not None:
@@ -269,14 +272,14 @@ class Kube:
         try:
             document: Object = json.loads(raw)
         except ValueError:
-            text = f"{method} {url}: the answer is no JSON, or was cut: {raw[:80]!r}"
+            text = f"{method} {url}: the answer is not JSON, or is incomplete: {raw[:80]!r}"
             raise Transient(status, "NotJson", text) from None
         return document
 
     async def _authorize(
         self, headers: dict[str, str], path: str, method: str, body: Any
     ) -> str | None:
-        """The token, if it is one that we asked for."""
+        """The token, if the operator requested it."""
         if self._tokens is None:
             auth = ["BearerToken"]
             await self._client.update_params_for_auth(headers, [], auth, path, method, body)
@@ -302,7 +305,7 @@ class Kube:
             raise Transient(0, type(error).__name__, f"{method} {url}: {why}") from error
 
     def _limit(self, method: str) -> float:
-        """Seconds that the request may take. Raises `Standby` where it must not be sent."""
+        """How long the request may take, in seconds. Raises `Standby` if it must not be sent."""
         if method == "GET":
             return REQUEST_SECONDS
         left = self.seconds_left()

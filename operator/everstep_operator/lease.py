@@ -1,9 +1,9 @@
-"""Who acts: one Lease (coordination.k8s.io/v1), as client-go holds it. Pure.
+"""Which replica acts: one Lease (coordination.k8s.io/v1), used as client-go does. Pure.
 
-Nobody compares another host's clock with its own: a candidate counts from the moment at which *it*
-saw the record change. The holder gives up `renew` seconds after it asked for its last renewal, a
-candidate takes over no sooner than the lease's own duration after it saw that renewal, which was
-later: in between nobody acts.
+No process compares another host's clock with its own: a candidate counts from the time at which
+*it* saw the record change. The holder stops `renew` seconds after it requested its last
+renewal; a candidate takes over no sooner than the lease's full duration after it saw that
+renewal, which is later. In between no replica acts.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ class Timing:
     """Seconds, as in client-go: `lease` > `renew` > `retry`."""
 
     lease: float = DEFAULT_SECONDS
-    """Candidates wait so long for a renewal; whole seconds, at least 1."""
+    """How long candidates wait for a renewal; whole seconds, at least 1."""
     renew: float = 10.0
-    """The holder stops acting so long after its last renewal."""
+    """The holder stops acting this long after its last renewal."""
     retry: float = 2.0
 
 
@@ -30,17 +30,17 @@ class Lease:
     holder: str
     """Empty: released."""
     seconds: float
-    """The holder's word for how long a candidate must wait."""
+    """How long a candidate must wait, as set by the holder."""
     acquired: str
     renewed: str
-    """The holder's clock: only ever compared for being the same."""
+    """The holder's clock: compared only for equality."""
     transitions: int
     version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """What was read, and since when (our monotonic clock) it reads so."""
+    """A Lease as read, and since when (own monotonic clock) it is unchanged."""
 
     lease: Lease | None
     since: float
@@ -60,7 +60,7 @@ class Renew:
 class Wait:
     holder: str
     seconds: float
-    """Until it may be taken if nobody renews it."""
+    """Until it may be taken if it is not renewed."""
 
 
 Decision = Take | Renew | Wait
@@ -101,7 +101,7 @@ def decide_lease(sighting: Sighting, me: str, now: float) -> Decision:
 def build_held(
     name: str, namespace: str, old: Lease | None, me: str, seconds: float, now: float
 ) -> dict[str, Any]:
-    """Ours from now on (`now`: seconds since the Unix epoch, for people who read it)."""
+    """Held by `me` from now on (`now`: seconds since the Unix epoch, for readers)."""
     stamp = to_micro_time(now)
     ours = old is not None and old.holder == me
     taken = 0 if old is None else old.transitions + (not ours)
@@ -110,7 +110,7 @@ def build_held(
 
 
 def build_released(name: str, namespace: str, held: Lease, now: float) -> dict[str, Any]:
-    """Anyone's, at once."""
+    """Free at once."""
     stamp = to_micro_time(now)
     return _build(name, namespace, held, "", 1, held.acquired, stamp, held.transitions)
 

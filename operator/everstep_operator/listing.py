@@ -1,4 +1,4 @@
-"""Full lists: at start, when the lease is taken, soon after a watch had to begin anew, and every few
+"""Full lists: at start, when the lease is taken, soon after a watch restarted, and every few
 minutes beside the watches.
 """
 
@@ -14,13 +14,16 @@ from everstep_operator.world import Mirror, World
 
 RETRY_SECONDS = 2.0
 SETTLE_SECONDS = 1.0
-"""The watches of all kinds begin anew at about the same time."""
+"""The watches of all kinds restart at about the same time."""
+
+Namespaces = tuple[str | None, ...]
+"""None: the whole cluster."""
 
 log = logging.getLogger(__name__)
 
 
 async def resync(port: Kube, world: World, watchers: Watchers) -> None:
-    """Lists every kind once; until that has worked there is no pass."""
+    """Lists every kind once; before that has succeeded no pass runs."""
     done = False
     while not done:
         try:
@@ -34,7 +37,7 @@ async def resync(port: Kube, world: World, watchers: Watchers) -> None:
 
 
 async def resync_forever(port: Kube, world: World, watchers: Watchers, seconds: float) -> None:
-    """After each list every job is looked at: what changed without an event has woken nobody."""
+    """After each list every job gets a pass: a change without an event has woken none."""
     while True:
         with suppress(TimeoutError):
             await asyncio.wait_for(watchers.listed.wait(), seconds)
@@ -48,14 +51,28 @@ async def resync_forever(port: Kube, world: World, watchers: Watchers, seconds: 
 
 
 async def _list_all(port: Kube, world: World, watchers: Watchers) -> None:
-    listed: tuple[tuple[kube.Kind, Mirror, str], ...] = (
-        (kube.JOBS, world.jobs, ""),
-        (kube.PODS, world.pods, names.LABEL_JOB),
-        (kube.NODES, world.nodes, ""),
-        (kube.QUARANTINES, world.quarantines, ""),
-    )
-    for kind, mirror, labels in listed:
-        items, version = await port.list(kind, labels=labels)
-        lost = mirror.replace(items, version)
-        if lost:
-            log.warning("%d %s had gone without an event", len(lost), kind.plural)
+    scope = world.scope
+    namespaces: Namespaces = scope.namespaces or (None,)
+    await _list_kind(port, kube.JOBS, world.jobs, namespaces)
+    await _list_kind(port, kube.PODS, world.pods, namespaces, names.LABEL_JOB)
+    if scope.nodes:
+        await _list_kind(port, kube.NODES, world.nodes)
+        await _list_kind(port, kube.QUARANTINES, world.quarantines)
+
+
+async def _list_kind(
+    port: Kube, kind: kube.Kind, mirror: Mirror, namespaces: Namespaces = (None,), labels: str = ""
+) -> None:
+    """Objects younger than the oldest list are kept: not every list could contain them."""
+    found, versions = [], []
+    for namespace in namespaces:
+        items, version = await port.list(kind, namespace, labels=labels)
+        found += items
+        versions.append(version)
+    lost = mirror.replace(found, min(versions, key=_number))
+    if lost:
+        log.warning("%d %s had vanished without an event", len(lost), kind.plural)
+
+
+def _number(version: str) -> int:
+    return int(version) if version.isdigit() else 0

@@ -1,13 +1,16 @@
-"""Log lines: time, level, place, the words, then fields to search by: `job=team/lm reason=NodeLeaving incident=…`."""
+"""Log lines: time, level, logger, text, then searchable fields: `job=team/lm reason=NodeLeaving
+incident=…`.
+"""
 
 import json
 import logging
+from collections.abc import Mapping
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class Formatter(logging.Formatter):
-    """One line an entry, whatever a script or an API server has put into its message."""
+    """One line per entry, even if a message contains line breaks."""
 
     def __init__(self) -> None:
         super().__init__(FORMAT)
@@ -26,6 +29,29 @@ def _shown(value: str) -> str:
 def fields(**named: str) -> dict[str, dict[str, str]]:
     """For the argument `extra` of a log call."""
     return {"fields": named}
+
+
+class OnChange:
+    """Warnings that are repeated only when their text changes."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._said: dict[str, str] = {}
+
+    def say(self, about: str, text: str) -> None:
+        if self._said.get(about) != text:
+            self._said[about] = text
+            self._log.warning("%s: %s", about, text)
+
+    def say_all(self, prefix: str, texts: Mapping[str, str]) -> None:
+        """All present warnings whose key begins with `prefix`; others of that prefix are over."""
+        for about in [a for a in self._said if a.startswith(prefix) and a not in texts]:
+            del self._said[about]
+        for about, text in texts.items():
+            self.say(about, text)
+
+    def forget(self, about: str) -> None:
+        self._said.pop(about, None)
 
 
 def start(level: str) -> None:

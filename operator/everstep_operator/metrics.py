@@ -1,6 +1,4 @@
-"""What the operator counts, as Prometheus text. Job figures are read from the statuses when they
-are asked for.
-"""
+"""The operator's metrics, as Prometheus text. Job figures are read from the statuses when scraped."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,7 +15,7 @@ LABELS = ("namespace", "job")
 
 
 class Metrics:
-    """`leads` says whether this replica acts: what tells of jobs comes from that one alone."""
+    """`leads` tells whether this replica acts: only that one reports jobs."""
 
     def __init__(
         self, ports: Iterable[Kube], world: World, leads: Callable[[], bool], observe_only: bool
@@ -28,7 +26,7 @@ class Metrics:
         ).set_function(lambda: float(leads()))
         Gauge(
             "everstep_operator_observe_only",
-            "1: nodes are left as they are.",
+            "1: nodes are not changed.",
             registry=self.registry,
         ).set(observe_only)
         self._passes = Counter(
@@ -77,10 +75,12 @@ class _Api(Collector):
 
 
 class _Jobs(Collector):
-    """One sample a job and figure: no pod names, so series do not pile up."""
+    """One sample per job and figure; no pod names, so the number of series stays small."""
 
     def __init__(self, world: World, leads: Callable[[], bool]) -> None:
         self._world, self._leads = world, leads
+        self._restarts: dict[tuple[str, str, str, str], int] = {}
+        """(namespace, job, UID, cause) → the highest count seen."""
 
     def collect(self) -> Iterator[Any]:
         if self._leads():
@@ -98,13 +98,30 @@ class _Jobs(Collector):
             labels = (job["metadata"]["namespace"], job["metadata"]["name"])
             status = job.get("status") or {}
             state.add_metric((*labels, status.get("state", "New")), 1)
-            for cause, count in ((status.get("restarts") or {}).get("byCause") or {}).items():
-                restarts.add_metric((*labels, cause), count)
             for name, value in _values(status):
                 figures[name].add_metric(labels, value)
+        self._count_restarts()
+        for (namespace, name, _, cause), count in sorted(self._restarts.items()):
+            restarts.add_metric((namespace, name, cause), count)
         yield state
         yield restarts
         yield from figures.values()
+
+    def _count_restarts(self) -> None:
+        """A counter must not decrease: a restart that moves to another cause counts under both
+        here.
+        """
+        before, self._restarts = self._restarts, {}
+        known: dict[tuple[str, ...], list[str]] = {}
+        for namespace, name, uid, cause in before:
+            known.setdefault((namespace, name, uid), []).append(cause)
+        for job in self._world.jobs:
+            metadata, status = job["metadata"], job.get("status") or {}
+            place = metadata["namespace"], metadata["name"], metadata["uid"]
+            counted = (status.get("restarts") or {}).get("byCause") or {}
+            for cause in {*counted, *known.get(place, ())}:
+                key = (*place, cause)
+                self._restarts[key] = max(int(counted.get(cause, 0)), before.get(key, 0))
 
 
 _FIGURES = (
@@ -116,8 +133,8 @@ _FIGURES = (
     ("everstep_job_checkpoint_step", "Step of the newest committed checkpoint."),
     ("everstep_job_checkpoint_bytes", "Its size."),
     ("everstep_job_checkpoint_timestamp_seconds", "When it was committed."),
-    ("everstep_job_checkpoint_healthy", "Condition CheckpointHealthy; none while unknown."),
-    ("everstep_job_goodput_ratio", "Share of worker seconds that went into steps."),
+    ("everstep_job_checkpoint_healthy", "Condition CheckpointHealthy; absent while unknown."),
+    ("everstep_job_goodput_ratio", "Share of worker seconds spent in steps."),
 )
 
 

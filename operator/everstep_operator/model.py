@@ -1,7 +1,7 @@
 """`ResilientTrainingJob` as users write it: spec, defaults, bounds, rules. `kubectl explain` shows
 these texts.
 
-Foreign input enters here and nowhere else; behind `parse_spec` every value is in bounds.
+User input is validated here and nowhere else; after `parse_spec` every value is in bounds.
 """
 
 import enum
@@ -14,18 +14,19 @@ from everstep_contract import names
 from everstep_operator.model_status import JobStatus
 from everstep_operator.model_template import PodTemplate
 from everstep_operator.resource import Column, Resource, Scale
-from everstep_operator.rules import Rule, Wanted
+from everstep_operator.rules import Rule, UserInput
 
 NAME_LIMIT = 50
-"""A pod is called <name>-<slot>-<attempt> and must fit a label value of 63."""
+"""A pod's name is <name>-<slot>-<attempt> and must fit a label value of 63 characters."""
 DEFAULT_SAVE_SECONDS = 300
 RUN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,199})*$"
 SCHEMES = ("s3://", "gs://", "az://", "file:///")
 PLACE = "^(file:///[^?#%]*|(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._=@+-]{1,200})*/?)$"
-"""What the agents take for an address: nothing that a URL parser would cut off, resolve or decode."""
+"""What the agents accept as an address: nothing that a URL parser would remove, resolve or decode.
+"""
 UPWARDS = "/[.]{1,2}(/|$)"
 INVISIBLE = "\\s\\p{Z}\\x00-\\x1f\\x7f-\\x9f\\x{200b}-\\x{200f}\\x{202a}-\\x{202e}\\x{2060}-\\x{2069}\\x{feff}"
-"""Spaces, control characters, and those that change the direction or have no width."""
+"""Spaces, control characters, and characters that change the text direction or have no width."""
 
 
 _OF_A_SCHEME = " || ".join(f"self.uri.startsWith('{s}')" for s in SCHEMES)
@@ -41,8 +42,8 @@ class GuardAction(enum.Enum):
     SAVE_AND_STOP = "SaveAndStop"
 
 
-class Workers(Wanted):
-    """The pods that train: one for each slot."""
+class Workers(UserInput):
+    """The worker pods, one for each slot."""
 
     rules = (
         Rule(
@@ -56,6 +57,13 @@ class Workers(Wanted):
             cel="!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
             check=lambda w: w.max_replicas is None or w.replicas <= w.max_replicas,
             message="replicas must be at most maxReplicas: lower replicas or raise maxReplicas",
+        ),
+        Rule(
+            at=".processesPerWorker",
+            cel="self.processesPerWorker == oldSelf.processesPerWorker",
+            message="processesPerWorker cannot change, because pods created before and after "
+            "the edit would have different numbers of ranks: create a new job, with checkpoint.run "
+            "set to this job's run to continue it",
         ),
     )
     replicas: int = Field(default=1, ge=1, le=4096, description="Pods wanted.")
@@ -75,10 +83,10 @@ class Workers(Wanted):
         default=1,
         ge=1,
         le=64,
-        description="Training processes in each pod, usually one for each GPU.",
+        description="Training processes in each pod, usually one per GPU.",
     )
     template: PodTemplate = Field(
-        description="Template of the worker pods. A change applies to pods made from then on."
+        description="Template of the worker pods. A change applies to pods created from then on."
     )
 
     @property
@@ -90,8 +98,8 @@ class Workers(Wanted):
         return self.replicas if self.max_replicas is None else self.max_replicas
 
 
-class Checkpoint(Wanted):
-    """Where the run lives and how often it is saved."""
+class Checkpoint(UserInput):
+    """Where the run is stored and how often it is saved."""
 
     rules = (
         Rule(
@@ -109,14 +117,14 @@ class Checkpoint(Wanted):
                 re.fullmatch(PLACE, c.uri) is not None and not re.search(UPWARDS, c.uri)
             ),
             message="uri may hold a bucket and a folder: letters, digits and . _ = @ + - between "
-            "single slashes, no part . or .., no user, query, fragment or %: "
-            "credentials and endpoint belong into the container's environment",
+            "single slashes, no part . or .., no user, query, fragment or %: credentials "
+            "and endpoint belong in the container's environment",
         ),
         Rule(
             at=".everySteps",
             cel="!has(self.everySteps) || !has(self.everySeconds)",
             check=lambda c: c.every_steps is None or c.every_seconds is None,
-            message="everySteps and everySeconds are both set: keep the one that you mean",
+            message="everySteps and everySeconds are both set: keep one of them",
         ),
         Rule(
             at=".run",
@@ -128,12 +136,20 @@ class Checkpoint(Wanted):
         Rule(
             at=".uri",
             cel="self.uri == oldSelf.uri",
-            message="uri cannot change, the run would lose its past: make a new job for a new place",
+            message="uri cannot change, because the run would lose its checkpoints: create a "
+            "new job for another location",
         ),
         Rule(
             at=".run",
             cel="has(self.run) == has(oldSelf.run) && (!has(self.run) || self.run == oldSelf.run)",
-            message="run cannot change, the run would lose its past: make a new job for a new run",
+            message="run cannot change, because the run would lose its checkpoints: create a "
+            "new job for another run",
+        ),
+        Rule(
+            at=".ifRunExists",
+            cel="self.ifRunExists == oldSelf.ifRunExists",
+            message="ifRunExists cannot change, because it is read only once, when the job starts: "
+            "create a new job",
         ),
     )
     uri: str = Field(
@@ -153,13 +169,14 @@ class Checkpoint(Wanted):
     if_run_exists: IfRunExists = Field(
         default=IfRunExists.RESUME,
         strict=False,
-        description="What to do with a run that an earlier job has left there: Resume or Refuse.",
+        description="What to do with an existing run of an earlier job: Resume or Refuse.",
     )
     every_steps: int | None = Field(
         default=None,
         ge=1,
         le=1_000_000_000,
-        description="Save whenever the step is a multiple of this.",
+        description="Save whenever the step is a multiple of this. A change ends the epoch at "
+        "a checkpoint, and takes effect with the next one.",
     )
     every_seconds: int | None = Field(
         default=None,
@@ -172,84 +189,98 @@ class Checkpoint(Wanted):
         default="1Gi",
         pattern=r"^[1-9]([0-9]{0,14}|[0-9]{0,8}(Ki|k|Mi|M)|[0-9]{0,5}(Gi|G)|[0-9]{0,2}(Ti|T))$",
         max_length=16,
-        description="Memory of each pod for checkpoints on their way, such as 4Gi (below 1000Ti), added "
-        "to the memory limit of the container: about twice the pod's share of model and optimizer state.",
+        description="Memory of each pod for checkpoints before their upload, such as 4Gi (below "
+        "1000Ti), added to the memory limit of the container: about twice the pod's "
+        "share of model and optimizer state. A change applies to pods created from "
+        "then on.",
     )
 
     @property
     def save_seconds(self) -> int:
-        """0 if steps decide."""
+        """0 if the interval is in steps."""
         return 0 if self.every_steps else self.every_seconds or DEFAULT_SAVE_SECONDS
 
 
-class RestartBudgets(Wanted):
-    """How often the job may be interrupted, by cause, before it fails."""
+class RestartBudgets(UserInput):
+    """Maximum restarts per kind within a window before the job fails."""
 
+    window_seconds: int = Field(
+        default=86_400,
+        ge=60,
+        le=2_592_000,
+        description="Length of the window in seconds, with a resolution of a 24th.",
+    )
     node: int = Field(
-        default=1000,
-        ge=0,
-        le=1_000_000,
-        description="Moves away from nodes that fail, leave or vanish.",
+        default=1000, ge=0, le=1_000_000, description="Faults of nodes, GPUs and the network."
     )
     pod: int = Field(
         default=1000,
         ge=0,
         le=1_000_000,
-        description="Pods that were deleted, evicted or preempted.",
+        description="Pods that were deleted, evicted, preempted or lost.",
     )
     worker: int = Field(
-        default=20, ge=0, le=1_000_000, description="Worker processes or containers that died."
+        default=20,
+        ge=0,
+        le=1_000_000,
+        description="Training processes that were killed or crashed.",
     )
     hang: int = Field(
         default=5, ge=0, le=1_000_000, description="Steps that took longer than hangSeconds."
     )
 
 
-class Recovery(Wanted):
+class Recovery(UserInput):
     """Time limits and budgets of recovery."""
 
     restart_budgets: RestartBudgets = Field(
-        default_factory=RestartBudgets, description="Interruptions allowed, by cause."
+        default_factory=RestartBudgets,
+        description="Interruptions allowed within a window, by kind.",
     )
     drain_timeout_seconds: int = Field(
         default=120,
         ge=1,
         le=86_400,
-        description="How long a pod that has to leave may wait for its checkpoint to be committed.",
+        description="How long a leaving pod may wait for its checkpoint to be committed.",
     )
     gang_seconds: int = Field(
         default=300,
         ge=1,
         le=86_400,
-        description="How long the job waits for all replicas before it goes on with fewer. With fewer "
-        "than minReplicas it gives its pods back, so that other jobs can use the nodes, and tries "
-        "again after a pause.",
+        description="How long the job waits for all replicas before it continues with fewer. "
+        "With fewer than minReplicas it gives its pods back, so that other jobs can "
+        "use the nodes, and tries again after a pause.",
     )
     hang_seconds: int = Field(
         default=300,
         ge=1,
         le=86_400,
-        description="A step that takes longer is a hang, and is recovered.",
+        description="Time limit of a step; a longer one counts as a hang and is recovered.",
     )
     startup_seconds: int = Field(
         default=600,
         ge=1,
         le=86_400,
-        description="How long a container may run until its agent calls, and a script until its "
-        "first step.",
+        description="Time limit for a container until its agent answers, and for a script until "
+        "its first step.",
     )
     node_lost_seconds: int = Field(
-        default=60, ge=1, le=86_400, description="A node unreachable for longer is given up."
+        default=60,
+        ge=1,
+        le=86_400,
+        description="A node that is unreachable for longer is given up.",
     )
     force_delete: bool = Field(
         default=False,
-        description="Whether a pod stuck on a lost node may be deleted by force. The job goes on "
+        description="Whether a pod stuck on a lost node may be deleted by force. The job continues "
         "without that; it only frees the name in the API.",
     )
 
 
-class Guard(Wanted):
-    """What happens when loss or gradient leave their usual range. NaN and infinity always stop."""
+class Guard(UserInput):
+    """The reaction when loss or gradient norm leave their usual range. NaN and infinity always stop
+    the job.
+    """
 
     factor: float = Field(
         default=10,
@@ -260,24 +291,26 @@ class Guard(Wanted):
     action: GuardAction = Field(
         default=GuardAction.NOTE,
         strict=False,
-        description="Note: write it down; SaveAndStop: save, then fail the job.",
+        description="Note: record it in the status; SaveAndStop: save, then fail the job.",
     )
 
 
-class JobSpec(Wanted):
-    """What is wanted of the job."""
+class JobSpec(UserInput):
+    """The desired state of the job."""
 
     suspend: bool = Field(
         default=False,
-        description="True: save, end all pods, keep the run. False: go on from there.",
+        description="True: save, end all pods, keep the run. False: continue from there.",
     )
-    workers: Workers = Field(description="The pods that train.")
-    checkpoint: Checkpoint = Field(description="Where the run lives and how often it is saved.")
+    workers: Workers = Field(description="The worker pods.")
+    checkpoint: Checkpoint = Field(description="Where the run is stored and how often it is saved.")
     recovery: Recovery = Field(
         default_factory=Recovery, description="Time limits and budgets of recovery."
     )
     guard: Guard = Field(
-        default_factory=Guard, description="What to do when loss or gradient norm jump."
+        default_factory=Guard,
+        description="The reaction to a spike of loss or gradient norm. A change ends the epoch "
+        "at a checkpoint, and takes effect with the next one.",
     )
     active_deadline_seconds: int | None = Field(
         default=None,
@@ -291,16 +324,16 @@ class JobSpec(Wanted):
         ge=0,
         le=2_147_483_647,
         description="The job and its pods are deleted this long after the end; default: never. "
-        "The run in the object store stays.",
+        "The run in the object store is kept.",
     )
 
 
 class SpecError(ValueError):
-    """The spec cannot be read; the text names field, value and fix."""
+    """The spec is invalid; the text names field, value and fix."""
 
 
 def parse_spec(raw: Any) -> JobSpec:
-    """Raises `SpecError`. The API server refuses the same things earlier: see `rules`."""
+    """Raises `SpecError`. The API server rejects the same input earlier: see `rules`."""
     try:
         return JobSpec.model_validate(raw)
     except ValidationError as error:
@@ -314,7 +347,8 @@ RESOURCE = Resource(
     plural=names.PLURAL,
     short_names=("rtj",),
     scope="Namespaced",
-    description="A PyTorch training job that goes on while GPUs, nodes, networks and processes fail.",
+    description="A PyTorch training job that continues while GPUs, nodes, networks and processes "
+    "fail.",
     spec_model=JobSpec,
     status_model=JobStatus,
     columns=(
@@ -331,15 +365,15 @@ RESOURCE = Resource(
             path=".status.observedAt",
             type="date",
             priority=1,
-            description="Age of these figures: small while steps advance and an operator lives",
+            description="Age of these figures: small while steps advance and an operator runs",
         ),
         Column(name="Why", path=".status.message", priority=1),
     ),
     cel=(
         Rule(
             cel=f"size(self.metadata.name) <= {NAME_LIMIT}",
-            message=f"metadata.name: use at most {NAME_LIMIT} characters, "
-            "because pods are called <name>-<slot>-<attempt>",
+            message=f"metadata.name: use at most {NAME_LIMIT} characters, because pods are named "
+            "<name>-<slot>-<attempt>",
         ),
         Rule(
             cel="self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",

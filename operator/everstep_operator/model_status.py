@@ -1,17 +1,17 @@
-"""`ResilientTrainingJob` as we report it. Output only, with two exceptions that are written before
-the deed they count: the attempts of the slots and the counters of restarts.
+"""The status of a `ResilientTrainingJob`. Output only, with two exceptions that are written before
+the action they count: the attempts of the slots and the counters of restarts.
 """
 
 from pydantic import Field
 
-from everstep_operator.rules import Resourceful
+from everstep_operator.rules import ApiModel
 
 
-class Condition(Resourceful):
+class Condition(ApiModel):
     type: str = Field(max_length=316, description="Name of the condition.")
     status: str = Field(max_length=16, description="True, False or Unknown.")
     observed_generation: int = Field(
-        default=0, description="Generation of the spec that this speaks of."
+        default=0, description="Generation of the spec that this refers to."
     )
     last_transition_time: str = Field(
         max_length=40,
@@ -19,10 +19,10 @@ class Condition(Resourceful):
         json_schema_extra={"format": "date-time"},
     )
     reason: str = Field(max_length=1024, description="One CamelCase word.")
-    message: str = Field(max_length=32768, description="A sentence for people.")
+    message: str = Field(max_length=32768, description="A sentence for users.")
 
 
-class WorldStatus(Resourceful):
+class WorldStatus(ApiModel):
     ready: int = Field(
         default=0, description="Pods whose workers are members of the running epoch."
     )
@@ -32,43 +32,70 @@ class WorldStatus(Resourceful):
     )
 
 
-class CheckpointStatus(Resourceful):
-    step: int = Field(default=0, description="Step after which it was taken.")
+class CheckpointStatus(ApiModel):
+    step: int = Field(default=0, description="Step at which it was taken.")
     epoch: int = Field(default=0, description="Epoch that took it.")
     bytes: int = Field(default=0, description="Its size.", json_schema_extra={"format": "int64"})
     committed_at: str | None = Field(
         default=None,
         max_length=40,
-        description="When it was committed: seen on this cluster's clock.",
+        description="When it was committed, on the operator's clock.",
         json_schema_extra={"format": "date-time"},
     )
     age_seconds: int = Field(default=0, description="Its age at observedAt.")
 
 
-class Restarts(Resourceful):
+class RecentRestarts(ApiModel):
+    cause: str = Field(max_length=64, description="Their cause.")
+    since: str = Field(
+        max_length=40,
+        description="Beginning of the part of the window in which they occurred.",
+        json_schema_extra={"format": "date-time"},
+    )
+    count: int = Field(description="How many.")
+
+
+class Restarts(ApiModel):
     total: int = Field(
-        default=0,
-        description="Interruptions over the life of this job: each once, by whoever has counted more.",
+        default=0, description="Interruptions of this job since it was created: the sum of byCause."
     )
     by_cause: dict[str, int] = Field(
         default_factory=dict,
-        description="Interruptions by cause, in the operator's words (NodeLeaving, PodDeleted, …) and "
-        "in the job's (Leave, WorkerDied, …); one that both have noticed stands under both.",
+        description="Interruptions by cause. One fault counts once, under the cause that explains it best: "
+        "a rank that its GPU killed moves from WorkerDied to NodeGone once the node is judged.",
+    )
+    recent: list[RecentRestarts] = Field(
+        default_factory=list,
+        max_length=2048,
+        description="Those that count against recovery.restartBudgets, by cause and part of the "
+        "window.",
     )
 
 
-class SlotStatus(Resourceful):
+class StartFailure(ApiModel):
+    """A pod that did not start on a node. Counts for an hour."""
+
+    node: str = Field(max_length=253, description="The node.")
+    at: str = Field(
+        max_length=40,
+        description="When the start was given up.",
+        json_schema_extra={"format": "date-time"},
+    )
+    reason: str = Field(max_length=64, description="The kubelet's reason, or Everstep's.")
+
+
+class SlotStatus(ApiModel):
     """The record of one slot; the only part of status that is read back as input."""
 
     slot: int = Field(description="Number of the slot.")
     attempt: int = Field(description="Its current attempt: the pod <job>-<slot>-<attempt>.")
     pod_uid: str | None = Field(
-        default=None, max_length=64, description="UID of that pod, once it was seen."
+        default=None, max_length=64, description="UID of that pod, once it has been seen."
     )
-    node: str | None = Field(default=None, max_length=253, description="Node that it runs on.")
-    cause: str | None = Field(default=None, max_length=64, description="Why there is this attempt.")
+    node: str | None = Field(default=None, max_length=253, description="Node on which it runs.")
+    cause: str | None = Field(default=None, max_length=64, description="Why this attempt was made.")
     former_node: str | None = Field(
-        default=None, max_length=253, description="Node of the attempt before."
+        default=None, max_length=253, description="Node of the previous attempt."
     )
     leaving_since: str | None = Field(
         default=None,
@@ -77,36 +104,62 @@ class SlotStatus(Resourceful):
         json_schema_extra={"format": "date-time"},
     )
     incident: str | None = Field(
-        default=None, max_length=128, description="The incident that moves it."
+        default=None,
+        max_length=128,
+        description="The incident that moves it, until it trains again.",
+    )
+    start_failures: list[StartFailure] = Field(
+        default_factory=list,
+        max_length=8,
+        description="Nodes on which its pods failed to start within the last hour.",
     )
 
 
-class Mark(Resourceful):
+class MovedSlot(ApiModel):
+    slot: int = Field(description="Number of the slot.")
+    attempt: int = Field(description="The attempt that the incident ended.")
+    left: bool = Field(default=False, description="Whether it left with its state saved.")
+
+
+class Mark(ApiModel):
     name: str = Field(max_length=32, description="signal, verdict, cordon, leave, commit, left, …")
     seconds: float = Field(description="Seconds since the incident began, on the operator's clock.")
 
 
-class PhaseTiming(Resourceful):
+class PhaseTiming(ApiModel):
     name: str = Field(max_length=32, description="detect, save, commit, regroup, restart, …")
     ms: int = Field(description="How long it took, on the job's clock.")
 
 
-class Incident(Resourceful):
-    id: str = Field(max_length=128, description="Runs through every Event, log line and phase.")
+class Incident(ApiModel):
+    id: str = Field(max_length=128, description="Id in every Event, log line and phase.")
     job_id: str | None = Field(
-        default=None, max_length=128, description="The id that the job gave it, if it saw it first."
+        default=None,
+        max_length=128,
+        description="The id from the job, if the job noticed it first.",
     )
     quarantine: str | None = Field(
         default=None,
         max_length=128,
-        description="The incident of the verdict on the node, as its NodeQuarantine has it.",
+        description="The incident of the verdict on the node, as in its NodeQuarantine.",
     )
     cause: str = Field(max_length=64, description="One CamelCase word.")
     message: str = Field(default="", max_length=2048, description="What happened.")
     node: str | None = Field(default=None, max_length=253, description="Node concerned.")
-    slot: int | None = Field(default=None, description="Slot concerned.")
+    slot: int | None = Field(default=None, description="The first slot concerned.")
     attempt: int | None = Field(
-        default=None, description="Attempt of the slot that the incident ended."
+        default=None, description="Attempt of that slot that the incident ended."
+    )
+    slots: list[MovedSlot] = Field(
+        default_factory=list,
+        max_length=4096,
+        description="All slots that it moves to other pods; empty: the job recovers in place.",
+    )
+    charged: str | None = Field(
+        default=None,
+        max_length=64,
+        description="Cause under which restarts counts it; absent: another incident of the same "
+        "fault is counted.",
     )
     rung: str | None = Field(default=None, max_length=32, description="How it was recovered.")
     started_at: str = Field(
@@ -114,18 +167,18 @@ class Incident(Resourceful):
         description="When it began.",
         json_schema_extra={"format": "date-time"},
     )
-    resumed_step: int | None = Field(default=None, description="Step that the job went on from.")
-    steps_lost: int | None = Field(default=None, description="Steps that had to be taken again.")
+    resumed_step: int | None = Field(default=None, description="Step from which the job continued.")
+    steps_lost: int | None = Field(default=None, description="Steps that had to be repeated.")
     marks: list[Mark] = Field(
-        default_factory=list, max_length=16, description="When the operator saw which phase."
+        default_factory=list, max_length=16, description="When the operator observed each phase."
     )
     phases: list[PhaseTiming] = Field(
         default_factory=list, max_length=16, description="Durations that the job measured."
     )
-    open: bool = Field(default=True, description="Whether it is still going on.")
+    open: bool = Field(default=True, description="Whether it is still open.")
 
 
-class GangStatus(Resourceful):
+class GangStatus(ApiModel):
     """Pods that were given back because not enough of them found a node."""
 
     tries: int = Field(description="How often in a row they were given back.")
@@ -136,22 +189,22 @@ class GangStatus(Resourceful):
     )
     retry_at: str = Field(
         max_length=40,
-        description="When pods are made again.",
+        description="When pods are created again.",
         json_schema_extra={"format": "date-time"},
     )
 
 
-class JobStatus(Resourceful):
-    """What we see of the job; the run itself lives in the object store."""
+class JobStatus(ApiModel):
+    """The observed state of the job; the run itself is in the object store."""
 
     state: str | None = Field(
-        default=None, max_length=32, description="One word derived from the conditions, for people."
+        default=None, max_length=32, description="One word derived from the conditions."
     )
     message: str | None = Field(
         default=None, max_length=1024, description="Why it is in this state, in one sentence."
     )
     observed_generation: int | None = Field(
-        default=None, description="Generation of the spec acted upon."
+        default=None, description="Generation of the spec in effect."
     )
     conditions: list[Condition] = Field(
         default_factory=list,
@@ -159,25 +212,27 @@ class JobStatus(Resourceful):
         description="Running, Suspended, Complete, Failed, Recovering, CheckpointHealthy.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    world: WorldStatus | None = Field(default=None, description="How many train, how many should.")
+    world: WorldStatus | None = Field(
+        default=None, description="Number of training and desired pods."
+    )
     selector: str | None = Field(
         default=None,
         max_length=253,
         description="Label selector of the pods, for the scale subresource.",
     )
-    run: str | None = Field(default=None, max_length=1300, description="Where the run lives.")
-    epoch: int | None = Field(default=None, description="Membership of the running job, counted.")
+    run: str | None = Field(default=None, max_length=1300, description="Where the run is stored.")
+    epoch: int | None = Field(default=None, description="Number of the running membership.")
     step: int | None = Field(
         default=None, description="Furthest step that every member has applied."
     )
-    until: int | None = Field(default=None, description="Step at which the script will end.")
+    until: int | None = Field(default=None, description="Step at which the script ends.")
     loss: float | None = Field(default=None, description="Loss of that step.")
     checkpoint: CheckpointStatus | None = Field(
         default=None, description="The newest committed checkpoint."
     )
     restarts: Restarts | None = Field(default=None, description="Interruptions so far.")
     goodput: str | None = Field(
-        default=None, max_length=16, description="Share of all worker seconds that went into steps."
+        default=None, max_length=16, description="Share of all worker seconds spent in steps."
     )
     started_at: str | None = Field(
         default=None,
@@ -188,8 +243,9 @@ class JobStatus(Resourceful):
     observed_at: str | None = Field(
         default=None,
         max_length=40,
-        description="When these figures were written. While steps advance it stays young as long as an operator "
-        "lives; of a job that waits or is over it is the time of the last change.",
+        description="When these figures were written. While steps advance it stays recent as "
+        "long as an operator runs; for a job that waits or is over it is the time "
+        "of the last change.",
         json_schema_extra={"format": "date-time"},
     )
     stopping_since: str | None = Field(
@@ -200,21 +256,23 @@ class JobStatus(Resourceful):
     )
     suspended_seconds: int | None = Field(
         default=None,
-        description="Time spent suspended; activeDeadlineSeconds does not count it.",
+        description="Time spent suspended; activeDeadlineSeconds does not include it.",
     )
     gang: GangStatus | None = Field(
         default=None,
         description="Set while the job waits for its turn after it gave its pods back.",
     )
     notes: list[str] = Field(
-        default_factory=list, max_length=5, description="Findings that stopped nothing."
+        default_factory=list, max_length=5, description="Findings that did not stop the job."
     )
     slots: list[SlotStatus] = Field(
         default_factory=list,
         max_length=4096,
-        description="Attempts of the slots, written before the pod is made.",
+        description="Attempts of the slots, written before the pod is created.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["slot"]},
     )
     incidents: list[Incident] = Field(
-        default_factory=list, max_length=10, description="The last ten interruptions, newest last."
+        default_factory=list,
+        max_length=64,
+        description="The last ten closed interruptions and all open ones, newest last.",
     )

@@ -1,5 +1,5 @@
-"""The template of the worker pods, as far as the operator reads it: these fields have types, so that
-building a pod meets none that it cannot read. All other fields are the API server's to judge, by a dry run.
+"""The part of the pod template that the operator reads. These fields have types, so that building a
+pod meets no unreadable value. The API server validates all other fields, in a dry run.
 """
 
 from typing import Annotated
@@ -7,14 +7,14 @@ from typing import Annotated
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 
 from everstep_contract import names
-from everstep_operator.rules import Rule, Wanted
+from everstep_operator.rules import Rule, UserInput
 
 Quantity = Annotated[int | str, WithJsonSchema({"x-kubernetes-int-or-string": True})]
 Words = dict[str, str]
 
 
 def _require_64_bits(value: int) -> int:
-    """The API server reads a larger number as no integer."""
+    """The API server rejects a larger number as no integer."""
     if not -(2**63) <= value < 2**63:
         raise ValueError(f"is {value}: give a whole number of at most 64 bits")
     return value
@@ -23,8 +23,8 @@ def _require_64_bits(value: int) -> int:
 Integer = Annotated[int, AfterValidator(_require_64_bits)]
 
 
-class Loose(Wanted):
-    """A part of which other fields are kept as they are."""
+class Loose(UserInput):
+    """A part whose other fields are kept unchanged."""
 
     model_config = ConfigDict(
         extra="allow", json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}
@@ -38,7 +38,9 @@ class Toleration(Loose):
 
 
 class EnvVar(Loose):
-    name: str | None = Field(default=None, description="Not EVERSTEP_…: these are Everstep's own.")
+    name: str | None = Field(
+        default=None, description="Not EVERSTEP_…: these names are reserved for Everstep."
+    )
 
 
 class VolumeMount(Loose):
@@ -48,7 +50,7 @@ class VolumeMount(Loose):
 class ContainerPort(Loose):
     name: str | None = Field(default=None, description="Name of the port.")
     container_port: Integer | None = Field(
-        default=None, description="Not 7070: that is the agent's."
+        default=None, description="Not 7070: the agent uses that port."
     )
 
 
@@ -71,16 +73,16 @@ class SecurityContext(Loose):
         default=None,
         description="True: the rest of Pod Security `restricted` is added, where unset.",
     )
-    privileged: bool | None = Field(default=None, description="Whether it has all rights.")
+    privileged: bool | None = Field(default=None, description="Whether it is privileged.")
     capabilities: Capabilities | None = Field(default=None, description="Added and dropped ones.")
 
 
 class Container(Loose):
-    name: str | None = Field(default=None, description="`trainer` for the one that trains.")
+    name: str | None = Field(default=None, description="`trainer` for the training container.")
     env: list[EnvVar] | None = Field(default=None, description="Its environment.")
     ports: list[ContainerPort] | None = Field(default=None, description="Its ports.")
     volume_mounts: list[VolumeMount] | None = Field(default=None, description="Its volumes.")
-    resources: Resources | None = Field(default=None, description="What it needs.")
+    resources: Resources | None = Field(default=None, description="Resource requests and limits.")
     security_context: SecurityContext | None = Field(
         default=None, description="What its processes may do."
     )
@@ -91,12 +93,12 @@ class Volume(Loose):
 
 
 class Requirement(Loose):
-    """Of a node."""
+    """A requirement on a node's labels or fields."""
 
 
 class NodeSelectorTerm(Loose):
     match_fields: list[Requirement] | None = Field(
-        default=None, description="Nodes in question are added here."
+        default=None, description="Faulty and suspect nodes are added here."
     )
 
 
@@ -110,12 +112,12 @@ class NodeAffinity(Loose):
     required: NodeSelector | None = Field(
         default=None,
         alias="requiredDuringSchedulingIgnoredDuringExecution",
-        description="Nodes that will do.",
+        description="Required terms.",
     )
     preferred: list[Requirement] | None = Field(
         default=None,
         alias="preferredDuringSchedulingIgnoredDuringExecution",
-        description="Nodes that are preferred.",
+        description="Preferred terms.",
     )
 
 
@@ -131,8 +133,8 @@ class PodSpec(Loose):
             at=".nodeName",
             cel="!has(self.nodeName)",
             check=lambda s: s.node_name is None,
-            message="nodeName pins every pod to one node, which leaves no way out when it fails: "
-            "remove it, use nodeSelector or affinity",
+            message="nodeName binds every pod to one node, so none can move when it fails: remove "
+            "it, use nodeSelector or affinity",
         ),
         Rule(
             at=".tolerations",
@@ -141,16 +143,16 @@ class PodSpec(Loose):
             check=lambda s: all(
                 t.key and t.key != names.TAINT_QUARANTINE for t in s.tolerations or ()
             ),
-            message=f"tolerations: one tolerates the taint {names.TAINT_QUARANTINE} (or has no key, "
-            "which tolerates every taint), so pods would go back to a failed node: "
-            "remove it, name the keys that you mean",
+            message=f"tolerations: one tolerates the taint {names.TAINT_QUARANTINE} (or has no "
+            "key, which tolerates every taint), so pods would return to a failed node: "
+            "remove it, or name the keys that you mean",
         ),
     )
     node_name: str | None = Field(
         default=None,
         max_length=253,
-        description="Not allowed: it pins every pod to one node, which leaves no way out when that "
-        "fails. Use nodeSelector or affinity.",
+        description="Not allowed: it binds every pod to one node, so none can move when it fails. "
+        "Use nodeSelector or affinity.",
     )
     tolerations: list[Toleration] | None = Field(
         default=None,
@@ -158,23 +160,23 @@ class PodSpec(Loose):
         description="Taints that the pods tolerate; each names its key.",
     )
     containers: list[Container] | None = Field(
-        default=None, description="The one named `trainer`, or the only one, trains."
+        default=None, description="The one named `trainer`, or the only one, runs the training."
     )
     init_containers: list[Container] | None = Field(
-        default=None, description="Containers that run before."
+        default=None, description="Containers that run before it."
     )
     volumes: list[Volume] | None = Field(default=None, description="Volumes of the pod.")
     affinity: Affinity | None = Field(
-        default=None, description="Where the pods may run. Nodes in question are added."
+        default=None, description="Where the pods may run. Faulty and suspect nodes are added."
     )
     security_context: SecurityContext | None = Field(
-        default=None, description="What the pod's processes may do."
+        default=None, description="Security settings of the pod's processes."
     )
     termination_grace_period_seconds: int | None = Field(
         default=None,
         ge=0,
         le=2_147_483_647,
-        description="Time to save when a pod is asked to end; default 60.",
+        description="Time to save when a pod receives SIGTERM; default 60.",
     )
 
 

@@ -1,7 +1,7 @@
-"""A Node object as the facts that `health` and `fleet` decide from, and our own mark on it.
+"""A Node object as the input of `health` and `fleet`, and Everstep's own annotations on it.
 
-Three annotations are ours: the mark (why we cordoned, and whether the cordon is ours), the evidence
-that was answered, and the GPUs that the node should have. What cannot be read there counts as
+There are three: the mark (why the node was cordoned, and whether the cordon is Everstep's), the
+answered evidence, and the GPUs that the node should have. An unreadable annotation counts as
 absent.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from everstep_contract import codec, names
 from everstep_operator.evidence import Evidence
-from everstep_operator.values import NodeState
+from everstep_operator.values import ALL_PODS, GonePods, NodeState
 
 Object = Mapping[str, Any]
 T = TypeVar("T")
@@ -20,19 +20,20 @@ GPU_RESOURCE = "nvidia.com/gpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What stands in the annotation `cordoned-by` of a node that we quarantined."""
+    """Content of the annotation `cordoned-by` on a quarantined node."""
 
     quarantine: str
     """Name of the NodeQuarantine."""
     incident: str
     cordoned: bool
-    """We made the node unschedulable; False: it was so before, by another's hand."""
+    """Everstep made the node unschedulable; False: it already was."""
     at: float
     verdict: str = NodeState.LEAVING.value
     reason: str = ""
     message: str = ""
     decided_at: float = 0.0
     evidence: tuple[Evidence, ...] = ()
+    gone_pods: GonePods = ALL_PODS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class NodeFacts:
     name: str
     uid: str
     version: str
-    """resourceVersion of what was read."""
+    """resourceVersion that was read."""
     machine: str
     boot: str
     gpus: int = 0
@@ -62,11 +63,11 @@ class NodeFacts:
     mark: Mark | None = None
     answered: tuple[Evidence, ...] = ()
     expected: tuple[str, ...] = ()
-    """UUIDs that this machine should have; of another machine's none are taken over."""
+    """UUIDs that this machine should have; another machine's are not used."""
 
     @property
     def tainted(self) -> bool:
-        """By us."""
+        """By Everstep."""
         return any(taint.get("key") == names.TAINT_QUARANTINE for taint in self.taints)
 
     @property
@@ -112,7 +113,7 @@ def _read(cls: type[T], text: str | None) -> T | None:
 
 
 def _count(resources: Object | None) -> int:
-    """GPUs of a node, MIG slices (`nvidia.com/mig-…`) as well."""
+    """GPUs of a node, including MIG slices (`nvidia.com/mig-…`)."""
     total = 0
     for name, quantity in (resources or {}).items():
         if (name == GPU_RESOURCE or name.startswith("nvidia.com/mig-")) and str(quantity).isdigit():

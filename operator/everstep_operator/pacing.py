@@ -1,10 +1,13 @@
-"""How fast we write: a recovery may use the whole bucket, all else only what lies above the half kept
-for recoveries.
+"""The rate of writes: a recovery may use the whole bucket, everything else only the half that is
+not reserved. And how many passes run at once.
 """
 
 import asyncio
 import enum
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 
 
 class Lane(enum.Enum):
@@ -13,7 +16,7 @@ class Lane(enum.Enum):
 
 
 class Bucket:
-    """A token bucket with two lanes; waiting is first come, first served within a lane."""
+    """A token bucket with two lanes; first come, first served within a lane."""
 
     def __init__(self, qps: float, burst: int) -> None:
         self._qps, self._burst = qps, float(burst)
@@ -22,16 +25,84 @@ class Bucket:
         self.waited_seconds = 0.0
 
     async def take(self, lane: Lane) -> None:
-        floor = 0.0 if lane is Lane.RECOVERY else self._burst / 2
+        """A pass that waits in the status lane gives its place to others, so that figures do not
+        delay a recovery.
+        """
+        if lane is Lane.RECOVERY or self._is_free(lane):
+            await self._wait(lane)
+            return
+        async with without_place():
+            await self._wait(lane)
+
+    async def _wait(self, lane: Lane) -> None:
         async with self._turns[lane]:
-            while (lack := floor + 1 - self._refilled()) > 0:
+            while (lack := self._lack(lane)) > 0:
                 pause = lack / self._qps
                 self.waited_seconds += pause
                 await asyncio.sleep(pause)
             self._tokens -= 1
+
+    def _is_free(self, lane: Lane) -> bool:
+        return not self._turns[lane].locked() and self._lack(lane) <= 0
+
+    def _lack(self, lane: Lane) -> float:
+        floor = 0.0 if lane is Lane.RECOVERY else self._burst / 2
+        return floor + 1 - self._refilled()
 
     def _refilled(self) -> float:
         now = time.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._qps)
         self._at = now
         return self._tokens
+
+
+class Places:
+    """How many passes run at once."""
+
+    def __init__(self, at_once: int) -> None:
+        self._room = asyncio.Semaphore(at_once)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        place = Place(self._room)
+        await place.take()
+        token = _PLACE.set(place)
+        try:
+            yield
+        finally:
+            _PLACE.reset(token)
+            place.give()
+
+
+class Place:
+    """One pass's place; released once, by whichever side is first."""
+
+    def __init__(self, room: asyncio.Semaphore) -> None:
+        self._room = room
+        self._held = False
+
+    async def take(self) -> None:
+        await self._room.acquire()
+        self._held = True
+
+    def give(self) -> None:
+        if self._held:
+            self._held = False
+            self._room.release()
+
+
+_PLACE: ContextVar[Place | None] = ContextVar("place", default=None)
+"""The place of the pass that runs in this task: the bucket is far below the scheduler and has other
+users, too.
+"""
+
+
+@asynccontextmanager
+async def without_place() -> AsyncIterator[None]:
+    place = _PLACE.get()
+    if place is None:
+        yield
+        return
+    place.give()
+    yield  # a pass cancelled here ends without taking its place back
+    await place.take()

@@ -1,16 +1,25 @@
-"""A NodeQuarantine object as a value, and the bodies that are written."""
+"""A NodeQuarantine object as a value, and the bodies to write."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from everstep_contract import names
-from everstep_operator.evidence import Evidence, Kind, from_rfc3339, to_rfc3339
-from everstep_operator.nodes import NodeFacts
-from everstep_operator.values import NodeState
+from everstep_operator.evidence import (
+    Evidence,
+    Finding,
+    choose_gone_pods,
+    from_rfc3339,
+    to_rfc3339,
+)
+from everstep_operator.nodes import Mark, NodeFacts
+from everstep_operator.values import ALL_PODS, GonePods, NodeState
 
 Object = Mapping[str, Any]
+REASON_RESTORED = "QuarantineRestored"
 EVIDENCE_LIMIT = 16
+PODS_LIMIT = 64
+"""More than the GPUs or MIG slices of a node."""
 _VERDICTS = {NodeState.LEAVING: "Leaving", NodeState.GONE: "Gone"}
 
 
@@ -20,7 +29,7 @@ class Quarantine:
     uid: str = ""
     version: str = ""
     deleting: bool = False
-    """Deleted, and held back by somebody's finalizer: as good as gone."""
+    """Deleted, and held by a finalizer: treated as gone."""
     node: str
     machine: str
     incident: str
@@ -29,9 +38,15 @@ class Quarantine:
     reason: str
     message: str
     cordon: bool
-    """The budget admitted it; it counts there."""
+    """The budget admitted it, and it counts against the budget."""
     decided_at: float
     evidence: tuple[Evidence, ...]
+    gone_pods: GonePods = ALL_PODS
+    """With verdict GONE: the pods concerned."""
+    put_back: str = ""
+    """Not empty: the object had been lost and was recreated, and why."""
+    created_at: float = 0.0
+    """When the API server stored it; seconds since the Unix epoch."""
     state: str = ""
     status: Object | None = None
     """As it stands in the object."""
@@ -41,17 +56,79 @@ class Quarantine:
         return min((one.first_seen for one in self.evidence), default=self.decided_at)
 
 
+def conclude(quarantine: Quarantine, finding: Finding) -> tuple[NodeState, GonePods]:
+    """The verdict on the node after these pages. A conclusion stands, whichever operator made it: a
+    later one has not seen the pages that named the pods. Only the loss of a further GPU makes it
+    worse.
+    """
+    known = {one.key for one in quarantine.evidence}
+    fresh = [
+        c for c in finding.convicting if c.state is NodeState.GONE and c.evidence.key not in known
+    ]
+    if not fresh:
+        return quarantine.verdict, quarantine.gone_pods
+    found = choose_gone_pods(fresh, finding.holders)
+    if quarantine.verdict is not NodeState.GONE:
+        return NodeState.GONE, found
+    return NodeState.GONE, _join(quarantine.gone_pods, found)
+
+
+def _join(held: GonePods, found: GonePods) -> GonePods:
+    """The pods that either concerns."""
+    if held.holders and found.holders:
+        return GonePods(holders=tuple(sorted({*held.holders, *found.holders})))
+    spared = _spared_by(held, found) & _spared_by(found, held)
+    return GonePods(spared=tuple(sorted(spared)))
+
+
+def _spared_by(one: GonePods, other: GonePods) -> frozenset[str]:
+    """Of the pods known by name: those that `one` does not concern."""
+    names_ = {*one.spared, *other.spared}
+    return frozenset(name for name in names_ if not one.includes(name))
+
+
+def choose_standing(
+    nodes: Mapping[str, NodeFacts], quarantines: Iterable[Quarantine]
+) -> dict[str, Quarantine]:
+    """By node: the quarantine in force, which is the one that its mark names, or else the oldest."""
+    best: dict[str, Quarantine] = {}
+    for q in sorted(quarantines, key=lambda q: (q.decided_at, q.name)):
+        node = nodes.get(q.node)
+        if node is None or q.deleting or not binds(q, node):
+            continue
+        if q.node not in best or (node.mark is not None and node.mark.quarantine == q.name):
+            best[q.node] = q
+    return best
+
+
+def from_mark(node: NodeFacts, mark: Mark) -> Quarantine:
+    """The quarantine as it was when the node was marked; used if the object is lost."""
+    return Quarantine(
+        name=mark.quarantine,
+        node=node.name,
+        machine=node.machine,
+        incident=mark.incident,
+        verdict=NodeState.GONE if mark.verdict == NodeState.GONE.value else NodeState.LEAVING,
+        reason=mark.reason or REASON_RESTORED,
+        message=mark.message or f"node {node.name}: read from the node's annotation",
+        cordon=True,
+        decided_at=mark.decided_at or mark.at,
+        evidence=mark.evidence,
+        gone_pods=mark.gone_pods,
+    )
+
+
 def binds(quarantine: Quarantine, node: NodeFacts | None) -> bool:
-    """The machine that it was written for still bears the name."""
+    """The machine that it was written for still has the name."""
     return node is not None and quarantine.machine in ("", node.machine)
 
 
 class QuarantineError(ValueError):
-    """An object that we cannot read; says which field."""
+    """An unreadable object; names the field."""
 
 
 def to_quarantine(obj: Object) -> Quarantine:
-    """Raises `QuarantineError`: somebody wrote it by hand in a way that the CRD lets pass."""
+    """Raises `QuarantineError` for an object written by hand that the CRD accepted."""
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     try:
         return Quarantine(
@@ -68,6 +145,12 @@ def to_quarantine(obj: Object) -> Quarantine:
             cordon=spec.get("cordon", True),
             decided_at=from_rfc3339(spec["decidedAt"]),
             evidence=tuple(_to_evidence(one) for one in spec.get("evidence") or ()),
+            gone_pods=GonePods(
+                holders=tuple(spec.get("gonePods") or ()),
+                spared=tuple(spec.get("sparedPods") or ()),
+            ),
+            put_back=spec.get("putBack", ""),
+            created_at=from_rfc3339(metadata.get("creationTimestamp") or "1970-01-01T00:00:00Z"),
             state=status.get("state", ""),
             status=status,
         )
@@ -102,16 +185,19 @@ def build_spec(quarantine: Quarantine) -> dict[str, Any]:
         "gpu": quarantine.evidence[0].gpu if quarantine.evidence else "",
         "decidedAt": to_rfc3339(quarantine.decided_at),
         "evidence": [_from_evidence(one) for one in limited(quarantine.evidence)],
+        "gonePods": list(quarantine.gone_pods.holders[:PODS_LIMIT]),
+        "sparedPods": list(quarantine.gone_pods.spared[:PODS_LIMIT]),
+        "putBack": quarantine.put_back,
     }
 
 
 def build_name(node: str, incident: str) -> str:
-    """Computed, never generated: a create that is repeated meets itself."""
+    """Computed, never generated, so that a repeated create finds its own object."""
     return f"{node[:230].rstrip('.-')}-{incident.removeprefix('inc-')}"
 
 
 def limited(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
-    """As many as the object holds."""
+    """As many as the object may hold."""
     return tuple(evidence[-EVIDENCE_LIMIT:])
 
 
@@ -119,7 +205,7 @@ def _to_evidence(obj: Object) -> Evidence:
     return Evidence(
         machine=obj["machine"],
         gpu=obj["gpu"],
-        kind=Kind(obj["kind"]),
+        kind=obj["kind"],
         code=int(obj.get("code", 0)),
         first_seen=from_rfc3339(obj["firstSeen"]),
         boot=obj.get("boot", ""),
@@ -131,7 +217,7 @@ def _from_evidence(evidence: Evidence) -> dict[str, Any]:
     return {
         "machine": evidence.machine,
         "gpu": evidence.gpu,
-        "kind": evidence.kind.value,
+        "kind": evidence.kind,
         "code": evidence.code,
         "firstSeen": to_rfc3339(evidence.first_seen),
         "boot": evidence.boot,

@@ -1,8 +1,8 @@
-"""`everstep-operator release-all`: the cluster as if we had never cordoned anything; then it can go.
+"""`everstep-operator release-all`: undoes all changes to nodes, before an uninstall.
 
-It needs no operator that runs, and suffers none: with --lease it first takes the Lease away from
-whoever holds it, and waits until that one can write no more. It holds the Lease when it ends, so that
-the operator stays quiet for another half a minute, while it is being deleted.
+It works without a running operator, and excludes one: with --lease it first takes the Lease
+from its holder, and waits until that one can no longer write. It keeps the Lease at the end, so
+that the operator stays inactive for another half a minute, while it is being deleted.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 class NotReleased(Exception):
-    """Something of ours is still there; the text says what, why, and what to do."""
+    """Something of Everstep's remains; the text says what, why, and what to do."""
 
 
 async def run(port: Kube, nodes: Kube, leadership: Leadership) -> int:
-    """0 when nothing of ours is left. Reads through `port`, writes through `nodes`.
+    """0 when nothing of Everstep's remains. Reads through `port`, writes through `nodes`.
 
     Raises `NotReleased`.
     """
@@ -56,7 +56,7 @@ async def _release(port: Kube, nodes: Kube) -> int:
 
 
 async def _release_node(port: Kube, nodes: Kube, obj: kube.Object, known: list[Quarantine]) -> bool:
-    """Whether there was something to undo. A node that changes meanwhile is read again."""
+    """Whether there was something to undo. A node that changes in the meantime is read again."""
     name = obj["metadata"]["name"]
     for _ in range(TRIES):
         undoing = plan_undoing(obj, to_facts(obj), known)
@@ -75,14 +75,18 @@ async def _release_node(port: Kube, nodes: Kube, obj: kube.Object, known: list[Q
         else:
             log.info("%s", undoing.message)
             return True
-    raise NotReleased(f"node {name} was changed by others {TRIES} times meanwhile: run it again")
+    raise NotReleased(
+        f"node {name} was changed by others {TRIES} times in the meantime: run it again"
+    )
 
 
 async def _list_quarantines(port: Kube) -> list[kube.Object]:
     try:
         found, _ = await port.list(kube.QUARANTINES)
     except kube.Gone:
-        log.info("the CRD of NodeQuarantines is not installed: marks on nodes are looked for alone")
+        log.info(
+            "the CRD of NodeQuarantines is not installed: only the marks on nodes are looked for"
+        )
         return []
     return found
 
@@ -108,7 +112,7 @@ def _explain(error: kube.KubeError) -> str:
     advice = {
         kube.Denied: "grant the rights of operator/README.md, or undo by hand",
         kube.Transient: "try again when the API server answers",
-        kube.Standby: "another process took the Lease meanwhile: try again",
+        kube.Standby: "another process took the Lease in the meantime: try again",
     }.get(type(error), "see the message")
     return (
         f"not everything is released: {error.message}. What to do: {advice}. By hand: "

@@ -1,4 +1,4 @@
-"""One operator process: its parts, put together, and its life from standby to leader to the end."""
+"""One operator process: its parts, and its states from standby to leader to the end."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Collection
 
-from everstep_operator import handlers, server
+from everstep_operator import handlers, health_seam, server
 from everstep_operator.election import Leadership, LeaseLost
 from everstep_operator.health.loop import HealthLoop
 from everstep_operator.jobs.agents import Agents
@@ -17,11 +17,11 @@ from everstep_operator.listing import resync, resync_forever
 from everstep_operator.metrics import Metrics
 from everstep_operator.scheduler import Scheduler
 from everstep_operator.settings import Settings
-from everstep_operator.values import Happening
+from everstep_operator.values import EventDraft
 from everstep_operator.world import World
 
 STOP_SECONDS = 5.0
-"""For what has been cancelled to end."""
+"""Limit for cancelled tasks to end."""
 
 RESTORED = "the API server's state is older than it was (etcd restored from a backup?)"
 
@@ -29,17 +29,17 @@ log = logging.getLogger(__name__)
 
 
 class OlderState(Exception):
-    """What this process remembers is newer than the truth."""
+    """This process remembers newer state than the API server has."""
 
 
 class Replica:
-    """`nodes` writes about nodes; both ports write only while `leadership` lasts."""
+    """`nodes` writes nodes; both ports write only while `leadership` lasts."""
 
     def __init__(self, settings: Settings, port: Kube, nodes: Kube, leadership: Leadership) -> None:
         self._settings, self._port, self._leadership = settings, port, leadership
         port.seconds_left = nodes.seconds_left = leadership.seconds_left
         leads = leadership.leading.is_set
-        self._world = World()
+        self._world = World(settings.scope)
         self._metrics = Metrics((port, nodes), self._world, leads, settings.observe_only)
         self._agents = Agents(
             lambda key: self._scheduler.wake(key), settings.agent_seconds, self._may_speak
@@ -53,32 +53,36 @@ class Replica:
             figures_seconds=settings.figures_seconds,
             figures_qps=settings.qps / 2,
             on_done=self._metrics.count_action,
+            wake=lambda key: self._scheduler.wake(key),
         )
         self._scheduler = Scheduler(passes.run, on_pass=self._metrics.count_pass)
         board = handlers.VerdictBoard(passes, self._scheduler.wake)
-        self._health = HealthLoop(
-            kube=port, nodes=nodes, world=self._world, settings=settings, verdicts=board
-        )
+        self._health: HealthLoop | health_seam.NoHealth = health_seam.NoHealth(board)
+        if settings.health:
+            self._health = HealthLoop(
+                kube=port, nodes=nodes, world=self._world, settings=settings, verdicts=board
+            )
         passes.on_death = self._health.rank_died
+        passes.on_failed_starts = self._health.starts_failed
         self._watchers = handlers.Watchers(
             self._world, self._scheduler, self._health.wake, self._health.quarantine_deleted
         )
         self._acting = asyncio.Event()
 
     async def run(self) -> int:
-        """Until a signal (0) or until a part of it ends (1)."""
+        """Runs until a signal (0) or until a part of it ends (1)."""
         settings = self._settings
         app = server.build_app(self._world, self._describe_stall, self._render)
-        runner = await server.start_server(app, settings.http_host, settings.http_port)
-        log.info("probes and metrics on %s", ", ".join(str(a) for a in runner.addresses))
+        serving = await server.start_server(app, settings.http_host, settings.http_port)
+        log.info("probes and metrics on %s", serving.address)
         try:
             await resync(self._port, self._world, self._watchers)
             return await self._live()
         finally:
-            await runner.cleanup()
+            await serving.close()
 
     async def _live(self) -> int:
-        """At the end: first whoever writes, then the lease is given back, then the watches."""
+        """At the end: first the writers stop, then the lease is released, then the watches stop."""
         ready = asyncio.Event()
         writers = {
             asyncio.create_task(self._when_acting(self._scheduler.run), name="scheduler"),
@@ -102,7 +106,7 @@ class Replica:
         return _report(next(iter(done)))
 
     async def _keep_lists(self) -> None:
-        """Whoever takes over looks at everything anew before it acts."""
+        """A new leader lists everything before it acts."""
         if not self._leadership.leading.is_set():
             await self._leadership.leading.wait()
             await resync(self._port, self._world, self._watchers)
@@ -113,17 +117,18 @@ class Replica:
 
     async def _until_older(self) -> None:
         await self._port.went_back.wait()
-        raise OlderState(f"{RESTORED}: everything has to be read anew")
+        raise OlderState(f"{RESTORED}: everything is read again")
 
     async def _tell_restored(self) -> None:
-        """As many jobs as there is time for: our writes end with the lease."""
+        """As many jobs as there is time for: writes end with the lease."""
         if not (self._port.went_back.is_set() and self._leadership.leading.is_set()):
             return
         message = (
-            f"{RESTORED}; the operator reads everything anew, uses no attempt again, and the job keeps "
-            "what it has committed; edits since that backup are lost: look at spec"
+            f"{RESTORED}; the operator reads everything again, reuses no attempt, and "
+            "the job keeps what it has committed; edits since that backup are lost: check "
+            "spec"
         )
-        happening = Happening(reason="StateRestored", message=message, warning=True)
+        happening = EventDraft(reason="StateRestored", message=message, warning=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 await self._passes.tell_all(happening)
@@ -144,7 +149,7 @@ class Replica:
         return server.describe_stall(beats, time.monotonic())
 
     def _render(self) -> bytes:
-        """A standby tells of itself alone: what there is to say of nodes, the leader says."""
+        """A standby reports only itself; the leader reports nodes and jobs."""
         more = self._health.render_metrics() if self._leadership.leading.is_set() else ""
         return self._metrics.render() + more.encode()
 
@@ -165,7 +170,9 @@ async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
 
 
 def _report(first: asyncio.Task[None]) -> int:
-    """A signal: 0. Any other end is a fault: better a new process than half an operator."""
+    """A signal: 0. Any other end is a fault, and a restart is better than a partly working
+    operator.
+    """
     error = None if first.cancelled() else first.exception()
     if first.get_name() in ("signal", "kopf") and error is None:
         log.info("stopped")

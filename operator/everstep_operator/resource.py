@@ -1,4 +1,4 @@
-"""What the CRD generator has to know of a kind, said beside the kind's model."""
+"""What the CRD generator needs to know of a kind, declared beside the kind's model."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """All that the generator has to know of one kind."""
+    """All that the generator needs to know of one kind."""
 
     kind: str
     plural: str
@@ -39,6 +39,6 @@ class Resource:
     status_model: type[BaseModel]
     columns: tuple[Column, ...]
     cel: tuple[Rule, ...] = ()
-    """Rules on the whole object; those on parts stand in the models' `rules`."""
+    """Rules on the whole object; those on parts are in the models' `rules`."""
     scale: Scale | None = None
     categories: tuple[str, ...] = ("all",)

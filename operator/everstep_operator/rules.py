@@ -1,6 +1,6 @@
-"""One declaration of a validation rule, used by the pydantic validator and by the CEL in the CRD.
+"""One declaration per validation rule, used by the pydantic validator and by the CEL in the CRD.
 
-A test holds both against each other, and the live test against a real API server.
+A test compares the two, and the live test runs them on a real API server.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,9 @@ from pydantic.alias_generators import to_camel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """`check` gets the model instance, `cel` the same object as `self`; both say whether it is good."""
+    """`check` gets the model instance, `cel` the same object as `self`; both return whether it is
+    valid.
+    """
 
     cel: str
     message: str
@@ -21,13 +23,17 @@ class Rule:
     found: str = ""
     """CEL expression of type string that also names the value found; empty: `message` alone."""
     at: str = ""
-    """Field that the message is about, like `.uri`: it goes into the path that the API server shows."""
+    """Field that the message is about, like `.uri`; it becomes part of the path that the API server
+    shows.
+    """
     check: Callable[[Any], bool] | None = None
-    """None for what only the API server can judge (a change of an immutable field)."""
+    """None for rules that only the API server can check (a change of an immutable field)."""
 
 
-class Resourceful(BaseModel):
-    """Base of all parts of our resources: camelCase outside, rules checked after the fields."""
+class ApiModel(BaseModel):
+    """Base of all parts of Everstep's resources: camelCase in the API, rules checked after the
+    fields.
+    """
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True
@@ -42,7 +48,7 @@ class Resourceful(BaseModel):
         return self
 
 
-class Wanted(Resourceful):
-    """Base of what users write: a value of another type is refused, as the API server refuses it."""
+class UserInput(ApiModel):
+    """Base of what users write: a value of another type is rejected, as by the API server."""
 
     model_config = ConfigDict(strict=True)

@@ -1,5 +1,5 @@
-"""When which object is looked at again: one heap, one task, at most a few passes at once, never two
-for one object.
+"""When each object gets its next pass: one heap, one task, a few passes at once, never two for one
+object.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from everstep_operator import kube, logs
+from everstep_operator.pacing import Places
 
 Key = tuple[str, str]
 RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 class Scheduler:
     """`run_pass` returns after how many seconds the object is due again; None: when it is woken.
 
-    A failure is said once, until it is another one or over.
+    A failure is logged once, until it changes or is over.
     """
 
     def __init__(
@@ -37,12 +38,12 @@ class Scheduler:
         self._failures: dict[Key, int] = {}
         self._said: dict[Key, str] = {}
         self._stirred = asyncio.Event()
-        self._room = asyncio.Semaphore(at_once)
+        self._places = Places(at_once)
         self.beat = time.monotonic()
         """When the loop last turned, for the liveness probe."""
 
     def wake(self, key: Key, after: float = 0.0) -> None:
-        """The earliest moment asked for counts."""
+        """The earliest requested time counts."""
         at = time.monotonic() + after
         if self._due.get(key, float("inf")) <= at:
             return
@@ -81,7 +82,9 @@ class Scheduler:
         return found
 
     async def _pause(self) -> None:
-        """Until the next is due, something wakes us or a pass ends; a busy object's turn comes with its end."""
+        """Until the next is due, a wake-up, or the end of a pass; a busy object's turn comes with
+        its end.
+        """
         free = [at for at, key in self._heap[:64] if key not in self._busy]
         pause = min([5.0, *(max(0.0, at - time.monotonic()) for at in free)])
         try:
@@ -94,10 +97,10 @@ class Scheduler:
         began = time.monotonic()
         outcome = "Done"
         try:
-            async with self._room:
+            async with self._places.held():
                 after = await self._run_pass(key)
             self._note_success(key)
-        except Exception as error:  # the loop's edge: one bad object must not stop the others
+        except Exception as error:  # the outer edge: one bad object must not stop the others
             outcome = type(error).__name__
             after = self._after_failure(key, error)
         finally:

@@ -1,13 +1,19 @@
 """/healthz, /readyz and /metrics on one port."""
 
+import asyncio
+import logging
+import socket
 from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
+from everstep_contract.http.accepting import BACKLOG, accept_connections
 from everstep_operator.world import World
 
+log = logging.getLogger(__name__)
+
 STALLED_SECONDS = 60.0
-"""Each loop turns every few seconds; this much longer means that it is stuck."""
+"""Each loop turns every few seconds; one that has not turned for this long is stuck."""
 
 
 def describe_stall(beats: Mapping[str, float], now: float) -> str:
@@ -44,9 +50,36 @@ def build_app(
     return app
 
 
-async def start_server(app: web.Application, host: str, port: int) -> web.AppRunner:
-    """Clean the runner up at the end."""
+class HttpServer:
+    """Out of file descriptors it pauses and logs that once (see `accept_connections`)."""
+
+    def __init__(self, runner: web.AppRunner, listener: socket.socket) -> None:
+        self._runner = runner
+        self._listener = listener
+        accepting = accept_connections(listener, self._take, log.warning)
+        self._accepting = asyncio.create_task(accepting, name="http")
+        self._opening: set[asyncio.Task[object]] = set()
+        self.address: tuple[str, int] = listener.getsockname()[:2]
+
+    def _take(self, connection: socket.socket) -> None:
+        loop, server = asyncio.get_running_loop(), self._runner.server
+        assert server is not None
+        task = loop.create_task(loop.connect_accepted_socket(server, connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def close(self) -> None:
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, return_exceptions=True)
+        self._listener.close()
+        await self._runner.cleanup()
+
+
+async def start_server(app: web.Application, host: str, port: int) -> HttpServer:
+    """Raises OSError if the address cannot be bound."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    listener.setblocking(False)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, host, port).start()
-    return runner
+    return HttpServer(runner, listener)

@@ -1,6 +1,4 @@
-"""What the operator's administrator sets: flags, with the environment as fall-back. Read once, at
-start.
-"""
+"""The administrator's settings: flags, with the environment as fall-back. Read once, at start."""
 
 import argparse
 import os
@@ -10,13 +8,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from everstep_operator.world import Scope
+
 PREFIX = "EVERSTEP_OPERATOR_"
 NAME = "[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 COMMANDS = ("run", "release-all")
 
 
 class SettingsError(ValueError):
-    """A setting is missing or cannot be used."""
+    """A setting is missing or invalid."""
 
 
 class Settings(BaseModel):
@@ -41,31 +41,39 @@ class Settings(BaseModel):
     figures_seconds: float = Field(
         default=10.0,
         ge=0,
-        description="least seconds between two writes of a job's mere figures; together they take at "
-        "most half of --qps",
+        description="minimum seconds between two writes of a job's figures; together they take "
+        "at most half of --qps",
     )
     resync_seconds: float = Field(
-        default=300.0, gt=0, description="seconds between two full lists of what we watch"
+        default=300.0, gt=0, description="seconds between two full lists of the watched objects"
     )
-    qps: float = Field(default=50.0, gt=0, description="writes a second, sustained")
+    qps: float = Field(default=50.0, gt=0, description="sustained writes per second")
     burst: int = Field(
-        default=100, ge=1, description="writes at once; half of them are kept for recoveries"
+        default=100, ge=1, description="burst of writes; half of it is reserved for recoveries"
     )
     scrape_seconds: float = Field(
         default=15.0, gt=0, description="seconds between two scrapes of an exporter"
     )
     scrape_timeout_seconds: float = Field(default=5.0, gt=0, description="time limit of one scrape")
-    exporter_selector: str = Field(
-        default="app.kubernetes.io/name=dcgm-exporter",
-        description="labels of the dcgm-exporter pods",
+    exporter_selectors: str = Field(
+        default="app.kubernetes.io/name=dcgm-exporter;app=nvidia-dcgm-exporter",
+        pattern=r"^[^;]+(;[^;]+)*$",
+        description="labels of the dcgm-exporter pods: label selectors separated by semicolons, any of which "
+        "may match",
+    )
+    exporter_namespaces: str = Field(
+        default="gpu-operator,nvidia-gpu-operator,gke-managed-system,kube-system",
+        pattern=rf"^{NAME}(,{NAME})*$",
+        description="namespaces whose exporters are trusted, separated by commas: only those "
+        "in which only administrators can create DaemonSets",
     )
     exporter_port: int = Field(
-        default=9400, ge=1, le=65535, description="their port, where the pod does not name one"
+        default=9400, ge=1, le=65535, description="their port, if the pod does not name one"
     )
     cordon_budget: str = Field(
         default="10%",
         pattern=r"^(\d{1,3}%|\d{1,6})$",
-        description="GPU nodes under our cordon at once: share or number, at least 1",
+        description="GPU nodes that Everstep may cordon at once: share or number, at least 1",
     )
     lease: str = Field(
         default="",
@@ -75,7 +83,7 @@ class Settings(BaseModel):
     identity: str = Field(
         default="",
         max_length=128,
-        description="who holds the Lease, shown in it; default the host's name",
+        description="this replica's name, shown in the Lease; default the host's name",
     )
     lease_seconds: float = Field(
         default=15.0, ge=1, le=3600, description="how long others wait for a renewal of the Lease"
@@ -88,13 +96,22 @@ class Settings(BaseModel):
     )
     observe_only: bool = Field(
         default=False,
-        description="verdicts, Events and metrics; jobs leave bad nodes; nodes stay untouched",
+        description="only verdicts, Events and metrics; jobs leave bad nodes; nodes are not changed",
+    )
+    watch_namespaces: str = Field(
+        default="",
+        pattern=rf"^({NAME}(,{NAME})*)?$",
+        description="namespaces whose jobs are managed, separated by commas; empty: all",
+    )
+    health: bool = Field(
+        default=True,
+        description="judge nodes and GPUs; false: nodes are neither read nor written, and jobs leave none",
     )
     nodes_service_account: str = Field(
         default="",
         pattern=rf"^({NAME}/{NAME})?$",
-        description="NAMESPACE/NAME of the ServiceAccount that writes about nodes, by tokens of its "
-        "own; empty: this process's identity",
+        description="NAMESPACE/NAME of the ServiceAccount that writes nodes, with its own tokens; "
+        "empty: this process's identity",
     )
     log_level: str = Field(
         default="INFO",
@@ -105,6 +122,19 @@ class Settings(BaseModel):
     @property
     def key_bytes(self) -> bytes:
         return self.key.encode()
+
+    @property
+    def exporter_selector_list(self) -> tuple[str, ...]:
+        return tuple(self.exporter_selectors.split(";"))
+
+    @property
+    def exporter_namespace_list(self) -> tuple[str, ...]:
+        return tuple(self.exporter_namespaces.split(","))
+
+    @property
+    def scope(self) -> Scope:
+        namespaces = tuple(filter(None, self.watch_namespaces.split(",")))
+        return Scope(namespaces=namespaces, nodes=self.health)
 
     @property
     def lease_place(self) -> tuple[str, str] | None:
@@ -124,7 +154,7 @@ def to_place(text: str) -> tuple[str, str] | None:
 def load_settings(
     argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[str, Settings]:
-    """The command, and what was set.
+    """The command and the settings.
 
     Raises `SettingsError`, which names the flag, the variable, the value and what is expected.
     """
@@ -154,8 +184,8 @@ def _build_parser() -> argparse.ArgumentParser:
         nargs="?",
         choices=COMMANDS,
         default="run",
-        help="run: the operator (default). release-all: undo every mark of ours on nodes, delete "
-        "all NodeQuarantines, and end; before an uninstall",
+        help="run: the operator (default). release-all: undo every change that Everstep "
+        "made to nodes, delete all NodeQuarantines, and end; before an uninstall",
     )
     for name, field in Settings.model_fields.items():
         text = f"{field.description} (default {field.default!r}; {PREFIX}{name.upper()})"
@@ -191,6 +221,7 @@ def _with_key(settings: Settings) -> Settings:
     if len(key) < 16:
         raise SettingsError(
             f"no key of at least 16 characters: give {PREFIX}KEY or --key-file ({PREFIX}KEY_FILE); "
-            "it must stay the same over restarts, for the tokens of running jobs are derived from it"
+            "it must stay the same across restarts, because the tokens of running jobs "
+            "are derived from it"
         )
     return settings.model_copy(update={"key": key})

@@ -1,6 +1,4 @@
-"""Short-lived tokens of another ServiceAccount: what is written under its name is seen under its
-name.
-"""
+"""Short-lived tokens of another ServiceAccount, so that its writes appear under its name."""
 
 import asyncio
 import time
@@ -12,19 +10,20 @@ from everstep_operator import kube
 
 LIFE_SECONDS = 3600
 RENEWED_AT = 0.8
-"""Share of its life after which a token is renewed; the old one still serves if that fails."""
+"""Share of a token's lifetime after which it is renewed; the old one is still valid if that fails.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
     value: str
     renew_at: float
-    """Monotonic, like `ends_at`; counted from before it was asked for, never from a server's clock."""
+    """Monotonic, like `ends_at`; counted from before the request, never from a server's clock."""
     ends_at: float
 
 
 class Port(Protocol):
-    """What is used of `kube.Kube`."""
+    """The part of `kube.Kube` that is used."""
 
     async def create(
         self,
@@ -38,7 +37,9 @@ class Port(Protocol):
 
 
 class AccountTokens:
-    """Asks for them through `port`, which needs `create` on serviceaccounts/token of that account."""
+    """Requests tokens through `port`, which needs `create` on serviceaccounts/token of that
+    account.
+    """
 
     def __init__(
         self, port: Port, where: tuple[str, str], clock: Callable[[], float] = time.monotonic
@@ -49,7 +50,7 @@ class AccountTokens:
         self._turn = asyncio.Lock()
 
     async def current(self) -> str:
-        """Raises `kube.KubeError` if there is none that still lives."""
+        """Raises `kube.KubeError` if there is no valid one."""
         async with self._turn:
             if self._held is None or self._clock() >= self._held.renew_at:
                 await self._renew()
@@ -89,7 +90,7 @@ class AccountTokens:
 
 
 def build_token(answer: Mapping[str, Any], began: float) -> Token:
-    """The server may grant another life than was asked for."""
+    """The server may grant another lifetime than requested."""
     life = float((answer.get("spec") or {}).get("expirationSeconds") or LIFE_SECONDS)
     return Token(
         value=answer["status"]["token"], renew_at=began + RENEWED_AT * life, ends_at=began + life

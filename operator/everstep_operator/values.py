@@ -1,7 +1,7 @@
 """Values that `health`, `fleet` and `jobs` exchange. Nothing else passes between them.
 
-`health` publishes one verdict per node in question; `jobs` reads the mapping node → verdict and
-never asks why.
+`health` publishes one verdict per node concerned; `jobs` reads the mapping node → verdict and
+needs no reasons.
 """
 
 import enum
@@ -12,55 +12,75 @@ from types import MappingProxyType
 
 class NodeState(enum.Enum):
     LEAVING = "leaving"
-    """The node must be left, and what runs on it can still be asked to save: save, then drain."""
+    """The node must be left, and pods on it can still save: save, then drain."""
     GONE = "gone"
-    """What runs on the node cannot be asked any more: replace at once."""
+    """Pods on the node no longer respond: replace them at once."""
     SUSPECT = "suspect"
-    """Something is wrong and the proof is still to come: nobody is moved, nothing new is started there."""
+    """There is a fault without proof yet: no pod is moved, and nothing new is started there."""
     UNKNOWN = "unknown"
-    """We cannot see (an exporter that is silent): reported, and no reason to act."""
+    """The node cannot be observed (a silent exporter): reported, no reason to act."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GonePods:
+    """Which pods ("namespace/name") of a node lost a GPU, and so no longer respond."""
+
+    holders: tuple[str, ...] = ()
+    """They held the lost GPUs. Empty: unknown, so every pod but `spared` counts."""
+    spared: tuple[str, ...] = ()
+    """They hold a working GPU: if the holders are unknown, these are asked to save first."""
+
+    def includes(self, pod: str) -> bool:
+        return pod in self.holders if self.holders else pod not in self.spared
+
+
+ALL_PODS = GonePods()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeVerdict:
-    """What `health` and `fleet` hold of one node."""
+    """The verdict of `health` and `fleet` on one node."""
 
     node: str
     state: NodeState
     reason: str
     """One CamelCase word, the same in conditions, Events and metrics."""
     message: str
-    """A sentence with the evidence in it."""
+    """A sentence with the evidence."""
     incident: str = ""
-    """Identity of the node's incident; it runs through every Event, log line and phase."""
+    """Id of the node's incident, in every Event, log line and phase."""
     quarantined: bool = False
-    """The node is (to be) marked by us. False with state leaving: the budget is spent, jobs leave it all the same."""
+    """The node is (to be) marked by Everstep. False with state leaving: observe-only mode."""
+    over_budget: bool = False
+    """The evidence would convict, but the cordon budget is spent: so the state is suspect."""
     marks: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """When (seconds since the Unix epoch, this operator's clock) the incident reached `signal`, `verdict`, `cordon`."""
     evidence: tuple[str, ...] = ()
-    """Identities of the evidence."""
-    gone_pods: frozenset[str] = frozenset()
-    """With state gone: "namespace/name" of the pods that held the GPUs that are gone; empty: not known, so all."""
+    """Ids of the evidence."""
+    gone_pods: GonePods = ALL_PODS
+    """With state gone: the pods that no longer respond."""
 
     def state_of(self, namespace: str, pod: str) -> NodeState:
-        """A neighbour on a sound GPU of a node that is gone can still be asked."""
-        if self.state is NodeState.GONE and self.gone_pods:
-            return NodeState.GONE if f"{namespace}/{pod}" in self.gone_pods else NodeState.LEAVING
+        """A pod on a sound GPU of a node that is gone can still respond."""
+        if self.state is NodeState.GONE and not self.gone_pods.includes(f"{namespace}/{pod}"):
+            return NodeState.LEAVING
         return self.state
 
     @property
     def avoided(self) -> bool:
-        """Whether new pods must not be placed there."""
+        """Whether new pods must not be scheduled there."""
         return self.state is not NodeState.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
-    """An Event to be: reason and message are those of the condition or verdict that it announces."""
+class EventDraft:
+    """An Event to create: reason and message are those of the condition or verdict that it
+    announces.
+    """
 
     reason: str
     message: str
     warning: bool = False
     incident: str = ""
     stamp: str = ""
-    """Tells two happenings with the same words apart; a repeated one is written once."""
+    """Distinguishes two Events with the same text; a repeated one is written once."""

@@ -1,7 +1,7 @@
-"""What `helm test` runs, in the operator's image: is this installation able to do its work?
+"""The check that `helm test` runs, in the operator's image: does this installation work?
 
-Standard library only. Tries for a minute, prints a line for each question, ends with 1 if one is
-answered with no.
+Standard library only. Tries each check for up to a minute in all, prints a line for each, and ends with 1 if one
+failed.
 """
 
 import json
@@ -43,7 +43,7 @@ def operator_is_ready() -> str:
         return "" if answer.status == 200 else f"{url} answers {answer.status}"
 
 
-def somebody_leads() -> str:
+def a_replica_leads() -> str:
     namespace = os.environ["EVERSTEP_NAMESPACE"]
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/everstep-operator"
     spec = ask_api(path)["spec"]
@@ -64,7 +64,7 @@ def try_until(question, end: float) -> str:
 def main() -> int:
     end = time.monotonic() + PATIENCE
     failed = False
-    for question in (kinds_are_served, operator_is_ready, somebody_leads):
+    for question in (kinds_are_served, operator_is_ready, a_replica_leads):
         why_not = try_until(question, end)
         failed = failed or bool(why_not)
         text = question.__name__.replace("_", " ")

@@ -1,5 +1,5 @@
-{{/* Names are fixed, not made from the release's: a cluster has one Everstep, and a second release is refused by Helm
-     with the name of what is there already. */}}
+{{/* Names are fixed, not derived from the release's: a cluster has one Everstep, and Helm refuses a second release because
+     its objects exist already. */}}
 
 {{- define "everstep.labels" -}}
 app.kubernetes.io/name: everstep-operator
@@ -27,9 +27,19 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Release.Namespace }}/everstep-operator
 {{- end }}
 
-{{/* User name of one of our ServiceAccounts: (list $ "everstep-nodes") */}}
+{{/* User name of one of the chart's ServiceAccounts: (list $ "everstep-nodes") */}}
 {{- define "everstep.user" -}}
 system:serviceaccount:{{ (index . 0).Release.Namespace }}:{{ index . 1 }}
+{{- end }}
+
+{{- define "everstep.operatorSubject" -}}
+- kind: ServiceAccount
+  name: everstep-operator
+  namespace: {{ .Release.Namespace }}
+{{- end }}
+
+{{- define "everstep.exporterNamespaces" -}}
+{{ join ", " (.Values.exporter.namespaces | default (list "gpu-operator" "nvidia-gpu-operator" "gke-managed-system" "kube-system")) }}
 {{- end }}
 
 {{- define "everstep.podSecurityContext" -}}

@@ -1,5 +1,6 @@
 """Nodes: which are marked, by which `NodeQuarantine`, within which budget.
 
-`plan` decides, `patches` builds what is sent, `apply` sends it.
-One incident on one node is one `NodeQuarantine`.
+`observed` and `memory` are a pass's input, `plan` (or `observing`) decides, `marks` and
+`statuses` build what is written, `apply` writes it, `passes` connects them. One incident on one
+node is one `NodeQuarantine`.
 """

@@ -1,4 +1,4 @@
-"""What a fleet plan consists of. An action with a reason is told as an Event once it is done."""
+"""The actions of a fleet plan. An action with a reason is reported as an Event once it is done."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class CreateQuarantine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchSpec:
-    """`quarantine` is as it shall be; its version is that of what was read."""
+    """`quarantine`: the desired object; its version is the one that was read."""
 
     quarantine: Quarantine
     reason: str = ""
@@ -43,8 +43,7 @@ class PatchNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Nothing but an Event, about a node or ("") the operator at large; written once for the same
-    words."""
+    """Only an Event, about a node or ("") the operator itself; written once for the same text."""
 
     node: str
     reason: str

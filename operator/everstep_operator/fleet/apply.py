@@ -1,5 +1,6 @@
-"""The plan's actions in order, each with its Event once it is done. No decisions: what it learns,
-the next pass observes."""
+"""Performs the plan's actions in order, each with its Event once it is done. No decisions: the next
+pass observes the result.
+"""
 
 import hashlib
 import logging
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Port(Protocol):
-    """What is used of `kube.Kube`."""
+    """The part of `kube.Kube` that is used."""
 
     async def create(
         self,
@@ -58,7 +59,7 @@ class Outcome:
     done: list[str] = field(default_factory=list)
     """Names of the actions that were done."""
     nodes: list[kube.Object] = field(default_factory=list)
-    """Nodes as our patches left them."""
+    """Nodes as returned by the patches."""
     again: bool = False
     """Something had changed since it was read: observe again."""
 
@@ -66,10 +67,9 @@ class Outcome:
 async def apply_plan(
     port: Port, actions: Iterable[Action], now: float, events: Port | None = None
 ) -> Outcome:
-    """`events` writes the Events, if that is another identity's business than nodes.
+    """`events` writes the Events, if that takes another identity than nodes do.
 
-    Raises `kube.KubeError` other than a conflict to the loop's edge; what was done before stays
-    done.
+    Raises `kube.KubeError` except conflicts; what was done before stays done.
     """
     outcome = Outcome()
     for action in actions:
@@ -106,7 +106,7 @@ async def _apply(port: Port, events: Port, action: Action, now: float, outcome: 
 
 
 async def _create(port: Port, body: kube.Object) -> bool:
-    """Names are computed: what exists already was created by us, in a pass that was cut."""
+    """Names are computed: an existing object was created by an earlier pass that was interrupted."""
     try:
         await port.create(kube.QUARANTINES, body)
     except kube.AlreadyExists:
@@ -122,8 +122,9 @@ Told = CreateQuarantine | PatchSpec | PatchNode | Tell
 
 
 async def _tell(port: Port, action: Told, kind: str, name: str, now: float) -> None:
-    """An Event's name is computed from what it says: said twice, it is written once. None is worth
-    a failure."""
+    """An Event's name is computed from its text, so a repeated one is written once. A failure is
+    ignored.
+    """
     if not action.reason:
         return
     log.log(

@@ -1,8 +1,8 @@
-"""`release-all`: what has to be undone before the operator goes for good. Pure.
+"""`release-all`: what must be undone before the operator is uninstalled. Pure.
 
-Nodes first, NodeQuarantines after them: cut anywhere and begun anew, it comes to the same end. What
-people have answered, and which GPUs a node should have, stays on the nodes: that is memory, no mark,
-and who installs again must not be told of old faults as if they were new.
+Nodes first, then NodeQuarantines: an interrupted run can be repeated with the same result.
+Answered evidence and the expected GPUs stay on the nodes, so that a later installation does not
+report old faults as new.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undoing:
-    """A patch of one node, with the version that was read, and what it does in words."""
+    """A patch of one node, with the version that was read, and its description."""
 
     node: str
     body: dict[str, Any]
@@ -26,7 +26,9 @@ class Undoing:
 
 
 def plan_undoing(raw: Object, node: NodeFacts, quarantines: Iterable[Quarantine]) -> Undoing | None:
-    """None if the node bears no mark of ours. A cordon is lifted only if it is known to be ours."""
+    """None if the node has none of Everstep's marks. A cordon is removed only if it is known to be
+    Everstep's.
+    """
     annotations = raw["metadata"].get("annotations") or {}
     if names.ANNOTATION_CORDONED not in annotations and not node.tainted:
         return None
@@ -44,7 +46,9 @@ def plan_undoing(raw: Object, node: NodeFacts, quarantines: Iterable[Quarantine]
 
 
 def _is_ours(node: NodeFacts, quarantines: Iterable[Quarantine]) -> bool:
-    """The mark says it; of a mark that cannot be read, the status of the node's NodeQuarantine does."""
+    """According to the mark; if it is unreadable, according to the status of the node's
+    NodeQuarantine.
+    """
     if node.mark is not None:
         return node.mark.cordoned
     return any((q.status or {}).get("cordoned") for q in quarantines if q.node == node.name)
@@ -52,10 +56,10 @@ def _is_ours(node: NodeFacts, quarantines: Iterable[Quarantine]) -> bool:
 
 def _describe(node: NodeFacts, ours: bool) -> str:
     if ours:
-        return f"node {node.name}: uncordoned, our taint and mark removed"
+        return f"node {node.name}: uncordoned, Everstep's taint and mark removed"
     if node.unschedulable:
         return (
-            f"node {node.name}: our taint and mark removed; it stays cordoned, for the cordon is "
-            f"not known to be ours (kubectl uncordon {node.name})"
+            f"node {node.name}: Everstep's taint and mark removed; it stays cordoned, "
+            f"because the cordon is not known to be Everstep's (kubectl uncordon {node.name})"
         )
-    return f"node {node.name}: our taint and mark removed"
+    return f"node {node.name}: Everstep's taint and mark removed"

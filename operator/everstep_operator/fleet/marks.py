@@ -1,15 +1,15 @@
-"""What is written on a node: bodies of merge patches, made from what was read with its version.
+"""What is written on a node: merge patches, built from the version that was read.
 
-A patch carries the resourceVersion, because the list of taints is replaced as a whole: if anybody
-changed the node since, the API server refuses and the next pass looks again. Marks of others are
-carried over as they stand.
+A patch carries the resourceVersion, because the list of taints is replaced as a whole: if the
+node changed in the meantime, the API server refuses and the next pass tries again. Taints and
+annotations of others are kept.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from everstep_contract import names
-from everstep_operator.evidence import Evidence, Kind, merge_evidence, still_applies
+from everstep_operator.evidence import MISSING, Evidence, merge_evidence, still_applies
 from everstep_operator.nodes import Answered, ExpectedGpus, Mark, NodeFacts, write
 from everstep_operator.quarantines import Quarantine, limited
 
@@ -29,11 +29,12 @@ def build_mark(node: NodeFacts, quarantine: Quarantine, now: float) -> Mark:
         message=quarantine.message,
         decided_at=quarantine.decided_at,
         evidence=limited(quarantine.evidence),
+        gone_pods=quarantine.gone_pods,
     )
 
 
 def _is_ours(node: NodeFacts, quarantine: Quarantine) -> bool:
-    """A node that another made unschedulable before us stays so when we release it."""
+    """A node that another actor had cordoned before stays cordoned on release."""
     if not node.unschedulable:
         return True
     if node.mark is not None:
@@ -42,7 +43,7 @@ def _is_ours(node: NodeFacts, quarantine: Quarantine) -> bool:
 
 
 def is_marked(node: NodeFacts, quarantine: Quarantine) -> bool:
-    """Annotation, taint and cordon all stand and tell of this quarantine as it is now."""
+    """Annotation, taint and cordon are present and match this quarantine as it is now."""
     mark = node.mark
     return (
         node.unschedulable
@@ -51,11 +52,12 @@ def is_marked(node: NodeFacts, quarantine: Quarantine) -> bool:
         and mark.quarantine == quarantine.name
         and mark.verdict == quarantine.verdict.value
         and mark.evidence == limited(quarantine.evidence)
+        and mark.gone_pods == quarantine.gone_pods
     )
 
 
 def build_marking(node: NodeFacts, quarantine: Quarantine, now: float) -> dict[str, Any]:
-    """Cordon, taint and annotation in one patch: all or nothing."""
+    """Cordon, taint and annotation in one patch, which is atomic."""
     taint = {
         "key": names.TAINT_QUARANTINE,
         "value": quarantine.incident,
@@ -75,7 +77,7 @@ def build_release(
     answered: Iterable[Evidence],
     present: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
-    """Takes away what is ours of that quarantine and notes its evidence as answered."""
+    """Removes Everstep's marks of that quarantine and records its evidence as answered."""
     merged = merge_evidence(node.answered, answered)
     annotations: dict[str, Any] = {
         names.ANNOTATION_ANSWERED: _answered_text(node, merged),
@@ -110,8 +112,8 @@ def _others(node: NodeFacts) -> list[Mapping[str, Any]]:
 def _without_missing(
     node: NodeFacts, answered: Iterable[Evidence], present: frozenset[str]
 ) -> list[str]:
-    """Who releases a node with a GPU missing means it to run without, unless it is back."""
-    missing = {one.gpu for one in answered if one.kind is Kind.MISSING} - present
+    """Releasing a node with a missing GPU accepts the node without it, unless it is back."""
+    missing = {one.gpu for one in answered if one.kind == MISSING} - present
     return [uuid for uuid in node.expected if uuid not in missing]
 
 

@@ -1,12 +1,16 @@
-"""Findings, nodes and quarantines → what to do about nodes. Pure, as a ladder.
+"""Findings, nodes and quarantines → actions on nodes. Pure.
 
-1. Without a good list of quarantines nothing is done.
-2. *Count first*: what raises the number of quarantined nodes (a NodeQuarantine with `cordon`, new
-   or admitted now) stands alone in a plan; a later pass that reads it back touches the node.
-3. Releases, marks, specs, statuses and expected GPUs, each on its own object, so that every prefix
-   of a plan is legal.
+1. Without a successful list of quarantines nothing is done.
 
-We only undo our own marks, repair them where others removed them, and leave those of others alone.
+2. *Count first*: an action that raises the number of quarantined nodes (a NodeQuarantine with
+`cordon`, new or admitted now) is alone in its plan; a later pass that reads it back touches the
+node.
+
+3. Releases, marks, specs, statuses and expected GPUs, each on its own object, so that every
+prefix of a plan is legal.
+
+Everstep undoes only its own marks, repairs them if others removed them, and leaves those of
+others alone.
 """
 
 from collections.abc import Iterator
@@ -17,6 +21,7 @@ from everstep_operator.evidence import (
     Finding,
     build_incident,
     build_message,
+    choose_gone_pods,
     choose_reason,
     choose_state,
 )
@@ -29,12 +34,18 @@ from everstep_operator.fleet.actions import (
     PatchStatus,
     Tell,
 )
-from everstep_operator.fleet.release import FleetMemory
-from everstep_operator.fleet.statuses import build_status
-from everstep_operator.fleet.view import Observed, Policy, View
+from everstep_operator.fleet.memory import FleetMemory
+from everstep_operator.fleet.observed import Observed, Policy
+from everstep_operator.fleet.statuses import build_status, describe_put_back
+from everstep_operator.fleet.view import View, admit_unlisted, build_view
 from everstep_operator.nodes import NodeFacts
-from everstep_operator.quarantines import EVIDENCE_LIMIT, Quarantine, build_name
-from everstep_operator.values import NodeState
+from everstep_operator.quarantines import (
+    EVIDENCE_LIMIT,
+    REASON_RESTORED,
+    Quarantine,
+    build_name,
+    conclude,
+)
 
 REASON_QUARANTINED = "NodeQuarantined"
 REASON_OVER_BUDGET = "QuarantineBudgetExceeded"
@@ -48,7 +59,7 @@ class Plan:
     actions: tuple[Action, ...]
     memory: FleetMemory
     wake_after: float | None = None
-    """Look again after so many seconds even if nothing happens."""
+    """Seconds until the next look, even if nothing happens."""
 
 
 def plan(observed: Observed, memory: FleetMemory, policy: Policy, now: float) -> Plan:
@@ -56,89 +67,53 @@ def plan(observed: Observed, memory: FleetMemory, policy: Policy, now: float) ->
         return build_unreadable(observed, memory, policy)
     view = build_view(observed, memory, policy, now)
     wake_after = policy.settle_seconds if view.losses.waiting else None
+    kept = replace(view.losses.memory, admitted=view.admitted)
     counted = tuple(_plan_counting(view))
     if counted:
-        return Plan(actions=counted, memory=view.losses.memory, wake_after=wake_after)
-    actions = tuple(_plan_deeds(view))
-    memory = _with_repairs(view.losses.memory, actions, now)
+        return Plan(actions=counted, memory=kept, wake_after=wake_after)
+    actions = tuple(_plan_actions(view))
+    memory = _with_repairs(kept, actions, now)
     return Plan(actions=actions, memory=memory, wake_after=wake_after)
-
-
-def build_view(observed: Observed, memory: FleetMemory, policy: Policy, now: float) -> View:
-    losses = release.decide_losses(
-        observed.nodes,
-        observed.quarantines or (),
-        memory,
-        creatable=observed.creatable,
-        many=policy.many_lost,
-        settle_seconds=policy.settle_seconds,
-        now=now,
-    )
-    return View(observed=observed, policy=policy, losses=losses, now=now)
 
 
 def build_unreadable(observed: Observed, memory: FleetMemory, policy: Policy) -> Plan:
     tell = Tell(node="", reason=REASON_UNREADABLE, message=_unreadable(observed))
-    return Plan(actions=(tell,), memory=memory, wake_after=policy.settle_seconds * 5)
+    kept = replace(memory, admitted=admit_unlisted(observed, memory, policy))
+    return Plan(actions=(tell,), memory=kept, wake_after=policy.settle_seconds * 5)
 
 
 def _plan_counting(view: View) -> Iterator[Action]:
-    yield from _plan_restores(view)
-    room = view.room
-    standing = view.standing
-    for finding in by_urgency(view):
+    yield from _plan_put_back(view)
+    for finding in view.convicted:
         node = view.observed.nodes[finding.node]
-        held = standing.get(node.name)
+        held = view.standing.get(node.name)
         if held is None and not view.is_waiting(node):
-            yield _create(node, finding, room, view)
-            room -= 1
-        elif held is not None and not held.cordon and room > 0:
+            yield _create(node, finding, view)
+        elif held is not None and node.name in view.admitted:
             yield PatchSpec(
                 quarantine=replace(held, cordon=True),
                 reason=REASON_ADMITTED,
-                message=f"{held.message}; the cordon budget has room for it now",
+                message=f"{held.message}; the cordon budget has room for it now: jobs leave the node",
             )
-            room -= 1
 
 
-def _plan_restores(view: View) -> Iterator[Action]:
-    many = view.losses.many
+def _plan_put_back(view: View) -> Iterator[Action]:
+    lost = view.losses.put_back
+    many = sum(quarantine.put_back == release.LOST_MANY for quarantine in lost)
     if many:
         message = (
-            f"{many} NodeQuarantines are missing at once: nothing is released. They are put back "
-            "from the nodes' annotations; to release nodes, delete a few at a time"
+            f"{many} NodeQuarantines vanished at once without a delete event: no node "
+            "is released, and they are recreated. To release the nodes, delete them again"
         )
-        if view.losses.restore:
-            yield Tell(node="", reason=release.REASON_MANY, message=message)
-    for quarantine in view.losses.restore:
-        message = (
-            f"node {quarantine.node} bears our mark, but NodeQuarantine {quarantine.name} was missing "
-            "and its deletion not observed: put back. Delete it again to release the node"
-        )
-        yield CreateQuarantine(
-            quarantine=quarantine, reason=release.REASON_RESTORED, message=message
-        )
+        yield Tell(node="", reason=release.LOST_MANY, message=message)
+    for quarantine in lost:
+        message = f"node {quarantine.node}: {describe_put_back(quarantine)}"
+        yield CreateQuarantine(quarantine=quarantine, reason=REASON_RESTORED, message=message)
 
 
-def by_urgency(view: View) -> list[Finding]:
-    """Convicted nodes: what is gone first, then the oldest."""
-    convicted = [
-        finding
-        for finding in view.observed.findings.values()
-        if finding.convicting and finding.node in view.observed.nodes
-    ]
-    return sorted(
-        convicted,
-        key=lambda f: (
-            choose_state(f.convicting) is not NodeState.GONE,
-            f.convicting[0].evidence.first_seen,
-            f.node,
-        ),
-    )
-
-
-def _create(node: NodeFacts, finding: Finding, room: int, view: View) -> Action:
+def _create(node: NodeFacts, finding: Finding, view: View) -> Action:
     claims = finding.convicting
+    admitted = node.name in view.admitted
     incident = build_incident(claim.evidence for claim in claims)
     quarantine = Quarantine(
         name=build_name(node.name, incident),
@@ -148,22 +123,25 @@ def _create(node: NodeFacts, finding: Finding, room: int, view: View) -> Action:
         verdict=choose_state(claims),
         reason=choose_reason(claims),
         message=build_message(node.name, claims),
-        cordon=room > 0,
+        cordon=admitted,
         decided_at=round(view.now, 3),
         evidence=tuple(claim.evidence for claim in claims),
+        gone_pods=choose_gone_pods(claims, finding.holders),
     )
-    if room > 0:
+    if admitted:
         return CreateQuarantine(
             quarantine=quarantine, reason=quarantine.reason, message=quarantine.message
         )
     message = (
-        f"{quarantine.message}; not cordoned: the cordon budget is spent. Jobs leave the node all "
-        "the same. Delete another NodeQuarantine or raise the operator's --cordon-budget"
+        f"{quarantine.message}; the cordon budget is spent: the node is not cordoned, jobs stay on it, "
+        "and new pods prefer other nodes. If many nodes are at fault at once, look for a bad driver or "
+        "DCGM roll-out. Else release repaired nodes (kubectl delete nodequarantine) or raise "
+        "--cordon-budget (cordonBudget in the chart's values)"
     )
     return CreateQuarantine(quarantine=quarantine, reason=REASON_OVER_BUDGET, message=message)
 
 
-def _plan_deeds(view: View) -> Iterator[Action]:
+def _plan_actions(view: View) -> Iterator[Action]:
     touched: set[str] = set()
     for action in (*plan_releases(view), *_plan_marks(view)):
         if action.node.name not in touched:
@@ -174,30 +152,31 @@ def _plan_deeds(view: View) -> Iterator[Action]:
     for action in _plan_expectations(view):
         if action.node.name not in touched:
             yield action
-    yield from tell_silences(view)
+    yield from report_silences(view)
 
 
-def tell_silences(view: View) -> Iterator[Tell]:
-    """What we cannot see is reported on the node, and no reason to act."""
-    for name, finding in view.observed.findings.items():
+def report_silences(view: View) -> Iterator[Tell]:
+    """A silent exporter is reported on the node, and leads to no action."""
+    for name in sorted(view.observed.findings.telling):
+        finding = view.observed.findings.of(name)
         if finding.silent:
-            message = f"node {name}: {finding.silent}; nothing is done about it"
+            message = f"node {name}: {finding.silent}; Everstep takes no action"
             yield Tell(node=name, reason=finding.silent_reason, message=message)
 
 
 def plan_releases(view: View) -> Iterator[PatchNode]:
     memory = view.losses.memory
     for name in view.losses.release:
-        for node in release.choose_nodes(name, view.observed.nodes, memory):
-            finding = view.finding(node.name)
+        for node in release.choose_nodes(name, view.observed.roster, memory):
+            finding = view.observed.findings.of(node.name)
             answered = release.choose_answered(name, memory, node.mark, finding)
             yield PatchNode(
                 node=node,
                 body=marks.build_release(node, name, answered, finding.present),
                 reason=release.REASON_RELEASED,
                 message=(
-                    f"node {node.name}: NodeQuarantine {name} was deleted; what it held against "
-                    "the node counts as answered"
+                    f"node {node.name}: NodeQuarantine {name} was deleted; its evidence counts "
+                    "as answered"
                 ),
             )
 
@@ -228,27 +207,29 @@ def _may_repair(view: View, node: NodeFacts) -> bool:
 def _marking_message(quarantine: Quarantine, *, repaired: bool) -> str:
     how = f"to release it: kubectl delete nodequarantine {quarantine.name}"
     if repaired:
-        return f"node {quarantine.node} lost its cordon or taint and got it back; {how}"
+        return f"node {quarantine.node} had lost its cordon or taint and has it again; {how}"
     return f"{quarantine.message}; cordoned and tainted; {how}"
 
 
 def _plan_specs(view: View) -> Iterator[Action]:
-    """New kinds of evidence, and a verdict that got worse."""
+    """New kinds of evidence, and verdicts that got worse."""
     for held in view.standing.values():
-        claims = view.finding(held.node).convicting
+        claims = view.observed.findings.of(held.node).convicting
         keys = {one.key for one in held.evidence}
         fresh = [claim for claim in claims if claim.evidence.key not in keys]
         if not fresh:
             continue
-        worse = held.verdict is NodeState.LEAVING and choose_state(claims) is NodeState.GONE
+        verdict, gone_pods = conclude(held, view.observed.findings.of(held.node))
+        worse = verdict is not held.verdict
         changed = replace(
             held,
             evidence=(*held.evidence, *(claim.evidence for claim in fresh)),
-            verdict=NodeState.GONE if worse else held.verdict,
+            verdict=verdict,
+            gone_pods=gone_pods,
             reason=choose_reason(claims) if worse else held.reason,
             message=build_message(held.node, claims) if worse else held.message,
         )
-        if worse or len(held.evidence) < EVIDENCE_LIMIT:
+        if worse or gone_pods != held.gone_pods or len(held.evidence) < EVIDENCE_LIMIT:
             told = changed if worse else None
             yield PatchSpec(
                 quarantine=changed,
@@ -261,15 +242,15 @@ def _plan_statuses(view: View) -> Iterator[Action]:
     for quarantine in view.observed.quarantines or ():
         if quarantine.deleting:
             continue
-        status = build_status(quarantine, view.observed.nodes.get(quarantine.node))
+        status = build_status(quarantine, view.observed.nodes.get(quarantine.node), view.now)
         held = quarantine.status or {}
         if any(held.get(key) != value for key, value in status.items()):
             yield PatchStatus(quarantine=quarantine, status=status)
 
 
 def _plan_expectations(view: View) -> Iterator[PatchNode]:
-    for finding in view.observed.findings.values():
-        node = view.observed.nodes.get(finding.node)
+    for name in sorted(view.observed.findings.unlisted):
+        finding, node = view.observed.findings.of(name), view.observed.nodes.get(name)
         if node is None or not finding.present - set(node.expected):
             continue
         body = marks.build_expectation(node, finding.present | set(node.expected))

@@ -1,61 +1,55 @@
-"""Quarantines whose object is not there any more: released, put back, or left alone.
+"""NodeQuarantines that no longer exist: released, recreated, or left for now.
 
-Only a deletion that we observed releases: the object was seen alive by this operator, is absent
-from a good list for a while, and its kind can still be created (while a CRD is being deleted it
-cannot). A mark whose object we never saw is put back, so that it can be deleted again; and if many
-lose their object at once, somebody lost a CRD or a backup, not a fault: nothing is released.
+Only an intended deletion releases a node; any number may be deleted at once. A deletion is
+intended if a watch reported it (or only a few objects vanished from a fresh list) while their
+CRD stayed unchanged. Deleting a CRD deletes its objects one by one, with ordinary events: so
+the CRD must accept new objects, and must be older than the absent object. Everything else is a
+loss, and what was lost is recreated, so that it can be deleted again: many objects that vanish
+without events (etcd restored to an older state), a replaced CRD, a mark whose object this
+operator never saw.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from everstep_operator.evidence import Evidence, Finding, is_known, still_applies
+from everstep_operator.fleet.memory import FleetMemory, remember
+from everstep_operator.fleet.observed import Definition, Observed, Policy
 from everstep_operator.nodes import Mark, NodeFacts
-from everstep_operator.quarantines import Quarantine, binds
+from everstep_operator.quarantines import Quarantine, binds, from_mark
+from everstep_operator.roster import Roster, list_marks
 from everstep_operator.values import NodeState
 
 REASON_RELEASED = "NodeReleased"
-REASON_RESTORED = "QuarantineRestored"
-REASON_MANY = "ManyQuarantinesLost"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetMemory:
-    """Soft: with none of it nothing is released that should not be."""
-
-    alive: Mapping[str, Quarantine] = field(default_factory=lambda: MappingProxyType({}))
-    """Last copy of every quarantine that this operator has seen, until its deletion is dealt
-    with: these stand, whatever the last list says."""
-    absent_since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    refused: frozenset[str] = frozenset()
-    """Lost together with many others: not released while they are absent."""
-    repaired_at: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """By node."""
+LOST_MANY = "ManyQuarantinesLost"
+LOST_DEFINITION = "DefinitionReplaced"
+LOST_UNSEEN = "DeletionNotObserved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
     release: tuple[str, ...] = ()
-    restore: tuple[Quarantine, ...] = ()
+    put_back: tuple[Quarantine, ...] = ()
     waiting: frozenset[str] = frozenset()
-    """Absent, and not yet decided: leave their nodes as they are."""
-    many: int = 0
+    """Absent, and not yet handled."""
+    waiting_nodes: frozenset[str] = frozenset()
+    """Their nodes: unchanged for now."""
     memory: FleetMemory
 
 
 def find_absent(
-    nodes: Mapping[str, NodeFacts], listed: Iterable[Quarantine], memory: FleetMemory
+    roster: Roster, listed: Iterable[Quarantine], memory: FleetMemory
 ) -> frozenset[str]:
-    """Names that a mark or our memory tells of, and the list does not."""
+    """Names that a mark or the memory contains and the list does not."""
     there = {q.name for q in listed if not q.deleting}
-    marked = {node.mark.quarantine for node in nodes.values() if node.mark is not None}
-    open_ = {name for name, q in memory.alive.items() if not _is_settled(q, nodes)}
+    marked = {mark.quarantine for _, mark in list_marks(roster)}
+    open_ = {name for name, q in memory.alive.items() if not _is_settled(q, roster.nodes)}
     return frozenset((marked | open_) - there)
 
 
 def _is_settled(quarantine: Quarantine, nodes: Mapping[str, NodeFacts]) -> bool:
-    """Nothing of it is left to do: its node is gone or another machine, or has the answer on it."""
+    """Nothing is left to do: its node is gone or another machine, or records the answer."""
     node = nodes.get(quarantine.node)
     if node is None or not binds(quarantine, node):
         return True
@@ -67,90 +61,83 @@ def _is_settled(quarantine: Quarantine, nodes: Mapping[str, NodeFacts]) -> bool:
     )
 
 
-def decide_losses(
-    nodes: Mapping[str, NodeFacts],
-    listed: Iterable[Quarantine],
-    memory: FleetMemory,
-    *,
-    creatable: bool,
-    many: int,
-    settle_seconds: float,
-    now: float,
-) -> Losses:
-    listed = tuple(listed)
-    absent = find_absent(nodes, listed, memory)
-    memory = _remember(memory, listed, absent, now)
-    if len(absent) > many:
-        memory = _refuse(memory, nodes, absent)
-    seen = (absent & set(memory.alive)) - memory.refused
-    ripe = {n for n in seen if creatable and now - memory.absent_since[n] >= settle_seconds}
-    unseen = absent - seen
-    restore = [_from_mark(node) for node in nodes.values() if _names(node, unseen)]
+def decide_losses(observed: Observed, memory: FleetMemory, policy: Policy, now: float) -> Losses:
+    there = {q.name: q for q in observed.quarantines or () if not q.deleting}
+    absent = find_absent(observed.roster, there.values(), memory)
+    memory = remember(memory, there, absent, now)
+    memory = _note_lost(memory, observed.definition, policy, now)
+    creatable = observed.definition.creatable
     return Losses(
-        release=tuple(sorted(ripe)),
-        restore=tuple(sorted(restore, key=lambda q: q.name)) if creatable else (),
+        release=_choose_released(memory, observed.definition, policy, now) if creatable else (),
+        put_back=_choose_put_back(observed.roster, memory) if creatable else (),
         waiting=absent,
-        many=len(absent) if len(absent) > many else 0,
+        waiting_nodes=_list_nodes(absent, observed.roster, memory),
         memory=memory,
     )
 
 
-def _remember(
-    memory: FleetMemory, listed: tuple[Quarantine, ...], absent: frozenset[str], now: float
+def _list_nodes(absent: frozenset[str], roster: Roster, memory: FleetMemory) -> frozenset[str]:
+    known = {memory.alive[name].node for name in absent if name in memory.alive}
+    return frozenset(known | {n.name for n, m in list_marks(roster) if m.quarantine in absent})
+
+
+def _note_lost(
+    memory: FleetMemory, definition: Definition, policy: Policy, now: float
 ) -> FleetMemory:
-    there = {q.name: q for q in listed if not q.deleting}
-    alive = {n: q for n, q in memory.alive.items() if n in absent} | there
-    since = {n: memory.absent_since.get(n, now) for n in absent}
-    return replace(
-        memory,
-        alive=MappingProxyType(alive),
-        absent_since=MappingProxyType(since),
-        refused=memory.refused & absent,
-    )
-
-
-def _refuse(
-    memory: FleetMemory, nodes: Mapping[str, NodeFacts], absent: frozenset[str]
-) -> FleetMemory:
-    """Those that marked no node are forgotten: if what they told of still holds, it is found
-    again."""
-    marked = {node.mark.quarantine for node in nodes.values() if node.mark is not None}
-    alive = {n: q for n, q in memory.alive.items() if n not in absent or n in marked}
-    return replace(
-        memory, alive=MappingProxyType(alive), refused=memory.refused | (absent & marked)
-    )
-
-
-def _names(node: NodeFacts, unseen: frozenset[str]) -> bool:
-    return node.mark is not None and node.mark.quarantine in unseen
-
-
-def _from_mark(node: NodeFacts) -> Quarantine:
-    mark = node.mark
-    assert mark is not None
-    return Quarantine(
-        name=mark.quarantine,
-        node=node.name,
-        machine=node.machine,
-        incident=mark.incident,
-        verdict=NodeState.GONE if mark.verdict == NodeState.GONE.value else NodeState.LEAVING,
-        reason=mark.reason or REASON_RESTORED,
-        message=mark.message or f"node {node.name}: put back from the node's annotation",
-        cordon=True,
-        decided_at=mark.decided_at or mark.at,
-        evidence=mark.evidence,
-    )
-
-
-def with_deleted(memory: FleetMemory, quarantine: Quarantine) -> FleetMemory:
-    """A watch saw it deleted: it was alive."""
-    if quarantine.name in memory.alive:
+    """A lost object stays so until it is back: while many are recreated one by one, the remaining
+    ones must not count as deleted.
+    """
+    if not definition.creatable:
         return memory
-    return replace(memory, alive=MappingProxyType({**memory.alive, quarantine.name: quarantine}))
+    lost = dict(memory.lost)
+    for name in _ripe(memory, policy.settle_seconds, now):
+        if _is_older(memory.alive[name], definition):
+            lost.setdefault(name, LOST_DEFINITION)
+    silent = _silent(memory, definition) - lost.keys()
+    if len(silent) > policy.many_lost:
+        ripe = set(_ripe(memory, policy.loss_seconds, now))
+        lost |= dict.fromkeys(silent & ripe, LOST_MANY)
+    return replace(memory, lost=MappingProxyType(lost))
+
+
+def _is_older(quarantine: Quarantine, definition: Definition) -> bool:
+    return definition.created_at is not None and quarantine.created_at < definition.created_at
+
+
+def _ripe(memory: FleetMemory, seconds: float, now: float) -> list[str]:
+    """Seen by this operator, and absent for this long."""
+    return [n for n, at in memory.absent_since.items() if n in memory.alive and now - at >= seconds]
+
+
+def _silent(memory: FleetMemory, definition: Definition) -> set[str]:
+    """Those whose deletion no watch reported. If the CRD cannot be read, its deletion may explain
+    any event.
+    """
+    told = memory.deleted if definition.created_at is not None else frozenset[str]()
+    return {name for name in memory.absent_since if name in memory.alive} - told
+
+
+def _choose_released(
+    memory: FleetMemory, definition: Definition, policy: Policy, now: float
+) -> tuple[str, ...]:
+    ripe = set(_ripe(memory, policy.settle_seconds, now)) - memory.lost.keys()
+    silent = _silent(memory, definition) - memory.lost.keys()
+    return tuple(sorted(ripe - silent if len(silent) > policy.many_lost else ripe))
+
+
+def _choose_put_back(roster: Roster, memory: FleetMemory) -> tuple[Quarantine, ...]:
+    found = [
+        replace(memory.alive[name], put_back=reason, uid="", version="", state="", status=None)
+        for name, reason in memory.lost.items()
+    ]
+    for node, mark in list_marks(roster):
+        if mark.quarantine in memory.absent_since and mark.quarantine not in memory.alive:
+            found.append(replace(from_mark(node, mark), put_back=LOST_UNSEEN))
+    return tuple(sorted(found, key=lambda q: q.name))
 
 
 def build_probe(now: float) -> Quarantine:
-    """An object that is never stored: whether it could be is the question."""
+    """An object for a dry run: it only tests whether one could be created."""
     return Quarantine(
         name="everstep-probe",
         node="none",
@@ -165,23 +152,21 @@ def build_probe(now: float) -> Quarantine:
     )
 
 
-def choose_nodes(
-    name: str, nodes: Mapping[str, NodeFacts], memory: FleetMemory
-) -> tuple[NodeFacts, ...]:
-    """Those that bear its mark, and the one that it was written for if the answer is still missing
-    there."""
-    found = {n.name: n for n in nodes.values() if n.mark and n.mark.quarantine == name}
+def choose_nodes(name: str, roster: Roster, memory: FleetMemory) -> tuple[NodeFacts, ...]:
+    """Nodes with its mark, and the node that it was written for if the answer is not recorded there
+    yet.
+    """
+    found = {node.name: node for node, mark in list_marks(roster) if mark.quarantine == name}
     held = memory.alive[name]
-    if not _is_settled(held, nodes):
-        found[held.node] = nodes[held.node]
+    if not _is_settled(held, roster.nodes):
+        found[held.node] = roster.nodes[held.node]
     return tuple(found.values())
 
 
 def choose_answered(
     name: str, memory: FleetMemory, mark: Mark | None, finding: Finding
 ) -> tuple[Evidence, ...]:
-    """What the release of this quarantine answers: its evidence, in the newest form in which it
-    shows."""
+    """What the release of this quarantine answers: its evidence, in its newest form."""
     known: list[Evidence] = list(memory.alive[name].evidence) if name in memory.alive else []
     if mark is not None and mark.quarantine == name:
         known += mark.evidence

@@ -3,11 +3,46 @@
 from typing import Any
 
 from everstep_operator.evidence import to_rfc3339
+from everstep_operator.fleet.release import LOST_DEFINITION, LOST_MANY, LOST_UNSEEN
 from everstep_operator.nodes import NodeFacts
 from everstep_operator.quarantines import Quarantine, binds
 
+PUT_BACK = "PutBack"
+HOW_LOST = {
+    LOST_MANY: "many NodeQuarantines vanished at once without a delete event",
+    LOST_DEFINITION: "its CustomResourceDefinition was deleted and recreated",
+    LOST_UNSEEN: "it vanished while no operator was running",
+}
 
-def build_status(quarantine: Quarantine, node: NodeFacts | None) -> dict[str, Any]:
+
+def build_status(quarantine: Quarantine, node: NodeFacts | None, now: float) -> dict[str, Any]:
+    status = _build_state(quarantine, node)
+    if not quarantine.put_back:
+        return status
+    return {**status, "conditions": [_build_condition(quarantine, now)]}
+
+
+def describe_put_back(quarantine: Quarantine) -> str:
+    why = HOW_LOST.get(quarantine.put_back, quarantine.put_back)
+    return (
+        f"NodeQuarantine {quarantine.name} was lost ({why}) and is recreated; the "
+        f"node stays as it was. To release it: kubectl delete nodequarantine {quarantine.name}"
+    )
+
+
+def _build_condition(quarantine: Quarantine, now: float) -> dict[str, Any]:
+    held = [c for c in (quarantine.status or {}).get("conditions", ()) if c["type"] == PUT_BACK]
+    return {
+        "type": PUT_BACK,
+        "status": "True",
+        "observedGeneration": 0,
+        "lastTransitionTime": held[0]["lastTransitionTime"] if held else to_rfc3339(now),
+        "reason": quarantine.put_back,
+        "message": describe_put_back(quarantine),
+    }
+
+
+def _build_state(quarantine: Quarantine, node: NodeFacts | None) -> dict[str, Any]:
     how = f"To release the node: kubectl delete nodequarantine {quarantine.name}"
     if node is None:
         return _status("NodeAbsent", f"There is no node {quarantine.node}.")
@@ -15,7 +50,9 @@ def build_status(quarantine: Quarantine, node: NodeFacts | None) -> dict[str, An
         why = f"node {node.name} is another machine now ({node.machine})"
         return {**_status("NodeReplaced", f"{why}: nothing is marked."), "releasedBy": why}
     if not quarantine.cordon:
-        return _status("OverBudget", f"Not cordoned, the budget is spent; jobs leave it. {how}")
+        return _status(
+            "OverBudget", f"Not cordoned, and jobs stay: the cordon budget is spent. {how}"
+        )
     mark = node.mark
     if mark is None or mark.quarantine != quarantine.name:
         return _status("Pending", "To be cordoned and tainted.")

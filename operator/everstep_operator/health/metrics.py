@@ -1,11 +1,11 @@
-"""What the loop counts, as Prometheus text."""
+"""The loop's metrics, as Prometheus text."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from everstep_operator.fleet.view import Observed, Policy
+from everstep_operator.fleet.observed import Observed, Policy
 from everstep_operator.health.outcomes import Scrape, ScrapeFailure
 from everstep_operator.values import NodeState, NodeVerdict
 
@@ -32,12 +32,22 @@ class HealthMetrics:
         self._quarantines = Gauge(
             "everstep_quarantines", "NodeQuarantines by state", ["state"], registry=self.registry
         )
+        self._put_back = Gauge(
+            "everstep_quarantines_put_back",
+            "NodeQuarantines that had been lost and were recreated",
+            registry=self.registry,
+        )
         self._verdicts = Gauge(
             "everstep_node_verdicts", "Nodes by verdict", ["state"], registry=self.registry
         )
+        self._beyond = Gauge(
+            "everstep_node_verdicts_over_budget",
+            "Faulty nodes beyond the cordon budget: only suspect, jobs stay",
+            registry=self.registry,
+        )
         self._info = Gauge(
             "everstep_node_verdict_info",
-            "1 for each node in question",
+            "1 for each node with a verdict",
             ["node", "state", "reason"],
             registry=self.registry,
         )
@@ -73,12 +83,13 @@ class HealthMetrics:
         self, observed: Observed, policy: Policy, done: Iterable[str], seconds: float
     ) -> None:
         self._pass_seconds.observe(seconds)
-        gpu_nodes = sum(node.has_gpus for node in observed.nodes.values())
+        gpu_nodes = observed.roster.gpu_nodes
         self._gpu_nodes.set(gpu_nodes)
         self._budget.set(policy.budget.limit(gpu_nodes))
         self._quarantines.clear()
         for quarantine in observed.quarantines or ():
             self._quarantines.labels(quarantine.state or "Pending").inc()
+        self._put_back.set(sum(bool(q.put_back) for q in observed.quarantines or ()))
         for action in done:
             self._actions.labels(action).inc()
 
@@ -86,6 +97,7 @@ class HealthMetrics:
         for state in NodeState:
             count = sum(verdict.state is state for verdict in verdicts.values())
             self._verdicts.labels(state.value).set(count)
+        self._beyond.set(sum(verdict.over_budget for verdict in verdicts.values()))
         self._info.clear()
         for node, verdict in verdicts.items():
             self._info.labels(node, verdict.state.value, verdict.reason).set(1)

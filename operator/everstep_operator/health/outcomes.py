@@ -1,4 +1,4 @@
-"""What a scrape yields: a page, or a failure that is a value like any other."""
+"""The result of a scrape: a page, or a failure as a value."""
 
 import enum
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ class FailureKind(enum.Enum):
     """The connection ended in the middle."""
     ABSENT = "absent"
     """There is no exporter pod on the node any more."""
+    CONTESTED = "contested"
+    """There is more than one exporter pod on the node: see `targets`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class ScrapeFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """An exporter. The node comes from the pod, not from what the page says of itself."""
+    """An exporter. The node comes from the pod, not from the page's content."""
 
     node: str
     url: str
@@ -38,5 +40,7 @@ class Scrape:
     node: str
     started: float
     """Seconds since the Unix epoch, before the request was sent."""
+    steady: float = 0.0
+    """The same time on the monotonic clock."""
     seconds: float
     outcome: Page | ScrapeFailure

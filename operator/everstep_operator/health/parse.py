@@ -1,9 +1,9 @@
 """The text of a dcgm-exporter page as values.
 
-Most of a page is of no use here, so a byte filter picks the lines of the fields that the rules name.
-Plain lines are read by one expression; what is written in any other way (escapes, odd spaces) or is
-wrong goes to prometheus_client's parser, which has the last word. (Measured on a page of 480 series,
-132 KB: the parser takes 26 ms for the whole, the filter 0.09 ms; see `benchmarks/exporter_page.py`.)
+Most of a page is not needed, so a byte filter picks the lines of the metrics that the rules
+name. Plain lines are read by one regular expression; all others (escapes, unusual spaces,
+errors) are left to prometheus_client's parser. (Measured on a page of 480 series, 132 KB: the
+parser takes 26 ms for the whole, the filter 0.09 ms; see `benchmarks/exporter_page.py`.)
 """
 
 import math
@@ -14,18 +14,19 @@ from dataclasses import dataclass, field, replace
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-XID = ("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR")
-"""The name since DCGM 4.6 second; the exporter prints whichever its CSV uses."""
-XID_COUNT = "DCGM_EXP_XID_ERRORS_COUNT"
-DOUBLE_BIT = "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"
-REMAP_FAILURE = "DCGM_FI_DEV_ROW_REMAP_FAILURE"
 ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
-FIELDS = (*XID, XID_COUNT, DOUBLE_BIT, REMAP_FAILURE, ENERGY, TEMPERATURE)
+ALWAYS = (ENERGY, TEMPERATURE)
+"""Always read: one dates the page, the other shows GPUs that have no other series."""
+Metrics = Mapping[str, str]
+"""Metric → the label whose number distinguishes its series; "" for none. `Rules.metrics` lists what
+the rules read.
+"""
 
 BLANK_INT32 = 0x7FFFFFF0
-"""DCGM's numbers for "no value" start here (dcgm_structs.h); the exporter leaves such series out,
-not all its kin do."""
+"""DCGM's numbers for "no value" start here (dcgm_structs.h); this exporter leaves such series out,
+others may not.
+"""
 BLANK_FLOAT = 2.0**47
 
 
@@ -37,7 +38,7 @@ _PAIR = re.compile(r'(\w+)="([^"]*)"')
 
 
 class PageError(ValueError):
-    """The text is no page of a dcgm-exporter; `empty` if there is none at all."""
+    """The text is not a page of a dcgm-exporter; `empty` if there is none at all."""
 
     def __init__(self, message: str, *, empty: bool = False) -> None:
         super().__init__(message)
@@ -46,19 +47,14 @@ class PageError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """What one page says of one GPU; None for a field that the exporter does not give."""
+    """One page's values for one GPU; None for a metric that the exporter does not give."""
 
     uuid: str
     index: str = ""
-    xid: int | None = None
-    """The last XID, latched; 0 for none so far."""
-    xid_counts: Mapping[int, int] = field(default_factory=dict)
-    """Events in the exporter's window (5 minutes), by code."""
-    double_bit: float | None = None
-    """Uncorrectable ECC errors since the driver was loaded."""
-    remap_failed: bool | None = None
+    values: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """Metric → code → value, for the metrics that were asked for; code 0 for those without a label."""
     energy: float | None = None
-    """Millijoules since the driver was loaded: it grows even when the GPU idles."""
+    """Millijoules since the driver was loaded: it increases even when the GPU idles."""
     pods: frozenset[str] = frozenset()
     """"namespace/name"."""
 
@@ -71,15 +67,15 @@ class Page:
     bad_lines: int = 0
 
 
-def parse_page(body: bytes) -> Page:
-    """Tolerant of lines that cannot be read, as long as others can.
+def parse_page(body: bytes, metrics: Metrics) -> Page:
+    """Tolerates unreadable lines, as long as others can be read.
 
     Raises:
-        PageError: nothing there, or not a page of a dcgm-exporter.
+        PageError: empty, or not a page of a dcgm-exporter.
     """
     if not body.strip():
         raise PageError("the exporter answered with an empty page", empty=True)
-    lines = filter_lines(body)
+    lines = filter_lines(body, (*metrics, *ALWAYS))
     samples, bad = _samples(lines)
     if not samples and (bad or b"DCGM_" not in body):
         shown = body[:60].decode(errors="replace").strip()
@@ -90,11 +86,11 @@ def parse_page(body: bytes) -> Page:
         uuid = sample.labels.get("UUID") or sample.labels.get("uuid") or ""
         if uuid:
             hostname = hostname or _hostname(sample)
-            gpus[uuid] = _add(gpus.get(uuid) or GpuSample(uuid=uuid), sample)
+            gpus[uuid] = _add(gpus.get(uuid) or GpuSample(uuid=uuid), sample, metrics)
     return Page(gpus=gpus, hostname=hostname, bad_lines=bad)
 
 
-def filter_lines(body: bytes, names: Iterable[str] = FIELDS) -> bytes:
+def filter_lines(body: bytes, names: Iterable[str]) -> bytes:
     """The sample lines of these metrics, in the order of `names`."""
     text = b"\n" + body + b"\n"
     kept: list[bytes] = []
@@ -121,7 +117,7 @@ def _samples(lines: bytes) -> tuple[list[Sample], int]:
 
 
 def _parse_line(line: str) -> list[Sample]:
-    """Raises ValueError for what is no sample."""
+    """Raises ValueError for a malformed line."""
     plain = _PLAIN_LINE.fullmatch(line)
     if plain is not None:
         name, labels, value = plain.groups()
@@ -129,7 +125,7 @@ def _parse_line(line: str) -> list[Sample]:
     return [s for family in text_string_to_metric_families(line + "\n") for s in family.samples]
 
 
-def _add(gpu: GpuSample, sample: Sample) -> GpuSample:
+def _add(gpu: GpuSample, sample: Sample, metrics: Metrics) -> GpuSample:
     pod = _pod(sample.labels)
     gpu = replace(
         gpu,
@@ -140,26 +136,28 @@ def _add(gpu: GpuSample, sample: Sample) -> GpuSample:
     if not math.isfinite(value) or value >= BLANK_FLOAT:
         return gpu
     if sample.name == ENERGY:
-        return replace(gpu, energy=max(value, gpu.energy or 0.0))
-    if value >= BLANK_INT32 or value < 0:
+        gpu = replace(gpu, energy=max(value, gpu.energy or 0.0))
+    code = _code(sample, metrics.get(sample.name))
+    if code is None or value < 0 or (value >= BLANK_INT32 and sample.name != ENERGY):
         return gpu
-    return _add_count(gpu, sample, value)
+    return _add_value(gpu, sample.name, code, value)
 
 
-def _add_count(gpu: GpuSample, sample: Sample, value: float) -> GpuSample:
-    """Series of one GPU may repeat (MIG, shared between pods): they say the same, so the largest
-    stands."""
-    if sample.name in XID:
-        return replace(gpu, xid=max(int(value), gpu.xid or 0))
-    if sample.name == DOUBLE_BIT:
-        return replace(gpu, double_bit=max(value, gpu.double_bit or 0.0))
-    if sample.name == REMAP_FAILURE:
-        return replace(gpu, remap_failed=value == 1 or bool(gpu.remap_failed))
-    code = sample.labels.get("xid", "")
-    if sample.name == XID_COUNT and code.isdigit():
-        count = max(int(value), gpu.xid_counts.get(int(code), 0))
-        return replace(gpu, xid_counts={**gpu.xid_counts, int(code): count})
-    return gpu
+def _code(sample: Sample, label: str | None) -> int | None:
+    """None for a series that no rule reads."""
+    if not label:
+        return None if label is None else 0
+    text = sample.labels.get(label, "")
+    return int(text) if text.isdigit() else None
+
+
+def _add_value(gpu: GpuSample, metric: str, code: int, value: float) -> GpuSample:
+    """Series of one GPU may repeat (MIG, shared between pods) with the same meaning, so the largest
+    value counts.
+    """
+    held = gpu.values.get(metric, {})
+    largest = {**held, code: max(value, held.get(code, value))}
+    return replace(gpu, values={**gpu.values, metric: largest})
 
 
 def _hostname(sample: Sample) -> str:

@@ -1,4 +1,4 @@
-"""Reading exporters over HTTP. Silence is a signal of its own, so a failure is a value."""
+"""Reads exporters over HTTP. Silence is a signal, so a failure is a value."""
 
 import asyncio
 import hashlib
@@ -18,8 +18,14 @@ class Scraper:
     """Keeps one connection per exporter; close it at the end."""
 
     def __init__(
-        self, *, timeout: float, clock: Callable[[], float], body_limit: int = BODY_LIMIT
+        self,
+        *,
+        timeout: float,
+        clock: Callable[[], float],
+        metrics: parse.Metrics,
+        body_limit: int = BODY_LIMIT,
     ) -> None:
+        self._metrics = metrics
         self._timeout = timeout
         self._clock = clock
         self._body_limit = body_limit
@@ -32,7 +38,7 @@ class Scraper:
             await self._session.close()
 
     async def scrape_all(self, targets: Iterable[Target]) -> list[Scrape]:
-        """All at once, at most `CONCURRENT` on their way."""
+        """All concurrently, at most `CONCURRENT` at a time."""
         targets = tuple(targets)
         self._forget_others(targets)
         return list(await asyncio.gather(*(self.scrape(target) for target in targets)))
@@ -42,7 +48,9 @@ class Scraper:
             started, begun = self._clock(), time.monotonic()
             outcome = await self._outcome(target)
             seconds = time.monotonic() - begun
-        return Scrape(node=target.node, started=started, seconds=seconds, outcome=outcome)
+        return Scrape(
+            node=target.node, started=started, steady=begun, seconds=seconds, outcome=outcome
+        )
 
     async def _outcome(self, target: Target) -> parse.Page | ScrapeFailure:
         try:
@@ -73,14 +81,13 @@ class Scraper:
             return bytes(body)
 
     def _parsed(self, url: str, body: bytes) -> parse.Page | ScrapeFailure:
-        """A page that repeats itself (the exporter samples less often than we ask) is parsed
-        once."""
+        """An unchanged page (the exporter samples less often than it is asked) is parsed once."""
         digest = hashlib.blake2b(body, digest_size=16).digest()
         held = self._pages.get(url)
         if held is not None and held[0] == digest:
             return held[1]
         try:
-            page = parse.parse_page(body)
+            page = parse.parse_page(body, self._metrics)
         except parse.PageError as error:
             kind = FailureKind.EMPTY if error.empty else FailureKind.UNPARSABLE
             return ScrapeFailure(kind=kind, message=f"{url}: {error}")
@@ -93,7 +100,7 @@ class Scraper:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # raise_for_status and cookies stay off: an exporter is not trusted with anything.
+            # raise_for_status and cookies stay off: an exporter is not trusted.
             self._session = aiohttp.ClientSession(
                 cookie_jar=aiohttp.DummyCookieJar(),
                 connector=aiohttp.TCPConnector(limit=0, limit_per_host=2),

@@ -1,38 +1,40 @@
-"""What is remembered of a node's GPUs: a pure fold over scrapes.
+"""A node's memory of its GPUs: a pure fold over scrapes.
 
-A gauge that latches shows a value long after the fault, so what counts is its *onset*: when it
-appeared, and whether we saw it appear or found it standing there. An onset lasts until the exporter
-takes it back (a reset or a reboot clears the latch); a code that a later one overwrites stays,
-because the gauge holds the last XID only.
+A latching gauge shows a value long after the fault, so what counts is its *onset*: when it
+appeared, and whether it was seen to appear or was already present. An onset lasts until the
+exporter clears it (a reset or a reboot clears the latch); a code that a later one replaces
+stays, because the gauge holds only the last XID.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from everstep_operator.evidence import Kind
 from everstep_operator.health.outcomes import Scrape, ScrapeFailure
 from everstep_operator.health.parse import GpuSample, Page
+from everstep_operator.health.rules.reading import Change, Reading, Values
+from everstep_operator.health.rules.registry import Rule, Rules
 from everstep_operator.nodes import NodeFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Derived from the scrape interval, all in seconds but the counts."""
+    """Derived from the scrape interval; seconds, except the counts."""
 
     missing_scrapes: int = 3
-    """Good pages in a row without a GPU until it counts as gone."""
+    """A GPU counts as gone after so many consecutive good pages without it."""
     silent_scrapes: int = 3
-    """Failed scrapes in a row until the exporter counts as silent."""
+    """An exporter counts as silent after so many consecutive failed scrapes."""
     same_fault: float = 45.0
-    """Gauge and windowed count of one fault may reach us this far apart."""
+    """Gauge and windowed count of one fault may arrive this far apart."""
     frozen: float = 120.0
-    """No GPU of a node used energy for so long: its values are frozen."""
+    """If no GPU of a node has used energy for this long, its values are frozen."""
     doubt: float = 60.0
     """How long a death keeps its node suspect while no page can clear it."""
     sampling: float = 30.0
-    """How old a page's values may be where they do not show it themselves (the exporter's default
-    interval)."""
+    """Maximum age of a page's values if the page does not show it (the exporter's default
+    interval).
+    """
 
 
 def build_limits(scrape_seconds: float) -> Limits:
@@ -49,24 +51,24 @@ class Onset:
     appeared: bool
 
 
-FaultKey = tuple[Kind, int]
+FaultKey = tuple[str, int]
+"""Kind and code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMemory:
     index: str = ""
     seen: bool = False
-    """A page has shown it; False: only the node's annotation tells of it."""
-    xid: int = 0
-    counts: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
-    double_bit: float = 0.0
+    """A page has shown it; False: known only from the node's annotation."""
+    kept: Mapping[str, Values] = field(default_factory=lambda: MappingProxyType({}))
+    """Kind → what its rule keeps for the next page."""
     energy: float | None = None
     onsets: Mapping[FaultKey, Onset] = field(default_factory=lambda: MappingProxyType({}))
     missing: int = 0
-    """Good pages in a row that do not show it."""
+    """Consecutive good pages without it."""
     missing_since: float = 0.0
     pods: frozenset[str] = frozenset()
-    """Who held it, as last said."""
+    """The pods that held it, according to the newest page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,41 +78,46 @@ class NodeMemory:
     gpus: Mapping[str, GpuMemory] = field(default_factory=lambda: MappingProxyType({}))
     present: frozenset[str] = frozenset()
     last_good: float | None = None
-    """When the newest good page was asked for."""
+    """When the newest good page was requested."""
     sampled_after: float | None = None
-    """The newest page's values were surely sampled after this moment."""
+    """The newest page's values were sampled after this time."""
+    good_steady: float | None = None
+    """`last_good` on the monotonic clock."""
+    sampled_steady: float | None = None
+    """`sampled_after` on the monotonic clock."""
     energy_moved: float | None = None
-    """When a GPU's energy last grew; None: never seen to."""
+    """When a GPU's energy last increased; None: never seen."""
     failures: int = 0
-    """In a row."""
+    """Consecutive."""
     failing_since: float = 0.0
     failure: ScrapeFailure | None = None
 
 
-def remember(memory: NodeMemory, scrape: Scrape, facts: NodeFacts, limits: Limits) -> NodeMemory:
-    memory = of_this_boot(memory, facts)
+def remember(
+    memory: NodeMemory, scrape: Scrape, facts: NodeFacts, rules: Rules, limits: Limits
+) -> NodeMemory:
+    memory = of_this_boot(memory, facts, rules)
     if isinstance(scrape.outcome, ScrapeFailure):
         return _remember_failure(memory, scrape, scrape.outcome)
-    return _remember_page(memory, scrape, scrape.outcome, facts, limits)
+    return _Fold(rules, limits).remember_page(memory, scrape, scrape.outcome, facts)
 
 
-def of_this_boot(memory: NodeMemory, facts: NodeFacts) -> NodeMemory:
-    """Latches, counters and absences end with the boot; which GPUs there were stays with the
-    machine."""
+def of_this_boot(memory: NodeMemory, facts: NodeFacts, rules: Rules) -> NodeMemory:
+    """Latches, counters and absences end with the boot; the list of GPUs stays with the machine."""
     if memory.machine != facts.machine:
         return NodeMemory(machine=facts.machine, boot=facts.boot)
     if memory.boot == facts.boot:
         return memory
     gpus = {
-        uuid: GpuMemory(index=gpu.index, seen=gpu.seen, onsets=_lasting(gpu))
+        uuid: GpuMemory(index=gpu.index, seen=gpu.seen, onsets=_lasting(gpu, rules))
         for uuid, gpu in memory.gpus.items()
     }
     return NodeMemory(machine=facts.machine, boot=facts.boot, gpus=MappingProxyType(gpus))
 
 
-def _lasting(gpu: GpuMemory) -> Mapping[FaultKey, Onset]:
-    kept = {key: onset for key, onset in gpu.onsets.items() if key[0].outlives_boot}
-    return MappingProxyType(kept)
+def _lasting(gpu: GpuMemory, rules: Rules) -> Mapping[FaultKey, Onset]:
+    lasting = {rule.kind for rule in rules if rule.outlives_boot}
+    return MappingProxyType({key: o for key, o in gpu.onsets.items() if key[0] in lasting})
 
 
 def _remember_failure(memory: NodeMemory, scrape: Scrape, failure: ScrapeFailure) -> NodeMemory:
@@ -122,93 +129,86 @@ def _remember_failure(memory: NodeMemory, scrape: Scrape, failure: ScrapeFailure
     )
 
 
-def _remember_page(
-    memory: NodeMemory, scrape: Scrape, page: Page, facts: NodeFacts, limits: Limits
-) -> NodeMemory:
-    at = scrape.started
-    moved = any(_energy_grew(memory.gpus.get(u), sample) for u, sample in page.gpus.items())
-    uuids = set(facts.expected) | set(memory.gpus) | set(page.gpus)
-    gpus = {
-        uuid: _remember_gpu(memory.gpus.get(uuid, GpuMemory()), page.gpus.get(uuid), at, limits)
-        for uuid in sorted(uuids)
-    }
-    return replace(
-        memory,
-        gpus=MappingProxyType(gpus),
-        present=frozenset(page.gpus),
-        last_good=at,
-        sampled_after=_sampled_after(memory, page, at, moved, limits),
-        energy_moved=at if moved else memory.energy_moved,
-        failures=0,
-        failing_since=0.0,
-        failure=None,
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    rules: Rules
+    limits: Limits
+
+    def remember_page(
+        self, memory: NodeMemory, scrape: Scrape, page: Page, facts: NodeFacts
+    ) -> NodeMemory:
+        at = scrape.started
+        moved = any(_energy_grew(memory.gpus.get(u), sample) for u, sample in page.gpus.items())
+        uuids = set(facts.expected) | set(memory.gpus) | set(page.gpus)
+        gpus = {
+            uuid: self._remember_gpu(memory.gpus.get(uuid, GpuMemory()), page.gpus.get(uuid), at)
+            for uuid in sorted(uuids)
+        }
+        sampled_after, sampled_steady = _sampled(memory, scrape, page, moved, self.limits)
+        return replace(
+            memory,
+            gpus=MappingProxyType(gpus),
+            present=frozenset(page.gpus),
+            last_good=at,
+            good_steady=scrape.steady,
+            sampled_after=sampled_after,
+            sampled_steady=sampled_steady,
+            energy_moved=at if moved else memory.energy_moved,
+            failures=0,
+            failing_since=0.0,
+            failure=None,
+        )
+
+    def _remember_gpu(self, gpu: GpuMemory, sample: GpuSample | None, at: float) -> GpuMemory:
+        if sample is None:
+            since = gpu.missing_since if gpu.missing else at
+            return replace(gpu, missing=gpu.missing + 1, missing_since=since)
+        changes = {rule.kind: _read(rule, gpu, sample) for rule in self.rules}
+        return GpuMemory(
+            index=sample.index or gpu.index,
+            seen=True,
+            kept=MappingProxyType({kind: change.kept for kind, change in changes.items()}),
+            energy=sample.energy if sample.energy is not None else gpu.energy,
+            onsets=MappingProxyType(self._onsets(gpu, changes, at)),
+            pods=sample.pods,
+        )
+
+    def _onsets(
+        self, gpu: GpuMemory, changes: Mapping[str, Change], at: float
+    ) -> dict[FaultKey, Onset]:
+        """A fault on the first page that shows its GPU was present, not seen to appear."""
+        ended = {(kind, code) for kind, change in changes.items() for code in change.ended}
+        held = {key: onset for key, onset in gpu.onsets.items() if key not in ended}
+        for kind, change in changes.items():
+            for code in change.risen:
+                old = held.get((kind, code))
+                if old is None or (gpu.seen and at - old.at > self.limits.same_fault):
+                    held[kind, code] = Onset(at=at, appeared=gpu.seen)
+        return held
+
+
+def _read(rule: Rule, gpu: GpuMemory, sample: GpuSample) -> Change:
+    reading = Reading(
+        now={metric: sample.values[metric] for metric in rule.metrics if metric in sample.values},
+        before=gpu.kept.get(rule.kind, {}),
+        standing=tuple(code for kind, code in gpu.onsets if kind == rule.kind),
     )
+    return rule.read(reading)
 
 
-def _sampled_after(
-    memory: NodeMemory, page: Page, at: float, moved: bool, limits: Limits
-) -> float | None:
-    """Exporters answer from their last sample. Energy that grew since our last page dates the
-    sample."""
+def _sampled(
+    memory: NodeMemory, scrape: Scrape, page: Page, moved: bool, limits: Limits
+) -> tuple[float | None, float | None]:
+    """Earliest sampling time, by both clocks. Exporters answer from their last sample; an increase
+    of energy since the last page dates it.
+    """
     if moved:
-        return memory.last_good
+        return memory.last_good, memory.good_steady
     if any(sample.energy is not None for sample in page.gpus.values()):
-        return memory.sampled_after
-    return at - limits.sampling
+        return memory.sampled_after, memory.sampled_steady
+    return scrape.started - limits.sampling, scrape.steady - limits.sampling
 
 
 def _energy_grew(gpu: GpuMemory | None, sample: GpuSample) -> bool:
     held = gpu.energy if gpu is not None else None
     return held is not None and sample.energy is not None and sample.energy != held
-
-
-def _remember_gpu(gpu: GpuMemory, sample: GpuSample | None, at: float, limits: Limits) -> GpuMemory:
-    if sample is None:
-        since = gpu.missing_since if gpu.missing else at
-        return replace(gpu, missing=gpu.missing + 1, missing_since=since)
-    return GpuMemory(
-        index=sample.index or gpu.index,
-        seen=True,
-        xid=sample.xid if sample.xid is not None else gpu.xid,
-        counts=MappingProxyType(dict(sample.xid_counts)),
-        double_bit=sample.double_bit if sample.double_bit is not None else gpu.double_bit,
-        energy=sample.energy if sample.energy is not None else gpu.energy,
-        onsets=MappingProxyType(_onsets(gpu, sample, at, limits)),
-        pods=sample.pods,
-    )
-
-
-def _onsets(gpu: GpuMemory, sample: GpuSample, at: float, limits: Limits) -> dict[FaultKey, Onset]:
-    held = {key: onset for key, onset in gpu.onsets.items() if not _taken_back(key, gpu, sample)}
-    for key, fresh in _risen(gpu, sample).items():
-        old = held.get(key)
-        if old is None or (fresh and at - old.at > limits.same_fault):
-            held[key] = Onset(at=at, appeared=fresh)
-    return held
-
-
-def _taken_back(key: FaultKey, gpu: GpuMemory, sample: GpuSample) -> bool:
-    kind, code = key
-    if kind is Kind.XID:
-        return sample.xid == 0 and not sample.xid_counts.get(code)
-    if kind is Kind.DOUBLE_BIT:
-        return sample.double_bit is not None and sample.double_bit < gpu.double_bit
-    return sample.remap_failed is False
-
-
-def _risen(gpu: GpuMemory, sample: GpuSample) -> dict[FaultKey, bool]:
-    """Faults that this page shows and the last one did not; False for what stood there at first
-    sight."""
-    risen: dict[FaultKey, bool] = {}
-    if sample.xid and sample.xid != gpu.xid:
-        risen[Kind.XID, sample.xid] = gpu.seen
-    for code, count in sample.xid_counts.items():
-        if count > gpu.counts.get(code, 0):
-            risen[Kind.XID, code] = gpu.seen
-    errors = sample.double_bit or 0.0
-    before = gpu.double_bit if errors >= gpu.double_bit else 0.0
-    if errors > before:
-        risen[Kind.DOUBLE_BIT, 0] = gpu.seen
-    if sample.remap_failed and (Kind.REMAP_FAILURE, 0) not in gpu.onsets:
-        risen[Kind.REMAP_FAILURE, 0] = gpu.seen
-    return risen

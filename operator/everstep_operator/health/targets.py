@@ -1,31 +1,115 @@
-"""Exporter pods → whom to ask about which node."""
+"""Exporter pods → which exporter to ask about which node. Pure.
 
-from collections.abc import Iterable, Mapping
+An exporter can cause a node to be cordoned and jobs to move, so it is trusted only if
 
-from everstep_operator.health.outcomes import Target
+1. its pod is in a namespace that the operator was configured with, because any user can write
+labels;
+
+2. the pod's controller is a DaemonSet, so that the right to create pods alone is not enough;
+
+3. and only for the node on which its pod runs, whatever its page claims.
+
+Two exporters on one node may contradict each other, and nothing shows which is right. So
+neither is asked: the node is *contested*, which leads to the verdict unknown and to no action.
+A pod that is being deleted, or is not Ready, is ignored if another one is Ready: an update of
+the DaemonSet contests nothing.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from everstep_operator.health.outcomes import FailureKind, Scrape, ScrapeFailure, Target
+from everstep_operator.world import controller_of
+
+Pod = Mapping[str, object]
 
 
-def choose_targets(pods: Iterable[Mapping[str, object]], *, port: int) -> dict[str, Target]:
-    """One exporter per node from a list of Pod objects; of two (an update rolls on) the ready,
-    younger one."""
-    best: dict[str, tuple[tuple[bool, str], Target]] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    by_node: Mapping[str, Target]
+    contested: Mapping[str, tuple[str, ...]]
+    """Nodes with more than one exporter, and these pods (namespace/name)."""
+    strangers: tuple[str, ...]
+    """Pods with an exporter's labels that are not trusted, and why."""
+
+
+def choose_targets(pods: Iterable[Pod], *, namespaces: Collection[str], port: int) -> Targets:
+    """`pods`: Pod objects with an exporter's labels; a duplicate counts once."""
+    by_node: dict[str, dict[str, Pod]] = {}
+    strangers: dict[str, str] = {}
     for pod in pods:
-        found = _target(pod, port)
-        if found is None:
-            continue
-        rank = (_is_ready(pod), str(_part(pod, "metadata").get("creationTimestamp", "")))
-        if found.node not in best or rank > best[found.node][0]:
-            best[found.node] = (rank, found)
-    return {node: target for node, (_, target) in sorted(best.items())}
+        name = _name_of(pod)
+        if why := _distrust(pod, namespaces):
+            strangers[name] = f"{name}: {why}"
+        elif _is_running(pod):
+            by_node.setdefault(str(_part(pod, "spec")["nodeName"]), {})[name] = pod
+    chosen = {node: _choose(found) for node, found in sorted(by_node.items())}
+    return Targets(
+        by_node={n: _target(n, pods[0], port) for n, pods in chosen.items() if len(pods) == 1},
+        contested={n: tuple(map(_name_of, pods)) for n, pods in chosen.items() if len(pods) > 1},
+        strangers=tuple(text for _, text in sorted(strangers.items())),
+    )
 
 
-def _target(pod: Mapping[str, object], port: int) -> Target | None:
-    spec, status = _part(pod, "spec"), _part(pod, "status")
-    node, address = spec.get("nodeName"), status.get("podIP")
-    if not node or not address or status.get("phase") in ("Succeeded", "Failed"):
-        return None
-    host = f"[{address}]" if ":" in str(address) else address
-    return Target(node=str(node), url=f"http://{host}:{_port_of(spec, port)}/metrics")
+def build_failures(targets: Targets, known: Iterable[str], now: float) -> list[Scrape]:
+    """For nodes without an exporter to ask: contested ones, and `known` ones whose exporter is
+    gone. They count as silent.
+    """
+    absent = (n for n in known if n not in targets.by_node and n not in targets.contested)
+    none = "there is no dcgm-exporter pod on the node"
+    contested = targets.contested.items()
+    return [
+        *(_failure(node, FailureKind.ABSENT, none, now) for node in absent),
+        *(_failure(n, FailureKind.CONTESTED, _describe_contest(p), now) for n, p in contested),
+    ]
+
+
+def _failure(node: str, kind: FailureKind, message: str, now: float) -> Scrape:
+    return Scrape(
+        node=node, started=now, seconds=0.0, outcome=ScrapeFailure(kind=kind, message=message)
+    )
+
+
+def _describe_contest(pods: Collection[str]) -> str:
+    return f"{len(pods)} exporters run on the node ({', '.join(pods)}), and none is trusted"
+
+
+def _distrust(pod: Pod, namespaces: Collection[str]) -> str:
+    """Why the pod is not trusted; empty if it is."""
+    if _part(pod, "metadata").get("namespace") not in namespaces:
+        return "its namespace is not among the exporters' namespaces"
+    owner = controller_of(pod)
+    group = str(owner.get("apiVersion", "")).partition("/")[0] if owner else ""
+    if owner is None or (group, owner.get("kind")) != ("apps", "DaemonSet"):
+        return "no DaemonSet controls it"
+    return ""
+
+
+def _is_running(pod: Pod) -> bool:
+    status = _part(pod, "status")
+    over = status.get("phase") in ("Succeeded", "Failed")
+    return bool(_part(pod, "spec").get("nodeName") and status.get("podIP") and not over)
+
+
+def _choose(found: Mapping[str, Pod]) -> list[Pod]:
+    """The best of a node's exporters; more than one if nothing distinguishes them."""
+    best = max(map(_rank, found.values()))
+    return [pod for _, pod in sorted(found.items()) if _rank(pod) == best]
+
+
+def _rank(pod: Pod) -> tuple[bool, bool]:
+    return not _part(pod, "metadata").get("deletionTimestamp"), _is_ready(pod)
+
+
+def _target(node: str, pod: Pod, port: int) -> Target:
+    spec, address = _part(pod, "spec"), str(_part(pod, "status")["podIP"])
+    host = f"[{address}]" if ":" in address else address
+    return Target(node=node, url=f"http://{host}:{_port_of(spec, port)}/metrics")
+
+
+def _name_of(pod: Pod) -> str:
+    metadata = _part(pod, "metadata")
+    return f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
 
 
 def _port_of(spec: Mapping[str, object], default: int) -> int:
@@ -44,7 +128,7 @@ def _port_of(spec: Mapping[str, object], default: int) -> int:
     return int(numbers[0]) if len(numbers) == 1 and default not in numbers else default
 
 
-def _is_ready(pod: Mapping[str, object]) -> bool:
+def _is_ready(pod: Pod) -> bool:
     conditions = _part(pod, "status").get("conditions")
     return any(
         c.get("type") == "Ready" and c.get("status") == "True"
@@ -52,6 +136,6 @@ def _is_ready(pod: Mapping[str, object]) -> bool:
     )
 
 
-def _part(pod: Mapping[str, object], name: str) -> Mapping[str, object]:
+def _part(pod: Pod, name: str) -> Mapping[str, object]:
     part = pod.get(name)
     return part if isinstance(part, Mapping) else {}

@@ -1,6 +1,7 @@
-"""Findings and the quarantines that stand → one verdict per node in question."""
+"""Findings and existing quarantines → one verdict per node concerned."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from everstep_operator.evidence import (
@@ -8,76 +9,109 @@ from everstep_operator.evidence import (
     Finding,
     build_incident,
     build_message,
+    choose_gone_pods,
     choose_reason,
     choose_state,
 )
-from everstep_operator.health import rules
+from everstep_operator.fleet.observed import Findings
+from everstep_operator.health.decide import REASON_DEATH
+from everstep_operator.health.starts import REASON_STARTS
 from everstep_operator.nodes import NodeFacts
-from everstep_operator.quarantines import Quarantine, binds
+from everstep_operator.quarantines import Quarantine, choose_standing, conclude, from_mark
+from everstep_operator.roster import Roster, list_marks
 from everstep_operator.values import NodeState, NodeVerdict
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Input besides the newest pages."""
+
+    quarantines: tuple[Quarantine, ...] = ()
+    admitted: frozenset[str] = frozenset()
+    """Nodes that the cordon budget admits although no quarantine with `cordon` exists for them
+    (yet).
+    """
+    decided_at: Mapping[str, float] = field(default_factory=dict)
+    """Incident → when its verdict was made; a verdict made now is not in it."""
+    start_failures: Mapping[str, int] = field(default_factory=dict)
+    """Node → slots whose pods recently failed to start there."""
+
+
 def choose_verdicts(
-    nodes: Mapping[str, NodeFacts],
-    findings: Mapping[str, Finding],
-    quarantines: Iterable[Quarantine],
-    decided_at: Mapping[str, float],
-    now: float,
+    roster: Roster, findings: Findings, held: Held, now: float
 ) -> dict[str, NodeVerdict]:
-    """`decided_at`: when the verdict of an incident fell, by incident; one that falls now is not
-    in it."""
-    held = {q.node: q for q in quarantines if not q.deleting and binds(q, nodes.get(q.node))}
+    """A mark on a node represents its quarantine while that is lost, or cannot be read."""
+    marked = {node.name: from_mark(node, mark) for node, mark in list_marks(roster)}
+    standing = marked | choose_standing(roster.nodes, held.quarantines)
     verdicts = {}
-    for node in sorted(set(findings) | set(held)):
-        finding = findings.get(node) or Finding(node=node)
-        verdict = choose_verdict(nodes.get(node), finding, held.get(node), decided_at, now)
+    failed = {node for node in held.start_failures if node in roster.nodes}
+    for node in sorted({*findings.telling, *standing, *failed}):
+        facts, finding = roster.nodes.get(node), findings.of(node)
+        verdict = _choose_verdict(facts, finding, standing.get(node), held, now)
         if verdict is not None:
             verdicts[node] = verdict
     return verdicts
 
 
-def choose_verdict(
+def _choose_verdict(
     facts: NodeFacts | None,
     finding: Finding,
     quarantine: Quarantine | None,
-    decided_at: Mapping[str, float],
+    held: Held,
     now: float,
 ) -> NodeVerdict | None:
-    """What convicts outranks what is only suspected, which outranks what we cannot see."""
+    """Conviction precedes suspicion, which precedes silence. The cordon budget also limits jobs:
+    beyond it a verdict is a suspicion.
+    """
+    admitted = finding.node in held.admitted
     if quarantine is not None:
-        return _of_quarantine(facts, finding, quarantine)
+        verdict = _of_quarantine(facts, finding, quarantine)
+        return verdict if quarantine.cordon or admitted else _beyond_budget(verdict)
     if finding.convicting:
-        return _of_claims(finding, decided_at, now)
+        verdict = _of_claims(finding, held.decided_at, now)
+        return verdict if admitted else _beyond_budget(verdict)
     if finding.claims:
         return _of_suspicion(finding, finding.claims)
     if finding.doubt:
-        return _plain(finding.node, NodeState.SUSPECT, rules.REASON_DEATH, finding.doubt)
+        return _plain(finding.node, NodeState.SUSPECT, REASON_DEATH, finding.doubt)
+    if slots := held.start_failures.get(finding.node):
+        text = f"pods of {slots} slots recently failed to start here; new pods prefer other nodes"
+        return _plain(finding.node, NodeState.SUSPECT, REASON_STARTS, text)
     if finding.silent:
         return _plain(finding.node, NodeState.UNKNOWN, finding.silent_reason, finding.silent)
     return None
 
 
+def _beyond_budget(verdict: NodeVerdict) -> NodeVerdict:
+    text = "the cordon budget is spent, so jobs stay on the node and new pods prefer others"
+    return replace(
+        verdict,
+        state=NodeState.SUSPECT,
+        over_budget=True,
+        message=f"{verdict.message}; {text}",
+    )
+
+
 def _of_quarantine(
     facts: NodeFacts | None, finding: Finding, quarantine: Quarantine
 ) -> NodeVerdict:
-    """The object remembers what the exporter may have forgotten; the newest pages can only make it
-    worse."""
-    gone = (
-        quarantine.verdict is NodeState.GONE or choose_state(finding.convicting) is NodeState.GONE
-    )
+    """The object keeps what the exporter may have forgotten; newer pages can only make the verdict
+    worse.
+    """
+    state, gone_pods = conclude(quarantine, finding)
     marks = {"signal": quarantine.signal_at, "verdict": quarantine.decided_at}
     if facts is not None and facts.mark is not None and facts.mark.quarantine == quarantine.name:
         marks["cordon"] = facts.mark.at
     return NodeVerdict(
         node=quarantine.node,
-        state=NodeState.GONE if gone else NodeState.LEAVING,
+        state=state,
         reason=quarantine.reason,
         message=quarantine.message,
         incident=quarantine.incident,
         quarantined=quarantine.cordon,
         marks=MappingProxyType(marks),
         evidence=tuple(one.identity for one in quarantine.evidence),
-        gone_pods=_gone_pods(finding.convicting),
+        gone_pods=gone_pods,
     )
 
 
@@ -94,7 +128,7 @@ def _of_claims(finding: Finding, decided_at: Mapping[str, float], now: float) ->
         incident=incident,
         marks=MappingProxyType(marks),
         evidence=tuple(claim.evidence.identity for claim in claims),
-        gone_pods=_gone_pods(claims),
+        gone_pods=choose_gone_pods(claims, finding.holders),
     )
 
 
@@ -112,11 +146,3 @@ def _of_suspicion(finding: Finding, claims: tuple[Claim, ...]) -> NodeVerdict:
 
 def _plain(node: str, state: NodeState, reason: str, message: str) -> NodeVerdict:
     return NodeVerdict(node=node, state=state, reason=reason, message=f"node {node}: {message}")
-
-
-def _gone_pods(claims: Iterable[Claim]) -> frozenset[str]:
-    """Empty unless the holder of every GPU that is gone is known."""
-    gone = [claim for claim in claims if claim.state is NodeState.GONE]
-    if not all(claim.pods for claim in gone):
-        return frozenset()
-    return frozenset(pod for claim in gone for pod in claim.pods)

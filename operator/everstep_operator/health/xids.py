@@ -20,7 +20,7 @@ class XidVerdict(enum.Enum):
 class Xid:
     code: int
     name: str = ""
-    """Mnemonic of the driver's header."""
+    """Mnemonic in the driver's header."""
     verdict: XidVerdict = XidVerdict.NOTE
     meaning: str = "not in our table"
     source: str = ""
@@ -35,7 +35,7 @@ XidTable = Mapping[int, Xid]
 
 
 def load_xids() -> XidTable:
-    """Raises ValueError, which names the code, for a table that cannot be used."""
+    """Raises ValueError, naming the code, if the table is invalid."""
     text = resources.files("everstep_operator.health").joinpath("xids.yaml").read_text("utf-8")
     return parse_xids(text)
 
@@ -47,7 +47,7 @@ def parse_xids(text: str) -> XidTable:
             verdict = XidVerdict(entry.pop("verdict"))
             table[int(code)] = Xid(code=int(code), verdict=verdict, **entry)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"XID {code}: {entry!r} cannot be used: {error!r}") from None
+            raise ValueError(f"XID {code}: {entry!r} is invalid: {error!r}") from None
     return MappingProxyType(table)
 
 

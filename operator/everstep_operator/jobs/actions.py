@@ -1,5 +1,5 @@
-"""What a plan may ask for. `apply` does them in order; after any prefix the next pass finds its
-way.
+"""The actions of a plan. `apply` performs them in order; after any prefix of them the next pass can
+continue.
 """
 
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 from everstep_contract.levels import Wanted
 from everstep_operator.model_status import JobStatus
-from everstep_operator.values import Happening
+from everstep_operator.values import EventDraft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class CreateSecret:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckTemplate:
-    """A dry run of the first pod: what only the API server knows about a template."""
+    """A dry run of the first pod: some template errors only the API server can find."""
 
     body: dict[str, Any]
     reason: str
@@ -37,7 +37,7 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePod:
-    """That very pod. `force` forgets it without waiting for its kubelet."""
+    """Deletes the pod with this UID. `force` does not wait for its kubelet."""
 
     name: str
     uid: str
@@ -58,16 +58,18 @@ Action = CreateSecret | CheckTemplate | CreatePod | DeletePod | DeleteJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One pass: either counters rise and nothing else happens (`counts`), or actions are done."""
+    """One pass: either counters rise and nothing else happens (`counts`), or actions are performed."""
 
     actions: tuple[Action, ...] = ()
     status: JobStatus
     """The whole status as it should be."""
     counts: bool = False
-    """The status raises a counter: it is written, with the object's version, and the pass ends."""
+    """The status raises a counter: it is written with the observed resourceVersion, and the pass
+    ends.
+    """
     wanted: Wanted | None = None
-    """What the agents shall be told until the next pass; None: nothing, stop asking."""
-    events: tuple[Happening, ...] = ()
+    """What to tell the agents until the next pass; None: nothing, stop asking."""
+    events: tuple[EventDraft, ...] = ()
     wake_after: float | None = None
-    """Seconds after which to look again, even if nothing changes."""
+    """Seconds until the next look, even if nothing changes."""
     notes: dict[str, str] = field(default_factory=dict)

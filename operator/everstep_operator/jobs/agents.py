@@ -1,9 +1,8 @@
-"""The operator's half of the two level documents: posts `Wanted`, keeps the newest `Seen`. Never
+"""The operator's side of the two level documents: posts `Wanted`, keeps the newest `Seen`. Never
 blocks a pass.
 
-One task a job goes round its agents every second. Each pod has a connection of its own, for the
-nonce belongs to the connection. What a pass has decided is told until the next pass decides
-otherwise.
+One task per job asks its agents every second. They get what the last pass decided, until the
+next pass decides otherwise.
 """
 
 import asyncio
@@ -12,113 +11,38 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import aiohttp
-
-from everstep_contract import auth, codec
-from everstep_contract.levels import Peer, Seen, SlotAttempt, Wanted
+from everstep_contract import codec
+from everstep_contract.levels import Seen, Wanted
+from everstep_operator.jobs import reports
+from everstep_operator.jobs.agent_connection import AgentConnection, Said, Unanswered
+from everstep_operator.jobs.reports import Heard, JobReport
 
 Key = tuple[str, str]
-TIMEOUT = aiohttp.ClientTimeout(total=3.0, connect=1.5)
-LIMIT_BYTES = 1 << 20
-ASKED_AT_ONCE = 32
-"""Any agent passes on the coordinator's word, so a large job is asked in part, in turn."""
-ASKED_WHILE_QUIET = 4
-"""Of a job that trains and has heard all: its coordinator and some others in turn."""
-WANTED_PATH = "/v1/wanted"
-NONCE_PATH = "/v1/nonce"
 
 log = logging.getLogger(__name__)
 
 
-class Unanswered(Exception):
-    """The agent cannot be reached, or does not speak our protocol."""
-
-
-class Line:
-    """One agent: one connection, its nonce, a growing counter."""
-
-    def __init__(self, address: str, token: str) -> None:
-        self._base = f"http://{address}"
-        self._signer = auth.Signer(token)
-        self._has_nonce = False
-        self._session: aiohttp.ClientSession | None = None
-        self.answered = False
-        self.revision = 0
-        """Of the newest document that it has taken."""
-        self.since = time.monotonic()
-        self.failure = ""
-
-    async def ask(self, body: bytes) -> Seen:
-        """Raises `Unanswered`."""
-        try:
-            return await self._ask(body)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            await self.close()
-            raise Unanswered(f"{type(error).__name__}: {error}") from error
-
-    async def _ask(self, body: bytes) -> Seen:
-        session = self._open()
-        if not self._has_nonce:
-            async with session.get(self._base + NONCE_PATH) as answer:
-                answer.raise_for_status()
-                self._renew((await answer.json())["nonce"])
-        for _ in range(2):
-            headers = self._signer.headers("POST", WANTED_PATH, body)
-            headers["Content-Type"] = "application/json"
-            async with session.post(self._base + WANTED_PATH, data=body, headers=headers) as answer:
-                if answer.status == 401 and auth.HEADER_NONCE in answer.headers:
-                    self._renew(answer.headers[auth.HEADER_NONCE])
-                    continue
-                answer.raise_for_status()
-                raw = await answer.content.read(LIMIT_BYTES)
-                return codec.loads(Seen, raw)
-        raise Unanswered("the agent refuses our token: was the operator's key changed?")
-
-    def _renew(self, nonce: str) -> None:
-        self._signer.renew(nonce)
-        self._has_nonce = True
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=1, keepalive_timeout=60)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=TIMEOUT)
-        return self._session
-
-    async def close(self) -> None:
-        session, self._session, self._has_nonce = self._session, None, False
-        if session is not None:
-            await session.close()
-
-
 @dataclass(slots=True)
-class Dialogue:
-    """What is said to one job and what it said last."""
+class JobSession:
+    """What one job is told, and its newest report."""
 
     token: str
     wanted: Wanted
     pods: dict[str, str]
     """Address → pod UID."""
-    lines: dict[str, Line] = field(default_factory=dict)
-    seen: Seen | None = None
-    seen_at: float = 0.0
-    """Monotonic moment at which its figures were fresh."""
+    connections: dict[str, AgentConnection] = field(default_factory=dict)
+    newest: Heard | None = None
+    proven: bool = False
+    """An agent of the job has proved an answer to this process: from now on all must."""
     task: asyncio.Task[None] | None = None
     turn: int = 0
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
-    """What a pass gets to know."""
-
-    seen: Seen | None
-    age: float
-    callers: frozenset[str]
-    asked_for: dict[str, float]
-
-
 class Agents:
-    """All dialogues. `heard` is called with a job's key when its word has changed in anything but figures."""
+    """All sessions. `heard` is called with a job's key when its report has changed in anything but
+    figures.
+    """
 
     def __init__(
         self,
@@ -128,18 +52,18 @@ class Agents:
     ) -> None:
         self._heard, self._interval = heard, interval
         self._may_speak = may_speak
-        """False: another operator may be speaking to the job by now."""
-        self._dialogues: dict[Key, Dialogue] = {}
+        """False: another operator may be talking to the job by now."""
+        self._sessions: dict[Key, JobSession] = {}
         self._revision = 0
 
     def tell(self, key: Key, token: str, wanted: Wanted, pods: dict[str, str]) -> None:
         """From now on the job is told this; `pods` maps addresses to pod UIDs."""
-        held = self._dialogues.get(key)
+        held = self._sessions.get(key)
         if held is None or held.token != token:
             self.forget(key)
-            held = Dialogue(token=token, wanted=self._numbered(wanted), pods=pods)
+            held = JobSession(token=token, wanted=self._numbered(wanted), pods=pods)
             held.task = asyncio.create_task(self._run(key, held), name=f"agents {key[0]}/{key[1]}")
-            self._dialogues[key] = held
+            self._sessions[key] = held
             return
         held.pods = pods
         if replace(held.wanted, revision=0) != replace(wanted, revision=0):
@@ -147,35 +71,36 @@ class Agents:
             held.stirred.set()
 
     def _numbered(self, wanted: Wanted) -> Wanted:
-        """Revisions grow over restarts of the operator, too: they begin at the clock."""
+        """Revisions also grow across restarts of the operator: they start from the clock."""
         self._revision = max(self._revision + 1, time.time_ns() // 1_000_000)
         return replace(wanted, revision=self._revision)
 
-    def word_of(self, key: Key) -> Word:
-        held = self._dialogues.get(key)
+    def report_on(self, key: Key) -> JobReport:
+        held = self._sessions.get(key)
         if held is None:
-            return Word(seen=None, age=0.0, callers=frozenset(), asked_for={})
+            return JobReport()
         now = time.monotonic()
-        lines = {uid: held.lines[a] for a, uid in held.pods.items() if a in held.lines}
-        return Word(
-            seen=held.seen,
-            age=now - held.seen_at if held.seen else 0.0,
-            callers=frozenset(uid for uid, line in lines.items() if line.answered),
-            asked_for={uid: now - line.since for uid, line in lines.items()},
+        known = {u: held.connections[a] for a, u in held.pods.items() if a in held.connections}
+        return JobReport(
+            seen=held.newest.seen if held.newest else None,
+            age=now - held.newest.at if held.newest else 0.0,
+            callers=frozenset(uid for uid, one in known.items() if one.answered),
+            asked_for={uid: now - one.since for uid, one in known.items()},
+            unproven=frozenset(uid for uid, one in known.items() if one.unproven),
         )
 
     def forget(self, key: Key) -> None:
-        held = self._dialogues.pop(key, None)
+        held = self._sessions.pop(key, None)
         if held is not None and held.task is not None:
             held.task.cancel()
 
     async def close(self) -> None:
-        tasks = [d.task for d in self._dialogues.values() if d.task]
-        for key in list(self._dialogues):
+        tasks = [d.task for d in self._sessions.values() if d.task]
+        for key in list(self._sessions):
             self.forget(key)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, key: Key, held: Dialogue) -> None:
+    async def _run(self, key: Key, held: JobSession) -> None:
         try:
             while True:
                 held.stirred.clear()
@@ -187,95 +112,78 @@ class Agents:
                 except TimeoutError:
                     pass
         finally:
-            for line in held.lines.values():
-                await line.close()
+            for connection in held.connections.values():
+                connection.close()
 
-    async def _round(self, key: Key, held: Dialogue) -> None:
-        for address in [a for a in held.lines if a not in held.pods]:
-            await held.lines.pop(address).close()
-        addresses = choose_addresses(list(held.pods), held.turn, _quiet_coordinator(held))
+    async def _round(self, key: Key, held: JobSession) -> None:
+        for address in [a for a in held.connections if a not in held.pods]:
+            held.connections.pop(address).close()
+        addresses = reports.choose_addresses(list(held.pods), held.turn, _quiet_coordinator(held))
         held.turn += 1
+        unproven = _list_unproven(held)
         body = codec.dumps(held.wanted)
         answers = await asyncio.gather(*(self._ask(held, a, body) for a in addresses))
-        words = [(seen, at) for seen, at in answers if seen is not None]
-        if words:
-            self._keep(key, held, *choose_word(words))
-
-    async def _ask(self, held: Dialogue, address: str, body: bytes) -> tuple[Seen | None, float]:
-        line = held.lines.setdefault(address, Line(address, held.token))
-        revision = held.wanted.revision
-        try:
-            seen = await line.ask(body)
-        except Unanswered as error:
-            if str(error) != line.failure:
-                log.info("agent %s does not answer: %s", address, error)
-            line.failure = str(error)
-            return None, 0.0
-        line.answered, line.failure, line.revision = True, "", revision
-        return seen, time.monotonic() - seen.age_ms / 1000
-
-    def _keep(self, key: Key, held: Dialogue, seen: Seen, at: float) -> None:
-        if held.seen is not None and seen.epoch < held.seen.epoch and not seen.done:
-            log.info("%s/%s: a word of epoch %d, older than %d", *key, seen.epoch, held.seen.epoch)
-            return
-        news = held.seen is None or without_figures(seen) != without_figures(held.seen)
-        held.seen, held.seen_at = seen, at
-        if news:
+        before = held.newest
+        self._keep(key, held, [heard for heard in answers if heard is not None])
+        if _is_news(before, held.newest) or not _list_unproven(held) <= unproven:
             self._heard(key)
 
+    async def _ask(self, held: JobSession, address: str, body: bytes) -> Heard | None:
+        connection = held.connections.get(address)
+        if connection is None:
+            connection = held.connections[address] = AgentConnection(address, held.token)
+        revision = held.wanted.revision
+        try:
+            said = await connection.ask(body)
+        except Unanswered as error:
+            if str(error) != connection.failure:
+                log.info("agent %s does not answer: %s", address, error)
+            connection.failure = str(error)
+            return None
+        connection.failure, connection.revision = "", revision
+        return self._judge(held, connection, said)
 
-def choose_addresses(addresses: list[str], turn: int, coordinator: str | None) -> list[str]:
-    """All of a small job; of a large one a window that moves on. `coordinator`: given while all is
-    quiet; then it and a narrow window are enough.
-    """
-    at_once = ASKED_AT_ONCE if coordinator is None else ASKED_WHILE_QUIET
-    if len(addresses) <= at_once:
-        return addresses
-    if coordinator is None:
-        return _window(addresses, turn, at_once)
-    others = [address for address in addresses if address != coordinator]
-    return [coordinator, *_window(others, turn, at_once - 1)]
+    def _judge(self, held: JobSession, connection: AgentConnection, said: Said) -> Heard | None:
+        """The valid part of an answer (see `reports`)."""
+        at = time.monotonic() - said.seen.age_ms / 1000
+        if said.proven:
+            connection.answered = held.proven = True
+            return Heard(seen=said.seen, at=at)
+        connection.answered = not held.proven
+        if held.proven:
+            return None
+        return Heard(seen=reports.take_figures(said.seen, held.wanted), at=at, proven=False)
+
+    def _keep(self, key: Key, held: JobSession, answers: list[Heard]) -> None:
+        newest = reports.choose_newest(answers)
+        if newest is None:
+            return
+        if reports.replaces(newest, held.newest):
+            held.newest = newest
+        else:
+            log.info(
+                "%s/%s: an answer of epoch %d, older than the known one", *key, newest.seen.epoch
+            )
 
 
-def _window(addresses: list[str], turn: int, width: int) -> list[str]:
-    start = turn * width % len(addresses)
-    return (addresses + addresses)[start : start + width]
+def _is_news(before: Heard | None, after: Heard | None) -> bool:
+    """Whether a pass should run at once."""
+    if after is None or after is before:
+        return False
+    return before is None or _level(before) != _level(after)
 
 
-def _quiet_coordinator(held: Dialogue) -> str | None:
-    """The coordinator's address, if the job trains, nothing is open and every agent has taken the newest
-    document; else None.
-    """
-    seen = held.seen
-    if seen is None or not seen.running or any(i.open for i in seen.incidents):
+def _level(heard: Heard) -> Seen:
+    return reports.without_figures(heard.seen)
+
+
+def _list_unproven(held: JobSession) -> set[str]:
+    return {address for address, one in held.connections.items() if one.unproven}
+
+
+def _quiet_coordinator(held: JobSession) -> str | None:
+    if not held.pods.keys() <= held.connections.keys():
         return None
-    lines = [held.lines.get(address) for address in held.pods]
-    if any(line is None or line.revision != held.wanted.revision for line in lines):
-        return None
-    found = (p.address for p in held.wanted.peers if _place(p) == seen.coordinator)
-    return next((address for address in found if address in held.pods), None)
-
-
-def _place(peer: Peer) -> SlotAttempt:
-    return SlotAttempt(slot=peer.slot, attempt=peer.attempt)
-
-
-def choose_word(words: list[tuple[Seen, float]]) -> tuple[Seen, float]:
-    """The end, if anyone tells of it; else the highest epoch; of equals the youngest."""
-    return max(words, key=lambda w: (w[0].done, w[0].failure is not None, w[0].epoch, w[1]))
-
-
-def without_figures(seen: Seen) -> Seen:
-    """What a pass must hear of at once; steps and losses are looked up when they are written."""
-    return replace(
-        seen,
-        step=0,
-        loss=None,
-        members=tuple(replace(m, step=0) for m in seen.members),
-        staged=None,
-        committed=replace(seen.committed, age_ms=0) if seen.committed else None,
-        good=None,
-        seconds={},
-        age_ms=0,
-        incidents=tuple(replace(i, phases=()) for i in seen.incidents),
-    )
+    told = {address: held.connections[address].revision for address in held.pods}
+    seen = held.newest.seen if held.newest else None
+    return reports.find_quiet_coordinator(seen, held.wanted, told)

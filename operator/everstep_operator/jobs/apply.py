@@ -1,7 +1,11 @@
-"""The plan's actions, in order, then one status patch, then Events. No decisions: what it learns,
-the next pass observes.
+"""Performs the plan's actions in order, then one status patch, then the Events. No decisions: the
+next pass observes the result.
+
+The Events of a plan that only counts are written after the next plan's actions, because they
+would delay these.
 """
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Mapping
@@ -9,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everstep_operator import kube
-from everstep_operator.jobs import manifests, saying, statuspatch
+from everstep_operator.jobs import action_log, genuine, manifests, patch_body, statuspatch
 from everstep_operator.jobs.actions import (
     Action,
     CheckTemplate,
@@ -19,11 +23,12 @@ from everstep_operator.jobs.actions import (
     DeletePod,
     Plan,
 )
+from everstep_operator.jobs.genuine import JobKeys
 from everstep_operator.jobs.observed import Job
 from everstep_operator.jobs.stamps import to_stamp
 from everstep_operator.kube import Kube
 from everstep_operator.pacing import Lane
-from everstep_operator.values import Happening
+from everstep_operator.values import EventDraft
 
 COMPONENT = "everstep-operator"
 EVENT_LIMIT = 1024
@@ -33,45 +38,68 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a plan; the pass reads it, metrics count it."""
+    """The result of a plan; read by the pass, counted by the metrics."""
 
     done: list[str] = field(default_factory=list)
     """Names of the actions that were done."""
     refusal: tuple[bool, str] | None = None
-    """(wrong for good, the API server's words): a pod or Secret was not accepted."""
+    """(permanent, the API server's message): a pod or Secret was rejected."""
     template_checked: bool = False
     patched: Mapping[str, Any] | None = None
-    """The object as the status patch left it."""
+    """The object as returned by the status patch."""
     again: bool = False
-    """Something else has moved: observe again soon."""
+    """Something else has changed: observe again soon."""
     gone: list[str] = field(default_factory=list)
-    """Names of pods that were to be deleted and are not there."""
+    """Names of pods that were to be deleted and no longer exist."""
+    untold: tuple[EventDraft, ...] = ()
+    """Events to be written after the next plan's actions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What may be delayed."""
+
+    figures_seconds: float
+    """Figures alone are written at most this often."""
+    untold: tuple[EventDraft, ...] = ()
+    """Events of earlier passes."""
 
 
 async def apply_plan(
-    port: Kube, job: Job, plan: Plan, token: str, now: float, figures_seconds: float
+    port: Kube, job: Job, plan: Plan, keys: JobKeys, now: float, pace: Pace
 ) -> Outcome:
-    """Raises `kube.Transient` and `kube.Denied` (other than of a pod) to the loop's edge."""
+    """Raises `kube.Transient` and `kube.Denied` (except for a pod) to the outer loop."""
     outcome = Outcome()
     for action in plan.actions:
-        if await _apply_action(port, job, action, token, outcome):
-            saying.say_done(job, action, plan.status)
+        if await _apply_action(port, job, action, keys, outcome):
+            action_log.log_done(job, action, plan.status)
         if outcome.refusal or outcome.again:
             break
-    patch = statuspatch.decide_patch(job.raw_status, plan.status, now, figures_seconds)
+    patch = statuspatch.decide_patch(job.raw_status, plan.status, now, pace.figures_seconds)
     if patch:
         await _patch_status(port, job, patch, plan.counts, outcome)
-    if outcome.patched is not None or not patch:
-        for happening in plan.events:
-            saying.say_happening(job, happening)
-            await create_event(port, job, happening, now)
+    events = plan.events if outcome.patched is not None or not patch else ()
+    for happening in events:
+        action_log.log_event(job, happening)
+    outcome.untold = (*pace.untold, *events)
+    if not plan.counts:
+        await _write_events(port, job, outcome, now)
     return outcome
 
 
-async def _apply_action(port: Kube, job: Job, action: Action, token: str, outcome: Outcome) -> bool:
+async def _write_events(port: Kube, job: Job, outcome: Outcome, now: float) -> None:
+    while outcome.untold:
+        happening, *rest = outcome.untold
+        await create_event(port, job, happening, now)
+        outcome.untold = tuple(rest)
+
+
+async def _apply_action(
+    port: Kube, job: Job, action: Action, keys: JobKeys, outcome: Outcome
+) -> bool:
     """Whether it was done."""
     try:
-        await _do(port, job, action, token)
+        await _do(port, job, action, keys)
     except kube.Gone:
         outcome.again = isinstance(action, (CreatePod, CreateSecret))
         outcome.gone += [action.name] if isinstance(action, DeletePod) else []
@@ -89,18 +117,21 @@ async def _apply_action(port: Kube, job: Job, action: Action, token: str, outcom
 
 
 def is_template_fault(error: kube.KubeError) -> bool:
-    """Waiting helps against a quota or a policy, not against Pod Security: that judges the template alone."""
+    """Waiting helps against a quota or a policy, but not against Pod Security, which depends on the
+    template alone.
+    """
     return isinstance(error, kube.Invalid) or "violates PodSecurity" in error.message
 
 
-async def _do(port: Kube, job: Job, action: Action, token: str) -> None:
+async def _do(port: Kube, job: Job, action: Action, keys: JobKeys) -> None:
     match action:
         case CreateSecret():
-            await _create(port, kube.SECRETS, job, manifests.build_secret(job, token))
+            await _create_secret(port, manifests.build_secret(job, keys.token), job)
         case CheckTemplate(body=body):
-            await _create(port, kube.PODS, job, body, dry_run=True)
-        case CreatePod(body=body):
-            await _create(port, kube.PODS, job, body)
+            await _create_pod(port, body, job, keys, dry_run=True)
+        case CreatePod(slot=slot, attempt=attempt, body=body):
+            proof = genuine.derive_proof(keys, slot, attempt)
+            await _create_pod(port, manifests.with_proof(body, proof), job, keys)
         case DeletePod():
             grace = 0 if action.force else None
             await port.delete(
@@ -110,34 +141,39 @@ async def _do(port: Kube, job: Job, action: Action, token: str) -> None:
             await port.delete(kube.JOBS, job.name, job.namespace, uid=job.uid)
 
 
-async def _create(
-    port: Kube, kind: kube.Kind, job: Job, body: manifests.Body, *, dry_run: bool = False
+async def _create_secret(port: Kube, body: manifests.Body, job: Job) -> None:
+    """An existing one counts as the operator's: its name contains the job's UID, and the operator
+    may not read it. A wrong token in it affects only this job, whose agents would reject the
+    operator.
+    """
+    with contextlib.suppress(kube.AlreadyExists):
+        await port.create(kube.SECRETS, body, job.namespace)
+
+
+async def _create_pod(
+    port: Kube, body: manifests.Body, job: Job, keys: JobKeys, *, dry_run: bool = False
 ) -> None:
-    """ "Already exists" is done if it is ours. Secrets carry our UID in the name, and we may not read them."""
+    """A pod that already exists is the result of a repeated create, if it is one of the job's own."""
     try:
-        await port.create(kind, body, job.namespace, dry_run=dry_run)
+        await port.create(kube.PODS, body, job.namespace, dry_run=dry_run)
     except kube.AlreadyExists:
-        if kind is kube.SECRETS:
-            return
-        found = await port.get(kind, body["metadata"]["name"], job.namespace)
-        owners = found["metadata"].get("ownerReferences") or ()
-        if not any(o.get("uid") == job.uid for o in owners):
-            text = (
-                f"pod {body['metadata']['name']} exists and is not this job's: delete or rename it"
-            )
+        name = body["metadata"]["name"]
+        found = await port.get(kube.PODS, name, job.namespace)
+        owner = genuine.build_owner(job.key, job.uid, job.raw_status, keys)
+        if genuine.find_place(found, owner) is None:
+            text = f"pod {name} exists and was not made by Everstep: delete it"
             raise kube.Denied(409, "AlreadyExists", text) from None
 
 
 async def _patch_status(
     port: Kube, job: Job, patch: dict[str, Any], urgent: bool, outcome: Outcome
 ) -> None:
-    """With the version that was observed: a status built on an older object is built anew, not forced."""
-    body = {"metadata": {"resourceVersion": job.resource_version}, "status": patch}
+    """With the observed version: a status that was built from an older object is built again, not
+    forced.
+    """
     lane = Lane.RECOVERY if urgent else Lane.STATUS
     try:
-        outcome.patched = await port.patch(
-            kube.JOBS, job.name, body, job.namespace, sub="status", lane=lane
-        )
+        outcome.patched = await _send_patch(port, job, patch, lane)
         outcome.done.append("PatchStatus")
     except kube.Conflict:
         outcome.again = True
@@ -145,21 +181,34 @@ async def _patch_status(
         log.info("%s/%s: the job is gone", job.namespace, job.name)
 
 
-async def say_failed(port: Kube, job: Job, error: Exception, now: float) -> None:
-    """On the job itself: who looks at it should not need the operator's log to see that nobody acts for it."""
+async def _send_patch(port: Kube, job: Job, patch: dict[str, Any], lane: Lane) -> kube.Object:
+    """If a JSON patch does not fit, the merge patch follows, whose answer names the problem."""
+    *shorter, last = patch_body.build_bodies(job.resource_version, job.raw_status, patch)
+    for body in shorter:
+        with contextlib.suppress(kube.Invalid):
+            return await port.patch(
+                kube.JOBS, job.name, body, job.namespace, sub="status", lane=lane
+            )
+    return await port.patch(kube.JOBS, job.name, last, job.namespace, sub="status", lane=lane)
+
+
+async def report_failure(port: Kube, job: Job, error: Exception, now: float) -> None:
+    """An Event on the job itself, so that users need not read the operator's log to see that it
+    cannot act.
+    """
     found = f"{type(error).__name__}: {error}"
     fix = (
         "give the operator's ServiceAccount its rights back (helm upgrade)"
         if isinstance(error, kube.Denied)
-        else "this is a fault of Everstep: please report it with the operator's log"
+        else "this is a bug in Everstep: please report it with the operator's log"
     )
     message = f"the operator cannot act for this job and tries again: {found}; {fix}"
-    happening = Happening(reason="PassFailed", message=message, warning=True)
+    happening = EventDraft(reason="PassFailed", message=message, warning=True)
     await create_event(port, job, happening, now)
 
 
-async def create_event(port: Kube, job: Job, happening: Happening, now: float) -> None:
-    """Its name is computed from what it says: said twice, it is written once."""
+async def create_event(port: Kube, job: Job, happening: EventDraft, now: float) -> None:
+    """Its name is computed from its text, so a repeated one is written once."""
     words = "\n".join((job.uid, happening.reason, happening.message, happening.stamp))
     digest = hashlib.sha256(words.encode()).hexdigest()[:16]
     body = {

@@ -1,4 +1,6 @@
-"""The attempts of a job's slots: counted before the deed, noted while their pod lives, removed when over."""
+"""The attempts of a job's slots: counted before the action, recorded while their pod exists,
+removed when over.
+"""
 
 from collections.abc import Sequence
 
@@ -15,7 +17,9 @@ def plan_count(
 ) -> Plan:
     """Count first: attempts and restarts rise, and the pass ends."""
     raises = {d.slot: d for d in decisions if isinstance(d, Raise)}
-    raised = [membership.apply_raise(r, raises[r.slot]) if r.slot in raises else r for r in records]
+    raised = [
+        membership.apply_raise(r, raises[r.slot], now) if r.slot in raises else r for r in records
+    ]
     story = waiting.build_job_story(observed, raised, decisions, now)
     status = conditions.build_status(observed, raised, decisions, story, now)
     return Plan(
@@ -25,27 +29,42 @@ def plan_count(
     )
 
 
-def note_pod(
-    observed: Observed, record: SlotStatus, decisions: Sequence[Decision], now: float
+def note_pods(
+    observed: Observed,
+    records: Sequence[SlotStatus],
+    decisions: Sequence[Decision],
+    now: float,
+) -> list[SlotStatus]:
+    """Records what must be known of a pod after it has vanished, and since when it has been asked
+    to leave.
+    """
+    leaves = {d.slot: d for d in reversed(decisions) if isinstance(d, Leave) and not d.hold}
+    return [_note_pod(observed, r, leaves.get(r.slot), now) for r in records]
+
+
+def _note_pod(
+    observed: Observed, record: SlotStatus, leave: Leave | None, now: float
 ) -> SlotStatus:
-    """What must be known of a pod after it has vanished, and since when it has been asked to leave."""
     pod = observed.pod_of(record.slot, record.attempt)
-    leave = next(
-        (d for d in decisions if isinstance(d, Leave) and d.slot == record.slot and not d.hold),
-        None,
-    )
-    return record.model_copy(
-        update={
-            "pod_uid": pod.uid if pod else record.pod_uid,
-            "node": (pod.node if pod else None) or record.node,
-            "leaving_since": (record.leaving_since or to_stamp(now)) if leave else None,
-            "incident": leave.incident if leave else None,
-        }
-    )
+    noted = {
+        "pod_uid": pod.uid if pod else record.pod_uid,
+        "node": (pod.node if pod else None) or record.node,
+        "leaving_since": (record.leaving_since or to_stamp(now)) if leave else None,
+        "incident": leave.incident if leave else _open_incident(observed, record),
+    }
+    # Of thousands of slots few change in one pass, and a copy costs more than all that is decided of a slot.
+    same = all(getattr(record, name) == value for name, value in noted.items())
+    return record if same else record.model_copy(update=noted)
+
+
+def _open_incident(observed: Observed, record: SlotStatus) -> str | None:
+    """The open incident moves the slot until it trains again or need not leave any more."""
+    trains = observed.running and observed.is_member(record.slot, record.attempt)
+    return None if trains or record.leaving_since else record.incident
 
 
 def plan_former(observed: Observed, records: Sequence[SlotStatus]) -> tuple[Action, ...]:
-    """Pods of attempts that are over: fenced, told gone, and now deleted."""
+    """Deletes pods of attempts that are over: fenced, reported as gone to the job, and now deleted."""
     current = {r.slot: r for r in records}
     found: list[Action] = []
     for pod in observed.pods:

@@ -1,39 +1,39 @@
-"""The whole status, from what was observed and decided. The same words go into conditions and
-Events.
+"""Builds the whole status from what was observed and decided. Conditions and Events use the same
+text.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from everstep_operator.jobs import failures, manifests, telling
+from everstep_operator.jobs import incident_summary, manifests, nodehealth
 from everstep_operator.jobs.incidents import build_incidents
+from everstep_operator.jobs.marks import list_moved
 from everstep_operator.jobs.membership import Decision, Leave, Raise
 from everstep_operator.jobs.observed import Job, Observed
+from everstep_operator.jobs.restarts import charge
 from everstep_operator.jobs.stamps import to_seconds, to_stamp
+from everstep_operator.model import RestartBudgets
 from everstep_operator.model_status import (
     CheckpointStatus,
     Condition,
     Incident,
     JobStatus,
-    Restarts,
     SlotStatus,
     WorldStatus,
 )
-from everstep_operator.values import Happening
+from everstep_operator.values import EventDraft
 
 WARNINGS = frozenset({"Failed", "Recovering"})
-WISHES = frozenset({"ScaledDown", "Grow", "Shrink"})
-"""Reasons to recover that are nobody's failure."""
-NO_RESTARTS = frozenset({"Start", "Grow", "Shrink"})
-"""Causes of an epoch that mend nothing: the job begins, or was given another size."""
+WISHES = frozenset({"ScaledDown", "Grow", "Shrink", "Edit"})
+"""Causes of a recovery that are not failures."""
 OVER = frozenset({"Complete", "Failed"})
 STALE_INTERVALS = 3
 STALE_GRACE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """One condition to be, before it has a time."""
+class ConditionDraft:
+    """A condition without its times."""
 
     type: str
     status: bool | None
@@ -43,10 +43,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """What a pass has decided, in the words that conditions need."""
+    """What a pass has decided, as texts for the conditions."""
 
     state: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ConditionDraft, ...]
     message: str = ""
 
 
@@ -57,48 +57,87 @@ def build_status(
     story: Story,
     now: float,
 ) -> JobStatus:
-    """Counters never fall, figures that nobody reports any more keep their last value."""
-    old, seen, job = observed.job.status, observed.seen, observed.job
+    """Counters never fall; figures that are no longer reported keep their last value."""
+    old, job = observed.job.status, observed.job
     spec = job.spec
     figures = _figures(observed, now)
-    incidents = build_incidents(observed, records, decisions, now)
+    attempts = {r.slot: r.attempt for r in records}
+    found = build_incidents(observed, attempts, decisions, now)
+    restarts, incidents = charge(old.restarts, found, attempts, _window(job), now)
     if story.state in OVER:
         incidents = [i.model_copy(update={"open": False}) for i in incidents]
     status = old.model_copy(
         update={
             **figures,
-            "observed_generation": job.generation,
+            "observed_generation": choose_generation(observed, story),
             "world": _world(observed, story),
             "selector": manifests.build_selector(job.name),
             "run": f"{spec.checkpoint.uri.rstrip('/')}/{manifests.run_of(job, spec)}"
             if spec
             else old.run,
-            "restarts": _restarts(old, seen.restarts if seen else {}, decisions),
+            "restarts": restarts,
             "slots": list(records),
             "incidents": incidents,
+            "conditions": _with_nodes(observed, now),
         }
     )
     return with_story(status, job, story, now)
 
 
+NOT_ACTED_ON = frozenset({"SpecInvalid", "TemplateConflict", "TemplateInvalid"})
+"""Reasons of `Running` while which an edit has no effect."""
+
+
+def choose_generation(observed: Observed, story: Story) -> int | None:
+    """Generation of the newest spec in effect: in the operator, and in the job if it runs."""
+    job, seen = observed.job, observed.seen
+    if any(v.type == "Running" and v.reason in NOT_ACTED_ON for v in story.verdicts):
+        return job.status.observed_generation
+    over = story.state in OVER
+    agents = [p for p in observed.pods if p.running_since is not None and not p.over and not over]
+    told = seen is not None and seen.generation >= job.generation
+    return job.generation if told or not agents else job.status.observed_generation
+
+
+def _window(job: Job) -> float:
+    """Seconds; the default if the spec cannot be read."""
+    budgets = job.spec.recovery.restart_budgets if job.spec else RestartBudgets()
+    return float(budgets.window_seconds)
+
+
 def with_story(status: JobStatus, job: Job, story: Story, now: float) -> JobStatus:
-    """The same status, in the words of `story`. Where nothing is being recovered, the last recovery is told."""
+    """The same status with the texts of `story`. If nothing is being recovered, the last recovery
+    is described.
+    """
+    types = {verdict.type for verdict in story.verdicts}
+    others = [condition for condition in status.conditions if condition.type not in types]
     verdicts = [_remembering(v, status.incidents) for v in story.verdicts]
     told = [build_condition(job.status, v, job.generation, now) for v in verdicts]
     return status.model_copy(
         update={
             "state": story.state,
             "message": story.message[:1024] or None,
-            "conditions": told,
+            "conditions": told + others,
         }
     )
 
 
-def _remembering(verdict: Verdict, incidents: Sequence[Incident]) -> Verdict:
-    over = telling.list_over(incidents)
+def _with_nodes(observed: Observed, now: float) -> list[Condition]:
+    """The present conditions, with the one about the job's nodes."""
+    job, found = observed.job, nodehealth.decide_nodes(observed)
+    if found is None:
+        return job.status.conditions
+    status, reason, message = found
+    verdict = ConditionDraft(type=nodehealth.TYPE, status=status, reason=reason, message=message)
+    told = build_condition(job.status, verdict, job.generation, now)
+    return [c for c in job.status.conditions if c.type != nodehealth.TYPE] + [told]
+
+
+def _remembering(verdict: ConditionDraft, incidents: Sequence[Incident]) -> ConditionDraft:
+    over = incident_summary.list_over(incidents)
     if verdict.type != "Recovering" or verdict.status or not over:
         return verdict
-    return replace(verdict, message=f"last: {telling.tell(over[-1])}")
+    return replace(verdict, message=f"last: {incident_summary.summarize(over[-1])}")
 
 
 def _figures(observed: Observed, now: float) -> dict[str, object]:
@@ -119,13 +158,13 @@ def _figures(observed: Observed, now: float) -> dict[str, object]:
 
 
 def _checkpoint(observed: Observed, now: float) -> CheckpointStatus | None:
-    """The time of a commit is reckoned once, from the age that came with it, and then stays."""
+    """The time of a commit is computed once, from the age that came with it, and then kept."""
     old, seen = observed.job.status.checkpoint, observed.seen
     new = seen.committed if seen else None
     if new is None:
         return _aged(old, now)
     if old is not None and (old.epoch, old.step) >= (new.epoch, new.step) and old.committed_at:
-        return _aged(old, now)  # a new coordinator tells of an older one until it has read the log
+        return _aged(old, now)  # a new coordinator reports an older one until it has read the log
     committed = now - observed.seen_age - new.age_ms / 1000
     return _aged(
         CheckpointStatus(
@@ -148,7 +187,7 @@ def _goodput(seconds: dict[str, float]) -> str | None:
 
 
 def _world(observed: Observed, story: Story) -> WorldStatus:
-    """A job that runs as far as we know, while nobody has answered us, has the members that it had."""
+    """If the job ran and no agent has answered since, it keeps the members that it had."""
     spec, old = observed.job.spec, observed.job.status.world
     desired = spec.workers.replicas if spec and not spec.suspend else 0
     ready = len({m.slot for m in observed.seen.members}) if observed.seen else 0
@@ -157,22 +196,9 @@ def _world(observed: Observed, story: Story) -> WorldStatus:
     return WorldStatus(ready=ready, desired=desired, summary=f"{ready}/{desired}")
 
 
-def _restarts(old: JobStatus, runtime: dict[str, int], decisions: Sequence[Decision]) -> Restarts:
-    """Ours are counted here, before the deed; the job's are those of its run log."""
-    causes = dict(old.restarts.by_cause) if old.restarts else {}
-    for cause, count in runtime.items():
-        if cause not in NO_RESTARTS:
-            causes[cause] = max(count, causes.get(cause, 0))
-    for decision in decisions:
-        if isinstance(decision, Raise) and decision.counted:
-            causes[decision.cause] = causes.get(decision.cause, 0) + 1
-    ours = sum(causes.get(c, 0) for c in failures.BUDGETS["node"] | failures.BUDGETS["pod"])
-    theirs = sum(n for c, n in causes.items() if c in runtime)
-    total = max(old.restarts.total if old.restarts else 0, ours, theirs)
-    return Restarts(total=total, by_cause=dict(sorted(causes.items())))
-
-
-def build_condition(old: JobStatus, verdict: Verdict, generation: int, now: float) -> Condition:
+def build_condition(
+    old: JobStatus, verdict: ConditionDraft, generation: int, now: float
+) -> Condition:
     status = {True: "True", False: "False", None: "Unknown"}[verdict.status]
     before = find_condition(old, verdict.type)
     changed = before is None or before.status != status
@@ -200,37 +226,40 @@ def is_true(status: JobStatus, kind: str) -> bool:
 def build_story(
     *,
     state: str,
-    running: Verdict,
-    checkpoint: Verdict,
-    suspended: Verdict | None = None,
-    recovering: Verdict | None = None,
-    complete: Verdict | None = None,
-    failed: Verdict | None = None,
+    running: ConditionDraft,
+    checkpoint: ConditionDraft,
+    suspended: ConditionDraft | None = None,
+    recovering: ConditionDraft | None = None,
+    complete: ConditionDraft | None = None,
+    failed: ConditionDraft | None = None,
 ) -> Story:
-    """All six conditions, always in this order; what is not said is False with the reason of the state."""
+    """All six conditions, always in this order; those not given are False with the state's reason."""
     verdicts = (
         running,
-        recovering or Verdict(type="Recovering", status=False, reason=state, message=""),
+        recovering or ConditionDraft(type="Recovering", status=False, reason=state, message=""),
         checkpoint,
-        suspended or Verdict(type="Suspended", status=False, reason="NotSuspended", message=""),
-        complete or Verdict(type="Complete", status=False, reason="NotFinished", message=""),
-        failed or Verdict(type="Failed", status=False, reason="NotFailed", message=""),
+        suspended
+        or ConditionDraft(type="Suspended", status=False, reason="NotSuspended", message=""),
+        complete or ConditionDraft(type="Complete", status=False, reason="NotFinished", message=""),
+        failed or ConditionDraft(type="Failed", status=False, reason="NotFailed", message=""),
     )
     loud = next((v for v in (failed, complete, suspended, recovering) if v and v.status), running)
     return Story(state=state, verdicts=verdicts, message=loud.message)
 
 
-def decide_checkpoint(observed: Observed, decisions: Sequence[Decision], now: float) -> Verdict:
-    """Is what has been computed safe? Unknown until the first commit."""
+def decide_checkpoint(
+    observed: Observed, decisions: Sequence[Decision], now: float
+) -> ConditionDraft:
+    """Whether the computed steps are saved. Unknown until the first commit."""
     seen = observed.seen
     if any(isinstance(d, Raise) and d.uncommitted for d in decisions):
         message = next(d.message for d in decisions if isinstance(d, Raise) and d.uncommitted)
-        return Verdict(
+        return ConditionDraft(
             type="CheckpointHealthy", status=False, reason="LeftWithoutCommit", message=message
         )
     if seen is not None and seen.storage_error is not None:
         error = seen.storage_error
-        return Verdict(
+        return ConditionDraft(
             type="CheckpointHealthy",
             status=False,
             reason=error.kind or "StoreError",
@@ -240,32 +269,34 @@ def decide_checkpoint(observed: Observed, decisions: Sequence[Decision], now: fl
     if standing := _still_without_commit(observed, newest):
         return standing
     if newest is None:
-        return Verdict(
+        return ConditionDraft(
             type="CheckpointHealthy",
             status=None,
             reason="NoCheckpointYet",
-            message="nothing committed yet",
+            message="no checkpoint committed yet",
         )
     if observed.running and (late := _late(observed, newest)):
-        return Verdict(
+        return ConditionDraft(
             type="CheckpointHealthy", status=False, reason="CheckpointLate", message=late
         )
-    return Verdict(
+    return ConditionDraft(
         type="CheckpointHealthy",
         status=True,
         reason="CheckpointCommitted",
-        message="the newest checkpoint stands in the run log",
+        message="the newest checkpoint is committed",
     )
 
 
-def _still_without_commit(observed: Observed, newest: CheckpointStatus | None) -> Verdict | None:
+def _still_without_commit(
+    observed: Observed, newest: CheckpointStatus | None
+) -> ConditionDraft | None:
     old = find_condition(observed.job.status, "CheckpointHealthy")
     before = observed.job.status.checkpoint
     if old is None or old.reason != "LeftWithoutCommit":
         return None
     if newest is not None and (before is None or before.step != newest.step):
         return None
-    return Verdict(type=old.type, status=False, reason=old.reason, message=old.message)
+    return ConditionDraft(type=old.type, status=False, reason=old.reason, message=old.message)
 
 
 def _late(observed: Observed, newest: CheckpointStatus) -> str:
@@ -278,28 +309,29 @@ def _late(observed: Observed, newest: CheckpointStatus) -> str:
 
 def build_events(
     old: JobStatus, new: JobStatus, decisions: Sequence[Decision]
-) -> tuple[Happening, ...]:
-    """One for each condition that has become true or changed its reason, and one for each interruption.
+) -> tuple[EventDraft, ...]:
+    """One for each condition that has become true or changed its reason, and one for each
+    interruption.
 
-    What two of them would say in the same words is said once, by the one that says more.
+    If two would have the same text, only the one with more detail is created.
     """
     found = [h for c in new.conditions if (h := _announced(find_condition(old, c.type), c))]
     found = [h for k, h in enumerate(found) if h.message not in {o.message for o in found[k + 1 :]}]
     told = {h.message for h in found}
     found += _of_recoveries(old, new)
-    known = {(i.id, i.slot) for i in old.incidents if i.attempt is not None}
+    known = {(i.id, m.slot) for i in old.incidents for m in list_moved(i)}
     for decision in decisions:
         match decision:
             case Leave(hold=False) if (decision.incident, decision.slot) not in known:
                 found += [] if describe_leave(decision) in told else [_of_leave(decision)]
-            case Raise(counted=True):
+            case Raise() if decision.counted or decision.failed:
                 found.append(_of_raise(decision))
             case _:
                 pass
     return tuple(found)
 
 
-def _announced(old: Condition | None, new: Condition) -> Happening | None:
+def _announced(old: Condition | None, new: Condition) -> EventDraft | None:
     if old is not None and (old.status, old.reason) == (new.status, new.reason):
         return None
     quiet = new.status != "True" and new.type != "CheckpointHealthy" and new.type != "Running"
@@ -307,7 +339,7 @@ def _announced(old: Condition | None, new: Condition) -> Happening | None:
         return None
     bad = new.type in WARNINGS or (new.type == "CheckpointHealthy" and new.status == "False")
     bad = bad and new.reason not in WISHES
-    return Happening(
+    return EventDraft(
         reason=new.reason,
         message=new.message,
         warning=bad,
@@ -315,14 +347,14 @@ def _announced(old: Condition | None, new: Condition) -> Happening | None:
     )
 
 
-def _of_recoveries(old: JobStatus, new: JobStatus) -> list[Happening]:
-    """One for each interruption that is over since; an end of the job is no recovery."""
-    known = {entries[0].id for entries in telling.list_over(old.incidents)}
-    over = [] if new.state in OVER else telling.list_over(new.incidents)
+def _of_recoveries(old: JobStatus, new: JobStatus) -> list[EventDraft]:
+    """One for each interruption that has ended since; the end of the job is not a recovery."""
+    known = {entries[0].id for entries in incident_summary.list_over(old.incidents)}
+    over = [] if new.state in OVER else incident_summary.list_over(new.incidents)
     return [
-        Happening(
+        EventDraft(
             reason="Recovered",
-            message=telling.tell(entries),
+            message=incident_summary.summarize(entries),
             incident=entries[0].id,
             stamp=entries[0].id,
         )
@@ -336,14 +368,14 @@ def describe_leave(decision: Leave) -> str:
 
 
 def _tag(decision: Leave | Raise) -> str:
-    """The incident, and the quarantine's where that was opened under another id."""
+    """The incident, and the quarantine's if it has another id."""
     if decision.verdict in ("", decision.incident):
         return decision.incident
     return f"{decision.incident}, quarantine {decision.verdict}"
 
 
-def _of_leave(decision: Leave) -> Happening:
-    return Happening(
+def _of_leave(decision: Leave) -> EventDraft:
+    return EventDraft(
         reason=decision.cause,
         message=describe_leave(decision),
         warning=decision.cause not in WISHES,
@@ -352,10 +384,10 @@ def _of_leave(decision: Leave) -> Happening:
     )
 
 
-def _of_raise(decision: Raise) -> Happening:
-    return Happening(
+def _of_raise(decision: Raise) -> EventDraft:
+    return EventDraft(
         reason=decision.cause,
-        message=f"slot {decision.slot} goes on as attempt {decision.to}: {decision.message} "
+        message=f"slot {decision.slot} continues as attempt {decision.to}: {decision.message} "
         f"[{_tag(decision)}]",
         warning=True,
         incident=decision.incident,

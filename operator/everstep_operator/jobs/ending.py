@@ -1,4 +1,4 @@
-"""The ends of a job: finished, suspended, unreadable. Nothing here starts a pod."""
+"""The ends of a job: finished, suspended, unreadable spec. Nothing here starts a pod."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 from everstep_contract.levels import Stop
 from everstep_operator.jobs import attempts, conditions, membership
 from everstep_operator.jobs.actions import Action, DeleteJob, DeletePod, Plan
-from everstep_operator.jobs.conditions import Story, Verdict
+from everstep_operator.jobs.conditions import ConditionDraft, Story
 from everstep_operator.jobs.failures import End
 from everstep_operator.jobs.membership import Raise
 from everstep_operator.jobs.observed import Observed, Pod
@@ -16,10 +16,12 @@ from everstep_operator.model_status import SlotStatus
 
 BUSY_SECONDS = 1.0
 RETRY_SECONDS = 30.0
+NAMED = 3
+"""How many pods a message names."""
 
 
 def plan_end(observed: Observed, end: End, now: float) -> Plan:
-    """Write down that it is over; the living are told to finish from now on."""
+    """Records that the job is over; running workers are told to finish from now on."""
     records = membership.build_records(observed)
     status = conditions.build_status(observed, records, (), _end_story(observed, end, now), now)
     return Plan(
@@ -31,10 +33,10 @@ def plan_end(observed: Observed, end: End, now: float) -> Plan:
 
 def _end_story(observed: Observed, end: End, now: float) -> Story:
     word = "Complete" if end.complete else "Failed"
-    over = Verdict(type=word, status=True, reason=end.reason, message=end.message)
+    over = ConditionDraft(type=word, status=True, reason=end.reason, message=end.message)
     return conditions.build_story(
         state=word,
-        running=Verdict(type="Running", status=False, reason=word, message=end.message),
+        running=ConditionDraft(type="Running", status=False, reason=word, message=end.message),
         checkpoint=conditions.decide_checkpoint(observed, (), now),
         complete=over if end.complete else None,
         failed=None if end.complete else over,
@@ -42,7 +44,9 @@ def _end_story(observed: Observed, end: End, now: float) -> Story:
 
 
 def plan_finished(observed: Observed, now: float) -> Plan:
-    """Pods stay for their logs; what still runs is told to finish and, after the drain time, deleted."""
+    """Pods are kept for their logs; those that still run are told to finish and, after the drain
+    time, deleted.
+    """
     job = observed.job
     done = conditions.find_condition(job.status, "Complete")
     complete = done is not None and done.status == "True"
@@ -76,7 +80,8 @@ def _finish(
     if not living:
         return (), left
     if now - ended_at < drain:
-        # Where nothing runs there is nothing to save, and a kubelet would start it again and again.
+        # If nothing runs there is nothing to save, and the kubelet would restart it again and
+        # again.
         idle = [p for p in living if p.running_since is None]
         return _delete(idle, "JobFinished", "the job is over, and nothing runs here"), BUSY_SECONDS
     text = f"the job is over and the pod still runs {drain} s later"
@@ -92,16 +97,20 @@ def _delete(pods: Sequence[Pod], reason: str, message: str) -> tuple[Action, ...
 
 
 def plan_suspend(observed: Observed, now: float) -> Plan:
-    """Stop outranks membership: save at the position, then the pods go; their attempts are over first."""
+    """Stop takes precedence over membership: save at the position, then the pods are deleted; their
+    attempts end first.
+    """
     job = observed.job
-    records = [attempts.note_pod(observed, r, (), now) for r in membership.build_records(observed)]
+    records = attempts.note_pods(observed, membership.build_records(observed), (), now)
     held = [r for r in records if r.pod_uid is not None]
     since = to_seconds(job.status.stopping_since)
     if held and may_end(observed, since, now):
         raises = build_raises(observed, held, "Suspended", "suspended")
         plan = attempts.plan_count(observed, records, raises, now)
         return _with_story(plan, observed, _suspend_story(observed, now, over=False), since, now)
-    story = _suspend_story(observed, now, over=not observed.pods)
+    story = _suspend_story(
+        observed, now, over=all(_is_left_behind(observed, p, now) for p in observed.pods)
+    )
     status = conditions.build_status(observed, records, (), story, now)
     plan = Plan(
         actions=attempts.plan_former(observed, records),
@@ -112,8 +121,18 @@ def plan_suspend(observed: Observed, now: float) -> Plan:
     return _with_story(plan, observed, story, since, now)
 
 
+def _is_left_behind(observed: Observed, pod: Pod, now: float) -> bool:
+    """The pod is being deleted, its grace period is over, and no kubelet is there to end it. Its
+    attempt is over, so whatever still runs there is fenced, and no other pod can use that node's
+    GPUs either.
+    """
+    node = observed.nodes.get(pod.node)
+    lost = node is None or node.not_ready_for is not None
+    return pod.deleting_until is not None and pod.deleting_until <= now and lost
+
+
 def may_end(observed: Observed, since: float | None, now: float) -> bool:
-    """The state is safe, or there is none, or the time to save is over."""
+    """The state is saved, or there is none, or the time to save is over."""
     spec, seen = observed.job.spec, observed.seen
     living = [p for p in observed.pods if not p.over and p.running_since is not None]
     if not living or (seen is not None and seen.stopped is not None):
@@ -127,11 +146,11 @@ def may_end(observed: Observed, since: float | None, now: float) -> bool:
 def build_raises(
     observed: Observed, records: Sequence[SlotStatus], cause: str, message: str
 ) -> list[Raise]:
-    """Uncounted: nobody's failure."""
+    """Not counted: no failure."""
     return [
         Raise(
             slot=r.slot,
-            to=max(r.attempt, membership.newest_attempt(observed, r.slot)) + 1,
+            to=max(r.attempt, observed.newest_attempt(r.slot)) + 1,
             cause=cause,
             message=message,
             incident="",
@@ -142,14 +161,17 @@ def build_raises(
 
 def _suspend_story(observed: Observed, now: float, *, over: bool) -> Story:
     checkpoint = observed.job.status.checkpoint
-    safe = f"saved at step {checkpoint.step}" if checkpoint else "nothing was saved yet"
+    safe = f"saved at step {checkpoint.step}" if checkpoint else "nothing was saved"
     text = f"suspended by spec.suspend; {safe}" if over else "saving, then the pods end"
+    if over and observed.pods:
+        behind = ", ".join(f"{p.name} on {p.node}" for p in observed.pods[:NAMED])
+        text += f"; left on lost nodes until these come back or are deleted: {len(observed.pods)} ({behind})"
     reason = "Suspended" if over else "Suspending"
     return conditions.build_story(
         state=reason,
-        running=Verdict(type="Running", status=False, reason=reason, message=text),
+        running=ConditionDraft(type="Running", status=False, reason=reason, message=text),
         checkpoint=conditions.decide_checkpoint(observed, (), now),
-        suspended=Verdict(type="Suspended", status=over, reason=reason, message=text),
+        suspended=ConditionDraft(type="Suspended", status=over, reason=reason, message=text),
     )
 
 
@@ -166,9 +188,9 @@ def _with_story(
 
 
 def plan_unreadable(observed: Observed, reason: str, message: str, now: float) -> Plan:
-    """What we cannot read we do not touch: pods that run go on."""
+    """Without a readable spec nothing is changed: running pods continue."""
     records = list(observed.job.status.slots)
-    verdict = Verdict(type="Running", status=False, reason=reason, message=message)
+    verdict = ConditionDraft(type="Running", status=False, reason=reason, message=message)
     story = conditions.build_story(
         state="Invalid",
         running=verdict,

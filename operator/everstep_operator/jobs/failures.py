@@ -1,39 +1,32 @@
-"""What an ended container, an exit report or the job's own word means for the job.
+"""What an ended container, an exit report or the job's own report means for the job.
 
-Invariant: `done` outranks everything, and an end for good never becomes a restart. A container that
-the kubelet restarts by itself (restartPolicy OnFailure) is none of our business unless its agent
-has never called.
+Invariant: `done` takes precedence over everything, and a final end never becomes a restart. A
+container that the kubelet restarts by itself (restartPolicy OnFailure) is ignored here unless
+its agent has never answered.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from everstep_contract.report import FOR_GOOD, Cause, ExitReport
+from everstep_contract.report import FOR_GOOD, OF_THE_POD, Cause, ExitReport
+from everstep_operator.jobs import budgets
 from everstep_operator.jobs.observed import Ended, Job, Observed, Pod
 from everstep_operator.jobs.stamps import to_seconds
-from everstep_operator.model import RestartBudgets
 
 WRITE_THIS = (
     "write `command: [everstep, run, train.py]` in the container named `trainer` and install "
     "Everstep in its image (pip install 'everstep[runtime]')"
 )
 TRIES_WITHOUT_A_CALL = 4
+CALL_SECONDS = 30.0
+"""How long the other running pods are asked before a container that does not start fails the job.
+"""
 NOT_STARTED = frozenset({126, 127, 128})
 """Exit codes of shells and runtimes for a command that cannot be started."""
-OF_THE_POD = frozenset({Cause.LEFT, Cause.STOPPED, Cause.FENCED})
-"""Ends of one pod, not of the job."""
-
-BUDGETS: Mapping[str, frozenset[str]] = {
-    "node": frozenset({"NodeLeaving", "NodeGone", "NodeLost"}),
-    "pod": frozenset({"PodDeleted", "PodEvicted", "PodFenced", "PodLeft", "ContainerEnded"}),
-    "worker": frozenset({"WorkerDied", "AgentError"}),
-    "hang": frozenset({"WorkerHung"}),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The job is over. `complete` or failed, with the words of the condition."""
+    """The job is over: `complete` or failed, with the condition's text."""
 
     complete: bool
     reason: str
@@ -49,15 +42,15 @@ class Replace:
 
 
 def decide_end(observed: Observed, now: float) -> End | None:
-    """Whether the job is over: the ladder from certain success to certain failure."""
+    """Whether the job is over: checks from certain success to certain failure."""
     if end := _done(observed):
         return end
-    if end := _failed_by_its_own_word(observed):
+    if end := _failed_by_job_report(observed):
         return end
     for pod in observed.pods:
-        if end := _failed_by_report(pod):
+        if end := _failed_by_exit_report(pod):
             return end
-    if end := _over_budget(observed):
+    if end := _over_budget(observed, now):
         return end
     if end := _past_deadline(observed, now):
         return end
@@ -79,7 +72,7 @@ def _done(observed: Observed) -> End | None:
     )
 
 
-def _failed_by_its_own_word(observed: Observed) -> End | None:
+def _failed_by_job_report(observed: Observed) -> End | None:
     seen = observed.seen
     if seen is None or seen.failure is None:
         return None
@@ -88,7 +81,7 @@ def _failed_by_its_own_word(observed: Observed) -> End | None:
     return End(complete=False, reason=failure.cause or "Failed", message=failure.message + where)
 
 
-def _failed_by_report(pod: Pod) -> End | None:
+def _failed_by_exit_report(pod: Pod) -> End | None:
     found = report_of(pod)
     if found is None or found.cause not in FOR_GOOD - OF_THE_POD - {Cause.DONE}:
         return None
@@ -97,7 +90,7 @@ def _failed_by_report(pod: Pod) -> End | None:
 
 
 def report_of(pod: Pod) -> ExitReport | None:
-    """The report of a container that has ended and will not be started again."""
+    """The report of a container that has ended and will not be restarted."""
     return pod.ended.report if pod.ended else None
 
 
@@ -107,27 +100,13 @@ def _where(rank: int | None, step: int | None) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _over_budget(observed: Observed) -> End | None:
-    spec, restarts = observed.job.spec, observed.job.status.restarts
-    if spec is None or restarts is None:
+def _over_budget(observed: Observed, now: float) -> End | None:
+    spec = observed.job.spec
+    if spec is None:
         return None
-    for budget, causes in BUDGETS.items():
-        used = sum(restarts.by_cause.get(cause, 0) for cause in causes)
-        allowed = budget_of(spec.recovery.restart_budgets, budget)
-        if used > allowed:
-            return End(
-                complete=False,
-                reason="RestartBudgetExceeded",
-                message=f"{used} interruptions of the kind `{budget}` and "
-                f"recovery.restartBudgets.{budget} allows {allowed}: "
-                f"{', '.join(f'{c} {n}' for c, n in sorted(restarts.by_cause.items()) if c in causes)}",
-            )
-    return None
-
-
-def budget_of(budgets: RestartBudgets, name: str) -> int:
-    allowed: int = getattr(budgets, name)
-    return allowed
+    limits = spec.recovery.restart_budgets
+    message = budgets.describe_overrun(observed.job.status.restarts, limits, now)
+    return End(complete=False, reason="RestartBudgetExceeded", message=message) if message else None
 
 
 def _past_deadline(observed: Observed, now: float) -> End | None:
@@ -144,24 +123,28 @@ def _past_deadline(observed: Observed, now: float) -> End | None:
 
 
 def suspended_seconds(job: Job, now: float) -> float:
-    """So far, the present suspension too."""
+    """So far, including the present suspension."""
     since = to_seconds(job.status.stopping_since) or _suspended_from_birth(job)
     return (job.status.suspended_seconds or 0) + (max(0.0, now - since) if since else 0.0)
 
 
 def _suspended_from_birth(job: Job) -> float | None:
-    """It was made so, and nobody has looked at it yet."""
+    """It was created suspended, and no pass has seen it yet."""
     asleep = job.spec is not None and job.spec.suspend and job.status.observed_generation is None
     return job.created_at if asleep else None
 
 
 def decide_never_called(observed: Observed, pod: Pod, now: float) -> End | None:
-    """A container in which no agent of ours has ever spoken up; only before the job's first epoch.
+    """A container from which no agent has ever answered; only before the job's first epoch, and
+    only if no other agent of the job has answered.
 
-    Later the image is known to be good, and silence means that something between us is broken.
+    Once one has answered, image and command are known to work: then node or network is at
+    fault, and the pod is replaced on another node (`starts`).
     """
     spec = observed.job.spec
     if spec is None or observed.job.status.epoch or observed.seen is not None:
+        return None
+    if observed.callers or _may_still_call(observed):
         return None
     if pod.uid in observed.callers or report_of(pod) or (pod.last_ended and pod.last_ended.report):
         return None
@@ -183,17 +166,28 @@ def decide_never_called(observed: Observed, pod: Pod, now: float) -> End | None:
     )
 
 
+def _may_still_call(observed: Observed) -> bool:
+    """Another pod runs, and this operator has not asked it for long: after its start no agent is
+    known.
+    """
+    spec, asked = observed.job.spec, observed.asked_for
+    patience = min(CALL_SECONDS, spec.recovery.startup_seconds) if spec else CALL_SECONDS
+    up = [p for p in observed.pods if p.running_since is not None and not p.over]
+    return any(asked.get(p.uid, 0.0) < patience for p in up)
+
+
 def _why_not_started(pod: Pod) -> str:
     ended = pod.ended or pod.last_ended
     if ended is None or ended.report is not None:
         return ""
     if pod.over and ended.exit_code == 0:
-        return "the container has ended with status 0 and no agent has ever called"
+        return "the container has ended with status 0 and no agent has ever answered"
     if ended.exit_code in NOT_STARTED or ended.reason in ("StartError", "ContainerCannotRun"):
         return f"the command could not be started: {_words(ended)}"
     if pod.restarts >= TRIES_WITHOUT_A_CALL:
         return (
-            f"the container has ended {pod.restarts} times before its agent called: {_words(ended)}"
+            f"the container has ended {pod.restarts} times before its agent answered: "
+            f"{_words(ended)}"
         )
     return ""
 
@@ -203,7 +197,9 @@ def _words(ended: Ended) -> str:
 
 
 def _fenced(observed: Observed) -> End | None:
-    """Another job has taken the run over. A single pod that is fenced while the job runs is just replaced."""
+    """Another job has taken over the run. A single pod that is fenced while the job runs is only
+    replaced.
+    """
     if observed.running or not observed.pods:
         return None
     reports = [report_of(p) for p in observed.pods]
@@ -221,14 +217,16 @@ def is_fenced(pod: Pod) -> bool:
 
 
 def decide_replacement(observed: Observed, pod: Pod) -> Replace | None:
-    """A pod of which nothing runs any more, although the job is not over."""
+    """A pod in which nothing runs any more, or which can never end, although the job is not over."""
     found = report_of(pod)
+    if stuck := _why_stuck(observed, pod):
+        return Replace(cause="ProcessStuck", message=f"pod {pod.name}: {stuck}")
     if found is not None and found.cause is Cause.FENCED:
         return Replace(cause="PodFenced", message=f"pod {pod.name}: {found.message or 'fenced'}")
     if not pod.over:
         return None
     if found is not None and found.cause is Cause.STOPPED:
-        text = f"pod {pod.name} had stopped for a suspension that was taken back"
+        text = f"pod {pod.name} had stopped for a suspension that has been cancelled"
         return Replace(cause="Suspended", message=text)
     if found is not None:
         return Replace(
@@ -238,5 +236,20 @@ def decide_replacement(observed: Observed, pod: Pod) -> Replace | None:
         why = f"{pod.reason} {pod.message}".strip() or (
             _words(pod.ended) if pod.ended else "failed"
         )
-        return Replace(cause="PodEvicted", message=f"pod {pod.name}: {why}")
-    return Replace(cause="ContainerEnded", message=f"pod {pod.name} has ended without a word")
+        cause = "PodRefusedByNode" if pod.refused_by_node else "PodEvicted"
+        return Replace(cause=cause, message=f"pod {pod.name}: {why}")
+    return Replace(
+        cause="ContainerEnded", message=f"pod {pod.name} has ended without an exit report"
+    )
+
+
+def _why_stuck(observed: Observed, pod: Pod) -> str:
+    """A process that survives SIGKILL keeps its container from ending, so the job's report counts
+    as well as the exit report. Neither proves the process dead: the others continue without it once
+    the slot has a new attempt.
+    """
+    found = report_of(pod)
+    if found is not None and found.cause is Cause.PROCESS_STUCK:
+        return found.message
+    told = observed.seen.stuck if observed.seen is not None else ()
+    return next((s.message for s in told if (s.slot, s.attempt) == (pod.slot, pod.attempt)), "")

@@ -1,19 +1,18 @@
-"""A gang that cannot be complete: its pods hold nodes and train nothing.
+"""A gang that cannot be completed: its pods hold nodes without training.
 
-After `gangSeconds` they are given back, all of them, and made again after a pause that doubles and
-differs from job to job. Of two jobs that keep each other from being complete the younger gives back
-first. What its workers hold is saved before: giving back is a stop.
+After `gangSeconds` all of them are given back, and created again after a pause that doubles and
+differs from job to job. Of two jobs that block each other the younger gives back first. Its
+workers' state is saved before: giving back includes a stop.
 """
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from everstep_contract.levels import Stop
 from everstep_operator.jobs import attempts, conditions, ending, membership, waiting
 from everstep_operator.jobs.actions import Plan
-from everstep_operator.jobs.conditions import Story, Verdict
-from everstep_operator.jobs.observed import Observed, Pod, Rival
+from everstep_operator.jobs.conditions import ConditionDraft, Story
+from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.jobs.stamps import to_seconds, to_stamp
 from everstep_operator.jobs.wanted import build_wanted
 from everstep_operator.model_status import GangStatus
@@ -37,7 +36,7 @@ def decide_gang(observed: Observed, now: float) -> GiveBack | None:
         return None
     if observed.seen is not None and observed.seen.storage_error is not None:
         return None
-    since, limit = _waiting_since(observed, now), spec.recovery.gang_seconds
+    since, limit = waiting.find_since(observed), spec.recovery.gang_seconds
     if since is None or now - since < limit:
         return None
     reason, words = waiting.describe_wait(observed, membership.build_records(observed), now)
@@ -46,32 +45,15 @@ def decide_gang(observed: Observed, now: float) -> GiveBack | None:
 
 
 def list_held(observed: Observed) -> list[Pod]:
-    """Pods that keep others from their nodes."""
+    """Pods that keep other jobs from their nodes."""
     return [p for p in observed.pods if p.node and not p.over and not p.deleting]
 
 
 def _lacks_room(observed: Observed, now: float) -> bool:
-    """A scheduler, a quota or a policy keeps the others out: not an image, not a script."""
+    """The missing pods wait for a scheduler, a quota or a policy, not for an image or a script."""
     current = {r.slot: r.attempt for r in observed.job.status.slots}
     waits = any(not p.node and p.attempt == current.get(p.slot) for p in observed.pods)
     return waits or waiting.is_held_back(observed, now)
-
-
-def _waiting_since(observed: Observed, now: float) -> float | None:
-    """None: an older job waits, too, but a younger one has to give back first."""
-    status, spec = observed.job.status, observed.job.spec
-    running = conditions.find_condition(status, "Running")
-    stopped = to_seconds(running.last_transition_time) if running else None
-    if spec is None or running is None or running.status != "False" or stopped is None:
-        return None
-    found = [stopped]
-    if status.gang is not None:
-        found.append(to_seconds(status.gang.retry_at) or stopped)
-    for rival in observed.rivals:
-        if rival.holds:
-            return None
-        found.append(rival.gave_back_at or stopped)
-    return max(found)
 
 
 def is_giving_back(observed: Observed, now: float) -> bool:
@@ -81,7 +63,7 @@ def is_giving_back(observed: Observed, now: float) -> bool:
 
 
 def plan_first(observed: Observed, decided: GiveBack, now: float) -> Plan:
-    """Written before the deed: a new operator goes on giving back."""
+    """Written before the action: a restarted operator continues to give the pods back."""
     tries = (observed.job.status.gang.tries if observed.job.status.gang else 0) + 1
     retry = now + build_pause(observed.job.uid, tries)
     gang = GangStatus(tries=tries, since=to_stamp(now), retry_at=to_stamp(retry))
@@ -94,21 +76,23 @@ def plan_first(observed: Observed, decided: GiveBack, now: float) -> Plan:
 
 
 def build_pause(uid: str, tries: int) -> float:
-    """Doubles, and is between one and two of these: the same for one try of one job, another for others."""
+    """Doubles, plus up to as much again, which is fixed for one try of one job and differs between
+    jobs.
+    """
     base: float = min(PAUSE_SECONDS * 2 ** (min(tries, 20) - 1), LONGEST_PAUSE_SECONDS)
     spread = int.from_bytes(hashlib.sha256(f"{uid}/{tries}".encode()).digest()[:4], "big") / 2**32
     return base * (1 + spread)
 
 
 def plan_giving_back(observed: Observed, now: float) -> Plan:
-    """The state is saved if there is any, then the attempts are over, then their pods go."""
+    """The state is saved if there is any, then the attempts end, then their pods are deleted."""
     job, gang = observed.job, observed.job.status.gang
     assert gang is not None
-    records = [attempts.note_pod(observed, r, (), now) for r in membership.build_records(observed)]
+    records = attempts.note_pods(observed, membership.build_records(observed), (), now)
     held = [r for r in records if r.pod_uid is not None]
     running = conditions.find_condition(job.status, "Running")
     story = _story(observed, gang, _said_before(running.message if running else ""), now)
-    # What cannot be saved is not given up for this.
+    # State that cannot be saved is not given up for this.
     if held and ending.may_end(observed, None, now):
         raises = ending.build_raises(observed, held, REASON, "given back")
         plan = attempts.plan_count(observed, records, raises, now)
@@ -124,7 +108,7 @@ def plan_giving_back(observed: Observed, now: float) -> Plan:
 
 
 def _said_before(message: str) -> str:
-    """Why, without the outlook, which `_story` adds anew."""
+    """The reason, without the outlook that `_story` adds again."""
     return message.partition("; all are given back")[0]
 
 
@@ -135,18 +119,6 @@ def _story(observed: Observed, gang: GangStatus, why: str, now: float) -> Story:
     )
     return conditions.build_story(
         state="Pending",
-        running=Verdict(type="Running", status=False, reason=REASON, message=text),
+        running=ConditionDraft(type="Running", status=False, reason=REASON, message=text),
         checkpoint=conditions.decide_checkpoint(observed, (), now),
-    )
-
-
-def build_rivals(
-    mine: tuple[float, str], others: Iterable[tuple[tuple[float, str], Rival]]
-) -> tuple[Rival, ...]:
-    """Of the other jobs those that are younger, and keep or lately kept nodes without training.
-
-    Age is (creation, UID): of two that were made in one second one is the younger all the same.
-    """
-    return tuple(
-        rival for age, rival in others if age > mine and (rival.holds or rival.gave_back_at)
     )

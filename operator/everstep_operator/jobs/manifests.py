@@ -1,9 +1,9 @@
-"""The worker pod: the user's template and what Everstep adds to it. Pure: template in, body out.
+"""The worker pod: the user's template plus Everstep's additions. Pure: template in, body out.
 
-What is added, and nothing else: labels, owner, environment, one port, the memory volume with its
-size on top of the memory limit, /dev/shm in memory, affinity away from nodes in question,
-restartPolicy OnFailure, no Kubernetes credentials; annotations that keep autoscalers from moving a
-pod that trains; the rest of Pod Security "restricted" where the template says non-root.
+The additions, and nothing else: labels, owner, environment, one port, the memory volume with
+its size added to the memory limit, /dev/shm in memory, affinity away from faulty or suspect
+nodes, restartPolicy OnFailure, no Kubernetes credentials; annotations that keep autoscalers
+from moving a training pod; the rest of Pod Security "restricted" if the template says non-root.
 """
 
 import copy
@@ -22,14 +22,14 @@ Body = dict[str, Any]
 SHM_PATH = "/dev/shm"
 SHM_VOLUME = "everstep-shm"
 GRACE_SECONDS = 60
-"""terminationGracePeriodSeconds where the template has none: time to save on SIGTERM."""
+"""terminationGracePeriodSeconds if the template has none: time to save on SIGTERM."""
 GRACE_MARGIN = 5.0
 NODE_FIELD = "metadata.name"
 STAY_ANNOTATIONS = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
-"""A node is not emptied for the sake of packing: the template's own values stand."""
+"""Keep autoscalers from removing the node; the template's own values take precedence."""
 _FACTORS = {
     "": 1, "n": 1e-9, "u": 1e-6, "m": 0.001,
     "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
@@ -38,7 +38,9 @@ _FACTORS = {
 
 
 def secret_name(job_name: str, uid: str) -> str:
-    """Carries the UID: a name that exists can only be ours, and we may not look."""
+    """Contains the UID: an existing Secret of that name can only be the operator's, which may not
+    read it.
+    """
     return f"{job_name}-everstep-{uid[:8]}"
 
 
@@ -79,12 +81,19 @@ def _job_labels(job: Job) -> dict[str, str]:
     }
 
 
+def with_proof(pod: Body, proof: str) -> Body:
+    """See `genuine`."""
+    metadata = pod["metadata"]
+    annotations = {**metadata["annotations"], names.ANNOTATION_PROOF: proof}
+    return {**pod, "metadata": {**metadata, "annotations": annotations}}
+
+
 def build_selector(job_name: str) -> str:
     return f"{names.LABEL_JOB}={job_name}"
 
 
 def find_conflict(template: Mapping[str, Any]) -> str:
-    """A clash of the template with what Everstep adds, named on both sides; empty if there is none."""
+    """A conflict of the template with Everstep's additions, naming both; empty if there is none."""
     spec = template.get("spec") or {}
     containers = spec.get("containers") or []
     if not containers:
@@ -133,7 +142,7 @@ def build_pod(
     avoid: Iterable[str] = (),
     shun: Iterable[str] = (),
 ) -> Body:
-    """On nodes of `avoid` the pod must not be placed, on those of `shun` only if there is no other.
+    """The pod must not run on nodes of `avoid`, and on those of `shun` only if there is no other.
 
     The template must have no conflict.
     """
@@ -190,7 +199,7 @@ def _add_agent(
 
 
 def build_env(job: Job, spec: JobSpec, slot: int, attempt: int, grace: float) -> AgentEnv:
-    """Token and pod IP are placeholders: the kubelet fills them in."""
+    """Token and pod IP are placeholders, which the kubelet resolves."""
     return AgentEnv(
         job=f"{job.namespace}/{job.name}",
         job_uid=job.uid,
@@ -244,7 +253,7 @@ def _add_volume(
 
 
 def _sum(own: str | int, more: str) -> str | int:
-    """What is no quantity stays as it is: the API server refuses it, and says where."""
+    """A value that is no quantity is kept: the API server rejects it and names the field."""
     try:
         return str(to_bytes(str(own)) + to_bytes(more))
     except ValueError:
@@ -256,12 +265,14 @@ def to_bytes(quantity: str) -> int:
     match = re.fullmatch(r"\+?([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", quantity)
     size = float(match[1]) * _FACTORS.get(match[2], math.nan) if match else math.nan
     if not size < 2**63:
-        raise ValueError(f"{quantity!r} is no quantity of memory: write it like 2Gi")
+        raise ValueError(f"{quantity!r} is not a quantity of memory: write it like 2Gi")
     return int(size)
 
 
 def _add_affinity(pod_spec: Body, avoid: list[str]) -> None:
-    """Every term is an alternative, so each of them must exclude the nodes. A matchField takes one value."""
+    """The terms are alternatives, so each of them must exclude the nodes. A matchField takes one
+    value.
+    """
     if not avoid:
         return
     node = _node_affinity(pod_spec)
@@ -273,19 +284,10 @@ def _add_affinity(pod_spec: Body, avoid: list[str]) -> None:
     ]
 
 
-def avoided_by(pod_spec: Mapping[str, Any]) -> frozenset[str]:
-    """Nodes that a pod spec shuts out by name."""
-    affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    fields = [
-        f for t in required.get("nodeSelectorTerms") or () for f in t.get("matchFields") or ()
-    ]
-    values = [f.get("values") or () for f in fields if f.get("operator") == "NotIn"]
-    return frozenset(name for some in values for name in some)
-
-
 def _add_preference(pod_spec: Body, shun: list[str]) -> None:
-    """A suspicion may pass while the pod waits, and what is written into it stays: so only a preference."""
+    """Only a preference: a suspicion may end while the pod is pending, and a pod's affinity cannot
+    be changed.
+    """
     if not shun:
         return
     key = "preferredDuringSchedulingIgnoredDuringExecution"

@@ -1,15 +1,15 @@
 """One slot at a time: stay, be asked to leave, or get the next attempt.
 
-Invariant: a slot's attempt is raised only when its pod is gone by proof, by a decision of ours, or
-because the job itself says that it has left. So whatever carries an older attempt than the slot's
-may be deleted, and the job is told that it is gone. Raising is a status write of its own; deleting
-and creating are the next pass's.
+Invariant: a slot's attempt is raised only when its pod is gone by proof, by the operator's
+decision, or because the job reports that it has left. So a pod with an older attempt than its
+slot's may be deleted, and the job is told that it is gone. Raising is a status write of its
+own; the next pass deletes and creates.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from everstep_contract import names
-from everstep_operator.jobs import failures, manifests
+from everstep_operator.jobs import failures, placement, starts
+from everstep_operator.jobs.faults import choose_incident
 from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.model_status import SlotStatus
@@ -18,25 +18,31 @@ from everstep_operator.values import NodeState, NodeVerdict
 UNCOUNTED = frozenset(
     {"Adopted", "ScaledDown", "Suspended", "Rescheduled", "GangIncomplete", "LeaveWithdrawn"}
 )
-"""Attempts that are nobody's failure."""
+"""Attempts that are not failures. A pod that never started has interrupted nothing, either."""
+ENDS_AN_INCIDENT = frozenset({"ScaledDown", "Suspended", "LeaveWithdrawn"})
 FIRST_ATTEMPT = 1
-REFUSED_BY_NODE_SECONDS = 10.0
-"""A node that has just refused a pod would refuse the next one, too: a GPU may take seconds to come free."""
-
 FENCED_SECONDS = 10.0
-"""If another job took the run over, the other pods end as fenced, too, and the job is over."""
+"""Wait after a pod ended as fenced: if another job took over the run, the other pods end the same
+way, and the job is over.
+"""
+HOLD_SECONDS = 60.0
+"""How long a suspicion keeps a slot out of a new epoch: longer than `health` needs to judge a
+death.
+"""
 STAMP_SECONDS = 1.0
-"""Times of containers are whole seconds."""
+"""Resolution of container times in status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
     slot: int
+    awaits_turn: str = ""
+    """The node that it has to leave, once other slots of the job have left theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """The slot has to leave its node: the job is asked to save and to move membership first."""
+    """The slot has to leave its node: the job is asked to save and to change its membership first."""
 
     slot: int
     attempt: int
@@ -45,9 +51,9 @@ class Leave:
     incident: str
     node: str = ""
     verdict: str = ""
-    """Incident of the verdict that asks for it: the quarantine has it."""
+    """Incident of the verdict that asks for it, as in the quarantine."""
     hold: bool = False
-    """Only keep it out of a new epoch for now: there is a suspicion and no verdict yet."""
+    """Only keep it out of a new epoch for now: its node is suspect, without a verdict yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +67,25 @@ class Raise:
     incident: str
     node: str = ""
     verdict: str = ""
-    """Incident of the verdict that asks for it: the quarantine has it."""
+    """Incident of the verdict that asks for it, as in the quarantine."""
     uncommitted: bool = False
     """Left after drainTimeoutSeconds without a commit."""
+    failed: str = ""
+    """Not empty: the reason, in one word, why the pod did not start on `node`."""
+    was_member: bool = True
+    freed: frozenset[str] = frozenset()
+    """Nodes that only a new pod can use: the present one excludes them."""
 
     @property
     def counted(self) -> bool:
-        return self.cause not in UNCOUNTED
+        return self.cause not in UNCOUNTED and (self.was_member or not self.failed)
 
 
 Decision = Stay | Leave | Raise
 
 
 def build_records(observed: Observed) -> tuple[SlotStatus, ...]:
-    """One record for each slot that is wanted or was ever used; those never written start afresh."""
+    """One record for each slot that is wanted or was ever used; new ones start from zero."""
     spec = observed.job.spec
     held = {r.slot: r for r in observed.job.status.slots}
     wanted = range(spec.workers.replicas) if spec else range(0)
@@ -84,58 +95,66 @@ def build_records(observed: Observed) -> tuple[SlotStatus, ...]:
 
 
 def _first(observed: Observed, slot: int) -> int:
-    """A status that was lost re-uses no attempt: pods and the job remember the newest."""
-    return newest_attempt(observed, slot) or FIRST_ATTEMPT
+    """A lost status reuses no attempt: pods and the job know the newest."""
+    return observed.newest_attempt(slot) or FIRST_ATTEMPT
 
 
-def newest_attempt(observed: Observed, slot: int) -> int:
-    seen = observed.seen
-    attempts = [p.attempt for p in observed.pods if p.slot == slot]
-    if seen is not None:
-        attempts += [m.attempt for m in seen.members if m.slot == slot]
-        attempts += [left.attempt for left in seen.left if left.slot == slot]
-    return max(attempts, default=0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """The values that all slots share in one pass."""
+
+    observed: Observed
+    now: float
+    failed_nodes: frozenset[str] = frozenset()
+    """On which pods of several slots failed to start."""
 
 
-def decide_slot(observed: Observed, record: SlotStatus, now: float) -> Decision:
-    """The ladder of one slot, from certainty to suspicion."""
+def build_scene(observed: Observed, now: float) -> Scene:
+    failed = frozenset(starts.list_shared(observed.job.status.slots, now))
+    return Scene(observed=observed, now=now, failed_nodes=failed)
+
+
+def decide_slot(scene: Scene, record: SlotStatus) -> Decision:
+    """The checks for one slot, from proof to suspicion."""
+    observed, now = scene.observed, scene.now
     spec = observed.job.spec
     assert spec is not None
-    newest = newest_attempt(observed, record.slot)
+    newest = observed.newest_attempt(record.slot)
     if newest > record.attempt:
-        text = "a newer attempt than status knows exists"
+        text = "a pod of a newer attempt than the recorded one exists"
         return _raised(observed, record, "Adopted", text, to=newest)
     pod = observed.pod_of(record.slot, record.attempt)
     if pod is None:
         return _decide_without_pod(observed, record)
     if record.slot >= spec.workers.replicas:
-        message = f"slot {record.slot} is not wanted any more: replicas is {spec.workers.replicas}"
+        message = f"slot {record.slot} is no longer wanted: replicas is {spec.workers.replicas}"
         return _decide_leaving(observed, record, pod, "ScaledDown", message, now)
-    if _comes_too_soon(observed, pod, now):
+    if _comes_too_soon(observed, record, pod, now):
         return Stay(slot=record.slot)
-    if replace := failures.decide_replacement(observed, pod):
-        return _raised(observed, record, replace.cause, replace.message)
-    if decision := _decide_by_node(observed, record, pod, now):
+    if over := failures.decide_replacement(observed, pod):
+        return _raised(observed, record, over.cause, over.message, pod=pod)
+    if decision := _decide_by_node(scene, record, pod):
         return decision
     if pod.deleting:
         return _decide_deleted(observed, record, pod, now)
     if left := observed.left_of(record.slot, record.attempt):
         if not observed.judged:
             return Stay(slot=record.slot)
-        # What has left holds nothing and cannot come back.
+        # A slot that has left holds no state and cannot return.
         if left.asked:
-            text = f"pod {pod.name} has left as it was asked to, and is wanted again"
-            return _raised(observed, record, "LeaveWithdrawn", text)
-        return _raised(observed, record, "PodLeft", f"pod {pod.name} has left the job")
-    return _decide_suspect(observed, record, pod) or Stay(slot=record.slot)
+            text = f"pod {pod.name} has left as requested, and is wanted again"
+            return _raised(observed, record, "LeaveWithdrawn", text, pod=pod)
+        return _raised(observed, record, "PodLeft", f"pod {pod.name} has left the job", pod=pod)
+    late = _decide_start(scene, record, pod)
+    return late or _decide_suspect(observed, record, pod) or Stay(slot=record.slot)
 
 
-def _comes_too_soon(observed: Observed, pod: Pod, now: float) -> bool:
-    """The next attempt would meet the same end. Another host's clock may make the pause shorter or twice as
-    long, never endless.
+def _comes_too_soon(observed: Observed, record: SlotStatus, pod: Pod, now: float) -> bool:
+    """The next attempt would end the same way. Another host's clock may shorten or double this
+    pause, but not prolong it without limit.
     """
     if pod.refused_by_node:
-        return abs(now - pod.created_at) < REFUSED_BY_NODE_SECONDS
+        return abs(now - pod.created_at) < starts.build_refused_pause(record, now)
     if pod.ended is None or not failures.is_fenced(pod):
         return False
     since = now - pod.ended.finished_at
@@ -144,54 +163,51 @@ def _comes_too_soon(observed: Observed, pod: Pod, now: float) -> bool:
 
 
 def _decide_without_pod(observed: Observed, record: SlotStatus) -> Decision:
-    """A pod that was seen and is no more is lost; one that never was is still to be made."""
-    known = record.pod_uid is not None or newest_attempt(observed, record.slot) >= record.attempt
+    """A recorded pod that no longer exists is lost; a pod that never existed is yet to be created."""
+    known = record.pod_uid is not None or observed.newest_attempt(record.slot) >= record.attempt
     if not known:
         return Stay(slot=record.slot)
     where = f" on node {record.node}" if record.node else ""
-    text = f"the pod of slot {record.slot}{where} is no more"
+    text = f"the pod of slot {record.slot}{where} no longer exists"
     return _raised(observed, record, "PodDeleted", text)
 
 
-def _decide_by_node(
-    observed: Observed, record: SlotStatus, pod: Pod, now: float
-) -> Decision | None:
+def _decide_by_node(scene: Scene, record: SlotStatus, pod: Pod) -> Decision | None:
+    observed, now = scene.observed, scene.now
     if not pod.node:
-        return _decide_unbound(observed, record, pod)
+        return _decide_unbound(scene, record, pod)
     verdict = observed.verdicts.get(pod.node)
     state = verdict.state_of(observed.job.namespace, pod.name) if verdict else None
     if verdict is not None and state is NodeState.GONE:
-        return _raised(observed, record, "NodeGone", verdict.message, verdict.incident)
+        return _raised(observed, record, "NodeGone", verdict.message, verdict.incident, pod=pod)
     if verdict is not None and state is NodeState.LEAVING:
         return _decide_leaving(observed, record, pod, "NodeLeaving", verdict.message, now, verdict)
     return _decide_unreachable(observed, record, pod, now)
 
 
-def nodes_to_avoid(observed: Observed) -> frozenset[str]:
-    """A suspicion is no reason to write a node off in a pod that may wait for long."""
-    states = (NodeState.LEAVING, NodeState.GONE)
-    return frozenset(n for n, v in observed.verdicts.items() if v.state in states)
-
-
-def nodes_to_shun(observed: Observed, record: SlotStatus) -> frozenset[str]:
-    """Those in suspicion, and the one that this slot had to leave: an operator that counted it may have died
-    before it marked the node.
-    """
-    shunned = {n for n, v in observed.verdicts.items() if v.state is NodeState.SUSPECT}
-    if record.former_node and record.cause in failures.BUDGETS["node"]:
-        shunned.add(record.former_node)
-    return frozenset(shunned)
-
-
-def _decide_unbound(observed: Observed, record: SlotStatus, pod: Pod) -> Decision | None:
-    """It waits for a node, and shuts out one that has been released since: only a new pod can use that."""
-    users = manifests.avoided_by(observed.job.raw_template.get("spec") or {})
-    freed = pod.avoids - users - nodes_to_avoid(observed)
-    if not freed or not pod.scheduling or pod.over or pod.deleting:
+def _decide_unbound(scene: Scene, record: SlotStatus, pod: Pod) -> Decision | None:
+    """It is pending, and excludes a node that it could use: only a new pod can use it."""
+    freed = placement.find_freed(scene.observed, scene.failed_nodes, record, pod, scene.now)
+    if not freed:
         return None
-    free = ", ".join(sorted(freed))
-    text = f"pod {pod.name} waits for a node and may not use {free}"
-    return _raised(observed, record, "Rescheduled", text)
+    text = f"pod {pod.name} waits for a node and may not use {', '.join(sorted(freed))}"
+    return replace(_raised(scene.observed, record, placement.RESCHEDULED, text), freed=freed)
+
+
+def _decide_start(scene: Scene, record: SlotStatus, pod: Pod) -> Decision | None:
+    """Applies at any time in the job's life: a pod that does not start on this node may start on
+    another.
+    """
+    why = starts.describe_late(scene.observed, pod)
+    spec = scene.observed.job.spec
+    if not why or spec is None:
+        return None
+    limit = spec.recovery.startup_seconds
+    text = (
+        f"pod {pod.name} on node {pod.node} was not ready within {limit} s (recovery.startupSeconds), "
+        f"so it is replaced on another node: {why}"
+    )
+    return _raised(scene.observed, record, "PodNotStarted", text, pod=pod)
 
 
 def _decide_unreachable(
@@ -201,8 +217,8 @@ def _decide_unreachable(
     assert spec is not None
     node = observed.nodes.get(pod.node)
     if node is None:
-        text = f"node {pod.node} is no more in the cluster"
-        return _raised(observed, record, "NodeLost", text)
+        text = f"node {pod.node} is no longer in the cluster"
+        return _raised(observed, record, "NodeLost", text, pod=pod)
     limit = spec.recovery.node_lost_seconds
     if node.not_ready_for is None or node.not_ready_for < limit:
         return None
@@ -210,17 +226,20 @@ def _decide_unreachable(
         f"node {pod.node} has been unreachable for more than {limit} s: {node.why.rstrip('.')}"
     )
     if observed.running and observed.is_member(record.slot, record.attempt):
-        # The job's step advances, so its ranks are alive, reachable by the API server or not.
+        # The job's step advances, so its ranks are alive, whether or not the API server can reach
+        # them.
         return _decide_leaving(observed, record, pod, "NodeLost", message, now)
-    return _raised(observed, record, "NodeLost", message)
+    return _raised(observed, record, "NodeLost", message, pod=pod)
 
 
 def _decide_deleted(observed: Observed, record: SlotStatus, pod: Pod, now: float) -> Decision:
-    """Somebody deletes the pod (kubectl, a drain, an eviction): its agent saves on SIGTERM by itself."""
+    """The pod is being deleted (kubectl, a drain, an eviction): its agent saves on SIGTERM by
+    itself.
+    """
     message = f"pod {pod.name} is being deleted"
     left = observed.has_left(record.slot, record.attempt) or pod.ended is not None
     if left or not pod.node or (pod.deleting_until or 0.0) <= now:
-        return _raised(observed, record, "PodDeleted", message)
+        return _raised(observed, record, "PodDeleted", message, pod=pod)
     return _leave(observed, record, pod, "PodDeleted", message)
 
 
@@ -233,18 +252,26 @@ def _decide_leaving(
     now: float,
     verdict: NodeVerdict | None = None,
 ) -> Decision:
-    """Save, then drain. State that nobody else holds stays until the commit, the verdict gone or the pod's death."""
+    """Save, then drain. A pod that may hold the only copy of the state stays until the commit, the
+    verdict gone, or its death.
+    """
     named = verdict.incident if verdict else ""
     if observed.has_left(record.slot, record.attempt) or not _may_hold_state(observed, pod):
-        return _raised(observed, record, cause, message, named)
+        return _raised(observed, record, cause, message, named, pod=pod)
     if _drained_too_long(observed, record, now) and _held_elsewhere(observed, record):
-        text = f"{message}; left without a commit after drainTimeoutSeconds, others hold the state"
-        return _raised(observed, record, cause, text, named, uncommitted=True)
+        text = (
+            f"{message}; left without a commit after drainTimeoutSeconds, other members "
+            "hold the state"
+        )
+        made = _raised(observed, record, cause, text, named, pod=pod)
+        return replace(made, uncommitted=True)
     return _leave(observed, record, pod, cause, message, named)
 
 
 def _may_hold_state(observed: Observed, pod: Pod) -> bool:
-    """Whether this pod may be, or may just have been, a member of an epoch: then only `left` frees it."""
+    """Whether this pod is, or may just have been, a member of an epoch: then it is released only by
+    `left`.
+    """
     if pod.over or pod.running_since is None:
         return False
     return bool(observed.job.status.epoch or (observed.seen and observed.seen.epoch))
@@ -258,7 +285,9 @@ def _drained_too_long(observed: Observed, record: SlotStatus, now: float) -> boo
 
 
 def _held_elsewhere(observed: Observed, record: SlotStatus) -> bool:
-    """Another member, on a node that is not in question, holds the same state (replicated jobs)."""
+    """Another member, on a node that is not faulty or suspect, holds the same state (replicated
+    jobs).
+    """
     for member in observed.seen.members if observed.seen else ():
         pod = observed.pod_of(member.slot, member.attempt)
         if member.slot == record.slot or pod is None or pod.over or pod.deleting:
@@ -270,9 +299,14 @@ def _held_elsewhere(observed: Observed, record: SlotStatus) -> bool:
 
 
 def _decide_suspect(observed: Observed, record: SlotStatus, pod: Pod) -> Decision | None:
-    """A running epoch is left alone on a mere suspicion; a new one is not begun on such a node."""
+    """A suspicion does not end a running epoch, but no new one is started on such a node.
+
+    Only for a limited time: a suspicion may last, and the job must not wait for its end.
+    """
     verdict = observed.verdicts.get(pod.node)
     if verdict is None or verdict.state is not NodeState.SUSPECT or observed.running:
+        return None
+    if observed.suspected_for.get(pod.uid, 0.0) > HOLD_SECONDS:
         return None
     named = verdict.incident
     return _leave(observed, record, pod, verdict.reason, verdict.message, named, hold=True)
@@ -292,7 +326,7 @@ def _leave(
         attempt=record.attempt,
         cause=cause,
         message=message,
-        incident=choose_incident(observed, record, cause, verdict),
+        incident=choose_incident(observed, record, cause, pod.node, verdict),
         node=pod.node,
         verdict=verdict,
         hold=hold,
@@ -306,37 +340,39 @@ def _raised(
     message: str,
     verdict: str = "",
     *,
+    pod: Pod | None = None,
     to: int | None = None,
-    uncommitted: bool = False,
 ) -> Raise:
+    """`pod`: the slot's present one, if any; its node may be newer than the record's."""
+    node = (pod.node if pod else "") or record.node or ""
+    failed = starts.choose_reason(pod) if pod and cause in starts.CAUSES else ""
     return Raise(
         slot=record.slot,
         to=record.attempt + 1 if to is None else to,
         cause=cause,
         message=message,
-        incident=choose_incident(observed, record, cause, verdict),
-        node=record.node or "",
+        incident=choose_incident(observed, record, cause, node, verdict),
+        node=node,
         verdict=verdict,
-        uncommitted=uncommitted,
+        failed=failed,
+        was_member=observed.is_member(record.slot, record.attempt),
     )
 
 
-def choose_incident(observed: Observed, record: SlotStatus, cause: str, verdict: str) -> str:
-    """One interruption, one id: that of whoever noticed it first.
-
-    What moves the slot already; what the job itself lives through at this moment; the verdict on
-    the node; else a name that is the same in every pass.
-    """
-    told = observed.seen.incidents if observed.seen else ()
-    lived = next((i.id for i in told if i.open and i.concerns(record.slot)), "")
-    own = names.incident_id(cause, record.slot, record.attempt)
-    return record.incident or lived[:128] or verdict or own
-
-
-def apply_raise(record: SlotStatus, decision: Raise) -> SlotStatus:
+def apply_raise(record: SlotStatus, decision: Raise, now: float) -> SlotStatus:
+    failures_to_start = list(record.start_failures)
+    if decision.failed and decision.node:
+        failures_to_start = starts.note_failure(record, decision.node, decision.failed, now)
     return SlotStatus(
         slot=record.slot,
         attempt=decision.to,
         cause=decision.cause,
-        former_node=record.node,
+        former_node=decision.node or record.node,
+        start_failures=failures_to_start,
+        incident=decision.incident if decision.counted else _kept_incident(record, decision),
     )
+
+
+def _kept_incident(record: SlotStatus, decision: Raise) -> str | None:
+    """The open incident continues until the slot trains again; a requested stop ends it."""
+    return None if decision.cause in ENDS_AN_INCIDENT else record.incident

@@ -1,11 +1,13 @@
-"""API objects → `Observed`. Parsing only: what it means is decided in `plan`."""
+"""API objects → `Observed`. Parsing only; decisions are made in `plan`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from everstep_contract import names, report
 from everstep_operator import model
-from everstep_operator.jobs import manifests
+from everstep_operator.affinity import avoided_by
+from everstep_operator.jobs import genuine
+from everstep_operator.jobs.genuine import Owner, Place
 from everstep_operator.jobs.observed import Ended, Job, NodeFact, Pod, Rival
 from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.model_status import JobStatus
@@ -36,39 +38,29 @@ def to_job(obj: Mapping[str, Any]) -> Job:
 
 
 def _to_status(raw: Mapping[str, Any]) -> JobStatus:
-    """A status that somebody made unreadable is rebuilt from pods and the job's own word."""
+    """A status that a user made unreadable is rebuilt from the pods and the job's report."""
     try:
         return JobStatus.model_validate(raw)
     except ValueError:
         return JobStatus()
 
 
-def to_pods(objects: Iterable[Mapping[str, Any]], job: Job) -> tuple[Pod, ...]:
-    """Pods that this very job controls; a namesake's or a stranger's with our labels are not ours."""
-    ours = (obj for obj in objects if _controlled_by(obj, job.uid))
-    pods = (pod for obj in ours if (pod := to_pod(obj)) is not None)
+def to_pods(objects: Iterable[Mapping[str, Any]], owner: Owner) -> tuple[Pod, ...]:
+    """The job's own pods, by slot and attempt; all others are ignored: see `genuine`."""
+    found = ((obj, genuine.find_place(obj, owner)) for obj in objects)
+    pods = (to_pod(obj, place) for obj, place in found if place is not None)
     return tuple(sorted(pods, key=lambda p: (p.slot, p.attempt)))
 
 
-def _controlled_by(obj: Mapping[str, Any], uid: str) -> bool:
-    owners = obj["metadata"].get("ownerReferences") or ()
-    return any(owner.get("uid") == uid and owner.get("controller") for owner in owners)
-
-
-def to_pod(obj: Mapping[str, Any]) -> Pod | None:
-    """None for a pod whose labels do not say which slot and attempt it is."""
+def to_pod(obj: Mapping[str, Any], place: Place) -> Pod:
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
-    labels = metadata.get("labels") or {}
-    slot, attempt = labels.get(names.LABEL_SLOT, ""), labels.get(names.LABEL_ATTEMPT, "")
-    if not (slot.isdigit() and attempt.isdigit()):
-        return None
     container = _trainer_status(status)
     state = container.get("state") or {}
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
-        slot=int(slot),
-        attempt=int(attempt),
+        slot=place.slot,
+        attempt=place.attempt,
         phase=status.get("phase", "Pending"),
         reason=status.get("reason", ""),
         message=status.get("message", ""),
@@ -76,7 +68,7 @@ def to_pod(obj: Mapping[str, Any]) -> Pod | None:
         ip=status.get("podIP", ""),
         created_at=to_seconds(metadata.get("creationTimestamp")) or 0.0,
         deleting_until=to_seconds(metadata.get("deletionTimestamp")),
-        avoids=manifests.avoided_by(spec),
+        avoids=avoided_by(spec),
         scheduling=_scheduling(status),
         waiting=(state.get("waiting") or {}).get("reason", "") or _init_waiting(status)[0],
         waiting_message=(state.get("waiting") or {}).get("message", "") or _init_waiting(status)[1],
@@ -95,7 +87,9 @@ def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _init_waiting(status: Mapping[str, Any]) -> tuple[str, str]:
-    """An init container that cannot start or fails keeps the trainer waiting: its words count."""
+    """An init container that cannot start or fails keeps the trainer waiting, so its message is
+    shown.
+    """
     for container in status.get("initContainerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason", "PodInitializing") != "PodInitializing":
@@ -129,28 +123,25 @@ WAITING_STATES = frozenset({"Pending", "Starting", "Recovering"})
 
 
 def is_waiting(job: Mapping[str, Any]) -> bool:
-    """Whether a job wants to train and does not."""
+    """Whether a job should train and does not."""
     return (job.get("status") or {}).get("state", "Pending") in WAITING_STATES
 
 
 def age_of(job: Mapping[str, Any]) -> tuple[float, str]:
-    """Jobs in the order in which they were made."""
+    """Sort key: jobs in order of creation."""
     metadata = job["metadata"]
     return to_seconds(metadata.get("creationTimestamp")) or 0.0, metadata["uid"]
 
 
-def to_rival(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> Rival:
-    """It holds nodes in vain if some of its pods have one and others wait for one."""
-    living = [
-        p for p in pods if (p.get("status") or {}).get("phase") in (None, "Pending", "Running")
-    ]
-    placed = {bool((p.get("spec") or {}).get("nodeName")) for p in living}
+def to_rival(job: Mapping[str, Any], pods: Iterable[Pod]) -> Rival:
+    """It holds nodes in vain if some of its pods are scheduled and others are not."""
+    placed = {bool(p.node) for p in pods if p.phase in ("Pending", "Running")}
     held = (job.get("status") or {}).get("gang") or {}
     return Rival(holds=len(placed) == 2, gave_back_at=to_seconds(held.get("since")))
 
 
 def to_node(obj: Mapping[str, Any], since: float | None, now: float) -> NodeFact:
-    """`since` is when this operator first saw the node not Ready: no other host's clock is believed."""
+    """`since`: when this operator first saw the node not Ready; other hosts' clocks are not used."""
     why = describe_not_ready(obj)
     waited = None if not why else max(0.0, now - since) if since is not None else 0.0
     return NodeFact(name=obj["metadata"]["name"], not_ready_for=waited, why=why)

@@ -1,7 +1,8 @@
-"""What one pass sees of one job: frozen values, made by `observe`, and all that `plan` gets."""
+"""What one pass knows of one job: frozen values, made by `observe`, the only input of `plan`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -11,8 +12,11 @@ from everstep_operator.model import JobSpec
 from everstep_operator.model_status import JobStatus
 from everstep_operator.values import NodeVerdict
 
+Place = tuple[int, int]
+"""(slot, attempt)"""
+
 FRESH_SECONDS = 5.0
-"""Figures older than this say nothing about what is alive now."""
+"""Older figures do not show what is alive now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +41,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A container that its kubelet reports terminated: proof."""
+    """A container that its kubelet reports as terminated: proof."""
 
     exit_code: int
     reason: str
     message: str
     report: ExitReport | None
-    """What our agent left in the termination message, if it was our agent."""
+    """From the termination message, if an agent wrote it."""
     finished_at: float = 0.0
 
 
@@ -63,21 +67,21 @@ class Pod:
     deleting_until: float | None = None
     """deletionTimestamp, which is when the grace period ends."""
     avoids: frozenset[str] = frozenset()
-    """Nodes on which it must not be placed, by its own affinity: ours, or the user's."""
+    """Nodes that its own affinity excludes, from Everstep or the user."""
     scheduling: str = ""
-    """Why the scheduler has found no node, in its own words."""
+    """The scheduler's message why no node fits."""
     waiting: str = ""
-    """Reason for which the container is not running: ImagePullBackOff, CrashLoopBackOff, …"""
+    """Reason why the container is not running: ImagePullBackOff, CrashLoopBackOff, …"""
     waiting_message: str = ""
     running_since: float | None = None
     ended: Ended | None = None
-    """The container has ended, and is not running now."""
+    """The container has ended and is not running now."""
     last_ended: Ended | None = None
     restarts: int = 0
 
     @property
     def over(self) -> bool:
-        """Nothing of it runs, and the kubelet will start nothing again."""
+        """Nothing in it runs, and the kubelet will start nothing again."""
         return self.phase in ("Succeeded", "Failed")
 
     @property
@@ -86,7 +90,7 @@ class Pod:
 
     @property
     def refused_by_node(self) -> bool:
-        """Its kubelet would not take it, or it was evicted before anything ran."""
+        """Its kubelet rejected it, or evicted it before anything ran."""
         ran = self.running_since is not None or self.ended or self.last_ended
         return self.phase == "Failed" and not ran
 
@@ -95,16 +99,18 @@ class Pod:
 class NodeFact:
     name: str
     not_ready_for: float | None = None
-    """Seconds since we first saw it not Ready; None: it is Ready."""
+    """Seconds since this operator first saw it not Ready; None: it is Ready."""
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The API server would not make a pod or Secret, in its own words."""
+    """The API server refused a pod or Secret; its own message."""
 
     invalid: bool
-    """The template is wrong (and would be next time); otherwise not allowed at present: quota, policy, RBAC."""
+    """The template is invalid (a retry would fail, too); otherwise not allowed at present: quota,
+    policy, RBAC.
+    """
     message: str
     generation: int
     at: float
@@ -112,28 +118,46 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """Another job, younger than this one, that has nodes and does not train, or lately gave them back."""
+    """A job that has nodes and does not train, or lately gave them back; in `Observed` all younger ones together."""
 
     holds: bool
     gave_back_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Observed:
+    """What one pass decides on. A plan looks at every slot, so pods, members and leavers are
+    indexed by place: a job of thousands of pods takes as many look-ups, not their square.
+    """
+
     job: Job
     pods: tuple[Pod, ...] = ()
     seen: Seen | None = None
-    """The newest word of the job's agents: highest epoch, then youngest."""
+    """The newest report of the job's agents: highest epoch, then youngest."""
     seen_age: float = 0.0
-    """Seconds since it was measured, our clock plus the age that it carried."""
+    """Seconds since it was measured: the operator's clock plus the age in the report."""
     callers: frozenset[str] = frozenset()
     """UIDs of pods whose agent has answered since this operator started."""
     asked_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Pod UID → seconds for which we have been asking it."""
+    """Pod UID → seconds since the operator started to ask it."""
+    unproven: frozenset[str] = frozenset()
+    """UIDs of pods whose address gives answers without a proof of the job's token."""
     nodes: Mapping[str, NodeFact] = field(default_factory=lambda: MappingProxyType({}))
     verdicts: Mapping[str, NodeVerdict] = field(default_factory=lambda: MappingProxyType({}))
+    starting_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Pod UID → seconds for which a scheduled pod has not been steadily up, as observed by this
+    process.
+    """
+    unplaced_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Pod UID → seconds for which it has been unschedulable, as observed by this process."""
+    suspected_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Pod UID → seconds for which its node has been suspect, as observed by this process."""
     judged: bool = True
-    """The nodes have been judged since this process acts: what has no verdict has nothing against it."""
+    """The nodes have been judged since this process acts: a node without a verdict is sound."""
+    judged_ages: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Node → seconds since the sampling time of the newest page on which its GPUs were judged; no
+    entry: its GPUs are not watched.
+    """
     rivals: tuple[Rival, ...] = ()
     refusal: Refusal | None = None
     template_checked: bool = False
@@ -145,21 +169,43 @@ class Observed:
 
     @property
     def running(self) -> bool:
-        """The job says, and lately, that its epoch's members step."""
+        """The job reported recently that its epoch's members train."""
         return self.seen is not None and self.seen.running and self.fresh
 
     def is_member(self, slot: int, attempt: int) -> bool:
-        """By the job's last word, however old: a member is not forgotten because nobody answers."""
-        return self.seen is not None and any(
-            m.slot == slot and m.attempt == attempt for m in self.seen.members
-        )
+        """According to the job's last report, however old: a member stays one while no agent
+        answers.
+        """
+        return (slot, attempt) in self._members
 
     def has_left(self, slot: int, attempt: int) -> bool:
         return self.left_of(slot, attempt) is not None
 
     def left_of(self, slot: int, attempt: int) -> Left | None:
-        said = self.seen.left if self.seen is not None else ()
-        return next((x for x in said if (x.slot, x.attempt) == (slot, attempt)), None)
+        return self._left.get((slot, attempt))
 
     def pod_of(self, slot: int, attempt: int) -> Pod | None:
-        return next((p for p in self.pods if p.slot == slot and p.attempt == attempt), None)
+        return self._pods.get((slot, attempt))
+
+    def newest_attempt(self, slot: int) -> int:
+        """The highest that pods or the job's report mention; 0: none."""
+        return self._newest_attempts.get(slot, 0)
+
+    @cached_property
+    def _pods(self) -> dict[Place, Pod]:
+        return {(p.slot, p.attempt): p for p in reversed(self.pods)}
+
+    @cached_property
+    def _members(self) -> frozenset[Place]:
+        return frozenset((m.slot, m.attempt) for m in (self.seen.members if self.seen else ()))
+
+    @cached_property
+    def _left(self) -> dict[Place, Left]:
+        return {(x.slot, x.attempt): x for x in reversed(self.seen.left if self.seen else ())}
+
+    @cached_property
+    def _newest_attempts(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for slot, attempt in (*self._pods, *self._members, *self._left):
+            found[slot] = max(attempt, found.get(slot, 0))
+        return found

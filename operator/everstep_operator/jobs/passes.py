@@ -1,39 +1,51 @@
 """The pass of one job: observe → plan → apply, and what this operator remembers between passes.
 
-Everything remembered here may be lost: it only spares repetition (a dry run done, a refusal heard)
-or measures how long this process has waited. The world, the status and the job's own word are the
-memory that counts.
+Everything remembered here may be lost: it only avoids repetition (a completed dry run, a
+refusal) or measures how long this process has waited. The state that counts is in the world,
+the status and the job's own report.
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from everstep_contract import auth, names
+from everstep_contract.levels import Seen
 from everstep_operator import kube
-from everstep_operator.jobs import gang, observe
+from everstep_operator.jobs import action_log, conditions, genuine, observe, starts
 from everstep_operator.jobs.actions import Plan
 from everstep_operator.jobs.agents import Agents
-from everstep_operator.jobs.apply import Outcome, apply_plan, create_event, say_failed
+from everstep_operator.jobs.apply import Outcome, Pace, apply_plan, create_event, report_failure
+from everstep_operator.jobs.clocks import Clocks, measure
+from everstep_operator.jobs.deaths import ToldDeaths
 from everstep_operator.jobs.observed import Job, NodeFact, Observed, Pod, Refusal, Rival
 from everstep_operator.jobs.plan import plan
+from everstep_operator.jobs.rivals import Rivals
 from everstep_operator.jobs.statuspatch import choose_figures_seconds
+from everstep_operator.jobs.unproven import describe_unproven
+from everstep_operator.jobs.unseen import find_unseen
 from everstep_operator.kube import Kube
-from everstep_operator.values import Happening, NodeVerdict
-from everstep_operator.world import Key, Object, World
+from everstep_operator.values import EventDraft, NodeVerdict
+from everstep_operator.world import Key, Object, World, key_of
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Memory:
-    """Of one life (UID) of one job."""
+    """For one UID of one job."""
 
     uid: str
     refusal: Refusal | None = None
     checked_generation: int | None = None
-    deaths: set[str] | None = None
-    """Ends of containers and ranks that have been told to `on_death`; None before the first look."""
+    deaths: ToldDeaths = field(default_factory=ToldDeaths)
+    failed_starts: Mapping[str, int] = field(default_factory=dict)
+    """As passed to `on_failed_starts`."""
+    clocks: Clocks = field(default_factory=Clocks)
+    untold: tuple[EventDraft, ...] = ()
+    """Events of a counting plan, to be written after its action."""
+    unproven: set[str] = field(default_factory=set)
+    """UIDs of pods already reported as giving unproven answers."""
 
 
 @dataclass(slots=True)
@@ -45,19 +57,41 @@ class Passes:
     clock: Callable[[], float]
     figures_seconds: float
     figures_qps: float = 10.0
-    """Figures of all jobs together, writes a second."""
+    """Writes of figures per second, all jobs together."""
     on_death: Callable[[str], None] = lambda node: None
-    """Called with a node's name when a rank or container has died there."""
+    """Called with a node's name when a rank or container has died on it."""
+    on_failed_starts: Callable[[Key, Mapping[str, int]], None] = lambda job, nodes: None
+    """Called with the nodes on which pods of so many slots of a job failed to start, whenever that
+    has changed.
+    """
     on_done: Callable[[str], None] = lambda action: None
+    wake: Callable[[Key], None] = lambda key: None
+    """Called with the key of a job that a change of another job concerns."""
     verdicts: Mapping[str, NodeVerdict] | None = None
     """None until this process has judged the nodes."""
+    judged_at: Mapping[str, float] = field(default_factory=dict)
+    """Node → when (`steady`) the newest page was sampled on which its GPUs were judged; only nodes
+    whose GPUs are watched.
+    """
+    steady: Callable[[], float] = time.monotonic
+    awaiting_judgment: set[Key] = field(default_factory=set)
+    """Jobs with a worker that died because of its device: each judgment of a node may concern them.
+    """
     _memories: dict[Key, Memory] = field(default_factory=dict)
     _not_ready_since: dict[str, float] = field(default_factory=dict)
+    """Only existing nodes that are not Ready."""
+    _changed_nodes: set[str] = field(init=False)
+    _rivals: Rivals = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._changed_nodes = self.world.nodes.follow()
+        self._rivals = Rivals(self.world, self._own_pods, lambda key: self.wake(key))
 
     async def run(self, key: Key) -> float | None:
         """One pass; returns after how many seconds the next one is due, None: when something changes."""
         found = self.world.jobs.get(key[1], key[0])
         if found is None:
+            self._rivals.refresh()
             self._forget(key)
             return None
         now = self.clock()
@@ -66,38 +100,24 @@ class Passes:
         except (kube.Transient, kube.Standby, kube.Conflict):
             raise
         except Exception as error:
-            await say_failed(self.port, observe.to_job(found), error, now)
+            await report_failure(self.port, observe.to_job(found), error, now)
             raise
 
     async def _pass(self, found: Object, now: float) -> float | None:
         observed = self.observe(found, now)
         self._tell_deaths(observed)
+        await self._tell_unproven(observed, now)
+        self._tell_failed_starts(observed, now)
         planned = plan(observed, now)
-        if planned.counts and await self._finds_unseen(observed):
+        if planned.counts and await find_unseen(self.port, self.world, observed):
             return 0.0
-        token = auth.derive_token(self.key, observed.job.uid)
-        self._converse(observed.job, planned, observed.pods, token)
-        outcome = await apply_plan(
-            self.port, observed.job, planned, token, now, self._figures_pause()
-        )
+        keys = genuine.derive_keys(self.key, observed.job.uid)
+        self._converse(observed.job, planned, observed.pods, keys.token)
+        memory = self._memory(observed.job)
+        pace = Pace(figures_seconds=self._figures_pause(), untold=memory.untold)
+        outcome = await apply_plan(self.port, observed.job, planned, keys, now, pace)
+        memory.untold = outcome.untold
         return self._remember(observed.job, planned, outcome, now)
-
-    async def _finds_unseen(self, observed: Observed) -> bool:
-        """Whether a pod that status knows is there after all. A list may be older than the status beside
-        it: a pod that nobody has seen vanish is asked for by name before its loss is counted.
-        """
-        job, found = observed.job, False
-        for record in job.status.slots:
-            if record.pod_uid is None or observed.pod_of(record.slot, record.attempt) is not None:
-                continue
-            name = names.pod_name(job.name, record.slot, record.attempt)
-            try:
-                pod = await self.port.get(kube.PODS, name, job.namespace)
-            except kube.Gone:
-                continue
-            same = pod["metadata"]["uid"] == record.pod_uid
-            found |= same and self.world.pods.put(pod)
-        return found
 
     def _figures_pause(self) -> float:
         jobs = len(self.world.jobs)
@@ -106,24 +126,29 @@ class Passes:
     def observe(self, found: Object, now: float) -> Observed:
         job = observe.to_job(found)
         memory = self._memory(job)
-        word = self.agents.word_of(job.key)
-        pods = observe.to_pods(self.world.pods.group(job.uid), job)
-        return Observed(
+        told = self.agents.report_on(job.key)
+        self._note_waiting(job.key, told.seen)
+        pods = self._own_pods(found)
+        self._rivals.refresh(found, pods)
+        observed = Observed(
             job=job,
             pods=pods,
-            seen=word.seen,
-            seen_age=word.age,
-            callers=word.callers,
-            asked_for=word.asked_for,
+            seen=told.seen,
+            seen_age=told.age,
+            callers=told.callers,
+            asked_for=told.asked_for,
+            unproven=told.unproven,
             nodes=self._nodes(pods, now),
             verdicts=self.verdicts or {},
             judged=self.verdicts is not None,
-            rivals=self._rivals(found) if any(p.node for p in pods) else (),
+            judged_ages=self._judged_ages(pods),
+            rivals=self._find_rivals(found, pods),
             refusal=memory.refusal,
             template_checked=memory.checked_generation == job.generation,
         )
+        return measure(memory.clocks, observed, now)
 
-    async def tell_all(self, happening: Happening) -> None:
+    async def tell_all(self, happening: EventDraft) -> None:
         """An Event on each job."""
         now = self.clock()
         for found in list(self.world.jobs):
@@ -136,44 +161,88 @@ class Passes:
             held = self._memories[job.key] = Memory(uid=job.uid)
         return held
 
+    def _note_waiting(self, key: Key, seen: Seen | None) -> None:
+        if seen is not None and seen.device_deaths:
+            self.awaiting_judgment.add(key)
+        else:
+            self.awaiting_judgment.discard(key)
+
     def _forget(self, key: Key) -> None:
-        self._memories.pop(key, None)
+        self.awaiting_judgment.discard(key)
+        memory = self._memories.pop(key, None)
+        if memory is not None and memory.failed_starts:
+            self.on_failed_starts(key, {})
         self.agents.forget(key)
 
     def _nodes(self, pods: tuple[Pod, ...], now: float) -> dict[str, NodeFact]:
+        self._note_readiness(now)
         facts = {}
-        for name in {p.node for p in pods if p.node}:
+        names_of_nodes = {p.node for p in pods if p.node}
+        if not self.world.scope.nodes:
+            # Without node watches, a lost node is noticed when Kubernetes deletes its pods.
+            return {name: NodeFact(name=name) for name in names_of_nodes}
+        for name in names_of_nodes:
             found = self.world.nodes.get(name)
-            if found is None:
-                continue
-            if observe.describe_not_ready(found):
+            if found is not None:
+                facts[name] = observe.to_node(found, self._not_ready_since.get(name), now)
+        return facts
+
+    def _note_readiness(self, now: float) -> None:
+        """For each node that has changed since the last pass of any job: a node that was Ready in
+        the meantime counts as not Ready since now, and a deleted one is dropped.
+        """
+        for name in self._changed_nodes:
+            found = self.world.nodes.get(name)
+            if found is not None and observe.describe_not_ready(found):
                 self._not_ready_since.setdefault(name, now)
             else:
                 self._not_ready_since.pop(name, None)
-            facts[name] = observe.to_node(found, self._not_ready_since.get(name), now)
-        return facts
+        self._changed_nodes.clear()
 
-    def _rivals(self, mine: Object) -> tuple[Rival, ...]:
-        if not observe.is_waiting(mine):
+    def _judged_ages(self, pods: tuple[Pod, ...]) -> dict[str, float]:
+        now = self.steady()
+        nodes = {p.node for p in pods if p.node in self.judged_at}
+        return {node: now - self.judged_at[node] for node in nodes}
+
+    def _find_rivals(self, mine: Object, pods: tuple[Pod, ...]) -> tuple[Rival, ...]:
+        """Only a job that holds a node may have to give it back."""
+        if not observe.is_waiting(mine) or not any(p.node for p in pods):
             return ()
-        uid = mine["metadata"]["uid"]
-        others = [o for o in self.world.jobs if o["metadata"]["uid"] != uid]
-        found = ((observe.age_of(o), self._rival(o)) for o in others if observe.is_waiting(o))
-        return gang.build_rivals(observe.age_of(mine), found)
+        return self._rivals.find_younger(mine)
 
-    def _rival(self, obj: Object) -> Rival:
-        return observe.to_rival(obj, self.world.pods.group(obj["metadata"]["uid"]))
+    def _own_pods(self, job: Object) -> tuple[Pod, ...]:
+        key, uid = key_of(job), job["metadata"]["uid"]
+        claimed = self.world.pods_of(key[0], uid)
+        if not claimed:
+            return ()
+        keys = genuine.derive_keys(self.key, uid)
+        owner = genuine.build_owner(key, uid, job.get("status") or {}, keys)
+        return observe.to_pods(claimed, owner)
 
     def _tell_deaths(self, observed: Observed) -> None:
-        memory, found = self._memory(observed.job), _deaths(observed)
-        if memory.deaths is not None:
-            for identity in found.keys() - memory.deaths:
-                if found[identity]:
-                    self.on_death(found[identity])
-        memory.deaths = set(found) | (memory.deaths or set())
+        for node in self._memory(observed.job).deaths.take_new(observed):
+            self.on_death(node)
+
+    async def _tell_unproven(self, observed: Observed, now: float) -> None:
+        memory = self._memory(observed.job)
+        happening = describe_unproven(observed, memory.unproven)
+        memory.unproven |= observed.unproven
+        if happening is not None:
+            action_log.log_event(observed.job, happening)
+            await create_event(self.port, observed.job, happening, now)
+
+    def _tell_failed_starts(self, observed: Observed, now: float) -> None:
+        memory, job = self._memory(observed.job), observed.job
+        over = any(conditions.is_true(job.status, end) for end in conditions.OVER)
+        found = {} if over else starts.count_by_node(job.status.slots, now)
+        if found != memory.failed_starts:
+            memory.failed_starts = found
+            self.on_failed_starts(job.key, found)
 
     def _converse(self, job: Job, planned: Plan, pods: tuple[Pod, ...], token: str) -> None:
-        """A pass that counts leaves what is told as it is: nothing is decided before it is written."""
+        """A counting pass leaves the agents' document unchanged: nothing is decided before it is
+        written.
+        """
         if planned.counts:
             return
         if planned.wanted is None:
@@ -193,7 +262,7 @@ class Passes:
             self.on_done(name)
         if outcome.patched is not None:
             self.world.jobs.put(outcome.patched)
-        for pod in self.world.pods.group(job.uid):
+        for pod in self.world.pods_of(job.namespace, job.uid):
             if pod["metadata"]["name"] in outcome.gone:
                 self.world.pods.drop(pod)
         if outcome.template_checked:
@@ -210,28 +279,3 @@ def _refusal(job: Job, outcome: Outcome, held: Refusal | None, now: float) -> Re
         return Refusal(invalid=invalid, message=message, generation=job.generation, at=now)
     created = "CreatePod" in outcome.done
     return None if created else held
-
-
-def _deaths(observed: Observed) -> dict[str, str]:
-    """Identity of each end that we know of → node on which it was; "" for an end that was in order."""
-    found = {}
-    for pod in observed.pods:
-        if pod.restarts or pod.ended:
-            in_order = pod.deleting or (pod.ended is not None and pod.ended.exit_code == 0)
-            identity = f"{pod.uid}/{pod.restarts}/{pod.ended is not None}"
-            found[identity] = "" if in_order else pod.node
-    nodes = {p.slot: p.node for p in observed.pods}
-    for incident in observed.seen.incidents if observed.seen else ():
-        if incident.slot is not None and incident.cause.startswith(("Worker", "Agent")):
-            found[incident.id] = nodes.get(incident.slot, "")
-    return found
-
-
-def jobs_on(world: World, nodes: set[str]) -> set[Key]:
-    """Keys of the jobs that have a pod on one of these nodes."""
-    found = set()
-    for pod in world.pods:
-        if (pod.get("spec") or {}).get("nodeName") in nodes:
-            labels = pod["metadata"].get("labels") or {}
-            found.add((pod["metadata"]["namespace"], str(labels.get(names.LABEL_JOB, ""))))
-    return found

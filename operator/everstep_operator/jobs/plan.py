@@ -1,9 +1,9 @@
-"""One pass over one job: a ladder of guard clauses from what ends it to what keeps it going.
+"""One pass over one job: a series of guard clauses from what ends it to what keeps it going.
 
-Invariants. Every prefix of a plan is a legal state. A plan that raises a counter or an attempt is
-nothing but that status write; what follows from it is the next pass's. No member of the current
-epoch is deleted unless the job says `left`, we decided *gone*, or the job is over: a pod is deleted
-only once its attempt is no longer its slot's.
+Invariants. Every prefix of a plan is a legal state. A plan that raises a counter or an attempt
+consists of that status write only; the next pass acts on it. No member of the current epoch is
+deleted unless the job reports `left`, the operator decided *gone*, or the job is over: a pod is
+deleted only once its attempt is no longer its slot's.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,15 @@ from typing import Any
 from everstep_operator.jobs import (
     attempts,
     conditions,
+    deadlines,
     ending,
     failures,
     gang,
+    limits,
     manifests,
     membership,
+    placement,
+    starts,
     waiting,
 )
 from everstep_operator.jobs.actions import (
@@ -29,6 +33,7 @@ from everstep_operator.jobs.actions import (
 from everstep_operator.jobs.membership import Decision, Leave, Raise
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.wanted import build_wanted
+from everstep_operator.model import JobSpec
 from everstep_operator.model_status import SlotStatus
 
 QUIET_SECONDS = 10.0
@@ -36,7 +41,7 @@ BUSY_SECONDS = 1.0
 
 
 def plan(observed: Observed, now: float) -> Plan:
-    """Pure: the same observation at the same moment gives the same plan."""
+    """Pure: the same observation at the same time gives the same plan."""
     job = observed.job
     if job.deleting:
         return Plan(status=job.status)
@@ -59,16 +64,18 @@ def plan(observed: Observed, now: float) -> Plan:
 
 def _plan_slots(observed: Observed, now: float) -> Plan:
     records = membership.build_records(observed)
-    decisions = [membership.decide_slot(observed, r, now) for r in records]
+    scene = membership.build_scene(observed, now)
+    each = [membership.decide_slot(scene, r) for r in records]
+    decisions = limits.limit_decisions(observed, records, each)
     if any(isinstance(d, Raise) for d in decisions):
         return attempts.plan_count(observed, records, decisions, now)
-    return _plan_deeds(observed, records, decisions, now)
+    return _plan_actions(observed, records, decisions, now)
 
 
-def _plan_deeds(
+def _plan_actions(
     observed: Observed, records: Sequence[SlotStatus], decisions: Sequence[Decision], now: float
 ) -> Plan:
-    noted = [attempts.note_pod(observed, r, decisions, now) for r in records]
+    noted = attempts.note_pods(observed, records, decisions, now)
     story = waiting.build_job_story(observed, noted, decisions, now)
     status = conditions.build_status(observed, noted, decisions, story, now).model_copy(
         update=_resumed(observed, now)
@@ -79,12 +86,23 @@ def _plan_deeds(
         status=status,
         wanted=build_wanted(observed, noted, leaving),
         events=conditions.build_events(observed.job.status, status, decisions),
-        wake_after=QUIET_SECONDS if observed.running and not leaving else BUSY_SECONDS,
+        wake_after=_choose_pause(observed, now, leaving=bool(leaving)),
     )
 
 
+def _choose_pause(observed: Observed, now: float, *, leaving: bool) -> float | None:
+    """A change wakes a pass anyway."""
+    if leaving:
+        return BUSY_SECONDS
+    if observed.running:
+        return QUIET_SECONDS
+    if deadlines.waits_for_room(observed, now):
+        return deadlines.find_next(observed, now)
+    return BUSY_SECONDS
+
+
 def _resumed(observed: Observed, now: float) -> dict[str, Any]:
-    """What a suspension, or pods that were given back, leave in status once the job goes on."""
+    """What a suspension, or pods that were given back, change in status once the job continues."""
     job = observed.job
     spent = failures.suspended_seconds(job, now) if job.status.stopping_since else None
     return {
@@ -97,7 +115,7 @@ def _resumed(observed: Observed, now: float) -> dict[str, Any]:
 def _plan_creation(
     observed: Observed, records: Sequence[SlotStatus], now: float
 ) -> tuple[Action, ...]:
-    spec, job = observed.job.spec, observed.job
+    spec = observed.job.spec
     assert spec is not None
     missing = [
         r
@@ -110,13 +128,7 @@ def _plan_creation(
     if not missing or not observed.judged:
         return secret
     found: list[Action] = [*secret]
-    avoid = membership.nodes_to_avoid(observed)
-    bodies = [
-        manifests.build_pod(
-            job, spec, r.slot, r.attempt, avoid, membership.nodes_to_shun(observed, r)
-        )
-        for r in missing
-    ]
+    bodies = _build_bodies(observed, spec, missing, now)
     if not observed.template_checked:
         found.append(
             CheckTemplate(
@@ -126,8 +138,28 @@ def _plan_creation(
     return (*found, *(_creation(r, b) for r, b in zip(missing, bodies, strict=True)))
 
 
+def _build_bodies(
+    observed: Observed, spec: JobSpec, missing: Sequence[SlotStatus], now: float
+) -> list[manifests.Body]:
+    left, suspected = placement.nodes_left(observed), placement.nodes_suspected(observed)
+    failed = starts.list_shared(observed.job.status.slots, now)
+    return [
+        manifests.build_pod(
+            observed.job,
+            spec,
+            r.slot,
+            r.attempt,
+            placement.nodes_to_avoid(left, failed, r, now),
+            placement.nodes_to_shun(suspected, failed, r, now),
+        )
+        for r in missing
+    ]
+
+
 def _plan_secret(observed: Observed, missing: bool) -> tuple[Action, ...]:
-    """Before the first pods, after a restart of ours (it may be there), and when a pod cannot find it."""
+    """Before the first pods, after a restart of the operator (it may exist), and when a pod cannot
+    find it.
+    """
     name = manifests.secret_name(observed.job.name, observed.job.uid)
     lost = any(name in pod.waiting_message for pod in observed.pods)
     if not lost and (observed.template_checked or not missing):

@@ -1,8 +1,8 @@
-"""What Pod Security "restricted" asks for beyond running as non-root. Pure.
+"""What Pod Security "restricted" requires beyond running as non-root. Pure.
 
-Whether an image runs as root is its owner's to say: a container whose template says that it does
-not gets the rest where it is unset, because without root the rest takes nothing away. A template
-that says nothing stays as it is. What is set is never changed.
+Whether an image runs as root is its owner's decision. A container whose template says non-root
+gets the other settings where they are unset, because without root they remove nothing. A
+template that does not say so is left unchanged, and no setting of the user is changed.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 Body = dict[str, Any]
 UNCONFINED_CAPABILITIES = frozenset({"SYS_ADMIN", "CAP_SYS_ADMIN"})
-"""With these, or privileged, the API server refuses allowPrivilegeEscalation: false."""
+"""With these, or privileged, the API server rejects allowPrivilegeEscalation: false."""
 
 
 def add_restrictions(pod_spec: Body) -> None:

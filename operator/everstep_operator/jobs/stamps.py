@@ -1,4 +1,4 @@
-"""Times as the API writes them."""
+"""Times in the API's formats."""
 
 from datetime import UTC, datetime
 
@@ -19,7 +19,7 @@ def to_stamp(seconds: float) -> str:
 
 
 def to_fine_stamp(seconds: float) -> str:
-    """Milliseconds, for what durations are counted from."""
+    """Milliseconds, for times from which durations are computed."""
     return (
         datetime.fromtimestamp(seconds, UTC)
         .isoformat(timespec="milliseconds")

@@ -2,7 +2,6 @@
 worth a write.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +27,7 @@ def to_document(status: JobStatus) -> dict[str, Any]:
 
 
 def build_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """An RFC 7386 merge patch: what is gone becomes null, lists go whole."""
+    """An RFC 7386 merge patch: what is gone becomes null, lists go whole (on the wire: see `patch_body`)."""
     patch: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
         if key not in old:
@@ -67,7 +66,15 @@ def _lasting(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _urgent(document: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {k: copy.deepcopy(v) for k, v in document.items() if k not in FIGURES}
-    for incident in kept.get("incidents") or ():
-        incident.pop("phases", None)
+    kept = {k: v for k, v in document.items() if k not in FIGURES}
+    incidents = kept.get("incidents") or ()
+    kept["incidents"] = [_without_phases(i) for i in incidents]
     return kept
+
+
+def _without_phases(incident: Any) -> Any:
+    return (
+        {k: v for k, v in incident.items() if k != "phases"}
+        if isinstance(incident, Mapping)
+        else incident
+    )

@@ -1,29 +1,54 @@
 """Why a job does not run (yet): the first reason on the way from template to first step, in the
-words of whoever knows.
+words of its source.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from everstep_operator.jobs import conditions
-from everstep_operator.jobs.conditions import Story, Verdict
-from everstep_operator.jobs.membership import Decision, Leave
-from everstep_operator.jobs.observed import Observed, Pod
-from everstep_operator.jobs.stamps import to_stamp
+from everstep_operator.jobs.conditions import ConditionDraft, Story
+from everstep_operator.jobs.membership import Decision, Leave, Stay
+from everstep_operator.jobs.observed import Observed, Pod, Refusal
+from everstep_operator.jobs.stamps import to_seconds, to_stamp
 from everstep_operator.model_status import SlotStatus
 
 REFUSED_SECONDS = 30.0
-"""After which a pod that was not allowed (quota, policy) is tried again."""
+"""When a pod that was not allowed (quota, policy) is tried again."""
 SILENCE_SECONDS = 30.0
-"""For which a job that ran is taken to run on though nobody answers us."""
+"""How long a job that ran is taken to run on though no agent answers."""
 USUAL_WAITS = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 
 def is_held_back(observed: Observed, now: float) -> bool:
-    """Whether the API server's last refusal still stands."""
+    """Whether the API server's last refusal still applies."""
     refusal = observed.refusal
     if refusal is None or refusal.generation != observed.job.generation:
         return False
-    return now - refusal.at < REFUSED_SECONDS * (10 if refusal.invalid else 1)
+    return now - refusal.at < refused_seconds(refusal)
+
+
+def refused_seconds(refusal: Refusal) -> float:
+    """How long it applies: only an edit fixes an invalid template."""
+    return REFUSED_SECONDS * (10 if refusal.invalid else 1)
+
+
+def find_since(observed: Observed) -> float | None:
+    """Since when a job that waits for the rest of its gang has waited; None: an older job waits,
+    too, but a younger one has to give back first.
+    """
+    status, spec = observed.job.status, observed.job.spec
+    running = conditions.find_condition(status, "Running")
+    stopped = to_seconds(running.last_transition_time) if running else None
+    if spec is None or running is None or running.status != "False" or stopped is None:
+        return None
+    found = [stopped]
+    if status.gang is not None:
+        found.append(to_seconds(status.gang.retry_at) or stopped)
+    for rival in observed.rivals:
+        if rival.holds:
+            return None
+        found.append(rival.gave_back_at or stopped)
+    return max(found)
 
 
 def build_job_story(
@@ -36,6 +61,7 @@ def build_job_story(
         return conditions.build_story(state="Running", running=running, checkpoint=checkpoint)
     if running.status or _was_under_way(observed):
         recovering = _recovering(observed, leaving, running)
+        recovering = _with_turns(recovering, decisions)
         return conditions.build_story(
             state="Recovering", running=running, checkpoint=checkpoint, recovering=recovering
         )
@@ -47,7 +73,7 @@ _BEFORE_START = frozenset({"CreatingPods", "Unschedulable", "TemplateInvalid", "
 
 
 def _was_under_way(observed: Observed) -> bool:
-    """It ran until just now, or is still being recovered; a job that is resumed starts."""
+    """It ran until just now, or is still being recovered; a resumed job starts."""
     old = observed.job.status
     if not (old.epoch or (observed.seen and observed.seen.epoch)):
         return False
@@ -59,37 +85,56 @@ def _was_under_way(observed: Observed) -> bool:
     )
 
 
-def _recovering(observed: Observed, leaving: Sequence[Leave], running: Verdict) -> Verdict:
+def _recovering(
+    observed: Observed, leaving: Sequence[Leave], running: ConditionDraft
+) -> ConditionDraft:
     if leaving:
         text = conditions.describe_leave(leaving[0])
-        return Verdict(type="Recovering", status=True, reason=leaving[0].cause, message=text)
+        return ConditionDraft(type="Recovering", status=True, reason=leaving[0].cause, message=text)
     open_ = [i for i in observed.job.status.incidents if i.open]
     if observed.seen:
         ids = {i.id for i in open_}
         for runtime in observed.seen.incidents:
             if runtime.open and runtime.id not in ids and not open_:
                 text = f"{runtime.message}; {running.message}"
-                return Verdict(type="Recovering", status=True, reason=runtime.cause, message=text)
+                return ConditionDraft(
+                    type="Recovering", status=True, reason=runtime.cause, message=text
+                )
     if open_:
         text = f"{open_[-1].message}; {running.message}"
-        return Verdict(type="Recovering", status=True, reason=open_[-1].cause, message=text)
-    return Verdict(type="Recovering", status=True, reason="Regrouping", message=running.message)
+        return ConditionDraft(type="Recovering", status=True, reason=open_[-1].cause, message=text)
+    return ConditionDraft(
+        type="Recovering", status=True, reason="Regrouping", message=running.message
+    )
 
 
-def decide_running(observed: Observed, records: Sequence[SlotStatus], now: float) -> Verdict:
+def _with_turns(recovering: ConditionDraft, decisions: Sequence[Decision]) -> ConditionDraft:
+    count = len({d.awaits_turn for d in decisions if isinstance(d, Stay) and d.awaits_turn})
+    if not count:
+        return recovering
+    who = (
+        "1 more node waits for its turn"
+        if count == 1
+        else f"{count} more nodes wait for their turn"
+    )
+    text = f"{who}, because a job leaves at most a tenth of its nodes at a time"
+    return replace(recovering, message=f"{recovering.message}; {text}")
+
+
+def decide_running(observed: Observed, records: Sequence[SlotStatus], now: float) -> ConditionDraft:
     seen = observed.seen
     if observed.running and seen is not None:
         ranks = len(seen.members)
         text = f"epoch {seen.epoch} runs with {ranks} rank{'' if ranks == 1 else 's'}"
-        return Verdict(type="Running", status=True, reason="Training", message=text)
+        return ConditionDraft(type="Running", status=True, reason="Training", message=text)
     if unheard := _decide_unheard(observed, records):
         return unheard
     reason, message = describe_wait(observed, records, now)
-    return Verdict(type="Running", status=False, reason=reason, message=message)
+    return ConditionDraft(type="Running", status=False, reason=reason, message=message)
 
 
-def _decide_unheard(observed: Observed, records: Sequence[SlotStatus]) -> Verdict | None:
-    """All pods run and nobody answers us: our silence stops no training, so it changes little."""
+def _decide_unheard(observed: Observed, records: Sequence[SlotStatus]) -> ConditionDraft | None:
+    """All pods run and no agent answers: keep Running for 30 s, then Unknown/NoWordFromJob."""
     old = conditions.find_condition(observed.job.status, "Running")
     if observed.fresh or old is None or old.status == "False":
         return None
@@ -100,14 +145,14 @@ def _decide_unheard(observed: Observed, records: Sequence[SlotStatus]) -> Verdic
     asked = max((observed.asked_for.get(p.uid, 0.0) for p in up), default=0.0)
     silent = observed.seen_age if observed.seen else asked
     if silent < SILENCE_SECONDS:
-        return Verdict(
+        return ConditionDraft(
             type="Running",
             status=old.status == "True" or None,
             reason=old.reason,
             message=old.message,
         )
     text = f"no agent of the job answers the operator for {SILENCE_SECONDS:.0f} s; the pods run"
-    return Verdict(type="Running", status=None, reason="NoWordFromJob", message=text)
+    return ConditionDraft(type="Running", status=None, reason="NoWordFromJob", message=text)
 
 
 def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float) -> tuple[str, str]:
@@ -134,7 +179,7 @@ def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float)
 
 
 def _describe_node(observed: Observed, pod: Pod, now: float) -> tuple[str, str] | None:
-    """A node that may come back is waited for: since when, until when, and who sets that."""
+    """A node that may return is waited for: since when, until when, and which setting decides."""
     node, spec = observed.nodes.get(pod.node), observed.job.spec
     if node is None or node.not_ready_for is None or spec is None or pod.over:
         return None
@@ -172,5 +217,5 @@ def _describe_agents(observed: Observed, pods: Sequence[Pod]) -> tuple[str, str]
         return seen.storage_error.kind or "StoreError", seen.storage_error.message
     called = [p for p in pods if p.uid in observed.callers]
     if len(called) < len(pods):
-        return "WaitingForAgents", f"{len(called)} of {len(pods)} agents have called"
-    return "Joining", "all agents have called; the workers start and join the epoch"
+        return "WaitingForAgents", f"{len(called)} of {len(pods)} agents have answered"
+    return "Joining", "all agents have answered; the workers start and join the epoch"

@@ -1,15 +1,17 @@
-"""The level document for the agents: what the operator wants at this moment, whole, every time."""
+"""The operator's complete level document for the agents."""
 
 from collections.abc import Sequence
 
 from everstep_contract import names
-from everstep_contract.levels import DeadAgent, Peer, SlotAttempt, Stop, Wanted
+from everstep_contract.levels import DeadAgent, JobSettings, Peer, SlotAttempt, Stop, Wanted
+from everstep_contract.report import Cause
 from everstep_operator.jobs.membership import Leave
-from everstep_operator.jobs.observed import Observed, Pod
+from everstep_operator.jobs.observed import Ended, Observed, Pod
+from everstep_operator.model import JobSpec
 from everstep_operator.model_status import SlotStatus
 
 FIRST_INCARNATION = 1
-"""Agents count the lives of their container from here; the kubelet counts restarts from 0."""
+"""Agents count the starts of their container from 1; the kubelet counts restarts from 0."""
 
 
 def build_wanted(
@@ -18,7 +20,7 @@ def build_wanted(
     leaving: Sequence[Leave] = (),
     stop: Stop = Stop.NONE,
 ) -> Wanted:
-    """`revision` is filled in by whoever sends it."""
+    """The sender fills in `revision`."""
     spec = observed.job.spec
     assert spec is not None
     current = _current(observed, records)
@@ -36,10 +38,27 @@ def build_wanted(
         gone=tuple(
             SlotAttempt(slot=r.slot, attempt=r.attempt - 1) for r in records if r.attempt > 1
         ),
+        watched=_watched(observed, current),
+        judged=_judged(observed),
         stop=stop,
         save_every_steps=spec.checkpoint.every_steps or 0,
         save_every_seconds=spec.checkpoint.save_seconds,
+        settings=build_settings(spec),
         incident=leaving[0].incident if leaving else _open_incident(observed),
+    )
+
+
+def build_settings(spec: JobSpec) -> JobSettings:
+    """The settings that an edit of the spec changes in running pods."""
+    recovery, guard = spec.recovery, spec.guard
+    return JobSettings(
+        hang_seconds=float(recovery.hang_seconds),
+        startup_seconds=float(recovery.startup_seconds),
+        drain_seconds=float(recovery.drain_timeout_seconds),
+        gang_seconds=float(recovery.gang_seconds),
+        keep=spec.checkpoint.keep,
+        guard_factor=float(guard.factor),
+        guard_action=guard.action.value,
     )
 
 
@@ -54,12 +73,39 @@ def _peer(pod: Pod) -> Peer:
 
 
 def _dead(pod: Pod) -> tuple[DeadAgent, ...]:
-    """The newest life that the kubelet says has ended; the earlier ones ended before it."""
-    lives = pod.restarts + (1 if pod.ended else 0)
+    """The newest container run that the kubelet reports as ended; earlier ones ended before it.
+
+    If it reported a process that survives SIGKILL, its end does not prove the process's end:
+    the others continue once the slot has a new attempt.
+    """
+    ended = pod.ended is not None and not _holds_stuck(pod.ended)
+    lives = pod.restarts + (1 if ended else 0)
     if not lives:
         return ()
     incarnation = FIRST_INCARNATION + lives - 1
     return (DeadAgent(slot=pod.slot, attempt=pod.attempt, incarnation=incarnation),)
+
+
+def _holds_stuck(ended: Ended) -> bool:
+    return ended.report is not None and ended.report.cause is Cause.PROCESS_STUCK
+
+
+def _watched(observed: Observed, current: Sequence[Pod]) -> tuple[int, ...]:
+    return tuple(sorted({pod.slot for pod in current if pod.node in observed.judged_ages}))
+
+
+def _judged(observed: Observed) -> tuple[str, ...]:
+    """Deaths by device that are older than the page on which their node was judged last.
+
+    Both ages are durations as of now, so no clocks of two hosts are compared.
+    """
+    found = []
+    for death in observed.seen.device_deaths if observed.seen else ():
+        pod = observed.pod_of(death.slot, death.attempt)
+        age = observed.judged_ages.get(pod.node) if pod is not None else None
+        if age is not None and age < observed.seen_age + death.age_ms / 1000:
+            found.append(death.id)
+    return tuple(found)
 
 
 def _open_incident(observed: Observed) -> str:

@@ -1,4 +1,4 @@
-"""An interruption that is over, as one sentence: what happened, how it was mended, what it took."""
+"""A finished interruption in one sentence: what happened, how it was recovered, how long it took."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,19 +6,23 @@ from everstep_operator.model_status import Incident
 
 
 def list_over(incidents: Iterable[Incident]) -> list[list[Incident]]:
-    """Those that are over, the newest last: a list of entries each, one for every slot that it moved."""
+    """Finished incidents, newest last; each is a list of entries (an older operator wrote one for
+    each slot).
+    """
     grouped: dict[str, list[Incident]] = {}
     for incident in incidents:
         grouped.setdefault(incident.id, []).append(incident)
     return [entries for entries in grouped.values() if not any(i.open for i in entries)]
 
 
-def tell(entries: Sequence[Incident]) -> str:
-    """Of the entries of one incident: signal, verdict, rung, checkpoint, steps lost, seconds per phase."""
+def summarize(entries: Sequence[Incident]) -> str:
+    """The entries of one incident: signal, verdict, kind of recovery, checkpoint, steps lost,
+    seconds per phase.
+    """
     first = min(entries, key=lambda i: i.started_at)
     parts = [
         f"{first.started_at} {first.cause}{_slots(entries)}: {first.message.rstrip('.')}",
-        _mended(entries),
+        _describe_recovery(entries),
         _marks(entries),
         _phases(entries),
     ]
@@ -26,12 +30,17 @@ def tell(entries: Sequence[Incident]) -> str:
 
 
 def _slots(entries: Sequence[Incident]) -> str:
-    slots = sorted({i.slot for i in entries if i.slot is not None})
+    slots = sorted({slot for i in entries for slot in _slots_of(i)})
     word = "slot" if len(slots) == 1 else "slots"
     return f" ({word} {', '.join(map(str, slots))})" if slots else ""
 
 
-def _mended(entries: Sequence[Incident]) -> str:
+def _slots_of(incident: Incident) -> list[int]:
+    first = [incident.slot] if incident.slot is not None else []
+    return [m.slot for m in incident.slots] or first
+
+
+def _describe_recovery(entries: Sequence[Incident]) -> str:
     rung = next((i.rung for i in entries if i.rung), None)
     step = max((i.resumed_step or 0 for i in entries), default=0)
     lost = [i.steps_lost for i in entries if i.steps_lost is not None]

@@ -1,4 +1,4 @@
-"""What a pass says in the log: each action and each Event in its own words, with the incident's id as a field."""
+"""The log lines of a pass: one for each action and each Event, with the incident's id as a field."""
 
 import logging
 
@@ -6,12 +6,12 @@ from everstep_operator.jobs.actions import Action, CheckTemplate, CreatePod, Cre
 from everstep_operator.jobs.observed import Job
 from everstep_operator.logs import fields
 from everstep_operator.model_status import JobStatus
-from everstep_operator.values import Happening
+from everstep_operator.values import EventDraft
 
 log = logging.getLogger(__name__)
 
 
-def say_done(job: Job, action: Action, status: JobStatus) -> None:
+def log_done(job: Job, action: Action, status: JobStatus) -> None:
     if isinstance(action, (CreateSecret, CheckTemplate)):
         return
     slot = action.slot if isinstance(action, (CreatePod, DeletePod)) else None
@@ -19,13 +19,13 @@ def say_done(job: Job, action: Action, status: JobStatus) -> None:
     _say(logging.INFO, job, action.reason, action.message, incident)
 
 
-def say_happening(job: Job, happening: Happening) -> None:
-    level = logging.WARNING if happening.warning else logging.INFO
-    _say(level, job, happening.reason, happening.message, happening.incident)
+def log_event(job: Job, event: EventDraft) -> None:
+    level = logging.WARNING if event.warning else logging.INFO
+    _say(level, job, event.reason, event.message, event.incident)
 
 
 def find_incident(status: JobStatus, slot: int | None) -> str:
-    """The newest that moves the slot and is not over; empty: none does."""
+    """The newest open incident that moves the slot; empty: there is none."""
     moves = [i.id for i in status.incidents if i.open and i.slot == slot and slot is not None]
     return moves[-1] if moves else ""
 

@@ -1,50 +1,51 @@
-"""What is remembered of a node → what is held against it. Pure; the clock is an argument.
+"""A node's memory → its finding. Pure; the clock is an argument.
 
-Convicting: an XID of which the table says so, an uncorrectable ECC error, a failed row remap, a GPU
-that stays away from the exporter's pages. Silence convicts nobody: an exporter that we cannot read
-says nothing about its node. Answered evidence is left out.
+Evidence is what the rules of `rules/rules.csv` find, and a GPU that is missing from the
+exporter's pages. Silence convicts no node: an exporter that cannot be read is no evidence.
+Answered evidence is left out.
 """
 
 from collections.abc import Iterator
 
-from everstep_operator.evidence import Claim, Evidence, Finding, Kind, is_known, shown_time
+from everstep_operator.evidence import MISSING, Claim, Evidence, Finding, is_known, shown_time
 from everstep_operator.health.outcomes import FailureKind
+from everstep_operator.health.rules.registry import Rules
 from everstep_operator.health.signals import (
-    FaultKey,
     GpuMemory,
     Limits,
     NodeMemory,
     Onset,
     of_this_boot,
 )
-from everstep_operator.health.xids import Xid, XidTable, find_xid
 from everstep_operator.nodes import NodeFacts
 from everstep_operator.values import NodeState
 
-REASON_XID = "GpuFatalXid"
-REASON_DOUBLE_BIT = "GpuDoubleBitError"
-REASON_REMAP = "GpuRowRemapFailed"
 REASON_MISSING = "GpuMissing"
 REASON_SILENT = "ExporterSilent"
 REASON_FROZEN = "ExporterFrozen"
+REASON_CONTESTED = "ExporterContested"
 REASON_DEATH = "RankDied"
+LEAVE_ONE = (
+    "Leave one DaemonSet of exporters on the node, or narrow exporter.selectors and exporter.namespaces "
+    "(the chart's values) to one"
+)
 
 
 def decide_node(
     memory: NodeMemory,
     facts: NodeFacts,
     *,
-    table: XidTable,
+    rules: Rules,
     limits: Limits,
     now: float,
     died_at: float | None = None,
 ) -> Finding:
     """`died_at`: when the last death of a rank on this node was reported."""
-    memory = of_this_boot(memory, facts)  # the node may have rebooted since the last page
+    memory = of_this_boot(memory, facts, rules)  # the node may have rebooted since the last page
     claims = [
         claim
         for uuid, gpu in sorted(memory.gpus.items())
-        for claim in _claims(uuid, gpu, facts, table, limits)
+        for claim in _claims(uuid, gpu, facts, rules, limits)
         if not is_known(claim.evidence, facts.answered)
     ]
     claims += _all_missing(memory, facts, limits)
@@ -57,39 +58,36 @@ def decide_node(
         silent=silent,
         silent_reason=silent_reason,
         doubt=_doubt(memory, claims, died_at, limits, now),
+        holders=_holders(memory, claims),
     )
+
+
+def _holders(memory: NodeMemory, claims: list[Claim]) -> tuple[str, ...]:
+    """Pods on GPUs that the newest good page shows and that no claim calls gone."""
+    lost = {claim.evidence.gpu for claim in claims if claim.state is NodeState.GONE}
+    working = (memory.gpus[uuid] for uuid in memory.present - lost if uuid in memory.gpus)
+    return tuple(sorted({pod for gpu in working for pod in gpu.pods}))
 
 
 def _claims(
-    uuid: str, gpu: GpuMemory, facts: NodeFacts, table: XidTable, limits: Limits
+    uuid: str, gpu: GpuMemory, facts: NodeFacts, rules: Rules, limits: Limits
 ) -> Iterator[Claim]:
-    for key, onset in gpu.onsets.items():
-        kind, code = key
-        xid = find_xid(table, code)
-        if kind is Kind.XID and not xid.convicts:
+    for (kind, code), onset in gpu.onsets.items():
+        rule = rules.by_kind[kind]
+        words = rule.describe(code)
+        if words is None:
             continue
-        yield _claim(uuid, gpu, facts, key, onset, xid)
+        since = "since" if onset.appeared else "found at"
+        boot = "" if rule.outlives_boot else facts.boot
+        yield Claim(
+            evidence=_evidence(uuid, facts, kind, code, onset, boot),
+            state=rule.state,
+            reason=rule.reason,
+            message=f"{_gpu(uuid, gpu)} {words}, {since} {shown_time(onset.at)}",
+            pods=tuple(sorted(gpu.pods)),
+        )
     if gpu.missing:
         yield _missing(uuid, gpu, facts, limits)
-
-
-def _claim(
-    uuid: str, gpu: GpuMemory, facts: NodeFacts, key: FaultKey, onset: Onset, xid: Xid
-) -> Claim:
-    kind, code = key
-    reason, what = {
-        Kind.XID: (REASON_XID, f"reports XID {code} ({xid.meaning})"),
-        Kind.DOUBLE_BIT: (REASON_DOUBLE_BIT, "reports an uncorrectable (double-bit) ECC error"),
-        Kind.REMAP_FAILURE: (REASON_REMAP, "could not remap a faulty memory row"),
-    }[kind]
-    since = "since" if onset.appeared else "found at"
-    return Claim(
-        evidence=_evidence(uuid, facts, kind, code, onset),
-        state=NodeState.LEAVING,
-        reason=reason,
-        message=f"{_gpu(uuid, gpu)} {what}, {since} {shown_time(onset.at)}",
-        pods=tuple(sorted(gpu.pods)),
-    )
 
 
 def _missing(uuid: str, gpu: GpuMemory, facts: NodeFacts, limits: Limits) -> Claim:
@@ -98,7 +96,7 @@ def _missing(uuid: str, gpu: GpuMemory, facts: NodeFacts, limits: Limits) -> Cla
     said = f"is missing from{pages} pages of an exporter that answers"
     onset = Onset(at=gpu.missing_since, appeared=gpu.seen)
     return Claim(
-        evidence=_evidence(uuid, facts, Kind.MISSING, 0, onset),
+        evidence=_evidence(uuid, facts, MISSING, 0, onset, facts.boot),
         state=NodeState.GONE if gone else NodeState.SUSPECT,
         reason=REASON_MISSING,
         message=f"{_gpu(uuid, gpu)} {said}, since {shown_time(gpu.missing_since)}",
@@ -107,15 +105,16 @@ def _missing(uuid: str, gpu: GpuMemory, facts: NodeFacts, limits: Limits) -> Cla
 
 
 def _all_missing(memory: NodeMemory, facts: NodeFacts, limits: Limits) -> Iterator[Claim]:
-    """An empty page is what an exporter gives for a moment while it reloads, and for ever when no
-    GPU is left; the device plugin's count of usable GPUs tells the two apart."""
+    """An exporter gives an empty page for a moment while it reloads, and for ever when no GPU is
+    left; the device plugin's count of usable GPUs tells the two apart.
+    """
     if memory.failure is None or memory.failure.kind is not FailureKind.EMPTY:
         return
     if not facts.gpus or facts.allocatable or memory.failures < limits.missing_scrapes:
         return
     onset = Onset(at=memory.failing_since, appeared=memory.last_good is not None)
     for uuid, gpu in sorted(memory.gpus.items()):
-        evidence = _evidence(uuid, facts, Kind.MISSING, 0, onset)
+        evidence = _evidence(uuid, facts, MISSING, 0, onset, facts.boot)
         if gpu.missing or is_known(evidence, facts.answered):
             continue
         message = (
@@ -131,14 +130,16 @@ def _all_missing(memory: NodeMemory, facts: NodeFacts, limits: Limits) -> Iterat
         )
 
 
-def _evidence(uuid: str, facts: NodeFacts, kind: Kind, code: int, onset: Onset) -> Evidence:
+def _evidence(
+    uuid: str, facts: NodeFacts, kind: str, code: int, onset: Onset, boot: str
+) -> Evidence:
     return Evidence(
         machine=facts.machine,
         gpu=uuid,
         kind=kind,
         code=code,
         first_seen=round(onset.at, 3),
-        boot="" if kind.outlives_boot else facts.boot,
+        boot=boot,
         appeared=onset.appeared,
     )
 
@@ -150,24 +151,28 @@ def _gpu(uuid: str, gpu: GpuMemory) -> str:
 def _silence(memory: NodeMemory, limits: Limits, now: float) -> tuple[str, str]:
     if memory.failure is not None and memory.failures >= limits.silent_scrapes:
         since = shown_time(memory.failing_since)
+        if memory.failure.kind is FailureKind.CONTESTED:
+            said = f"since {since} {memory.failure.message}; the state of its GPUs is unknown"
+            return REASON_CONTESTED, f"{said}. {LEAVE_ONE}"
         said = f"every scrape since {since} failed: {memory.failure.message}"
-        return REASON_SILENT, f"{said}; what its GPUs do is not known"
+        return REASON_SILENT, f"{said}; the state of its GPUs is unknown"
     moved = memory.energy_moved
     if moved is not None and not memory.failures and now - moved > limits.frozen:
-        said = f"the exporter answers, but no value has moved since {shown_time(moved)}"
-        return REASON_FROZEN, f"{said}; what its GPUs do is not known"
+        said = f"the exporter answers, but no value has changed since {shown_time(moved)}"
+        return REASON_FROZEN, f"{said}; the state of its GPUs is unknown"
     return "", ""
 
 
 def _doubt(
     memory: NodeMemory, claims: list[Claim], died_at: float | None, limits: Limits, now: float
 ) -> str:
-    """A death is doubtful until a page sampled after it shows every GPU. The doubt has an end: an
-    exporter that is silent for another reason must not keep a slot empty."""
+    """After a death the node is suspect until a later page shows every GPU. This has a limit: an
+    exporter that is silent for another reason must not keep a slot empty.
+    """
     watched = memory.last_good is not None
     if died_at is None or not watched or now - died_at > limits.doubt:
         return ""
-    missing = any(claim.evidence.kind is Kind.MISSING for claim in claims)
+    missing = any(claim.evidence.kind == MISSING for claim in claims)
     if not missing and memory.sampled_after is not None and memory.sampled_after > died_at:
         return ""
     return (

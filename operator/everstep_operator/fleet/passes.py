@@ -1,0 +1,125 @@
+"""The fleet pass around its plan: what it reads, remembers and writes."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from everstep_contract import names
+from everstep_operator import kube
+from everstep_operator.evidence import from_rfc3339
+from everstep_operator.fleet import apply, release
+from everstep_operator.fleet.actions import Action, Tell
+from everstep_operator.fleet.memory import FleetMemory, with_deleted
+from everstep_operator.fleet.observed import SERVED, Definition, Findings, Observed, Policy
+from everstep_operator.fleet.observing import plan_observing
+from everstep_operator.fleet.plan import Plan, plan
+from everstep_operator.kube import Kube
+from everstep_operator.logs import OnChange
+from everstep_operator.quarantines import Quarantine, QuarantineError, build_object, to_quarantine
+from everstep_operator.roster import Roster
+
+QUARANTINE_CRD = f"{names.QUARANTINE_PLURAL}.{names.GROUP}"
+
+log = logging.getLogger(__name__)
+
+
+class FleetPasses:
+    """`nodes` writes nodes and nothing else."""
+
+    def __init__(
+        self,
+        port: Kube,
+        nodes: Kube,
+        policy: Policy,
+        said: OnChange,
+        clock: Callable[[], float],
+    ) -> None:
+        self._port, self._nodes, self._policy, self._said = port, nodes, policy, said
+        self._clock = clock
+        self._plan = plan_observing if policy.observe_only else plan
+        self._told: set[Tell] = set()
+        self.memory = FleetMemory()
+        self.listed = False
+        """NodeQuarantines have been listed once, or their kind does not exist. Before that there
+        may be unknown verdicts.
+        """
+
+    def note_deleted(self, quarantine: Mapping[str, Any]) -> None:
+        """It existed until now, even if it appeared and vanished between two passes."""
+        try:
+            self.memory = with_deleted(self.memory, to_quarantine(quarantine))
+        except QuarantineError as error:
+            log.warning("%s", error)
+
+    async def observe(self, roster: Roster, findings: Findings) -> Observed:
+        listed, unreadable = await self._list()
+        definition = SERVED
+        if listed is not None and release.find_absent(roster, listed, self.memory):
+            definition = await self._look_at_definition()
+        return Observed(
+            roster=roster,
+            quarantines=listed,
+            unreadable=unreadable,
+            definition=definition,
+            findings=findings,
+        )
+
+    def plan(self, observed: Observed, now: float) -> Plan:
+        planned = self._plan(observed, self.memory, self._policy, now)
+        self.memory = planned.memory
+        return planned
+
+    async def apply(self, planned: Plan, now: float) -> apply.Outcome:
+        actions = self._without_repeats(planned.actions)
+        return await apply.apply_plan(self._nodes, actions, now, self._port)
+
+    def _without_repeats(self, actions: Iterable[Action]) -> list[Action]:
+        """Drops messages that the last pass already reported."""
+        actions = list(actions)
+        told, self._told = self._told, {a for a in actions if isinstance(a, Tell)}
+        return [action for action in actions if not isinstance(action, Tell) or action not in told]
+
+    async def _list(self) -> tuple[tuple[Quarantine, ...] | None, str]:
+        """Read from the API server: a stale mirror must not decide whether an object is absent."""
+        try:
+            objects, _ = await self._port.list(kube.QUARANTINES)
+        except kube.KubeError as error:
+            self.listed |= isinstance(error, kube.Gone)
+            return None, f"{type(error).__name__}: {error.message}"
+        self.listed = True
+        found = {}
+        unreadable = {}
+        for obj in objects:
+            try:
+                found[obj["metadata"]["name"]] = to_quarantine(obj)
+            except QuarantineError as error:
+                unreadable[f"quarantine {obj['metadata']['name']}"] = f"cannot be read: {error}"
+        self._said.say_all("quarantine ", unreadable)
+        return tuple(found.values()), ""
+
+    async def _look_at_definition(self) -> Definition:
+        creatable = await self._is_creatable()
+        try:
+            found = await self._nodes.get(kube.DEFINITIONS, QUARANTINE_CRD)
+        except kube.KubeError as error:
+            self._said.say("definition", f"{QUARANTINE_CRD} cannot be read: {error.message}")
+            return Definition(creatable=creatable)
+        self._said.forget("definition")
+        metadata = found["metadata"]
+        return Definition(
+            creatable=creatable and "deletionTimestamp" not in metadata,
+            created_at=from_rfc3339(metadata["creationTimestamp"]),
+        )
+
+    async def _is_creatable(self) -> bool:
+        """While a CRD is being deleted, its objects vanish one by one and none can be created."""
+        probe = build_object(release.build_probe(self._clock()))
+        try:
+            await self._nodes.create(kube.QUARANTINES, probe, dry_run=True)
+        except kube.AlreadyExists:
+            return True
+        except kube.KubeError as error:
+            self._said.say("probe", f"no NodeQuarantine could be created now: {error.message}")
+            return False
+        self._said.forget("probe")
+        return True

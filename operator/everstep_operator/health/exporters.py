@@ -1,0 +1,78 @@
+"""Finds the exporters and reads one page of each: the only reads of `health` besides the watches."""
+
+import time
+from collections.abc import Callable, Iterable
+
+from everstep_operator import kube
+from everstep_operator.health.outcomes import Scrape, ScrapeFailure
+from everstep_operator.health.parse import Metrics
+from everstep_operator.health.scrape import Scraper
+from everstep_operator.health.targets import Targets, build_failures, choose_targets
+from everstep_operator.kube import Kube
+from everstep_operator.logs import OnChange
+from everstep_operator.roster import Roster
+from everstep_operator.settings import Settings
+
+RELIST_SECONDS = 60.0
+"""Exporter pods rarely move; a failed scrape lists them at once."""
+SHOWN = 5
+"""How many false exporters the log names: any user can create them."""
+
+
+class Exporters:
+    def __init__(
+        self,
+        port: Kube,
+        settings: Settings,
+        metrics: Metrics,
+        said: OnChange,
+        clock: Callable[[], float],
+    ) -> None:
+        """`metrics`: what is read from each page."""
+        self._port, self._settings, self._said, self._clock = port, settings, said, clock
+        self._scraper = Scraper(
+            timeout=settings.scrape_timeout_seconds, clock=clock, metrics=metrics
+        )
+        self._targets = Targets(by_node={}, contested={}, strangers=())
+        self._listed_at: float | None = None
+
+    @property
+    def watched(self) -> int:
+        return len(self._targets.by_node)
+
+    async def close(self) -> None:
+        await self._scraper.close()
+
+    async def read(self, roster: Roster, known: Iterable[str]) -> list[Scrape]:
+        """One scrape of each exporter, and a failure for each `known` node that has none. Raises `kube.KubeError`."""
+        await self._find(roster)
+        scrapes = await self._scraper.scrape_all(self._targets.by_node.values())
+        scrapes += build_failures(self._targets, known, self._clock())
+        if any(isinstance(scrape.outcome, ScrapeFailure) for scrape in scrapes):
+            self.list_anew()
+        return scrapes
+
+    def list_anew(self) -> None:
+        self._listed_at = None
+
+    async def _find(self, roster: Roster) -> None:
+        now = time.monotonic()
+        if self._listed_at is not None and now - self._listed_at < RELIST_SECONDS:
+            return
+        settings = self._settings
+        pods = [
+            pod
+            for namespace in settings.exporter_namespace_list
+            for labels in settings.exporter_selector_list
+            for pod in (await self._port.list(kube.PODS, namespace, labels=labels))[0]
+        ]
+        self._targets = choose_targets(
+            pods, namespaces=settings.exporter_namespace_list, port=settings.exporter_port
+        )
+        self._said.forget("exporters")
+        if self._targets.strangers:
+            shown = "; ".join(self._targets.strangers[:SHOWN])
+            self._said.say("exporters that are not trusted", shown)
+        watched = self._targets.by_node
+        all_watched = all(n.name in watched for n in roster.nodes.values() if n.has_gpus)
+        self._listed_at = now if all_watched and watched else None

@@ -1,0 +1,53 @@
+"""How long a state has lasted, as observed by this process.
+
+No other host's clock is used, and a new process starts from zero: it measures how long it has
+waited itself. Entries that no longer apply are dropped at the next reading.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from everstep_operator.jobs import starts
+from everstep_operator.jobs.observed import Observed, Pod
+from everstep_operator.values import NodeState
+
+
+@dataclass(slots=True)
+class Clocks:
+    """Of one job. `now`: seconds of this operator's clock."""
+
+    _since: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def read(self, kind: str, present: Iterable[str], now: float) -> Mapping[str, float]:
+        """Name → seconds since it was first among `present` and has been ever since."""
+        before = self._since.get(kind, {})
+        since = {name: before.get(name, now) for name in present}
+        self._since[kind] = since
+        return {name: max(0.0, now - began) for name, began in since.items()}
+
+
+def measure(clocks: Clocks, observed: Observed, now: float) -> Observed:
+    """The observation, with how long its pods have been waiting and for what."""
+    pods = observed.pods
+    unplaced = [p.uid for p in pods if not p.node and p.scheduling]
+    suspected = [p.uid for p in pods if _is_suspected(observed, p)]
+    return replace(
+        observed,
+        starting_for=clocks.read("starting", _list_starting(clocks, observed, now), now),
+        unplaced_for=clocks.read("unplaced", unplaced, now),
+        suspected_for=clocks.read("suspected", suspected, now),
+    )
+
+
+def _list_starting(clocks: Clocks, observed: Observed, now: float) -> list[str]:
+    """UIDs of pods that have a node and are not up, or not long enough to count as started."""
+    spec = observed.job.spec
+    steady = min(starts.STEADY_SECONDS, spec.recovery.startup_seconds) if spec else 0.0
+    living = [p for p in observed.pods if p.node and not p.over and not p.deleting]
+    up = clocks.read("up", [p.uid for p in living if starts.is_up(observed, p)], now)
+    return [p.uid for p in living if up.get(p.uid, -1.0) < steady]
+
+
+def _is_suspected(observed: Observed, pod: Pod) -> bool:
+    verdict = observed.verdicts.get(pod.node)
+    return verdict is not None and verdict.state is NodeState.SUSPECT

@@ -1,0 +1,70 @@
+"""To which incident a decision about a slot belongs. Pure.
+
+One fault has one id, from whichever side noticed it first. A slot keeps the incident that moves
+it until it trains again; what happens to it in the meantime is part of the same interruption.
+Slots that lose one node share one incident, because the id of a node's fault is chosen from all
+slots on that node.
+"""
+
+from everstep_contract import names
+from everstep_operator.jobs import budgets
+from everstep_operator.jobs.observed import Observed, Pod
+from everstep_operator.model_status import SlotStatus
+
+LONGEST_ID = 128
+SCALED_DOWN = "ScaledDown"
+DELETED = "PodDeleted"
+
+
+def choose_incident(
+    observed: Observed, record: SlotStatus, cause: str, node: str, verdict: str
+) -> str:
+    """In this order: the incident that already moves the slot; one that moves other slots off that
+    node; the job's open incident; the verdict's; else an id that is the same in every pass.
+    `verdict`: incident of the verdict that asks for it.
+    """
+    if record.incident:
+        return record.incident
+    slots = _share_fault(observed, record, cause, node)
+    first = min(slots)
+    own = names.incident_id(cause, first, slots[first])
+    moving = _moves_others(observed, cause, node)
+    return moving or _lived(observed, set(slots))[:LONGEST_ID] or verdict or own
+
+
+def _share_fault(observed: Observed, record: SlotStatus, cause: str, node: str) -> dict[int, int]:
+    """Slot → attempt of all slots that the same fault, or the same request, moves."""
+    current = {(r.slot, r.attempt) for r in observed.job.status.slots}
+    pods = [p for p in observed.pods if (p.slot, p.attempt) in current]
+    found = [p for p in pods if _is_shared(observed, p, cause, node)]
+    return {record.slot: record.attempt, **{p.slot: p.attempt for p in found}}
+
+
+def _is_shared(observed: Observed, pod: Pod, cause: str, node: str) -> bool:
+    """A node's fault hits all pods on it; a drain deletes them together; one edit gives up several
+    slots.
+    """
+    spec = observed.job.spec
+    if cause == SCALED_DOWN:
+        return spec is not None and pod.slot >= spec.workers.replicas
+    if not node or pod.node != node:
+        return False
+    return budgets.is_node_cause(cause) or (cause == DELETED and pod.deleting)
+
+
+def _moves_others(observed: Observed, cause: str, node: str) -> str:
+    """The open incident that moves other slots for the same reason."""
+    for incident in observed.job.status.incidents:
+        if not incident.open or incident.attempt is None:
+            continue
+        if incident.cause == cause == SCALED_DOWN:
+            return incident.id
+        same = budgets.is_node_cause(cause) and budgets.is_node_cause(incident.cause)
+        if node and incident.node == node and (same or incident.cause == cause == DELETED):
+            return incident.id
+    return ""
+
+
+def _lived(observed: Observed, slots: set[int]) -> str:
+    told = observed.seen.incidents if observed.seen else ()
+    return next((i.id for i in told if i.open and any(i.concerns(s) for s in slots)), "")

@@ -1,0 +1,100 @@
+"""When an incident reached which phase, as the operator observed it. Pure.
+
+An incident that moves several slots has reached a phase once all of them have; it is asked to
+leave once the first is. Marks are set once and never change.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from everstep_operator.jobs.membership import Decision, Leave
+from everstep_operator.jobs.observed import Observed
+from everstep_operator.jobs.stamps import to_seconds
+from everstep_operator.model_status import Incident, Mark, MovedSlot
+from everstep_operator.values import NodeVerdict
+
+
+def list_moved(incident: Incident) -> list[MovedSlot]:
+    """The slots that it moves; an older operator wrote one entry for each slot. Empty: the job
+    recovers without a move.
+    """
+    if incident.slots or incident.slot is None or incident.attempt is None:
+        return incident.slots
+    return [MovedSlot(slot=incident.slot, attempt=incident.attempt)]
+
+
+def set_marks(
+    observed: Observed,
+    incident: Incident,
+    attempts: Mapping[int, int],
+    decisions: Sequence[Decision],
+    now: float,
+) -> Incident:
+    """`attempts`: slot → current attempt."""
+    moved = [_note_left(observed, m) for m in list_moved(incident)]
+    if not incident.open or not moved:
+        return incident
+    start = to_seconds(incident.started_at) or now
+    marks = {m.name: m.seconds for m in incident.marks}
+    for name, at in _list_reached(observed, incident, moved, attempts, decisions, now):
+        marks.setdefault(name, round(max(0.0, at - start), 3))
+    return incident.model_copy(
+        update={
+            "slots": moved,
+            "marks": [Mark(name=n, seconds=s) for n, s in marks.items()],
+            "open": "running" not in marks,
+        }
+    )
+
+
+def _note_left(observed: Observed, moved: MovedSlot) -> MovedSlot:
+    """Recorded because the pod, and the job's report of it, may be gone before the last slot has
+    left.
+    """
+    left = moved.left or observed.has_left(moved.slot, moved.attempt)
+    return moved if left == moved.left else moved.model_copy(update={"left": left})
+
+
+def _list_reached(
+    observed: Observed,
+    incident: Incident,
+    moved: Sequence[MovedSlot],
+    attempts: Mapping[int, int],
+    decisions: Sequence[Decision],
+    now: float,
+) -> list[tuple[str, float]]:
+    """Phases with the time at which they were reached."""
+    verdict = observed.verdicts.get(incident.node or "")
+    found = list(verdict.marks.items()) if verdict and _is_of(incident, verdict) else []
+    slots = {m.slot for m in moved}
+    if any(isinstance(d, Leave) and d.slot in slots for d in decisions):
+        found.append(("leave", now))
+    each = [set(_reached_by(observed, m, attempts.get(m.slot, m.attempt))) for m in moved]
+    common = set[str].intersection(*each)
+    order = ("commit", "left", "deleted", "created", "running")
+    return found + [(name, now) for name in order if name in common]
+
+
+def _reached_by(observed: Observed, moved: MovedSlot, current: int) -> Iterator[str]:
+    slot, old = moved.slot, moved.attempt
+    if moved.left:
+        yield from ("commit", "left")
+    if current <= old:
+        return
+    former = observed.pod_of(slot, old)
+    if former is None or former.deleting or former.over:
+        yield "deleted"
+    if observed.pod_of(slot, current) is not None:
+        yield "created"
+    if observed.running and _is_filled(observed, slot, current):
+        yield "running"
+
+
+def _is_of(incident: Incident, verdict: NodeVerdict) -> bool:
+    return verdict.incident in (incident.id, incident.quarantine)
+
+
+def _is_filled(observed: Observed, slot: int, attempt: int) -> bool:
+    """Its next pod is a member; a slot that is no longer wanted needs none."""
+    spec = observed.job.spec
+    unwanted = spec is not None and slot >= spec.workers.replicas
+    return unwanted or observed.is_member(slot, attempt)

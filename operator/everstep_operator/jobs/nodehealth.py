@@ -1,0 +1,42 @@
+"""The condition `NodesHealthy`: nodes of the job that look faulty and on which it nevertheless
+stays. Pure.
+
+Nodes within the cordon budget are left, as `Recovering` reports. Nodes beyond the budget are
+not, so only this condition reports them. It appears with the first such node; a job that never
+had one does not have the condition.
+"""
+
+from everstep_operator.jobs.observed import Observed
+from everstep_operator.values import NodeVerdict
+
+TYPE = "NodesHealthy"
+REASON_BEYOND = "VerdictsBeyondBudget"
+REASON_NONE = "NoVerdictBeyondBudget"
+NAMED = 3
+"""How many nodes the message names."""
+
+
+def decide_nodes(observed: Observed) -> tuple[bool, str, str] | None:
+    """Status, reason and message; None: nothing to say."""
+    if not observed.judged:
+        return None
+    found = _beyond_budget(observed)
+    if found:
+        return False, REASON_BEYOND, _describe(found)
+    told = any(c.type == TYPE and c.status == "False" for c in observed.job.status.conditions)
+    return (True, REASON_NONE, "") if told else None
+
+
+def _beyond_budget(observed: Observed) -> list[NodeVerdict]:
+    nodes = {pod.node for pod in observed.pods if not pod.over}
+    verdicts = (observed.verdicts.get(node) for node in sorted(nodes))
+    return [verdict for verdict in verdicts if verdict is not None and verdict.over_budget]
+
+
+def _describe(found: list[NodeVerdict]) -> str:
+    shown = "; ".join(verdict.message for verdict in found[:NAMED])
+    more = f" (and {len(found) - NAMED} more nodes)" if len(found) > NAMED else ""
+    return (
+        f"{shown}{more}. If many nodes are at fault at once, look for a bad driver or DCGM roll-out; "
+        "else release repaired nodes or raise the operator's --cordon-budget"
+    )

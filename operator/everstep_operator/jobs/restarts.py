@@ -1,0 +1,84 @@
+"""What counts as a restart, and under which cause. Pure.
+
+Invariant: one fault is one restart under one cause, and `total` is the sum of the causes. A
+fault is everything with one incident id, or that one quarantine explains: a rank that its GPU
+killed, the restart on that GPU and the move away from it are one. So what was charged to the
+worker is charged to the node once the verdict is known; `charged` on the incident records the
+present charge.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from everstep_contract.levels import IN_ORDER
+from everstep_operator.jobs import budgets
+from everstep_operator.jobs.incidents import UNEXPLAINED
+from everstep_operator.jobs.marks import list_moved
+from everstep_operator.model_status import Incident, RecentRestarts, Restarts
+
+FREE = IN_ORDER | {"Start", "ScaledDown"}
+"""Causes of incidents that are not failures."""
+
+
+def charge(
+    old: Restarts | None,
+    incidents: Sequence[Incident],
+    attempts: Mapping[int, int],
+    window_seconds: float,
+    now: float,
+) -> tuple[Restarts, list[Incident]]:
+    """`attempts`: slot → current attempt. Returns the counters, and the incidents with their charge."""
+    causes = dict(old.by_cause) if old else {}
+    recent = list(old.recent) if old else []
+    charged: dict[int, str | None] = {}
+    for entries in _list_faults(incidents):
+        wanted = _choose_cause(entries, attempts)
+        held = [i.charged for i in entries if i.charged]
+        if wanted is None or held == [wanted]:
+            continue
+        for cause in held:
+            causes[cause] = causes.get(cause, 1) - 1
+            recent = budgets.remove_recent(recent, cause)
+        causes[wanted] = causes.get(wanted, 0) + 1
+        recent = budgets.add_recent(recent, wanted, window_seconds, now)
+        charged.update({id(i): None for i in entries} | {id(entries[0]): wanted})
+    told = [_with_charge(i, charged) for i in incidents]
+    return _build(causes, recent), told
+
+
+def _with_charge(incident: Incident, charged: Mapping[int, str | None]) -> Incident:
+    if id(incident) not in charged:
+        return incident
+    return incident.model_copy(update={"charged": charged[id(incident)]})
+
+
+def _build(causes: Mapping[str, int], recent: list[RecentRestarts]) -> Restarts:
+    counted = {cause: n for cause, n in sorted(causes.items()) if n > 0}
+    return Restarts(total=sum(counted.values()), by_cause=counted, recent=recent)
+
+
+def _list_faults(incidents: Sequence[Incident]) -> list[list[Incident]]:
+    faults: dict[str, list[Incident]] = {}
+    for incident in incidents:
+        faults.setdefault(incident.quarantine or incident.id, []).append(incident)
+    return list(faults.values())
+
+
+def _choose_cause(entries: Sequence[Incident], attempts: Mapping[int, int]) -> str | None:
+    """A completed move explains the job's interruption, and a node's fault explains a pod's.
+
+    None: nothing has been interrupted (yet), or the cause is not known.
+    """
+    moved = [i.cause for i in entries if _has_moved(i, attempts)]
+    node = [cause for cause in moved if budgets.is_node_cause(cause)]
+    lived = [i.cause for i in entries if not list_moved(i) and _is_explained(i)]
+    found = [cause for cause in (*node, *moved, *lived) if cause not in FREE]
+    return found[0] if found else None
+
+
+def _has_moved(incident: Incident, attempts: Mapping[int, int]) -> bool:
+    return any(attempts.get(m.slot, m.attempt) > m.attempt for m in list_moved(incident))
+
+
+def _is_explained(incident: Incident) -> bool:
+    """While it is open a more precise cause may follow."""
+    return not incident.open or incident.cause not in UNEXPLAINED

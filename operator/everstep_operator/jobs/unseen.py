@@ -1,0 +1,55 @@
+"""A second look before a loss is counted.
+
+The watches are independent streams: the pod watch may mention a node before the node watch
+does, and a list may be older than the status beside it. So what is missing in a mirror is read
+by name from the API server before its loss is recorded.
+"""
+
+from everstep_contract import names
+from everstep_operator import kube
+from everstep_operator.jobs.observed import Observed
+from everstep_operator.kube import Kube
+from everstep_operator.world import World
+
+
+async def find_unseen(port: Kube, world: World, observed: Observed) -> bool:
+    """Whether a pod or node that the plan takes for lost exists after all; the mirrors then have
+    it.
+
+    It starts at the observation, without an `await` in between: the mirrors then still hold
+    what the plan has seen; a watch may fill the gap during the requests.
+    """
+    pods = {name: world.pods.get(name, observed.job.namespace) for name in _missing_pods(observed)}
+    nodes = {pod.node for pod in observed.pods if pod.node} - observed.nodes.keys()
+    for name, uid in _missing_pods(observed).items():
+        await _look_for_pod(port, world, name, observed.job.namespace, uid)
+    for name in sorted(nodes):
+        await _look_for_node(port, world, name)
+    found = [world.pods.get(n, observed.job.namespace) is not held for n, held in pods.items()]
+    return any(found) or any(world.nodes.get(name) for name in nodes)
+
+
+def _missing_pods(observed: Observed) -> dict[str, str]:
+    """Name → UID of the pods in status that are in no mirror and were not seen to vanish."""
+    job = observed.job
+    return {
+        names.pod_name(job.name, record.slot, record.attempt): record.pod_uid
+        for record in job.status.slots
+        if record.pod_uid is not None and observed.pod_of(record.slot, record.attempt) is None
+    }
+
+
+async def _look_for_pod(port: Kube, world: World, name: str, namespace: str, uid: str) -> None:
+    try:
+        pod = await port.get(kube.PODS, name, namespace)
+    except kube.Gone:
+        return
+    if pod["metadata"]["uid"] == uid:
+        world.pods.put(pod)
+
+
+async def _look_for_node(port: Kube, world: World, name: str) -> None:
+    """Listed by name: the operator may list nodes, not get them."""
+    items, _ = await port.list(kube.NODES, fields=f"metadata.name={name}")
+    for item in items:
+        world.nodes.put(item)
