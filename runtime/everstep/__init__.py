@@ -1,6 +1,4 @@
-"""Everstep in a training script: `everstep.run(main)`; everything else hangs on the `Job` that
-`main` is given.
-"""
+"""Everstep in a training script: `everstep.run(main)`, and the `Job` that `main` gets."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -1,43 +1,51 @@
 """Between two steps: the only place where a checkpoint is taken and where members come and go."""
 
-from everstep import rewind
+from dataclasses import replace
+
+from everstep import joining, rewind
 from everstep.errors import Misuse
 from everstep.session import Findings, Session
-from everstep.step import Step
+from everstep.step_state import StepState
 from everstep_contract import wire
 from everstep_contract.position import Phase
 
 
-def mark_applied(session: Session, step: Step) -> None:
-    """From here on the step counts; tell the agent what it was made of."""
-    if step.marked is not None:
+def mark_applied(session: Session, step: StepState) -> None:
+    """From here on the step counts; the agent hears what it was made of. Once for each step."""
+    if step.mark is not None:
         return
     step.require_complete()
-    step.marked = rewind.fingerprint(session.tracked)
+    step.mark = rewind.fingerprint(session.tracked)
     step.copy = None
     session.most_reductions = max(session.most_reductions, step.reductions)
     session.applied = step.number
-    session.meter.update(applied=step.number, phase=Phase.APPLIED, reduction=0)
+    epoch = session.membership.mark_applied(step.number)
+    session.feeds.count_draws()
+    session.meter.update(epoch=epoch, applied=step.number, phase=Phase.APPLIED, reduction=0)
     found, session.findings = session.findings, Findings()
-    session.link.send(
+    session.agent.send(
         wire.Applied(
-            epoch=session.start.epoch,
+            epoch=epoch,
             step=step.number,
             loss=found.loss,
             grad_norm=found.grad_norm,
-            entries=tuple(found.entries),
+            entries=tuple(replace(entry, epoch=epoch) for entry in found.entries),
             notes=tuple(found.notes),
         )
     )
 
 
-def cross(session: Session, step: Step) -> None:
-    """The step's body has ended: count it, save and stay if that is due."""
-    if step.marked is not None and rewind.fingerprint(session.tracked) != step.marked:
+def cross(session: Session, step: StepState) -> None:
+    """The step's body has ended: count the step, save if a save is due, park if asked to stay.
+
+    Raises:
+        Misuse: the state changed after the step was marked applied.
+    """
+    if step.mark is not None and rewind.fingerprint(session.tracked) != step.mark:
         raise Misuse(
             f"step {step.number}: parameters or a schedule changed after job.evaluate, job.pause "
-            "or job.sum; these mark "
-            "the step as applied, so they come after everything that changes the state"
+            "or job.sum; these mark the step as applied, so they come after everything that "
+            "changes the state"
         )
     mark_applied(session, step)
     if session.broken:
@@ -48,16 +56,21 @@ def cross(session: Session, step: Step) -> None:
             session.stage_surely(step.number)
         else:
             session.stage(step.number)
+    if reply.hold:
+        joining.wait_for_newcomers(session)
+        if session.broken:
+            session.park(session.applied, why="the epoch ended")
     if reply.stay:
         session.park(session.applied, why="asked to stay at this boundary")
 
 
 def _ask(session: Session) -> wire.BoundaryReply:
+    """Only at the boundary that the agent has armed; at any other there is nothing to wait for."""
     if session.meter.armed != session.applied:
         return wire.BoundaryReply()
     with session.meter.charging("wait", waiting=True):
-        reply: wire.BoundaryReply = session.link.request(
-            wire.AtBoundary(epoch=session.start.epoch, step=session.applied)
+        reply: wire.BoundaryReply = session.agent.request(
+            wire.AtBoundary(epoch=session.epoch, step=session.applied)
         )
     return reply
 

@@ -1,4 +1,4 @@
-"""What a training script can be told. Every message names the cause and the fix."""
+"""The errors that a training script can get. Every message names the cause and the fix."""
 
 
 class EverstepError(RuntimeError):
@@ -6,7 +6,7 @@ class EverstepError(RuntimeError):
 
 
 class Misuse(EverstepError):
-    """The script uses the API in a way that would train something else than it says."""
+    """The script uses the API in a way that would not train what it says."""
 
 
 class NotUnderAgent(EverstepError):

@@ -1,9 +1,9 @@
-"""The ranks of one epoch as one process group, and how to come out of it when it breaks.
+"""The ranks of one epoch as one process group, and leaving it when it breaks.
 
-gloo gives no handle to abort with, so the sockets that appear while the group is formed are
-duplicated; to cut is to shut the duplicates down, after which every operation of every neighbour
-fails within a millisecond. A gloo operation may still be left waiting (measured: 3 runs of several
-hundred), so one that has not returned shortly after a cut is abandoned with its buffer.
+gloo has no abort, so the sockets that appear while the group is formed are duplicated. To cut is to
+shut the duplicates down: every operation of every neighbour then fails within a millisecond. A gloo
+operation may still go on waiting (measured: in 3 of several hundred runs), so one that has not
+returned shortly after a cut is abandoned with its buffer.
 """
 
 import os
@@ -20,34 +20,36 @@ import torch.distributed as dist
 from everstep import store
 
 LOOK = timedelta(milliseconds=100)
-"""How often a waiting rank looks whether it was cut."""
+"""How often a waiting rank checks whether it was cut."""
 ABANDON_SECONDS = 0.05
+"""How long after a cut an operation may still return."""
 LIMIT = timedelta(days=1)
-"""gloo's own limit: whether a wait is too long is the agents' decision, never one rank's."""
+"""gloo's own limit, never reached: whether a wait is too long is for the agents to decide."""
+FORMING = timedelta(seconds=20)
+"""Limit for connecting to the other ranks while a group is formed."""
 _BACKEND = "everstep"
 
 
 class Group(Protocol):
     rank: int
     world: int
+    abandoned: bool
+    """An operation did not return after a cut: it may still write into its tensors."""
 
     def all_reduce(self, tensor: torch.Tensor) -> Any:
         """Start a sum in place; None if the group is broken."""
 
     def wait(self, works: Sequence[Any]) -> bool:
-        """Whether all of them are complete; False means this rank must leave the group."""
+        """Whether all are complete; False: this rank must leave the group."""
 
     def cut(self) -> None:
-        """Make every operation fail, here and at the neighbours.
-
-        Any thread, any number of times.
-        """
+        """Make every operation fail, here and at the neighbours; from any thread, repeatable."""
 
 
 class LocalGroup:
-    """A world of one: every sum is there already."""
+    """A group of one rank: every sum is complete at once."""
 
-    rank, world = 0, 1
+    rank, world, abandoned = 0, 1, False
 
     def __init__(self) -> None:
         self._cut = threading.Event()
@@ -69,7 +71,9 @@ class TorchGroup:
         self.rank, self.world = rank, world
         self._sockets = list(sockets)
         self._cut_at: float | None = None
+        self.abandoned = False
         self._group: Any = dist.distributed_c10d._get_default_group()
+        self._over_nccl = "nccl" in dist.get_backend_config()
 
     def all_reduce(self, tensor: torch.Tensor) -> Any:
         if self._cut_at is not None:
@@ -91,12 +95,12 @@ class TorchGroup:
             self._cut_at = time.monotonic()
         for duplicate in self._sockets:
             _shut_down(duplicate)
-        if dist.get_backend_config().find("nccl") >= 0:
+        if self._over_nccl:
             self._group.abort()
 
     def _returned(self, work: Any) -> bool:
-        """`wait` raises for a failed operation and for our own limit; only of one that was complete
-        before the wait is it certain which.
+        """`wait` raises for a failed operation and for our time limit alike. Only if the operation
+        was complete before the wait is it certain that it failed.
         """
         while True:
             complete = work.is_completed()
@@ -107,10 +111,11 @@ class TorchGroup:
                 if complete:
                     return False
             if self._cut_at is not None and time.monotonic() > self._cut_at + ABANDON_SECONDS:
+                self.abandoned = True
                 return False
 
     def _settled(self) -> bool:
-        """On CUDA a returned wait only orders the stream: the host waits for the sums."""
+        """On CUDA a wait that returned only ordered the stream, so the host waits for the sums."""
         if not torch.cuda.is_available():
             return True
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -122,19 +127,25 @@ class TorchGroup:
         return True
 
 
-def form(link: store.Asks, *, epoch: int, rank: int, world: int, address: str | None) -> Group:
+def form(agent: store.Requests, *, epoch: int, rank: int, world: int, address: str | None) -> Group:
     """Form the group of an epoch; blocks until every rank is there.
 
     Raises:
         RuntimeError: the epoch ended, or a rank was lost meanwhile.
     """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    # torch names a group by counting, and the name is part of its keys: after a formation that
+    # failed here alone, this rank would wait for keys that no other one sets.
+    dist.distributed_c10d._world.group_count = 0
+    _copies.clear()
     if world == 1:
         return LocalGroup()
     _register(address)
     before = _open_sockets()
     dist.init_process_group(
         f"cpu:{_BACKEND},cuda:nccl" if torch.cuda.is_available() else _BACKEND,
-        store=store.AgentStore(link, epoch),
+        store=store.AgentStore(agent, epoch),
         rank=rank,
         world_size=world,
         timeout=LIMIT,
@@ -143,18 +154,44 @@ def form(link: store.Asks, *, epoch: int, rank: int, world: int, address: str | 
     return TorchGroup(rank, world, _owned(numbers))
 
 
+class Pair:
+    """Two ranks that hand something over, apart from the epoch's group."""
+
+    def __init__(self, made: Any, other: int) -> None:
+        self._made, self._other = made, other
+
+    def send(self, tensor: torch.Tensor) -> None:
+        self._made.send([tensor], self._other, 0).wait()
+
+    def receive(self, tensor: torch.Tensor) -> None:
+        self._made.recv([tensor], self._other, 0).wait()
+
+
+def form_pair(agent: store.Requests, *, epoch: int, key: str, rank: int) -> Pair:
+    """Blocks until the other one is there. Raises `RuntimeError` or `TimeoutError`."""
+    keys = store.AgentStore(agent, epoch, f"{key}/")
+    made = dist.ProcessGroupGloo(keys, rank, 2, _options(os.environ.get("EVERSTEP_POD_IP")))
+    return Pair(made, 1 - rank)
+
+
+def _options(address: str | None) -> Any:
+    chosen = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    device = {"hostname": address} if address else {"interface": _interface()}
+    chosen._devices = [dist.ProcessGroupGloo.create_device(**device, lazy_init=False)]
+    chosen._threads = 1
+    chosen._timeout = FORMING
+    return chosen
+
+
 def _register(address: str | None) -> None:
-    """gloo with one thread (the vector stands behind every bucket) and bound to the pod's own
-    address.
-    """
+    """gloo with one thread, so that the vector comes after every bucket, at the pod's address."""
 
     def create(options: Any, _: object) -> Any:
-        chosen = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        device = {"hostname": address} if address else {"interface": _interface()}
-        chosen._devices = [dist.ProcessGroupGloo.create_device(**device, lazy_init=False)]
-        chosen._threads = 1
-        chosen._timeout = options.timeout
-        return dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, chosen)
+        made = dist.ProcessGroupGloo(
+            options.store, options.group_rank, options.group_size, _options(address)
+        )
+        made._set_default_timeout(options.timeout)
+        return made
 
     if _BACKEND.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(_BACKEND, create, extended_api=True, devices=["cpu"])
@@ -176,8 +213,8 @@ def _open_sockets() -> set[int]:
 
 
 def _owned(numbers: Sequence[int]) -> list[socket.socket]:
-    """Duplicates of the group's sockets, and no child that keeps them open after our death (peers
-    would stay blind).
+    """Duplicates of the group's sockets. No forked child may keep them open after our death: the
+    peers would not notice it.
     """
     duplicates = []
     for number in numbers:
@@ -188,17 +225,23 @@ def _owned(numbers: Sequence[int]) -> list[socket.socket]:
             duplicate.close()
         else:
             duplicates.append(duplicate)
-    copies = [*numbers, *(d.fileno() for d in duplicates)]
-    os.register_at_fork(after_in_child=lambda: _close_all(copies))
+    _copies[:] = [*numbers, *(d.fileno() for d in duplicates)]
     return duplicates
 
 
-def _close_all(numbers: Sequence[int]) -> None:
-    for number in numbers:
+_copies: list[int] = []
+"""The descriptors of the present group's sockets, which no forked child may keep."""
+
+
+def _close_copies() -> None:
+    for number in _copies:
         try:
             os.close(number)
         except OSError:
             continue
+
+
+os.register_at_fork(after_in_child=_close_copies)
 
 
 def _shut_down(duplicate: socket.socket) -> None:

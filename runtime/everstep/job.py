@@ -1,30 +1,28 @@
-"""What `main` is given: the API of a training script."""
+"""The API of a training script: `main` gets a `Job`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from everstep import boundary, given, randomness, rewind, shares
+from everstep import boundary, joining, randomness, validate
+from everstep.batches import Batches, build_settings
 from everstep.errors import Misuse
-from everstep.feed import Batches
+from everstep.feeds import ON_CHANGE
 from everstep.session import Session
 from everstep.step import Step
+from everstep.step_state import StepState
 from everstep_contract.position import Phase, Where
 
 
 class Job:
-    """One worker's view of the job.
-
-    Everything collective happens inside `steps`, `Step.batches` and `sum`.
-    """
+    """One worker's view of the job. Ranks meet only inside `steps`, `Step.batches` and `sum`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._step: Step | None = None
         self._outside = Where.STARTUP
-        self._final: tuple[Any, ...] | None = None
+        """The scope between two steps and after the last: its time limit applies there."""
 
     @property
     def device(self) -> torch.device:
@@ -33,11 +31,11 @@ class Job:
 
     @property
     def rank(self) -> int:
-        return self._session.start.rank
+        return self._session.membership.rank
 
     @property
     def world_size(self) -> int:
-        return self._session.start.world
+        return self._session.membership.world
 
     @property
     def is_first(self) -> bool:
@@ -45,11 +43,11 @@ class Job:
         return self.rank == 0
 
     def track(self, **objects: Any) -> None:
-        """Name what is saved; if there is a checkpoint, load it into them, here and now.
+        """Name the objects that a checkpoint holds; load them if there is one to resume from.
 
-        Takes modules (not wrapped), optimizers, schedules, scalers, an EMA copy, tensors, and
-        whatever has `state_dict` and `load_state_dict`. Random states and the data's position are
-        saved without being named.
+        Takes modules (not wrapped), optimizers, schedules, scalers, EMA copies, tensors, and every
+        object with `state_dict` and `load_state_dict`. Random states and the position in the data
+        are saved without being named.
 
         Raises:
             Misuse: the object cannot be tracked, or training has begun.
@@ -68,35 +66,70 @@ class Job:
         seed: int | None = None,
         shuffle: bool = True,
         collate: Callable[[list[Any]], Any] | None = None,
+        name: str | None = None,
+        fingerprint: str | None = None,
+        on_change: Literal["Refuse", "Continue"] = "Refuse",
     ) -> Batches:
-        """Cut a dataset into global batches of `global_batch` samples, fetched `micro_batch` at a
-        time.
+        """Make a feed: a dataset cut into global batches of `global_batch` samples, fetched
+        `micro_batch` at a time.
 
-        Which samples form a step depends on the seed (default: that of `everstep.run`) and the step
-        alone. Augment inside the dataset: torch's, numpy's and Python's random numbers are set
-        there for each micro-batch. `collate` takes the list of samples; default: torch's
-        `default_collate`.
+        The order is perm(seed, 0), perm(seed, 1), …: each pass over the data is whole, and batches
+        straddle passes. A step that draws from the feed takes the samples after the last one used;
+        a step that does not draw takes none. The checkpoint holds how far the feed was used, so
+        another `global_batch` goes on with the next unused sample.
 
-        A dataset that can only be iterated is resumed by skipping what was read; its order is its
-        own, so the run is not exact, and a note says so.
+        Args:
+            dataset: with `__len__` and `__getitem__` (or `__getitems__`). One that can only be
+                iterated is resumed by skipping what was read; its order is its own, so the run is
+                not exact, and a note says so.
+            global_batch: samples of a step, over all ranks.
+            micro_batch: samples fetched and computed at a time, at most `global_batch`; the last of
+                a step may have fewer.
+            seed: of the order and of the random numbers of each micro-batch; None: that of
+                `everstep.run`.
+            shuffle: False: the order of the dataset, over and over.
+            collate: takes the list of samples; None: torch's `default_collate`.
+            name: of the feed in the checkpoint; None: its number among the script's feeds without a
+                name.
+            fingerprint: a text that changes with the content of the dataset; None: its attribute
+                `fingerprint`, if it has one.
+            on_change: "Refuse": length, seed, shuffle or fingerprint other than in the checkpoint
+                end the job; "Continue": training goes on with the new order, and `everstep verify`
+                names the step.
+
+        Augment inside the dataset: torch's, numpy's and Python's random numbers are set there for
+        each micro-batch.
+
+        Raises:
+            Misuse: an argument cannot be used, or two feeds have one name.
+            StateError: the feed cannot continue exactly what the checkpoint's feed of this name has
+                begun.
         """
-        data = Batches(
+        session = self._session
+        validate.choice("job.batches: on_change", on_change, ON_CHANGE)
+        settings = build_settings(
             dataset,
             global_batch=global_batch,
             micro_batch=micro_batch,
-            seed=self._session.seed if seed is None else given.whole("job.batches: seed", seed),
+            seed=session.seed if seed is None else seed,
             shuffle=shuffle,
-            collate=collate,
+            fingerprint=fingerprint,
         )
+        name = session.feeds.choose_name(validate.text_or_none("job.batches: name", name))
+        data = Batches(dataset, settings, name=name, collate=collate)
+        session.feeds.add(data, on_change=on_change)
         if not data.exact:
-            self._session.findings.notes.append(
-                f"{type(dataset).__name__} can only be iterated: resumable, not exact"
-            )
+            session.note(f"{type(dataset).__name__} can only be iterated: resumable, not exact")
         return data
 
     def steps(self, until: int) -> Iterator[Step]:
-        """The steps from where the job stands to `until`; between two of them lies the boundary."""
-        session, until = self._session, given.whole("job.steps: until", until, 1)
+        """The steps from where the job stands to `until`; between two of them lies the boundary.
+
+        Raises:
+            Misuse: called twice, nothing is tracked, or a step's body did not end its inner loop.
+            StateError: the checkpoint does not fit, or something tracked cannot be stored.
+        """
+        session, until = self._session, validate.whole("job.steps: until", until, 1)
         if session.settled:
             raise Misuse("job.steps is called once")
         if not session.tracked.objects:
@@ -104,28 +137,33 @@ class Job:
                 "job.steps: nothing is tracked; call job.track(model=…, optimizer=…) first"
             )
         session.settle(until)
+        if session.start.join:
+            joining.take_state(session)
         first = True
         while session.applied < until:
             if session.broken:
                 session.park(session.applied, why="the epoch ended")
-            yield self._begin(session.applied + 1, first)
-            assert self._step is not None
-            boundary.cross(session, self._step)
-            self._step, first = None, False
-        self._outside, self._final = Where.PAUSE, rewind.fingerprint(session.tracked)
+            state = self._begin(session.applied + 1, first)
+            yield Step(state)
+            boundary.cross(session, state)
+            session.step, first = None, False
+        self._outside = Where.PAUSE
+        session.finish()
         session.meter.enter(Where.PAUSE, category="pause")
 
     def evaluate(self, data: Batches) -> Iterator[Any]:
-        """This rank's share of one pass over `data`, in order, without gradients; combine with
-        `job.sum`.
+        """This rank's share of one pass over `data`, in order, without gradients; `job.sum` adds
+        the results up.
 
         Inside a step it marks the step as applied, so it comes after everything that changes the
         state.
+
+        Raises:
+            Misuse: `data` is no feed, or can only be iterated.
         """
         if not isinstance(data, Batches):
             raise Misuse(f"job.evaluate({type(data).__name__}): it takes what job.batches returned")
-        start = self._session.start
-        share = shares.share(start.rank, start.world, data.pass_micro_batches)
+        share = self._session.membership.plan(data.pass_micro_batches)
         with self._aside(Where.EVALUATE, "evaluate"):
             before = randomness.capture()
             try:
@@ -139,13 +177,16 @@ class Job:
 
     @contextmanager
     def pause(self, name: str, *, limit: float = 0.0) -> Iterator[None]:
-        """Bracket something slow (an export) so that it is not taken for a hang; `limit` in
-        seconds.
+        """Bracket something slow, such as an export, so that it is not taken for a hang.
 
         Inside a step it marks the step as applied, so it comes after everything that changes the
         state.
+
+        Args:
+            name: for messages.
+            limit: seconds; 0: the limit of a step.
         """
-        limit = given.number(f"job.pause({name!r}): limit", limit, "a limit in seconds")
+        limit = validate.number(f"job.pause({name!r}): limit", limit, "a limit in seconds")
         with self._aside(Where.PAUSE, "pause", limit):
             self._park_if_broken()
             yield
@@ -153,7 +194,10 @@ class Job:
     def sum(self, *values: float) -> tuple[float, ...]:
         """Each value summed over all ranks, in float64.
 
-        Every rank must call it, with as many values.
+        Every rank must call it, with as many values. Inside a step it marks the step as applied.
+
+        Raises:
+            Misuse: a value is no number.
         """
         session = self._session
         require_numbers(values)
@@ -161,47 +205,44 @@ class Job:
             self._park_if_broken()
             numbers = torch.tensor(values, dtype=torch.float64, device=session.device)
             with session.meter.charging("wait", waiting=True):
-                complete = session.group.wait([session.group.all_reduce(numbers)])
+                group = session.membership.group
+                complete = group.wait([group.all_reduce(numbers)])
             if not complete:
-                session.park(
-                    session.applied, sound=self.sound(), why="job.sum: a collective failed"
-                )
+                sound = session.is_sound()
+                session.park(session.applied, sound=sound, why="job.sum: a collective failed")
             return tuple(numbers.tolist())
 
-    def _begin(self, number: int, first: bool) -> Step:
+    def _begin(self, number: int, first: bool) -> StepState:
         """A first step compiles, allocates and connects: it counts as start-up."""
         where, category = (Where.STARTUP, "startup") if first else (Where.STEP, "step")
         self._session.meter.enter(where, category=category, phase=Phase.COMPUTING, reduction=0)
-        self._step = Step(self._session, number)
-        return self._step
+        self._session.step = StepState(self._session, number)
+        return self._session.step
 
     @contextmanager
     def _aside(self, where: Where, category: str, limit: float = 0.0) -> Iterator[None]:
-        if self._step is not None:
-            boundary.mark_applied(self._session, self._step)
-        self._session.meter.enter(where, category=category, limit=limit)
+        """A scope beside the step, with a time limit of its own."""
+        session = self._session
+        if session.step is not None:
+            boundary.mark_applied(session, session.step)
+        session.meter.enter(where, category=category, limit=limit)
+        session.membership.set_apart(f"its script is in job.{category}")
         try:
             yield
         finally:
-            back = Where.STEP if self._step is not None else self._outside
-            self._session.meter.enter(back, category=back.name.lower())
+            if session.settled and not session.finished:
+                session.membership.set_apart("")
+            back = Where.STEP if session.step is not None else self._outside
+            session.meter.enter(back, category=back.name.lower())
 
     def _park_if_broken(self) -> None:
-        if self._session.broken:
-            self._session.park(self._session.applied, sound=self.sound(), why="the epoch ended")
-
-    def finished(self) -> bool:
-        """Whether `until` is reached; the last checkpoint is staged then."""
-        return self._final is not None
-
-    def sound(self) -> bool:
-        """Whether the state is still that of the last step applied."""
-        mark = self._step.marked if self._step is not None else self._final
-        return mark is not None and rewind.fingerprint(self._session.tracked) == mark
+        session = self._session
+        if session.broken:
+            session.park(session.applied, sound=session.is_sound(), why="the epoch ended")
 
 
 def require_numbers(values: tuple[Any, ...]) -> None:
-    """Tensors of one number will do; raises `Misuse` for what is none."""
+    """Tensors of one number count as numbers. Raises `Misuse`."""
     for value in values:
         if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
             raise Misuse(f"job.sum({value!r}): it adds numbers; give sum, count as two numbers")

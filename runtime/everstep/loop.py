@@ -1,29 +1,30 @@
-"""The inner loop: this rank's micro-batches, the reduction under the last backward, the end when
-the sum is there.
+"""The inner loop: this rank's micro-batches, the reduction during the last backward, the end when
+the sums are there. If members are lost meanwhile, the loop yields what they leave to this rank, and
+reduces again; what this rank has computed stays.
 
-Order at the end of a loop: all sums complete (phase REDUCED) → loss finite? → gradients and buffers
-delivered → guards → the user applies (phase APPLYING). A rank that cannot get that far puts back
-what the step changed and parks at the boundary before the step; a rank that can goes on as if
-nothing had happened, and parks at the boundary after it.
+Order at the end of a loop: all sums complete (phase REDUCED), loss finite, gradients and buffers
+delivered, guards, then the user applies (phase APPLYING). A rank that cannot get that far puts back
+what the step changed and parks at the boundary before the step. A rank that can goes on as if
+nothing had happened, and parks at the boundary after the step.
 """
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 
-from everstep import given, guards, randomness, shares, vector
+from everstep import randomness, step_checks, undo_step, validate, vector
+from everstep.batches import Batches
+from everstep.buffers import Held
 from everstep.errors import Misuse
-from everstep.feed import Batches
-from everstep.session import Capture
+from everstep.group import Group
+from everstep.membership import Parked
+from everstep.step_state import StepState
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.position import Phase
 from everstep_contract.report import Cause
-
-if TYPE_CHECKING:
-    from everstep.step import Step
 
 _UNANSWERED = (
     "step {step}: the loop asks for the next batch, but the batch before it had {count} "
@@ -37,18 +38,19 @@ class Loop:
     """What `step.batches` returns."""
 
     def __init__(
-        self, step: "Step", feed: Batches, named: dict[str, torch.nn.Parameter], overlap: bool
+        self, step: StepState, feed: Batches, named: dict[str, torch.nn.Parameter], overlap: bool
     ) -> None:
         self._step, self._session, self._feed = step, step.session, feed
+        self._first = self._session.feeds.draw(feed, step.number)
+        """Place of the step's first sample in the order of the feed."""
         self._named, self._overlap = named, overlap
-        start = self._session.start
-        self._share = shares.share(start.rank, start.world, feed.micro_batches)
-        self._todo = list(self._share)
+        self._share: list[int] = list(self._session.membership.plan(feed.micro_batches))
+        self._todo: list[int] = []
         self._layout = vector.Layout(
             micro_batches=feed.micro_batches,
             samples=feed.global_batch,
             parameters=len(named),
-            buffers=self._session.buffers.elements,
+            buffers=self._session.buffers.numbers,
         )
         self._numbers = np.zeros(self._layout.size)
         self._parts = self._layout.parts(self._numbers)
@@ -56,11 +58,17 @@ class Loop:
         self._current: int | None = None
         self._answers = 0
         self._random: dict[str, Any] | None = None
+        self._buffers_before: Held | None = None
+        """As they were when the loop began."""
+        self._buffers_after: Held | None = None
+        """As micro-batch 0 left them; None: this rank does not compute it."""
+        self._group: Group | None = None
+        """In which the sums were launched; None: not yet."""
         self._vector: torch.Tensor | None = None
         self.ended = False
 
     def __len__(self) -> int:
-        """Micro-batches of this rank."""
+        """Micro-batches of this rank; more if a member is lost."""
         return len(self._share)
 
     def __iter__(self) -> "Loop":
@@ -72,12 +80,17 @@ class Loop:
         if self._random is None:
             self._begin()
         self._require_answer()
-        if self._session.broken and self._vector is None:
-            self._leave("the epoch ended")
-        if self._todo:
-            return self._fetch(self._todo.pop(0))
-        self._end()
-        raise StopIteration
+        try:
+            while True:
+                if self._group is None:  # else its sums have to end, or fail, first
+                    self._take_more()
+                if self._todo:
+                    self._leave_if_over()
+                    return self._fetch(self._todo.pop(0))
+                if self._try_to_end():
+                    raise StopIteration
+        except Parked:
+            undo_step.leave(self._step, "the epoch ended")
 
     def backward(self, loss: Any, weight: Any, scaler: Any) -> None:
         index = self._answer()
@@ -85,29 +98,50 @@ class Loop:
         amount = (
             len(self._feed.places(index))
             if weight is None
-            else given.number("step.backward: weight", weight, "a weight")
+            else validate.number("step.backward: weight", weight, "a weight")
         )
         scaled = value * (amount / self._feed.global_batch)
         if scaler is not None:
             scaled = scaler.scale(scaled)
-        last = not self._todo
-        self._session.reducer.backward(scaled, last=last, overlap=self._overlap)
+        group = self._group_if_last()
+        self._session.reducer.backward(scaled, overlap=group if self._overlap else None)
         self._losses[index] = value.detach()
         self._parts.weights[index] = amount
         self._parts.scales[index] = float(scaler.get_scale()) if scaler is not None else 1.0
-        if last:
-            self._send()
+        if group is not None:
+            self._send(group)
 
     def skip(self) -> None:
         index = self._answer()
         self._parts.scales[index] = 1.0
-        if not self._todo:
-            self._send()
+        if (group := self._group_if_last()) is not None:
+            self._send(group)
 
     def _begin(self) -> None:
         self._random = randomness.capture()
+        membership = self._session.membership
+        try:
+            self._share = membership.begin(self._feed.micro_batches)
+        except Parked:
+            undo_step.leave(self._step, "the epoch ended")
+        self._todo = list(self._share)
+        if len(self._share) > 1 or membership.can_regroup:
+            self._buffers_before = self._session.buffers.hold()
         self._session.reducer.begin(self._named)
         self._session.meter.update(phase=Phase.COMPUTING, reduction=self._step.reductions)
+
+    def _take_more(self) -> None:
+        more = self._session.membership.take_more()
+        self._share += more
+        self._todo += more
+
+    def _leave_if_over(self) -> None:
+        if self._session.broken and self._vector is None:
+            undo_step.leave(self._step, "the epoch ended")
+
+    def _group_if_last(self) -> Group | None:
+        """The group in which to reduce, after the last micro-batch; None: not yet."""
+        return None if self._todo else self._session.membership.group_now()
 
     def _require_answer(self) -> None:
         if self._current is not None and self._answers != 1:
@@ -126,73 +160,123 @@ class Loop:
                 "step.backward(loss_a + loss_b)"
             )
         self._answers = 1
+        if self._current == 0:
+            self._buffers_after = self._session.buffers.hold()
         return self._current
 
     def _fetch(self, index: int) -> Any:
-        """The random numbers of a micro-batch depend on (seed, step, index) and on nothing else."""
+        """Its random numbers depend on (seed, step, index), its buffers on the steps before: on nothing else."""
+        if self._current is not None and self._buffers_before is not None:
+            self._session.buffers.put_back(self._buffers_before)
         self._current, self._answers = index, 0
         randomness.seed_all("micro-batch", self._feed.seed, self._step.number, index)
-        ids = self._feed.ids(self._step.number, index)
+        ids = self._feed.ids(self._first, index)
         batch = self._feed.fetch(ids)
         places = self._feed.places(index)
         self._parts.counts[index] = 1
         self._parts.samples[places.start : places.stop] = [i + 1 for i in ids]
         return batch
 
-    def _send(self) -> None:
-        """Launch what is left of the buckets, then the vector behind them."""
-        session = self._session
-        session.reducer.flush()
+    def _send(self, group: Group) -> None:
+        """Launch the buckets that are left, then the vector behind them."""
+        session, self._group = self._session, group
+        session.reducer.flush(group)
         for index, loss in self._losses.items():
             self._parts.losses[index] = loss.item()
         self._parts.used[:] = session.reducer.used()
-        if session.lead:
-            self._parts.buffers[:] = session.buffers.numbers().numpy()
+        if self._buffers_after is not None:
+            self._parts.buffers[:] = session.buffers.pack(self._buffers_after)
         parameter = next(iter(self._named.values()), None)
         device = parameter.device if parameter is not None else torch.device("cpu")
-        self._vector = torch.from_numpy(self._numbers).to(device)
+        # A copy: if the sum fails, this rank's own numbers are needed again.
+        self._vector = torch.from_numpy(self._numbers.copy()).to(device)
         session.reducer.launch_last(self._vector)
 
-    def _end(self) -> None:
+    def _try_to_end(self) -> bool:
+        """Whether the reduction is complete. False: members were lost, and there is more to do."""
         session = self._session
-        if self._vector is None:
+        if self._group is None:
             session.tracked.prepare_scalers(session.device)
-            self._send()
+            with session.meter.charging("wait", waiting=True):
+                group = session.membership.wait_group()
+            if group is None:
+                return self._take_rescue()
+            self._send(group)
+        assert self._group is not None
+        assert self._vector is not None
         with session.meter.charging("wait", waiting=True):
             complete = session.reducer.wait()
-        if not complete:
-            self._leave("a collective failed")
-        assert self._vector is not None
-        parts = self._layout.parts(self._vector.cpu().numpy())
-        summary = vector.read_summary(parts)
-        self._reduced(summary, parts)
-        self.ended = True
+        numbers = self._vector.cpu().numpy() if complete else None
+        if numbers is None or not session.membership.complete(self._group, numbers):
+            return self._recover(self._group)
+        self._deliver(numbers)
+        return True
 
-    def _reduced(self, summary: vector.Summary, parts: vector.Parts) -> None:
+    def _recover(self, group: Group) -> bool:
+        """The sums of `group` do not count. Whether the reduction is complete all the same."""
+        session = self._session
+        if not session.membership.can_regroup:
+            undo_step.leave(self._step, "a collective failed")
+        session.membership.fail(group)
+        with session.meter.charging("wait", waiting=True):
+            session.membership.wait_regrouped()
+        if self._take_rescue():
+            return True
+        self._group = self._vector = None
+        session.reducer.repeat()
+        return False
+
+    def _take_rescue(self) -> bool:
+        """Whether another member had this reduction complete; its vector goes with this rank's sums."""
+        numbers = self._session.membership.take_rescue()
+        if numbers is None:
+            return False
+        if not self._session.reducer.summed:
+            undo_step.leave(self._step, "others hold the vector of sums that this rank lacks")
+        self._deliver(numbers)
+        return True
+
+    def _deliver(self, numbers: vector.Numbers) -> None:
+        """Every sum is complete: check them, then hand them to the script."""
         step, session = self._step, self._session
+        parts = self._layout.parts(numbers)
+        summary = vector.read_summary(parts)
+        self._require_each_once(summary)
         more = step.reductions + 1 < session.most_reductions
         if not more:
             session.meter.update(phase=Phase.REDUCED)
-        self._require_finite(summary)
+        step_checks.require_finite(step, self._feed, summary)
         step.start.check_large()
         if session.most_reductions > 1 and step.reductions == 0:
-            self._keep_copy()
+            undo_step.keep_copy(step)
         factor = self._feed.global_batch / summary.total_weight if summary.total_weight else 1.0
         gradients = session.reducer.deliver(parts.used.tolist(), factor)
-        session.buffers.take(torch.from_numpy(parts.buffers))
+        session.buffers.take(parts.buffers)
         assert self._random is not None
         randomness.restore(self._random)
         norm = _norm(gradients, summary.scale)
-        self._guard(summary, norm)
-        step.reduction_ended(self._entry(summary), norm)
+        step_checks.watch_jumps(step, summary, norm)
+        step.end_reduction(self._entry(summary), norm)
         if not more:
             session.meter.update(phase=Phase.APPLYING)
+        self.ended = True
+
+    def _require_each_once(self, summary: vector.Summary) -> None:
+        wrong = [i for i, count in enumerate(summary.counts) if count != 1]
+        if wrong:
+            self._session.fail(
+                Cause.AGENT,
+                f"step {self._step.number}: the sum holds micro-batch {wrong[0]} "
+                f"{summary.counts[wrong[0]]} times; nothing of this step was applied. This is a "
+                "fault of Everstep: please report it",
+            )
 
     def _entry(self, summary: vector.Summary) -> LedgerEntry:
         return LedgerEntry(
-            epoch=self._session.start.epoch,
+            epoch=self._session.epoch,
             step=self._step.number,
             reduction=self._step.reductions,
+            feed=self._feed.name,
             samples=summary.samples,
             counts=summary.counts,
             weights=summary.weights,
@@ -200,85 +284,13 @@ class Loop:
             loss=summary.loss,
         )
 
-    def _require_finite(self, summary: vector.Summary) -> None:
-        index = vector.offender(summary)
-        if index is None:
-            return
-        places = self._feed.places(index)
-        samples = list(summary.samples[places.start : places.stop])
-        bad = self._session.tracked.find_not_finite()
-        if not bad:
-            self._save_before()
-        why = (
-            f"; the parameter {bad} was not finite before it: that state is not saved"
-            if bad
-            else ""
-        )
-        self._session.fail(
-            Cause.NOT_FINITE,
-            f"step {self._step.number}: the loss of micro-batch {index} is "
-            f"{summary.losses[index]}; its samples are "
-            f"{samples}. Nothing of this step was applied{why}",
-        )
-
-    def _guard(self, summary: vector.Summary, norm: float | None) -> None:
-        session, windows = self._session, self._session.windows
-        observed = {"loss": summary.loss, "gradient norm": norm}
-        for what, value in observed.items():
-            if value is None or (what == "loss" and math.isnan(value)):
-                continue
-            key = f"{self._step.reductions}/{what}"
-            before = windows.get(key, ())
-            verdict = guards.judge(
-                what, value, before, factor=session.start.guard_factor, step=self._step.number
-            )
-            if verdict is not None and session.start.guard_action == "SaveAndStop":
-                self._save_and_stop(verdict)
-            if verdict is not None:
-                session.findings.notes.append(verdict.message)
-            windows[key] = guards.extended(before, value) if math.isfinite(value) else before
-
-    def _save_and_stop(self, verdict: guards.Verdict) -> NoReturn:
-        self._save_before()
-        self._session.fail(Cause.GUARD, f"{verdict.message}; stopped before it was applied")
-
-    def _save_before(self) -> None:
-        """The state of the boundary before this step, the same decision on every rank."""
-        session, before = self._session, self._step.number - 1
-        sound, capture = self._rewind()
-        if sound and before > max(session.staged, session.start.applied):
-            session.stage(before, capture)
-
-    def _keep_copy(self) -> None:
-        """Of the state before the step: a later reduction of it may fail when the first is applied
-        already.
-        """
-        if self._step.start.untouched():
-            self._step.start.put_back()
-            self._step.copy = self._session.capture().cloned()
-
-    def _leave(self, why: str) -> NoReturn:
-        self._session.reducer.abandon()
-        sound, capture = self._rewind()
-        before = self._step.number - 1
-        self._session.park(before, sound=sound, capture=capture, why=f"step {before + 1}: {why}")
-
-    def _rewind(self) -> tuple[bool, Capture | None]:
-        """Make the state that of the boundary before this step; False if it cannot be."""
-        if self._step.copy is not None:
-            return True, self._step.copy
-        if self._step.reductions or not self._step.start.untouched():
-            return False, None
-        self._step.start.put_back()
-        return True, None
-
 
 def choose_parameters(
     trained: dict[str, torch.nn.Parameter],
     known: dict[str, torch.nn.Parameter],
     asked: Iterable[torch.nn.Parameter] | None,
 ) -> dict[str, torch.nn.Parameter]:
-    """The parameters of one loop, in the order of the modules."""
+    """The parameters of one loop, in the order of the modules. Raises `Misuse`."""
     if asked is None:
         return trained
     wanted = {id(p) for p in asked}

@@ -1,4 +1,4 @@
-"""The worker's shared page: where it stands, and to what each of its seconds is charged."""
+"""The worker's shared page: its position, and what each of its seconds is charged to."""
 
 import time
 from collections.abc import Iterator
@@ -10,7 +10,11 @@ from everstep_contract.position import Position, PositionPage, Where
 
 
 class Meter:
-    """Every change of position is written at once, so that it can be read after a SIGKILL."""
+    """Writes each change of position at once, so that it can be read after a SIGKILL.
+
+    Args:
+        page: None: nothing is written, for tests.
+    """
 
     def __init__(self, page: PositionPage | None, *, epoch: int, applied: int) -> None:
         now = time.monotonic()
@@ -27,14 +31,14 @@ class Meter:
         self._write()
 
     def enter(self, where: Where, *, category: str, limit: float = 0.0, **changes: Any) -> None:
-        """A new scope begins; `limit` in seconds, 0 for the default of the scope."""
+        """A scope begins; `limit` in seconds, 0: that of its kind."""
         self._charge()
         self._category = category
         self.update(scope=where, since=self._entered, limit_ms=int(limit * 1000), **changes)
 
     @contextmanager
     def charging(self, category: str, *, waiting: bool = False) -> Iterator[None]:
-        """Charge what happens inside to `category`, then go on as before."""
+        """Charge the time inside to `category`; `waiting`: for others, so this rank is not hung."""
         before, was = self._category, self.position.waiting
         self._charge()
         self._category = category
@@ -49,6 +53,7 @@ class Meter:
 
     @property
     def armed(self) -> int:
+        """The step at whose boundary the agent wants to be asked; 0: none."""
         return self._page.armed if self._page else 0
 
     def seconds(self) -> dict[str, float]:

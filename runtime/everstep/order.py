@@ -1,10 +1,9 @@
-"""Which samples form a step: pure functions of (seed, step, micro-batch), never of rank or world
-size.
+"""Which sample stands at which place of a feed's order: a function of seed and place, never of rank
+or world size. Pure.
 
-The order of the data is perm(seed, 0) ∥ perm(seed, 1) ∥ …, one permutation for each pass over the
-data; steps take consecutive places of it, so a step may straddle two passes and no sample is
-dropped. The permutation is a keyed Feistel network with cycle walking: any place can be asked for
-alone, without memory for the whole.
+The order is perm(seed, 0), perm(seed, 1), …: one permutation for each pass over the data. Steps
+take places in a row, so a step may straddle two passes and no sample is dropped. The permutation is
+a keyed Feistel network with cycle walking: any place can be computed alone, without memory for all.
 """
 
 import hashlib
@@ -19,16 +18,13 @@ _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def derive(*parts: Any) -> int:
-    """A 64-bit number that depends on all parts and on nothing else."""
+    """A 64-bit number that depends on all `parts` and nothing else."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def sample_ids(first: int, count: int, *, size: int, seed: int, shuffle: bool) -> list[int]:
-    """Dataset indices at places `first ..
-
-    first + count` of the endless order over `size` samples.
-    """
+    """Dataset indices at the places [first, first + count) of the order over `size` samples."""
     places = np.arange(first, first + count, dtype=np.int64)
     passes, offsets = places // size, places % size
     if shuffle:
@@ -42,7 +38,7 @@ def sample_ids(first: int, count: int, *, size: int, seed: int, shuffle: bool) -
 
 
 def permute(places: Places, *, size: int, key: int) -> Places:
-    """Where each of `places` (in `0 .. size`) goes under the permutation that `key` names."""
+    """The image of each of `places`, all in [0, size), under the permutation that `key` names."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = [np.uint64(derive("round", key, r)) for r in range(_ROUNDS)]
     values = _feistel(places.astype(np.uint64), half, keys)
@@ -62,7 +58,7 @@ def _feistel(
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
+    """The finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * _M1
     x = (x ^ (x >> np.uint64(27))) * _M2
     return x ^ (x >> np.uint64(31))

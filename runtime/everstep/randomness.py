@@ -1,4 +1,4 @@
-"""The random states of torch, CUDA, numpy and random: taken, put back, set for one micro-batch."""
+"""The random states of torch, CUDA, numpy and `random`: capture, restore, seed."""
 
 import random
 from typing import Any
@@ -31,10 +31,10 @@ def restore(states: dict[str, Any]) -> None:
 
 
 def seed_all(*parts: Any) -> None:
-    """Set every generator from `parts` alone.
+    """Seed every generator from `parts` alone.
 
-    The generators are seeded one by one: `torch.manual_seed` formats a stack trace on each call as
-    long as CUDA is not initialised.
+    One by one, because `torch.manual_seed` formats a stack trace on each call while CUDA is not
+    initialised.
     """
     number = order.derive(*parts)
     torch.default_generator.manual_seed(number)

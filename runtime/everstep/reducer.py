@@ -1,10 +1,9 @@
-"""Gradients: moved out of `.grad` by hooks, summed over the group bucket by bucket, put back when
-all are complete.
+"""Gradients: hooks move them out of `.grad`, the group sums them bucket by bucket, and they are put
+back when all sums are complete.
 
-Out of place: a rank's own accumulators stay as they are until the reduced copy is complete. Buckets
-are launched in one strict order on every rank, the vector last. Two flat buffers alternate, so that
-the reduced gradient of one reduction is intact while the next is computed. Nothing here issues a
-collective except a launch, and a failed launch never raises in user code: only `wait` tells.
+A rank's own gradients stay as they are until the reduced copy is complete. Every rank launches the
+buckets in the same order, the vector last. Two flat buffers alternate, so that one reduction is
+intact while the next is computed. A launch that fails does not raise in the script: `wait` tells.
 """
 
 from collections.abc import Sequence
@@ -17,27 +16,31 @@ from everstep.errors import Misuse
 from everstep.group import Group
 
 BUCKET_BYTES = 25 * 2**20
-"""Measured beside DDP: 1 MB costs 40 % of a step on gloo, one bucket for all is worse than several.
+"""Measured beside DDP on gloo: buckets of 1 MB cost 40 % of a step, and one bucket for all is worse
+than several.
 """
 _NARROW = (torch.float16, torch.bfloat16)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precision is accumulated and reduced in float32."""
+    """The dtype of a gradient's sum: half precision is accumulated and reduced in float32."""
     return torch.float32 if dtype in _NARROW else dtype
 
 
 class _Bucket:
-    def __init__(self, indices: list[int], flats: Sequence[torch.Tensor]) -> None:
+    def __init__(self, indices: list[int], flats: list[torch.Tensor]) -> None:
         self.indices = indices
         self.flats = flats
         """The slice of this bucket in each of the two buffers."""
         self.missing: set[int] = set()
         self.launched = False
 
+    def reset(self) -> None:
+        self.missing, self.launched = set(self.indices), False
+
 
 class _Plan:
-    """Buckets and buffers for one list of parameters: a pure function of that list."""
+    """Buckets and buffers for one list of parameters; the same on every rank."""
 
     def __init__(self, named: dict[str, torch.nn.Parameter], bucket_bytes: int) -> None:
         self.names, self.parameters = list(named), list(named.values())
@@ -60,9 +63,19 @@ class _Plan:
             for _ in range(2)
         ]
         for turn, flat in enumerate(flats):
-            for index, view in zip(indices, torch.split(flat, sizes), strict=True):
-                self.views[turn][index] = view.view(self.parameters[index].shape)
+            self._set_views(turn, indices, flat)
         return _Bucket(indices, flats)
+
+    def _set_views(self, turn: int, indices: list[int], flat: torch.Tensor) -> None:
+        sizes = [self.parameters[i].numel() for i in indices]
+        for index, view in zip(indices, torch.split(flat, sizes), strict=True):
+            self.views[turn][index] = view.view(self.parameters[index].shape)
+
+    def replace_buffers(self, turn: int) -> None:
+        """For operations that were abandoned: they may still write into the old ones."""
+        for bucket in self.buckets:
+            bucket.flats[turn] = torch.zeros_like(bucket.flats[turn])
+            self._set_views(turn, bucket.indices, bucket.flats[turn])
 
 
 def _describe(parameter: torch.nn.Parameter) -> shares.Parameter:
@@ -73,51 +86,72 @@ def _describe(parameter: torch.nn.Parameter) -> shares.Parameter:
 
 
 class Reducer:
-    def __init__(self, group: Group, bucket_bytes: int = BUCKET_BYTES) -> None:
-        self._group = group
+    def __init__(self, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._group: Group | None = None
+        """In which the present sums are launched."""
         self._bucket_bytes = bucket_bytes
         self._hooked: dict[int, Any] = {}
         self._plans: dict[tuple[int, ...], _Plan] = {}
         self._plan = _Plan({}, bucket_bytes)
         self._own: list[torch.Tensor | None] = []
         self._works: list[Any] = []
+        self._vector_work: Any = None
+        self.summed = False
+        """Every bucket's sum is complete, with or without the vector."""
         self._turn = 0
         self._next = 0
         self._open = self._inside = self._counting = False
 
     def watch(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Hook parameters; inside a loop the gradients of those that it does not ask for go."""
+        """Hook these parameters. A gradient that the loop did not ask for is dropped."""
         for parameter in parameters:
             if id(parameter) not in self._hooked and parameter.requires_grad:
                 hook: Any = parameter.register_post_accumulate_grad_hook
                 self._hooked[id(parameter)] = hook(self._on_grad)
 
     def begin(self, named: dict[str, torch.nn.Parameter]) -> None:
-        """A loop begins: empty accumulators, `.grad` None."""
+        """A loop begins: no gradient yet, and `.grad` is None."""
         key = tuple(id(p) for p in named.values())
         if key not in self._plans:
             self._plans[key] = _Plan(named, self._bucket_bytes)
         self._plan = self._plans[key]
         self.watch(self._plan.parameters)
         self._own = [None] * len(key)
-        self._works = []
-        self._turn, self._next = 1 - self._turn, 0
-        for bucket in self._plan.buckets:
-            bucket.missing, bucket.launched = set(bucket.indices), False
+        self._turn = 1 - self._turn
+        self._reset()
         for parameter in self._plan.parameters:
             parameter.grad = None
         self._open, self._counting = True, False
 
-    def backward(self, loss: torch.Tensor, *, last: bool, overlap: bool) -> None:
-        """One backward; in the last of this rank a bucket is launched as soon as it is full."""
-        self._inside, self._counting = True, last and overlap
+    def repeat(self) -> None:
+        """The sums failed: this rank's gradients stay, and more may be added before the next
+        launch.
+        """
+        if self._group is not None and self._group.abandoned:
+            self._plan.replace_buffers(self._turn)
+        self._reset()
+        self._open = True
+
+    def _reset(self) -> None:
+        self._group, self._works, self._vector_work = None, [], None
+        self._next, self.summed = 0, False
+        for bucket in self._plan.buckets:
+            bucket.reset()
+
+    def backward(self, loss: torch.Tensor, *, overlap: Group | None) -> None:
+        """One backward. In this rank's last one, `overlap` is the group in which each bucket is
+        launched once it is full.
+        """
+        self._inside, self._counting = True, overlap is not None
+        self._group = overlap
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         finally:
             self._inside = self._counting = False
 
-    def flush(self) -> None:
-        """Launch what is not under way yet: parameters without a gradient add zeros."""
+    def flush(self, group: Group) -> None:
+        """Launch the buckets that are left; parameters without a gradient add zeros."""
+        self._group = group
         for bucket in self._plan.buckets:
             bucket.missing.clear()
         self._launch_full()
@@ -126,18 +160,24 @@ class Reducer:
         return [0.0 if own is None else 1.0 for own in self._own]
 
     def launch_last(self, vector: torch.Tensor) -> None:
-        """The vector, behind every bucket."""
-        self._works.append(self._group.all_reduce(vector))
+        """Launch the vector after every bucket."""
+        assert self._group is not None
+        self._vector_work = self._group.all_reduce(vector)
 
     def wait(self) -> bool:
-        """Whether every sum is complete; afterwards the loop is over for the hooks."""
+        """Whether every sum is complete, the vector's too; from here on the hooks do nothing."""
+        assert self._group is not None
         self._open = False
         works, self._works = self._works, []
-        return self._group.wait(works)
+        last, self._vector_work = self._vector_work, None
+        self.summed = self._group.wait(works)
+        return self.summed and self._group.wait([last])
 
     def deliver(self, used: Sequence[float], factor: float) -> list[torch.Tensor]:
-        """Set `.grad` to the reduced gradient × `factor`, None where no rank had one; returns the
-        gradients.
+        """Set `.grad` to the reduced gradient × `factor`, or None where no rank had one.
+
+        Returns:
+            The gradients that were set.
         """
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         grads: list[torch.Tensor] = []
@@ -159,9 +199,9 @@ class Reducer:
         return grads
 
     def abandon(self) -> None:
-        """The loop will not end: hooks stand down, accumulators go."""
+        """The loop will not end: the hooks do nothing, gradients are dropped."""
         self._open = False
-        self._works, self._own = [], [None] * len(self._plan.parameters)
+        self._works, self._vector_work, self._own = [], None, [None] * len(self._plan.parameters)
 
     def _on_grad(self, parameter: torch.Tensor) -> None:
         if not self._open:
@@ -178,8 +218,8 @@ class Reducer:
         if bucket.launched:
             raise Misuse(
                 f"the gradient of {self._plan.names[index]} came again after its bucket was sent: "
-                "with activation "
-                "checkpointing use use_reentrant=False, or step.batches(…, overlap=False)"
+                "with activation checkpointing use use_reentrant=False, or "
+                "step.batches(…, overlap=False)"
             )
         self._add(index, grad)
         if self._counting:
@@ -211,4 +251,5 @@ class Reducer:
                 views[index].zero_()
         if have:
             torch._foreach_copy_([views[i] for i in have], [self._own[i] for i in have])  # type: ignore[misc]
+        assert self._group is not None
         self._works.append(self._group.all_reduce(bucket.flats[self._turn]))

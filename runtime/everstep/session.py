@@ -1,36 +1,45 @@
-"""All that one worker holds between `Start` and its end, and the few deeds that every part of a
-step may need.
+"""All that one worker holds between `Start` and its end, and what every part of a step may have to
+do: capture, stage, park, fail.
 """
 
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
-from everstep import randomness, state
+from everstep import randomness, rewind, state
+from everstep.buffers import Buffers
+from everstep.checkpoint_reader import Checkpoint
 from everstep.errors import StateError
-from everstep.group import Group
+from everstep.feeds import Feeds
+from everstep.membership import Membership
 from everstep.meter import Meter
 from everstep.reducer import Reducer
-from everstep.restoring import Checkpoint
-from everstep.rewind import Buffers
-from everstep.staging import NoRoom, write_part
+from everstep.staging import NoRoom, describe, write_part
 from everstep.tracked import Tracked
-from everstep_contract import wire
+from everstep_contract import codec, feed, layout, wire
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.report import Cause
 
-TREE_VERSION = 1
+if TYPE_CHECKING:
+    from everstep.step_state import StepState
+
+TREE_VERSION = 2
+"""Of the state tree that is written. Version 1 has no feeds; a reader of version 1 refuses 2, or
+it would use samples twice.
+"""
+READABLE = (1, 2)
 EXIT_FAILED = 1
 ROOM_SECONDS = 1.0
-"""Between two looks for room for a save that must be."""
+"""Pause between two tries to find room for a save that the job waits for."""
 
 
-class Line(Protocol):
-    """What the session needs of `link.Link`."""
+class AgentPort(Protocol):
+    """What the session needs of `agent_socket.AgentSocket`."""
 
     cut: Any
 
@@ -65,36 +74,62 @@ class Findings:
 
 
 class Session:
+    """One life of a worker, from `Start` to its end."""
+
     def __init__(
-        self, *, link: Line, group: Group, meter: Meter, start: wire.Start, seed: int
+        self,
+        *,
+        agent: AgentPort,
+        membership: Membership,
+        meter: Meter,
+        start: wire.Start,
+        seed: int,
     ) -> None:
-        self.link, self.group, self.meter, self.start, self.seed = link, group, meter, start, seed
+        self.agent, self.membership, self.meter = agent, membership, meter
+        self.start, self.seed = start, seed
         self.tracked = Tracked()
-        self.reducer = Reducer(group)
+        self.reducer = Reducer()
         self.device = choose_device(start.local_rank)
         self.checkpoint = Checkpoint(start.manifest, start.chunks or "") if start.manifest else None
         self.buffers = Buffers(self.tracked)
         self.applied = start.applied
         self.staged = start.applied if start.manifest else -1
         """The newest step of which this rank's part is staged; no step is staged twice."""
+        self._layout = ""
+        """Digest of the layout that the agent has."""
         self.until: int | None = None
         self.windows: dict[str, tuple[float, ...]] = {}
         self.most_reductions = 0
         """The most inner loops that a step of this life has had."""
         self.findings = Findings()
+        self.feeds = Feeds(self._recorded_feeds(), applied=start.applied, note=self.note)
         self.settled = False
         """The main thread is in `job.steps`: from here on it parks by itself."""
+        self.step: StepState | None = None
+        """The step whose body runs now."""
+        self._final: tuple[Any, ...] | None = None
+        """Fingerprint of the state after the last step; None: `until` is not reached."""
+
+    @property
+    def epoch(self) -> int:
+        return self.membership.epoch
 
     @property
     def broken(self) -> bool:
-        return bool(self.link.cut.is_set())
+        return bool(self.agent.cut.is_set())
+
+    @property
+    def finished(self) -> bool:
+        """Whether `until` is reached; the last checkpoint is staged then."""
+        return self._final is not None
 
     @property
     def lead(self) -> bool:
-        return self.start.rank == 0
+        """Whether this rank saves what exists once: the state tree and the ledger."""
+        return self.membership.rank == 0
 
     def track(self, objects: dict[str, Any]) -> None:
-        """Register and, when resuming, load. Raises `Misuse` and `StateError`."""
+        """Register objects, and load them from the checkpoint. Raises `Misuse`, `StateError`."""
         for name, thing in objects.items():
             self.tracked.add(name, thing)
         if self.checkpoint:
@@ -103,29 +138,55 @@ class Session:
                 self.tracked.load(list(objects), trees, self.checkpoint.tensor, self.device)
 
     def settle(self, until: int) -> None:
-        """Start-up is over: what is left to restore is restored, and the agent hears so."""
+        """Start-up is over: restore what is left, and tell the agent."""
         self.until = until
+        self.feeds.close()
         self.buffers = Buffers(self.tracked)
         self.reducer.watch(list(self.tracked.named_parameters().values()))
         if self.checkpoint:
-            self._restore_rest(self.checkpoint)
+            self._restore_rest(self._tree(), self.checkpoint.tensor)
             self.checkpoint = None  # unmaps the chunks
         tensors = self.capture().tensors
         size = sum(t.numel() * t.element_size() for t in tensors.values())
-        self.link.send(
-            wire.Tracked(epoch=self.start.epoch, applied=self.applied, bytes=size, until=until)
+        self.agent.send(
+            wire.Tracked(epoch=self.epoch, applied=self.applied, bytes=size, until=until)
         )
         self.settled = True
+        self.membership.set_apart("")
+
+    def adopt(self, applied: int, tree: dict[str, Any], tensors: state.Tensors) -> None:
+        """Take over the live state of another member, as of step `applied`."""
+        self.tracked.load(
+            list(self.tracked.objects), tree["objects"], tensors.__getitem__, self.device
+        )
+        self.feeds.adopt(feed.decode_records(tree), applied)
+        self._restore_rest(tree, tensors.__getitem__)
+        self.buffers = Buffers(self.tracked)
+        self.applied = applied
+        self.meter.update(applied=applied)
+
+    def finish(self) -> None:
+        """The last step is applied."""
+        self.membership.set_apart("it has reached the last step")
+        self._final = rewind.fingerprint(self.tracked)
+
+    def is_sound(self) -> bool:
+        """Whether the state is still that of the last step applied, so that it may be saved."""
+        mark = self.step.mark if self.step is not None else self._final
+        return mark is not None and rewind.fingerprint(self.tracked) == mark
+
+    def note(self, text: str) -> None:
+        """A sentence for the job's status; it travels with the next step."""
+        self.findings.notes.append(text)
 
     def capture(self) -> Capture:
-        """The state as it stands; call it at a boundary, or after what the step changed was put
-        back.
-        """
+        """The state as it stands: at a boundary, or once what the step changed was put back."""
         tensors: state.Tensors = {}
         tree = {
             "version": TREE_VERSION,
             "seed": self.seed,
             "objects": self.tracked.capture(tensors),
+            "feeds": self.feeds.encode(),
             "random": state.encode(randomness.capture(), "random", tensors),
             "windows": {k: list(v) for k, v in self.windows.items()},
         }
@@ -133,22 +194,23 @@ class Session:
 
     def stage(self, step: int, capture: Capture | None = None, *, whole: bool = False) -> None:
         """Copy this rank's part (`whole`: everything) of the state as of `step` and hand it to the
-        agent. Where there is no room for it the agent hears so instead.
+        agent; if there is no room for the copy, tell the agent that.
         """
         began, path = time.monotonic(), self._new_path(step)
-        rank, world = (0, 1) if whole else (self.start.rank, self.start.world)
+        rank, world = (0, 1) if whole else (self.membership.rank, self.membership.world)
         with self.meter.charging("stall"):
             held = capture or self.capture()
             try:
                 tensors = write_part(path, held.tensors, rank, world)
             except NoRoom as error:
-                self._tell_unstaged(step, str(error), whole=whole)
+                self._report_unstaged(step, str(error), whole=whole)
                 return
         lead = whole or self.lead
         self.staged = step
-        self.link.send(
+        digest, packed = self._describe(held)
+        self.agent.send(
             wire.Staged(
-                epoch=self.start.epoch,
+                epoch=self.epoch,
                 step=step,
                 path=path,
                 tensors=tensors,
@@ -156,79 +218,95 @@ class Session:
                 lead=lead,
                 whole=whole,
                 ms=(time.monotonic() - began) * 1000,
+                layout=digest,
+                packed=packed,
             )
         )
 
+    def _describe(self, held: Capture) -> tuple[str, str]:
+        """Digest of the state's layout, and the layout itself if the agent does not have it yet."""
+        described = describe(held.tensors)
+        digest = layout.digest(described)
+        told, self._layout = self._layout, digest
+        return digest, "" if digest == told else layout.pack(described)
+
     def stage_surely(self, step: int) -> None:
-        """As `stage`, for a save that the job waits for: the agent frees room with each upload."""
+        """As `stage`, for a save that the job waits for: retried, as each upload frees room."""
         self.stage(step)
         with self.meter.charging("stall", waiting=True):
             while self.staged != step and not self.broken:
-                self.link.cut.wait(ROOM_SECONDS)
+                self.agent.cut.wait(ROOM_SECONDS)
                 self.stage(step)
 
-    def _tell_unstaged(self, step: int, problem: str, *, whole: bool) -> None:
-        self.link.send(
+    def _report_unstaged(self, step: int, problem: str, *, whole: bool) -> None:
+        self.agent.send(
             wire.Staged(
-                epoch=self.start.epoch, step=step, path="", tensors=(), whole=whole, problem=problem
+                epoch=self.epoch, step=step, path="", tensors=(), whole=whole, problem=problem
             )
         )
 
     def _new_path(self, step: int) -> str:
-        name = f"{self.start.epoch}-{step}-{self.start.rank}-{uuid.uuid4().hex[:8]}.part"
+        name = f"{self.epoch}-{step}-{self.membership.rank}-{uuid.uuid4().hex[:8]}.part"
         return str(Path(self.start.staging) / name)
 
     def park(
         self, step: int, *, sound: bool = True, why: str, capture: Capture | None = None
     ) -> NoReturn:
-        """Out of the group for good: save if asked, until the agent ends this process."""
-        self.group.cut()
-        self.link.send(wire.Parked(epoch=self.start.epoch, step=step, sound=sound, why=why))
+        """Leave the group for good, and save if asked, until the agent ends this process."""
+        self.membership.group.cut()
+        self.agent.send(wire.Parked(epoch=self.epoch, step=step, sound=sound, why=why))
         with self.meter.charging("idle", waiting=True):
             while True:
-                save = self.link.wait_save()
+                save = self.agent.wait_save()
                 if sound and save.step == step:
                     self.stage(step, capture, whole=True)
 
-    def fail(self, cause: Cause, message: str, traceback: str = "") -> NoReturn:
-        """Say why this worker cannot go on, and end it."""
-        self.link.send(
+    def fail(self, cause: Cause, message: str, traceback: str = "", *, fault: str = "") -> NoReturn:
+        """Tell the agent why this worker cannot go on, and end it."""
+        self.agent.send(
             wire.Failed(
-                epoch=self.start.epoch,
+                epoch=self.epoch,
                 step=self.applied,
                 cause=cause.value,
                 message=message,
                 traceback=traceback,
+                fault=fault,
             )
         )
-        self.link.leave(EXIT_FAILED)
+        self.agent.leave(EXIT_FAILED)
 
     def _tree(self) -> dict[str, Any]:
         assert self.checkpoint is not None
         tree: dict[str, Any] = self.checkpoint.manifest.state or {}
-        if tree.get("version") != TREE_VERSION:
+        if tree.get("version") not in READABLE:
             raise StateError(
                 f"the checkpoint's state tree has version {tree.get('version')}; this reader "
-                f"knows {TREE_VERSION}"
+                f"knows {TREE_VERSION}: install the version of everstep that wrote it, or a newer "
+                "one"
             )
         return tree
 
-    def _restore_rest(self, checkpoint: Checkpoint) -> None:
-        tree = self._tree()
+    def _recorded_feeds(self) -> dict[str, feed.FeedRecord] | None:
+        """None: the checkpoint was written by a version that did not record feeds."""
+        if self.checkpoint is None:
+            return {}
+        try:
+            return feed.decode_records(self._tree())
+        except codec.DecodeError as error:
+            raise StateError(f"the checkpoint of step {self.applied}: {error}") from None
+
+    def _restore_rest(self, tree: dict[str, Any], fetch: Callable[[str], torch.Tensor]) -> None:
         extra = sorted(set(tree["objects"]) - set(self.tracked.objects))
         if extra:
-            self.findings.notes.append(
-                f"the checkpoint also has {', '.join(extra)}, not tracked now"
-            )
-        if tree["seed"] != self.seed:
-            self.findings.notes.append(
-                f"seed was {tree['seed']}, is {self.seed}: the order changes"
+            self.note(f"the checkpoint also has {', '.join(extra)}, not tracked now")
+        if feed.STATE_KEY not in tree and tree["seed"] != self.seed:
+            self.note(
+                f"everstep.run(seed=…) was {tree['seed']}, is {self.seed}: feeds that take their "
+                "seed from it change their order"
             )
         self.windows = {k: tuple(v) for k, v in tree["windows"].items()}
         cpu = torch.device("cpu")
-        randomness.restore(
-            state.decode(tree["random"], lambda n: checkpoint.tensor(n).clone(), cpu)
-        )
+        randomness.restore(state.decode(tree["random"], lambda n: fetch(n).clone(), cpu))
 
 
 def choose_device(local_rank: int) -> torch.device:

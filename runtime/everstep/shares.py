@@ -1,5 +1,5 @@
-"""Who computes what: micro-batches over ranks, buckets over parameters, bytes of a save over ranks.
-All pure.
+"""How work is divided: micro-batches over ranks, parameters over buckets, the bytes of a save over
+ranks. Pure.
 """
 
 import math
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-def share(rank: int, world: int, count: int) -> range:
-    """The contiguous micro-batches of one rank; the first ranks take one more (32 over 3: 11, 11,
-    10).
+def plan_share(rank: int, world: int, count: int) -> range:
+    """The micro-batches of one rank, in a row; the first ranks take one more (32 over 3 ranks: 11,
+    11, 10).
     """
     each, more = divmod(count, world)
     first = rank * each + min(rank, more)
@@ -18,17 +18,17 @@ def share(rank: int, world: int, count: int) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """What the bucket plan needs to know of a parameter."""
+    """A parameter as the bucket plan sees it."""
 
     elements: int
     item_bytes: int
     kind: str
-    """Device and dtype of the sum; a bucket holds one kind."""
+    """Device and dtype of its sum; a bucket holds one kind."""
 
 
 def plan_buckets(parameters: Sequence[Parameter], limit_bytes: int) -> list[list[int]]:
-    """Indices of the parameters of each bucket, in the order in which backward finishes them (the
-    last first).
+    """Indices of the parameters in each bucket, in the order in which backward finishes them: the
+    last parameter first.
     """
     buckets: list[list[int]] = []
     filling: dict[str, tuple[list[int], int]] = {}
@@ -45,7 +45,7 @@ def plan_buckets(parameters: Sequence[Parameter], limit_bytes: int) -> list[list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
+class TensorSize:
     """A tensor as a save sees it."""
 
     name: str
@@ -54,30 +54,27 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """Rows `first ..
-
-    last` along dimension 0 of a tensor; a tensor without dimensions is one row.
-    """
+class Rows:
+    """Rows [first, last) of dimension 0 of a tensor; a tensor without dimensions is one row."""
 
     name: str
     first: int
     last: int
 
 
-def plan_part(extents: Sequence[Extent], rank: int, world: int) -> list[Box]:
-    """The part of one rank: about an equal number of bytes each, every row of every tensor exactly
-    once.
+def plan_part(sizes: Sequence[TensorSize], rank: int, world: int) -> list[Rows]:
+    """The part of one rank in a save: each row of each tensor in exactly one part, and parts of
+    about as many bytes.
 
-    Rank r takes the bytes `r/world .. (r+1)/world` of all tensors laid end to end, rounded down to
-    whole rows. What has no bytes goes to rank 0, so that it is not forgotten.
+    All tensors are laid end to end; rank r takes the bytes from r/world to (r+1)/world of them,
+    rounded down to whole rows. Tensors without bytes go to rank 0: a checkpoint has them too.
     """
-    total = sum(_bytes(e) for e in extents)
+    total = sum(_bytes(t) for t in sizes)
     low, high = rank * total // world, (rank + 1) * total // world
-    boxes: list[Box] = []
+    part: list[Rows] = []
     start = 0
-    for extent in extents:
-        size, rows = _bytes(extent), extent.shape[0] if extent.shape else 1
+    for tensor in sizes:
+        size, rows = _bytes(tensor), tensor.shape[0] if tensor.shape else 1
         if size == 0:
             first, last = (0, rows) if rank == 0 else (0, 0)
             wanted = rank == 0
@@ -86,10 +83,10 @@ def plan_part(extents: Sequence[Extent], rank: int, world: int) -> list[Box]:
             last = min(max((high - start) * rows // size, 0), rows)
             wanted = first < last
         if wanted:
-            boxes.append(Box(name=extent.name, first=first, last=last))
+            part.append(Rows(name=tensor.name, first=first, last=last))
         start += size
-    return boxes
+    return part
 
 
-def _bytes(extent: Extent) -> int:
-    return math.prod(extent.shape) * extent.item_bytes
+def _bytes(tensor: TensorSize) -> int:
+    return math.prod(tensor.shape) * tensor.item_bytes

@@ -1,4 +1,4 @@
-"""Taking the copy: this rank's part of the state, into a file in memory that its agent then owns."""
+"""Copying this rank's part of the state into a file in memory, which its agent then owns."""
 
 import math
 import mmap
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from everstep import shares, state
-from everstep_contract import wire
+from everstep_contract import layout, wire
 from everstep_contract.manifest import ITEM_BYTES
 
 ALIGN = 64
@@ -20,48 +20,59 @@ class NoRoom(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    box: shares.Box
+class StagedRows:
+    """Where rows of a tensor lie in the staged file."""
+
+    rows: shares.Rows
     at: int
     bytes: int
 
 
-def lay_out(tensors: state.Tensors, rank: int, world: int) -> tuple[list[Piece], int]:
-    """Where each box of this rank's part lies in the file, and the size of the file."""
-    extents = [
-        shares.Extent(
+def lay_out(tensors: state.Tensors, rank: int, world: int) -> tuple[list[StagedRows], int]:
+    """Where each of this rank's rows lies in the file, and the size of the file in bytes."""
+    sizes = [
+        shares.TensorSize(
             name=n, shape=tuple(t.shape), item_bytes=ITEM_BYTES[state.dtype_name(t.dtype)]
         )
         for n, t in tensors.items()
     ]
-    pieces, end = [], 0
-    for box in shares.plan_part(extents, rank, world):
-        tensor = tensors[box.name]
-        rows = tensor.shape[0] if tensor.dim() else 1
-        size = tensor.numel() * tensor.element_size() * (box.last - box.first) // max(1, rows)
+    laid, end = [], 0
+    for rows in shares.plan_part(sizes, rank, world):
+        tensor = tensors[rows.name]
+        count = tensor.shape[0] if tensor.dim() else 1
+        size = tensor.numel() * tensor.element_size() * (rows.last - rows.first) // max(1, count)
         at = -(-end // ALIGN) * ALIGN
-        pieces.append(Piece(box=box, at=at, bytes=size))
+        laid.append(StagedRows(rows=rows, at=at, bytes=size))
         end = at + size
-    return pieces, end
+    return laid, end
+
+
+def describe(tensors: state.Tensors) -> bytes:
+    """Names, dtypes and shapes, as every rank must have them."""
+    return layout.describe(
+        (n, state.dtype_name(t.dtype), tuple(t.shape)) for n, t in tensors.items()
+    )
 
 
 def write_part(
     path: str, tensors: state.Tensors, rank: int, world: int
 ) -> tuple[wire.StagedTensor, ...]:
     """Copy this rank's part of `tensors` to a new file at `path`. Raises `NoRoom`."""
-    pieces, size = lay_out(tensors, rank, world)
+    laid, size = lay_out(tensors, rank, world)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         if size:
             _take_room(descriptor, path, size)
-            _fill(descriptor, size, tensors, pieces)
+            _fill(descriptor, size, tensors, laid)
     finally:
         os.close(descriptor)
-    return tuple(_describe(tensors[p.box.name], p) for p in pieces)
+    return tuple(_describe(tensors[held.rows.name], held) for held in laid)
 
 
 def _take_room(descriptor: int, path: str, size: int) -> None:
-    """Of all of it, before it is mapped: a write to a mapped page for which there is none is SIGBUS."""
+    """Reserve the whole file before it is mapped: writing to a mapped page that has no memory is
+    SIGBUS. Raises `NoRoom`.
+    """
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
@@ -75,30 +86,30 @@ def _take_room(descriptor: int, path: str, size: int) -> None:
         ) from None
 
 
-def _fill(descriptor: int, size: int, tensors: state.Tensors, pieces: Sequence[Piece]) -> None:
+def _fill(descriptor: int, size: int, tensors: state.Tensors, laid: Sequence[StagedRows]) -> None:
     page = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
     whole = torch.frombuffer(page, dtype=torch.uint8)
-    for piece in pieces:
-        if piece.bytes:
-            source = _rows(tensors[piece.box.name], piece.box)
-            room = whole[piece.at : piece.at + piece.bytes].view(source.dtype).view(source.shape)
+    for held in laid:
+        if held.bytes:
+            source = _select(tensors[held.rows.name], held.rows)
+            room = whole[held.at : held.at + held.bytes].view(source.dtype).view(source.shape)
             room.copy_(source)
 
 
-def _rows(tensor: torch.Tensor, box: shares.Box) -> torch.Tensor:
-    return tensor[box.first : box.last] if tensor.dim() else tensor
+def _select(tensor: torch.Tensor, rows: shares.Rows) -> torch.Tensor:
+    return tensor[rows.first : rows.last] if tensor.dim() else tensor
 
 
-def _describe(tensor: torch.Tensor, piece: Piece) -> wire.StagedTensor:
-    box, shape = piece.box, tuple(tensor.shape)
-    lengths = (box.last - box.first, *shape[1:]) if shape else ()
+def _describe(tensor: torch.Tensor, held: StagedRows) -> wire.StagedTensor:
+    rows, shape = held.rows, tuple(tensor.shape)
+    lengths = (rows.last - rows.first, *shape[1:]) if shape else ()
     item = tensor.element_size()
-    assert math.prod(lengths) * item == piece.bytes, box.name
+    assert math.prod(lengths) * item == held.bytes, rows.name
     return wire.StagedTensor(
-        name=box.name,
+        name=rows.name,
         dtype=state.dtype_name(tensor.dtype),
         shape=shape,
-        offsets=(box.first, *(0 for _ in shape[1:])) if shape else (),
+        offsets=(rows.first, *(0 for _ in shape[1:])) if shape else (),
         lengths=lengths,
-        at=piece.at,
+        at=held.at,
     )

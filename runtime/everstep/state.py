@@ -1,4 +1,4 @@
-"""State as JSON and tensors: nothing is pickled, and what cannot be stored is refused by its name.
+"""State as JSON and tensors. Nothing is pickled; what cannot be stored is refused by name.
 
 JSON values stand for themselves. Everything else is an object with one key that begins with `$`:
 `$tensor` (name of a stored tensor), `$array` (the same, numpy), `$tuple`, `$dict` (pairs, for keys
@@ -101,16 +101,20 @@ def _other(value: Any, path: str, tensors: Tensors) -> Any:
             return {"$scalar": [str(value.dtype), base64.b64encode(value.tobytes()).decode()]}
     raise StateError(
         f"{path}: cannot store a {type(value).__module__}.{type(value).__qualname__}. Everstep "
-        "stores numbers, text, "
-        "bytes, tensors, arrays, and lists, tuples and dicts of them (never pickle); leave it "
-        "out of state_dict()"
+        "stores numbers, text, bytes, tensors, arrays, and lists, tuples and dicts of them (never "
+        "pickle); leave it out of state_dict()"
     )
 
 
 def decode(tree: Any, fetch: Callable[[str], torch.Tensor], device: torch.device) -> Any:
-    """The value again.
+    """The value of a tree.
 
-    `fetch` gives the tensor of a name; one that was on an accelerator goes to `device`.
+    Args:
+        fetch: gives the tensor of a name.
+        device: for tensors that were on an accelerator.
+
+    Raises:
+        StateError: the tree has a tag that this version does not know.
     """
     if isinstance(tree, list):
         return [decode(item, fetch, device) for item in tree]

@@ -1,4 +1,4 @@
-"""torch's rendezvous store, kept by the agents: no rank hosts it, so it dies with none."""
+"""torch's rendezvous store. The agents keep the keys, so it does not die with a rank."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -9,29 +9,33 @@ import torch.distributed as dist
 from everstep_contract import wire
 
 FORMATION_LIMIT = timedelta(seconds=300)
+"""How long a rank waits for a key of another one while the group is formed."""
 
 
-class Asks(Protocol):
+class Requests(Protocol):
     def send(self, frame: Any) -> None: ...
     def request(self, frame: Any) -> Any: ...
 
 
 class StoreClosed(RuntimeError):
-    """The epoch to which the keys belong is over."""
+    """The epoch of these keys is over."""
 
 
 class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
     """Keys of one epoch; each call is a frame to the agent. Values are bytes."""
 
-    def __init__(self, link: Asks, epoch: int) -> None:
+    def __init__(self, agent: Requests, epoch: int, prefix: str = "") -> None:
         super().__init__()
-        self._link = link
+        self._agent = agent
         self._epoch = epoch
+        self._prefix = prefix
         self._limit = FORMATION_LIMIT
 
     def set(self, key: str, value: str | bytes) -> None:
         raw = value.encode() if isinstance(value, str) else bytes(value)
-        self._link.send(wire.StoreSet(epoch=self._epoch, key=key, value=wire.to_text(raw)))
+        self._agent.send(
+            wire.StoreSet(epoch=self._epoch, key=self._prefix + key, value=wire.to_text(raw))
+        )
 
     def get(self, key: str) -> bytes:
         return self._wait_for(key, self._limit)
@@ -41,13 +45,15 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
             self._wait_for(key, limit or self._limit)
 
     def add(self, key: str, amount: int) -> int:
-        return self._ask(wire.StoreAdd(epoch=self._epoch, key=key, amount=amount)).number
+        return self._ask(
+            wire.StoreAdd(epoch=self._epoch, key=self._prefix + key, amount=amount)
+        ).number
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         reply = self._ask(
             wire.StoreCompareSet(
                 epoch=self._epoch,
-                key=key,
+                key=self._prefix + key,
                 expected=wire.to_text(expected.encode()),
                 desired=wire.to_text(desired.encode()),
             )
@@ -55,26 +61,30 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
         return wire.from_text(reply.value or "")
 
     def check(self, keys: Sequence[str]) -> bool:
-        return bool(self._ask(wire.StoreCheck(epoch=self._epoch, keys=tuple(keys))).number)
+        return bool(
+            self._ask(
+                wire.StoreCheck(epoch=self._epoch, keys=tuple(self._prefix + k for k in keys))
+            ).number
+        )
 
     def delete_key(self, key: str) -> bool:
-        return bool(self._ask(wire.StoreDelete(epoch=self._epoch, key=key)).number)
+        return bool(self._ask(wire.StoreDelete(epoch=self._epoch, key=self._prefix + key)).number)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._limit = timeout
 
     def clone(self) -> "AgentStore":
-        return AgentStore(self._link, self._epoch)
+        return AgentStore(self._agent, self._epoch, self._prefix)
 
     def _wait_for(self, key: str, limit: timedelta) -> bytes:
         ms = int(limit.total_seconds() * 1000)
-        reply = self._ask(wire.StoreGet(epoch=self._epoch, key=key, timeout_ms=ms))
+        reply = self._ask(wire.StoreGet(epoch=self._epoch, key=self._prefix + key, timeout_ms=ms))
         if reply.value is None:
             raise TimeoutError(f"no rank has set {key!r} within {limit}")
         return wire.from_text(reply.value)
 
     def _ask(self, frame: Any) -> wire.StoreReply:
-        reply: wire.StoreReply = self._link.request(frame)
+        reply: wire.StoreReply = self._agent.request(frame)
         if reply.error:
             raise StoreClosed(reply.error)
         return reply

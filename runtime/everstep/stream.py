@@ -1,7 +1,8 @@
-"""A dataset that can only be iterated, read by places in its endless repetition.
+"""A dataset that can only be iterated, read by place in its endless repetition.
 
-Every rank walks the whole stream and keeps its own share, so a place means the same sample everywhere as long as the
-iterable yields the same order each time it is begun. That is the data's promise, not ours: resumable, not exact.
+Every rank reads the whole stream and keeps its share. A place means the same sample on every rank
+and after a resume only if the iterable yields the same order each time, which cannot be checked:
+such a run is resumable, not exact.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from everstep.errors import Misuse
 
 
 class Stream:
-    """Raises `Misuse` for what can be iterated only once, or yields nothing."""
+    """Raises `Misuse` for an iterable that can be iterated only once, or yields nothing."""
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._name = type(source).__name__
@@ -20,8 +21,8 @@ class Stream:
         if self._samples is source:
             raise Misuse(
                 f"job.batches: a {self._name} can be iterated once only, so no run could be "
-                "resumed; give a dataset with __len__ and __getitem__, or an iterable that begins "
-                "anew with each iter()"
+                "resumed; give a dataset with __len__ and __getitem__, or an iterable that starts "
+                "again with each iter()"
             )
         self._next = 0
 

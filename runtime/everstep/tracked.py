@@ -1,6 +1,4 @@
-"""What `job.track` was given: named objects whose state is the training state, captured and loaded
-by name.
-"""
+"""The objects of `job.track`: their state is the training state, captured and loaded by name."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,11 +6,11 @@ from typing import Any
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from everstep import names, state
+from everstep import parameter_names, state
 from everstep.errors import Misuse, StateError
 
 ORDER = ("module", "tensor", "optimizer", "object")
-"""Modules load first: the others may look at them."""
+"""Modules load first: the others may read them."""
 
 
 def kind_of(name: str, thing: Any) -> str:
@@ -39,7 +37,7 @@ def kind_of(name: str, thing: Any) -> str:
 
 
 class Tracked:
-    """The registry; objects keep the order in which they were tracked."""
+    """The tracked objects by name, in the order in which they were tracked."""
 
     def __init__(self) -> None:
         self.objects: dict[str, tuple[str, Any]] = {}
@@ -59,7 +57,7 @@ class Tracked:
                 yield name, thing
 
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Every parameter of the tracked modules once, under the first name it has."""
+        """Every parameter of the tracked modules once, under its first name."""
         if self._parameters is None:
             self._parameters = self._find_parameters()
         return self._parameters
@@ -68,7 +66,7 @@ class Tracked:
         found: dict[int, tuple[str, torch.nn.Parameter]] = {}
         for name, module in self.of_kind("module"):
             own = dict(module.named_parameters())
-            short = names.canonical(own)
+            short = parameter_names.canonical(own)
             for key, parameter in own.items():
                 found.setdefault(id(parameter), (f"{name}.{short[key]}", parameter))
         for name, tensor in self.of_kind("tensor"):
@@ -77,13 +75,13 @@ class Tracked:
         return dict(found.values())
 
     def find_not_finite(self) -> str:
-        """Name of a parameter that holds a NaN or an infinity; empty: none does."""
+        """Name of a parameter that has a NaN or an infinity; empty: none has."""
         parameters = self.named_parameters().items()
         return next((n for n, p in parameters if not bool(torch.isfinite(p).all())), "")
 
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Those that a tracked optimizer holds (without one: all) and that want a gradient, in
-        order of modules.
+        """Parameters that want a gradient and that a tracked optimizer holds (all, if none is
+        tracked), in order of modules.
         """
         held = {
             id(parameter)
@@ -98,7 +96,7 @@ class Tracked:
         }
 
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers that a checkpoint holds, each once."""
+        """The buffers that a checkpoint has, each once."""
         found: dict[int, tuple[str, torch.Tensor]] = {}
         for name, module in self.of_kind("module"):
             kept = module.state_dict(keep_vars=True)
@@ -108,8 +106,8 @@ class Tracked:
         return dict(found.values())
 
     def prepare_scalers(self, device: torch.device) -> None:
-        """A GradScaler makes its scale with the first loss; a rank that got no micro-batch has to
-        have it too.
+        """Give every GradScaler its scale: it makes it with the first loss, and a rank without a
+        micro-batch has none.
         """
         for _, thing in self.of_kind("object"):
             if isinstance(thing, torch.amp.GradScaler):
@@ -136,14 +134,13 @@ class Tracked:
             if name not in trees:
                 raise StateError(
                     f"track({name}=…): the checkpoint has no {name!r}, it has "
-                    f"{', '.join(sorted(trees))}; track it "
-                    "under its old name, or start a new run"
+                    f"{', '.join(sorted(trees))}; track it under its old name, or start a new run"
                 )
             if trees[name]["kind"] != kind:
                 raise StateError(
                     f"track({name}=…): is a {kind}, the checkpoint's is a {trees[name]['kind']}"
                 )
-            # A module copies into its own tensors; the others keep what they are given.
+            # A module copies into its own tensors; other objects keep the tensors that they get.
             give = fetch if kind in ("module", "tensor") else lambda n: fetch(n).clone()
             value = state.decode(trees[name]["state"], give, device)
             self._load_one(name, kind, thing, value)
@@ -153,7 +150,7 @@ class Tracked:
             return thing
         own = thing.state_dict()
         if kind == "module":
-            short = names.canonical(own)
+            short = parameter_names.canonical(own)
             return {short[key]: value for key, value in own.items()}
         return self._by_name(name, thing, own) if kind == "optimizer" else own
 
@@ -163,7 +160,10 @@ class Tracked:
                 with torch.no_grad():
                     thing.copy_(value)
             elif kind == "module":
-                back = {short: key for key, short in names.canonical(thing.state_dict()).items()}
+                back = {
+                    short: key
+                    for key, short in parameter_names.canonical(thing.state_dict()).items()
+                }
                 thing.load_state_dict({back.get(k, k): v for k, v in value.items()})
             elif kind == "optimizer":
                 thing.load_state_dict(self._by_number(name, thing, value))
@@ -176,7 +176,7 @@ class Tracked:
             ) from None
 
     def _by_name(self, name: str, optimizer: Any, own: dict[str, Any]) -> dict[str, Any]:
-        """torch numbers an optimizer's parameters; we store their names."""
+        """torch numbers an optimizer's parameters; we store them by name."""
         called = self._names_of(name, optimizer)
         packed = [number for group in own["param_groups"] for number in group["params"]]
         by_number = dict(zip(packed, [n for group in called for n in group], strict=True))

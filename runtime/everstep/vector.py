@@ -1,8 +1,8 @@
 """The vector that is all-reduced last: what every rank must know about the global step, as float64.
+Pure.
 
-A micro-batch is counted by exactly one rank and every other rank adds zeros, so the sums carry the
-values unchanged and do not depend on the number of ranks. Whoever holds the sum knows that every
-member holds the reduced gradient.
+One rank computes a micro-batch and all others add zeros, so the sums are the values, whatever the
+number of ranks. A rank that holds the sum knows that every member's gradient went into it.
 """
 
 import math
@@ -22,14 +22,14 @@ class Layout:
     samples: int
     parameters: int
     buffers: int
-    """Elements of the small buffers that rank 0 hands to all."""
+    """Numbers that hold the bits of the small buffers (`buffers.py`)."""
 
     @property
     def size(self) -> int:
         return 4 * self.micro_batches + self.samples + self.parameters + self.buffers
 
     def parts(self, numbers: Numbers) -> "Parts":
-        """Views of `numbers` (shape [size]), so that filling them fills the vector."""
+        """Views of `numbers`, shape [size]: filling them fills the vector."""
         m = self.micro_batches
         ends = [m, m, m, m, self.samples, self.parameters, self.buffers]
         views = np.split(numbers, np.cumsum(ends)[:-1])
@@ -39,7 +39,7 @@ class Layout:
 @dataclass(frozen=True, slots=True)
 class Parts:
     counts: Numbers
-    """[micro-batches] ranks that took this one"""
+    """[micro-batches] ranks that computed it"""
     weights: Numbers
     losses: Numbers
     scales: Numbers
@@ -53,7 +53,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What the summed vector says, as plain numbers."""
+    """The summed vector as plain numbers."""
 
     samples: tuple[int, ...]
     counts: tuple[int, ...]
@@ -85,8 +85,8 @@ def read_summary(parts: Parts) -> Summary:
     )
 
 
-def offender(summary: Summary) -> int | None:
-    """The first micro-batch whose loss is NaN or infinite."""
+def find_not_finite(summary: Summary) -> int | None:
+    """Index of the first micro-batch whose loss is NaN or infinite."""
     for index, (weight, loss) in enumerate(zip(summary.weights, summary.losses, strict=True)):
         if weight and not math.isfinite(loss):
             return index

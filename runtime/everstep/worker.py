@@ -1,4 +1,4 @@
-"""The life of a worker: hello, start, form the group, run the user's `main`, finish, leave."""
+"""The life of a worker: hello, start, form the group, run the script's `main`, finish, leave."""
 
 import atexit
 import ctypes
@@ -8,13 +8,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from everstep import given, group, lightness, link, randomness
+from everstep import agent_socket, defer_dynamo, group, randomness, validate
 from everstep.errors import EverstepError, Misuse, NotUnderAgent, StateError
 from everstep.job import Job
+from everstep.membership import Membership
 from everstep.meter import Meter
 from everstep.session import Session, choose_device
 from everstep_contract import PROTOCOL, env, wire
@@ -23,27 +24,54 @@ from everstep_contract.report import Cause
 
 PR_SET_PDEATHSIG = 1
 EXPLAIN_SECONDS = 2.0
-"""How long an exception from a collective waits for the agent's word that a member was lost."""
+"""How long an exception from a collective waits for the agent to say that a member was lost."""
 TRACEBACK_CHARACTERS = 8000
+"""Of the end of a traceback that the agent gets."""
 
 
-class Life:
-    """What the link's thread and the main thread share before there is a session."""
+class StartUp:
+    """What the socket's thread and the main thread share until there is a session."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
         self.start: wire.Start | None = None
-        self.link: link.Link | None = None
+        self.agent: agent_socket.AgentSocket | None = None
 
-    def on_cut(self) -> None:
-        """In the link's thread.
-
-        During start-up the main thread may be deep in user code: answer for it.
+    def on_epoch(self, frame: Any) -> None:
+        """In the socket's thread: the main thread may be in the script's code, so this thread
+        answers the agent.
         """
-        if self.session is not None:
-            self.session.group.cut()
-        if (self.session is None or not self.session.settled) and self.start and self.link:
-            self.link.send(
+        membership = self.session.membership if self.session is not None else None
+        match frame:
+            case wire.Cut(keep=True):
+                self._hold(frame, membership)
+            case wire.Cut():
+                if membership is not None:
+                    membership.park()
+                self._park_early()
+            case wire.Regroup() if membership is not None:
+                membership.regroup(frame)
+            case wire.GiveVector() if membership is not None:
+                membership.give_vector(frame.epoch)
+            case wire.GiveState() | wire.TakeState() if membership is not None:
+                membership.order(frame)
+
+    def _hold(self, frame: wire.Cut, membership: Membership | None) -> None:
+        if membership is not None:
+            membership.hold(frame.epoch)
+        elif self.start and self.agent:
+            self.agent.send(
+                wire.Standing(
+                    epoch=frame.epoch,
+                    applied=self.start.applied,
+                    reductions=0,
+                    problem="it is forming its first group",
+                )
+            )
+
+    def _park_early(self) -> None:
+        if (self.session is None or not self.session.settled) and self.start and self.agent:
+            self.agent.send(
                 wire.Parked(
                     epoch=self.start.epoch,
                     step=self.start.applied,
@@ -54,9 +82,9 @@ class Life:
 
 
 def run(main: Callable[[Job], None], *, seed: int = 0) -> None:
-    """Run `main` as one worker of the job; returns only by ending the process.
+    """Run `main` as one worker of the job, then end the process.
 
-    All random numbers are seeded from `seed`, the same on every rank, before `main` is called.
+    Before `main` is called, all random numbers are seeded from `seed`, alike on every rank.
 
     Raises:
         NotUnderAgent: the process was not started by `everstep run`.
@@ -66,7 +94,7 @@ def run(main: Callable[[Job], None], *, seed: int = 0) -> None:
         raise Misuse(
             f"everstep.run({main!r}): give it the function: everstep.run(main), not main()"
         )
-    given.whole("everstep.run: seed", seed)
+    validate.whole("everstep.run: seed", seed)
     path = os.environ.get(env.AGENT_SOCKET)
     if not path:
         raise NotUnderAgent(
@@ -80,12 +108,12 @@ def run(main: Callable[[Job], None], *, seed: int = 0) -> None:
         main(job)
     except BaseException as error:
         _explain(session, error)
-    _finish(session, job)
+    _finish(session)
 
 
 def _prepare() -> None:
-    """Die with the agent; show all stacks on SIGUSR1; print lines as they come."""
-    lightness.defer_compiler()
+    """Die with the agent, show all stacks on SIGUSR1, print each line at once."""
+    defer_dynamo.defer_compiler()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     for stream in (sys.stdout, sys.stderr):
@@ -94,45 +122,55 @@ def _prepare() -> None:
 
 
 def _join(path: str, seed: int) -> Session:
-    life = Life()
-    life.link = link.connect(path, life.on_cut)
-    life.link.send(wire.Hello(pid=os.getpid(), protocol=PROTOCOL))
-    life.start = start = life.link.wait_start()
+    start_up = StartUp()
+    start_up.agent = agent_socket.connect(path, start_up.on_epoch)
+    start_up.agent.send(wire.Hello(pid=os.getpid(), protocol=PROTOCOL))
+    start_up.start = start = start_up.agent.wait_start()
     export_ranks(start, os.environ)
     meter = Meter(open_page(os.environ), epoch=start.epoch, applied=start.applied)
     if torch.cuda.is_available():
         torch.cuda.set_device(choose_device(start.local_rank))
-    session = _build(life.link, start, meter, seed)
-    life.session = session
-    if life.link.cut.is_set():
-        session.group.cut()
+    session = _build(start_up.agent, start, meter, seed)
+    start_up.session = session
+    if start_up.agent.cut.is_set():
+        session.membership.park()
     return session
 
 
-def _build(line: link.Link, start: wire.Start, meter: Meter, seed: int) -> Session:
+def _build(agent: agent_socket.AgentSocket, start: wire.Start, meter: Meter, seed: int) -> Session:
     try:
         with meter.charging("wait", waiting=True):
-            formed = group.form(
-                line,
-                epoch=start.epoch,
-                rank=start.rank,
-                world=start.world,
-                address=os.environ.get("EVERSTEP_POD_IP"),
-            )
+            formed = group.LocalGroup() if start.join else _form(agent, start)
     except (RuntimeError, TimeoutError) as error:
         why = f"the group could not be formed: {error}"
-        line.send(wire.Parked(epoch=start.epoch, step=start.applied, sound=False, why=why[:500]))
+        agent.send(wire.Parked(epoch=start.epoch, step=start.applied, sound=False, why=why[:500]))
         while True:
-            line.wait_save()
+            agent.wait_save()
+    membership = Membership(
+        start,
+        formed,
+        send=agent.send,
+        form=(lambda frame: _form(agent, frame)) if start.in_place else None,
+    )
     randomness.seed_all("job", seed)
     try:
-        return Session(link=line, group=formed, meter=meter, start=start, seed=seed)
+        return Session(agent=agent, membership=membership, meter=meter, start=start, seed=seed)
     except StateError as error:
-        _fail_early(line, start, error)
+        _fail_early(agent, start, error)
+
+
+def _form(agent: agent_socket.AgentSocket, frame: wire.Start | wire.Regroup) -> group.Group:
+    return group.form(
+        agent,
+        epoch=frame.epoch,
+        rank=frame.rank,
+        world=frame.world,
+        address=os.environ.get("EVERSTEP_POD_IP"),
+    )
 
 
 def export_ranks(start: wire.Start, environ: MutableMapping[str, str]) -> None:
-    """As torch users expect them."""
+    """Set the variables that torch users expect."""
     environ["RANK"], environ["WORLD_SIZE"] = str(start.rank), str(start.world)
     environ["LOCAL_RANK"], environ["LOCAL_WORLD_SIZE"] = (
         str(start.local_rank),
@@ -146,34 +184,33 @@ def open_page(environ: Mapping[str, str]) -> PositionPage | None:
     return PositionPage(path) if path else None
 
 
-def _finish(session: Session, job: Job) -> NoReturn:
+def _finish(session: Session) -> NoReturn:
     """`main` has returned."""
     if session.until is None:
         session.fail(
             Cause.SCRIPT_ERROR, "main returned without training: job.steps was never called"
         )
-    if not job.finished():
+    if not session.finished:
         session.fail(
             Cause.MISUSE,
             f"main returned after step {session.applied}, before until={session.until} (break out "
-            "of job.steps?); "
-            "a job ends when `until` is reached",
+            "of job.steps?); a job ends when `until` is reached",
         )
-    session.link.send(wire.Finished(epoch=session.start.epoch, step=session.applied))
-    line = session.link
-    assert isinstance(line, link.Link)
+    session.agent.send(wire.Finished(epoch=session.epoch, step=session.applied))
+    agent = session.agent
+    assert isinstance(agent, agent_socket.AgentSocket)
     with session.meter.charging("idle", waiting=True):
-        released = line.wait_release()
+        released = agent.wait_release()
     if not released:
-        session.park(session.applied, sound=job.sound(), why="the epoch ended")
+        session.park(session.applied, sound=session.is_sound(), why="the epoch ended")
     atexit._run_exitfuncs()
-    line.leave(0)
+    agent.leave(0)
 
 
 def _explain(session: Session, error: BaseException) -> NoReturn:
-    """A membership change explains an error of a collective; anything else is the script's own."""
+    """End after an exception: park if a change of membership explains it, else report it."""
     text = "".join(traceback.format_exception(error))
-    if session.broken or (_of_a_collective(text) and session.link.cut.wait(EXPLAIN_SECONDS)):
+    if session.broken or (_of_a_collective(text) and session.agent.cut.wait(EXPLAIN_SECONDS)):
         session.park(
             session.applied, sound=False, why=f"an error after the epoch ended: {error!r:.200}"
         )
@@ -183,12 +220,23 @@ def _explain(session: Session, error: BaseException) -> NoReturn:
         classify_error(session, error),
         str(error) if ours else f"{type(error).__name__}: {error}",
         text[-TRACEBACK_CHARACTERS:],
+        fault=describe_place(error),
     )
 
 
+def describe_place(error: BaseException) -> str:
+    """What tells that an exception is the same as before: its type, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    return type(error).__name__ + where
+
+
 def classify_error(session: Session, error: BaseException) -> Cause:
+    """By its type alone; the agent knows the texts of device and network faults."""
     if isinstance(error, (Misuse, StateError)):
         return Cause.MISUSE
+    if isinstance(error, KeyboardInterrupt):
+        return Cause.WORKER_DIED  # SIGINT from outside
     return Cause.USER_ERROR if session.applied else Cause.SCRIPT_ERROR
 
 
@@ -196,8 +244,8 @@ def _of_a_collective(text: str) -> bool:
     return any(word in text for word in ("gloo", "NCCL", "torch/distributed", "StoreClosed"))
 
 
-def _fail_early(line: link.Link, start: wire.Start, error: Exception) -> NoReturn:
-    line.send(
+def _fail_early(agent: agent_socket.AgentSocket, start: wire.Start, error: Exception) -> NoReturn:
+    agent.send(
         wire.Failed(
             epoch=start.epoch,
             step=start.applied,
@@ -205,4 +253,4 @@ def _fail_early(line: link.Link, start: wire.Start, error: Exception) -> NoRetur
             message=str(error),
         )
     )
-    line.leave(1)
+    agent.leave(1)

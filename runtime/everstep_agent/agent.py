@@ -1,5 +1,5 @@
-"""The agent: PID 1 of a worker pod. It has the workers' lives, the pod's HTTP address, and perhaps
-the coordinator's role.
+"""The agent: PID 1 of a worker pod. It owns the worker processes, the pod's HTTP address, and
+possibly the coordinator's role.
 """
 
 import asyncio
@@ -8,21 +8,24 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from everstep_agent import ending, http, logline, spawn
+from everstep_agent import exit_report, logline
+from everstep_agent.agent_state import AgentState
 from everstep_agent.api import Api
+from everstep_agent.context import Context
 from everstep_agent.delivery import Delivery
-from everstep_agent.desk import Identity
-from everstep_agent.follower import Follower
-from everstep_agent.messages import AgentReport, Levels, Who
-from everstep_agent.peers import Pool
-from everstep_agent.pod import Pod
-from everstep_agent.relay import Relay
+from everstep_agent.identity import Identity
+from everstep_agent.own_agent import OwnAgent
+from everstep_agent.peers import http
+from everstep_agent.peers.client import Pool
+from everstep_agent.peers.follower import Follower
+from everstep_agent.pod import spawn, zygote, zygote_spawner
+from everstep_agent.pod.pod import Pod
+from everstep_agent.pod.relay import Relay
 from everstep_agent.role import Role
-from everstep_agent.standing import Standing
 from everstep_agent.storage import open_store
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.retrying import Retrying
@@ -31,15 +34,21 @@ from everstep_contract import env, position, report
 WATCH_SECONDS = 0.25
 FAILURE_SECONDS = 8.0
 """How long an agent with a failure of its own waits for the coordinator to end the job with it."""
+STUCK_SECONDS = 60.0
+"""How long an agent whose pod holds a process that survives SIGKILL goes on reporting it; then it
+ends, too. The kubelet shows the exit report only of a terminated container, so the operator reads
+it from the agent.
+"""
 MARGIN_SECONDS = 3.0
-"""Kept of the grace period for the way out."""
+"""Part of the grace period that is reserved for the shutdown itself."""
 
 
 class Agent:
-    """One container's life. `run` returns the exit report; it stands in the termination log by then.
+    """One run of the container. `run` returns the exit report, which is in the termination log by
+    then.
 
-    Everything runs on one event loop, in the main thread: the workers' parent-death signal follows
-    the thread that forked them.
+    Everything runs on one event loop, in the main thread: the workers' parent-death signal is
+    bound to the thread that forked them.
     """
 
     def __init__(
@@ -50,21 +59,24 @@ class Agent:
         environ: Mapping[str, str] | None = None,
         signals: bool = False,
         line: logline.Log | None = None,
+        dropped: Callable[[], int] = lambda: 0,
     ) -> None:
         self.settings = settings
         self.line = (line or logline.Log()).bind(slot=settings.slot, attempt=settings.attempt)
         self.bound = asyncio.Event()
         self._spawner = spawner
+        self._dropped = dropped
         self._environ = dict(os.environ if environ is None else environ)
         self._signals = signals
         self._former = read_former(settings.memory)
         self._incarnation = count_incarnation(settings.memory)
-        self._standing = Standing()
+        self._state = AgentState()
         self._ended: asyncio.Future[report.ExitReport] | None = None
         self._leave_by: float | None = None
         self._failed_at: float | None = None
+        self._stuck_at: float | None = None
 
-    # --- life ------------------------------------------------------------------------------------
+    # --- start and end ---------------------------------------------------------------------------
 
     async def run(self) -> report.ExitReport:
         """Raises OSError if the pod's address cannot be bound."""
@@ -77,15 +89,17 @@ class Agent:
             )
         async with contextlib.AsyncExitStack() as stack:
             await self._open(store, stack)
-            found = await self._ended
+            # Written before the workers end: a worker that never ends must not delay the report.
+            found = self._write_report(await self._ended)
             await self._role.linger()
             await self.pod.workers.end_all()
-        return self._write_report(found)
+        self.line.say("agent_ends", cause=found.cause.value, step=found.step, message=found.message)
+        return found
 
     async def _open(self, store: Retrying, stack: contextlib.AsyncExitStack) -> None:
         await self._open_address(stack)
         self._build(store)
-        stack.push_async_callback(self._relay.close)
+        stack.push_async_callback(self.pod.relay.close)
         stack.push_async_callback(self.pod.close)
         stack.push_async_callback(self._follower.close)
         self._routes.update(self._api.routes())
@@ -100,72 +114,53 @@ class Agent:
             stack.push_async_callback(_cancel, task)
 
     async def _open_address(self, stack: contextlib.AsyncExitStack) -> None:
-        """Who we are depends on the port that we get; until then only health is answered."""
+        """The agent's identity contains its port, so until the port is known only the health check
+        is answered.
+        """
         settings = self.settings
         self._routes: dict[str, http.Handler] = {}
-        server = http.Server(settings.token, self._routes)
+        server = http.Server(settings.token, self._routes, self._log_server)
         await server.open(settings.pod_ip, settings.port)
         stack.push_async_callback(server.close)
         self.me = Identity(
             slot=settings.slot,
             attempt=settings.attempt,
             incarnation=self._incarnation,
-            address=f"{settings.pod_ip}:{server.port}",
+            address=server.address,
         )
         self._pool = Pool(settings.token)
         stack.push_async_callback(self._pool.close)
 
+    def _log_server(self, message: str) -> None:
+        self.line.say("http_server", message=message)
+
     def _build(self, store: Retrying) -> None:
-        self._relay = Relay(self._pool)
+        context = Context(
+            settings=self.settings,
+            me=self.me,
+            store=store,
+            line=self.line,
+            dropped=self._dropped,
+        )
+        relay = Relay(self._pool, self.line)
         self._delivery = Delivery(
-            standing=self._standing,
+            state=self._state,
             pool=self._pool,
             parts=lambda: self.pod.uploads.parts if self.pod.uploads else {},
-            following=self._following,
             line=self.line,
         )
         self.pod = Pod(
-            settings=self.settings,
-            me=self.me,
-            store=store,
+            context,
             spawner=self._spawner,
             environ=worker_environ(self._environ),
-            relay=self._relay,
+            relay=relay,
             on_part=self._delivery.wake,
-            line=self.line,
             former=self._former,
         )
-        self._role = Role(
-            settings=self.settings,
-            me=self.me,
-            store=store,
-            standing=self._standing,
-            report=self._report,
-            changed=self.pod.changed,
-            on_levels=self._on_levels,
-            line=self.line,
-        )
-        self._follower = Follower(
-            me=self.me,
-            token=self.settings.token,
-            ready=lambda: self._standing.informed,
-            who=self._who,
-            peers=self._standing.peers,
-            report=self._report,
-            changed=self.pod.changed,
-            on_levels=self._on_levels,
-            heard=lambda: self._standing.epoch,
-            act=self._role.act,
-            line=self.line,
-        )
-        self._api = Api(
-            run=self.settings.run,
-            standing=self._standing,
-            pool=self._pool,
-            who=self._who,
-            following=self._following,
-            apply=self.pod.apply,
-        )
+        own = OwnAgent(self.me, self._state, self.pod)
+        self._role = Role(context, self._state, own)
+        self._follower = Follower(own, self.settings.token, self._role.act, self.line)
+        self._api = Api(self.settings.run, self._state, own, self._pool)
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -187,7 +182,7 @@ class Agent:
         )
 
     def leave(self) -> None:
-        """SIGTERM: save and go within the grace period."""
+        """On SIGTERM: save, and end within the grace period."""
         if self._leave_by is not None:
             return
         grace = max(1.0, self.settings.grace_seconds - MARGIN_SECONDS)
@@ -208,7 +203,6 @@ class Agent:
             attempt=self.settings.attempt,
             incarnation=self._incarnation,
         )
-        self.line.say("agent_ends", cause=found.cause.value, step=found.step, message=found.message)
         try:
             Path(self.settings.termination_log).write_bytes(report.encode(found))
         except OSError as error:
@@ -220,7 +214,7 @@ class Agent:
     async def _watch(self) -> None:
         while True:
             now = time.monotonic()
-            self.pod.check_hangs(now)
+            self.pod.look(now)
             found = self._decide_end(now)
             if found is not None:
                 self._end(found)
@@ -228,63 +222,56 @@ class Agent:
             await asyncio.sleep(WATCH_SECONDS)
 
     def _decide_end(self, now: float) -> report.ExitReport | None:
-        me, standing = self.me, self._standing
-        if standing.published is not None and standing.published.end is not None:
-            return ending.from_end(standing.published.end)
-        ours = standing.coordinator if self._leave_by is None else None
-        over = ours.desk.over if ours else ""
-        fenced = ending.decide_fenced(standing.wanted, me.slot, me.attempt, over)
+        me, state = self.me, self._state
+        if state.published is not None and state.published.end is not None:
+            return exit_report.from_end(state.published.end)
+        ours = state.coordinator if self._leave_by is None else None
+        over = ours.term.why_over if ours else ""
+        fenced = exit_report.decide_fenced(state.wanted, me.slot, me.attempt, over)
         if fenced is not None:
-            return fenced
-        if self.pod.fatal is not None:
-            return ending.from_failure(self.pod.fatal)
-        if self.pod.failure is not None and self.pod.workers.group_over():
+            return self._stuck(now, ends=True) or fenced
+        deaths = self.pod.deaths
+        if deaths.stuck is not None:
+            return self._stuck(now, ends=self._leave_by is not None)
+        if deaths.fatal is not None:
+            return exit_report.from_failure(deaths.fatal)
+        if deaths.failure is not None and self.pod.workers.group_over():
             self._failed_at = self._failed_at or now
             if now - self._failed_at > FAILURE_SECONDS:
-                return ending.from_failure(self.pod.failure)
+                return exit_report.from_failure(deaths.failure)
         if self._leave_by is None:
             return None
-        left = ending.decide_left(standing.published, me.slot, me.attempt)
-        alone = not self._following() and standing.coordinator is None
+        left = exit_report.decide_left(state.published, me.slot, me.attempt)
+        alone = not self._state.following and state.coordinator is None
         if left is None and alone and self.pod.workers.group_over():
-            return ending.left_alone()
+            return exit_report.left_alone()
         if left is None and now > self._leave_by:
-            return ending.left_late()
+            return exit_report.left_late()
         return left
 
-    # --- what our parts ask of each other --------------------------------------------------------
-
-    def _on_levels(self, published: Levels) -> None:
-        self._standing.take_published(published)
-        coordinator = self._standing.coordinator
-        self._relay.target = coordinator.desk.group if coordinator else published.address
-        self.pod.apply(published)
-
-    def _following(self) -> str:
-        return self._follower.following
-
-    def _report(self) -> AgentReport:
-        return self.pod.build_report(time.monotonic())
-
-    def _who(self) -> Who:
-        coordinator = self._standing.coordinator
-        return Who(
-            slot=self.me.slot,
-            attempt=self.me.attempt,
-            acting=coordinator is not None and not coordinator.desk.ended,
-            epoch=self.pod.epoch,
-            coordinator=self._following(),
-            candidate=not self.pod.leaving and self._standing.may_coordinate(self.me),
-        )
+    def _stuck(self, now: float, *, ends: bool) -> report.ExitReport | None:
+        """The end of a pod with a process that survives SIGKILL; the report is written as soon as
+        this is known.
+        """
+        stuck = self.pod.deaths.stuck
+        if stuck is None:
+            return None
+        found = exit_report.from_failure(stuck)
+        if self._stuck_at is None:
+            self._stuck_at = now
+            self._write_report(found)
+        return found if ends or now - self._stuck_at > STUCK_SECONDS else None
 
 
 def worker_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the user's code gets: everything but the job's token."""
+    """The environment of the user's code: everything but the job's token."""
     return {k: v for k, v in environ.items() if k != env.PREFIX + "TOKEN"}
 
 
 def read_former(memory: str) -> position.Position | None:
-    """Where the furthest worker of the container's last life stood; the folder outlives it."""
+    """The furthest worker's position before the container's last restart; the folder survives the
+    restart.
+    """
     found = []
     for path in Path(memory).glob("position-*"):
         with contextlib.suppress(OSError, ValueError):
@@ -295,8 +282,8 @@ def read_former(memory: str) -> position.Position | None:
 
 
 def count_incarnation(memory: str) -> int:
-    """The number of this life of the container: the folder outlives it. Clears what the last life
-    left, which gives room.
+    """The number of this start of the container, counted in a folder that survives restarts. Frees
+    the memory that the last run left behind.
     """
     folder = Path(memory)
     folder.mkdir(parents=True, exist_ok=True)
@@ -318,20 +305,50 @@ async def _cancel(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def run_agent(settings: env.AgentEnv, script: str, args: list[str]) -> int:
-    """The container's main process. Returns the exit status."""
+def run_agent(
+    settings: env.AgentEnv, script: str, args: list[str], dropped: Callable[[], int]
+) -> int:
+    """The container's main process; `dropped` as in `Context`. Returns the exit status."""
     spawn.become_subreaper()
     try:
-        agent = Agent(settings, spawn.SubprocessSpawner(script, args), signals=True)
+        spawner = build_spawner(settings, script, args)
+        agent = Agent(settings, spawner, signals=True, dropped=dropped)
         found = asyncio.run(agent.run())
     except OSError as error:
         found = _cannot_begin(settings, error)
     return found.exit_code()
 
 
+def build_spawner(settings: env.AgentEnv, script: str, args: list[str]) -> spawn.Spawner:
+    limits = spawn.raise_open_files()
+    fresh = spawn.SubprocessSpawner(script, args, limits)
+    if settings.zygote == 0:
+        return fresh
+    return zygote_spawner.ZygoteSpawner(build_program(settings, script, args, limits), fresh)
+
+
+def build_program(
+    settings: env.AgentEnv, script: str, args: list[str], limits: spawn.Limits
+) -> zygote.Program:
+    return zygote.Program(
+        script=script,
+        args=tuple(args),
+        warm=zygote_spawner.WARM if settings.warm is None else _split(settings.warm),
+        preload=_split(settings.preload or ""),
+        open_files=limits,
+    )
+
+
+def _split(modules: str) -> tuple[str, ...]:
+    return tuple(filter(None, modules.split(",")))
+
+
 def _cannot_begin(settings: env.AgentEnv, error: OSError) -> report.ExitReport:
-    """No folder in memory, no room in it, or no address: another life of the container may have it."""
-    text = f"the agent cannot begin with {settings.memory} and {settings.pod_ip}:{settings.port}: {error}"
+    """No folder in memory, no space in it, or no address: the container's next start may succeed."""
+    text = (
+        f"the agent cannot start with {settings.memory} and {settings.pod_ip}:{settings.port}: "
+        f"{error}"
+    )
     found = report.ExitReport(
         cause=report.Cause.AGENT, message=text, slot=settings.slot, attempt=settings.attempt
     )

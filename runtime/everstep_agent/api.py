@@ -1,45 +1,35 @@
-"""What an agent answers over HTTP. Bodies are documents of `messages` and `levels`."""
+"""The agent's HTTP API. Bodies are documents of `messages` and `levels`."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from dataclasses import replace
 
-from everstep_agent import http
+from everstep_agent.agent_state import AgentState
 from everstep_agent.checkpoint.parts import Part
-from everstep_agent.desk import Desk
-from everstep_agent.messages import Accepted, After, AgentReport, Levels, StoreCall, Who
-from everstep_agent.peers import PeerError, Pool
-from everstep_agent.relay import answer_call
-from everstep_agent.standing import Standing
-from everstep_contract import codec, levels
+from everstep_agent.coordinator.term import Term
+from everstep_agent.own_agent import OwnAgent
+from everstep_agent.peers import http
+from everstep_agent.peers.client import PeerError, Pool
+from everstep_agent.peers.messages import Accepted, After, AgentReport, LedgerCall, StoreCall
+from everstep_agent.pod import fetch_ledger
+from everstep_agent.pod.relay import answer_call
+from everstep_contract import codec, levels, names
 
 RELAY_SECONDS = 1.5
+"""Limit for the coordinator to answer a forwarded request of the operator; then the operator gets
+this agent's newest copy.
+"""
 
 
 class Api:
-    """`following` gives the coordinator's address, empty if there is none or it is ourselves."""
-
-    def __init__(
-        self,
-        *,
-        run: str,
-        standing: Standing,
-        pool: Pool,
-        who: Callable[[], Who],
-        following: Callable[[], str],
-        apply: Callable[[Levels], None],
-    ) -> None:
+    def __init__(self, run: str, state: AgentState, own: OwnAgent, pool: Pool) -> None:
         self._run = run
-        self._standing = standing
+        self._state = state
+        self._own = own
         self._pool = pool
-        self._who = who
-        self._following = following
-        self._apply = apply
 
     def routes(self) -> dict[str, http.Handler]:
         return {
-            "/v1/wanted": self._wanted,
+            names.WANTED_PATH: self._wanted,
             "/v1/relayed-wanted": self._relayed_wanted,
             "/v1/who": self._post_who,
             "/v1/heard": self._heard,
@@ -47,76 +37,81 @@ class Api:
             "/v1/levels": self._levels,
             "/v1/part": self._part,
             "/v1/store": self._store,
+            fetch_ledger.PATH: self._ledger,
         }
 
     async def _wanted(self, body: bytes) -> bytes:
         """From the operator, to any agent."""
         wanted = codec.loads(levels.Wanted, body)
-        self._take(wanted)
+        self._own.want(wanted)
         return codec.dumps(await self._seen(wanted))
 
     async def _relayed_wanted(self, body: bytes) -> bytes:
-        """From an agent that was asked and follows us; never passed on again."""
-        self._take(codec.loads(levels.Wanted, body))
+        """Forwarded by an agent that follows this one; never forwarded again."""
+        self._own.want(codec.loads(levels.Wanted, body))
         return codec.dumps(self._own_seen())
 
-    def _take(self, wanted: levels.Wanted) -> None:
-        standing = self._standing
-        if not standing.take_wanted(wanted):
-            return
-        if standing.coordinator is not None:
-            standing.coordinator.desk.want(wanted)
-        elif standing.published is not None:
-            self._apply(replace(standing.published, wanted=wanted))
-
     async def _seen(self, wanted: levels.Wanted) -> levels.Seen:
-        target = self._following()
-        if self._standing.coordinator is None and target:
+        target = self._state.following
+        if self._state.coordinator is None and target is not None:
             with contextlib.suppress(PeerError):
                 return await self._pool.call(
-                    target, "/v1/relayed-wanted", wanted, levels.Seen, timeout=RELAY_SECONDS
+                    target.address, "/v1/relayed-wanted", wanted, levels.Seen, timeout=RELAY_SECONDS
                 )
         return self._own_seen()
 
     def _own_seen(self) -> levels.Seen:
-        standing = self._standing
-        if standing.coordinator is not None:
-            return standing.coordinator.desk.serve_seen()
-        if standing.published is not None:
-            return standing.published.seen
+        state = self._state
+        if state.coordinator is not None:
+            return state.coordinator.term.serve_seen()
+        if state.published is not None:
+            return state.published.seen
         return levels.Seen(run=self._run)
 
     async def _post_who(self, body: bytes) -> bytes:
-        return codec.dumps(self._who())
+        return codec.dumps(self._own.who())
 
     async def _heard(self, body: bytes) -> bytes:
-        """For a newcomer that is about to coordinate: where the job stood when its coordinator was lost."""
-        if self._standing.published is None:
-            raise codec.DecodeError("this agent has heard of no coordinator yet")
-        return codec.dumps(self._standing.published)
+        """For an agent that is about to coordinate: the newest levels of the coordinator that was
+        lost.
+        """
+        if self._state.published is None:
+            raise codec.DecodeError("this agent has not followed a coordinator yet")
+        return codec.dumps(self._state.published)
 
     async def _report(self, body: bytes) -> bytes:
         found = codec.loads(AgentReport, body)
-        coordinator = self._standing.coordinator
+        coordinator = self._state.coordinator
         if coordinator is not None:
-            coordinator.desk.take(found)
-        return codec.dumps(Accepted(acting=coordinator is not None))
+            coordinator.term.take(found)
+        return codec.dumps(self._accept())
 
     async def _levels(self, body: bytes) -> bytes:
         after = codec.loads(After, body)
-        return codec.dumps(await self._desk().board.wait_newer(after.version, after.reader))
+        return await self._term().board.serve(after.version, after.reader)
 
     async def _part(self, body: bytes) -> bytes:
         part = await asyncio.to_thread(codec.loads, Part, body)
-        coordinator = self._standing.coordinator
+        coordinator = self._state.coordinator
         if coordinator is not None:
-            coordinator.desk.add_part(part)
-        return codec.dumps(Accepted(acting=coordinator is not None))
+            coordinator.term.add_part(part)
+        return codec.dumps(self._accept())
+
+    def _accept(self) -> Accepted:
+        coordinator = self._state.coordinator
+        return Accepted(
+            acting=coordinator is not None, term=coordinator.term.id if coordinator else ""
+        )
 
     async def _store(self, body: bytes) -> bytes:
-        return codec.dumps(await answer_call(self._desk().group, codec.loads(StoreCall, body)))
+        return codec.dumps(await answer_call(self._own.group, codec.loads(StoreCall, body)))
 
-    def _desk(self) -> Desk:
-        if self._standing.coordinator is None:
+    async def _ledger(self, body: bytes) -> bytes:
+        """For a pod that joins the running epoch."""
+        call = codec.loads(LedgerCall, body)
+        return codec.dumps(fetch_ledger.answer_call(self._own.book, call))
+
+    def _term(self) -> Term:
+        if self._state.coordinator is None:
             raise codec.DecodeError("this agent does not coordinate; ask /v1/who")
-        return self._standing.coordinator.desk
+        return self._state.coordinator.term

@@ -1,16 +1,23 @@
-"""`everstep run | verify | checkpoints | fork`: a laptop's launcher, or, where an operator has set the environment, the
-pod's agent.
+"""`everstep run | verify | checkpoints | fork`. `run` is a launcher on a laptop; where an operator
+has set the environment, it is the pod's agent.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, NoReturn
 
+from everstep_agent import line_writer
 from everstep_contract import env, report
+
+LAST_WORDS_SECONDS = 10.0
+"""Limit at the end of a run on one machine for a blocked terminal to accept the last lines; then
+the process ends without them.
+"""
 
 
 def main() -> NoReturn:
@@ -19,9 +26,10 @@ def main() -> NoReturn:
 
 
 def leave(status: int) -> NoReturn:
-    """End without finalizing the interpreter, which obstore's threads may meet and abort.
+    """Ends without finalizing the interpreter, during which obstore's threads may abort the
+    process.
 
-    Measured: 21 of 480 processes that read from a store and ended at once died of SIGABRT.
+    Measured: 21 of 480 processes that read from a store and then ended died of SIGABRT.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BrokenPipeError):
@@ -42,13 +50,13 @@ def run(argv: Sequence[str]) -> int:
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Ours, and what stands behind `--`: the script's."""
+    """Everstep's own arguments, and those after `--`, which are the script's."""
     cut = argv.index("--") if "--" in argv else len(argv)
     return list(argv[:cut]), list(argv[cut + 1 :])
 
 
 def parse(own: Sequence[str]) -> argparse.Namespace:
-    """Ends the process with the usage if the command line makes no sense."""
+    """Ends the process with the usage message if the command line is invalid."""
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(own)
     if unknown:
@@ -61,21 +69,22 @@ def describe_unknown(arguments: argparse.Namespace, unknown: Sequence[str]) -> s
     hint = f"see: everstep {arguments.command} --help"
     if arguments.command == "run":
         hint = (
-            f"arguments of the script go behind --: {arguments.script} -- {given}; options: {hint}"
+            f"arguments of the script go after --: {arguments.script} -- {given}; options: {hint}"
         )
     return f"unrecognized arguments: {given}; {hint}"
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="everstep", description="Training that outlives the processes it runs in."
+        prog="everstep", description="Training that survives the failure of its processes."
     )
     parser.add_argument("--version", action="version", version=f"everstep {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     run = commands.add_parser(
         "run",
-        help="train: on a laptop with workers of its own, in a cluster as the pod's agent",
-        description="Run a training script. Options are for a laptop; in a cluster the job says all of this.",
+        help="train: on a laptop with its own workers, in a cluster as the pod's agent",
+        description="Run a training script. The options are for a laptop; in a cluster the job's "
+        "spec sets them, but --preload, --no-zygote and --in-place.",
         usage="everstep run [OPTIONS] SCRIPT [-- ARGS OF THE SCRIPT]",
     )
     run.add_argument(
@@ -105,29 +114,48 @@ def build_parser() -> argparse.ArgumentParser:
         type=float,
         default=300.0,
         metavar="S",
-        help="a longer step is a hang (default 300)",
+        help="limit in seconds for one step; a longer step counts as a hang (default 300)",
     )
     run.add_argument(
         "--guard-action",
         choices=("Note", "SaveAndStop"),
         default="Note",
-        help="what to do when the loss or the gradient norm leaps (default Note)",
+        help="what to do when the loss or the gradient norm spikes (default Note)",
     )
     run.add_argument(
         "--guard-factor",
         type=float,
         default=10.0,
         metavar="F",
-        help="a leap is more than F times the rolling mean, 0 switches it off (default 10)",
+        help="a spike is more than F times the rolling mean, 0 switches the check off (default 10)",
+    )
+    run.add_argument(
+        "--preload",
+        type=_modules,
+        metavar="MODULE,…",
+        help="modules that the zygote imports besides torch, numpy and everstep, so that a new "
+        "worker finds them imported; they must not use CUDA or start threads (counts in a cluster, too)",
+    )
+    run.add_argument(
+        "--no-zygote",
+        action="store_true",
+        help="start each worker as a fresh interpreter instead of forking it from a process that "
+        "has imported torch (counts in a cluster, too)",
+    )
+    run.add_argument(
+        "--in-place",
+        action="store_true",
+        help="ranks that survive a loss go on in the same step, and the lost one joins them again, "
+        "instead of a restart of all (counts in a cluster, too)",
     )
     run.add_argument("--verbose", action="store_true", help="show every line of the agents")
-    run.add_argument("script", help="the training script; it calls everstep.run(main)")
+    run.add_argument("script", help="the training script; it must call everstep.run(main)")
     _add_readers(commands)
     return parser
 
 
 def _add_readers(commands: Any) -> None:
-    """What needs nothing but a run's address."""
+    """Commands that need only a run's address."""
     verify = commands.add_parser(
         "verify",
         help="prove that every step of a run was made of its samples exactly once",
@@ -135,60 +163,79 @@ def _add_readers(commands: Any) -> None:
     )
     listing = commands.add_parser(
         "checkpoints",
-        help="list the checkpoints that a run can go on from",
-        description="Newest first, from the run's log alone.",
+        help="list the checkpoints that a run can resume from",
+        description="Newest first, from the run log alone.",
     )
     fork = commands.add_parser(
         "fork",
-        help="begin another run with an older checkpoint of this one",
-        description="Copy one checkpoint and what led to it to a new run; the old one is only read.",
+        help="start another run from an older checkpoint of this one",
+        description="Copy one checkpoint and its history to a new run; the old run is only read.",
     )
     fork.add_argument("--step", type=_natural, required=True, metavar="N")
     fork.add_argument("--to", required=True, metavar="RUN", help="the new run's folder or URI")
     for parser in (verify, listing, fork):
         parser.add_argument("run", metavar="RUN", help="folder or URI of the run: STORE/NAME")
-        parser.add_argument("--json", action="store_true", help="one line of JSON, for programs")
+        parser.add_argument(
+            "--json", action="store_true", help="print one line of JSON, for programs"
+        )
 
 
 def _run(arguments: argparse.Namespace, args: list[str]) -> int:
     if env.in_cluster(os.environ):
-        return _run_agent(arguments.script, args)
+        with line_writer.unblocked() as output:
+            return _run_agent(arguments, args, output)
     if not os.path.isfile(arguments.script):
         return _refuse(_no_script(arguments.script))
-    from everstep_agent import launcher
+    from everstep_agent.local import launcher
+    from everstep_agent.local.plan import build_plan
 
-    return launcher.launch(
-        launcher.build_plan(
-            script=arguments.script,
-            args=args,
-            workers=arguments.workers,
-            store=arguments.store,
-            run=arguments.run,
-            save_every=arguments.save_every,
-            keep=arguments.keep,
-            hang_seconds=arguments.hang_seconds,
-            guard_action=arguments.guard_action,
-            guard_factor=arguments.guard_factor,
-            verbose=arguments.verbose,
-            folder=os.getcwd(),
-        )
+    plan = build_plan(
+        script=arguments.script,
+        args=args,
+        workers=arguments.workers,
+        store=arguments.store,
+        run=arguments.run,
+        save_every=arguments.save_every,
+        keep=arguments.keep,
+        hang_seconds=arguments.hang_seconds,
+        guard_action=arguments.guard_action,
+        guard_factor=arguments.guard_factor,
+        verbose=arguments.verbose,
+        zygote=not arguments.no_zygote,
+        preload=arguments.preload or "",
+        in_place=arguments.in_place,
+        folder=os.getcwd(),
     )
+    with line_writer.unblocked(LAST_WORDS_SECONDS):
+        return launcher.launch(plan)
 
 
-def _run_agent(script: str, args: list[str]) -> int:
+def _run_agent(arguments: argparse.Namespace, args: list[str], output: line_writer.Output) -> int:
     from everstep_agent import agent
 
+    script = arguments.script
     try:
         settings = env.AgentEnv.from_env(os.environ)
     except env.EnvError as error:
         return _refuse(str(error))
+    settings = add_options(settings, arguments)
     if not os.path.isfile(script):
         return _report_for_good(settings, _no_script(script))
-    return agent.run_agent(settings, script, args)
+    return agent.run_agent(settings, script, args, dropped=lambda: output.dropped)
+
+
+def add_options(settings: env.AgentEnv, arguments: argparse.Namespace) -> env.AgentEnv:
+    """Those that the command of a container may have."""
+    return dataclasses.replace(
+        settings,
+        zygote=0 if arguments.no_zygote else settings.zygote,
+        preload=arguments.preload or settings.preload,
+        in_place=1 if arguments.in_place else settings.in_place,
+    )
 
 
 def _report_for_good(settings: env.AgentEnv, message: str) -> int:
-    """An end that no restart of the container can mend: the operator reads it from the report."""
+    """An end that no restart of the container can fix, in the form that the operator reads."""
     found = report.ExitReport(
         cause=report.Cause.SCRIPT_ERROR,
         message=message,
@@ -208,10 +255,10 @@ def _no_script(script: str) -> str:
 def _read(arguments: argparse.Namespace) -> int:
     import asyncio
 
-    from everstep_agent import reading
+    from everstep_agent.tools import commands
 
     return asyncio.run(
-        reading.read(
+        commands.read(
             arguments.command,
             arguments.run,
             os.environ,
@@ -232,6 +279,15 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
     return number
+
+
+def _modules(text: str) -> str:
+    names = text.split(",")
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected names of modules, separated by commas: numpy,my_package.model"
+        )
+    return text
 
 
 def _natural(text: str) -> int:

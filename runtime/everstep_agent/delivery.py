@@ -1,38 +1,43 @@
-"""Uploaded parts on their way to the coordinator: to a new one again, as long as they are not
-committed.
-"""
+"""Sends uploaded parts to the coordinator, and again to each new one, until they are committed."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 
 from everstep_agent import logline
+from everstep_agent.agent_state import AgentState
 from everstep_agent.checkpoint.parts import Part
-from everstep_agent.messages import Accepted
-from everstep_agent.peers import PeerError, Pool
-from everstep_agent.signals import happens
-from everstep_agent.standing import Standing
+from everstep_agent.peers.client import PeerError, Pool
+from everstep_agent.peers.following import Holder
+from everstep_agent.peers.messages import Accepted
+from everstep_agent.waiting import happens, result_unless
 
 AGAIN_SECONDS = 1.0
-CALL_SECONDS = 60.0
+"""A part that was not accepted is sent again after this, or at once when there is news."""
+PART_SECONDS = 60.0
+"""Limit for one part to be accepted; then it is sent again. It ends sooner if another agent takes
+the role.
+"""
 Key = tuple[int, int, int]
+Told = tuple[Holder, str, bool]
+"""To whom a part was sent, with which problem, and whether it held the full state: a full-state
+save may follow a share.
+"""
 
 
 class Delivery:
-    """`parts`: what is uploaded and not committed; `following`: the coordinator's address or ""."""
+    """`parts`: what is uploaded and not committed."""
 
     def __init__(
         self,
         *,
-        standing: Standing,
+        state: AgentState,
         pool: Pool,
         parts: Callable[[], Mapping[Key, Part]],
-        following: Callable[[], str],
         line: logline.Log,
     ) -> None:
-        self._standing = standing
+        self._state = state
         self._pool = pool
         self._parts = parts
-        self._following = following
         self._line = line
         self._news = asyncio.Event()
 
@@ -40,23 +45,33 @@ class Delivery:
         self._news.set()
 
     async def run(self) -> None:
-        sent: dict[Key, tuple[str, str, bool]] = {}
+        sent: dict[Key, Told] = {}
         while True:
             await happens(self._news, AGAIN_SECONDS)
             self._news.clear()
-            for key, part in list(self._parts().items()):
-                target = "ourselves" if self._standing.coordinator else self._following()
-                told = (target, part.problem, part.whole)  # a whole save may follow a share
-                if target and sent.get(key) != told and await self._send(part, target):
+            parts = dict(self._parts())
+            sent = {key: told for key, told in sent.items() if key in parts}
+            for key, part in parts.items():
+                holder = self._state.holder
+                if holder is None:
+                    continue
+                told = (holder, part.problem, part.whole)
+                if sent.get(key) != told and await self._send(part, holder):
                     sent[key] = told
 
-    async def _send(self, part: Part, target: str) -> bool:
-        if self._standing.coordinator is not None:
-            self._standing.coordinator.desk.add_part(part)
+    async def _send(self, part: Part, holder: Holder) -> bool:
+        """Whether this term of the coordinator has the part now."""
+        coordinator = self._state.coordinator
+        if coordinator is not None:
+            coordinator.term.add_part(part)
             return True
         try:
-            answer = await self._pool.call(target, "/v1/part", part, Accepted, timeout=CALL_SECONDS)
+            answer = await result_unless(
+                self._pool.call(holder.address, "/v1/part", part, Accepted, timeout=PART_SECONDS),
+                lambda: self._state.holder != holder,
+                AGAIN_SECONDS,
+            )
         except PeerError as error:
             self._line.say("part_waits", step=part.step, message=str(error))
             return False
-        return answer.acting
+        return answer == Accepted(acting=True, term=holder.term)

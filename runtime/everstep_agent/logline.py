@@ -14,7 +14,7 @@ def format_line(event: str, fields: dict[str, Any]) -> str:
 
 
 def parse_line(line: str) -> tuple[str, dict[str, str]] | None:
-    """The event and its fields; None for a line that is not ours."""
+    """The event and its fields; None for a line that Everstep did not write."""
     if not line.startswith(PREFIX):
         return None
     fields: dict[str, str] = {}
@@ -57,9 +57,9 @@ class Log:
 
 
 class Once:
-    """Says that something is waited for: once for each kind of trouble, until it has passed.
+    """Logs a wait once for each kind of trouble, until it has passed.
 
-    One kind names another object at each try.
+    The message may name another object at each try, so the kind is compared.
     """
 
     def __init__(self, line: Log, event: str) -> None:

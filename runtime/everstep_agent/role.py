@@ -1,24 +1,25 @@
-"""Holding the coordinator's role in this agent: taking it, serving our own pod, laying it down."""
+"""The coordinator's role in this agent: taking it, serving this pod, giving it up."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
-from everstep_agent import logline
-from everstep_agent.coordinator import Coordinator
-from everstep_agent.desk import Desk, Identity
-from everstep_agent.messages import AgentReport, Levels
-from everstep_agent.signals import happens
-from everstep_agent.standing import Standing
-from everstep_agent.storage.retrying import Retrying
-from everstep_contract import env
+from everstep_agent.agent_state import AgentState
+from everstep_agent.context import Context
+from everstep_agent.coordinator.coordinator import Coordinator
+from everstep_agent.coordinator.term import Term
+from everstep_agent.own_agent import OwnAgent
+from everstep_agent.waiting import happens
 
 REPORT_SECONDS = 0.1
 YIELD_SECONDS = 1.0
 RIVAL_SECONDS = 5.0
-"""How often a coordinator whose epoch runs looks for another: sooner than a silent member is given up."""
+"""How often an acting coordinator looks for another one: more often than a silent member is given
+up.
+"""
 LINGER_SECONDS = 5.0
-"""How long the coordinator stays after the end, so that operator and agents can hear of it."""
+"""How long the coordinator stays after the end, so that operator and agents can read of it."""
 LINGER_POLL_SECONDS = 0.05
 ENDED_SECONDS = 3.0
 HANDOVER_SECONDS = 1.0
@@ -26,91 +27,88 @@ HANDOVER_SECONDS = 1.0
 
 
 class Role:
-    def __init__(
-        self,
-        *,
-        settings: env.AgentEnv,
-        me: Identity,
-        store: Retrying,
-        standing: Standing,
-        report: Callable[[], AgentReport],
-        changed: asyncio.Event,
-        on_levels: Callable[[Levels], None],
-        line: logline.Log,
-    ) -> None:
-        self._settings = settings
-        self._me = me
-        self._store = store
-        self._standing = standing
-        self._report = report
-        self._changed = changed
-        self._on_levels = on_levels
-        self._line = line
+    def __init__(self, context: Context, state: AgentState, own: OwnAgent) -> None:
+        self._context = context
+        self._state = state
+        self._own = own
+        self._line = context.line
 
     async def act(self, has_rival: Callable[[], Awaitable[bool]]) -> None:
-        """Coordinate until another coordinator precedes us, or our own slot has left. Once the job
-        has ended, its last levels stay published until this agent ends.
+        """Coordinates until another coordinator precedes this one, or this slot has left. Once the
+        job has ended, its last levels stay published until this agent ends.
         """
+        context = replace(self._context, line=self._line.bind(role="coordinator"))
         coordinator = Coordinator(
-            settings=self._settings,
-            me=self._me,
-            store=self._store,
-            line=self._line.bind(role="coordinator"),
-            inherited=self._standing.published,
-            wanted=self._standing.wanted,
+            context, self._state.published, self._state.wanted, self._own.group
         )
-        coordinator.desk.take(self._report())
-        self._standing.coordinator = coordinator
-        self._line.say("coordinates", address=self._me.address)
+        coordinator.term.take(self._own.report())
+        self._state.coordinator = coordinator
+        self._line.say("coordinates", address=self._context.me.address)
         try:
             await self._until_over(coordinator, has_rival)
         finally:
             await coordinator.close()
-            self._standing.coordinator = None
+            self._state.coordinator = None
             self._line.say("lays_role_down")
 
     async def _until_over(
         self, coordinator: Coordinator, has_rival: Callable[[], Awaitable[bool]]
     ) -> None:
+        """The role is held as long as these run; all but the pod's own are coordinator code."""
+        term = coordinator.term
         running = asyncio.create_task(coordinator.run())
-        serving = [
-            asyncio.create_task(self._hear(coordinator)),
-            asyncio.create_task(self._tell(coordinator)),
-            asyncio.create_task(self._until_handed_over(coordinator.desk)),
+        until = [
+            asyncio.create_task(self._until_handed_over(term)),
             asyncio.create_task(self._until_yielded(coordinator, has_rival)),
         ]
+        of_pod = [
+            asyncio.create_task(self._hear(coordinator)),
+            asyncio.create_task(self._tell(term)),
+        ]
         try:
-            done, _ = await asyncio.wait([running, *serving], return_when=asyncio.FIRST_COMPLETED)
-            if running in done:
-                running.result()
-                done, _ = await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            done, _ = await asyncio.wait(
+                [running, *until, *of_pod], return_when=asyncio.FIRST_COMPLETED
+            )
+            errors = [t.exception() for t in done if t not in of_pod]
+            error = next((e for e in errors if isinstance(e, Exception)), None)
+            if error is not None:
+                await self._lay_down(term, error)
+            if term.ended:
+                done, _ = await asyncio.wait(of_pod, return_when=asyncio.FIRST_COMPLETED)
+            for task in done.intersection(of_pod):
                 task.result()
         finally:
-            for task in (running, *serving):
+            for task in (running, *until, *of_pod):
                 task.cancel()
-            await asyncio.gather(running, *serving, return_exceptions=True)
+            await asyncio.gather(running, *until, *of_pod, return_exceptions=True)
+
+    async def _lay_down(self, term: Term, error: Exception) -> None:
+        """A bug in the coordinator ends neither this pod nor the epoch (`coordinator/faults.py`)."""
+        fault = term.lay_down(error)
+        self._line.say("coordinator_failed", message=fault.message, traceback=fault.traceback)
+        if not term.ended:
+            await self._until_read(term)
 
     async def _hear(self, coordinator: Coordinator) -> None:
-        """Our own pod takes no other way than the others, only a shorter one."""
+        """This pod reads the levels as the others do, without HTTP."""
         version = -1
         while True:
-            published = await coordinator.desk.board.wait_newer(version)
+            published = await coordinator.term.board.wait_newer(version)
             version = published.version
-            self._on_levels(published)
+            self._own.hear(published)
 
-    async def _tell(self, coordinator: Coordinator) -> None:
+    async def _tell(self, term: Term) -> None:
         while True:
-            self._changed.clear()
-            coordinator.desk.take(self._report())
-            await happens(self._changed, REPORT_SECONDS)
+            self._own.changed.clear()
+            term.take(self._own.report())
+            await happens(self._own.changed, REPORT_SECONDS)
 
-    async def _until_handed_over(self, desk: Desk) -> None:
-        """Our own pod has left, and all have heard that its epoch is over."""
+    async def _until_handed_over(self, term: Term) -> None:
+        """This pod has left, and all agents know that its epoch is over."""
         version = -1
-        while desk.ended or not desk.hands_over:
-            version = (await desk.board.wait_newer(version)).version
-        await self._until_heard(desk)
+        while term.ended or not term.hands_over:
+            version = (await term.board.wait_newer(version)).version
+        await self._until_read(term)
 
     async def _until_yielded(
         self, coordinator: Coordinator, has_rival: Callable[[], Awaitable[bool]]
@@ -118,12 +116,12 @@ class Role:
         asked = time.monotonic()
         while True:
             await asyncio.sleep(YIELD_SECONDS)
-            desk, now = coordinator.desk, time.monotonic()
-            if desk.ended:
+            term, now = coordinator.term, time.monotonic()
+            if term.ended:
                 continue
-            if desk.behind:
+            if term.behind:
                 return
-            runs = desk.epoch is not None and desk.epoch.live
+            runs = term.epoch is not None and term.epoch.live
             if runs and now - asked < RIVAL_SECONDS:
                 continue
             asked = now
@@ -131,25 +129,22 @@ class Role:
                 return
 
     async def linger(self) -> None:
-        """A coordinator's word must be heard: by every agent that follows it, and by the operator."""
-        coordinator = self._standing.coordinator
+        """Waits until every agent that follows this coordinator, and the operator, have read its
+        last levels.
+        """
+        coordinator = self._state.coordinator
         if coordinator is None:
             return
-        await self._until_heard(coordinator.desk)
+        await self._until_read(coordinator.term)
 
-    async def _until_heard(self, desk: Desk) -> None:
+    async def _until_read(self, term: Term) -> None:
         began = time.monotonic()
-        until = began + (LINGER_SECONDS if desk.ended else HANDOVER_SECONDS)
-        version = desk.end_version if desk.ended else desk.board.levels.version
+        until = began + (LINGER_SECONDS if term.ended else HANDOVER_SECONDS)
+        version = term.board.levels.version
         while time.monotonic() < until:
-            if self._is_heard(desk, version, began):
+            # An agent that has not reported for a while has ended: it has read this, or never will.
+            recent = term.reports.recent(time.monotonic(), ENDED_SECONDS)
+            others = {r.address for r in recent} - {self._context.me.address}
+            if term.board.is_read(others, version, began):
                 return
             await asyncio.sleep(LINGER_POLL_SECONDS)
-
-    def _is_heard(self, desk: Desk, version: int, since: float) -> bool:
-        """Who has not reported for a while has ended: it has read this, or will never."""
-        recent = desk.reports.recent(time.monotonic(), ENDED_SECONDS)
-        others = {r.address for r in recent} - {self._me.address}
-        read = desk.board.read
-        told = desk.end_served if desk.ended else desk.served_at > since
-        return told and all(read.get(a, 0) >= version for a in others)

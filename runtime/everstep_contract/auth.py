@@ -1,84 +1,187 @@
-"""Who may speak to an agent. The token itself never crosses the wire."""
+"""Authentication: a request and its answer each carry a proof of the job's token, which is never
+sent.
+
+A proof is an HMAC-SHA256 with the token as key. It covers the whole exchange, so that a
+recording cannot be replayed: the address that the client called (not forwarded to another
+agent), the server's nonce of the connection and a growing counter (no request twice), the
+client's challenge (no answer twice), method, path, the digest of the body and, in an answer,
+its status. The digest is in a header: a proof is checked before the body is read.
+"""
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-HEADER_NONCE = "Everstep-Nonce"
-HEADER_COUNTER = "Everstep-Counter"
-HEADER_MAC = "Everstep-Mac"
+from everstep_contract import names
+
+NONCE = "everstep-nonce"
+COUNTER = "everstep-counter"
+CHALLENGE = "everstep-challenge"
+DIGEST = "everstep-digest"
+PROOF = "everstep-proof"
+OLD_PROOF = "everstep-mac"
+"""The proof header of one minor version before, over nonce, counter, method, path and body; answers
+had none. Accepted for `WANTED_PATH` only: the agents of one job have the same version, their
+operator may have another.
+"""
+
+_RANDOM = re.compile(r"[0-9a-f]{2,64}")
+"""Nonces and challenges. No other form is signed, so a peer cannot choose one that changes the
+meaning of a proof.
+"""
+_COUNTER = re.compile(r"[0-9]{1,18}")
 
 
 def derive_token(operator_key: bytes, job_uid: str) -> str:
-    """The job's token: recomputed by the operator at need, so that it never has to read a Secret."""
+    """The job's token. The operator recomputes it when needed, so that it never has to read a
+    Secret.
+    """
     return hmac.new(operator_key, job_uid.encode(), hashlib.sha256).hexdigest()
 
 
-def sign(token: str, *, nonce: str, counter: int, method: str, path: str, body: bytes) -> str:
-    """HMAC-SHA256 over the server's nonce of this connection, a growing counter and the request."""
-    head = f"{nonce}\n{counter}\n{method.upper()}\n{path}\n".encode()
-    return hmac.new(
-        token.encode(), head + hashlib.sha256(body).digest(), hashlib.sha256
-    ).hexdigest()
+def digest_of(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
 
 
-def verify(
-    token: str, mac: str, *, nonce: str, counter: int, method: str, path: str, body: bytes
-) -> bool:
-    good = sign(token, nonce=nonce, counter=counter, method=method, path=path, body=body)
-    return hmac.compare_digest(good, mac)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One request on one connection, and its answer."""
+
+    server: str
+    """host:port that the client called; a server knows its own."""
+    nonce: str
+    counter: int
+    challenge: str
+    method: str
+    path: str
+
+    def prove_question(self, token: str, digest: str) -> str:
+        return self._prove(token, "question", digest)
+
+    def prove_answer(self, token: str, status: int, digest: str) -> str:
+        return self._prove(token, "answer", str(status), digest)
+
+    def _prove(self, token: str, *words: str) -> str:
+        place = (self.server, self.nonce, str(self.counter), self.challenge, self.method, self.path)
+        text = "\n".join((*words, *place))
+        return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def prove_as_before(token: str, exchange: Exchange, body: bytes) -> str:
+    """`OLD_PROOF` of a request."""
+    head = f"{exchange.nonce}\n{exchange.counter}\n{exchange.method}\n{exchange.path}\n"
+    signed = head.encode() + hashlib.sha256(body).digest()
+    return hmac.new(token.encode(), signed, hashlib.sha256).hexdigest()
 
 
 class Signer:
-    """The client's half for one connection: give it the server's nonce, take headers for each request.
+    """The client's half of one connection to `server` (host:port)."""
 
-    A server answers 401 with `HEADER_NONCE` when the nonce is not that of this connection (it was re-opened): call
-    `renew` with it and send the request again.
-    """
-
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, server: str) -> None:
         self._token = token
+        self._server = server
         self._nonce = ""
         self._counter = 0
 
-    def renew(self, nonce: str) -> None:
+    def begin(self, nonce: str) -> None:
+        """A new connection, with its server's nonce. Raises ValueError if the nonce is malformed."""
+        if not _RANDOM.fullmatch(nonce):
+            raise ValueError(f"{nonce!r:.80} is not a nonce")
         self._nonce, self._counter = nonce, 0
 
-    def headers(self, method: str, path: str, body: bytes) -> dict[str, str]:
+    def sign(
+        self, method: str, path: str, body: bytes, challenge: str
+    ) -> tuple[Exchange, dict[str, str]]:
+        """The next request of this connection, and the headers that prove it; `challenge`: random,
+        in hex.
+        """
         self._counter += 1
-        mac = sign(
-            self._token,
+        exchange = Exchange(
+            server=self._server,
             nonce=self._nonce,
             counter=self._counter,
+            challenge=challenge,
             method=method,
             path=path,
-            body=body,
         )
-        return {HEADER_NONCE: self._nonce, HEADER_COUNTER: str(self._counter), HEADER_MAC: mac}
+        digest = digest_of(body)
+        headers = {
+            NONCE: exchange.nonce,
+            COUNTER: str(exchange.counter),
+            CHALLENGE: exchange.challenge,
+            DIGEST: digest,
+            PROOF: exchange.prove_question(self._token, digest),
+        }
+        if path == names.WANTED_PATH:
+            headers[OLD_PROOF] = prove_as_before(self._token, exchange, body)
+        return exchange, headers
+
+    def believe(self, exchange: Exchange, status: int, headers: Mapping[str, str]) -> str | None:
+        """The digest that the body of a proven answer must have; None: the answer is not proven."""
+        digest = headers.get(DIGEST, "")
+        good = exchange.prove_answer(self._token, status, digest)
+        return digest if hmac.compare_digest(good.encode(), _raw(headers, PROOF)) else None
 
 
 class Verifier:
-    """The server's half for one connection: its own nonce, a counter that must grow, no request twice."""
+    """The server's half of one connection: its own address (host:port) and nonce (random, in hex), and a counter that
+    must grow.
+    """
 
-    def __init__(self, token: str, nonce: str) -> None:
+    def __init__(self, token: str, server: str, nonce: str) -> None:
         self._token = token
-        self.nonce = nonce
         self._counter = 0
+        self.server = server
+        self.nonce = nonce
 
-    def accepts(self, headers: Mapping[str, str], method: str, path: str, body: bytes) -> bool:
-        counter = headers.get(HEADER_COUNTER, "")
-        if (
-            headers.get(HEADER_NONCE) != self.nonce
-            or not counter.isascii()
-            or not counter.isdigit()
-        ):
+    def accept(
+        self, method: str, path: str, headers: Mapping[str, str]
+    ) -> tuple[Exchange, str] | None:
+        """The exchange, and the digest that the request's body must have; None: not proven."""
+        exchange = self._read(method, path, headers)
+        if exchange is None or not _RANDOM.fullmatch(exchange.challenge):
+            return None
+        digest = headers.get(DIGEST, "")
+        good = exchange.prove_question(self._token, digest)
+        return (exchange, digest) if self._take(exchange, good, headers, PROOF) else None
+
+    def accept_as_before(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> Exchange | None:
+        """The same for a client of one minor version before, whose body must be read first."""
+        exchange = self._read(method, path, headers) if path == names.WANTED_PATH else None
+        if exchange is None:
+            return None
+        good = prove_as_before(self._token, exchange, body)
+        return exchange if self._take(exchange, good, headers, OLD_PROOF) else None
+
+    def _read(self, method: str, path: str, headers: Mapping[str, str]) -> Exchange | None:
+        counter = headers.get(COUNTER, "")
+        if headers.get(NONCE) != self.nonce or not _COUNTER.fullmatch(counter):
+            return None
+        return Exchange(
+            server=self.server,
+            nonce=self.nonce,
+            counter=int(counter),
+            challenge=headers.get(CHALLENGE, ""),
+            method=method,
+            path=path,
+        )
+
+    def _take(self, exchange: Exchange, good: str, headers: Mapping[str, str], name: str) -> bool:
+        new = exchange.counter > self._counter
+        if not new or not hmac.compare_digest(good.encode(), _raw(headers, name)):
             return False
-        if int(counter) <= self._counter:
-            return False
-        good = verify(
-            self._token, headers.get(HEADER_MAC, ""),
-            nonce=self.nonce, counter=int(counter), method=method, path=path, body=body,
-        )  # fmt: skip
-        if good:
-            self._counter = int(counter)
-        return good
+        self._counter = exchange.counter
+        return True
+
+    def sign(self, exchange: Exchange, status: int, body: bytes) -> dict[str, str]:
+        """The headers that prove an answer."""
+        digest = digest_of(body)
+        return {DIGEST: digest, PROOF: exchange.prove_answer(self._token, status, digest)}
+
+
+def _raw(headers: Mapping[str, str], name: str) -> bytes:
+    return headers.get(name, "").encode(errors="replace")

@@ -1,6 +1,7 @@
-"""Frozen dataclasses to JSON and back; foreign input gets an error that names the field.
+"""Frozen dataclasses to JSON and back; invalid input gets an error that names the field.
 
-Unknown fields are ignored (a newer peer may send them), missing ones take their default, wrong types are refused.
+Unknown fields are ignored (a newer peer may send them), missing ones take their default, wrong
+types are refused.
 """
 
 import dataclasses
@@ -19,12 +20,14 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 class DecodeError(ValueError):
-    """A document from elsewhere does not have the shape it must have."""
+    """A document does not have the required form."""
 
 
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
-    """Field → type, for a dataclass. Resolving annotations costs more than all the rest of a decode."""
+    """Field → type, for a dataclass. Cached, because resolving annotations costs more than the rest
+    of a decode.
+    """
     resolved = typing.get_type_hints(cls)
     return {field.name: resolved[field.name] for field in dataclasses.fields(cls)}
 

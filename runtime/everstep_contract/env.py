@@ -1,4 +1,6 @@
-"""The environment that the operator (on a laptop: the launcher) gives to an agent: one class, both directions."""
+"""The environment that the operator (on a laptop: the launcher) gives to an agent, with both
+directions in one class.
+"""
 
 import dataclasses
 import types
@@ -14,7 +16,7 @@ POSITION_FILE = "EVERSTEP_POSITION_FILE"
 
 
 class EnvError(ValueError):
-    """An environment variable is missing or has a value that cannot be used."""
+    """An environment variable is missing or invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,21 @@ class AgentEnv:
     grace_seconds: float = 25.0
     guard_factor: float = 10.0
     guard_action: str = "Note"
+    in_place: int = 0
+    """1: members that survive a loss go on in the same step; 0: all restart."""
     memory: str
-    """A folder in memory that outlives the container."""
+    """A folder in memory that survives restarts of the container."""
     termination_log: str = "/dev/termination-log"
+    zygote: int | None = None
+    """0: each worker is a fresh interpreter. Otherwise it is forked from a process that has
+    imported torch (pod/README.md of the agent).
+    """
+    preload: str | None = None
+    """Modules of the user's that the zygote imports, separated by commas."""
+    warm: str | None = None
+    """What the zygote imports by itself, in place of torch and what belongs to it: for scripts that
+    need no torch.
+    """
 
     def to_env(self) -> dict[str, str]:
         return {
@@ -83,5 +97,5 @@ def _convert(name: str, hint: Any, raw: str) -> Any:
 
 
 def in_cluster(environ: Mapping[str, str]) -> bool:
-    """Whether an operator started us; otherwise `everstep run` is a laptop run."""
+    """Whether an operator started this process; otherwise `everstep run` is a run on one machine."""
     return PREFIX + "JOB_UID" in environ

@@ -1,6 +1,8 @@
-"""The ledger: which samples each global step was made of. It proves the run that exists, not the tries.
+"""The ledger: the samples of each global step. It covers only steps that belong to the run, not
+discarded tries.
 
-Every number here travelled in the step's vector, so each rank holds the same entry and any one of them can save it.
+Every number in it travelled in the step's vector, so each rank holds the same entry and any of
+them can save it.
 """
 
 from collections.abc import Iterable
@@ -16,10 +18,13 @@ class LedgerEntry:
     epoch: int
     step: int
     reduction: int = 0
+    feed: str = ""
+    """Name of the feed that gave the samples; empty: written by a version that did not record it.
+    """
     samples: tuple[int, ...]
     """Index in the dataset of each sample that was fetched and counted, in global order."""
     counts: tuple[int, ...]
-    """How many ranks contributed each micro-batch; exact means all ones."""
+    """How many ranks contributed each micro-batch; correct if all are 1."""
     weights: tuple[float, ...]
     losses: tuple[float, ...]
     loss: float

@@ -1,7 +1,8 @@
 """The two documents that operator and job exchange: levels, never commands.
 
-The operator POSTs `Wanted` to any ready agent and gets `Seen` back; neither remembers what was said before.
-Ages are durations measured by the sender's monotonic clock: nobody's wall clock is believed by another host.
+The operator POSTs `Wanted` to any ready agent and receives `Seen`; neither side depends on an
+earlier exchange. Ages are durations measured by the sender's monotonic clock: no host relies on
+another host's wall clock.
 """
 
 import enum
@@ -9,8 +10,8 @@ from dataclasses import dataclass, field
 
 from everstep_contract import PROTOCOL
 
-IN_ORDER = frozenset({"Leave", "Grow", "Shrink"})
-"""Causes of incidents that are nobody's loss."""
+IN_ORDER = frozenset({"Leave", "Grow", "Shrink", "Edit"})
+"""Causes of planned incidents, in which nothing is lost."""
 
 
 class Stop(enum.Enum):
@@ -20,7 +21,7 @@ class Stop(enum.Enum):
 
 
 class Scope(enum.Enum):
-    """What a worker is busy with; each has its own time limit."""
+    """What a worker is doing; each scope has its own time limit."""
 
     STARTUP = "startup"
     STEP = "step"
@@ -44,7 +45,9 @@ class SlotAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadAgent:
-    """A container that its kubelet (on a laptop: the launcher) reports terminated: proof of death."""
+    """A container that its kubelet (on a laptop: the launcher) reports as terminated: proof of
+    death.
+    """
 
     slot: int
     attempt: int
@@ -52,13 +55,33 @@ class DeadAgent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """Settings that may be edited while the job runs. None: as in the pods' environment (an older
+    operator).
+    """
+
+    hang_seconds: float | None = None
+    startup_seconds: float | None = None
+    drain_seconds: float | None = None
+    gang_seconds: float | None = None
+    keep: int | None = None
+    guard_factor: float | None = None
+    """This and `guard_action` take effect with the next epoch, for all its members; the rest at
+    once.
+    """
+    guard_action: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Operator to job."""
+    """From the operator to the job."""
 
     protocol: int = PROTOCOL
     generation: int = 0
     revision: int = 0
-    """Grows with every change that one operator makes; an older document than the one held is ignored."""
+    """Increases with every change by one operator; a document older than the present one is
+    ignored.
+    """
     min_workers: int = 1
     want_workers: int = 1
     max_workers: int = 1
@@ -66,23 +89,31 @@ class Wanted:
     leave: tuple[int, ...] = ()
     leave_reason: str = ""
     hold: tuple[int, ...] = ()
-    """Slots that no new epoch may take in for now: their node is under suspicion, and the proof is still to come.
-    Unlike `leave` it asks for nothing, and a slot that is no longer named here may join again."""
+    """Slots that may not join a new epoch for now: their node is suspect and not yet judged. Unlike
+    `leave` it asks for nothing, and a slot that is no longer named may join again.
+    """
     dead: tuple[DeadAgent, ...] = ()
     gone: tuple[SlotAttempt, ...] = ()
+    watched: tuple[int, ...] = ()
+    """Slots on nodes whose GPUs the operator watches; other slots do not wait for a judgment."""
+    judged: tuple[str, ...] = ()
+    """Ids from `Seen.device_deaths` for which the operator has judged a scrape of the node made
+    after the death.
+    """
     stop: Stop = Stop.NONE
     save_every_steps: int | None = None
-    """Counts from the next epoch on, for all its members alike; None: as their pods were made."""
+    """Takes effect with the next epoch, for all its members; None: as in the pods' environment."""
     save_every_seconds: int | None = None
-    """Counts at once; None: as the pods were made."""
+    """Takes effect at once; None: as in the pods' environment."""
+    settings: JobSettings = field(default_factory=JobSettings)
     incident: str = ""
-    """Identity of the incident that `leave` or `gone` belong to; it runs through every log line and phase."""
+    """Id of the incident that `leave` or `gone` belong to; it is in every log line and phase."""
     hazard_per_hour: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One life of a worker, as the operator sees it."""
+    """One worker process, as the operator sees it."""
 
     slot: int
     attempt: int
@@ -104,14 +135,14 @@ class CheckpointRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """A slot that has left: its state is safe in the named checkpoint, its pod may be deleted."""
+    """A slot that has left: its state is in the named checkpoint, its pod may be deleted."""
 
     slot: int
     attempt: int
     epoch: int
     step: int
     asked: bool = False
-    """The operator had asked it to; else its pod was told to end."""
+    """The operator had asked it to leave; otherwise its pod received SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +153,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The job's own word that it cannot go on (`cause` is an `everstep_contract.report.Cause`)."""
+    """The job's report that it cannot continue (`cause` is an `everstep_contract.report.Cause`)."""
 
     cause: str
     message: str
@@ -138,27 +169,29 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeIncident:
-    """One interruption as the job lived it; the operator adds its own phases and keeps the last ten."""
+    """One interruption as the job measured it; the operator adds its own phases and keeps the last
+    ten.
+    """
 
     id: str
     cause: str
     """WorkerDied, WorkerHung, Leave, AgentLost, …"""
     message: str
     rung: str = ""
-    """Which rung of the recovery ladder ended it: move, restart, …"""
+    """The step of the recovery ladder that ended it: move, restart, …"""
     slot: int | None = None
-    """The first slot that was lost; None: by whom the group was broken is not known yet."""
+    """The first slot that was lost; None: it is not known yet which one broke the group."""
     slots: tuple[int, ...] = ()
-    """All that were lost, `slot` first."""
+    """All lost slots, `slot` first."""
     rank: int | None = None
     step: int = 0
-    """Step the job resumes from (the last step that counts)."""
+    """Step that the job resumes from (the last step that counts)."""
     steps_lost: int = 0
     phases: tuple[Phase, ...] = ()
     open: bool = True
 
     def concerns(self, slot: int) -> bool:
-        """Whether what happens to this slot meanwhile is part of it."""
+        """Whether it covers what happens to this slot in the meantime."""
         if self.slot is None and not self.slots:
             return self.cause not in IN_ORDER
         return slot == self.slot or slot in self.slots
@@ -173,14 +206,43 @@ class StorageError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceDeath:
+    """A worker died because of its device, and the slot's next worker waits for the operator's
+    judgment of that device.
+    """
+
+    id: str
+    slot: int
+    attempt: int
+    message: str
+    age_ms: int = 0
+    """Since the agent noticed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StuckPod:
+    """A process of this pod survives SIGKILL. It is not proven dead: its slot needs a newer
+    attempt.
+    """
+
+    slot: int
+    attempt: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Job to operator."""
+    """From the job to the operator."""
 
     protocol: int = PROTOCOL
     run: str = ""
+    generation: int = 0
+    """Generation of the newest `Wanted` that is fully in effect, settings that wait for the next
+    epoch included. 0: an older agent, which does not report it.
+    """
     epoch: int = 0
     running: bool = False
-    """The epoch has started and its members step."""
+    """The epoch has started and its members train."""
     coordinator: SlotAttempt | None = None
     members: tuple[Member, ...] = ()
     step: int = 0
@@ -191,11 +253,14 @@ class Seen:
     committed: CheckpointRef | None = None
     good: CheckpointRef | None = None
     left: tuple[Left, ...] = ()
+    device_deaths: tuple[DeviceDeath, ...] = ()
+    """Those for whose judgment an agent still waits."""
+    stuck: tuple[StuckPod, ...] = ()
     stopped: Stopped | None = None
     done: bool = False
     failure: Failure | None = None
     fenced: str = ""
-    """Not empty: a newer claim names none of us; the text names the other job."""
+    """Not empty: a newer claim names no member of this job's gang; the text names the other job."""
     restarts: dict[str, int] = field(default_factory=dict)
     """Group restarts by cause, counted along the run log."""
     notes: tuple[str, ...] = ()
@@ -205,4 +270,4 @@ class Seen:
     seconds: dict[str, float] = field(default_factory=dict)
     """The time ledger, summed over ranks: step, wait, stall, detect, regroup, restore, startup, idle."""
     age_ms: int = 0
-    """How old the figures are where they were measured."""
+    """Age of the figures at their source."""

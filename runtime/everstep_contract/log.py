@@ -1,7 +1,9 @@
-"""The run log: `<run>/log/<n>.json`, n = 0, 1, 2, …; each place is written once, create-only, and never deleted.
+"""The run log: `<run>/log/<n>.json`, n = 0, 1, 2, …; each place is written once, create-only, and
+never deleted.
 
-The log orders everything that matters about a run: who may write (`claim`), what exists (`commit`), what was given up
-(`retire`), that it ended (`done`). Rules: `runtime/everstep_agent/README.md`.
+The log orders everything that matters about a run: which members may write (`claim`), what
+exists (`commit`), what was given up (`retire`), that it ended (`done`). Rules:
+`docs/exactness.md`.
 """
 
 import json
@@ -15,7 +17,7 @@ DIGITS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class MemberId:
-    """One life of a worker; a worker that was started again is another member."""
+    """One worker process; a restarted worker is another member."""
 
     slot: int
     attempt: int
@@ -41,11 +43,11 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """From this place on the members of this epoch write."""
+    """From this place on, only the members of this epoch write."""
 
     epoch: int
     token: str
-    """Random, the writer's own: an entry with our token is ours, though the answer was lost."""
+    """Random, chosen by the writer: it recognizes its own entry by it when an answer was lost."""
     members: tuple[MemberId, ...]
     coordinator: str
     job_uid: str
@@ -56,7 +58,11 @@ class Claim:
     cause: str = ""
     """Why there is a new epoch: Start, WorkerDied, Leave, …; restarts are counted along the log."""
     failed: int = 0
-    """The step in which `cause` struck; 0: in none."""
+    """The step in which `cause` occurred; 0: in none."""
+    fault: str = ""
+    """Distinguishes two occurrences of `cause`: the signal's name, or the exception's type and
+    place.
+    """
     incident: str = ""
 
 
@@ -75,7 +81,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retire:
-    """These are given up; deletion happens after the entry, by anyone, at any time."""
+    """These are given up; any agent may delete them at any time after this entry."""
 
     epoch: int
     token: str

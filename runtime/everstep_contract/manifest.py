@@ -1,8 +1,10 @@
-"""Manifest v1: the JSON document that lists a checkpoint. Created once, never rewritten; no pickle anywhere.
+"""Manifest v1: the JSON document that lists a checkpoint. Created once, never rewritten; no pickle
+anywhere.
 
-A checkpoint is logical tensors (name, dtype, global shape), each stored as pieces: a box of the tensor (offsets and
-lengths, one number per dimension) at a byte position of a chunk. Chunks are addressed by their SHA-256. What is not a
-tensor is the `state` tree (see `everstep.state`), in which a tensor stands as `{"$tensor": name}`.
+A checkpoint consists of logical tensors (name, dtype, global shape), each stored as pieces: a
+box of the tensor (offsets and lengths, one number per dimension) at a byte position of a chunk.
+Chunks are addressed by their SHA-256. Everything else is in the `state` tree (see
+`everstep.state`), in which a tensor is represented by `{"$tensor": name}`.
 """
 
 import json
@@ -15,10 +17,10 @@ from everstep_contract import codec
 
 VERSION = 1
 FEATURES: frozenset[str] = frozenset()
-"""What this reader understands; a manifest that names another feature is refused."""
+"""Features that this reader supports; a manifest that names another one is refused."""
 LIMIT_BYTES = 256 * 1024 * 1024
 LIMIT_DEPTH = 100
-"""Of the `state` tree; whoever walks it does so by recursion."""
+"""Limit of the `state` tree, which is walked recursively."""
 _KEY = re.compile(r"chunks(/(?!\.\.?(/|$))[A-Za-z0-9._=@+-]{1,200})+")
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -50,7 +52,7 @@ class Chunk:
     digest: str
     """Hex SHA-256 of the content."""
     key: str
-    """Relative to the run; carries the claim under which it was written."""
+    """Relative to the run; contains the claim under which it was written."""
     bytes: int
 
 
@@ -62,6 +64,16 @@ class LedgerSegment:
     first: int
     last: int
     chunk: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSeconds:
+    """The seconds that one start of an agent's container had reported for its ranks."""
+
+    slot: int
+    attempt: int
+    incarnation: int
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +94,8 @@ class Manifest:
     ledger: tuple[LedgerSegment, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     """The time ledger so far, summed over ranks along the lineage."""
+    agents: tuple[AgentSeconds, ...] = ()
+    """The part of `seconds` from agents that may report again: their next report replaces it."""
 
     def bytes(self) -> int:
         return sum(c.bytes for c in self.chunks)
@@ -105,7 +119,7 @@ def decode(raw: bytes) -> Manifest:
 
 
 def problems(manifest: Manifest) -> list[str]:
-    """What makes a manifest unusable, in words; an empty list means it may be loaded."""
+    """What makes a manifest unusable, as text; empty: it may be loaded."""
     found: list[str] = []
     if _depth(manifest.state) > LIMIT_DEPTH:
         return [f"the state is nested deeper than {LIMIT_DEPTH} levels"]
@@ -128,7 +142,7 @@ def problems(manifest: Manifest) -> list[str]:
     names = [t.name for t in manifest.tensors]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        found.append(f"tensor {twice} stands there twice")
+        found.append(f"tensor {twice} is listed twice")
     for tensor in manifest.tensors:
         found += _tensor_problems(tensor, sizes)
     found += [
@@ -154,9 +168,9 @@ def _tensor_problems(tensor: Tensor, sizes: dict[str, int]) -> list[str]:
             for o, n, d in zip(piece.offsets, piece.lengths, tensor.shape, strict=True)
         )
         if not inside:
-            return [f"tensor {tensor.name}: a piece lies outside the shape {tensor.shape}"]
+            return [f"tensor {tensor.name}: a piece is outside the shape {tensor.shape}"]
         if piece.at < 0 or piece.at + size > sizes.get(piece.chunk, -1):
-            return [f"tensor {tensor.name}: a piece lies outside its chunk {piece.chunk[:12]}"]
+            return [f"tensor {tensor.name}: a piece is outside its chunk {piece.chunk[:12]}"]
     if covered != math.prod(tensor.shape) * item:
         return [
             f"tensor {tensor.name}: pieces cover {covered} bytes of {math.prod(tensor.shape) * item}"
@@ -166,7 +180,9 @@ def _tensor_problems(tensor: Tensor, sizes: dict[str, int]) -> list[str]:
 
 
 def _find_overlap(tensor: Tensor) -> tuple[int, ...] | None:
-    """Where two pieces overlap: as many bytes then lie in none, and would be read as they come."""
+    """Where two pieces overlap: then as many bytes are in no piece, and would be read
+    uninitialized.
+    """
     pieces = sorted(tensor.pieces, key=lambda p: p.offsets)
     for i, piece in enumerate(pieces):
         for later in pieces[i + 1 :]:
@@ -183,7 +199,7 @@ def _overlap(a: Piece, b: Piece) -> bool:
 
 
 def _depth(tree: Any) -> int:
-    """Levels of lists and objects, counted no further than one beyond the limit."""
+    """Depth of nested lists and objects, counted to at most one beyond the limit."""
     level, depth = [tree], 0
     while level and depth <= LIMIT_DEPTH:
         level = [

@@ -1,4 +1,4 @@
-"""Names that operator, agent and tests must spell alike."""
+"""Names that operator, agent and tests must share."""
 
 GROUP = "everstep.dev"
 VERSION = "v1alpha1"
@@ -12,6 +12,9 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_SLOT = f"{GROUP}/slot"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 
+ANNOTATION_PROOF = f"{GROUP}/pod-proof"
+"""On a worker pod: proof that the operator created it for this slot and attempt."""
+
 TAINT_QUARANTINE = f"{GROUP}/quarantine"
 ANNOTATION_CORDONED = f"{GROUP}/cordoned-by"
 ANNOTATION_ANSWERED = f"{GROUP}/answered-evidence"
@@ -21,16 +24,18 @@ TRAINER_CONTAINER = "trainer"
 AGENT_PORT = 7070
 AGENT_PORT_NAME = "everstep"
 TOKEN_KEY = "token"
+WANTED_PATH = "/v1/wanted"
+"""Where an agent receives `Wanted` and answers with `Seen`."""
 MEMORY_VOLUME = "everstep-memory"
 MEMORY_PATH = "/everstep/memory"
 TERMINATION_LOG = "/dev/termination-log"
 
 
 def pod_name(job: str, slot: int, attempt: int) -> str:
-    """Computed, never generated: a create that is repeated meets itself."""
+    """Computed, never generated, so that a repeated create finds its own pod."""
     return f"{job}-{slot}-{attempt}"
 
 
 def incident_id(cause: str, slot: int, attempt: int) -> str:
-    """Of an interruption that no verdict has named: the same whoever sees it first, and every time."""
+    """Id of an interruption without a verdict: the same for every observer, each time."""
     return f"{cause.lower()}-{slot}-{attempt}"

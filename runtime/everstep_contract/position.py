@@ -1,9 +1,11 @@
-"""A worker's position in shared memory: readable by the agent while the worker runs, and after its death.
+"""A worker's position in shared memory: the agent can read it while the worker runs, and after its
+death.
 
-One page in a file that agent and worker map. The worker writes each `Position` beside the one before it and says then,
-in one word, which of the two is the newest: where a worker is held up or killed while it writes, the one before stands,
-whole. A checksum finds a place that was overwritten while it was read, also where the processor reorders stores. The
-agent writes one word, the armed boundary. All times are CLOCK_MONOTONIC of the host.
+One page in a file that agent and worker map. The worker writes each `Position` beside the
+previous one and then sets, in one word, which of the two is the newest: if a worker is
+suspended or killed while it writes, the previous one is intact. A checksum detects a slot that
+was overwritten while it was read, even if the processor reorders stores. The agent writes one
+word, the armed boundary. All times are CLOCK_MONOTONIC of the host.
 """
 
 import enum
@@ -18,7 +20,7 @@ _BODY = struct.Struct("=7q9d")
 _SUM = struct.Struct("=I")
 _PLACES = (256, 512)
 _COUNT, _ARMED = 0, 8
-"""Words of 8 bytes, numbered: they are stored and loaded whole."""
+"""Indices of 8-byte words, which are stored and loaded atomically."""
 _TRIES = 100
 SECONDS = ("step", "wait", "stall", "startup", "evaluate", "pause", "restore", "idle")
 
@@ -31,11 +33,11 @@ class Phase(enum.IntEnum):
     """This rank holds the vector: every member holds the reduced gradient."""
     APPLYING = 2
     APPLIED = 3
-    """The user's code after the inner loop has ended; `applied` already counts this step."""
+    """The user's code after the inner loop has ended; `applied` already includes this step."""
 
 
 class Where(enum.IntEnum):
-    """What the worker is busy with, numbered for the shared page; names as `levels.Scope`."""
+    """What the worker is doing, as a number for the shared page; names as in `levels.Scope`."""
 
     STARTUP = 0
     STEP = 1
@@ -52,22 +54,22 @@ class Position:
     phase: Phase = Phase.APPLIED
     scope: Where = Where.STARTUP
     waiting: bool = False
-    """In a collective or waiting for the agent: a hang of somebody else shows like this."""
+    """In a collective or waiting for the agent: also true if another rank hangs."""
     limit_ms: int = 0
     """Time limit of the scope, 0: the default of the scope."""
     since: float = 0.0
-    """When the scope or step began, time.monotonic()."""
+    """When the scope or step started, time.monotonic()."""
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 class PositionPage:
-    """The mapped page; the worker's side creates nothing, the agent's side creates the file."""
+    """The mapped page; the agent creates the file, the worker only opens it."""
 
     def __init__(self, path: str, *, create: bool = False) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         fd = os.open(path, flags, 0o600)
         try:
-            if create:  # room is taken now: a full tmpfs would end whoever writes with SIGBUS
+            if create:  # allocate now: with a full tmpfs a later write would end with SIGBUS
                 os.posix_fallocate(fd, 0, SIZE)
             self._page = mmap.mmap(fd, SIZE)
         finally:
@@ -86,7 +88,7 @@ class PositionPage:
         self._words[_COUNT] = count
 
     def read(self) -> Position:
-        """The newest position, whole; all zero of a worker that has written none.
+        """The newest position, consistent; all zero if the worker has written none.
 
         Raises:
             ValueError: the page is damaged.

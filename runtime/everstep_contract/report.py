@@ -1,7 +1,8 @@
 """The exit report: what remains when job and coordinator are gone.
 
-The agent writes it as JSON (at most 4 KB) to the container's termination message and exits with a code of this file.
-An end for good exits 0, so that the kubelet does not loop; the report says which end it was.
+The agent writes it as JSON (at most 4 KB) to the container's termination message and exits with
+a code from this file. A final end exits 0, so that the kubelet does not restart the container;
+the report says which end it was.
 """
 
 import enum
@@ -19,7 +20,7 @@ class Cause(enum.Enum):
     FENCED = "Fenced"
     USER_ERROR = "UserError"
     SCRIPT_ERROR = "ScriptError"
-    """The script could not be started, or ended without ever training."""
+    """The script could not be started, or ended without training."""
     NOT_FINITE = "LossNotFinite"
     GUARD = "GuardTripped"
     MISUSE = "Misuse"
@@ -27,7 +28,21 @@ class Cause(enum.Enum):
     RUN_EXISTS = "RunExists"
     CONFIG = "BadConfiguration"
     WORKER_DIED = "WorkerDied"
+    """A signal from outside ended the worker (SIGKILL, SIGTERM, …): infrastructure, however often
+    it happens.
+    """
+    WORKER_CRASHED = "WorkerCrashed"
+    """A signal that the worker caused itself ended it (SIGSEGV, SIGABRT, SIGBUS, …)."""
     WORKER_HUNG = "WorkerHung"
+    DEVICE_FAILED = "DeviceFailed"
+    """The worker's error names its GPU: a CUDA or ECC error that code cannot cause."""
+    NETWORK_FAILED = "NetworkFailed"
+    """A collective failed, and no lost member explains it."""
+    PROCESS_STUCK = "ProcessStuck"
+    """A worker does not end after SIGKILL: this pod cannot continue, its slot can in another pod.
+    """
+    COORDINATOR = "CoordinatorFailed"
+    """Coordinator code failed repeatedly: a bug in Everstep."""
     AGENT = "AgentError"
 
 
@@ -45,9 +60,21 @@ FOR_GOOD = frozenset(
         Cause.STORE,
         Cause.RUN_EXISTS,
         Cause.CONFIG,
+        Cause.PROCESS_STUCK,
+        Cause.COORDINATOR,
     }
 )
-"""Ends that a restart of the container cannot mend."""
+"""Ends that a restart of the container cannot fix."""
+
+OF_THE_POD = frozenset({Cause.LEFT, Cause.STOPPED, Cause.FENCED, Cause.PROCESS_STUCK})
+"""Ends of one pod, not of the job."""
+
+CODE_OR_DATA = frozenset({Cause.USER_ERROR, Cause.WORKER_CRASHED})
+"""Causes that end the job when the same fault occurs `SAME_FAULT_LIMIT` times in a row at one step.
+Every other cause that a restart can fix is left to the restart budgets: an infrastructure fault
+that stops all progress occurs at the same step each time, and is no evidence against the code.
+"""
+SAME_FAULT_LIMIT = 3
 
 EXIT_FOR_GOOD = 0
 EXIT_TRY_AGAIN = 75
@@ -72,7 +99,9 @@ class ExitReport:
 
 
 def encode(report: ExitReport) -> bytes:
-    """At most `LIMIT_BYTES`: the head of the traceback goes first, then the tail of the message."""
+    """At most `LIMIT_BYTES`: first the beginning of the traceback is dropped, then the end of the
+    message.
+    """
     raw = codec.dumps(report)
     while len(raw) > LIMIT_BYTES and report.traceback:
         cut = max(1, len(raw) - LIMIT_BYTES)
@@ -85,7 +114,7 @@ def encode(report: ExitReport) -> bytes:
 
 
 def decode(raw: str | bytes) -> ExitReport | None:
-    """None for a termination message that is not ours."""
+    """None for a termination message that Everstep did not write."""
     try:
         return codec.loads(ExitReport, raw)
     except codec.DecodeError:

@@ -1,10 +1,13 @@
-"""Agent and worker: frames over a unix stream socket. A frame is a 4-byte big-endian length and a JSON object.
+"""Frames between agent and worker over a unix stream socket. A frame is a 4-byte big-endian length
+and a JSON object.
 
-`{"type": …, "id": n, "body": {…fields}}`: a request carries an id, its answer has the same; anything else is one-way.
-Every type is a dataclass here, so both sides run the same code. Bytes travel as base64.
+`{"type": …, "id": n, "body": {…fields}}`: a request has an id, and its answer the same one; any
+other frame is one-way. Every type is a dataclass here, so both sides run the same code. Bytes
+are sent as base64.
 
-A worker's life: `Hello` → waits for `Start` → restores, trains, sends `Applied` at every boundary → at `until`
-`Finished`, and leaves when it gets `Exit`. It never decides alone what the other ranks must agree on.
+A worker: `Hello` → waits for `Start` → restores, trains, sends `Applied` at every boundary →
+`Finished` at `until` → ends on `Exit`. It never decides alone what the other ranks must agree
+on.
 """
 
 import base64
@@ -15,6 +18,7 @@ from typing import Any
 
 from everstep_contract import codec
 from everstep_contract.ledger import LedgerEntry
+from everstep_contract.ranges import Ranges
 
 LENGTH = struct.Struct(">I")
 LIMIT_BYTES = 64 * 1024 * 1024
@@ -37,7 +41,7 @@ class Start:
     job: str
     run: str
     applied: int = 0
-    """Step to go on from: 0, or the step of `manifest`."""
+    """Step to continue from: 0, or the step of `manifest`."""
     manifest: str | None = None
     """Path of the manifest file to resume from."""
     chunks: str | None = None
@@ -47,19 +51,80 @@ class Start:
     save_every_steps: int = 0
     guard_factor: float = 10.0
     guard_action: str = "Note"
-    hang_seconds: float = 300.0
+    in_place: bool = False
+    """Whether members that survive a loss go on in the same step (`Regroup`)."""
+    join: bool = False
+    """The epoch runs already: get ready for training (`Tracked`), then take the state of a member
+    (`TakeState`), then wait for `Regroup`. `rank` and `world` are those to be expected.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The epoch is over: shut the group's sockets down, come out of any collective, park at the next safe point."""
+    """The epoch is over: close the group's sockets and leave any collective. Then park at the next
+    safe point; or, with `keep`, keep the step, answer with a `Standing`, and wait for a `Regroup`
+    (or for a `Cut` without `keep`).
+    """
+
+    epoch: int
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regroup:
+    """The next epoch continues the present one in place: form its group, and go on in the same
+    step with this share.
+    """
+
+    epoch: int
+    rank: int
+    world: int
+    local_world: int
+    node_rank: int
+    applied: int
+    """Steps up to this one belong to earlier epochs."""
+    reductions: int
+    """How many reductions of the former epoch are complete, on every member once `vector` has been
+    applied.
+    """
+    share: Ranges | None = None
+    """This rank's micro-batches of the next reduction, those included that it holds already; None:
+    no member has begun it.
+    """
+    micro_batches: int = 0
+    """Of the next reduction, on all ranks together; 0: not begun."""
+    vector: str = ""
+    """The vector of the last of these reductions, for a member that has not got it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveVector:
+    """Answer with a `Standing` that has the vector: a member lacks that of the last reduction."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GiveState:
+    """Send the live state to a newcomer, over a group of two whose keys begin with `key`."""
+
+    epoch: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeState:
+    """The newcomer's side of `GiveState`. Answer: `StateTaken`."""
+
+    epoch: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """Answer to `Parked`: this worker saves the whole state as of the step at which it is parked, and stays parked."""
+    """Answer to `Parked`: save the full state as of the step at which this worker is parked, and
+    stay parked.
+    """
 
     epoch: int
     step: int
@@ -81,12 +146,51 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracked:
-    """Start-up is over: state is tracked and restored."""
+    """Start-up is complete: state is tracked and restored."""
 
     epoch: int
     applied: int
     bytes: int
     until: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Answer to a `Cut` with `keep`: how far this rank has come, and what it will still do."""
+
+    epoch: int
+    applied: int
+    reductions: int
+    """Complete reductions of this epoch. The same number means the same place in the training."""
+    share: Ranges | None = None
+    """Micro-batches of the next reduction that it holds or is going to compute; None: it has not
+    begun that reduction.
+    """
+    micro_batches: int = 0
+    """Of the next reduction, on all ranks together; 0: not begun."""
+    problem: str = ""
+    """Why this rank cannot regroup; empty if it can."""
+    vector: str = ""
+    """Of the last complete reduction, if it was asked for: float64 numbers, little-endian, base64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regrouped:
+    """The group of the epoch is formed here."""
+
+    epoch: int
+    problem: str = ""
+    """Why it could not be formed; empty if it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTaken:
+    """This newcomer holds the state as of step `applied`."""
+
+    epoch: int
+    applied: int
+    problem: str = ""
+    """Why it does not; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +215,14 @@ class AtBoundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundaryReply:
-    """`raised`: another boundary was armed, go on. `save`: stage this rank's part here. `stay`: then park."""
+    """`raised`: another boundary was armed, continue. `save`: stage this rank's part here. `stay`:
+    then park. `hold`: tell the standing, and wait for `Regroup` or `GiveState`.
+    """
 
     raised: bool = False
     save: bool = False
     stay: bool = False
+    hold: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,27 +239,37 @@ class StagedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """The copy is taken; training goes on. The agent owns `path` from here on and deletes it."""
+    """The copy is complete; training continues. The agent now owns `path` and deletes it."""
 
     epoch: int
     step: int
     path: str
     tensors: tuple[StagedTensor, ...]
     state: Any = None
-    """The tree of what is no tensor; only from the lead (rank 0, or the rank that saves the whole)."""
+    """The tree of everything that is not a tensor; only from the lead (rank 0, or the rank that
+    saves the full state).
+    """
     lead: bool = False
     whole: bool = False
     ms: float = 0.0
-    """How long the step's path was held up."""
+    """How long the step was delayed, in ms."""
+    layout: str = ""
+    """Digest of this rank's `layout`: names, dtypes and shapes of all tracked tensors, including
+    those that other ranks store.
+    """
+    packed: str = ""
+    """The layout itself, if it differs from this rank's last save."""
     problem: str = ""
     """Why there is no copy; `path` is empty then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
-    """Out of the group after a cut or a failed collective, or at a boundary with `stay`; waits for Save or Exit.
+    """Out of the group after a cut or a failed collective, or at a boundary with `stay`; waits for
+    Save or Exit.
 
-    `step` is the last step applied; `sound` is false if the state cannot be saved as of that step.
+    `step` is the last step applied; `sound` is false if the state cannot be saved as of that
+    step.
     """
 
     epoch: int
@@ -171,13 +288,17 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """This worker cannot go on and says why; it exits after this frame. `cause` is a `report.Cause` value."""
+    """This worker cannot continue, and why; it exits after this frame. `cause` is a `report.Cause`
+    value.
+    """
 
     epoch: int
     step: int
     cause: str
     message: str
     traceback: str = ""
+    fault: str = ""
+    """The exception's type and place: distinguishes two failures of the same cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +328,7 @@ class StoreAdd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCompareSet:
-    """Request. Reply `StoreReply` with the value that stands there afterwards."""
+    """Request. Reply `StoreReply` with the resulting value."""
 
     epoch: int
     key: str
@@ -240,7 +361,8 @@ class StoreReply:
 
 
 FRAMES: tuple[type[Any], ...] = (
-    Start, Cut, Save, Exit, Hello, Tracked, Applied, AtBoundary, BoundaryReply, Staged, Parked, Finished, Failed,
+    Start, Cut, Regroup, GiveVector, GiveState, TakeState, Save, Exit, Hello, Tracked, Standing, Regrouped,
+    StateTaken, Applied, AtBoundary, BoundaryReply, Staged, Parked, Finished, Failed,
     StoreSet, StoreGet, StoreAdd, StoreCompareSet, StoreCheck, StoreDelete, StoreReply,
 )  # fmt: skip
 _BY_NAME = {cls.__name__: cls for cls in FRAMES}
@@ -263,7 +385,7 @@ def encode(frame: Any, id: int = 0) -> bytes:
 
 
 def decode(body: bytes) -> Envelope:
-    """Raises `codec.DecodeError` for a frame that is not of this protocol."""
+    """Raises `codec.DecodeError` for a frame that does not follow this protocol."""
     try:
         document = json.loads(body)
         cls = _BY_NAME[document["type"]]

@@ -1,4 +1,4 @@
-"""Several awaits at once that end together: the first error cancels the rest and comes out bare."""
+"""Runs several awaitables concurrently: the first error cancels the rest and is raised unchanged."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable

@@ -1,9 +1,9 @@
 """How a staged file is cut into chunks. Pure.
 
-The invariant: every byte of every tensor lies in exactly one piece, each piece is a contiguous run
-of whole rows (of whole elements at worst) inside one chunk, no chunk is longer than the limit, and
-a piece starts in its chunk at the same place modulo `ALIGN` as in the file, so that whoever maps a
-chunk can view its tensors in place.
+The invariant: every byte of every tensor is in exactly one piece; each piece is a contiguous
+run of whole rows (or of whole elements) inside one chunk; no chunk exceeds the limit; and a
+piece has the same offset modulo `ALIGN` in its chunk as in the file, so that a mapped chunk can
+be viewed as tensors in place.
 """
 
 import math
@@ -18,7 +18,7 @@ ALIGN = 64
 
 
 class BadStaging(ValueError):
-    """A worker's staged file does not hold what the worker says."""
+    """A worker's staged file does not match its description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def _whole(tensor: StagedTensor, file_bytes: int) -> Box:
     )
     end = tensor.at + math.prod(tensor.lengths) * item
     if not inside:
-        raise BadStaging(f"tensor {tensor.name}: the staged box lies outside {tensor.shape}")
+        raise BadStaging(f"tensor {tensor.name}: the staged box is outside {tensor.shape}")
     if tensor.at < 0 or end > file_bytes:
         raise BadStaging(f"tensor {tensor.name}: ends at byte {end} of a file of {file_bytes}")
     return Box(

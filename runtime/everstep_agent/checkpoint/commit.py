@@ -1,24 +1,21 @@
-"""From complete parts to a checkpoint that exists: manifest first, created once; then its entry in
-the run log.
-"""
+"""Commits complete parts: the manifest first, created once; then its entry in the run log."""
 
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from everstep_agent import runlog_rules
 from everstep_agent.checkpoint import ledger
 from everstep_agent.checkpoint.commit_rules import build_manifest, decide_append, list_given_up
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.merging import merge_ledger
 from everstep_agent.checkpoint.parts import Part
-from everstep_agent.runlog import Appended, RunLog
+from everstep_agent.runlog.run_log import Appended, RunLog
 from everstep_agent.storage.errors import AlreadyExists
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec
 from everstep_contract.log import Commit
-from everstep_contract.manifest import Manifest
+from everstep_contract.manifest import AgentSeconds, Manifest
 
 _NAMES = 100
 
@@ -28,7 +25,7 @@ class Committed:
     commit: Commit
     place: int
     notes: tuple[str, ...] = ()
-    """What is wrong with the checkpoint's proof, though not with its state."""
+    """Problems of the checkpoint's ledger; its state is unaffected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +36,7 @@ class NotCommitted:
 
 
 class Committer:
-    """The coordinator's. Calls must not overlap."""
+    """Used by the coordinator. Calls must not overlap."""
 
     def __init__(self, store: ObjectStore, log: RunLog, run: str) -> None:
         self._store = store
@@ -54,12 +51,14 @@ class Committer:
         token: str,
         world: int,
         seconds: Mapping[str, float] | None = None,
+        agents: Sequence[AgentSeconds] = (),
     ) -> Committed | NotCommitted:
         """Commit what `decide_commit` found ready.
 
         Args:
             token: of the claim under which it is committed; it must be the newest.
             seconds: the time ledger so far, to be shown with the checkpoint.
+            agents: of these, what agents that may report again had reported.
 
         Raises:
             BadSave: the parts do not make a whole.
@@ -71,12 +70,12 @@ class Committer:
         if stands:
             return stands
         wanted = Commit(epoch=head.epoch, token=token, step=head.step, manifest="", digest="")
-        verdict = decide_append(wanted, self._log.entries)
+        verdict = decide_append(wanted, self._log.index)
         if not verdict.ok:
             return NotCommitted(reason=verdict.reason, message=verdict.message)
-        given_up = list_given_up(parts, runlog_rules.list_retired(self._log.entries).chunks)
+        given_up = list_given_up(parts, self._log.index)
         if given_up:
-            text = f"step {head.step}: {given_up[0]} was retired meanwhile; save again"
+            text = f"its chunk {given_up[0]} was retired meanwhile"
             return NotCommitted(reason="ChunksRetired", message=text)
         parent_key, parent, notes = await self._parent()
         if parent is not None:
@@ -89,20 +88,19 @@ class Committer:
             parent=parent,
             parent_key=parent_key,
             seconds=seconds,
+            agents=agents,
         )
         gap = ledger.find_gap(manifest.ledger, manifest.step)
         notes += [f"step {manifest.step}: {gap}"] if gap else []
         return await self._write(manifest, token, notes)
 
     def _standing(self, epoch: int, step: int) -> Committed | None:
-        """A call that is made again after an error may find its entry in the log."""
-        for place, entry in enumerate(self._log.entries):
-            if isinstance(entry, Commit) and (entry.epoch, entry.step) == (epoch, step):
-                return Committed(commit=entry, place=place)
-        return None
+        """A call that is repeated after an error may find its entry in the log."""
+        found = self._log.index.find_commit(epoch, step)
+        return Committed(place=found[0], commit=found[1]) if found else None
 
     async def _parent(self) -> tuple[str | None, Manifest | None, list[str]]:
-        last = runlog_rules.newest_resumable(self._log.entries)
+        last = self._log.index.newest_resumable
         if last is None:
             return None, None, []
         if self._last and self._last[0] == last.manifest:
@@ -110,14 +108,14 @@ class Committer:
         try:
             return last.manifest, await fetch_manifest(self._store, last), []
         except Broken as error:
-            # Saving the state matters more than the proof of how it came to be.
+            # Saving the state matters more than the proof of its history.
             return last.manifest, None, [f"the parent's ledger is lost: {error}"]
 
     async def _merged(self, parent: Manifest, token: str, step: int, notes: list[str]) -> Manifest:
         try:
             return await merge_ledger(self._store, parent, token=token, step=step)
         except (Broken, codec.DecodeError) as error:
-            notes.append(f"the ledger cannot be proved any more: {error}")
+            notes.append(f"the ledger can no longer be proved: {error}")
             return parent
 
     async def _write(
@@ -134,8 +132,8 @@ class Committer:
             bytes=manifest.bytes(),
         )
         while True:
-            verdict = decide_append(commit, self._log.entries)
-            if not verdict.ok and commit not in self._log.entries:
+            verdict = decide_append(commit, self._log.index)
+            if not verdict.ok and self._log.index.place_of(commit) is None:
                 return NotCommitted(reason=verdict.reason, message=verdict.message)
             outcome = await self._log.append(commit)
             if isinstance(outcome, Appended):
@@ -143,7 +141,7 @@ class Committer:
                 return Committed(commit=commit, place=outcome.place, notes=tuple(notes))
 
     async def _put(self, manifest: Manifest, raw: bytes) -> str:
-        """Create-only: a manifest under this name that says something else (a save dropped and
+        """Create-only: a manifest with this name and other content (of a save that was dropped and
         taken again) stays.
         """
         stem = f"manifests/{manifest.epoch:08d}-{manifest.step:010d}-{manifest.writer[:8]}"

@@ -1,24 +1,27 @@
-"""When a save may be committed, and the manifest that says so. Pure.
+"""When a save may be committed, and its manifest. Pure.
 
-The invariant: a commit of (epoch, step) names state that every member of that epoch has reached,
-from pieces that all carry this epoch and step and that cover each tensor exactly, in chunks that
-nobody has given up; and it extends the newest commit of the lineage.
+The invariant: a commit of (epoch, step) names state that every member of that epoch has
+reached, from pieces that all carry this epoch and step and that cover each tensor exactly, in
+chunks that are not retired; and it extends the newest commit of the lineage.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from everstep_agent import runlog_rules
 from everstep_agent.checkpoint.ledger import join_segments
 from everstep_agent.checkpoint.parts import Part
-from everstep_agent.runlog_rules import Verdict
+from everstep_agent.runlog import rules as runlog_rules
+from everstep_agent.runlog.log_index import LogIndex
+from everstep_agent.runlog.rules import Verdict
+from everstep_contract import layout
 from everstep_contract import manifest as manifests
-from everstep_contract.log import Commit, Entry
-from everstep_contract.manifest import Chunk, LedgerSegment, Manifest, Tensor
+from everstep_contract.layout import name_ranks
+from everstep_contract.log import Commit
+from everstep_contract.manifest import AgentSeconds, Chunk, LedgerSegment, Manifest, Tensor
 
 
 class BadSave(ValueError):
-    """The parts do not make a whole: the save is dropped and must be taken again."""
+    """The parts do not form a complete state: the save is dropped and must be taken again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,13 @@ class Drop:
     message: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differ:
+    """The ranks' states do not have the same tensors: no checkpoint of this job can be made."""
+
+    message: str
+
+
 def decide_commit(
     parts: Iterable[Part],
     *,
@@ -45,64 +55,68 @@ def decide_commit(
     step: int,
     world: int,
     applied: Mapping[int, int],
-    retired: Collection[str] = (),
-) -> Wait | Ready | Drop:
+) -> Wait | Ready | Drop | Differ:
     """Whether the save of (epoch, step) is complete.
 
     Args:
         world: ranks of that epoch.
         applied: last applied step of each member that still runs; whoever is parked or dead is not
-            in it. retired: chunk keys that the log has given up.
+            in it.
     """
     ours = [p for p in parts if (p.epoch, p.step) == (epoch, step)]
     whole = next((p for p in ours if p.whole), None)
     chosen = [whole] if whole else _by_rank(ours)
     missing = [] if whole else sorted(set(range(world)) - {p.rank for p in chosen})
     if missing:
-        text = f"step {step}: no part yet from {_ranks(missing)}"
+        text = f"step {step}: no part yet from {name_ranks(missing)}"
         return Wait(reason="PartsMissing", message=text)
+    if differ := _explain_difference(step, chosen):
+        return Differ(message=differ)
     behind = sorted(rank for rank, at in applied.items() if at < step)
     if behind:
-        text = f"step {step}: {_ranks(behind)} not there yet"
+        text = f"step {step}: {name_ranks(behind)} has not reached it yet"
         return Wait(reason="NotApplied", message=text)
     if not any(p.lead for p in chosen):
-        return Drop(reason="NoLead", message=f"step {step}: no part carries the state tree")
-    given_up = list_given_up(chosen, retired)
-    if given_up:
-        text = f"step {step}: {len(given_up)} of its chunks were retired meanwhile"
-        return Drop(reason="ChunksRetired", message=text)
+        return Drop(reason="NoLead", message="no part carries the state tree")
     return Ready(parts=tuple(chosen))
 
 
-def list_given_up(parts: Iterable[Part], retired: Collection[str]) -> list[str]:
-    """Keys of chunks that the parts refer to and the log has given up: they may be deleted any
-    time.
-    """
-    return sorted({c.key for p in parts for c in p.chunks} & set(retired))
+def list_given_up(parts: Iterable[Part], log: LogIndex) -> list[str]:
+    """Keys of chunks that the parts use and the log has retired: they may be deleted at any time."""
+    return sorted({c.key for p in parts for c in p.chunks if log.is_retired(c.key)})
 
 
 def _by_rank(parts: Iterable[Part]) -> list[Part]:
-    """One part a rank: a later one replaces an earlier one (an answer that came twice)."""
+    """One part per rank: a later one replaces an earlier one (a repeated request)."""
     return [part for _, part in sorted({p.rank: p for p in parts}.items())]
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(r) for r in ranks[:8]) + (", …" if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
-
-
-def decide_append(commit: Commit, entries: Sequence[Entry]) -> Verdict:
-    """Whether a commit may still be appended after `entries`: own claim newest, on the lineage,
-    extending it.
+def _explain_difference(step: int, parts: Sequence[Part]) -> str:
+    """A checkpoint holds one copy of the state, of which each rank stores a share computed from its
+    own list of tensors. So all must have the same tensors, even those that only one of them stores.
     """
-    newest = runlog_rules.newest_claim(entries)
-    verdict = runlog_rules.may_append(commit, newest)
+    layouts = {p.rank: p.layout for p in parts if p.layout}
+    if len(set(layouts.values())) < 2:
+        return ""
+    known = {p.rank: p.packed for p in parts if p.packed}
+    what = layout.explain_difference(known) or "their tensors differ"
+    return (
+        f"no checkpoint of step {step} can be made, because the tracked state differs "
+        f"between ranks: {what}. Track only what is the same on every rank"
+    )
+
+
+def decide_append(commit: Commit, log: LogIndex) -> Verdict:
+    """Whether a commit may still be appended to this log: its claim is the newest, and it extends
+    the lineage.
+    """
+    verdict = runlog_rules.may_append(commit, log.newest_claim)
     if not verdict.ok:
         return verdict
-    if not runlog_rules.on_chain(commit.epoch, commit.step, runlog_rules.lineage_of(newest)):
+    if not log.is_on_lineage(commit.epoch, commit.step):
         text = f"epoch {commit.epoch} step {commit.step} is not on the newest claim's lineage"
         return Verdict(ok=False, reason="OffLineage", message=text)
-    last = runlog_rules.newest_resumable(entries)
+    last = log.newest_resumable
     if last and last.step >= commit.step:
         text = f"step {last.step} is committed already"
         return Verdict(ok=False, reason="NotNewer", message=text)
@@ -118,8 +132,9 @@ def build_manifest(
     parent: Manifest | None = None,
     parent_key: str | None = None,
     seconds: Mapping[str, float] | None = None,
+    agents: Sequence[AgentSeconds] = (),
 ) -> Manifest:
-    """Raises `BadSave` if the parts contradict each other or leave a hole; it names the tensor."""
+    """Raises `BadSave`, naming the tensor, if the parts contradict each other or leave a gap."""
     lead = next(p for p in parts if p.lead)
     inherited = parent.ledger if parent else ()
     segments = join_segments(inherited, lead.ledger)
@@ -135,6 +150,7 @@ def build_manifest(
         chunks=_chunks(parts, segments, parent),
         ledger=segments,
         seconds=dict(seconds or {}),
+        agents=tuple(agents),
     )
     for problem in manifests.problems(built):
         raise BadSave(problem)
@@ -146,7 +162,7 @@ def _chunks(
 ) -> tuple[Chunk, ...]:
     found = {c.digest: c for p in parts for c in p.chunks}
     named = {s.chunk for s in segments}
-    # The parent's key wins: one digest must not stand under two keys in one manifest.
+    # The parent's key wins: a manifest must not list one digest under two keys.
     found |= {c.digest: c for c in (parent.chunks if parent else ()) if c.digest in named}
     return tuple(found.values())
 

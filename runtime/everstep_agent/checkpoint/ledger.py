@@ -1,8 +1,7 @@
-"""The ledger on its way: an agent's book of what the newest manifest does not cover yet, and its
-segments. Pure.
+"""The part of the ledger that the newest manifest does not cover yet, and its segments. Pure.
 
-A manifest lists the segments of its whole lineage, so an older manifest can be retired without a
-gap in the proof.
+A manifest lists the segments of its whole lineage, so an older manifest can be retired without
+a gap in the proof.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ class Book:
         self._entries: dict[tuple[int, int], LedgerEntry] = {}
 
     def add(self, entries: Iterable[LedgerEntry]) -> None:
-        """An entry of a newer epoch replaces that of the same step: the older one is void."""
+        """An entry of a newer epoch replaces the entry of the same step, which is void."""
         for entry in entries:
             held = self._entries.get((entry.step, entry.reduction))
             if held is None or held.epoch <= entry.epoch:
@@ -30,17 +29,26 @@ class Book:
     def upto(self, step: int) -> list[LedgerEntry]:
         return [e for (s, _), e in sorted(self._entries.items()) if s <= step]
 
+    def after(self, step: int, reduction: int, count: int) -> list[LedgerEntry]:
+        """At most `count` entries after that place, in order."""
+        later = sorted(key for key in self._entries if key > (step, reduction))
+        return [self._entries[key] for key in later[:count]]
+
+    def replace(self, entries: Iterable[LedgerEntry]) -> None:
+        """By those of another member: this agent has missed steps."""
+        self._entries = {(e.step, e.reduction): e for e in entries}
+
     def committed(self, step: int) -> None:
         """A manifest covers everything up to `step`."""
         self._entries = {k: e for k, e in self._entries.items() if k[0] > step}
 
     def rewind(self, step: int) -> None:
-        """The run goes on from `step`: what lies beyond is void."""
+        """The run continues from `step`: later entries are void."""
         self._entries = {k: e for k, e in self._entries.items() if k[0] <= step}
 
 
 def build_segments(entries: Sequence[LedgerEntry], chunk: str) -> tuple[LedgerSegment, ...]:
-    """One segment for each run of steps in one epoch; `entries` in order of step."""
+    """One segment for each run of steps in one epoch; `entries` sorted by step."""
     segments: list[LedgerSegment] = []
     for entry in entries:
         last = segments[-1] if segments else None
@@ -55,7 +63,7 @@ def build_segments(entries: Sequence[LedgerEntry], chunk: str) -> tuple[LedgerSe
 def join_segments(
     before: Sequence[LedgerSegment], after: Sequence[LedgerSegment]
 ) -> tuple[LedgerSegment, ...]:
-    """The lineage's segments: those of the parent, then of the new ones what goes beyond it."""
+    """The lineage's segments: the parent's, then those of the new ones that go beyond it."""
     covered = before[-1].last if before else 0
     fresh = tuple(
         LedgerSegment(epoch=s.epoch, first=max(s.first, covered + 1), last=s.last, chunk=s.chunk)
@@ -66,10 +74,10 @@ def join_segments(
 
 
 def choose_merge(segments: Sequence[LedgerSegment], sizes: Mapping[str, int]) -> list[str]:
-    """The newest chunks that are to become one, oldest first; none while they are few.
+    """The newest chunks to merge into one, oldest first; empty while they are few.
 
-    Without it a manifest would grow by a segment and a chunk with every save. A chunk that is full
-    is not written again, so what a run rewrites is bounded: at most `MERGED_BYTES` for each
+    Without merging, a manifest would grow by a segment and a chunk with every save. A full
+    chunk is not written again, so the rewriting is bounded: at most `MERGED_BYTES` for each
     `MERGE_FROM` saves.
     """
     chosen: list[str] = []
@@ -85,12 +93,14 @@ def choose_merge(segments: Sequence[LedgerSegment], sizes: Mapping[str, int]) ->
 def replace_segments(
     segments: Sequence[LedgerSegment], gone: Collection[str], merged: Sequence[LedgerSegment]
 ) -> tuple[LedgerSegment, ...]:
-    """The same steps with `merged` in the place of all segments of the chunks `gone`, the newest."""
+    """The same steps, with `merged` instead of all segments in the chunks `gone`, which are the
+    newest.
+    """
     return (*(s for s in segments if s.chunk not in gone), *merged)
 
 
 def find_gap(segments: Sequence[LedgerSegment], step: int) -> str:
-    """Why these segments do not cover steps 1 … `step` once each; empty if they do."""
+    """Why these segments do not cover steps 1 … `step` exactly once; empty if they do."""
     covered = 0
     for segment in segments:
         if segment.first != covered + 1 or segment.last < segment.first:

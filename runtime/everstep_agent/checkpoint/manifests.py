@@ -1,4 +1,4 @@
-"""Read one committed manifest, and nothing but what was committed."""
+"""Reads one committed manifest and verifies that it is the one that was committed."""
 
 import asyncio
 import hashlib
@@ -12,12 +12,12 @@ from everstep_contract.manifest import Manifest
 
 
 class Broken(Exception):
-    """A committed checkpoint cannot be used; says what of it and how."""
+    """A committed checkpoint cannot be used; the message names the part and the reason."""
 
 
 async def fetch_manifest(store: ObjectStore, commit: Commit) -> Manifest:
-    """Raises `Broken` if it is gone, changed or not understood, `StoreError` if the store cannot
-    say.
+    """Raises `Broken` if it is missing, changed or in an unknown format, `StoreError` if the store
+    cannot tell.
     """
     try:
         raw = await store.get(commit.manifest)

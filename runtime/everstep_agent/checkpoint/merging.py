@@ -1,7 +1,7 @@
-"""Many small chunks of the ledger become one, so that a manifest does not grow with every save.
+"""Merges many small ledger chunks into one, so that a manifest does not grow with every save.
 
-The new chunk holds the same entries, under a key of the claim that writes it. The old ones are named
-by older manifests only and go with them.
+The new chunk holds the same entries, under a key of the claim that writes it. The old ones are
+named only by older manifests, and are retired with them.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from everstep_agent.checkpoint import ledger as ledgers
 from everstep_agent.checkpoint.bounded import all_of
+from everstep_agent.checkpoint.chunk_upload import chunk_key
 from everstep_agent.checkpoint.restore import fetch_verified
-from everstep_agent.checkpoint.upload import chunk_key
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import ledger
 from everstep_contract.manifest import Chunk, Manifest

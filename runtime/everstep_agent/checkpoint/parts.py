@@ -1,4 +1,4 @@
-"""What an agent tells the coordinator about its uploaded share of one save."""
+"""An agent's report to the coordinator about its uploaded share of one save."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,24 +8,28 @@ from everstep_contract.manifest import Chunk, LedgerSegment, Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One rank's share of a save; goes over the wire.
+    """One rank's share of a save, sent over the wire.
 
-    `tensors` list only the pieces that this rank stored.
+    `tensors` lists only the pieces that this rank stored.
     """
 
     epoch: int
     step: int
     rank: int
     whole: bool = False
-    """The whole state from one rank (a post-mortem save): no other part is needed."""
+    """The full state from one rank (a post-mortem save): no other part is needed."""
     lead: bool = False
     """Carries `state` and `ledger`."""
     tensors: tuple[Tensor, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     state: Any = None
     ledger: tuple[LedgerSegment, ...] = ()
+    layout: str = ""
+    """Digest of the names, dtypes and shapes of the rank's whole state."""
+    packed: str = ""
+    """The layout itself, to name what differs if another rank's digest does."""
     problem: str = ""
-    """Why there is no such share: the save cannot be completed."""
+    """Why this share does not exist: the save cannot be completed."""
 
     @property
     def bytes(self) -> int:
@@ -33,7 +37,7 @@ class Part:
 
 
 def replaces(new: Part, held: Part | None) -> bool:
-    """Whether the newer of two parts of one rank and step is kept: its share, which may well be uploaded
-    later, takes nobody's save of the whole away.
+    """Whether `new` replaces `held`, a part of the same rank and step. A late shard upload never
+    replaces a full-state save.
     """
     return held is None or new.whole or not held.whole

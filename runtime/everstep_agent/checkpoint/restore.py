@@ -1,4 +1,4 @@
-"""From a commit to verified files that workers can map. Workers never touch the store."""
+"""From a commit to verified files that workers can map. Workers never access the store."""
 
 import asyncio
 import hashlib
@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep_agent import runlog_rules
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
-from everstep_agent.runlog import RunLog
 from everstep_agent.storage.errors import BadAddress, NotFound, TooLarge
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec
@@ -28,40 +26,6 @@ class Fetched:
     manifest_path: Path
     chunks: Path
     """Folder of the chunk files, each named by its digest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skipped:
-    """A newer checkpoint that could not be used, and why."""
-
-    commit: Commit
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    fetched: Fetched | None
-    """None: there is no checkpoint to go on from; the run starts at step 0."""
-    skipped: tuple[Skipped, ...]
-
-
-async def restore_newest(
-    store: ObjectStore, log: RunLog, folder: Path, *, concurrency: int = CONCURRENCY
-) -> Restored:
-    """Fetch the newest checkpoint of the lineage that is whole; `log` must be fresh.
-
-    A broken checkpoint is skipped and named. A store that does not answer is no reason to go back
-    in time: its `StoreError` comes out.
-    """
-    skipped: list[Skipped] = []
-    for commit in runlog_rules.list_resumable(log.entries):
-        try:
-            fetched = await fetch_checkpoint(store, commit, folder, concurrency=concurrency)
-        except Broken as error:
-            skipped.append(Skipped(commit=commit, reason=str(error)))
-        else:
-            return Restored(fetched=fetched, skipped=tuple(skipped))
-    return Restored(fetched=None, skipped=tuple(skipped))
 
 
 async def fetch_checkpoint(
@@ -87,13 +51,13 @@ async def fetch_checkpoint(
 
 
 def choose_chunks(manifest: Manifest) -> list[Chunk]:
-    """Those that hold tensors; the ledger stays where it is."""
+    """The chunks that hold tensors; the ledger is not downloaded."""
     named = {p.chunk for t in manifest.tensors for p in t.pieces}
     return [c for c in manifest.chunks if c.digest in named]
 
 
 async def fetch_verified(store: ObjectStore, chunk: Chunk) -> bytes:
-    """Raises `Broken` if the chunk is gone or not what its digest says."""
+    """Raises `Broken` if the chunk is missing or does not match its digest."""
     try:
         body = await store.get(chunk.key)
     except NotFound:
@@ -134,7 +98,7 @@ def _replace(path: Path, body: bytes) -> None:
 
 
 def _clear(folder: Path, keep: Iterable[str]) -> None:
-    """Memory is short: a worker that still maps a removed file keeps it until it ends."""
+    """Frees memory at once: a worker that still maps a removed file keeps it until it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = set(keep)
     for path in folder.iterdir():

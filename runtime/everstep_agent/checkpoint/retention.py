@@ -1,6 +1,7 @@
-"""Reading checkpoints back, and giving up old ones: the `retire` entry first, then the deletion.
+"""Reads checkpoints back, and retires old ones: the `retire` entry first, then the deletion.
 
-Only what was read back and found whole counts as good; the rules are in `retention_rules`.
+Only a checkpoint that was read back and found complete counts as good; the rules are in
+`retention_rules`.
 """
 
 import asyncio
@@ -8,7 +9,6 @@ import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from everstep_agent import runlog_rules
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.restore import fetch_verified
@@ -18,8 +18,9 @@ from everstep_agent.checkpoint.retention_rules import (
     choose_retired,
     step_of,
 )
-from everstep_agent.runlog import Lost, RunLog
+from everstep_agent.runlog.run_log import Lost, RunLog
 from everstep_agent.storage.errors import Denied
+from everstep_agent.storage.probe import FOLDER as PROBE_FOLDER
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract.log import Commit, Retire
 from everstep_contract.manifest import Chunk, Manifest
@@ -46,25 +47,27 @@ class Retention:
     ) -> None:
         self._store = store
         self._log = log
-        self._keep = keep
+        self.keep = keep
+        """How many good checkpoints are kept."""
         self._slots = asyncio.Semaphore(concurrency)
         self._checked = Checked()
         self._calls = 0
 
     @property
     def newest_good(self) -> Commit | None:
-        commits = runlog_rules.list_resumable(self._log.entries)
-        return next((c for c in commits if c.manifest in self._checked.good), None)
+        resumable = self._log.index.resumable()
+        return next((c for c in resumable if c.manifest in self._checked.good), None)
 
     @property
     def broken(self) -> dict[str, str]:
-        """Manifest key → why it is not whole."""
+        """Manifest key → why it is not complete."""
         return dict(self._checked.broken)
 
     async def check(self, commit: Commit) -> str:
-        """Read a checkpoint back, manifest and chunks; why it is not whole, or an empty string.
+        """Reads a checkpoint back, manifest and chunks. Returns why it is not complete, or an empty
+        string.
 
-        Chunks that an earlier check has read are not read again: a key is written once.
+        Chunks that an earlier check has read are not read again: a key is written only once.
         """
         try:
             manifest = await fetch_manifest(self._store, commit)
@@ -82,8 +85,8 @@ class Retention:
             await fetch_verified(self._store, chunk)
 
     async def retire(self, token: str) -> Retire | None:
-        """Give up what `choose_retired` names, entry first, and delete it. None: nothing to do, or
-        not ours.
+        """Retires what `choose_retired` names: appends the entry, then deletes. None: nothing to
+        retire, or another claim is newer.
         """
         newest = self._log.newest_claim
         if newest is None or newest.token != token:
@@ -91,7 +94,7 @@ class Retention:
         if self._calls % COLLECT_EVERY == 0:
             await self._tidy(token)
         self._calls += 1
-        chosen = choose_retired(self._log.entries, self._checked.good, self._keep)
+        chosen = choose_retired(self._log.index, self._checked.good, self.keep)
         kept = await self._kept(chosen) if chosen else None
         if kept is None:
             return None
@@ -100,9 +103,10 @@ class Retention:
 
     async def _tidy(self, token: str) -> None:
         await self.sweep()
-        # Without the right to list, only what saves that failed have left behind stays.
+        # Without the permission to list, only leftovers of failed saves and killed probes remain.
         with contextlib.suppress(Denied):
             await self.collect(token)
+            await all_of(self._delete(key) for key in await self._store.list(PROBE_FOLDER))
 
     async def _give_up(self, entry: Retire) -> Retire | None:
         if isinstance(await self._log.append(entry), Lost):
@@ -111,14 +115,15 @@ class Retention:
         return entry
 
     async def _kept(self, chosen: Collection[Commit]) -> list[Manifest] | None:
-        """None: one of them cannot be read, so what it names is not known and nothing may go."""
+        """None: one of them cannot be read, so the chunks that it needs are unknown and nothing may
+        be deleted.
+        """
         found = [await self._manifest(c) for c in self._staying(chosen)]
         kept = [m for m in found if m]
         return kept if len(kept) == len(found) else None
 
     def _staying(self, chosen: Collection[Commit]) -> list[Commit]:
-        retired = runlog_rules.list_retired(self._log.entries).manifests
-        return [c for c in self._log.commits if c not in chosen and c.manifest not in retired]
+        return [c for c in self._log.index.standing if c not in chosen]
 
     async def _manifest(self, commit: Commit) -> Manifest | None:
         try:
@@ -129,8 +134,8 @@ class Retention:
             return None
 
     async def delete(self, entry: Retire) -> None:
-        """Delete what a `retire` entry names; by anyone, at any time, as often as one likes.
-        Whatever it names, a place of the log stays.
+        """Deletes what a `retire` entry names. Idempotent; any agent may do it at any time. Places
+        of the log are never deleted, whatever the entry names.
         """
         for key in entry.manifests:
             self._checked.good.pop(key, None)
@@ -144,23 +149,20 @@ class Retention:
             await self._store.delete(key)
 
     async def sweep(self, newest: int = 3) -> None:
-        """Finish the deletions that a former coordinator may have left half done."""
-        retires = [e for e in self._log.entries if isinstance(e, Retire)]
-        for entry in retires[-newest:]:
+        """Completes deletions that a former coordinator may not have finished."""
+        for entry in self._log.index.retires[-newest:]:
             await self.delete(entry)
 
     async def collect(self, token: str) -> Retire | None:
-        """Give up what saves that were never committed left behind."""
-        newest = runlog_rules.newest_resumable(self._log.entries)
+        """Retires leftovers of saves that were never committed."""
+        newest = self._log.index.newest_resumable
         claim = self._log.newest_claim
         kept = await self._kept(())
         if newest is None or claim is None or claim.token != token or kept is None:
             return None
         keys = [*await self._store.list("manifests"), *await self._store.list("chunks")]
-        named = {c.manifest for c in self._log.commits} | {c.key for m in kept for c in m.chunks}
-        gone = choose_garbage(
-            keys, named, runlog_rules.list_retired(self._log.entries), newest.step
-        )
+        named = {c.key for m in kept for c in m.chunks}
+        gone = choose_garbage(keys, named, self._log.index, newest.step)
         if not gone.manifests and not gone.chunks:
             return None
         return await self._give_up(

@@ -1,19 +1,28 @@
 """Which checkpoints are kept, and what may be deleted. Pure.
 
-The invariant: the newest good checkpoint is never retired, nor anything newer than it; what is
-retired is named by nothing that stays.
+The invariant: the newest good checkpoint is never retired, nor anything newer; and nothing that
+is kept names a retired object.
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from itertools import islice
 
-from everstep_agent import runlog_rules
-from everstep_agent.runlog_rules import Retired
-from everstep_contract.log import Commit, Entry, Retire
+from everstep_agent.runlog.log_index import LogIndex
+from everstep_contract.log import Commit, Retire
 from everstep_contract.manifest import Manifest
 
 
-def choose_retired(entries: Sequence[Entry], good: Collection[str], keep: int) -> list[Commit]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Garbage:
+    """Leftovers of saves that were never committed."""
+
+    manifests: frozenset[str] = frozenset()
+    chunks: frozenset[str] = frozenset()
+
+
+def choose_retired(log: LogIndex, good: Collection[str], keep: int) -> list[Commit]:
     """Commits to give up, oldest first: all that were committed before the `keep`-th newest good
     one.
 
@@ -23,14 +32,10 @@ def choose_retired(entries: Sequence[Entry], good: Collection[str], keep: int) -
     """
     if keep < 1:
         raise ValueError(
-            f"keep={keep}: at least one checkpoint must stay; set checkpoint.keep to 1 or more"
+            f"keep={keep}: at least one checkpoint must be kept; set checkpoint.keep to 1 or more"
         )
-    kept = [c for c in runlog_rules.list_resumable(entries) if c.manifest in good][:keep]
-    if len(kept) < keep:
-        return []
-    retired = runlog_rules.list_retired(entries).manifests
-    oldest = entries.index(kept[-1])
-    return [e for e in entries[:oldest] if isinstance(e, Commit) and e.manifest not in retired]
+    kept = list(islice((c for c in log.resumable() if c.manifest in good), keep))
+    return log.standing_before(kept[-1]) if len(kept) == keep else []
 
 
 def build_retire(
@@ -39,8 +44,8 @@ def build_retire(
     given_up: Iterable[tuple[Commit, Manifest | None]],
     kept: Iterable[Manifest],
 ) -> Retire:
-    """The entry for these; a chunk that a kept manifest names stays. None: a manifest that cannot
-    be read.
+    """The entry for these; a chunk that a kept manifest names is not included. None: a manifest
+    that cannot be read.
     """
     stays = {c.key for m in kept for c in m.chunks}
     pairs = list(given_up)
@@ -54,21 +59,26 @@ def build_retire(
 
 
 def choose_garbage(
-    keys: Iterable[str], named: Collection[str], retired: Retired, step: int
-) -> Retired:
+    keys: Iterable[str], named: Collection[str], log: LogIndex, step: int
+) -> Garbage:
     """Of these keys those that nothing names and nothing will: a save of a step that is not after
     the newest commit's can no longer be committed. A listing that lags behind only misses some.
+
+    Args:
+        named: chunks of the manifests that stay.
     """
-    held = set(named) | retired.manifests | retired.chunks
-    old = [k for k in keys if k not in held and (at := step_of(k)) is not None and at <= step]
-    return Retired(
+    loose = (
+        k for k in keys if k not in named and not log.is_committed(k) and not log.is_retired(k)
+    )
+    old = [k for k in loose if (at := step_of(k)) is not None and at <= step]
+    return Garbage(
         manifests=frozenset(k for k in old if k.startswith("manifests/")),
         chunks=frozenset(k for k in old if k.startswith("chunks/")),
     )
 
 
 def step_of(key: str) -> int | None:
-    """The step that a key of ours names."""
+    """The step in a key that Everstep wrote."""
     found = _STEP.fullmatch(key)
     return int(found.group(1) or found.group(2)) if found else None
 

@@ -1,4 +1,4 @@
-"""Object stores: `open_store` gives one run's store, `probe` says whether it can carry a log."""
+"""Object stores: `open_store` opens one run's store, `probe` tests whether it can hold a run log."""
 
 from everstep_agent.storage.opening import open_store as open_store
 from everstep_agent.storage.probe import probe as probe

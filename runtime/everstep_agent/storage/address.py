@@ -1,4 +1,4 @@
-"""Where a run lives: `<uri>/<run>/`. Pure: reads nothing but its arguments."""
+"""The address of a run: `<uri>/<run>/`. Pure: uses only its arguments."""
 
 import re
 from collections.abc import Mapping
@@ -37,14 +37,14 @@ def check_key(key: str, what: str = "key") -> str:
     for segment in key.split("/"):
         if segment in (".", "..") or not _SEGMENT.fullmatch(segment):
             raise BadAddress(
-                f"{what} {key!r}: segment {segment!r} cannot be used;"
-                " use letters, digits and . _ = @ + - between single slashes"
+                f"{what} {key!r}: segment {segment!r} is not allowed; use letters, digits "
+                "and . _ = @ + - between single slashes"
             )
     return key
 
 
 def parse_uri(uri: str, run: str = "") -> Address:
-    """Raises `BadAddress`, which names the URI, what is wrong with it and what is expected."""
+    """Raises `BadAddress`, which names the URI, the problem, and what is expected."""
     parts = urlsplit(uri)
     if parts.scheme not in SCHEMES:
         expected = ", ".join(f"{s}://" for s in SCHEMES[:-1])

@@ -1,7 +1,8 @@
-"""What can go wrong with an object store, sorted where it enters: above, no foreign error is seen.
+"""Errors of an object store, classified where they enter: code above this package sees no foreign
+error.
 
-`transient` errors may pass by themselves and are worth another try; the others need a person.
-Messages name the thing, what was found and the fix, and carry no secret.
+`transient` errors may pass by themselves and are worth a retry; the others need a person.
+Messages name the object, the finding and the fix, and contain no secret.
 """
 
 import re
@@ -10,7 +11,7 @@ from everstep_contract import levels
 
 
 class StoreError(Exception):
-    """The store answered in a way that trying again will not mend."""
+    """The store answered with an error that a retry will not fix."""
 
     kind = "StoreError"
     transient = False
@@ -24,7 +25,7 @@ class NotFound(StoreError):
 
 
 class AlreadyExists(StoreError):
-    """A create-only PUT met an object: its place is taken."""
+    """A create-only PUT found an object: its place is taken."""
 
     kind = "AlreadyExists"
 
@@ -38,19 +39,21 @@ class BucketMissing(StoreError):
 
 
 class BadAddress(StoreError):
-    """The URI, the run's name or a variable of the environment cannot be used."""
+    """The URI, the run's name or an environment variable is invalid."""
 
     kind = "BadAddress"
 
 
 class NoAtomicCreate(StoreError):
-    """Two writers were told that they had created one object: no log can stand on this store."""
+    """Two writers were both told that they had created one object: this store cannot hold a run
+    log.
+    """
 
     kind = "NoAtomicCreate"
 
 
 class TooLarge(StoreError):
-    """An object that no writer of ours can have made: it is not brought into memory."""
+    """An object that Everstep cannot have written: it is not read into memory."""
 
     kind = "TooLarge"
 
@@ -61,17 +64,17 @@ class Unreachable(StoreError):
 
 
 class Busy(Unreachable):
-    """It asks for fewer requests."""
+    """The store asks for fewer requests."""
 
 
 class Conflict(Unreachable):
-    """409: two writes of one key met; who won is not known yet."""
+    """409: two writes of one key met; the winner is not known yet."""
 
     kind = "Conflict"
 
 
 class NoSpace(StoreError):
-    """May pass: somebody can make room while the job trains on."""
+    """May pass: someone can free space while the job trains."""
 
     kind = "NoSpace"
     transient = True
@@ -104,7 +107,7 @@ _GRANT = "the identity needs to read, write, delete and list below checkpoint.ur
 
 
 def classify_error(error: BaseException, *, doing: str, where: str) -> StoreError:
-    """Our error for a foreign one.
+    """The `StoreError` for a foreign one.
 
     Args:
         doing: the verb, for people: "write", "read", …
@@ -141,7 +144,7 @@ def _classify_rest(
 ) -> StoreError:
     said = _said(text, code, status)
     fix = _FIXES.get(code, "")
-    # S3 answers 400 to a session token that has expired.
+    # S3 answers 400 to an expired session token.
     refused = (
         status in (401, 403)
         or code in ("ExpiredToken", "InvalidToken")
@@ -157,7 +160,7 @@ def _classify_rest(
         or isinstance(error, (ValueError, TypeError))
     ):
         return BadAddress(f"{found}: {said}; correct checkpoint.uri")
-    if "redirect without LOCATION" in text:  # a 301 of S3, whose code the client keeps to itself
+    if "redirect without LOCATION" in text:  # a 301 of S3, whose code the client does not expose
         return StoreError(f"{found}: {said}; {_FIXES['PermanentRedirect']}")
     if 300 <= status < 500 and status not in (408, 409, 425, 429):
         return StoreError(f"{found}: {said}" + (f"; {fix}" if fix else ""))
@@ -166,7 +169,7 @@ def _classify_rest(
 
 
 def _said(text: str, code: str, status: int) -> str:
-    """The store's own words in one line, without query strings: Azure's signatures stand there."""
+    """The store's own message in one line, without query strings, which contain Azure's signatures."""
     if code:
         message = _first(_MESSAGE, text)
         return f"{status} {code}" + (f" ({message})" if message else "")

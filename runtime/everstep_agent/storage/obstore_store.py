@@ -1,7 +1,6 @@
-"""The one file that knows obstore: folders, S3, Google Cloud Storage, Azure, memory."""
+"""The only file that uses obstore: folders, S3, Google Cloud Storage, Azure, memory."""
 
 import asyncio
-import os
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import Any
 import obstore
 from obstore import store as stores
 
+from everstep_agent.storage import folder as folders
 from everstep_agent.storage.address import Address, build_s3_config, check_key
 from everstep_agent.storage.errors import (
+    AlreadyExists,
     BadAddress,
     NotFound,
     StoreError,
@@ -21,13 +22,15 @@ from everstep_agent.storage.errors import (
 )
 
 _RETRY: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
-"""Trying again is `retrying.Retrying`'s, where the trouble can be seen and reported."""
+"""Retries are made by `retrying.Retrying`, where they can be seen and reported."""
 _TIMEOUT = timedelta(seconds=120)
-"""Of one request: a 64 MiB chunk at 0.6 MB/s."""
+"""Limit of one request: a 64 MiB chunk at 0.6 MB/s."""
 STALL_SECONDS = 15.0
-"""A server that has sent nothing for so long will not: the request is made anew."""
+"""A server that has sent nothing for this long is given up: the request is repeated."""
 LIMIT_BYTES = 1024**3
-"""Of an object that is read. Ours have 64 MiB at most, a ledger or a manifest perhaps more."""
+"""Limit of an object that is read. Chunks have at most 64 MiB, a ledger or a manifest possibly
+more.
+"""
 
 
 class ObstoreStore:
@@ -49,13 +52,28 @@ class ObstoreStore:
     async def _write(self, key: str, body: bytes | memoryview, mode: Any) -> None:
         check_key(key)
         try:
-            # One PUT, never a multipart upload: only a single PUT can be create-only.
-            async with asyncio.timeout(STALL_SECONDS + len(body) / 2**20):
-                await obstore.put_async(self._backend, key, body, mode=mode, use_multipart=False)
-            if self._folder is not None:
-                await asyncio.to_thread(_sync, self._folder / key)
+            if self._folder is None:
+                await self._put(key, body, mode)
+            else:
+                await self._write_file(self._folder, key, body, mode)
         except Exception as error:
             raise self._ours(error, "write", key) from None
+
+    async def _put(self, key: str, body: bytes | memoryview, mode: Any) -> None:
+        # One PUT, never a multipart upload: only a single PUT can be create-only.
+        async with asyncio.timeout(STALL_SECONDS + len(body) / 2**20):
+            await obstore.put_async(self._backend, key, body, mode=mode, use_multipart=False)
+
+    async def _write_file(self, root: Path, key: str, body: bytes | memoryview, mode: Any) -> None:
+        staged = folders.staging_key()
+        await self._put(staged, body, "create")
+        replace = mode == "overwrite"
+        try:
+            done = await asyncio.to_thread(folders.publish, root, staged, key, replace=replace)
+        except FileNotFoundError:
+            raise Unreachable(f"cannot write {self._uri}/{key}: its folder was removed") from None
+        if not done:
+            raise AlreadyExists(f"cannot write {self._uri}/{key}: it exists")
 
     async def get(self, key: str) -> bytes:
         check_key(key)
@@ -63,7 +81,10 @@ class ObstoreStore:
             async with asyncio.timeout(STALL_SECONDS):
                 answer = await obstore.get_async(self._backend, key)
             if answer.meta["size"] > LIMIT_BYTES:
-                raise TooLarge(f"{self._uri}/{key} has {answer.meta['size']} bytes: none of ours")
+                raise TooLarge(
+                    f"{self._uri}/{key} has {answer.meta['size']} bytes: it is not an object of "
+                    "Everstep"
+                )
             return await _read(answer)
         except Exception as error:
             raise self._ours(error, "read", key) from None
@@ -72,7 +93,7 @@ class ObstoreStore:
         found: list[str] = []
         try:
             async for batch in obstore.list(self._backend, prefix or None, chunk_size=1000):
-                found += [meta["path"] for meta in batch]
+                found += [m["path"] for m in batch if not folders.is_staging(m["path"])]
         except Exception as error:
             raise self._ours(error, "list", prefix) from None
         return sorted(found)
@@ -96,7 +117,7 @@ class ObstoreStore:
 
 
 async def _read(answer: Any) -> bytes:
-    """The body; each part of it may take a while, the whole as long as it takes."""
+    """The body. Each part of it has a time limit, the whole has none."""
     parts: list[bytes] = []
     stream = aiter(answer.stream())
     while True:
@@ -107,28 +128,20 @@ async def _read(answer: Any) -> bytes:
         parts.append(bytes(part))
 
 
-def _sync(path: Path) -> None:
-    """A folder store must not answer before a power cut can no longer take the object back."""
-    for target, flags in ((path, os.O_RDONLY), (path.parent, os.O_RDONLY | os.O_DIRECTORY)):
-        fd = os.open(target, flags)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
 def open_memory() -> ObstoreStore:
-    """A store of this process alone, for tests."""
+    """A store of this process only, for tests."""
     return ObstoreStore(stores.MemoryStore(), "memory://")
 
 
 def open_folder(address: Address, *, create: bool) -> ObstoreStore:
-    """Raises `BadAddress` if the folder is not there and must not, or cannot, be made."""
+    """Raises `BadAddress` if the folder does not exist and must not, or cannot, be created."""
     base = Path(address.bucket)
     folder = base / address.prefix
     try:
         if create:
-            _make(base, folder)
+            _require_parent(base)
+            folders.make(base, folder)
+            folders.sweep(folder)
         elif not folder.is_dir():
             raise BadAddress(f"there is no folder {folder}")
         return ObstoreStore(
@@ -138,14 +151,13 @@ def open_folder(address: Address, *, create: bool) -> ObstoreStore:
         raise classify_error(error, doing="open", where=address.uri) from None
 
 
-def _make(base: Path, folder: Path) -> None:
-    # A whole missing path is a mistake (a volume that is not mounted), not a wish.
+def _require_parent(base: Path) -> None:
+    # If the parent folder is missing, too, the path is a mistake (a volume that is not mounted).
     if not base.parent.is_dir():
         raise BadAddress(
             f"checkpoint.uri file://{base}: there is no folder {base.parent};"
             " mount the volume there or correct the path"
         )
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def open_s3(address: Address, environ: Mapping[str, str]) -> ObstoreStore:
@@ -161,7 +173,9 @@ def open_s3(address: Address, environ: Mapping[str, str]) -> ObstoreStore:
 
 
 def open_url(address: Address) -> ObstoreStore:
-    """Google and Azure: obstore reads their variables and identities from the process itself."""
+    """Google and Azure: obstore itself reads their variables and identities from the process
+    environment.
+    """
     cls = stores.GCSStore if address.scheme == "gs" else stores.AzureStore
     backend = cls(
         address.bucket,

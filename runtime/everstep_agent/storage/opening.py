@@ -1,4 +1,4 @@
-"""From a URI to a store."""
+"""Opens the store of a URI."""
 
 from collections.abc import Mapping
 
@@ -8,8 +8,8 @@ from everstep_agent.storage.store import ObjectStore
 
 
 def open_raw(uri: str, run: str, environ: Mapping[str, str], *, create: bool = True) -> ObjectStore:
-    """A store that tries everything once; see `open_store`."""
-    # obstore takes a tenth of a second to import: only who opens a store pays.
+    """A store without retries; see `open_store`."""
+    # obstore takes a tenth of a second to import: only processes that open a store pay for it.
     from everstep_agent.storage import obstore_store
 
     address = parse_uri(uri, run)

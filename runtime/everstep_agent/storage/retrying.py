@@ -1,8 +1,8 @@
-"""Try again while an error may pass: jittered exponential back-off and a deadline, and fewer at once
-while the store is busy.
+"""Retries while an error may pass: jittered exponential back-off with a deadline, and fewer
+concurrent requests while the store is busy.
 
-A `create` that is tried again may meet its own first success: it then raises `AlreadyExists`, as
-the port says.
+A repeated `create` may find the object of its own first try: it then raises `AlreadyExists`, as
+`ObjectStore` documents.
 """
 
 import asyncio
@@ -18,30 +18,31 @@ from everstep_agent.storage.window import Window
 T = TypeVar("T")
 
 DOUBTED = 3
-"""A refusal is believed when it was heard so often and once more. MinIO answers 403 to a PUT beside
-a DELETE that empties the folder (measured), and rights that were just given take a moment to hold.
+"""A denied request is repeated this many times. MinIO answers 403 to a PUT concurrent with a DELETE
+that empties the folder (measured), and permissions that were just granted take a moment to apply.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     deadline_s: float = 60.0
-    """Of one call, all tries together."""
+    """For one call, all tries together."""
     first_s: float = 0.1
     longest_s: float = 3.0
 
 
 def choose_delay(tries: int, patience: Patience, chance: float) -> float:
-    """Seconds before try number `tries + 1`; `chance` in [0, 1) spreads callers out."""
+    """Seconds before try number `tries + 1`; `chance` in [0, 1) spreads the callers."""
     ceiling = min(patience.longest_s, patience.first_s * 2.0 ** min(tries - 1, 30))
     return ceiling * (0.5 + chance / 2)
 
 
 class Retrying:
-    """An `ObjectStore` around another. `trouble` is the error it is waiting out now, for status.
+    """An `ObjectStore` around another. `trouble` is the error that it is waiting for to pass, for
+    the status.
 
-    Bodies go through a window, those that are written through one, those that are read through another: the run log's
-    entries (`create`) and its reader wait for no chunk that is sent.
+    Bodies pass through windows, one for writing and one for reading; the run log's entries
+    (`create`) and its reader do not wait for chunks.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Retrying:
                     await self._sleep(choose_delay(tries, self._patience, self._chance()))
                     continue
                 if not error.transient:
-                    self.trouble = None  # it answered: whatever is wrong, it is there
+                    self.trouble = None  # the store answered, so it is reachable
                     raise
                 self.trouble = error
                 delay = choose_delay(tries, self._patience, self._chance())

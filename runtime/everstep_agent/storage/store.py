@@ -1,6 +1,6 @@
-"""The port: five verbs on keys relative to one run.
+"""The interface to a store: five operations on keys relative to one run.
 
-Everything above works on any store that passes the suite `tests/agent/test_storage.py`.
+Everything above it works on any store that passes the suite `tests/agent/test_storage.py`.
 """
 
 from typing import Protocol
@@ -11,10 +11,10 @@ class ObjectStore(Protocol):
 
     @property
     def uri(self) -> str:
-        """For people: where the keys are."""
+        """The address of the keys, for people."""
 
     async def put(self, key: str, body: bytes | memoryview) -> None:
-        """Write, whether or not the key exists."""
+        """Writes, whether or not the key exists."""
 
     async def create(self, key: str, body: bytes | memoryview) -> None:
         """Write only if nothing stands there; of several writers exactly one succeeds.
@@ -28,7 +28,7 @@ class ObjectStore(Protocol):
         """The whole object, at most 64 MiB by convention of the writers. Raises `NotFound`."""
 
     async def list(self, prefix: str = "") -> list[str]:
-        """Keys below the folder `prefix`, sorted; may lag behind the truth: proves nothing."""
+        """Keys below the folder `prefix`, sorted; may be stale: proves nothing."""
 
     async def delete(self, key: str) -> None:
-        """Afterwards the key does not exist; no error if it did not before."""
+        """Afterwards the key does not exist; no error if it did not exist before."""

@@ -1,7 +1,8 @@
-"""How many requests may be under way: one more for each round that is served, half when the store is busy.
+"""How many requests may run at once: one more for each full round of successes, half when the store
+is busy.
 
-Additive increase, multiplicative decrease, as TCP's congestion control (Chiu and Jain, 1989). Backing off alone lets
-all that waited come back at once, and be refused at once.
+Additive increase, multiplicative decrease, as TCP's congestion control (Chiu and Jain, 1989).
+With back-off alone, all waiting requests would return at once and be refused at once.
 """
 
 import asyncio
@@ -23,11 +24,11 @@ class Window:
 
     @property
     def limit(self) -> int:
-        """Requests that may be under way now; 1 at least."""
+        """How many requests may run now; at least 1."""
         return int(self._limit)
 
     async def run(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Call it once there is room. Raises what it raises."""
+        """Calls it once there is room. Raises what it raises."""
         while self._under_way >= self.limit:
             self._room.clear()
             await self._room.wait()
@@ -45,7 +46,7 @@ class Window:
         return answer
 
     def _halve(self, seen: int) -> None:
-        """Once for all requests that were under way together: they were refused for the same reason."""
+        """Once for all requests that ran at the same time: they were refused for the same reason."""
         if seen == self._halvings:
             self._halvings += 1
             self._limit = max(1.0, self._limit / 2)

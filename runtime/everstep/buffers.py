@@ -1,0 +1,128 @@
+"""The persistent buffers that forward may change (BatchNorm's statistics), as bits.
+
+Each micro-batch begins with the buffers as they were when the loop began, and all ranks end the loop with those
+that micro-batch 0 left. So buffers do not depend on how many ranks share the micro-batches. They travel as bits,
+four bytes in each number of the vector: a sum with zeros changes none of them, whatever their dtype.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+
+from everstep.tracked import Tracked
+from everstep.vector import Numbers
+
+SMALL_BYTES = 2**20
+TOTAL_BYTES = 2**24
+_WORD = 4
+"""Bytes in a number of the vector: a float64 holds every whole number below 2**53 exactly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferRef:
+    """A buffer by owner and name: forward may change it in place or put another tensor there."""
+
+    name: str
+    owner: torch.nn.Module
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        buffer = self.owner._buffers[self.key]
+        assert buffer is not None, self.name
+        return buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A copy of the small buffers."""
+
+    tensors: list[torch.Tensor]
+    """Which tensors were the buffers."""
+    bits: list[torch.Tensor]
+    """For each device a uint8 tensor [bytes]: the copies, one after the other."""
+
+
+class Buffers:
+    """The persistent buffers of the tracked modules. The small ones are grouped by device, in one fixed order."""
+
+    def __init__(self, tracked: Tracked) -> None:
+        self.small: list[BufferRef] = []
+        self.large: list[BufferRef] = []
+        room = TOTAL_BYTES
+        for ref in _list_buffers(tracked):
+            size = _size(ref.tensor)
+            if size <= min(SMALL_BYTES, room):
+                room -= size
+                self.small.append(ref)
+            else:
+                self.large.append(ref)
+        self.small.sort(key=lambda ref: str(ref.tensor.device))
+        self._sizes = [_size(ref.tensor) for ref in self.small]
+
+    @property
+    def numbers(self) -> int:
+        """Elements that the small buffers take in the vector."""
+        return -(-sum(self._sizes) // _WORD)
+
+    def hold(self) -> Held:
+        """A copy on their devices."""
+        tensors = [ref.tensor for ref in self.small]
+        bits = [
+            torch.cat(
+                [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in own]
+            )
+            for own in self._by_device(tensors)
+        ]
+        return Held(tensors, bits)
+
+    def put_back(self, held: Held) -> None:
+        """Make the buffers what they were when `held` was taken; the same tensors, too."""
+        for ref, tensor in zip(self.small, held.tensors, strict=True):
+            ref.owner._buffers[ref.key] = tensor
+        self._set(held.bits)
+
+    def pack(self, held: Held) -> Numbers:
+        """[numbers] for the vector. One transfer from each device."""
+        raw = np.zeros(self.numbers * _WORD, np.uint8)
+        if held.bits:
+            raw[: sum(self._sizes)] = torch.cat([own.cpu() for own in held.bits]).numpy()
+        return raw.view(np.uint32).astype(np.float64)
+
+    def take(self, numbers: Numbers) -> None:
+        """Set the buffers from what a rank packed. One transfer to each device."""
+        raw = torch.from_numpy(numbers.astype(np.uint32).view(np.uint8))[: sum(self._sizes)]
+        groups = self._by_device([ref.tensor for ref in self.small])
+        parts = torch.split(raw, [sum(map(_size, own)) for own in groups]) if groups else ()
+        self._set([part.to(own[0].device) for part, own in zip(parts, groups, strict=True)])
+
+    def _set(self, bits: Sequence[torch.Tensor]) -> None:
+        targets = [ref.tensor for ref in self.small]
+        with torch.no_grad():
+            for own, joined in zip(self._by_device(targets), bits, strict=True):
+                parts = torch.split(joined, [_size(tensor) for tensor in own])
+                for tensor, part in zip(own, parts, strict=True):
+                    # A clone begins where its dtype may begin; a part of `joined` need not.
+                    tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+
+    def _by_device(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """One list a device; the small buffers are sorted by it."""
+        return [list(own) for _, own in groupby(tensors, key=lambda tensor: str(tensor.device))]
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _list_buffers(tracked: Tracked) -> list[BufferRef]:
+    found: dict[int, BufferRef] = {}
+    for name, module in tracked.of_kind("module"):
+        for path, owner in module.named_modules():
+            for key, buffer in owner._buffers.items():
+                if buffer is not None and key not in owner._non_persistent_buffers_set:
+                    full = ".".join(part for part in (name, path, key) if part)
+                    found.setdefault(id(buffer), BufferRef(name=full, owner=owner, key=key))
+    return list(found.values())

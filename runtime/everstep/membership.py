@@ -1,0 +1,314 @@
+"""Which epoch this worker is in, with which rank and process group; and how it goes on in the same
+step when members are lost.
+
+A regroup in place needs no answer of the main thread, which may be in the user's code. The thread
+of the agent's socket answers with what this rank holds *and will still compute* (its share), and
+another thread forms the new group meanwhile. The main thread takes note at its next micro-batch.
+
+The invariant: once a rank has told its standing, no reduction of that epoch completes here any
+more, even if its sums arrive. So the members agree which reductions are complete.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from everstep import shares
+from everstep.errors import Misuse
+from everstep.group import Group
+from everstep.vector import Numbers
+from everstep_contract import wire
+from everstep_contract.ranges import list_ranges, to_ranges
+
+Form = Callable[[wire.Regroup], Group]
+"""Forms the group of an epoch; blocks. Raises `RuntimeError` or `TimeoutError`."""
+
+
+class Parked(Exception):
+    """No regroup comes: this rank has to leave the step, and park."""
+
+
+class Membership:
+    """Shared by the main thread, the thread of the agent's socket, and the one that forms a group.
+
+    Args:
+        send: hands a frame to the agent; from any thread.
+        form: None: this worker cannot regroup (a lost member ends its process).
+    """
+
+    def __init__(
+        self,
+        start: wire.Start,
+        group: Group,
+        *,
+        send: Callable[[Any], None] = lambda frame: None,
+        form: Form | None = None,
+    ) -> None:
+        self.epoch, self.rank, self.world = start.epoch, start.rank, start.world
+        self._send, self._form = send, form
+        self._news = threading.Condition()
+        self._group: Group | None = group
+        """None: the group of this epoch is being formed."""
+        self._newest: Group = group
+        """The one formed last, whatever its epoch."""
+        self._applied = start.applied
+        self._ended: list[tuple[int, int]] = []
+        """(last step, epoch) of the epochs that this worker has left."""
+        self._reductions = 0
+        """Complete ones of this epoch; -1: the last one of the former epoch waits for its vector."""
+        self._vector: Numbers | None = None
+        self._share: list[int] | None = None
+        self._micro_batches = 0
+        self._more: list[int] = []
+        """Of the share: not handed to the loop yet."""
+        self._assigned: list[int] | None = None
+        """The share of the next loop, if another member has begun it already."""
+        self._rescue: Numbers | None = None
+        self._held, self._parked = start.join, False
+        self._orders: list[wire.GiveState | wire.TakeState] = []
+        self._apart = "its script has not reached job.steps yet"
+        """Why this rank cannot regroup now; empty: it can."""
+
+    @property
+    def can_regroup(self) -> bool:
+        return self._form is not None
+
+    @property
+    def group(self) -> Group:
+        return self._newest
+
+    # --- the main thread -------------------------------------------------------------------------
+
+    def set_apart(self, why: str) -> None:
+        """`why`: this rank is where it cannot regroup; empty: it is back in its steps."""
+        with self._news:
+            self._apart = why
+
+    def plan(self, micro_batches: int) -> range:
+        """The share of a loop that has not begun, as things stand."""
+        return shares.plan_share(self.rank, self.world, micro_batches)
+
+    def begin(self, micro_batches: int) -> list[int]:
+        """A loop begins. Returns this rank's share of its micro-batches.
+
+        Raises:
+            Parked: the epoch is over.
+        """
+        with self._news:
+            self._wait_regrouped()
+            share, self._assigned = self._assigned, None
+            if share is None:
+                share = list(self.plan(micro_batches))
+            elif micro_batches != self._micro_batches:
+                raise Misuse(
+                    f"this rank cuts the step into {micro_batches} micro-batches, others into "
+                    f"{self._micro_batches}; all ranks must use the same feed in the same step"
+                )
+            self._share, self._micro_batches, self._more = list(share), micro_batches, []
+            return share
+
+    def take_more(self) -> list[int]:
+        """Micro-batches that a lost member leaves to this rank, once each."""
+        with self._news:
+            more, self._more = self._more, []
+            return more
+
+    def group_now(self) -> Group | None:
+        """The group in which to reduce this rank's share, if that is complete and the group there."""
+        with self._news:
+            return None if self._held or self._parked or self._more else self._group
+
+    def wait_regrouped(self) -> None:
+        """Until the next epoch is known; its group may still be forming.
+
+        Raises:
+            Parked: the epoch is over.
+        """
+        with self._news:
+            self._wait_regrouped()
+
+    def wait_group(self) -> Group | None:
+        """The same, once the group is there. None: there are more micro-batches to take first, or
+        the reduction is complete without this rank (`take_rescue`).
+
+        Raises:
+            Parked: the epoch is over.
+        """
+        with self._news:
+            while True:
+                self._wait_regrouped()
+                if self._more or self._rescue is not None:
+                    return None
+                if self._group is not None:
+                    return self._group
+                self._news.wait()
+
+    def complete(self, group: Group, vector: Numbers) -> bool:
+        """Every sum of the reduction is complete in `group`. False: it does not count, because the
+        members go on without it.
+        """
+        with self._news:
+            if self._held or group is not self._group:
+                return False
+            self._end_reduction(vector)
+            return True
+
+    def take_rescue(self) -> Numbers | None:
+        """The vector of the reduction that was complete for other members, or None. This rank holds
+        its sums: whoever holds a vector knows that every member does.
+
+        If the standing was told meanwhile, without this reduction, it waits for the next epoch,
+        which brings the vector again.
+
+        Raises:
+            Parked: the epoch is over.
+        """
+        with self._news:
+            if self._rescue is None:
+                return None
+            self._wait_regrouped()
+            vector, self._rescue = self._rescue, None
+            self._end_reduction(vector)
+            return vector
+
+    def fail(self, group: Group) -> None:
+        """A collective of `group` has failed: tell the agent."""
+        with self._news:
+            if group is not self._group or self._held or self._parked:
+                return
+            self._held = True
+            standing = self._describe("")
+        self._send(standing)
+
+    def mark_applied(self, step: int) -> int:
+        """A step counts from here on. Returns the epoch to which it belongs.
+
+        Once the standing is told, that waits for the regroup: whether the step belongs to the old
+        epoch or to the new one must be the same on every rank.
+        """
+        with self._news:
+            self._news.wait_for(lambda: not self._held or self._parked)
+            self._applied = step
+            return next((epoch for last, epoch in self._ended if step <= last), self.epoch)
+
+    def hold_here(self) -> None:
+        """At a boundary at which a newcomer joins: tell the standing, and leave the group."""
+        with self._news:
+            self._held = True
+            standing = self._describe("")
+        self._newest.cut()
+        self._send(standing)
+
+    def next_order(self) -> wire.GiveState | wire.TakeState | None:
+        """While this rank is held: the next order to hand state over. None: it is held no more."""
+        with self._news:
+            self._news.wait_for(lambda: self._orders or not self._held or self._parked)
+            if not self._held or self._parked:
+                return None
+            return self._orders.pop(0)
+
+    # --- the thread of the agent's socket --------------------------------------------------------
+
+    def hold(self, epoch: int) -> None:
+        """`Cut` with `keep`: leave the group, keep the step, tell the standing."""
+        with self._news:
+            if epoch != self.epoch or self._parked:
+                return
+            told, self._held = self._held, True
+            standing = self._describe(self._apart)
+            self._news.notify_all()
+        self._newest.cut()
+        if not told or standing.problem:
+            self._send(standing)
+
+    def park(self) -> None:
+        """`Cut`: no regroup comes."""
+        with self._news:
+            self._parked = True
+            self._news.notify_all()
+        self._newest.cut()
+
+    def order(self, frame: wire.GiveState | wire.TakeState) -> None:
+        with self._news:
+            self._orders.append(frame)
+            self._news.notify_all()
+
+    def give_vector(self, epoch: int) -> None:
+        """The standing again, with the vector of the last complete reduction."""
+        with self._news:
+            if epoch != self.epoch or self._vector is None:
+                return
+            vector = wire.to_text(self._vector.tobytes())
+            standing = replace(self._describe(self._apart), vector=vector)
+        self._send(standing)
+
+    def regroup(self, frame: wire.Regroup) -> None:
+        """The next epoch: its share counts at once, its group is formed beside the main thread."""
+        with self._news:
+            if not self._held or self._parked or frame.epoch <= self.epoch:
+                return
+            self._enter(frame)
+            self._news.notify_all()
+        name = f"everstep-regroup-{frame.epoch}"
+        threading.Thread(target=self._form_group, args=(frame,), name=name, daemon=True).start()
+
+    def _enter(self, frame: wire.Regroup) -> None:
+        self._ended.append((frame.applied, self.epoch))
+        self.epoch, self.rank, self.world = frame.epoch, frame.rank, frame.world
+        self._held, self._group = False, None
+        self._orders.clear()
+        behind = bool(frame.vector)
+        self._reductions = -1 if behind else 0
+        self._micro_batches = frame.micro_batches
+        share = None if frame.share is None else list_ranges(frame.share)
+        if behind:
+            self._rescue = np.frombuffer(wire.from_text(frame.vector), np.float64).copy()
+            self._share, self._more, self._assigned = None, [], share
+        elif self._share is None:
+            self._assigned = share
+        else:
+            held, self._share = set(self._share), share or []
+            self._more += [index for index in self._share if index not in held]
+
+    def _form_group(self, frame: wire.Regroup) -> None:
+        assert self._form is not None
+        try:
+            group = self._form(frame)
+        except (RuntimeError, TimeoutError) as error:
+            self._send(wire.Regrouped(epoch=frame.epoch, problem=str(error)[:500]))
+            return
+        with self._news:
+            wanted = frame.epoch == self.epoch and not self._held and not self._parked
+            if wanted:
+                self._group = self._newest = group
+            self._news.notify_all()
+        if wanted:
+            self._send(wire.Regrouped(epoch=frame.epoch))
+        else:
+            group.cut()
+
+    # --- under the lock --------------------------------------------------------------------------
+
+    def _wait_regrouped(self) -> None:
+        self._news.wait_for(lambda: not self._held or self._parked)
+        if self._parked:
+            raise Parked
+
+    def _end_reduction(self, vector: Numbers) -> None:
+        self._reductions += 1
+        self._vector = vector
+        self._share, self._more = None, []
+
+    def _describe(self, problem: str) -> wire.Standing:
+        begun = self._share is not None
+        return wire.Standing(
+            epoch=self.epoch,
+            applied=self._applied,
+            reductions=self._reductions,
+            share=to_ranges(self._share) if self._share is not None else None,
+            micro_batches=self._micro_batches if begun else 0,
+            problem=problem if self.can_regroup else "in-place recovery is off",
+        )

@@ -1,0 +1,51 @@
+"""What ends the job between the reduction of a step and its application.
+
+All ranks hold the same sums, so all decide alike and none has to ask another.
+"""
+
+import math
+
+from everstep import guards, undo_step, vector
+from everstep.batches import Batches
+from everstep.step_state import StepState
+from everstep_contract.report import Cause
+
+
+def require_finite(step: StepState, feed: Batches, summary: vector.Summary) -> None:
+    """End the job at a loss that is NaN or infinite; the state before the step is saved first,
+    unless that is broken too.
+    """
+    index = vector.find_not_finite(summary)
+    if index is None:
+        return
+    places = feed.places(index)
+    samples = list(summary.samples[places.start : places.stop])
+    bad = step.session.tracked.find_not_finite()
+    if not bad:
+        undo_step.save_before(step)
+    why = f"; the parameter {bad} was not finite before it: that state is not saved" if bad else ""
+    step.session.fail(
+        Cause.NOT_FINITE,
+        f"step {step.number}: the loss of micro-batch {index} is {summary.losses[index]}; its "
+        f"samples are {samples}. Nothing of this step was applied{why}",
+    )
+
+
+def watch_jumps(step: StepState, summary: vector.Summary, norm: float | None) -> None:
+    """Note a loss or gradient norm that is out of proportion, or stop, as the job's guard says."""
+    session = step.session
+    for what, value in {"loss": summary.loss, "gradient norm": norm}.items():
+        if value is None or (what == "loss" and math.isnan(value)):
+            continue
+        key = f"{step.reductions}/{what}"
+        before = session.windows.get(key, ())
+        jump = guards.find_jump(
+            what, value, before, factor=session.start.guard_factor, step=step.number
+        )
+        if jump and session.start.guard_action == "SaveAndStop":
+            undo_step.save_before(step)
+            session.fail(Cause.GUARD, f"{jump}; stopped before it was applied")
+        if jump:
+            session.note(jump)
+        finite = math.isfinite(value)
+        session.windows[key] = guards.extend(before, value) if finite else before

@@ -1,0 +1,55 @@
+"""How far one global step has come."""
+
+import math
+from typing import Any, Protocol
+
+from everstep import rewind
+from everstep.errors import Misuse
+from everstep.session import Capture, Session
+from everstep_contract.ledger import LedgerEntry
+
+
+class InnerLoop(Protocol):
+    ended: bool
+
+
+class StepState:
+    """What the inner loops and the boundary share about a step; the script sees `step.Step`."""
+
+    def __init__(self, session: Session, number: int) -> None:
+        self.session = session
+        self.number = number
+        self.start = rewind.StepStart(session.tracked, session.buffers)
+        self.loop: InnerLoop | None = None
+        """The newest inner loop."""
+        self.reductions = 0
+        """Inner loops that have ended."""
+        self.loss = math.nan
+        """Of the last one."""
+        self.copy: Capture | None = None
+        """The state before the step, kept where a step has several loops."""
+        self.mark: tuple[Any, ...] | None = None
+        """Fingerprint of the state when the step was marked applied; None: it was not yet."""
+
+    def require_loop_ended(self) -> None:
+        """Raises `Misuse`."""
+        if self.loop is not None and not self.loop.ended:
+            raise Misuse(
+                f"step {self.number}: the loop over step.batches did not end (break, or an "
+                "exception that was swallowed?); a step counts only when every batch of it was "
+                "answered: let the loop end, and call step.skip() for a batch to leave out"
+            )
+
+    def require_complete(self) -> None:
+        """Raises `Misuse`."""
+        self.require_loop_ended()
+        if not self.reductions:
+            raise Misuse(f"step {self.number}: its body had no loop over step.batches")
+
+    def end_reduction(self, entry: LedgerEntry, norm: float | None) -> None:
+        self.reductions += 1
+        self.loss = entry.loss
+        findings = self.session.findings
+        findings.entries.append(entry)
+        findings.loss = None if math.isnan(entry.loss) else entry.loss
+        findings.grad_norm = norm

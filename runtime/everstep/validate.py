@@ -1,0 +1,66 @@
+"""Checks of what a script passes to the API. Each refusal names call, argument, value and fix."""
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from everstep.errors import Misuse
+
+TEXT_LIMIT = 200
+
+
+def whole(what: str, value: Any, least: int | None = None) -> int:
+    """A number of any integer type, numpy's too. Raises `Misuse`."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        bound = "" if least is None else f", {least} or more"
+        raise Misuse(f"{what}={value!r}: give a whole number{bound}")
+    return number
+
+
+def number(what: str, value: Any, means: str) -> float:
+    """Finite and not below 0. Raises `Misuse`; `means` ends its sentence."""
+    try:
+        found = math.nan if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not math.isfinite(found) or found < 0:
+        raise Misuse(f"{what}={value!r}: {means} is a finite number, not below 0")
+    return found
+
+
+def callable_or_none(what: str, value: Any) -> Callable[..., Any] | None:
+    """Raises `Misuse`."""
+    if value is not None and not callable(value):
+        raise Misuse(f"{what}={value!r}: give a function, without calling it")
+    return value  # type: ignore[no-any-return]
+
+
+def flag(what: str, value: Any) -> bool:
+    """numpy's bool too. Raises `Misuse`."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise Misuse(f"{what}={value!r}: give True or False")
+    return bool(value)
+
+
+def text_or_none(what: str, value: Any) -> str | None:
+    """At most `TEXT_LIMIT` characters, at least one. Raises `Misuse`."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not 0 < len(value) <= TEXT_LIMIT:
+        raise Misuse(f"{what}={value!r:.80}: give a text of 1 to {TEXT_LIMIT} characters")
+    return value
+
+
+def choice(what: str, value: Any, choices: Sequence[str]) -> str:
+    """Raises `Misuse`."""
+    if value not in choices:
+        expected = " or ".join(repr(c) for c in choices)
+        raise Misuse(f"{what}={value!r}: give {expected}")
+    return str(value)

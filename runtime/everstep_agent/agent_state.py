@@ -1,0 +1,84 @@
+"""What an agent currently knows of the job, shared by its parts."""
+
+import time
+from dataclasses import dataclass, field, replace
+
+from everstep_agent.coordinator import faults
+from everstep_agent.coordinator.coordinator import Coordinator
+from everstep_agent.coordinator.pod_status import read_pod_status
+from everstep_agent.identity import Identity
+from everstep_agent.peers.following import Holder
+from everstep_agent.peers.messages import Levels
+from everstep_contract import levels
+
+OLD_SECONDS = 10.0
+"""A lower revision than the known one is accepted if that one was not repeated for this long:
+another operator has started.
+"""
+
+
+@dataclass(slots=True)
+class AgentState:
+    wanted: levels.Wanted = field(default_factory=levels.Wanted)
+    wanted_at: float = 0.0
+    published: Levels | None = None
+    """The newest levels of the coordinator that this agent follows, or of its own."""
+    coordinator: Coordinator | None = None
+    """Not None: this agent holds the role."""
+    rest_until: float = 0.0
+    """A coordinator has failed: no agent takes the role before this time."""
+    following: Holder | None = None
+    """The coordinator that this agent follows; None: there is none, or it is this agent."""
+
+    @property
+    def holder(self) -> Holder | None:
+        """The agent that holds the role, as far as known."""
+        if self.coordinator is not None:
+            return Holder(address="", term=self.coordinator.term.id)
+        return self.following
+
+    @property
+    def informed(self) -> bool:
+        return self.wanted_at > 0 or self.published is not None
+
+    def take_wanted(self, found: levels.Wanted) -> bool:
+        """Takes the operator's document. Returns whether it is new."""
+        now = time.monotonic()
+        if found.revision < self.wanted.revision and now - self.wanted_at < OLD_SECONDS:
+            return False
+        self.wanted, self.wanted_at = found, now
+        return True
+
+    def take_published(self, found: Levels) -> None:
+        news = self.published is None or len(found.faults) > len(self.published.faults)
+        if found.laid_down and news:
+            self.rest_until = time.monotonic() + faults.choose_rest(found.faults)
+        self.published = found
+        if found.wanted.revision >= self.wanted.revision:
+            self.wanted = found.wanted
+
+    def rebuild_published(self) -> Levels:
+        """The coordinator's levels with the operator's present `wanted`."""
+        assert self.published is not None
+        return replace(self.published, wanted=self.wanted)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the newest known epoch."""
+        level = self.published.epoch if self.published else None
+        return level.number if level else 0
+
+    def may_coordinate(self, me: Identity) -> bool:
+        gone = read_pod_status(self.wanted).is_gone(me.slot, me.attempt)
+        rests = time.monotonic() < self.rest_until
+        return me.slot not in self.wanted.leave and not gone and not rests
+
+    def peers(self) -> dict[str, levels.SlotAttempt]:
+        """By address: the operator's list, and the members of the newest epoch."""
+        found = {
+            p.address: levels.SlotAttempt(slot=p.slot, attempt=p.attempt) for p in self.wanted.peers
+        }
+        epoch = self.published.epoch if self.published else None
+        for m in epoch.members if epoch else ():
+            found.setdefault(m.address, levels.SlotAttempt(slot=m.slot, attempt=m.attempt))
+        return found

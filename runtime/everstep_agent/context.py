@@ -1,0 +1,20 @@
+"""What every part of an agent receives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from everstep_agent import logline
+from everstep_agent.identity import Identity
+from everstep_agent.storage.retrying import Retrying
+from everstep_contract import env
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    settings: env.AgentEnv
+    me: Identity
+    store: Retrying
+    """The run's folder in the object store."""
+    line: logline.Log
+    dropped: Callable[[], int] = lambda: 0
+    """Lines of this process's output that were dropped because nobody reads it."""

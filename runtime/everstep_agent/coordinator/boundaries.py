@@ -1,0 +1,110 @@
+"""Armed boundaries: how all ranks do something at the same step without a message that could get
+lost. Pure.
+
+A boundary counts once every member's agent has acknowledged it while its worker's step was below
+it. If a worker is already past it, the coordinator raises it, each time by more: steps may be
+shorter than the latency of a report.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from everstep_agent.peers.messages import AgentReport, Boundary, EpochLevel, EpochMember
+from everstep_contract import levels
+
+Id = tuple[int, int, int]
+"""(slot, attempt, incarnation)"""
+
+
+def arm(steps: Iterable[int], *, stay: bool, hold: bool = False, margin: int = 1) -> Boundary:
+    """The first boundary, `margin` steps ahead of the furthest worker."""
+    return Boundary(step=max(steps, default=0) + margin, stay=stay, hold=hold)
+
+
+def advance(
+    boundary: Boundary,
+    members: Sequence[EpochMember],
+    reports: Iterable[AgentReport],
+    *,
+    raises: int,
+) -> Boundary:
+    """The boundary unchanged, confirmed, or raised; `raises` counts how often it was raised before."""
+    if boundary.confirmed:
+        return boundary
+    by_id = {r.id: r for r in reports}
+    held = [by_id.get(m.id) for m in members]
+    passed = max((r.passed for r in held if r is not None), default=0)
+    if passed >= boundary.step:
+        return replace(boundary, step=passed + min(2**raises, 64))
+    if all(r is not None and r.acked == boundary.step for r in held):
+        return replace(boundary, confirmed=True)
+    return boundary
+
+
+def is_save_due(seconds: int, *, since_last: float, busy: bool) -> bool:
+    """Whether a save at an interval in seconds is due now. Intervals in steps need no coordinator:
+    ranks compute them.
+    """
+    return seconds > 0 and not busy and since_last >= seconds
+
+
+def why_stay(
+    wanted: levels.Wanted,
+    members: Sequence[EpochMember],
+    reports: Iterable[AgentReport],
+    eligible: int,
+    *,
+    coordinator: Id,
+    waited: float = 0.0,
+    gang: float = 0.0,
+) -> str:
+    """Why the epoch should end at a boundary: Stop, Leave, Shrink, Grow, or empty.
+
+    The coordinator's own slot counts even if it is no member: an epoch ends with its coordinator,
+    so that it, too, leaves only at a boundary. Each growth restarts all ranks. A job that lost
+    several slots to one fault therefore waits for all of them before it grows: at most `gang`
+    seconds, of which `waited` have passed since the first was ready.
+    """
+    if wanted.stop is not levels.Stop.NONE:
+        return "Stop"
+    slots = {m.slot for m in members} | {coordinator[0]}
+    leaving = slots & {*wanted.leave, *list_terminating(members, reports, coordinator=coordinator)}
+    if leaving:
+        return "Shrink" if min(leaving) >= wanted.want_workers else "Leave"
+    missing = wanted.want_workers - len(members)
+    if missing > 0 and eligible > 0 and (eligible >= missing or waited >= gang):
+        return "Grow"
+    return ""
+
+
+def why_renew(wanted: levels.Wanted, epoch: EpochLevel) -> str:
+    """Why the epoch should be followed by one with the same members: Edit, or empty.
+
+    Settings that all members must share cannot change within an epoch: ranks would save at
+    different steps, or stop at different losses.
+    """
+    edited = (
+        (wanted.save_every_steps, epoch.save_every_steps),
+        (wanted.settings.guard_factor, epoch.guard_factor),
+        (wanted.settings.guard_action, epoch.guard_action),
+    )
+    return "Edit" if any(new is not None and new != old for new, old in edited) else ""
+
+
+def list_terminating(
+    members: Sequence[EpochMember], reports: Iterable[AgentReport], *, coordinator: Id
+) -> dict[int, int]:
+    """Slot → attempt of the agents that received SIGTERM."""
+    ids = {m.id for m in members} | {coordinator}
+    return {r.slot: r.attempt for r in reports if r.leaving and r.id in ids}
+
+
+def describe_purpose(wanted: levels.Wanted, purpose: str, slots: Sequence[int]) -> str:
+    """The message of a planned incident."""
+    if purpose == "Grow":
+        return "more slots are ready"
+    if purpose == "Edit":
+        return "the job's settings were edited; the next epoch uses them"
+    names = ", ".join(map(str, slots))
+    reason = wanted.leave_reason if wanted.leave else "its agent received SIGTERM"
+    return f"slot {names} leaves" + (f": {reason}" if reason else "")

@@ -1,0 +1,195 @@
+"""One turn of a running epoch's boundary: arm it, confirm it, raise it, or end the epoch at it.
+
+`boundaries.py` decides.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from everstep_agent.coordinator import boundaries, join_rules, rounds
+from everstep_agent.coordinator.gather import stop_here
+from everstep_agent.coordinator.incidents import Cause
+from everstep_agent.coordinator.term import Term
+from everstep_agent.peers.messages import AgentReport, Boundary, State, WorkerReport
+from everstep_contract import levels, names
+
+ARM_SECONDS = 60.0
+"""Limit for all agents to acknowledge; agents acknowledge at once, however long a step takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A planned end of the epoch, recorded when its boundary was armed."""
+
+    cause: Cause
+    id: str
+    """Empty: choose an id as for any incident."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """The state that the training loop keeps between two turns."""
+
+    save_at: float
+    moved_at: float
+    """When any rank's step last advanced."""
+    armed_at: float = 0.0
+    """When the present boundary was armed."""
+    ready_at: float | None = None
+    """Since when a pod could join; None: there is none."""
+    furthest: int = -1
+    raises: int = 0
+    purpose: str = ""
+    """Why the armed boundary ends the epoch (`boundaries.why_stay`); empty: it only saves."""
+    move: Move | None = None
+    """Not yet opened as an incident."""
+
+    def idle(self, furthest: int, now: float) -> float:
+        """Seconds since any rank's step last advanced."""
+        if furthest != self.furthest:
+            self.furthest, self.moved_at = furthest, now
+        return now - self.moved_at
+
+
+def settle(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> bool:
+    """Whether the epoch is over at its boundary."""
+    epoch = term.running
+    boundary = epoch.boundary
+    if boundary is None:
+        _arm(term, watch, workers, now)
+        return False
+    _open_move(term, watch)
+    moved = boundaries.advance(boundary, epoch.members, term.recent(), raises=watch.raises)
+    if moved != boundary:
+        watch.raises += moved.step != boundary.step
+        term.change(term.state.arm(moved))
+        return False
+    if not boundary.confirmed:
+        if now - watch.armed_at > ARM_SECONDS:
+            _give_up(term, watch, boundary, now)
+        return False
+    if boundary.hold:
+        return False  # `join.admit` ends it
+    if boundary.stay:
+        return _stay(term, watch, boundary, workers)
+    if epoch.committed >= boundary.step or all(w.applied > boundary.step + 1 for w in workers):
+        watch.save_at, watch.raises = now, 0
+        term.change(term.state.disarm())
+    return False
+
+
+def _give_up(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
+    """An agent does not answer, though the job may still step: drop the boundary; its purpose is
+    tried again.
+    """
+    acked = {r.id for r in term.recent() if r.acked == boundary.step}
+    silent = ", ".join(str(m.slot) for m in term.running.members if m.id not in acked)
+    text = (
+        f"no agreement on step {boundary.step}: slot {silent} did not answer in {ARM_SECONDS:.0f} s"
+    )
+    term.line.say("boundary_given_up", step=boundary.step, message=text)
+    watch.save_at, watch.raises = now, 0
+    term.change(term.state.disarm().note(text))
+
+
+def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> None:
+    epoch, recent = term.running, term.recent()
+    inside = {m.slot for m in epoch.members}
+    ready = [
+        r
+        for r in rounds.list_eligible(recent, term.wanted)
+        if join_rules.is_ready(r, epoch) and r.slot not in inside
+    ]
+    in_place = join_rules.can_join(epoch, recent)
+    watch.ready_at = (watch.ready_at or now) if ready else None
+    purpose = boundaries.why_stay(
+        term.wanted,
+        epoch.members,
+        recent,
+        len(ready),
+        coordinator=term.me.id,
+        waited=now - (watch.ready_at or now),
+        gang=0.0 if in_place else term.settings.gang_seconds,
+    ) or boundaries.why_renew(term.wanted, epoch)
+    joins = purpose == "Grow" and in_place
+    if joins and not _invite(term, ready):
+        return
+    if not purpose and not _is_save_due(term, watch, now):
+        return
+    watch.purpose, watch.raises, watch.armed_at = purpose, 0, now
+    armed = boundaries.arm(
+        (w.applied for w in workers), stay=bool(purpose) and not joins, hold=joins
+    )
+    watch.move = _describe_move(term, purpose, recent)
+    _open_move(term, watch)
+    term.line.say(
+        "boundary_armed",
+        step=armed.step,
+        purpose=purpose or "Save",
+        incident=term.state.incidents.id,
+    )
+    term.change(term.state.arm(armed))
+
+
+def _invite(term: Term, ready: Sequence[AgentReport]) -> bool:
+    """Whether those who join have got ready beside the running epoch."""
+    epoch = term.running
+    missing = term.wanted.want_workers - len(epoch.members)
+    joining = join_rules.plan_invitation(epoch, ready, missing=missing)
+    if joining != epoch.joining:
+        term.change(term.state.invite(joining))
+        return False
+    return join_rules.are_prepared(joining, term.recent())
+
+
+def _is_save_due(term: Term, watch: Watch, now: float) -> bool:
+    return boundaries.is_save_due(
+        term.settings.save_every_seconds,
+        since_last=now - watch.save_at,
+        busy=term.saves.busy or bool(term.saves.pending(term.running.number)),
+    )
+
+
+def _describe_move(term: Term, purpose: str, recent: list[AgentReport]) -> Move | None:
+    if purpose not in levels.IN_ORDER:
+        return None
+    told = boundaries.list_terminating(term.running.members, recent, coordinator=term.me.id)
+    leaves = purpose not in ("Grow", "Edit")
+    slots = tuple(sorted({*told, *term.wanted.leave})) if leaves else ()
+    # The operator derives the same id when it sees the pod being deleted, so both report one
+    # incident.
+    by_signal = leaves and told and not term.wanted.leave
+    message = boundaries.describe_purpose(term.wanted, purpose, slots)
+    return Move(
+        cause=Cause(name=purpose, message=message, slots=slots),
+        id=names.incident_id("PodDeleted", slots[0], told[slots[0]]) if by_signal else "",
+    )
+
+
+def _open_move(term: Term, watch: Watch) -> None:
+    """Opens it as an incident of its own once the recovery during which it was armed is over."""
+    move = watch.move
+    if move is None or term.state.incidents.current is not None:
+        return
+    term.open_incident(move.cause, id=move.id)
+    term.change(term.state.name_incident())
+    watch.move = None
+
+
+def _stay(term: Term, watch: Watch, boundary: Boundary, workers: Sequence[WorkerReport]) -> bool:
+    """All ranks are parked at the boundary and their save is committed: the epoch is over."""
+    if not all(w.state in (State.PARKED, State.FINISHED) for w in workers):
+        return False
+    term.mark("boundary")
+    if term.running.committed < boundary.step:
+        return False
+    incidents = term.state.incidents.mark("commit", term.now()).resumes(boundary.step, 0)
+    term.group.open_epoch(0)
+    term.change(term.state.with_incidents(incidents).end_epoch(watch.purpose))
+    term.line.say(
+        "epoch_over", epoch=term.running.number, step=boundary.step, purpose=watch.purpose
+    )
+    term.note_left()
+    if term.wanted.stop is not levels.Stop.NONE:
+        stop_here(term)
+    return True

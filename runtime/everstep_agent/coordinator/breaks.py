@@ -1,0 +1,314 @@
+"""Whether a running epoch has lost members, and which. Pure.
+
+Proof (an exit status, a terminated container, a newer incarnation) and the operator's decisions end
+an epoch at once. So does a rank that left its collective by itself, though this proves nobody's
+death: the cause is found while the others leave. A silent agent is only suspected, and not while
+the job's step advances: every member of a process group that makes progress is alive.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from everstep_agent.coordinator.pod_status import PodStatus, read_pod_status
+from everstep_agent.peers.messages import (
+    AgentReport,
+    EpochLevel,
+    EpochMember,
+    FailureReport,
+    Stage,
+    State,
+    WorkerReport,
+)
+from everstep_contract import levels, report
+
+SILENT_SECONDS = 8.0
+SAVE_LOST = "SaveLost"
+"""The last save failed; no member was lost."""
+BELOW_MINIMUM = "BelowMinimum"
+"""The survivors of a loss have trained for too long with fewer pods than the job's minimum."""
+STUCK_FACTOR = 1.5
+"""No rank can go on by itself for this many hang limits: the group itself is stuck."""
+ENDS_THE_JOB = frozenset(
+    c.value
+    for c in (
+        report.Cause.SCRIPT_ERROR,
+        report.Cause.MISUSE,
+        report.Cause.NOT_FINITE,
+        report.Cause.GUARD,
+        report.Cause.STORE,
+        report.Cause.CONFIG,
+        report.Cause.RUN_EXISTS,
+        report.Cause.COORDINATOR,
+    )
+)
+"""Causes that a restart cannot repair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Break:
+    cause: str
+    message: str
+    slot: int | None = None
+    rank: int | None = None
+    certain: bool = True
+    """False: the group broke, and it is not known yet which member caused it."""
+    fault: str = ""
+    """Distinguishes two breaks with the same cause."""
+    failure: FailureReport | None = None
+    dead_ms: int = 0
+    """Age of the failure in milliseconds: since the death was noticed, or since the rank hung or
+    fell silent.
+    """
+    others: tuple["Break", ...] = ()
+    """Members lost at the same time."""
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(b.slot for b in (self, *self.others) if b.slot is not None))
+
+    @property
+    def text(self) -> str:
+        return "; ".join(b.message for b in (self, *self.others))
+
+
+def find_break(
+    epoch: EpochLevel,
+    reports: Iterable[tuple[AgentReport, float]],
+    wanted: levels.Wanted,
+    *,
+    idle: float,
+    hang: float,
+) -> Break | None:
+    """`reports` with their age in seconds; `idle`: seconds since any member's step last advanced."""
+    found = list_breaks(epoch, reports, wanted, idle=idle, hang=hang)
+    return with_others(found[0], found) if found else None
+
+
+def find_late_start(
+    epoch: EpochLevel,
+    reports: Iterable[AgentReport],
+    *,
+    waited: float,
+    limit: float,
+    trouble: bool,
+) -> Break | None:
+    """`waited`: seconds since the claim; `trouble`: this agent or another waits for the store."""
+    if epoch.stage is not Stage.STARTING or waited <= limit or trouble:
+        return None
+    begun = {
+        r.id
+        for r in reports
+        if r.epoch == epoch.number and all(w.state is not State.STARTED for w in r.workers)
+    }
+    late = [m.slot for m in epoch.members if m.id not in begun]
+    if not late:
+        return None
+    names = ", ".join(map(str, late[:8])) + (", …" if len(late) > 8 else "")
+    text = f"slot {names} has not started epoch {epoch.number} in {waited:.0f} s"
+    return Break(cause="GroupBroken", message=text, certain=False)
+
+
+def find_late_regroup(
+    epoch: EpochLevel, workers: Sequence[WorkerReport], *, waited: float, limit: float
+) -> Break | None:
+    """`waited`: seconds since the survivors' epoch was claimed."""
+    if epoch.in_place is None or epoch.stage is not Stage.STARTING or waited <= limit:
+        return None
+    late = sum(w.state is State.HELD for w in workers)
+    text = f"{late} of {epoch.world} ranks could not go on in place in {waited:.0f} s; all restart"
+    return Break(cause="GroupBroken", message=text, certain=False)
+
+
+def find_below_minimum(
+    epoch: EpochLevel, least: int, *, waited: float, limit: float
+) -> Break | None:
+    """`waited`: seconds since the epoch began; it began small because members were lost."""
+    if epoch.in_place is None or len(epoch.members) >= least or waited <= limit:
+        return None
+    text = (
+        f"{len(epoch.members)} of at least {least} pods have trained for {waited / 60:.0f} minutes, and "
+        "no replacement has joined; the job waits for one"
+    )
+    return Break(cause=BELOW_MINIMUM, message=text)
+
+
+def list_breaks(
+    epoch: EpochLevel,
+    reports: Iterable[tuple[AgentReport, float]],
+    wanted: levels.Wanted,
+    *,
+    idle: float,
+    hang: float,
+) -> list[Break]:
+    """All breaks, the likeliest cause first."""
+    known = list(reports)
+    by_id = {r.id: (r, age) for r, age in known}
+    newest = _newest_lives(r for r, _ in known)
+    pods = read_pod_status(wanted)
+    found: list[Break] = []
+    for m in epoch.members:
+        found += _of_member(m, pods, newest.get(m.slot))
+        found += _of_workers(epoch, m, by_id.get(m.id, (None, 0.0))[0])
+        found += _of_silence(m, by_id.get(m.id), idle)
+    found += _of_group(epoch, [r for r, _ in known], idle, hang)
+    return sorted(found, key=_order)
+
+
+def with_others(first: Break, found: Iterable[Break]) -> Break:
+    """The cause, with the other lost members. An error of the script stands alone."""
+    if not first.certain or first.failure is not None or first.cause == "CheckpointBroken":
+        return first
+    named = [first, *first.others]
+    covered = {(b.slot, b.rank) for b in named}
+    for other in found:
+        loss = other.certain and other.failure is None and other.slot is not None
+        # The loss of a whole slot covers the loss of its ranks.
+        if loss and not covered & {(other.slot, None), (other.slot, other.rank)}:
+            named.append(other)
+            covered.add((other.slot, other.rank))
+    return replace(first, others=tuple(named[1:]))
+
+
+def explain(found: Break, known: Sequence[Break]) -> Break:
+    """The break with its cause replaced by what is known since: a death, else a silent agent."""
+    if found.certain:
+        return with_others(found, known)
+    better = next((b for b in known if b.certain), None)
+    if better is not None:
+        return with_others(better, known)
+    silent = [b for b in known if b.cause == "AgentLost"]
+    if found.slot is not None or not silent:
+        return found
+    return replace(silent[0], others=tuple(silent[1:]))
+
+
+def _order(found: Break) -> tuple[bool, bool, int]:
+    """A death before its consequences; a user's error before the death of another rank."""
+    return not found.certain, found.failure is None, found.rank if found.rank is not None else -1
+
+
+def _newest_lives(reports: Iterable[AgentReport]) -> dict[int, AgentReport]:
+    """Slot → the report of its newest container."""
+    found: dict[int, AgentReport] = {}
+    for r in reports:
+        held = found.get(r.slot)
+        if held is None or r.id > held.id:
+            found[r.slot] = r
+    return found
+
+
+def _of_member(member: EpochMember, pods: PodStatus, newest: AgentReport | None) -> list[Break]:
+    slot, name = member.slot, f"slot {member.slot} (attempt {member.attempt})"
+    if pods.is_gone(slot, member.attempt):
+        return [Break(cause="Gone", message=f"{name} was declared gone", slot=slot)]
+    if pods.is_dead(*member.id):
+        text = f"the container of {name} terminated"
+        return [Break(cause="AgentLost", message=text, slot=slot)]
+    if newest is not None and newest.id > member.id:
+        life = f"attempt {newest.attempt}, incarnation {newest.incarnation}"
+        text = f"{name} was restarted ({life})"
+        return [Break(cause="AgentLost", message=text, slot=slot)]
+    return []
+
+
+def _of_workers(epoch: EpochLevel, member: EpochMember, held: AgentReport | None) -> list[Break]:
+    if held is None:
+        return []
+    if held.broken is not None and epoch.commit and held.broken.manifest == epoch.commit.manifest:
+        text = f"slot {member.slot} could not restore: {held.broken.message}"
+        return [Break(cause="CheckpointBroken", message=text, slot=member.slot)]
+    if held.epoch < epoch.number < held.joined:
+        text = (
+            f"slot {member.slot} has joined round {held.joined} and will not start epoch "
+            f"{epoch.number}"
+        )
+        return [Break(cause="GroupBroken", message=text, slot=member.slot, certain=False)]
+    if held.epoch != epoch.number:
+        over = [e.local for e in held.ended if e.life >= member.lives[e.local]]
+        return [_of_early_end(member, local) for local in over]
+    found = (_of_worker(epoch, member, w) for w in held.workers)
+    return [b for b in found if b is not None]
+
+
+def _of_early_end(member: EpochMember, local: int) -> Break:
+    rank = member.ranks[local]
+    text = f"rank {rank} ended before the epoch started"
+    return Break(cause="WorkerDied", message=text, slot=member.slot, rank=rank)
+
+
+def _of_worker(epoch: EpochLevel, member: EpochMember, worker: WorkerReport) -> Break | None:
+    rank = member.ranks[worker.local]
+    where = f"rank {rank} (slot {member.slot})"
+    if worker.failed is not None:
+        return Break(
+            cause=worker.failed.cause,
+            message=f"{where}: {worker.failed.message}",
+            slot=member.slot,
+            rank=rank,
+            # A failed collective is a consequence: the death that caused it may be reported later.
+            certain=worker.failed.cause != report.Cause.NETWORK_FAILED.value,
+            fault=worker.failed.fault,
+            failure=worker.failed,
+            dead_ms=worker.dead_ms or 0,
+        )
+    if worker.stuck:
+        return Break(
+            cause=report.Cause.PROCESS_STUCK.value,
+            message=f"{where} {worker.stuck}",
+            slot=member.slot,
+            rank=rank,
+        )
+    if worker.state is State.DEAD:
+        return Break(
+            cause=worker.cause or ("WorkerHung" if worker.hung else "WorkerDied"),
+            fault=worker.fault,
+            message=f"{where} {worker.why}",
+            slot=member.slot,
+            rank=rank,
+            dead_ms=worker.dead_ms or 0,
+        )
+    at_boundary = epoch.boundary is not None and epoch.boundary.hold
+    if worker.state is State.HELD and epoch.stage is Stage.RUNNING and not at_boundary:
+        text = f"{where}: a collective failed"
+        return Break(cause="GroupBroken", message=text, slot=None, certain=False)
+    if worker.state is State.PARKED and worker.why:
+        return Break(
+            cause="GroupBroken", message=f"{where}: {worker.why}", slot=None, certain=False
+        )
+    return None
+
+
+def _of_silence(
+    member: EpochMember, held: tuple[AgentReport, float] | None, idle: float
+) -> list[Break]:
+    age = held[1] if held is not None else idle
+    if min(age, idle) < SILENT_SECONDS:
+        return []
+    text = f"slot {member.slot} (attempt {member.attempt}) has been silent for {age:.0f} s"
+    return [
+        Break(
+            cause="AgentLost",
+            message=text,
+            slot=member.slot,
+            certain=False,
+            dead_ms=round(age * 1000),
+        )
+    ]
+
+
+def _of_group(
+    epoch: EpochLevel, reports: Iterable[AgentReport], idle: float, hang: float
+) -> list[Break]:
+    """Agents do not report a rank in a collective as hung: here all ranks are in one, or have left it."""
+    workers = [w for r in reports if r.epoch == epoch.number for w in r.workers]
+    inside = [w for w in workers if w.state is State.TRACKED and w.waiting]
+    through = [w.applied for w in workers if w.state in (State.PARKED, State.FINISHED)]
+    if len(inside) + len(through) < len(workers) or idle < hang * STUCK_FACTOR:
+        return []
+    # One that has applied the step waits for something else, such as room for its part of the save.
+    behind = [w for w in inside if not through or w.applied < max(through)]
+    if not behind:
+        return []
+    whom = "a step that the others have taken" if through else "each other"
+    text = f"{len(behind)} of {len(workers)} ranks have waited for {whom} for {idle:.0f} s"
+    return [Break(cause="GroupStuck", message=text, certain=False, dead_ms=round(idle * 1000))]

@@ -1,0 +1,25 @@
+"""Reads the next place of the log to see whether the run is still this job's (rule 5)."""
+
+from everstep_agent.coordinator.term import Term
+from everstep_agent.runlog import rules as runlog_rules
+from everstep_contract import report
+
+FENCE_SECONDS = 10.0
+"""How often the next place of the log is read; rule 5 allows 30."""
+
+
+async def check_fence(term: Term) -> None:
+    """Ends the job if another claim has replaced this one. Waits while the store is unavailable."""
+    epoch = term.epoch
+    await term.persist(term.run_log.refresh)
+    await term.persist(term.run_log.check_kept)
+    if epoch is None:
+        return
+    gang = runlog_rules.Gang(
+        epoch=epoch.number,
+        job_uid=term.settings.job_uid,
+        pods=frozenset((m.slot, m.attempt) for m in epoch.members),
+    )
+    verdict = runlog_rules.fenced(term.run_log.newest_claim, gang)
+    if not verdict.ok:
+        term.end(report.Cause.FENCED, verdict.message)

@@ -1,0 +1,160 @@
+"""Interruptions, each from its cause to the first new step, with the time of each phase. Pure:
+`now` is an argument, and every change returns a new value.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from everstep_contract import levels
+
+KEEP = 10
+UNEXPLAINED = frozenset({"GroupBroken", "GroupStuck", "CoordinatorLost"})
+"""Causes that name no member: a more precise cause replaces them."""
+MESSAGE_CHARACTERS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why an interruption began, and which slots it hit."""
+
+    name: str
+    message: str
+    slots: tuple[int, ...] = ()
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    level: levels.RuntimeIncident
+    since: float
+    """When the present phase began."""
+    resume: int = 0
+
+    def mark(self, phase: str, now: float) -> "Incident":
+        """Ends the present phase and gives it this name; each phase is recorded once."""
+        if any(p.name == phase for p in self.level.phases):
+            return self
+        spent = levels.Phase(name=phase, ms=max(0, round((now - self.since) * 1000)))
+        return replace(
+            self, level=replace(self.level, phases=(*self.level.phases, spent)), since=now
+        )
+
+    def detect(self, since: float, now: float) -> "Incident":
+        """Ends the phase `detect`, which began at `since`, when the loss was first noticed."""
+        began = self if self.level.phases else replace(self, since=since)
+        return began.mark("detect", now)
+
+    def begin(self, since: float) -> "Incident":
+        """Moves the beginning before `detect`, if it is found to be earlier."""
+        first, *rest = self.level.phases or (levels.Phase(name="detect", ms=0),)
+        missed = round((self.since - since) * 1000) - sum(p.ms for p in (first, *rest))
+        if missed <= 0 or first.name != "detect":
+            return self
+        phases = (replace(first, ms=first.ms + missed), *rest)
+        return replace(self, level=replace(self.level, phases=phases))
+
+    def explain(self, cause: Cause) -> "Incident":
+        """Replaces an unexplained cause by a more precise one; otherwise adds the message."""
+        if self.level.cause not in UNEXPLAINED:
+            return self.add(cause.message, cause.slots)
+        return replace(self, level=_describe(self.level, cause))
+
+    def add(self, message: str, slots: tuple[int, ...]) -> "Incident":
+        """Adds something that happened during this incident."""
+        level = self.level
+        if message not in level.message:
+            both = message if message.startswith(level.message) else f"{level.message}; {message}"
+            level = replace(level, message=both[:MESSAGE_CHARACTERS])
+        known = (*((level.slot,) if level.slot is not None else ()), *level.slots)
+        return replace(self, level=replace(level, slots=tuple(dict.fromkeys((*known, *slots)))))
+
+    def resumes(self, step: int, lost: int) -> "Incident":
+        """`lost` more steps must be repeated, from `step`."""
+        level = replace(self.level, step=step, steps_lost=self.level.steps_lost + lost)
+        return replace(self, level=level, resume=step)
+
+    def close(self) -> levels.RuntimeIncident:
+        rung = "move" if self.level.cause in levels.IN_ORDER else self.level.rung or "restart"
+        return replace(self.level, rung=rung, open=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incidents:
+    """The open incident and the newest closed ones. At most one is open, so one fault is one
+    incident however many slots it hits: all losses until the first new step belong to it.
+    """
+
+    closed: tuple[levels.RuntimeIncident, ...] = ()
+    current: Incident | None = None
+
+    def open(self, id: str, cause: Cause, *, now: float) -> "Incidents":
+        if self.current is not None:
+            return replace(self, current=self.current.explain(cause))
+        level = _describe(levels.RuntimeIncident(id=id, cause="", message=""), cause)
+        return replace(self, current=Incident(level=level, since=now))
+
+    def detect(self, since: float, now: float) -> "Incidents":
+        return self._with(self.current and self.current.detect(since, now))
+
+    def mark(self, phase: str, now: float) -> "Incidents":
+        return self._with(self.current and self.current.mark(phase, now))
+
+    def take_rung(self, rung: str) -> "Incidents":
+        """By which rung of the recovery ladder the open incident was recovered."""
+        current = self.current
+        return self._with(current and replace(current, level=replace(current.level, rung=rung)))
+
+    def resumes(self, step: int, lost: int) -> "Incidents":
+        return self._with(self.current and self.current.resumes(step, lost))
+
+    def explain(self, cause: Cause, since: float | None) -> "Incidents":
+        """`since`: when it began, if it began earlier than first recorded."""
+        current = self.current
+        if current is not None and since is not None:
+            current = current.begin(since)
+        return self._with(current and current.explain(cause))
+
+    def close(self) -> "Incidents":
+        if self.current is None:
+            return self
+        return Incidents(closed=(*self.closed, self.current.close())[-KEEP:])
+
+    def _with(self, current: Incident | None) -> "Incidents":
+        return replace(self, current=current)
+
+    def levels(self) -> tuple[levels.RuntimeIncident, ...]:
+        now = (self.current.level,) if self.current else ()
+        return (*self.closed, *now)[-KEEP:]
+
+    def is_known(self, id: str) -> bool:
+        return any(i.id == id for i in self.levels())
+
+    @property
+    def resumed(self) -> bool:
+        """The next epoch runs; only its first step is missing."""
+        phases = self.current.level.phases if self.current else ()
+        return any(p.name == "restart" for p in phases)
+
+    @property
+    def id(self) -> str:
+        return self.current.level.id if self.current else ""
+
+
+def _describe(level: levels.RuntimeIncident, cause: Cause) -> levels.RuntimeIncident:
+    slot = cause.slots[0] if cause.slots else None
+    return replace(
+        level,
+        cause=cause.name,
+        message=cause.message,
+        slot=slot,
+        slots=cause.slots,
+        rank=cause.rank,
+    )
+
+
+def from_levels(known: Sequence[levels.RuntimeIncident], *, now: float) -> Incidents:
+    """The incidents that a new coordinator inherits."""
+    closed = tuple(i for i in known if not i.open)
+    open_ = next((i for i in known if i.open), None)
+    current = Incident(level=open_, since=now) if open_ else None
+    return Incidents(closed=closed, current=current)

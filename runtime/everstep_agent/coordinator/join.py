@@ -1,0 +1,75 @@
+"""Newcomers join a running epoch: it holds at a boundary, they take its state, the next epoch is
+claimed with them. If one is lost meanwhile, the members go on without it.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+
+from everstep_agent.coordinator import join_rules, members, regroup
+from everstep_agent.coordinator.breaks import find_break
+from everstep_agent.coordinator.term import Term
+from everstep_agent.peers.messages import EpochMember
+
+JOIN_SECONDS = 30.0
+"""Limit for handing the state over; then the members go on without the newcomers."""
+
+
+async def admit(term: Term) -> None:
+    """All members hold at the boundary. Returns when the next epoch is published, or when a member
+    is lost (the caller finds the break).
+    """
+    epoch = term.running
+    term.mark("boundary")
+    term.change(term.state.begin_transfers(join_rules.plan_transfers(epoch, secrets.token_hex(4))))
+    joining, why = epoch.joining, ""
+    try:
+        async with asyncio.timeout(JOIN_SECONDS):
+            why = await _wait_taken(term)
+    except TimeoutError:
+        why = f"the state was not handed over within {JOIN_SECONDS:g} s"
+    if _is_broken(term):
+        return
+    if why:
+        term.line.say("not_joined", reason=why)
+        joining = ()
+    await _go_on(term, joining)
+
+
+async def _wait_taken(term: Term) -> str:
+    """Why the newcomers cannot join; empty if they hold the state."""
+    epoch = term.running
+    assert epoch.boundary is not None
+    while not join_rules.have_taken(epoch.joining, term.recent(), epoch.boundary.step):
+        if why := join_rules.find_lost(epoch.joining, term.recent()):
+            return why
+        if _is_broken(term):
+            return "a member was lost"
+        await term.tick()
+    return ""
+
+
+def _is_broken(term: Term) -> bool:
+    found = find_break(
+        term.running,
+        term.reports.aged(term.now()),
+        term.wanted,
+        idle=0.0,
+        hang=term.settings.hang_seconds,
+    )
+    return found is not None
+
+
+async def _go_on(term: Term, joining: Sequence[EpochMember]) -> None:
+    epoch = term.running
+    workers = members.list_workers(epoch, term.reports.all())
+    step = max(w.standing.applied for w in workers if w.standing is not None)
+    number = regroup.next_number(term)
+    claim = await regroup.claim(
+        term, number, [*epoch.members, *joining], step, "Grow" if joining else "GrowFailed"
+    )
+    if not isinstance(claim, str):
+        following = join_rules.continue_epoch(
+            epoch, joining, workers, number=claim.epoch, token=claim.token
+        )
+        regroup.begin(term, following, claim.cause)

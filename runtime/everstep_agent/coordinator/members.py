@@ -1,0 +1,50 @@
+"""What the members of an epoch report. Pure; linear in the number of members."""
+
+from collections.abc import Iterable, Iterator
+
+from everstep_agent.peers.messages import (
+    AgentReport,
+    EpochLevel,
+    EpochMember,
+    State,
+    WorkerReport,
+)
+
+RUNNING = (State.STARTED, State.TRACKED, State.HELD)
+
+
+def list_inside(
+    epoch: EpochLevel, reports: Iterable[AgentReport]
+) -> Iterator[tuple[EpochMember, AgentReport]]:
+    """Members whose agents report that their workers are in this epoch."""
+    members = {m.id: m for m in epoch.members}
+    for report in reports:
+        member = members.get(report.id)
+        if member is not None and report.epoch == epoch.number:
+            yield member, report
+
+
+def list_workers(epoch: EpochLevel, reports: Iterable[AgentReport]) -> list[WorkerReport]:
+    return [w for _, r in list_inside(epoch, reports) for w in r.workers]
+
+
+def list_applied(epoch: EpochLevel, reports: Iterable[AgentReport]) -> dict[int, int]:
+    """Last applied step of each rank that still runs in the epoch."""
+    return {
+        m.ranks[w.local]: w.applied
+        for m, r in list_inside(epoch, reports)
+        for w in r.workers
+        if w.state in RUNNING
+    }
+
+
+def list_unsaved(epoch: EpochLevel, reports: Iterable[AgentReport]) -> set[int]:
+    """Ranks that were asked to save the whole state, and whose agents report that the save failed."""
+    return {
+        m.ranks[w.local] for m, r in list_inside(epoch, reports) for w in r.workers if w.unsaved
+    }
+
+
+def find_staged(epoch: EpochLevel, reports: Iterable[AgentReport]) -> int:
+    """The newest step that all reporting agents have staged; 0: none."""
+    return min((r.staged for _, r in list_inside(epoch, reports)), default=0)

@@ -1,0 +1,92 @@
+"""Saves that have parts but no commit yet. Pure.
+
+A save ends in one of three ways: committed, overtaken by a newer one, or given up; the last two are
+logged. Given-up saves are remembered for the ranks that wait for that very step.
+"""
+
+from everstep_agent.checkpoint.parts import Part, replaces
+from everstep_contract.layout import name_ranks
+
+LACKING = 4
+"""Limit on remembered saves that lack a part: it may still arrive."""
+GIVEN_UP = 16
+"""Limit on remembered saves that were given up."""
+Key = tuple[int, int]
+"""(epoch, step)"""
+
+
+class PendingSaves:
+    def __init__(self) -> None:
+        self._parts: dict[Key, dict[int, Part]] = {}
+        self._given_up: dict[Key, str] = {}
+        self._unsaved: set[Key] = set()
+        """(epoch, rank) of full-state saves that were given up."""
+
+    def add(self, part: Part) -> str:
+        """The message to log, if any."""
+        held = self._parts.setdefault((part.epoch, part.step), {})
+        known = held.get(part.rank)
+        if not replaces(part, known):
+            return ""
+        held[part.rank] = part
+        if not part.problem or (known and known.problem):
+            return ""
+        lacking = sorted(k for k in self._parts if self._why_lacking(k))
+        self._parts = {k: v for k, v in self._parts.items() if k not in lacking[:-LACKING]}
+        return f"no checkpoint of step {part.step}: rank {part.rank}: {part.problem}"
+
+    def _why_lacking(self, key: Key) -> str:
+        """Why the save cannot complete: a part failed, and no part holds the full state."""
+        parts = self._parts.get(key, {}).values()
+        problem = next((f"rank {p.rank}: {p.problem}" for p in parts if p.problem), "")
+        return "" if any(p.whole for p in parts) else problem
+
+    def pending(self, epoch: int) -> list[int]:
+        """Steps of this epoch whose parts have arrived or may arrive, and that are not committed."""
+        return sorted(k[1] for k in self._parts if k[0] == epoch and not self._why_lacking(k))
+
+    def parts(self, epoch: int, step: int) -> list[Part]:
+        """The parts that can be committed."""
+        return [p for p in self._parts.get((epoch, step), {}).values() if not p.problem]
+
+    def has_whole(self, epoch: int, step: int) -> bool:
+        return any(p.whole for p in self.parts(epoch, step))
+
+    def unsaved(self, epoch: int) -> frozenset[int]:
+        """Ranks whose full-state save failed for good."""
+        return frozenset(rank for e, rank in self._unsaved if e == epoch)
+
+    def why_given_up(self, epoch: int, step: int) -> str:
+        """Why no commit of this step will follow unless it is saved again; empty if one may."""
+        key = epoch, step
+        if self.has_whole(*key) or (key in self._parts and not self._why_lacking(key)):
+            return ""
+        return self._given_up.get(key, "") or self._why_lacking(key)
+
+    def give_up(self, key: Key, reason: str) -> None:
+        parts = self._parts.pop(key, {})
+        self._unsaved |= {(p.epoch, p.rank) for p in parts.values() if p.whole}
+        self._given_up[key] = reason
+        for old in list(self._given_up)[:-GIVEN_UP]:
+            del self._given_up[old]
+
+    def settle(self, key: Key) -> list[str]:
+        """The save is committed: drop all older ones. Returns the messages about those that it
+        overtook.
+        """
+        self._parts.pop(key, None)
+        overtaken = [k for k in self.pending(key[0]) if k < key[1]]
+        notes = [self._describe_overtaken((key[0], step), key[1]) for step in overtaken]
+        self.drop_older(*key)
+        return notes
+
+    def _describe_overtaken(self, key: Key, newer: int) -> str:
+        ranks = sorted(self._parts[key])
+        return (
+            f"no checkpoint of step {key[1]}: step {newer} was complete sooner; of the "
+            f"older one only {name_ranks(ranks)} had arrived"
+        )
+
+    def drop_older(self, epoch: int, step: int) -> None:
+        """Drops saves at or below a committed step, and those of older epochs."""
+        self._parts = {k: v for k, v in self._parts.items() if k[0] >= epoch and k[1] > step}

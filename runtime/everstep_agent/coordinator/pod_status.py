@@ -1,0 +1,61 @@
+"""What the operator reports of the job's pods: terminated containers, pods declared gone, current
+attempts. Pure.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from everstep_agent.peers.messages import EpochMember
+from everstep_contract import levels
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodStatus:
+    """The pods' status according to `Wanted`. Read once, so that a question about each of many pods
+    is one look-up.
+    """
+
+    current: Mapping[int, int]
+    """Slot → newest attempt according to the operator."""
+    gone: Mapping[int, int]
+    """Slot → newest attempt that is declared gone; this covers all earlier attempts."""
+    dead: Mapping[tuple[int, int], int]
+    """(slot, attempt) → newest incarnation whose container terminated."""
+
+    def is_gone(self, slot: int, attempt: int) -> bool:
+        return self.gone.get(slot, -1) >= attempt
+
+    def is_dead(self, slot: int, attempt: int, incarnation: int) -> bool:
+        return self.dead.get((slot, attempt), -1) >= incarnation
+
+    def is_replaced(self, slot: int, attempt: int) -> bool:
+        """A newer attempt of the slot is current."""
+        return self.current.get(slot, -1) > attempt
+
+    def list_over(self, members: Iterable[EpochMember]) -> frozenset[tuple[int, int]]:
+        """(slot, attempt) of members that no longer hold state, by proof or by decision."""
+        return frozenset(
+            (m.slot, m.attempt)
+            for m in members
+            if self.is_gone(m.slot, m.attempt)
+            or self.is_replaced(m.slot, m.attempt)
+            or self.is_dead(m.slot, m.attempt, m.incarnation)
+        )
+
+
+def read_pod_status(wanted: levels.Wanted) -> PodStatus:
+    return PodStatus(
+        current=_newest((p.slot, p.attempt) for p in wanted.peers),
+        gone=_newest((g.slot, g.attempt) for g in wanted.gone),
+        dead=_newest(((d.slot, d.attempt), d.incarnation) for d in wanted.dead),
+    )
+
+
+def _newest(pairs: Iterable[tuple[K, int]]) -> Mapping[K, int]:
+    found: dict[K, int] = {}
+    for key, number in pairs:
+        found[key] = max(number, found.get(key, -1))
+    return found

@@ -1,0 +1,87 @@
+"""After a commit, in the background: read it back, then retire old checkpoints."""
+
+from collections.abc import Awaitable, Callable
+
+from everstep_agent import logline
+from everstep_agent.checkpoint.retention import Retention
+from everstep_agent.storage.errors import StoreError
+from everstep_contract import levels, log
+
+NOTES = 3
+
+
+class PostCommit:
+    """Retention counts only checkpoints that were read back."""
+
+    def __init__(
+        self,
+        retention: Retention,
+        *,
+        good: levels.CheckpointRef | None,
+        persist: Callable[[Callable[[], Awaitable[str]]], Awaitable[str]],
+        line: logline.Log,
+    ) -> None:
+        self.good = good
+        """The newest checkpoint that was read back and is complete."""
+        self.notes: tuple[str, ...] = ()
+        self._retention = retention
+        self._persist = persist
+        self._line = line
+        self._busy = False
+        self._next: log.Commit | None = None
+        self._skipped: list[int] = []
+
+    async def look_after(self, commit: log.Commit) -> None:
+        """At most one read-back runs and one waits. If saves come faster, the newest is read and
+        the ones between are skipped: they do not count as good, and are retired once newer ones
+        are.
+        """
+        if self._next is not None:
+            self._skipped.append(self._next.step)
+        self._next = commit
+        if self._busy:
+            return
+        self._busy, refused = True, None
+        try:
+            while (found := self._next) is not None:
+                self._next = None
+                self._log_skipped()
+                try:
+                    await self._read_back(found)
+                except StoreError as error:  # the waiting one is read all the same
+                    refused = error
+        finally:
+            self._busy = False
+        if refused is not None:
+            raise refused
+
+    async def _read_back(self, commit: log.Commit) -> None:
+        # A store from which nothing can be read counts as unavailable, even if it accepts writes.
+        problem = await self._persist(lambda: self._retention.check(commit))
+        if problem:
+            self._log_broken(commit, problem)
+            return
+        self._note_good(commit)
+        retired = await self._retention.retire(commit.token)
+        if retired is not None:
+            self._line.say("retired", manifests=len(retired.manifests), chunks=len(retired.chunks))
+
+    def _log_skipped(self) -> None:
+        skipped, self._skipped = self._skipped, []
+        if not skipped:
+            return
+        which = f"step {skipped[0]}" + (f" to {skipped[-1]}" if len(skipped) > 1 else "")
+        note = f"checkpoints of {which} were not read back: saves come faster than they can be read"
+        self.notes = (*self.notes, note)[-NOTES:]
+        self._line.say("read_backs_skipped", count=len(skipped), message=note)
+
+    def _log_broken(self, commit: log.Commit, problem: str) -> None:
+        note = f"checkpoint of step {commit.step} is broken: {problem}"
+        self.notes = (*self.notes, note)[-NOTES:]
+        self._line.say("checkpoint_broken", step=commit.step, message=problem)
+
+    def _note_good(self, commit: log.Commit) -> None:
+        if self.good is None or commit.step >= self.good.step or commit.epoch > self.good.epoch:
+            self.good = levels.CheckpointRef(
+                epoch=commit.epoch, step=commit.step, bytes=commit.bytes
+            )

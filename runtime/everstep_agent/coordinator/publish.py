@@ -1,0 +1,113 @@
+"""What the coordinator publishes to its agents and the operator: one document, read by long-poll."""
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from everstep_agent.peers.messages import Levels
+from everstep_agent.waiting import Change
+from everstep_contract import codec
+from everstep_contract.levels import Seen
+
+LONG_POLL_SECONDS = 2.0
+SEEN_SECONDS = 0.5
+"""Maximum age of `seen` when nothing else changed: it is built once for many readers."""
+
+
+class Board:
+    """The published levels. `seen` is part of them; a change of `seen` alone wakes readers only if
+    they need it.
+    """
+
+    def __init__(self, first: Levels, build_seen: Callable[[], Seen]) -> None:
+        self._levels = first
+        self._build_seen = build_seen
+        self._changed = Change()
+        self._read: dict[str, int] = {}
+        """Reader → newest version that it has received."""
+        self._end_version = 0
+        """Version of the levels that announce the end; readers need nothing later."""
+        self._served_at = 0.0
+        """When the operator last received `seen`."""
+        self._end_served = False
+        self._sealed = False
+        self._built_at = 0.0
+        self._written: tuple[Levels, bytes] | None = None
+
+    @property
+    def levels(self) -> Levels:
+        return self._levels
+
+    def publish(self, document: Levels) -> bool:
+        """Sets version and `seen`. Returns whether anything changed."""
+        if self._sealed:
+            return False
+        fresh = replace(document, version=self._levels.version, seen=self._build_seen())
+        if _matter(fresh) == _matter(self._levels):
+            self._set(fresh)
+            return False
+        fresh = replace(fresh, version=fresh.version + 1)
+        if fresh.end is not None and self._levels.end is None:
+            self._end_version = fresh.version
+        self._set(fresh)
+        self._changed.fire()
+        return True
+
+    def seal(self, document: Levels) -> None:
+        """The last document of a coordinator that has failed; nothing is published after it."""
+        self._build_seen = lambda: document.seen
+        self.publish(document)
+        self._sealed = True
+
+    async def wait_newer(self, version: int, reader: str = "") -> Levels:
+        """The levels as soon as they are newer than `version`; after a while the same ones with a
+        fresh `seen`.
+        """
+        newer = await self._changed.until(lambda: self._levels.version > version, LONG_POLL_SECONDS)
+        if not newer and time.monotonic() - self._built_at > SEEN_SECONDS:
+            self._set(replace(self._levels, seen=self._build_seen()))
+        if reader:
+            self._read[reader] = self._levels.version
+        return self._levels
+
+    async def serve(self, version: int, reader: str) -> bytes:
+        """The same as JSON, encoded once for all readers."""
+        document = await self.wait_newer(version, reader)
+        if self._written is None or self._written[0] is not document:
+            self._written = document, codec.dumps(document)
+        return self._written[1]
+
+    def _set(self, document: Levels) -> None:
+        self._levels, self._built_at = document, time.monotonic()
+
+    def serve_seen(self, now: float) -> Seen:
+        """For the operator."""
+        self._served_at, self._end_served = now, self._levels.end is not None
+        return self._build_seen()
+
+    def is_read(self, readers: Collection[str], version: int, since: float) -> bool:
+        """Whether these agents have read `version`, and the operator has read after `since`. Once
+        the job has ended, it is enough that both know of the end.
+        """
+        if self._levels.end is not None:
+            version, told = self._end_version, self._end_served
+        else:
+            told = self._served_at > since
+        return told and all(self._read.get(a, 0) >= version for a in readers)
+
+
+def _matter(document: Levels) -> tuple[object, ...]:
+    seen = document.seen
+    return (
+        document.round,
+        document.claimed,
+        document.epoch,
+        document.wanted,
+        document.end,
+        document.laid_down,
+        seen.left,
+        seen.stopped,
+        seen.done,
+        seen.failure,
+        seen.incidents,
+    )

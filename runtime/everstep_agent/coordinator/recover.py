@@ -1,0 +1,199 @@
+"""After a break: cut the process group, find the furthest position, have it saved and committed,
+end the old workers.
+"""
+
+import asyncio
+import contextlib
+
+from everstep_agent.coordinator import breaks, members, postmortem, rounds
+from everstep_agent.coordinator.breaks import ENDS_THE_JOB, SILENT_SECONDS, Break
+from everstep_agent.coordinator.incidents import Cause
+from everstep_agent.coordinator.term import STALE_SECONDS, Term
+from everstep_agent.peers.messages import Saver
+from everstep_agent.storage.errors import StoreError
+from everstep_contract import report
+
+CAUSE_SECONDS = 1.0
+"""How long to look for the death that broke a group; a wait status arrives within 64 ms (measured).
+"""
+DRAIN_SECONDS = 10.0
+"""Limit for committing complete saves of an epoch whose members are all dead, if one of their
+agents is silent; if all report, the limit is `drain_seconds`.
+"""
+LOOK_SECONDS = 2.0
+CODE_OR_DATA = frozenset(c.value for c in report.CODE_OR_DATA)
+
+
+async def recover(term: Term, found: Break) -> str:
+    """Ends the epoch without losing any state that a living rank holds. Returns the cause; may end
+    the job.
+    """
+    cut_at = term.now()
+    if found.cause not in ENDS_THE_JOB:
+        term.open_incident(cause_of(found))
+    incidents = term.state.incidents.detect(cut_at - found.dead_ms / 1000, cut_at)
+    term.line.say("epoch_breaks", cause=found.cause, message=found.text, incident=incidents.id)
+    term.group.open_epoch(0)
+    term.change(term.state.with_incidents(incidents).cut_epoch(found.cause))
+    _write_as_successor(term)
+    target, found = await _post_mortem(term, found, cut_at)
+    await _look_at_log(term)
+    _settle(term, found, target)
+    if not term.ended:
+        term.change(term.state.end_epoch(found.cause))
+    return found.cause
+
+
+def _write_as_successor(term: Term) -> None:
+    """A coordinator was lost between the claim of an epoch that continues this one in place and its
+    publication: that claim is the newest, so what is saved here is committed under it.
+    """
+    epoch, newest = term.running, term.run_log.newest_claim
+    if newest is None or newest.job_uid != term.settings.job_uid or not newest.chain:
+        return
+    members = {i for m in epoch.members for i in m.ids()}
+    if newest.chain[-1].epoch == epoch.number and set(newest.members) <= members:
+        term.change(term.state.write_as(newest.token))
+
+
+def cause_of(found: Break) -> Cause:
+    return Cause(name=found.cause, message=found.text, slots=found.slots, rank=found.rank)
+
+
+async def _post_mortem(term: Term, found: Break, cut_at: float) -> tuple[int, Break]:
+    """The step at which the run stood, and the cause as known by then."""
+    said = ""
+    while True:
+        now = term.now()
+        found = refine(term, found, now, now - cut_at)
+        # No rank runs any more: the decision below is made after every living member has stopped.
+        term.saves.pump(term.running, {}, term.spent())
+        match _decide(term, now, now - cut_at):
+            case Saver() as saver:
+                _have_saved(term, saver)
+            case postmortem.Nothing() as nothing:
+                if found.certain or now - cut_at > CAUSE_SECONDS:
+                    await _drain(term)
+                    return nothing.target, found
+            case postmortem.Wait() as wait:
+                if wait.message != said:
+                    said = wait.message
+                    term.line.say("post_mortem_waits", message=said)
+        await term.tick()
+
+
+def _decide(term: Term, now: float, waited: float) -> postmortem.Decision:
+    epoch = term.running
+    ranks = postmortem.list_ranks(
+        epoch.members,
+        term.reports.aged(now),
+        epoch=epoch.number,
+        stale=STALE_SECONDS,
+        gone=term.state.gone,
+    )
+    unsaved = members.list_unsaved(epoch, term.reports.all()) | term.saves.unsaved(epoch.number)
+    return postmortem.decide_post_mortem(
+        ranks,
+        committed=epoch.committed,
+        waited=waited,
+        patience=SILENT_SECONDS,
+        failed=frozenset(unsaved),
+    )
+
+
+def _have_saved(term: Term, saver: Saver) -> None:
+    if saver != term.running.saver:
+        term.line.say("post_mortem_save", rank=saver.rank, step=saver.step)
+        term.change(term.state.choose_saver(saver))
+    if term.saves.has_whole(term.running.number, saver.step):
+        term.mark("save")
+
+
+def refine(term: Term, found: Break, now: float, waited: float) -> Break:
+    """A death reported only after the group broke is its cause; a second death belongs to the same
+    break.
+    """
+    known = breaks.list_breaks(
+        term.running,
+        term.reports.aged(now),
+        term.wanted,
+        idle=waited,
+        hang=term.settings.hang_seconds,
+    )
+    better = breaks.explain(found, known)
+    if better == found:
+        return found
+    since = now - better.dead_ms / 1000 if not found.certain else None
+    incidents = term.state.incidents.explain(cause_of(better), since)
+    term.change(term.state.with_incidents(incidents))
+    term.line.say("break_explained", cause=better.cause, message=better.text, incident=incidents.id)
+    return better
+
+
+async def _drain(term: Term) -> None:
+    """The agents of dead workers still hold complete staged saves: wait until these are committed."""
+    began = term.now()
+    while True:
+        epoch = term.running
+        heard = {r.id for r in term.recent()}
+        all_there = heard.issuperset(m.id for m in epoch.members)
+        if term.now() > began + (term.settings.drain_seconds if all_there else DRAIN_SECONDS):
+            return
+        inside = list(members.list_inside(epoch, term.reports.all()))
+        whole = len(inside) == len(epoch.members)
+        newest = min((r.staged for _, r in inside), default=0) if whole else 0
+        if newest <= epoch.committed and not term.saves.busy:
+            return
+        term.saves.pump(epoch, {}, term.spent())
+        await term.tick()
+
+
+async def _look_at_log(term: Term) -> None:
+    """An unreachable member may have committed its state; if so, those steps are not lost."""
+    with contextlib.suppress(StoreError, TimeoutError):
+        async with asyncio.timeout(LOOK_SECONDS):
+            await term.run_log.refresh()
+
+
+def _settle(term: Term, found: Break, target: int) -> None:
+    """Counts the lost steps, and ends the job if the cause requires it."""
+    if found.cause == "CheckpointBroken" and term.running.commit:
+        broken = term.running.commit.manifest
+        term.change(term.state.pass_over(broken).note(found.text))
+    commit = term.newest_commit()
+    step = commit.step if commit else 0
+    lost = max(0, target - step)
+    incidents = term.state.incidents.mark("commit", term.now()).resumes(step, lost)
+    term.change(term.state.with_incidents(incidents))
+    term.line.say("resume_point", step=step, steps_lost=lost, incident=incidents.id)
+    if found.cause in ENDS_THE_JOB:
+        at = found.failure.step if found.failure else step
+        _fail(term, report.Cause(found.cause), found.text, found, at)
+        return
+    count_repeats(term, found, (found.failure.step if found.failure else target) + 1)
+
+
+def count_repeats(term: Term, found: Break, step: int) -> None:
+    """The same crash or exception in the same step, again and again, is a fault of code or data
+    that no restart repairs.
+
+    Any other cause is left to the restart budgets: an infrastructure fault that stops all progress
+    also hits the same step each time.
+    """
+    before = rounds.count_repeats(term.run_log.claims, found.cause, step, found.fault)
+    term.change(term.state.strike_step(found.cause, step, found.fault))
+    if before + 1 >= report.SAME_FAULT_LIMIT and found.cause in CODE_OR_DATA:
+        what = f"{found.cause} ({found.fault})" if found.fault else found.cause
+        text = (
+            f"step {step} failed {before + 1} times with {what}: likely code or data;"
+            f" the last time: {found.text}"
+        )
+        _fail(term, report.Cause.USER_ERROR, text, found, step)
+    if before + 1 >= report.SAME_FAULT_LIMIT and found.cause == breaks.SAVE_LOST:
+        text = f"the state of step {step - 1} could not be saved {before + 1} times: {found.text}"
+        _fail(term, report.Cause.STORE, text, found, step - 1)
+
+
+def _fail(term: Term, cause: report.Cause, text: str, found: Break, step: int) -> None:
+    trace = found.failure.traceback if found.failure else ""
+    term.end(cause, text, rank=found.rank, step=step, traceback=trace)

@@ -1,0 +1,140 @@
+"""After a loss: the survivors keep their step and go on in the next epoch. If they cannot, or not
+soon enough, the epoch is restarted (`recover.py`), which is the next rung of the ladder.
+
+Nothing of the training waits for the store but the claim: it is appended before the members form
+their group, while they finish the micro-batches that they have begun. No time limit ends an append:
+with the claim in the log, the former epoch can commit nothing any more, so its survivors must go on
+in the new one.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from everstep_agent.coordinator import regroup_rules, rounds
+from everstep_agent.coordinator.breaks import BELOW_MINIMUM, Break
+from everstep_agent.coordinator.gather import judge_claim, log_epoch
+from everstep_agent.coordinator.recover import cause_of, count_repeats, refine
+from everstep_agent.coordinator.term import Term
+from everstep_agent.peers.messages import EpochLevel, EpochMember
+from everstep_agent.runlog import rules as runlog_rules
+from everstep_agent.runlog import run_log
+from everstep_contract import levels, log
+
+HOLD_SECONDS = 5.0
+"""Limit for the survivors to tell their standing, and for the claim; then all restart."""
+FORM_SECONDS = 10.0
+"""Limit for the survivors to form their group; then all restart."""
+
+
+def why_not(term: Term, found: Break) -> str:
+    """Why this loss must restart the epoch; empty if the survivors may go on in place."""
+    if term.wanted.stop is not levels.Stop.NONE:
+        return "the job is to stop"
+    if found.cause == BELOW_MINIMUM:
+        return "the job waits for more pods"
+    return regroup_rules.why_not_in_place(
+        term.running, term.recent(), found.cause, failure=found.failure is not None
+    )
+
+
+async def regroup(term: Term, found: Break) -> Break | None:
+    """None: the survivors' epoch is claimed and published. Else the loss, as known by now: the
+    epoch has to be restarted.
+    """
+    began = term.now()
+    term.open_incident(cause_of(found))
+    incidents = term.state.incidents.detect(began - found.dead_ms / 1000, began)
+    term.line.say("epoch_holds", cause=found.cause, message=found.text, incident=incidents.id)
+    term.group.open_epoch(0)
+    term.change(term.state.with_incidents(incidents).hold_epoch(found.cause))
+    try:
+        async with asyncio.timeout(HOLD_SECONDS):
+            found, planned = await _plan(term, found, began)
+    except TimeoutError:
+        planned = f"the survivors did not answer within {HOLD_SECONDS:g} s"
+    why = planned if isinstance(planned, str) else await _go_on(term, found, *planned)
+    if not why or term.ended:
+        return None
+    term.line.say("not_in_place", reason=why, incident=term.state.incidents.id)
+    return found
+
+
+Planned = tuple[Sequence[EpochMember], regroup_rules.Plan]
+
+
+async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned | str]:
+    """The loss, and how its survivors go on, or why they cannot."""
+    while True:
+        found = refine(term, found, term.now(), term.now() - began)
+        if found.failure is not None:
+            return found, f"{found.cause}: the script failed"
+        survivors, decision = regroup_rules.decide_regroup(term.running, term.recent())
+        match decision:
+            case regroup_rules.Impossible():
+                return found, decision.reason
+            case regroup_rules.AskVector() if term.running.asked != decision.rank:
+                term.change(term.state.ask_vector(decision.rank))
+            case regroup_rules.Plan():
+                return found, (survivors, decision)
+        await term.tick()
+
+
+async def _go_on(
+    term: Term, found: Break, survivors: Sequence[EpochMember], plan: regroup_rules.Plan
+) -> str:
+    former = term.running
+    if len(survivors) == len(former.members):
+        return "no member is known to be dead"
+    count_repeats(term, found, plan.applied + 1)
+    if term.ended:
+        return ""
+    claimed = await claim(term, next_number(term), survivors, plan.applied, found.cause)
+    if isinstance(claimed, str):
+        return claimed
+    epoch = regroup_rules.continue_epoch(
+        former, survivors, plan, number=claimed.epoch, token=claimed.token
+    )
+    term.change(term.state.with_incidents(term.state.incidents.take_rung("regroup")))
+    begin(term, epoch, found.cause)
+    return ""
+
+
+def next_number(term: Term) -> int:
+    return rounds.next_number(log_epoch(term), term.reports.all(), term.state.burnt)
+
+
+async def claim(
+    term: Term, number: int, members: Sequence[EpochMember], step: int, cause: str
+) -> log.Claim | str:
+    """The appended claim of an epoch that continues the running one after `step`, or why there is
+    none.
+    """
+    await term.persist(term.run_log.refresh)
+    known = len(term.run_log.index)
+    chain = runlog_rules.continued_chain(term.run_log.claims, term.running.number, step)
+    found = judge_claim(term, number, members, chain, cause)
+    if isinstance(found, rounds.Wait):
+        return found.message
+    outcome = await term.persist(lambda: term.run_log.append(found, after=known))
+    if isinstance(outcome, run_log.Lost):
+        term.change(term.state.burn_round(number))
+        return outcome.message
+    return runlog_rules.why_overtaken(found, term.run_log.newest_claim) or found
+
+
+def begin(term: Term, epoch: EpochLevel, cause: str) -> None:
+    """Publish the epoch, which is claimed."""
+    term.group.open_epoch(epoch.number)
+    term.saves.drop_older(epoch.number, epoch.committed)
+    incidents = term.state.incidents.mark("regroup", term.now()).resumes(epoch.resume, 0)
+    term.line.say(
+        "epoch_claimed",
+        epoch=epoch.number,
+        slots=",".join(str(m.slot) for m in epoch.members),
+        world=epoch.world,
+        resume=epoch.resume,
+        cause=cause,
+        incident=incidents.id,
+        message="its members go on in place",
+    )
+    term.change(term.state.with_incidents(incidents).begin_epoch(epoch))

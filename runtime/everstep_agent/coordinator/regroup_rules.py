@@ -1,0 +1,204 @@
+"""Whether and how the survivors of a loss go on in the same step. Pure.
+
+Every survivor has told its standing: which reductions of the epoch are complete for it, and which
+micro-batches of the next one it holds or will compute. It keeps what it has; what the lost members
+leave is shared out. If one survivor holds a vector that others lack, these others hold the sums to
+which it belongs (the vector is reduced last), so the vector is handed on. Nobody copies state.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from everstep_agent.peers.messages import (
+    AgentReport,
+    EpochLevel,
+    EpochMember,
+    InPlace,
+    Stage,
+    State,
+)
+from everstep_contract.ranges import Ranges, list_ranges, to_ranges
+from everstep_contract.wire import Standing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the next epoch begins with."""
+
+    applied: int
+    """Steps up to this one belong to earlier epochs."""
+    reductions: int
+    micro_batches: int = 0
+    shares: Mapping[int, Ranges] = field(default_factory=dict)
+    """Rank of the former epoch → its share; empty: no survivor has begun the next reduction."""
+    behind: frozenset[int] = frozenset()
+    """Ranks that need the vector of the last complete reduction."""
+    vector: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskVector:
+    """A rank has a vector that others need."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Impossible:
+    """The survivors cannot go on in place: the epoch has to be restarted."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    message: str
+
+
+Decision = Plan | AskVector | Impossible
+
+
+def why_not_in_place(
+    epoch: EpochLevel, reports: Iterable[AgentReport], cause: str, *, failure: bool
+) -> str:
+    """Why a loss must restart the epoch; empty if its survivors may go on in place.
+
+    Args:
+        failure: the script itself failed, so the others would fail at the same samples.
+    """
+    able = {r.id for r in reports if r.in_place}
+    if failure:
+        return f"{cause}: the script failed"
+    if epoch.stage is not Stage.RUNNING and epoch.in_place is None:
+        return "the epoch has not started yet"
+    if not all(m.id in able for m in epoch.members):
+        return "in-place recovery is off, or an agent is silent"
+    if epoch.boundary is not None and epoch.boundary.stay:
+        return "the members are about to stop at a boundary"
+    return ""
+
+
+def decide_regroup(
+    epoch: EpochLevel, reports: Iterable[AgentReport]
+) -> tuple[tuple[EpochMember, ...], Decision | Wait]:
+    """The survivors, and what follows for them.
+
+    Args:
+        reports: the newest of each agent that is not silent.
+    """
+    held = {r.id: r for r in reports if r.epoch == epoch.number}
+    standings: dict[int, Standing] = {}
+    survivors: list[EpochMember] = []
+    for member in epoch.members:
+        workers = held[member.id].workers if member.id in held else ()
+        if len(workers) < len(member.lives):
+            return (), Wait(message=f"slot {member.slot} has not reported")
+        dead = [w for w in workers if w.state is State.DEAD]
+        told = {member.ranks[w.local]: w.standing for w in workers if w.standing is not None}
+        if dead and len(dead) < len(workers):
+            return (), Impossible(reason=f"slot {member.slot} has lost some of its ranks, not all")
+        if not dead and len(told) < len(workers):
+            return (), Wait(message=f"slot {member.slot} has not told how far it is")
+        if not dead:
+            survivors.append(member)
+            standings |= {rank: s for rank, s in told.items() if s is not None}
+    return tuple(survivors), plan_regroup(standings)
+
+
+def continue_epoch(
+    epoch: EpochLevel, survivors: Sequence[EpochMember], plan: Plan, *, number: int, token: str
+) -> EpochLevel:
+    """The next epoch: the survivors in their order, each with its new rank."""
+    members = tuple(replace(m, node_rank=i) for i, m in enumerate(survivors))
+    before = [rank for m in survivors for rank in m.ranks]
+    return replace(
+        epoch,
+        number=number,
+        token=token,
+        stage=Stage.STARTING,
+        members=members,
+        boundary=None,
+        saver=None,
+        asked=None,
+        joining=(),
+        transfers=(),
+        cause="",
+        in_place=InPlace(
+            former=epoch.number,
+            applied=plan.applied,
+            reductions=plan.reductions,
+            micro_batches=plan.micro_batches,
+            shares=tuple(plan.shares[rank] for rank in before) if plan.shares else (),
+            behind=tuple(new for new, rank in enumerate(before) if rank in plan.behind),
+            vector=plan.vector,
+        ),
+    )
+
+
+def plan_regroup(standings: Mapping[int, Standing]) -> Decision:
+    """`standings` of all survivors, by rank of the epoch that was cut."""
+    if not standings:
+        return Impossible(reason="no rank is left")
+    for rank, standing in sorted(standings.items()):
+        if standing.problem:
+            return Impossible(reason=f"rank {rank}: {standing.problem}")
+    newest = max(s.reductions for s in standings.values())
+    behind = frozenset(r for r, s in standings.items() if s.reductions < newest)
+    if any(standings[r].reductions < newest - 1 for r in behind):
+        return Impossible(reason="a rank is more than one reduction behind another")
+    ahead = {r: s for r, s in sorted(standings.items()) if r not in behind}
+    vector = next((s.vector for s in ahead.values() if s.vector), "")
+    if behind and not vector:
+        return AskVector(rank=min(ahead))
+    return _with_shares(
+        {r: standings[r].share if r in ahead else None for r in sorted(standings)},
+        Plan(
+            applied=max(s.applied for s in standings.values()),
+            reductions=newest,
+            micro_batches=max(s.micro_batches for s in ahead.values()),
+            behind=behind,
+            vector=vector if behind else "",
+        ),
+    )
+
+
+def _with_shares(held: Mapping[int, Ranges | None], plan: Plan) -> Plan | Impossible:
+    if all(share is None for share in held.values()):
+        return plan
+    taken = sorted(r for share in held.values() for r in share or ())
+    for (_, last), (first, _) in itertools.pairwise(taken):
+        if first < last:
+            return Impossible(reason=f"two ranks hold micro-batch {first}")
+    return Plan(
+        applied=plan.applied,
+        reductions=plan.reductions,
+        micro_batches=plan.micro_batches,
+        shares=share_out(held, plan.micro_batches),
+        behind=plan.behind,
+        vector=plan.vector,
+    )
+
+
+def share_out(held: Mapping[int, Ranges | None], micro_batches: int) -> dict[int, Ranges]:
+    """Each rank keeps what it holds; the rest goes to those that have least, in rank order, in runs.
+
+    Returns:
+        Rank → its whole share; together every micro-batch below `micro_batches` once.
+    """
+    shares = {rank: list_ranges(share or ()) for rank, share in held.items()}
+    rest = sorted(set(range(micro_batches)).difference(*shares.values()))
+    counts = _fill({rank: len(share) for rank, share in shares.items()}, len(rest))
+    for rank, count in counts.items():
+        shares[rank] += rest[:count]
+        rest = rest[count:]
+    return {rank: to_ranges(share) for rank, share in shares.items()}
+
+
+def _fill(have: Mapping[int, int], more: int) -> dict[int, int]:
+    """How many each gets of `more`, so that the largest total is as small as it can be."""
+    got = dict.fromkeys(sorted(have), 0)
+    for _ in range(more):
+        rank = min(got, key=lambda r: (have[r] + got[r], r))
+        got[rank] += 1
+    return got

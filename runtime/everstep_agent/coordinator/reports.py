@@ -1,0 +1,51 @@
+"""The newest report of every agent."""
+
+import asyncio
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from everstep_agent.peers.messages import AgentReport, WorkerReport
+
+
+class Reports:
+    """The newest report of every container of an agent that ever reported; proof of a death is
+    kept.
+
+    Adding one takes constant time. It wakes the coordinator only if there is something to act on;
+    progress of the training alone is read periodically.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int], tuple[AgentReport, float]] = {}
+        self.changed = asyncio.Event()
+
+    def take(self, report: AgentReport, now: float) -> None:
+        held = self._known.get(report.id)
+        self._known[report.id] = (report, now)
+        if held is None or _what_counts(held[0]) != _what_counts(report):
+            self.changed.set()
+
+    def aged(self, now: float) -> list[tuple[AgentReport, float]]:
+        """Each with its age in seconds."""
+        return [(r, now - at) for r, at in self._known.values()]
+
+    def all(self) -> list[AgentReport]:
+        return [r for r, _ in self._known.values()]
+
+    def recent(self, now: float, within: float) -> list[AgentReport]:
+        return [r for r, age in self.aged(now) if age < within]
+
+
+def _what_counts(report: AgentReport) -> tuple[object, ...]:
+    return _of_agent(report), tuple(_of_worker(w) for w in report.workers)
+
+
+def _without(cls: type[Any], *figures: str) -> Callable[[Any], tuple[object, ...]]:
+    """All fields except the figures that change in every report of a training agent."""
+    return operator.attrgetter(*(f.name for f in dataclasses.fields(cls) if f.name not in figures))
+
+
+_of_agent = _without(AgentReport, "workers", "loss", "seconds")
+_of_worker = _without(WorkerReport, "applied", "phase", "scope", "waiting", "dead_ms")

@@ -1,0 +1,235 @@
+"""When the next epoch starts, and with which members. Pure.
+
+An epoch starts with agents whose workers have left their old group and are ready; ranks follow slot
+order. It waits `gang_seconds` for the wanted size, and then starts with fewer members if they are
+enough. An agent may not join if it is declared dead or gone, if its attempt is not its slot's
+current one, or if it is leaving.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep_agent.coordinator.pod_status import PodStatus, read_pod_status
+from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, State
+from everstep_agent.runlog import rules as runlog_rules
+from everstep_contract import levels, log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    members: tuple[EpochMember, ...]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    reason: str
+    message: str
+
+
+Decision = Start | Wait
+
+
+def decide_epoch(
+    reports: Iterable[AgentReport], wanted: levels.Wanted, *, round: int, waited: float, gang: float
+) -> Decision:
+    """`waited`: seconds since the round was opened; `gang`: how long to wait for the wanted size."""
+    joined = [r for r in list_eligible(reports, wanted) if r.joined == round and r.fresh]
+    have, want = len(joined), max(1, wanted.want_workers)
+    if have >= want:
+        return _start(joined[:want], f"all {want} slots are ready")
+    least = max(1, wanted.min_workers)
+    missing = f"{have} of {want} slots are ready"
+    if have < least:
+        return Wait(reason="TooFewWorkers", message=f"{missing}; at least {least} are needed")
+    if waited < gang:
+        return Wait(
+            reason="WaitingForGang",
+            message=f"{missing}; starting smaller in {gang - waited:.0f} s",
+        )
+    return _start(joined, f"{missing} after {waited:.0f} s; {least} are enough")
+
+
+def list_eligible(reports: Iterable[AgentReport], wanted: levels.Wanted) -> list[AgentReport]:
+    """Sorted by slot; of two attempts of a slot the newer."""
+    newest: dict[int, AgentReport] = {}
+    for report in sorted(reports, key=lambda r: (r.slot, r.attempt, r.incarnation)):
+        newest[report.slot] = report
+    pods = read_pod_status(wanted)
+    return [r for _, r in sorted(newest.items()) if not _why_not(r, wanted, pods)]
+
+
+def _why_not(report: AgentReport, wanted: levels.Wanted, pods: PodStatus) -> str:
+    """Why this agent may not join an epoch; empty if it may."""
+    if report.leaving or report.slot in wanted.leave:
+        return "leaving"
+    if report.slot in wanted.hold:
+        return "its node is suspect"
+    if pods.is_gone(report.slot, report.attempt):
+        return "declared gone"
+    if pods.is_dead(*report.id):
+        return "its container terminated"
+    if pods.is_replaced(report.slot, report.attempt):
+        return "a newer attempt of its slot is current"
+    return ""
+
+
+def _start(joined: Sequence[AgentReport], message: str) -> Start:
+    members = tuple(
+        EpochMember(
+            slot=r.slot,
+            attempt=r.attempt,
+            incarnation=r.incarnation,
+            node_rank=i,
+            lives=r.fresh,
+            address=r.address,
+        )
+        for i, r in enumerate(joined)
+    )
+    return Start(members=members, reason="Ready", message=message)
+
+
+def build_proof(
+    claim: log.Claim | None,
+    reports: Iterable[AgentReport],
+    wanted: levels.Wanted,
+    remembered: Iterable[log.MemberId] = (),
+) -> runlog_rules.Proof:
+    """What is known about the end of the newest claim's members."""
+    by_id: Mapping[tuple[int, int, int], AgentReport] = {r.id: r for r in reports}
+    dead = set(remembered)
+    for member in claim.members if claim else ():
+        report = by_id.get((member.slot, member.attempt, member.incarnation))
+        if report and any(e.local == member.rank and e.life >= member.life for e in report.ended):
+            dead.add(member)
+    return runlog_rules.Proof(
+        dead=frozenset(dead),
+        dead_agents=frozenset((d.slot, d.attempt, d.incarnation) for d in wanted.dead)
+        | frozenset((r.slot, r.attempt, r.incarnation - 1) for r in by_id.values()),
+        gone=frozenset((g.slot, g.attempt) for g in wanted.gone)
+        | frozenset((p.slot, p.attempt - 1) for p in wanted.peers),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """Why a coordinator that knows of no epoch gathers one; `cause` Start: nothing was lost."""
+
+    cause: str
+    message: str = ""
+
+
+def decide_beginning(
+    claim: log.Claim | None, mine: AgentReport | None, wanted: levels.Wanted, *, job_uid: str
+) -> Beginning:
+    """`mine`: the report of the coordinator's own agent."""
+    if claim is None or claim.job_uid != job_uid:
+        return Beginning(cause="Start")
+    if mine is not None and mine.former_epoch == claim.epoch:
+        text = f"every agent of epoch {claim.epoch} was restarted"
+        return Beginning(cause="AgentLost", message=text)
+    if wanted.incident:
+        text = f"every slot of epoch {claim.epoch} continues in a new pod"
+        return Beginning(cause="Replaced", message=text)
+    return Beginning(cause="Start")
+
+
+def find_unheard(
+    reports: Iterable[AgentReport], known: EpochLevel | None, claim: log.Claim | None
+) -> EpochLevel | None:
+    """The claimed epoch of workers that are alive and that this coordinator did not know of."""
+    for report in reports:
+        held = report.held
+        newer = held is not None and (known is None or held.number > known.number)
+        if newer and held is not None and claim is not None and held.token == claim.token:
+            return held
+    return None
+
+
+def list_unheard(
+    claim: log.Claim | None,
+    known: int,
+    reports: Iterable[AgentReport],
+    wanted: levels.Wanted,
+    *,
+    job_uid: str,
+) -> frozenset[tuple[int, int]]:
+    """(slot, attempt) of the claimed epoch's members that may still hold its state, if this
+    coordinator knows of no epoch after `known`: only their agents can report it.
+    """
+    if claim is None or claim.job_uid != job_uid or claim.epoch <= known:
+        return frozenset()
+    told = list(reports)
+    by_id = {r.id: r for r in told}
+    newest = {(r.slot, r.attempt): r.incarnation for r in sorted(told, key=lambda r: r.id)}
+    pods, found = read_pod_status(wanted), set()
+    for m in claim.members:
+        place = m.slot, m.attempt
+        over = pods.is_gone(*place) or pods.is_replaced(*place)
+        dead = pods.is_dead(*place, m.incarnation) or newest.get(place, 0) > m.incarnation
+        if over or dead:
+            continue
+        held = by_id.get((m.slot, m.attempt, m.incarnation))
+        if held is None or _holds(held, claim.epoch) or not _is_from_epoch(held, claim.epoch):
+            found.add(place)
+    return frozenset(found)
+
+
+ReportedEpoch = tuple[tuple[int, int, int], int]
+"""((slot, attempt, incarnation), epoch)"""
+
+
+def list_reported(
+    unheard: Collection[tuple[int, int]], reports: Iterable[AgentReport]
+) -> frozenset[ReportedEpoch]:
+    """Which of these have reported, and from which epoch. An agent that has just followed this
+    coordinator sends the level that it holds only after it has read that we do not know of that
+    epoch.
+    """
+    return frozenset((r.id, r.epoch) for r in reports if (r.slot, r.attempt) in unheard)
+
+
+def _holds(report: AgentReport, epoch: int) -> bool:
+    return report.epoch == epoch and any(w.state is not State.DEAD for w in report.workers)
+
+
+def _is_from_epoch(report: AgentReport, epoch: int) -> bool:
+    """Whether the report was made after the epoch, or by an agent that can no longer start it: it
+    may be older than the claim.
+    """
+    return report.epoch >= epoch or report.cut >= epoch or report.joined > epoch
+
+
+def count_lost(reports: Iterable[AgentReport], epoch: int, step: int) -> int:
+    """Steps after `step` that workers of terminated containers had applied in that epoch."""
+    furthest = max((r.former_step for r in reports if r.former_epoch == epoch), default=0)
+    return max(0, furthest - step)
+
+
+def next_number(log_epoch: int, reports: Iterable[AgentReport], burnt: int) -> int:
+    """A number higher than any epoch that was ever entered, joined, claimed or given up."""
+    return 1 + max([log_epoch, burnt, *(max(r.joined, r.epoch) for r in reports)])
+
+
+def choose_number(number: int, log_epoch: int, reports: Iterable[AgentReport], burnt: int) -> int:
+    """The number of the present round: the same, or a higher one if it is used up, or if an agent
+    has joined a later round (of a rival coordinator that is gone) and would never join this one.
+    """
+    told = list(reports)
+    passed = max([log_epoch, burnt, *(max(r.joined, r.epoch) - 1 for r in told)])
+    return next_number(log_epoch, told, burnt) if number <= passed else number
+
+
+def count_repeats(claims: Sequence[log.Claim], cause: str, failed: int, fault: str = "") -> int:
+    """How many of the newest claims in a row were made because this fault occurred in this step.
+
+    The step from which they continued does not matter: a rank may be one step behind the one that
+    failed.
+    """
+    count = 0
+    for claim in reversed(claims):
+        if (claim.cause, claim.failed, claim.fault) != (cause, failed, fault):
+            break
+        count += 1
+    return count

@@ -1,0 +1,167 @@
+"""The coordinator's saves: it collects parts from the agents and commits complete saves in order,
+in the background.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from everstep_agent import logline
+from everstep_agent.checkpoint import commit as committing
+from everstep_agent.checkpoint import commit_rules
+from everstep_agent.checkpoint.parts import Part
+from everstep_agent.coordinator.background import Background
+from everstep_agent.coordinator.pending_saves import Key, PendingSaves
+from everstep_agent.coordinator.spent_time import SpentTime
+from everstep_agent.peers.messages import EpochLevel
+from everstep_agent.runlog import run_log as runlog
+from everstep_agent.storage.errors import StoreError
+from everstep_agent.storage.store import ObjectStore
+from everstep_contract import levels, log
+
+RETRY_SECONDS = 1.0
+NOTES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Why the last commit failed."""
+
+    level: levels.StorageError
+    transient: bool
+    since: float
+
+
+class Saves:
+    """At most one commit runs at a time. `on_commit` is called after each, on the event loop."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        run_log: runlog.RunLog,
+        run: str,
+        *,
+        on_commit: Callable[[log.Commit], None],
+        background: Background,
+        line: logline.Log,
+    ) -> None:
+        self._committer = committing.Committer(store, run_log, run)
+        self._pending = PendingSaves()
+        self._on_commit = on_commit
+        self._background = background
+        self._line = line
+        self._waits = logline.Once(line, "commit_waits")
+        self._task: asyncio.Task[None] | None = None
+        self._again_at = 0.0
+        self.trouble: Trouble | None = None
+        self.notes: tuple[str, ...] = ()
+        self.impossible = ""
+        """Why no checkpoint of this job can be made: its ranks do not hold the same state."""
+        self.committed_at = time.monotonic()
+        """Time of the newest commit; before the first of this term, the time of taking the role."""
+
+    def add(self, part: Part) -> None:
+        self._note(self._pending.add(part))
+
+    def pending(self, epoch: int) -> list[int]:
+        return self._pending.pending(epoch)
+
+    def has_whole(self, epoch: int, step: int) -> bool:
+        return self._pending.has_whole(epoch, step)
+
+    def unsaved(self, epoch: int) -> frozenset[int]:
+        return self._pending.unsaved(epoch)
+
+    def why_given_up(self, epoch: int, step: int) -> str:
+        return self._pending.why_given_up(epoch, step)
+
+    def count_parts(self, epoch: int, step: int) -> int:
+        return len(self._pending.parts(epoch, step))
+
+    def drop_older(self, epoch: int, step: int) -> None:
+        self._pending.drop_older(epoch, step)
+
+    @property
+    def busy(self) -> bool:
+        return self._task is not None
+
+    def pump(self, epoch: EpochLevel, applied: Mapping[int, int], spent: SpentTime) -> None:
+        """Starts the commit of the newest complete save, if none is running."""
+        if self._task is not None or time.monotonic() < self._again_at:
+            return
+        for step in reversed(self._pending.pending(epoch.number)):
+            found = commit_rules.decide_commit(
+                self._pending.parts(epoch.number, step),
+                epoch=epoch.number,
+                step=step,
+                world=epoch.world,
+                applied=applied,
+            )
+            match found:
+                case commit_rules.Ready():
+                    work = self._commit(found.parts, epoch, spent)
+                    self._task = self._background.start(work)
+                    return
+                case commit_rules.Drop():
+                    self._give_up((epoch.number, step), found.reason, found.message)
+                case commit_rules.Differ():
+                    self._give_up((epoch.number, step), "RanksDiffer", found.message)
+                    self.impossible = found.message
+
+    async def _commit(self, parts: tuple[Part, ...], epoch: EpochLevel, spent: SpentTime) -> None:
+        key = (parts[0].epoch, parts[0].step)
+        started = time.monotonic()
+        try:
+            outcome = await self._committer.commit(
+                parts,
+                token=epoch.token,
+                world=epoch.world,
+                seconds=spent.total(),
+                agents=spent.list_agents(),
+            )
+        except StoreError as error:
+            since = self.trouble.since if self.trouble else started
+            self.trouble = Trouble(level=error.to_level(), transient=error.transient, since=since)
+            self._again_at = time.monotonic() + RETRY_SECONDS
+            self._waits.say(step=key[1], kind=error.kind, message=str(error))
+        except commit_rules.BadSave as error:
+            self._give_up(key, "BadSave", str(error))
+        else:
+            self.trouble = None
+            self._waits.passed()
+            self._settle(key, outcome, started)
+        finally:
+            self._task = None
+
+    def _settle(
+        self, key: Key, outcome: committing.Committed | committing.NotCommitted, started: float
+    ) -> None:
+        if isinstance(outcome, committing.NotCommitted):
+            self._give_up(key, outcome.reason, outcome.message)
+            return
+        self._note(*self._pending.settle(key), *outcome.notes)
+        self._line.say(
+            "committed",
+            epoch=key[0],
+            step=key[1],
+            bytes=outcome.commit.bytes,
+            place=outcome.place,
+            ms=round((time.monotonic() - started) * 1000),
+        )
+        self.committed_at = time.monotonic()
+        self._on_commit(outcome.commit)
+
+    def _give_up(self, key: Key, reason: str, message: str) -> None:
+        self._pending.give_up(key, message)
+        self._line.say("save_dropped", step=key[1], reason=reason, message=message)
+        head = f"no checkpoint of step {key[1]}"
+        self._note(message if message.startswith(head) else f"{head}: {message}")
+
+    def _note(self, *texts: str) -> None:
+        self.notes = (*self.notes, *(t for t in texts if t))[-NOTES:]
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

@@ -1,0 +1,178 @@
+"""The job's report to the operator, built from its agents' reports. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from everstep_agent.coordinator import boundaries
+from everstep_agent.coordinator.members import list_inside
+from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Stage, State
+from everstep_contract import levels
+
+NOTES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything in `Seen` that no agent reports."""
+
+    run: str
+    generation: int = 0
+    epoch: int = 0
+    """Newest of this job in the run log, so that a coordinator that has started none yet does not
+    report a lower number.
+    """
+    coordinator: levels.SlotAttempt
+    staged: levels.CheckpointRef | None = None
+    committed: levels.CheckpointRef | None = None
+    good: levels.CheckpointRef | None = None
+    left: tuple[levels.Left, ...] = ()
+    stopped: levels.Stopped | None = None
+    done: bool = False
+    failure: levels.Failure | None = None
+    fenced: str = ""
+    restarts: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+    incidents: tuple[levels.RuntimeIncident, ...] = ()
+    storage_error: levels.StorageError | None = None
+    seconds: Mapping[str, float]
+
+
+def build_seen(
+    facts: Facts, epoch: EpochLevel | None, reports: Iterable[tuple[AgentReport, float]]
+) -> levels.Seen:
+    known = list(reports)
+    inside = [(r, a) for r, a in known if epoch is not None and r.epoch == epoch.number]
+    held_by = list(list_inside(epoch, (r for r, _ in inside))) if epoch else []
+    members = _build_members(held_by) if epoch and epoch.stage is not Stage.OVER else ()
+    lead = next((r for m, r in held_by if m.node_rank == 0), None)
+    held = facts.committed.step if facts.committed else 0
+    # All ranks note the same values: they are the global batch's.
+    told = [*facts.notes, *(lead.notes if lead else ()), *_list_unread([r for r, _ in known])]
+    notes = dict.fromkeys(told)
+    return levels.Seen(
+        run=facts.run,
+        generation=facts.generation,
+        epoch=epoch.number if epoch else facts.epoch,
+        running=epoch is not None and epoch.stage is Stage.RUNNING,
+        coordinator=facts.coordinator,
+        members=members,
+        step=min((m.step for m in members), default=held),
+        until=next((r.until for r, _ in inside if r.until is not None), None),
+        loss=lead.loss if lead else None,
+        staged=facts.staged,
+        committed=facts.committed,
+        good=facts.good,
+        left=facts.left,
+        device_deaths=tuple(
+            replace(d, age_ms=d.age_ms + round(age * 1000))
+            for r, age in known
+            for d in r.device_deaths
+        ),
+        stuck=tuple(
+            levels.StuckPod(slot=r.slot, attempt=r.attempt, message=r.stuck)
+            for r, _ in known
+            if r.stuck
+        ),
+        stopped=facts.stopped,
+        done=facts.done,
+        failure=facts.failure,
+        fenced=facts.fenced,
+        restarts=dict(facts.restarts),
+        notes=tuple(notes)[-NOTES:],
+        incidents=facts.incidents,
+        storage_error=facts.storage_error,
+        seconds=dict(facts.seconds),
+        age_ms=round(max((a for _, a in inside), default=0.0) * 1000),
+    )
+
+
+def _list_unread(reports: Sequence[AgentReport]) -> Iterator[str]:
+    """Rounded to the leading digit: an exact count would change the document with every line."""
+    for report in sorted(reports, key=lambda r: r.slot):
+        if report.dropped:
+            unit = 10 ** (len(str(report.dropped)) - 1)
+            lines = report.dropped // unit * unit
+            text = f"slot {report.slot}: dropped {lines:,} lines or more: "
+            yield text + "nobody reads the output of its pod"
+
+
+def find_generation(wanted: levels.Wanted, epoch: EpochLevel | None) -> int:
+    """Generation of the newest spec that is fully in effect: settings that all members must share
+    take effect with an epoch.
+    """
+    waits = epoch is not None and epoch.live and boundaries.why_renew(wanted, epoch)
+    return epoch.generation if epoch is not None and waits else wanted.generation
+
+
+def _build_members(
+    inside: Iterable[tuple[EpochMember, AgentReport]],
+) -> tuple[levels.Member, ...]:
+    """The living members, by rank."""
+    found = [
+        levels.Member(
+            slot=report.slot,
+            attempt=report.attempt,
+            incarnation=report.incarnation,
+            rank=member.ranks[worker.local],
+            life=worker.life,
+            step=worker.applied,
+            scope=worker.scope,
+        )
+        for member, report in inside
+        for worker in report.workers
+        if worker.state not in (State.DEAD, State.FAILED)
+    ]
+    return tuple(sorted(found, key=lambda m: m.rank))
+
+
+def build_left(
+    wanted: levels.Wanted,
+    reports: Sequence[AgentReport],
+    epoch: EpochLevel | None,
+    committed: levels.CheckpointRef | None,
+    known: Iterable[levels.Left],
+    unheard: frozenset[tuple[int, int]] = frozenset(),
+    *,
+    coordinator: tuple[int, int],
+) -> tuple[levels.Left, ...]:
+    """Slots whose pod holds no state that the store lacks: in no running epoch, and its position is
+    committed. An epoch ends with its coordinator, so the coordinator's pod counts as inside even if
+    it is no member.
+
+    `unheard`: pods that may hold more state than we know of. A slot stays in the result until its
+    next attempt reports.
+    """
+    newest: dict[int, int] = {}
+    for slot, attempt in [(p.slot, p.attempt) for p in wanted.peers] + [
+        (r.slot, r.attempt) for r in reports
+    ]:
+        newest[slot] = max(newest.get(slot, 0), attempt)
+    left = {(x.slot, x.attempt): x for x in known if x.attempt >= newest.get(x.slot, 0)}
+    asked = {s: newest[s] for s in wanted.leave if s in newest}
+    asked |= {r.slot: r.attempt for r in reports if r.leaving}
+    inside = (
+        {coordinator, *((m.slot, m.attempt) for m in epoch.members)}
+        if epoch and epoch.stage is not Stage.OVER
+        else set()
+    ) | unheard
+    for slot, attempt in asked.items():
+        if (slot, attempt) not in inside and (slot, attempt) not in left:
+            at = committed or levels.CheckpointRef(epoch=0, step=0)
+            left[slot, attempt] = levels.Left(
+                slot=slot, attempt=attempt, epoch=at.epoch, step=at.step, asked=slot in wanted.leave
+            )
+    return tuple(left[k] for k in sorted(left))
+
+
+def hands_over(
+    me: tuple[int, int],
+    left: Iterable[levels.Left],
+    wanted: levels.Wanted,
+    epoch: EpochLevel | None,
+) -> bool:
+    """Whether the coordinator's own pod has left and others remain: one of them starts the next
+    epoch.
+    """
+    named = {(p.slot, p.attempt) for p in wanted.peers}
+    named |= {(m.slot, m.attempt) for m in (epoch.members if epoch else ())}
+    return any((x.slot, x.attempt) == me for x in left) and bool(named - {me})

@@ -1,0 +1,214 @@
+"""What a coordinator has concluded about the job. Pure: every transition has a name and returns a
+new value.
+
+What agents and operator read is derived from it. It is soft state: what must outlive the
+coordinator is in the run log, or is reported again by the agents.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from everstep_agent.coordinator.incidents import Cause, Incidents
+from everstep_agent.coordinator.pod_status import read_pod_status
+from everstep_agent.peers.messages import (
+    Boundary,
+    CoordinatorFault,
+    End,
+    EpochLevel,
+    EpochMember,
+    Saver,
+    Stage,
+    Transfer,
+)
+from everstep_contract import levels, report
+
+NOTES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """What ended the newest epoch, and in which step. Claims record it, so that repetitions can be
+    counted.
+    """
+
+    cause: str = ""
+    step: int = 0
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    wanted: levels.Wanted
+    round: int = 0
+    """Number of the round being gathered; 0: none."""
+    burnt: int = 0
+    """Highest number of a round that was given up; such a number is never used again."""
+    epoch: EpochLevel | None = None
+    incidents: Incidents = field(default_factory=Incidents)
+    left: tuple[levels.Left, ...] = ()
+    strike: Strike = field(default_factory=Strike)
+    broken: frozenset[str] = frozenset()
+    """Manifests of checkpoints that could not be restored."""
+    notes: tuple[str, ...] = ()
+    faults: tuple[CoordinatorFault, ...] = ()
+    """Faults of the job's coordinators so far (`faults.py`)."""
+    stopped: levels.Stopped | None = None
+    end: End | None = None
+
+    # --- what the operator wants ------------------------------------------------------------------
+
+    def want(self, wanted: levels.Wanted) -> "JobState":
+        return replace(self, wanted=wanted)
+
+    def note_left(self, left: tuple[levels.Left, ...]) -> "JobState":
+        return replace(self, left=left)
+
+    # --- from a round to an epoch ----------------------------------------------------------------
+
+    def open_round(self, number: int) -> "JobState":
+        return replace(self, round=number)
+
+    def burn_round(self, number: int) -> "JobState":
+        return replace(self, burnt=max(number, self.burnt))
+
+    def begin_epoch(self, epoch: EpochLevel) -> "JobState":
+        """Its claim is in the log."""
+        return replace(self, round=0, epoch=epoch)
+
+    def adopt_epoch(self, held: EpochLevel) -> "JobState":
+        """Workers of an epoch that this coordinator did not know of are alive."""
+        return replace(self, round=0, epoch=replace(held, boundary=None))
+
+    def run_epoch(self) -> "JobState":
+        return self._with_epoch(stage=Stage.RUNNING)
+
+    # --- a running epoch -------------------------------------------------------------------------
+
+    def arm(self, boundary: Boundary) -> "JobState":
+        """A first boundary, or the same one raised or confirmed."""
+        return self._with_epoch(boundary=boundary)
+
+    def disarm(self) -> "JobState":
+        return self._with_epoch(boundary=None)
+
+    def commit(self, epoch: int, step: int) -> "JobState":
+        """A checkpoint of this epoch is in the log."""
+        if self.epoch is None or self.epoch.number != epoch or self.epoch.committed >= step:
+            return self
+        return self._with_epoch(committed=step)
+
+    # --- a loss whose survivors go on in place ---------------------------------------------------
+
+    def hold_epoch(self, cause: str) -> "JobState":
+        return self._with_epoch(
+            stage=Stage.HOLD, boundary=None, saver=None, cause=cause, incident=self.incidents.id
+        )
+
+    def ask_vector(self, rank: int) -> "JobState":
+        return self._with_epoch(asked=rank)
+
+    def write_as(self, token: str) -> "JobState":
+        """Commits of this epoch carry the token of a claim that continues it and never began."""
+        return self._with_epoch(token=token)
+
+    # --- newcomers ------------------------------------------------------------------------------
+
+    def invite(self, joining: tuple[EpochMember, ...]) -> "JobState":
+        return self._with_epoch(joining=joining)
+
+    def begin_transfers(self, transfers: tuple[Transfer, ...]) -> "JobState":
+        return self._with_epoch(transfers=transfers)
+
+    # --- the end of an epoch ---------------------------------------------------------------------
+
+    def cut_epoch(self, cause: str) -> "JobState":
+        return self._with_epoch(
+            stage=Stage.CUT, boundary=None, saver=None, cause=cause, incident=self.incidents.id
+        )
+
+    def choose_saver(self, saver: Saver) -> "JobState":
+        return self._with_epoch(saver=saver)
+
+    def end_epoch(self, cause: str) -> "JobState":
+        """Its workers end after this."""
+        return self._with_epoch(stage=Stage.OVER, boundary=None, saver=None, cause=cause)
+
+    def strike_step(self, cause: str, step: int, fault: str = "") -> "JobState":
+        return replace(self, strike=Strike(cause=cause, step=step, fault=fault))
+
+    def pass_over(self, manifest: str) -> "JobState":
+        """Skips a checkpoint that cannot be restored: the run continues from the one before it."""
+        return replace(self, broken=self.broken | {manifest})
+
+    def note(self, *texts: str) -> "JobState":
+        return replace(self, notes=(*self.notes, *texts)[-NOTES:])
+
+    # --- interruptions ---------------------------------------------------------------------------
+
+    def open_incident(self, id: str, cause: Cause, now: float) -> "JobState":
+        return self.with_incidents(self.incidents.open(id, cause, now=now))
+
+    def name_incident(self) -> "JobState":
+        """Gives the open incident's id to the epoch, its next claim and its agents' log lines."""
+        return self._with_epoch(incident=self.incidents.id)
+
+    def mark(self, phase: str, now: float) -> "JobState":
+        return self.with_incidents(self.incidents.mark(phase, now))
+
+    def with_incidents(self, incidents: Incidents) -> "JobState":
+        return replace(self, incidents=incidents)
+
+    # --- faults of coordinators ------------------------------------------------------------------
+
+    def fail(self, fault: CoordinatorFault) -> "JobState":
+        return replace(self, faults=(*self.faults, fault))
+
+    def forget_faults(self) -> "JobState":
+        return replace(self, faults=())
+
+    # --- the end of the job ----------------------------------------------------------------------
+
+    def stop(self, at: levels.Stopped) -> "JobState":
+        return replace(self, stopped=at)
+
+    def finish(self, end: End) -> "JobState":
+        """The last thing that this coordinator publishes; set once."""
+        return self if self.end is not None else replace(self, round=0, end=end)
+
+    # --- derived values
+    # -----------------------------------------------------------------------------
+
+    @property
+    def trains(self) -> bool:
+        """An epoch has started and is not over."""
+        return self.epoch is not None and self.epoch.stage is not Stage.OVER
+
+    @property
+    def done(self) -> bool:
+        return self.end is not None and self.end.cause == report.Cause.DONE.value
+
+    @property
+    def fenced(self) -> str:
+        fenced = self.end is not None and self.end.cause == report.Cause.FENCED.value
+        return self.end.message if fenced and self.end else ""
+
+    @property
+    def failure(self) -> levels.Failure | None:
+        end = self.end
+        if end is None or end.cause in _NO_FAILURE:
+            return None
+        return levels.Failure(cause=end.cause, message=end.message, rank=end.rank, step=end.step)
+
+    @property
+    def gone(self) -> frozenset[tuple[int, int]]:
+        """Pods of the epoch that no longer hold state, by proof or by decision."""
+        return read_pod_status(self.wanted).list_over(self.epoch.members if self.epoch else ())
+
+    def _with_epoch(self, **changes: Any) -> "JobState":
+        assert self.epoch is not None
+        return replace(self, epoch=replace(self.epoch, **changes))
+
+
+_NO_FAILURE = frozenset(
+    c.value for c in (report.Cause.DONE, report.Cause.FENCED, report.Cause.STOPPED)
+)

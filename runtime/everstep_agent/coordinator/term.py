@@ -1,0 +1,373 @@
+"""One coordinator's term: the time from taking the role to giving it up, with the state and
+resources it needs.
+
+Gathering, training and recovering an epoch share it. They change the state only by its named
+transitions (`term.change(term.state.…)`), and each change is published at once.
+"""
+
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.retention import Retention
+from everstep_agent.context import Context
+from everstep_agent.coordinator import faults, incidents, members, rounds, seen_document
+from everstep_agent.coordinator.background import Background
+from everstep_agent.coordinator.post_commit import PostCommit
+from everstep_agent.coordinator.publish import Board
+from everstep_agent.coordinator.reports import Reports
+from everstep_agent.coordinator.saves import Saves
+from everstep_agent.coordinator.seen_document import NOTES
+from everstep_agent.coordinator.spent_time import SpentTime
+from everstep_agent.coordinator.state import JobState
+from everstep_agent.coordinator.store_waits import StoreWaits
+from everstep_agent.live_settings import apply_wanted
+from everstep_agent.peers.group_store import GroupStore
+from everstep_agent.peers.messages import (
+    AgentReport,
+    CoordinatorFault,
+    End,
+    EpochLevel,
+    Levels,
+)
+from everstep_agent.runlog import rules as runlog_rules
+from everstep_agent.runlog.run_log import RunLog
+from everstep_agent.waiting import happens
+from everstep_contract import levels, log, report
+
+T = TypeVar("T")
+STALE_SECONDS = 5.0
+TICK_SECONDS = 0.1
+
+
+class Term:
+    """A leadership term, as in Raft; several may run at once, and only the run log decides which
+    one may write.
+
+    `inherited`: the newest levels that this agent read from the former coordinator; `group`: the
+    keys that this agent keeps for an epoch's process group, whichever agent coordinates.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        inherited: Levels | None,
+        wanted: levels.Wanted,
+        group: GroupStore,
+    ) -> None:
+        self.id = secrets.token_hex(8)
+        self.context = context
+        self.settings = apply_wanted(context.settings, wanted)
+        """As currently in effect."""
+        self.me, self.line = context.me, context.line
+        self.run_log = RunLog(context.store)
+        self.reports = Reports()
+        self.group = group
+        self.background = Background(self.line)
+        self.store_waits = StoreWaits(self.line, lambda: self.epoch is None, self.publish)
+        seen = inherited.seen if inherited else levels.Seen()
+        self.saves = Saves(
+            context.store,
+            self.run_log,
+            context.settings.run,
+            on_commit=self._committed,
+            background=self.background,
+            line=self.line,
+        )
+        self._retention = Retention(context.store, self.run_log, keep=max(1, self.settings.keep))
+        self.post_commit = PostCommit(
+            self._retention,
+            good=seen.good,
+            persist=self.store_waits.persist,
+            line=self.line,
+        )
+        self.carried = SpentTime()
+        """As of the checkpoint that was newest when this term began."""
+        self._state = JobState(
+            wanted=wanted,
+            epoch=inherited.epoch if inherited else None,
+            incidents=incidents.from_levels(seen.incidents, now=self.now()),
+            left=seen.left,
+            faults=inherited.faults if inherited else (),
+        )
+        self.goes_on = inherited is not None and faults.may_go_on(inherited)
+        self.board = Board(self._build_levels(seen), self._try_to_build_seen)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    # --- the state -------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> JobState:
+        return self._state
+
+    def change(self, state: JobState) -> None:
+        self._state = state
+        self.publish()
+
+    def publish(self) -> None:
+        self.board.publish(self._build_levels(self.board.levels.seen))
+
+    def _build_levels(self, seen: levels.Seen) -> Levels:
+        state = self._state
+        return Levels(
+            coordinator=levels.SlotAttempt(slot=self.me.slot, attempt=self.me.attempt),
+            address=self.me.address,
+            round=state.round,
+            claimed=self._epoch_in_log(),
+            epoch=state.epoch,
+            wanted=state.wanted,
+            seen=seen,
+            end=state.end,
+            faults=state.faults,
+        )
+
+    @property
+    def wanted(self) -> levels.Wanted:
+        return self._state.wanted
+
+    @property
+    def epoch(self) -> EpochLevel | None:
+        return self._state.epoch
+
+    @property
+    def running(self) -> EpochLevel:
+        """The epoch, where there must be one."""
+        assert self._state.epoch is not None
+        return self._state.epoch
+
+    @property
+    def ended(self) -> bool:
+        return self._state.end is not None
+
+    # --- input from agents and operator
+    # -------------------------------------------------------------
+
+    # These run in the tasks of the HTTP server, which a bug here must not break: it ends this term
+    # instead.
+
+    def take(self, found: AgentReport) -> None:
+        with self._guarded():
+            self.reports.take(found, self.now())
+            if self._state.incidents.resumed:
+                self.reports.changed.set()  # the report may contain the first new step
+
+    def add_part(self, part: Part) -> None:
+        epoch = self.epoch
+        with self._guarded():
+            if epoch is not None and part.epoch == epoch.number and part.step > epoch.committed:
+                self.saves.add(part)
+                self.reports.changed.set()
+
+    def want(self, wanted: levels.Wanted) -> None:
+        with self._guarded():
+            self.settings = apply_wanted(self.context.settings, wanted)
+            self._retention.keep = max(1, self.settings.keep)
+            self.change(self._state.want(wanted))
+            self.reports.changed.set()
+
+    def serve_seen(self) -> levels.Seen:
+        """For the operator."""
+        return self.board.serve_seen(self.now())
+
+    def _try_to_build_seen(self) -> levels.Seen:
+        with self._guarded():
+            return self.build_seen()
+        return self.board.levels.seen
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.background.fail(error)
+
+    # --- what we know ----------------------------------------------------------------------------
+
+    def recent(self) -> list[AgentReport]:
+        """Reports of agents that are not silent."""
+        return self.reports.recent(self.now(), STALE_SECONDS)
+
+    @property
+    def behind(self) -> bool:
+        """An agent was in a newer epoch than this term knows of, and may hold the only copy of its
+        state.
+        """
+        known = self.epoch.number if self.epoch else 0
+        return any(r.epoch > known for r in self.recent())
+
+    @property
+    def hands_over(self) -> bool:
+        return seen_document.hands_over(self.me.place, self._state.left, self.wanted, self.epoch)
+
+    @property
+    def why_over(self) -> str:
+        """Why the pod that holds this role no longer belongs to the job; empty if it does."""
+        return runlog_rules.why_pod_is_over(
+            self.run_log.newest_claim, self.settings.job_uid, *self.me.place
+        )
+
+    def applied(self) -> dict[int, int]:
+        return members.list_applied(self.epoch, self.reports.all()) if self.epoch else {}
+
+    def spent(self) -> SpentTime:
+        return self.carried.update(self.reports.all())
+
+    def newest_commit(self) -> log.Commit | None:
+        broken = self._state.broken
+        return next((c for c in self.run_log.index.resumable() if c.manifest not in broken), None)
+
+    def committed(self) -> levels.CheckpointRef | None:
+        commit = self.newest_commit()
+        if commit is None:
+            return None
+        age = round((self.now() - self.saves.committed_at) * 1000)
+        return levels.CheckpointRef(
+            epoch=commit.epoch, step=commit.step, bytes=commit.bytes, age_ms=age
+        )
+
+    def list_unheard(self) -> frozenset[tuple[int, int]]:
+        """Pods that may hold the state of an epoch that this term does not know of."""
+        return rounds.list_unheard(
+            self.run_log.newest_claim,
+            self.epoch.number if self.epoch else 0,
+            self.reports.all(),
+            self.wanted,
+            job_uid=self.settings.job_uid,
+        )
+
+    def _epoch_in_log(self) -> int:
+        newest = self.run_log.newest_claim
+        ours = newest is not None and newest.job_uid == self.settings.job_uid
+        return newest.epoch if newest is not None and ours else 0
+
+    def build_seen(self) -> levels.Seen:
+        state = self._state
+        facts = seen_document.Facts(
+            run=self.settings.run,
+            generation=seen_document.find_generation(self.wanted, self.epoch),
+            epoch=self._epoch_in_log(),
+            coordinator=levels.SlotAttempt(slot=self.me.slot, attempt=self.me.attempt),
+            staged=self._staged(),
+            committed=self.committed(),
+            good=self.post_commit.good,
+            left=state.left,
+            stopped=state.stopped,
+            done=state.done,
+            failure=state.failure,
+            fenced=state.fenced,
+            restarts=self.run_log.index.restarts(self.settings.job_uid),
+            notes=(
+                *state.notes,
+                *self.post_commit.notes,
+                *self.saves.notes,
+                *faults.build_note(state.faults),
+            ),
+            incidents=state.incidents.levels(),
+            storage_error=self.storage_error,
+            seconds=self.spent().total(),
+        )
+        heard = [(r, a) for r, a in self.reports.aged(self.now()) if a < STALE_SECONDS]
+        return seen_document.build_seen(facts, self.epoch, heard)
+
+    def _staged(self) -> levels.CheckpointRef | None:
+        step = members.find_staged(self.epoch, self.reports.all()) if self.epoch else 0
+        return levels.CheckpointRef(epoch=self.running.number, step=step) if step else None
+
+    @property
+    def storage_error(self) -> levels.StorageError | None:
+        """The error for which this agent or another waits for the store."""
+        if self.store_waits.trouble is not None:
+            return self.store_waits.trouble
+        if self.context.store.trouble is not None:
+            return self.context.store.trouble.to_level()
+        if self.saves.trouble is not None:
+            return self.saves.trouble.level
+        return next((r.storage_error for r in self.recent() if r.storage_error is not None), None)
+
+    # --- actions that the phases share
+    # --------------------------------------------------------------
+
+    def note_left(self) -> None:
+        self.change(
+            self._state.note_left(
+                seen_document.build_left(
+                    self.wanted,
+                    self.recent(),
+                    self.epoch,
+                    self.committed(),
+                    self._state.left,
+                    self.list_unheard(),
+                    coordinator=self.me.place,
+                )
+            )
+        )
+
+    def open_incident(self, cause: incidents.Cause, *, id: str = "") -> None:
+        self.change(self._state.open_incident(id or self.new_incident(), cause, self.now()))
+
+    def new_incident(self) -> str:
+        """The operator's id, if it has opened the incident already, unless that incident is closed."""
+        given = self.wanted.incident
+        if given and not self._state.incidents.is_known(given):
+            return given
+        return f"{self.settings.job.rpartition('/')[2]}-{secrets.token_hex(4)}"
+
+    def mark(self, phase: str) -> None:
+        self.change(self._state.mark(phase, self.now()))
+
+    def end(self, cause: report.Cause, message: str, **fields: object) -> None:
+        """Publishes the end, this coordinator's last document; `fields` are those of `End`."""
+        commit = self.newest_commit()
+        said = {
+            "epoch": self.epoch.number if self.epoch else 0,
+            "step": commit.step if commit else 0,
+            **fields,
+        }
+        end = End(cause=cause.value, message=message, **said)  # type: ignore[arg-type]
+        self.line.say("job_ends", cause=cause.value, step=end.step, message=message)
+        self.change(self._state.finish(end))
+
+    async def tick(self, seconds: float = TICK_SECONDS) -> None:
+        """Waits until an agent reports something to act on, or for a short time."""
+        self.reports.changed.clear()
+        await happens(self.reports.changed, seconds)
+
+    async def persist(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await self.store_waits.persist(call)
+
+    def lay_down(self, error: Exception) -> CoordinatorFault:
+        """This term has failed. Its last document is built from what was published, not from state
+        that may be at fault.
+        """
+        fault = faults.build_fault(self.me, error)
+        last = self.board.levels
+        known = (*last.faults, fault)
+        seen = replace(last.seen, notes=(*last.seen.notes, *faults.build_note(known))[-NOTES:])
+        end = None
+        if len(known) > len(faults.REST_SECONDS):
+            epoch, step = (last.epoch.number, last.epoch.committed) if last.epoch else (0, 0)
+            end = faults.build_end(known, epoch=epoch, step=step)
+            seen = replace(
+                seen,
+                failure=levels.Failure(cause=end.cause, message=end.message, step=step),
+            )
+        self._state = replace(self._state, faults=known, end=end)
+        self.board.seal(replace(last, seen=seen, faults=known, laid_down=end is None, end=end))
+        return fault
+
+    async def close(self) -> None:
+        await self.saves.close()
+        await self.background.close()
+        if not self.board.levels.laid_down:
+            self.group.open_epoch(0)
+
+    def _committed(self, commit: log.Commit) -> None:
+        self.change(self._state.commit(commit.epoch, commit.step))
+        self.background.start(self.post_commit.look_after(commit))
+        self.reports.changed.set()

@@ -1,0 +1,168 @@
+"""A running epoch: its breaks, boundaries, saves, and end."""
+
+from collections.abc import Sequence
+
+from everstep_agent.coordinator import (
+    boundary_turn,
+    fence,
+    join,
+    join_rules,
+    last_save,
+    members,
+    regroup,
+)
+from everstep_agent.coordinator.boundary_turn import Watch
+from everstep_agent.coordinator.breaks import (
+    Break,
+    find_below_minimum,
+    find_break,
+    find_late_regroup,
+    find_late_start,
+)
+from everstep_agent.coordinator.recover import recover
+from everstep_agent.coordinator.term import Term
+from everstep_agent.peers.messages import EpochLevel, Stage, State, WorkerReport
+from everstep_contract import log, report
+
+START_FACTOR = 6
+"""Limit from the claim to the first step, restore included, in multiples of `startup_seconds`."""
+BELOW_MIN_SECONDS = 1800.0
+"""How long the survivors of a loss may train with fewer pods than the job's minimum."""
+
+
+async def train(term: Term) -> str:
+    """Runs until the epoch is over. Returns the cause of the next one."""
+    began = term.now()
+    watch, wait = _watch(term), last_save.Wait()
+    while not term.ended:
+        now, epoch = term.now(), term.running
+        found = _find_break(term, watch, now) or find_late_start(
+            epoch,
+            term.reports.all(),
+            waited=now - began,
+            limit=START_FACTOR * term.settings.startup_seconds,
+            trouble=term.storage_error is not None,
+        )
+        found = found or find_late_regroup(
+            epoch,
+            members.list_workers(epoch, term.reports.all()),
+            waited=now - began,
+            limit=regroup.FORM_SECONDS,
+        )
+        found = found or find_below_minimum(
+            epoch, term.wanted.min_workers, waited=now - began, limit=BELOW_MIN_SECONDS
+        )
+        if found is not None:
+            lost = await _regroup(term, found)
+            if lost is not None:
+                return await recover(term, lost)
+            began, watch, wait = term.now(), _watch(term), last_save.Wait()
+            continue
+        workers = members.list_workers(epoch, term.reports.all())
+        if join_rules.are_held(epoch, workers):
+            await join.admit(term)
+            if term.running is not epoch and term.running.number > epoch.number:
+                began, watch, wait = term.now(), _watch(term), last_save.Wait()
+                continue
+        _advance(term, workers, now)
+        term.saves.pump(term.running, term.applied(), term.spent())
+        if term.saves.impossible:
+            term.end(report.Cause.MISUSE, term.saves.impossible)
+            return ""
+        lost = last_save.find_lost(
+            term.running, workers, term.saves, wait, now=now, trouble=term.storage_error is not None
+        )
+        if lost is not None:
+            finished = workers[0].applied if _all_finished(epoch, workers) else None
+            return await _save_again(term, lost, finished)
+        if _all_finished(epoch, workers):
+            if term.running.committed >= workers[0].applied:
+                await _finish(term, workers[0].applied)
+                return ""
+        elif term.running.stage is Stage.RUNNING and boundary_turn.settle(
+            term, watch, workers, now
+        ):
+            return watch.purpose
+        term.note_left()
+        await term.tick()
+    return ""
+
+
+def _watch(term: Term) -> Watch:
+    return Watch(save_at=term.now(), moved_at=term.now(), armed_at=term.now())
+
+
+async def _regroup(term: Term, found: Break) -> Break | None:
+    """The loss if its epoch has to be restarted; None: the survivors go on in place."""
+    why = regroup.why_not(term, found)
+    return found if why else await regroup.regroup(term, found)
+
+
+def _find_break(term: Term, watch: Watch, now: float) -> Break | None:
+    return find_break(
+        term.running,
+        term.reports.aged(now),
+        term.wanted,
+        idle=watch.idle(max(term.applied().values(), default=0), now),
+        hang=term.settings.hang_seconds,
+    )
+
+
+def _advance(term: Term, workers: Sequence[WorkerReport], now: float) -> None:
+    """STARTING → RUNNING; the first new step closes the incident."""
+    epoch = term.running
+    if len(workers) < epoch.world:
+        return
+    started = all(w.state not in (State.STARTED, State.READY, State.HELD) for w in workers)
+    if epoch.stage is Stage.STARTING and started:
+        term.line.say("epoch_runs", epoch=epoch.number, world=epoch.world, resume=epoch.resume)
+        term.change(term.state.mark("restart", now).run_epoch())
+    finished = all(w.state is State.FINISHED for w in workers)
+    stepped = finished or min(w.applied for w in workers) > epoch.resume
+    if term.state.incidents.resumed and started and stepped:
+        _close_incident(term, now)
+
+
+def _close_incident(term: Term, now: float) -> None:
+    closed = term.state.incidents.mark("first_step", now).close()
+    ended = closed.closed[-1]
+    term.line.say(
+        "recovered",
+        incident=ended.id,
+        cause=ended.cause,
+        step=ended.step,
+        steps_lost=ended.steps_lost,
+        phases=" ".join(f"{p.name}={p.ms}ms" for p in ended.phases),
+    )
+    term.change(term.state.with_incidents(closed))
+
+
+def _all_finished(epoch: EpochLevel, workers: Sequence[WorkerReport]) -> bool:
+    return (
+        len(workers) == epoch.world
+        and all(w.state is State.FINISHED for w in workers)
+        and len({w.applied for w in workers}) == 1
+    )
+
+
+async def _save_again(term: Term, lost: Break, finished: int | None) -> str:
+    """One rank saves the full state. If all ranks have `finished` that step, no further epoch is
+    needed.
+    """
+    cause = await recover(term, lost)
+    if finished is None or term.ended or term.running.committed < finished:
+        return cause
+    _close_incident(term, term.now())
+    await _finish(term, finished)
+    return ""
+
+
+async def _finish(term: Term, step: int) -> None:
+    epoch = term.running
+    entry = log.Done(epoch=epoch.number, token=epoch.token, step=step)
+    await term.persist(lambda: term.run_log.append(entry))
+    if term.run_log.done is None:
+        await fence.check_fence(term)
+        return
+    nothing = "; there was nothing left to do" if epoch.resume >= step else ""
+    term.end(report.Cause.DONE, f"trained to step {step}{nothing}", step=step)

@@ -1,0 +1,63 @@
+"""How an agent ends: its exit report. Pure."""
+
+from everstep_agent.peers.messages import End, FailureReport, Levels
+from everstep_contract import levels, report
+
+
+def from_end(end: End) -> report.ExitReport:
+    return report.ExitReport(
+        cause=report.Cause(end.cause),
+        message=end.message,
+        rank=end.rank,
+        epoch=end.epoch,
+        step=end.step,
+        traceback=end.traceback,
+        done=end.cause == report.Cause.DONE.value,
+    )
+
+
+def from_failure(failure: FailureReport) -> report.ExitReport:
+    return report.ExitReport(
+        cause=report.Cause(failure.cause),
+        message=failure.message,
+        step=failure.step,
+        traceback=failure.traceback,
+    )
+
+
+def decide_left(published: Levels | None, slot: int, attempt: int) -> report.ExitReport | None:
+    """Whether this pod, which was asked to leave, holds no state that the store lacks."""
+    left = published.seen.left if published else ()
+    found = next((x for x in left if (x.slot, x.attempt) == (slot, attempt)), None)
+    if found is None:
+        return None
+    return report.ExitReport(
+        cause=report.Cause.LEFT,
+        message=f"left; the checkpoint of step {found.step} is committed",
+        epoch=found.epoch,
+        step=found.step,
+    )
+
+
+def decide_fenced(
+    wanted: levels.Wanted, slot: int, attempt: int, over: str = ""
+) -> report.ExitReport | None:
+    """`over`: why the run log gives this pod up, if it does."""
+    if over:
+        return report.ExitReport(cause=report.Cause.FENCED, message=over)
+    newer = max((p.attempt for p in wanted.peers if p.slot == slot), default=attempt)
+    if newer <= attempt:
+        return None
+    return report.ExitReport(
+        cause=report.Cause.FENCED, message=f"attempt {newer} of slot {slot} is the current one"
+    )
+
+
+def left_alone() -> report.ExitReport:
+    text = "left; nothing was trained here, and there is no coordinator any more"
+    return report.ExitReport(cause=report.Cause.LEFT, message=text)
+
+
+def left_late() -> report.ExitReport:
+    text = "left without a commit: the grace period was too short, or the store is unavailable"
+    return report.ExitReport(cause=report.Cause.LEFT, message=text)

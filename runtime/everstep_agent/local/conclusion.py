@@ -1,0 +1,53 @@
+"""How a run on one machine ended: the final message and the exit status. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from everstep_contract import report
+
+INTERRUPTED = 130
+QUIET = (report.Cause.LEFT, report.Cause.AGENT, report.Cause.FENCED)
+"""Ends of a single agent: the job's own end is reported instead, if there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    status: int
+    said: str = ""
+    complaint: str = ""
+
+
+def choose_report(
+    found: Sequence[report.ExitReport], given_up: report.ExitReport | None = None
+) -> report.ExitReport | None:
+    """The report of the job as a whole before that of a single agent. Once the launcher has given up, its
+    reason stands: what the agents report that it then kills is a consequence.
+    """
+    done = next((r for r in found if r.cause is report.Cause.DONE), None)
+    loud = next((r for r in found if r.cause not in QUIET), None)
+    return done or given_up or loud or next(iter(found), None)
+
+
+def conclude(
+    reports: Sequence[report.ExitReport],
+    *,
+    run: str,
+    committed: int,
+    interrupted: bool,
+    given_up: report.ExitReport | None = None,
+) -> Conclusion:
+    """`committed`: step of the newest checkpoint, 0 if there is none."""
+    found = choose_report(reports, given_up)
+    where = f"from step {committed}" if committed else "from the start: nothing was saved"
+    again = f"run the same command again to resume {where} (run {run!r})"
+    if found is None:
+        return Conclusion(status=1, complaint="every agent was killed", said=again)
+    if found.cause is report.Cause.DONE:
+        return Conclusion(status=0, said=f"done: {found.message}")
+    if found.cause is report.Cause.STOPPED:
+        text = f"{found.message}; resume with the same command (run {run!r})"
+        return Conclusion(status=INTERRUPTED if interrupted else 0, said=text)
+    name = "" if found.cause in QUIET else f"{found.cause.value}: "
+    if found.cause not in QUIET:
+        again = f"after fixing it, {again}" if committed else ""
+    return Conclusion(status=1, complaint=f"{name}{found.message}", said=again)

@@ -1,0 +1,294 @@
+"""`everstep run` without a cluster: acts as the operator for agents on this machine.
+
+It starts one agent per worker on a loopback port, publishes `wanted` twice a second, replaces a
+lost agent by the slot's next attempt, and prints what the job reports.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from everstep_agent import logline
+from everstep_agent.local import agent_process, conclusion, memory_folder, terminal
+from everstep_agent.local.agent_process import AgentProcess, LocalJob
+from everstep_agent.local.plan import Plan
+from everstep_agent.local.progress import Interruptions
+from everstep_agent.peers.client import PeerClient, PeerError
+from everstep_contract import levels, names, report
+
+PERIOD_SECONDS = 0.5
+"""Between two checks of running agents; an agent that ends is handled at once."""
+CALL_SECONDS = 3.0
+"""Limit for an agent to answer; it is asked again in the next period."""
+STOP_SECONDS = 60.0
+"""Limit for saving after Ctrl-C. Then the agents are killed, as on a second Ctrl-C."""
+END_SECONDS = 20.0
+"""Limit for the other agents to end once the first has ended for good. Then they are killed."""
+LOST_AGENTS = 10
+"""How many agents may be lost while the run makes no new step. One more ends it."""
+INTERRUPTIONS = 20
+"""How often the job may be interrupted while it makes no new step (`restartBudgets.worker` on a
+cluster).
+"""
+
+
+def launch(plan: Plan) -> int:
+    return asyncio.run(Launcher(plan).run())
+
+
+class Launcher:
+    """`say` prints a line."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None] | None = None) -> None:
+        self._plan = plan
+        self._began = time.monotonic()
+        self._say_line = say or (lambda line: print(line, flush=True))
+        self._slots: dict[int, AgentProcess] = {}
+        self._dead: list[levels.DeadAgent] = []
+        self._revision = 0
+        self._stop = levels.Stop.NONE
+        self._interrupts = 0
+        self._stop_at = 0.0
+        self._lost = self._interrupted = Interruptions()
+        self._restarts = 0
+        self._said_start = False
+        self._clients: dict[str, PeerClient] = {}
+        memory_folder.sweep()
+        self._memory = memory_folder.create()
+        self._job = LocalJob(
+            plan=plan,
+            uid=secrets.token_hex(8),
+            token=secrets.token_hex(16),
+            folder=self._memory.path,
+            show=self._show,
+        )
+        self._given_up: report.ExitReport | None = None
+        self.seen = levels.Seen()
+        self.reports: dict[int, report.ExitReport] = {}
+
+    async def run(self) -> int:
+        try:
+            self._prepare_store()
+            self._catch_signals()
+            workers = "1 worker" if self._plan.workers == 1 else f"{self._plan.workers} workers"
+            self._say(
+                f"{self._plan.run}: {workers}, checkpoints in"
+                f" {self._plan.uri.removeprefix('file://')}/{self._plan.run}"
+            )
+            for number in range(self._plan.workers):
+                await self._start(number, 0)
+            return await self._operate()
+        except OSError as error:
+            self._complain(f"{error.strerror}: {error.filename}" if error.filename else str(error))
+            return 2
+        finally:
+            await self._clean_up()
+
+    def _prepare_store(self) -> None:
+        """Raises OSError, naming the folder."""
+        if self._plan.uri.startswith("file://"):
+            os.makedirs(self._plan.uri.removeprefix("file://"), exist_ok=True)
+
+    # --- the operator's part ---------------------------------------------------------------------
+
+    async def _operate(self) -> int:
+        ended_at = None
+        while True:
+            await asyncio.gather(*(self._look_after(s) for s in list(self._slots.values())))
+            if not any(s.alive for s in self._slots.values()):
+                return self._conclude()
+            now = time.monotonic()
+            ended_at = (ended_at or now) if self.reports else None
+            if self._is_late(now, ended_at):
+                self._kill_all()
+            await self._exchange()
+            if not self._said_start and terminal.is_start_slow(now - self._began, self.seen):
+                self._said_start = True
+                self._say("the workers start: importing torch and the script can take a while")
+            await self._wait(PERIOD_SECONDS)
+
+    def _is_late(self, now: float, ended_at: float | None) -> bool:
+        """`ended_at`: when the first agent had ended for good."""
+        ends = ended_at is not None and now - ended_at > END_SECONDS
+        stops = bool(self._stop_at) and now - self._stop_at > STOP_SECONDS
+        return ends or stops or self._interrupts > 1
+
+    async def _wait(self, seconds: float) -> None:
+        """Waits for a short time, or until an agent ends."""
+        waits = [asyncio.ensure_future(s.process.wait()) for s in self._slots.values() if s.alive]
+        if waits:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    async def _look_after(self, agent: AgentProcess) -> None:
+        if agent.alive or agent.slot in self.reports:
+            return
+        await agent.ended()
+        found = agent.read_report()
+        if found is not None and found.cause in report.FOR_GOOD - _REPLACED:
+            self.reports[agent.slot] = found
+            return
+        await self._replace(agent, found)
+
+    async def _replace(self, agent: AgentProcess, found: report.ExitReport | None) -> None:
+        how = found.message if found else agent.describe_end()
+        left = found is not None and found.cause is report.Cause.LEFT
+        self._say(f"agent of slot {agent.slot}{'' if left else ' lost'}: {how}")
+        self._lost = self._lost.add(time.monotonic())
+        self._note_death(agent, found)
+        if self._stop is not levels.Stop.NONE or self.reports:
+            self.reports[agent.slot] = found or _lost_report(how)
+        elif self._lost.count > LOST_AGENTS:
+            text = f"{self._lost.count} agents were lost without a new step; the last one: {how}"
+            self._give_up(agent.slot, text)
+        else:
+            await self._start(agent.slot, agent.attempt + 1)
+            agent.remove_memory()
+
+    def _note_death(self, agent: AgentProcess, found: report.ExitReport | None) -> None:
+        """None of its processes is alive, unless its report says so: then the others can continue
+        only once the slot's next attempt has started.
+        """
+        if found is None or found.cause is not report.Cause.PROCESS_STUCK:
+            dead = levels.DeadAgent(slot=agent.slot, attempt=agent.attempt, incarnation=1)
+            self._dead.append(dead)
+        self._revision += 1
+
+    def _give_up(self, slot: int, text: str) -> None:
+        self._given_up = self._given_up or _lost_report(text)
+        self.reports[slot] = self._given_up
+        self._kill_all()
+
+    def _wanted(self) -> levels.Wanted:
+        count = self._plan.workers
+        peers = tuple(
+            levels.Peer(slot=s.slot, attempt=s.attempt, address=s.address)
+            for s in self._slots.values()
+            if s.alive
+        )
+        return levels.Wanted(
+            generation=1,
+            revision=self._revision,
+            min_workers=count,
+            want_workers=count,
+            max_workers=count,
+            peers=peers,
+            dead=tuple(self._dead),
+            stop=self._stop,
+        )
+
+    async def _exchange(self) -> None:
+        """Sends `wanted` to every agent, so that none depends on another to know its peers."""
+        agents = [s for s in self._slots.values() if s.alive]
+        wanted = self._wanted()
+        answers = await asyncio.gather(*(self._post(s.address, wanted) for s in agents))
+        known = [a for a in answers if a is not None and a.coordinator is not None]
+        if known:
+            self._see(min(known, key=lambda a: (-a.epoch, a.age_ms)))
+
+    def _see(self, newest: levels.Seen) -> None:
+        for line in terminal.describe_changes(self.seen, newest):
+            self._say(line)
+        self.seen = newest
+        for stuck in newest.stuck:
+            agent = self._slots[stuck.slot]
+            if agent.attempt == stuck.attempt:
+                agent.kill()  # its report is written; the slot continues in another attempt
+        self._lost = self._lost.reach(newest.step)
+        self._count_interruptions(newest)
+
+    def _count_interruptions(self, newest: levels.Seen) -> None:
+        lost = {c: n for c, n in newest.restarts.items() if c not in levels.IN_ORDER}
+        total = max(self._restarts, sum(lost.values()))
+        more, self._restarts = total - self._restarts, total
+        self._interrupted = self._interrupted.reach(newest.step).add(time.monotonic(), more)
+        if self._interrupted.count > INTERRUPTIONS and not self.reports:
+            causes = ", ".join(f"{c} {n}" for c, n in sorted(lost.items()))
+            text = f"{self._interrupted.count} interruptions without a new step ({causes} in all)"
+            self._give_up(min(self._slots), text)
+
+    async def _post(self, address: str, wanted: levels.Wanted) -> levels.Seen | None:
+        client = self._clients.setdefault(address, PeerClient(address, self._job.token))
+        with contextlib.suppress(PeerError):
+            return await client.call(names.WANTED_PATH, wanted, levels.Seen, timeout=CALL_SECONDS)
+        return None
+
+    # --- agents ----------------------------------------------------------------------------------
+
+    async def _start(self, slot: int, attempt: int) -> None:
+        self._slots[slot] = await agent_process.start(self._job, slot, attempt)
+        self._revision += 1
+
+    def _show(self, lines: list[str], error: bool) -> None:
+        """Output that is not Everstep's is passed on unchanged, in one piece."""
+        plain: list[str] = []
+        for line in lines:
+            known = logline.parse_line(line) if error else None
+            text = terminal.describe_event(*known) if known else None
+            if text is not None:
+                self._say(text)
+            elif known is None or self._plan.verbose:
+                plain.append(line)
+        if plain:
+            print(*plain, sep="\n", file=sys.stderr if error else sys.stdout, flush=True)
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupt)
+
+    def _interrupt(self) -> None:
+        self._interrupts += 1
+        if self._interrupts == 1:
+            self._say("stopping: saving first; press Ctrl-C again to stop at once")
+            self._stop, self._stop_at = levels.Stop.SUSPEND, time.monotonic()
+            self._revision += 1
+
+    def _kill_all(self) -> None:
+        for agent in self._slots.values():
+            agent.kill()
+
+    async def _clean_up(self) -> None:
+        self._kill_all()
+        for left in await asyncio.gather(*(a.ended() for a in self._slots.values())):
+            if left:
+                self._complain(left)
+        for client in self._clients.values():
+            await client.close()
+        self._memory.remove()
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _conclude(self) -> int:
+        found = conclusion.conclude(
+            list(self.reports.values()),
+            given_up=self._given_up,
+            run=self._plan.run,
+            committed=self.seen.committed.step if self.seen.committed else 0,
+            interrupted=self._interrupts > 0,
+        )
+        if found.complaint:
+            self._complain(found.complaint)
+        if found.said:
+            self._say(found.said)
+        return found.status
+
+    def _say(self, text: str) -> None:
+        self._say_line(f"everstep {time.monotonic() - self._began:7.1f} s  {text}")
+
+    def _complain(self, text: str) -> None:
+        print(f"everstep: {text}", file=sys.stderr, flush=True)
+
+
+_REPLACED = frozenset({report.Cause.LEFT, report.Cause.PROCESS_STUCK})
+"""Ends of a pod that are final for it, as on a cluster: its slot continues in another attempt."""
+
+
+def _lost_report(message: str) -> report.ExitReport:
+    return report.ExitReport(cause=report.Cause.AGENT, message=message)

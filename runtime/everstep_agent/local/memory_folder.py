@@ -1,0 +1,69 @@
+"""A run's folder in memory, which exists as long as its launcher.
+
+The launcher holds a lock on it. A folder that is not locked belongs to a launcher that was
+killed, and the next run removes it. Process ids would not do: another container that shares
+/dev/shm cannot see this one's.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "everstep-run-"
+TRIES = 10
+"""Another launcher's sweep may remove a folder before it is locked."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFolder:
+    path: Path
+    lock: int
+    """A descriptor of the folder; the kernel releases the lock when the process ends in any way."""
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.lock)
+
+
+def create(parent: Path | None = None) -> MemoryFolder:
+    """Raises OSError if no folder can be created."""
+    for _ in range(TRIES):
+        name = f"{PREFIX}{os.getpid()}-"
+        path = Path(tempfile.mkdtemp(prefix=name, dir=parent or find_parent()))
+        lock = lock_folder(path)
+        if lock is not None:
+            return MemoryFolder(path, lock)
+    raise OSError(
+        f"{parent or find_parent()}: another process removes the folders that are created here"
+    )
+
+
+def sweep(parent: Path | None = None) -> None:
+    """Removes the folders of launchers that were killed."""
+    for path in (parent or find_parent()).glob(f"{PREFIX}*-*"):
+        lock = lock_folder(path)
+        if lock is not None:
+            MemoryFolder(path, lock).remove()
+
+
+def lock_folder(path: Path) -> int | None:
+    """None if another process holds the lock, or the folder no longer exists."""
+    try:
+        found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(found), os.stat(path)):
+            return found
+    except OSError:  # locked, or removed in between
+        pass
+    os.close(found)
+    return None
+
+
+def find_parent() -> Path:
+    return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())

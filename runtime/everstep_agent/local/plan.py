@@ -1,0 +1,62 @@
+"""The configuration of a run on one machine. Pure."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    script: str
+    args: tuple[str, ...]
+    workers: int
+    uri: str
+    run: str
+    save_every: int
+    keep: int
+    hang_seconds: float = 300.0
+    guard_action: str = "Note"
+    guard_factor: float = 10.0
+    verbose: bool = False
+    in_place: bool = False
+    zygote: bool = True
+    preload: str = ""
+
+
+def build_plan(
+    *,
+    script: str,
+    args: Sequence[str],
+    workers: int,
+    store: str,
+    run: str | None,
+    save_every: int,
+    keep: int,
+    hang_seconds: float,
+    guard_action: str,
+    guard_factor: float,
+    verbose: bool,
+    zygote: bool = True,
+    in_place: bool = False,
+    preload: str = "",
+    folder: str,
+) -> Plan:
+    """`folder`: base of relative paths."""
+    uri = store if "://" in store else "file://" + os.path.abspath(os.path.join(folder, store))
+    return Plan(
+        script=os.path.abspath(os.path.join(folder, script)),
+        args=tuple(args),
+        workers=workers,
+        uri=uri,
+        run=run or PurePath(script).stem,
+        save_every=save_every,
+        keep=keep,
+        hang_seconds=hang_seconds,
+        guard_action=guard_action,
+        guard_factor=guard_factor,
+        verbose=verbose,
+        zygote=zygote,
+        in_place=in_place,
+        preload=preload,
+    )

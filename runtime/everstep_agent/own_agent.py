@@ -1,0 +1,77 @@
+"""What the parts of an agent need of each other: its report, the newest levels, its identity."""
+
+import time
+
+from everstep_agent.agent_state import AgentState
+from everstep_agent.checkpoint.ledger import Book
+from everstep_agent.identity import Identity
+from everstep_agent.peers.following import Holder
+from everstep_agent.peers.group_store import GroupStore
+from everstep_agent.peers.messages import AgentReport, Levels, Who
+from everstep_agent.pod.pod import Pod
+from everstep_contract import levels
+
+
+class OwnAgent:
+    def __init__(self, me: Identity, state: AgentState, pod: Pod) -> None:
+        self.me = me
+        self.group = GroupStore()
+        """Keys of the process group of an epoch that was started here; kept even if the role moves
+        on.
+        """
+        self.changed = pod.changed
+        """Set whenever the report has news."""
+        self._state = state
+        self._pod = pod
+
+    def report(self) -> AgentReport:
+        return self._pod.build_report(time.monotonic())
+
+    def hear(self, published: Levels) -> None:
+        """From the coordinator that this agent follows, or from its own."""
+        self._state.take_published(published)
+        store = published.epoch.store if published.epoch else ""
+        keeper = store or published.address
+        self._pod.relay.target = self.group if keeper == self.me.address else keeper
+        self._pod.apply(published)
+
+    def want(self, wanted: levels.Wanted) -> None:
+        """From the operator."""
+        if not self._state.take_wanted(wanted):
+            return
+        if self._state.coordinator is not None:
+            self._state.coordinator.term.want(wanted)
+        elif self._state.published is not None:
+            self._pod.apply(self._state.rebuild_published())
+
+    def who(self) -> Who:
+        coordinator = self._state.coordinator
+        return Who(
+            slot=self.me.slot,
+            attempt=self.me.attempt,
+            acting=coordinator is not None and not coordinator.term.ended,
+            epoch=self._pod.epoch,
+            coordinator=self._state.following.address if self._state.following else "",
+            candidate=not self._pod.leaving and self._state.may_coordinate(self.me),
+        )
+
+    @property
+    def book(self) -> Book:
+        """The part of the ledger that no manifest covers yet."""
+        return self._pod.book
+
+    def follow(self, holder: Holder | None) -> None:
+        self._state.following = holder
+
+    def peers(self) -> dict[str, levels.SlotAttempt]:
+        return self._state.peers()
+
+    @property
+    def informed(self) -> bool:
+        """Whether `wanted` was received: without it an agent does not take the role."""
+        return self._state.informed
+
+    @property
+    def known_epoch(self) -> int:
+        """Number of the newest known epoch."""
+        return self._state.epoch

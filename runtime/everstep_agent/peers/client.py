@@ -1,0 +1,116 @@
+"""The agent's HTTP client. An answer that does not prove its sender is ignored: a dead pod's
+address may belong to another pod by now.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Any, TypeVar
+
+from everstep_contract import codec
+from everstep_contract.http.asking import Answer, Connection
+
+T = TypeVar("T")
+
+
+class PeerError(Exception):
+    """The peer gave no valid answer.
+
+    `refused`: a peer of this job refuses; `stranger`: the process at that address does not have the
+    job's token. Neither: it cannot be reached.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False, stranger: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+        self.stranger = stranger
+
+
+class PeerClient:
+    """Requests on one kept-alive connection, one after the other."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self.address = address
+        self._connection = Connection(address, token)
+        self._turn = asyncio.Lock()
+
+    async def __aenter__(self) -> "PeerClient":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection.is_open
+
+    async def close(self) -> None:
+        self._connection.close()
+
+    async def call(self, path: str, body: Any, answer: type[T], *, timeout: float) -> T:
+        """Raises `PeerError` after `timeout` seconds at the latest, also for an answer that does
+        not decode.
+        """
+        raw = codec.dumps(body)
+        where = f"{self.address}{path}"
+        try:
+            async with asyncio.timeout(timeout), self._turn:
+                found = await self._connection.ask("POST", path, raw)
+        except (OSError, ValueError) as error:
+            what = str(error) or f"no answer within {timeout:g} s"
+            raise PeerError(f"{where}: {what}") from None
+        try:
+            return codec.loads(answer, _judge(where, found))
+        except codec.DecodeError as error:
+            raise PeerError(f"{where}: {error}", refused=True) from None
+
+
+def _judge(where: str, found: Answer) -> bytes:
+    """The body of a valid answer. Raises `PeerError`."""
+    if not found.proven:
+        raise PeerError(
+            f"{where}: the answer (status {found.status}) does not prove the job's token "
+            "and is ignored, as if the peer had not answered: another pod may have this "
+            "address by now, or an older Everstep runs there.",
+            stranger=True,
+        )
+    if found.status != 200:
+        text = found.body[:300].decode(errors="replace")
+        raise PeerError(f"{where}: {found.status} {text}", refused=True)
+    return found.body
+
+
+class Pool:
+    """Clients to many addresses, for calls that may be held and must not wait for each other."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._idle: dict[str, list[PeerClient]] = {}
+        self._closed = False
+
+    async def call(
+        self, address: str, path: str, body: Any, answer: type[T], *, timeout: float
+    ) -> T:
+        idle = self._idle.setdefault(address, [])
+        client = idle.pop() if idle else PeerClient(address, self._token)
+        try:
+            return await client.call(path, body, answer, timeout=timeout)
+        except BaseException:
+            await client.close()
+            raise
+        finally:
+            if self._closed:
+                await client.close()
+            elif client.is_open:
+                idle.append(client)
+
+    async def close(self) -> None:
+        self._closed = True
+        for idle in self._idle.values():
+            for client in idle:
+                await client.close()
+        self._idle.clear()

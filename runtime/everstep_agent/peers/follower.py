@@ -1,0 +1,208 @@
+"""Finds the coordinator, reports to it, reads its levels, and takes the role when it is this
+agent's turn.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from everstep_agent import logline
+from everstep_agent.identity import Identity
+from everstep_agent.peers.client import PeerClient, PeerError
+from everstep_agent.peers.following import (
+    Answer,
+    Choice,
+    Holder,
+    choose_coordinator,
+    choose_witness,
+)
+from everstep_agent.peers.messages import Accepted, After, AgentReport, Levels, Who
+from everstep_agent.waiting import happens
+from everstep_contract import levels
+
+WHO_SECONDS = 1.5
+"""Limit for a peer to answer whom it follows; then it counts as unreachable, and the choice is made
+without it.
+"""
+REPORT_SECONDS = 3.0
+"""Limit for the coordinator to accept a report; then it counts as lost, and the agent looks for
+another.
+"""
+LEVELS_SECONDS = 6.0
+"""Limit for its levels, which it holds for `LONG_POLL_SECONDS` at most; then it counts as lost, and
+the agent looks for another.
+"""
+HEARTBEAT_SECONDS = 0.25
+"""Between two reports without news."""
+SEARCH_SECONDS = 0.2
+"""Between two searches for a coordinator."""
+
+
+class Here(Protocol):
+    """What following needs of its agent."""
+
+    me: Identity
+    changed: asyncio.Event
+
+    @property
+    def informed(self) -> bool: ...
+    @property
+    def known_epoch(self) -> int: ...
+    def who(self) -> Who: ...
+    def peers(self) -> dict[str, levels.SlotAttempt]: ...
+    def report(self) -> AgentReport: ...
+    def hear(self, published: Levels) -> None: ...
+    def follow(self, holder: Holder | None) -> None: ...
+
+
+Act = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
+"""Runs the coordinator's role here until it is given up; its argument is `has_rival`."""
+
+
+class Follower:
+    def __init__(self, here: Here, token: str, act: Act, line: logline.Log) -> None:
+        self._here = here
+        self._token = token
+        self._act = act
+        self._line = line
+        self._asking: dict[str, PeerClient] = {}
+        self._strangers: set[str] = set()
+        """Addresses at which a process answers that does not have the job's token."""
+
+    async def run(self) -> None:
+        alone_since = time.monotonic()
+        said = ""
+        while True:
+            if (
+                not self._here.informed
+            ):  # an agent that has not received `wanted` does not take the role
+                alone_since = time.monotonic()
+                await asyncio.sleep(SEARCH_SECONDS)
+                continue
+            answers = await self._ask_all()
+            choice = self._choose(answers, time.monotonic() - alone_since)
+            if choice.reason != said:
+                said = choice.reason
+                self._line.say("coordinator_choice", address=choice.address, reason=said)
+            if choice.act:
+                if await self._caught_up(answers):
+                    await self._act(self._has_rival)
+                    alone_since = time.monotonic()
+            elif choice.address and await self._follow(choice.address):
+                alone_since = time.monotonic()
+            await asyncio.sleep(SEARCH_SECONDS)
+
+    async def close(self) -> None:
+        """Closes the search's connections: an agent that follows a coordinator needs none to the
+        other peers.
+        """
+        for client in self._asking.values():
+            await client.close()
+
+    def _choose(self, answers: Mapping[str, Answer], alone: float) -> Choice:
+        return choose_coordinator(self._here.who(), self._here.me.address, answers, alone_for=alone)
+
+    async def _has_rival(self) -> bool:
+        """Whether another active coordinator precedes this one: two took the role at once."""
+        return not self._choose(await self._ask_all(), 0.0).act
+
+    async def _caught_up(self, answers: Mapping[str, Answer]) -> bool:
+        """Before it takes the role, reads the newest epoch from one of its members, whose state may
+        be the only copy.
+        """
+        who = choose_witness(answers, known=self._here.known_epoch)
+        if who is None:
+            return True
+        try:
+            self._here.hear(
+                await self._asking[who].call("/v1/heard", After(), Levels, timeout=WHO_SECONDS)
+            )
+        except PeerError as error:
+            self._line.say("not_caught_up", address=who, message=str(error))
+            return False
+        return True
+
+    async def _ask_all(self) -> dict[str, Answer]:
+        peers = {a: s for a, s in self._here.peers().items() if a != self._here.me.address}
+        for gone in set(self._asking) - set(peers):
+            await self._asking.pop(gone).close()
+        found = await asyncio.gather(*(self._ask(a, s) for a, s in peers.items()))
+        return {answer.address: answer for answer in found}
+
+    async def _ask(self, address: str, place: levels.SlotAttempt) -> Answer:
+        client = self._asking.setdefault(address, PeerClient(address, self._token))
+        who = None
+        try:
+            who = await client.call("/v1/who", After(), Who, timeout=WHO_SECONDS)
+            self._strangers.discard(address)
+        except PeerError as error:
+            if error.stranger and address not in self._strangers:
+                self._strangers.add(address)
+                self._line.say("answer_not_proven", address=address, message=str(error))
+        return Answer(slot=place.slot, attempt=place.attempt, address=address, who=who)
+
+    async def _follow(self, address: str) -> bool:
+        """Follows until the coordinator is lost or gives up the role; returns whether it ever
+        answered.
+        """
+        heard = False
+        async with (
+            PeerClient(address, self._token) as reporting,
+            PeerClient(address, self._token) as hearing,
+        ):
+            try:
+                first = await reporting.call(
+                    "/v1/report", self._here.report(), Accepted, timeout=REPORT_SECONDS
+                )
+                heard = first.acting
+                if heard:
+                    await self.close()
+                    self._here.follow(Holder(address=address, term=first.term))
+                    await self._exchange(reporting, hearing, first.term)
+            except PeerError as error:
+                self._line.say("coordinator_lost", address=address, message=str(error))
+            finally:
+                self._here.follow(None)
+        return heard
+
+    async def _exchange(self, reporting: PeerClient, hearing: PeerClient, term: str) -> None:
+        """Both directions, until one fails. Raises `PeerError`."""
+        tasks = [
+            asyncio.create_task(self._keep_reporting(reporting, term)),
+            asyncio.create_task(self._keep_reading(hearing)),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep_reporting(self, client: PeerClient, term: str) -> None:
+        while True:
+            self._here.changed.clear()
+            answer = await client.call(
+                "/v1/report", self._here.report(), Accepted, timeout=REPORT_SECONDS
+            )
+            if not answer.acting:
+                raise PeerError(f"{client.address} no longer coordinates", refused=True)
+            if answer.term != term:
+                raise PeerError(
+                    f"{client.address} has started a new term as coordinator", refused=True
+                )
+            await happens(self._here.changed, HEARTBEAT_SECONDS)
+
+    async def _keep_reading(self, client: PeerClient) -> None:
+        version = 0
+        while True:
+            published = await client.call(
+                "/v1/levels",
+                After(version=version, reader=self._here.me.address),
+                Levels,
+                timeout=LEVELS_SECONDS,
+            )
+            version = published.version
+            self._here.hear(published)

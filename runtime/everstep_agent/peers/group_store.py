@@ -1,0 +1,80 @@
+"""The keys of one epoch's process group: what `torch.distributed` calls its store, kept by the
+coordinator's agent.
+
+No rank hosts the rendezvous, so it survives the death of any rank. Values are base64 text, as in
+the wire format.
+"""
+
+from everstep_agent.waiting import Change
+from everstep_contract import wire
+
+HOLD_SECONDS = 10.0
+"""How long a `StoreGet` is held until its key is set; then the caller asks again, until its own
+limit.
+"""
+OVER = "the epoch is over"
+
+
+class GroupStore:
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._values: dict[str, str] = {}
+        self._changed = Change()
+
+    def open_epoch(self, epoch: int) -> None:
+        """From now on only this epoch's keys exist; requests waiting for an older epoch's fail. 0:
+        none.
+        """
+        self._epoch, self._values = epoch, {}
+        self._changed.fire()
+
+    async def answer(self, frame: object, epoch: int) -> wire.StoreReply | None:
+        """None: the key of a held get does not exist yet, and the request's time is not over; ask
+        again.
+        """
+        if epoch != self._epoch:
+            return wire.StoreReply(error=OVER)
+        match frame:
+            case wire.StoreGet():
+                return await self._get(frame)
+            case wire.StoreCheck():
+                return wire.StoreReply(number=int(all(k in self._values for k in frame.keys)))
+        reply = self._write(frame)
+        self._changed.fire()
+        return reply
+
+    def _write(self, frame: object) -> wire.StoreReply:
+        match frame:
+            case wire.StoreSet():
+                self._values[frame.key] = frame.value
+                return wire.StoreReply()
+            case wire.StoreAdd():
+                return self._add(frame)
+            case wire.StoreCompareSet():
+                return self._compare_set(frame)
+            case wire.StoreDelete():
+                return wire.StoreReply(number=int(self._values.pop(frame.key, None) is not None))
+        return wire.StoreReply(error=f"{type(frame).__name__} is not a store frame")
+
+    def _add(self, frame: wire.StoreAdd) -> wire.StoreReply:
+        number = int(wire.from_text(self._values.get(frame.key, "")) or b"0") + frame.amount
+        self._values[frame.key] = wire.to_text(str(number).encode())
+        return wire.StoreReply(number=number)
+
+    def _compare_set(self, frame: wire.StoreCompareSet) -> wire.StoreReply:
+        """As in torch: a missing key is set if `expected` is empty."""
+        current = self._values.get(frame.key)
+        if current == frame.expected or (current is None and not frame.expected):
+            self._values[frame.key] = current = frame.desired
+        return wire.StoreReply(value=current if current is not None else frame.expected)
+
+    async def _get(self, frame: wire.StoreGet) -> wire.StoreReply | None:
+        epoch, limit = frame.epoch, frame.timeout_ms / 1000
+        found = await self._changed.until(
+            lambda: self._epoch != epoch or frame.key in self._values, min(limit, HOLD_SECONDS)
+        )
+        if self._epoch != epoch:
+            return wire.StoreReply(error=OVER)
+        if not found:
+            return wire.StoreReply() if limit <= HOLD_SECONDS else None
+        return wire.StoreReply(value=self._values[frame.key])

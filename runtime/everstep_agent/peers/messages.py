@@ -1,0 +1,406 @@
+"""The documents between agents: each agent reports its own level, the coordinator publishes its
+levels.
+
+None of them is a command: one that is lost, duplicated or late has the same content as the next
+one.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from everstep_contract import levels, log, wire
+from everstep_contract.ledger import LedgerEntry
+from everstep_contract.ranges import Ranges
+
+
+class State(enum.Enum):
+    """A worker's state as its agent sees it."""
+
+    SPAWNED = "spawned"
+    READY = "ready"
+    """Sent Hello, waits for Start: it can be a member of the next epoch."""
+    STARTED = "started"
+    TRACKED = "tracked"
+    HELD = "held"
+    """Out of its process group, in the middle of its step: it waits for the next epoch."""
+    PARKED = "parked"
+    FINISHED = "finished"
+    FAILED = "failed"
+    DEAD = "dead"
+
+
+class Stage(enum.Enum):
+    """The coordinator's stage of its epoch."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    HOLD = "hold"
+    """The process group is closed; the workers keep their step, tell their standing, and wait for an
+    epoch that continues this one in place, or for `CUT`.
+    """
+    CUT = "cut"
+    """The process group is closed: leave the collective, park, wait for the post-mortem save."""
+    OVER = "over"
+    """The workers of this epoch end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReport:
+    cause: str
+    """An `everstep_contract.report.Cause`."""
+    message: str
+    step: int = 0
+    traceback: str = ""
+    fault: str = ""
+    """Distinguishes two failures of the same cause: an exception's type and place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    local: int
+    life: int
+    pid: int
+    state: State
+    applied: int = 0
+    phase: int = 0
+    """An `everstep_contract.position.Phase`."""
+    scope: levels.Scope = levels.Scope.STARTUP
+    waiting: bool = False
+    sound: bool = False
+    """Parked with a state that can be saved as of `applied`."""
+    unsaved: bool = False
+    """It was asked to save the full state, and what it staged was unusable."""
+    why: str = ""
+    """Why it is parked, or how it ended."""
+    hung: bool = False
+    stuck: str = ""
+    """How it survives SIGKILL: it will never step or save again, and is not proven dead."""
+    cause: str = ""
+    """An `everstep_contract.report.Cause`: what it died of."""
+    fault: str = ""
+    """Distinguishes two deaths of the same cause: a signal's name, or as in `FailureReport`."""
+    failed: FailureReport | None = None
+    standing: wire.Standing | None = None
+    """What it told after `HOLD`."""
+    dead_ms: int | None = None
+    """Milliseconds since its death was noticed; for a hang, since the hang began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Every process of this local rank up to number `life` has ended: proof, from their parent
+    process.
+    """
+
+    local: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenCheckpoint:
+    manifest: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReport:
+    slot: int
+    attempt: int
+    incarnation: int
+    address: str
+    joined: int = 0
+    """Highest epoch number that this agent has joined."""
+    epoch: int = 0
+    """Epoch of the workers below; 0: none is in an epoch."""
+    workers: tuple[WorkerReport, ...] = ()
+    fresh: tuple[int, ...] = ()
+    """`life` of each worker that waits for Start, by local rank; empty unless all are ready."""
+    ended: tuple[Ended, ...] = ()
+    prepared: tuple[int, ...] = ()
+    """`life` of each worker that is ready to join the running epoch, by local rank."""
+    taken: int | None = None
+    """The step whose state all of these hold; None: none yet."""
+    in_place: bool = False
+    """Its workers can go on in the same step when others are lost."""
+    leaving: bool = False
+    """The agent received SIGTERM: this pod ends within its grace period."""
+    acked: int = 0
+    """The armed boundary that all local workers will still reach."""
+    passed: int = 0
+    """Furthest step of a local worker if the boundary could not be acknowledged."""
+    staged: int = 0
+    """Newest step staged by every local worker in this epoch."""
+    cut: int = 0
+    """Newest epoch known to this agent as cut or over; if it has not started that epoch by then, it
+    never will.
+    """
+    held: "EpochLevel | None" = None
+    """The epoch of the living local workers, sent to a coordinator that does not know of it."""
+    former_epoch: int = 0
+    former_step: int = 0
+    """The position of the workers before this container's last restart."""
+    until: int | None = None
+    loss: float | None = None
+    notes: tuple[str, ...] = ()
+    dropped: int = 0
+    """Lines of output that were dropped because nobody reads the agent's stdout or stderr."""
+    state_bytes: int = 0
+    broken: BrokenCheckpoint | None = None
+    storage_error: levels.StorageError | None = None
+    stuck: str = ""
+    """Why this pod cannot continue: one of its processes survives SIGKILL."""
+    device_deaths: tuple[levels.DeviceDeath, ...] = ()
+    """Deaths by a device for whose judgment this pod waits before it starts the next worker."""
+    failure: FailureReport | None = None
+    """What ends the job, found by the agent itself (a script that cannot be started, …)."""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def id(self) -> tuple[int, int, int]:
+        return self.slot, self.attempt, self.incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochMember:
+    """One pod's part of an epoch."""
+
+    slot: int
+    attempt: int
+    incarnation: int
+    node_rank: int
+    lives: tuple[int, ...]
+    address: str
+
+    @property
+    def id(self) -> tuple[int, int, int]:
+        return self.slot, self.attempt, self.incarnation
+
+    @property
+    def ranks(self) -> range:
+        """By local rank."""
+        first = self.node_rank * len(self.lives)
+        return range(first, first + len(self.lives))
+
+    def ids(self) -> tuple[log.MemberId, ...]:
+        return tuple(
+            log.MemberId(
+                slot=self.slot,
+                attempt=self.attempt,
+                incarnation=self.incarnation,
+                rank=local,
+                life=life,
+            )
+            for local, life in enumerate(self.lives)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundary:
+    """An armed boundary; `confirmed` once every agent has acknowledged it."""
+
+    step: int
+    stay: bool = False
+    hold: bool = False
+    """Newcomers join there: the members hold until they have the state."""
+    confirmed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saver:
+    """The rank that saves the full state after a cut."""
+
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InPlace:
+    """How an epoch continues a former one in the middle of a step; fields as in `wire.Regroup`."""
+
+    former: int
+    """Number of the epoch whose survivors its members are."""
+    applied: int
+    reductions: int
+    micro_batches: int = 0
+    shares: tuple[Ranges, ...] = ()
+    """By rank of this epoch; empty: no member has begun the next reduction."""
+    behind: tuple[int, ...] = ()
+    """Ranks of this epoch that need `vector`."""
+    vector: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """A member hands its state to a worker of a pod that joins."""
+
+    giver: int
+    """Rank in the running epoch."""
+    slot: int
+    local: int
+    key: str
+    """Prefix of the keys by which the two find each other; no other transfer has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochLevel:
+    number: int
+    token: str
+    stage: Stage
+    members: tuple[EpochMember, ...]
+    commit: log.Commit | None = None
+    """The checkpoint to continue from; None: step 0."""
+    boundary: Boundary | None = None
+    in_place: InPlace | None = None
+    """None: its members are new processes, which restore `commit`."""
+    joining: tuple[EpochMember, ...] = ()
+    """Pods that are invited to join this running epoch, each with its place in the next one."""
+    transfers: tuple["Transfer", ...] = ()
+    asked: int | None = None
+    """The rank that has to give its vector (stage HOLD)."""
+    saver: Saver | None = None
+    committed: int = 0
+    """Newest step committed on this epoch's lineage."""
+    save_every_steps: int | None = None
+    """The same for all members, whenever their pods were created; None: each uses its own
+    environment.
+    """
+    guard_factor: float | None = None
+    guard_action: str | None = None
+    generation: int = 0
+    """Generation of the job's spec that these settings are taken from."""
+    cause: str = ""
+    """Why it ended, once it is cut or over."""
+    incident: str = ""
+    store: str = ""
+    """Address of the agent that keeps the keys of the epoch's process group."""
+
+    def member(self, slot: int, attempt: int, incarnation: int) -> EpochMember | None:
+        ident = (slot, attempt, incarnation)
+        return next((m for m in self.members if m.id == ident), None)
+
+    @property
+    def resume(self) -> int:
+        """The step that was applied last when it began."""
+        if self.in_place is not None:
+            return self.in_place.applied
+        return self.commit.step if self.commit else 0
+
+    @property
+    def world(self) -> int:
+        return sum(len(m.lives) for m in self.members)
+
+    @property
+    def live(self) -> bool:
+        return self.stage in (Stage.STARTING, Stage.RUNNING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The end of the job for every agent: each writes it as its exit report."""
+
+    cause: str
+    message: str
+    rank: int | None = None
+    epoch: int = 0
+    step: int = 0
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorFault:
+    """Coordinator code raised an exception."""
+
+    slot: int
+    attempt: int
+    """Attempt of the slot in which it ran."""
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    version: int = 0
+    coordinator: levels.SlotAttempt
+    address: str
+    round: int = 0
+    """Number of the epoch being gathered; free agents join it. 0: none."""
+    claimed: int = 0
+    """Epoch of the newest claim in the run log: anything that an older epoch left running is over.
+    """
+    epoch: EpochLevel | None = None
+    wanted: levels.Wanted = field(default_factory=levels.Wanted)
+    seen: levels.Seen = field(default_factory=levels.Seen)
+    end: End | None = None
+    faults: tuple[CoordinatorFault, ...] = ()
+    """Faults of the job's coordinators, oldest first, until one has run for long enough without."""
+    laid_down: bool = False
+    """The last document of a coordinator that has failed: its epoch goes on without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """Long-poll: answer as soon as the levels are newer than `version`."""
+
+    version: int = 0
+    reader: str = ""
+    """Address of the reader."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """Answer to a report or a part; if not `acting`, look for another coordinator."""
+
+    acting: bool
+    term: str = ""
+    """Id of the coordinator's term: an agent that takes the role twice has two, and the second
+    knows nothing of the first.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Who:
+    """What an agent knows about the coordinator."""
+
+    slot: int
+    attempt: int
+    acting: bool = False
+    epoch: int = 0
+    """Newest epoch that this agent was a member of."""
+    coordinator: str = ""
+    """Address of the coordinator that it follows; empty: none."""
+    candidate: bool = True
+    """False: it is leaving and will not coordinate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerCall:
+    """To the agent of a member: its ledger entries that no manifest covers yet, after this place."""
+
+    step: int = 0
+    reduction: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerAnswer:
+    entries: tuple[LedgerEntry, ...] = ()
+    more: bool = False
+    """There are later ones: ask again, after the last of these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreCall:
+    """A worker's request to the process group's store, forwarded by its agent; `frame` is a wire
+    frame in base64.
+    """
+
+    epoch: int
+    frame: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAnswer:
+    value: str | None = None
+    number: int = 0
+    error: str = ""
+    pending: bool = False
+    """A held get reached its time limit: ask again."""

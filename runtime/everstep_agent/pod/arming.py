@@ -1,0 +1,68 @@
+"""The agent's half of an armed boundary: it acknowledges the boundary while every local worker is
+below it. Also orders the save after a cut.
+"""
+
+from collections.abc import Iterable
+
+from everstep_agent.peers.messages import EpochLevel, State
+from everstep_agent.pod.workers import Worker
+from everstep_contract import wire
+
+
+class Arming:
+    """One per epoch. `acked` is the boundary that every local worker will still reach; 0: none."""
+
+    def __init__(self) -> None:
+        self.acked = 0
+
+    def arm(self, level: EpochLevel, workers: Iterable[Worker]) -> bool:
+        """Arms first and reads the positions second, so a worker that is below the boundary cannot
+        miss it.
+
+        Returns whether there is something to report.
+        """
+        step = level.boundary.step if level.boundary and level.live else 0
+        if step == self.acked:
+            return False
+        local = list(workers)
+        for worker in local:
+            if worker.alive:
+                worker.page.armed = step
+        if step == 0 or all(w.position().applied < step for w in local):
+            self.acked = step
+        return True
+
+    def passed(self, level: EpochLevel | None, workers: Iterable[Worker]) -> int:
+        """Furthest local step, reported only for a boundary that could not be acknowledged."""
+        boundary = level.boundary if level else None
+        if boundary is None or boundary.step == self.acked:
+            return 0
+        return max((w.position().applied for w in workers), default=0)
+
+    def answer(self, level: EpochLevel, workers: Iterable[Worker]) -> None:
+        """Answers workers that wait at a boundary: it is confirmed, or it was raised."""
+        boundary = level.boundary if level.live else None
+        for worker in workers:
+            if worker.asking is None or not worker.alive:
+                continue
+            id, step = worker.asking
+            if boundary is None or boundary.step != step:
+                worker.asking = None
+                worker.send(wire.BoundaryReply(raised=True), id)
+            elif boundary.confirmed:
+                worker.asking = None
+                worker.stays = boundary.stay
+                reply = wire.BoundaryReply(
+                    save=not boundary.hold, stay=boundary.stay, hold=boundary.hold
+                )
+                worker.send(reply, id)
+
+
+def order_save(level: EpochLevel, workers: Iterable[Worker], now: float) -> None:
+    """Orders the chosen rank's save once it is parked; once per step."""
+    for worker in workers if level.saver is not None else ():
+        assert level.saver is not None
+        ready = worker.rank == level.saver.rank and worker.state is State.PARKED
+        if ready and worker.saving != level.saver.step:
+            worker.saving, worker.saving_since = level.saver.step, now
+            worker.send(wire.Save(epoch=level.number, step=level.saver.step))

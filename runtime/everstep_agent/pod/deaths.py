@@ -1,0 +1,139 @@
+"""How this pod's workers ended, and what follows for the pod: another try, a wait, or the end of
+the container.
+"""
+
+import os
+
+from everstep_agent import logline
+from everstep_agent.identity import Identity
+from everstep_agent.peers.messages import FailureReport
+from everstep_agent.pod import device_waits, faults
+from everstep_agent.pod.worker_report import Exit, build_exit_failure, build_failure
+from everstep_agent.pod.workers import Worker
+from everstep_contract import levels, report, wire
+
+EARLY_DEATHS = 3
+"""This container ends after so many workers were ended by a signal or a fault before they joined an
+epoch.
+"""
+
+
+class Deaths:
+    """`wanted` is the newest that the agent has received."""
+
+    def __init__(self, me: Identity, line: logline.Log) -> None:
+        self.failure: FailureReport | None = None
+        """Ends the job: the script cannot run anywhere."""
+        self.fatal: FailureReport | None = None
+        """Ends this container only: a new one may work."""
+        self.stuck: FailureReport | None = None
+        """Ends this pod: one of its processes does not end. Kept even if it ends later: the
+        operator may have replaced the pod by then.
+        """
+        self.waits: device_waits.Waits = ()
+        self.wanted = levels.Wanted()
+        self._me = me
+        self._line = line
+        self._table = faults.load_faults()
+        self._early = 0
+
+    @property
+    def over(self) -> bool:
+        """This pod starts no more workers."""
+        return any(x is not None for x in (self.failure, self.fatal, self.stuck))
+
+    def failed(self, worker: Worker, frame: wire.Failed, *, trained: bool, now: float) -> None:
+        """The worker reported a failure, and will exit by itself."""
+        worker.failed = build_failure(frame, self._table, trained=trained)
+        self._line.say(
+            "worker_failed",
+            rank=worker.rank,
+            cause=worker.failed.cause,
+            step=frame.step,
+            message=worker.failed.message,
+        )
+        self._note_device(worker, worker.failed.cause, worker.failed.message, now)
+
+    def died(self, worker: Worker, *, trained: bool, now: float) -> None:
+        """It ended without being asked to."""
+        how, status = worker.exit_text(), worker.status
+        self._line.say(
+            "worker_ended", local=worker.local, life=worker.life, pid=worker.pid, message=how
+        )
+        if worker.failed is None and status is not None and os.WIFEXITED(status):
+            ended = Exit(
+                status=os.WEXITSTATUS(status),
+                tail=worker.tail.text(),
+                tracked=bool(worker.epoch) and worker.tracked is not None,
+                applied=worker.last.applied,
+            )
+            worker.failed = build_exit_failure(ended, self._table, trained=trained)
+        worker.death = self._classify(worker)
+        self._note_device(worker, worker.death.cause.value, how, now)
+
+    def _classify(self, worker: Worker) -> faults.Death:
+        if worker.hung:
+            return faults.Death(cause=report.Cause.WORKER_HUNG)
+        if worker.failed is not None:
+            cause = report.Cause(worker.failed.cause)
+            return faults.Death(cause=cause, fault=worker.failed.fault)
+        if worker.status is None or not os.WIFSIGNALED(worker.status):
+            return faults.Death(cause=report.Cause.WORKER_DIED)
+        return faults.classify_signal(self._table, os.WTERMSIG(worker.status), worker.tail.text())
+
+    def died_early(self, worker: Worker) -> bool:
+        """It ended before it joined an epoch. Returns whether to try another; a script that ended
+        by itself would do so again.
+        """
+        death = worker.death
+        assert death is not None
+        if worker.failed is not None and death.cause not in _RETRIED:
+            self.failure = worker.failed
+            return False
+        self._early += 1
+        if self._early < EARLY_DEATHS:
+            return True
+        how = worker.failed.message if worker.failed else f"the worker {worker.exit_text()}"
+        text = f"{how} before the epoch started, {self._early} times"
+        self.fatal = FailureReport(cause=death.cause.value, message=text)
+        return False
+
+    def survives_kill(self, worker: Worker) -> None:
+        name = f"rank {worker.rank}" if worker.epoch else f"the worker of local rank {worker.local}"
+        text = f"{name} {worker.stuck}; this pod cannot continue, its slot needs another"
+        self._line.say("process_stuck", local=worker.local, pid=worker.pid, message=text)
+        self.stuck = self.stuck or FailureReport(
+            cause=report.Cause.PROCESS_STUCK.value, message=text, step=worker.last.applied
+        )
+
+    def _note_device(self, worker: Worker, cause: str, message: str, now: float) -> None:
+        if cause != report.Cause.DEVICE_FAILED.value:
+            return
+        slot, attempt, incarnation = self._me.id
+        new = device_waits.DeviceWait(
+            id=f"{slot}.{attempt}.{incarnation}.{worker.local}.{worker.life}",
+            local=worker.local,
+            message=message,
+            since=now,
+        )
+        before = self.waits
+        self.waits = device_waits.begin(before, new, self.wanted, slot)
+        if self.waits != before:
+            self._line.say("device_wait", local=worker.local, message=message)
+
+    def look(self, now: float) -> bool:
+        """Whether a wait for the operator's judgment has just ended."""
+        slot = self._me.slot
+        before, self.waits = (
+            self.waits,
+            device_waits.list_open(self.waits, self.wanted, slot, now),
+        )
+        for wait in (w for w in before if w not in self.waits):
+            why = device_waits.why_closed(wait, self.wanted, slot)
+            self._line.say("device_wait_over", local=wait.local, message=why)
+        return self.waits != before
+
+
+_RETRIED = frozenset(
+    {report.Cause.DEVICE_FAILED, report.Cause.NETWORK_FAILED, report.Cause.WORKER_DIED}
+)

@@ -1,0 +1,58 @@
+"""When a worker counts as hung. Pure.
+
+A rank that waits for others is not the culprit as long as its group may still answer; a rank that
+does not wait, and exceeds the limit of its scope, is. After the cut no rank may go on waiting
+either: one that does not park is stuck.
+"""
+
+from dataclasses import dataclass
+
+from everstep_contract.position import Position, Where
+
+PARK_SECONDS = 20.0
+"""Limit for a rank to leave a collective whose sockets were closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    step: float
+    startup: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    scope: str
+    seconds: float
+    message: str
+
+
+def classify_hang(
+    position: Position, *, started: float, cut: float | None, limits: Limits, now: float
+) -> Hang | None:
+    """`started`: when the worker received Start; `cut`: when it received Cut. Times are
+    time.monotonic().
+    """
+    since = max(position.since, started)
+    limit = _limit(position, limits)
+    if position.waiting:
+        if cut is None:
+            return None
+        since, limit = cut, min(limit, PARK_SECONDS)
+    spent = now - since
+    if limit <= 0 or spent <= limit:
+        return None
+    scope = position.scope.name.lower()
+    what = f"step {position.applied + 1}" if position.scope is Where.STEP else scope
+    if position.waiting:
+        what = f"a collective of {what}, after its group was cut,"
+    return Hang(
+        scope=scope,
+        seconds=spent,
+        message=f"hung: {spent:.0f} s in {what}, the limit is {limit:.0f} s",
+    )
+
+
+def _limit(position: Position, limits: Limits) -> float:
+    if position.limit_ms > 0:
+        return position.limit_ms / 1000
+    return limits.startup if position.scope is Where.STARTUP else limits.step

@@ -1,0 +1,511 @@
+"""One pod's part in the job: compares the coordinator's levels with its own workers and acts on the
+difference.
+
+`apply` is idempotent: it may be called at any time with any levels, compares them with the workers'
+states, and does what is missing.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+
+from everstep_agent.checkpoint.ledger import Book
+from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.restore import Fetched
+from everstep_agent.context import Context
+from everstep_agent.live_settings import apply_wanted
+from everstep_agent.peers.messages import (
+    AgentReport,
+    EpochLevel,
+    EpochMember,
+    Levels,
+    Stage,
+    State,
+)
+from everstep_agent.pod import device_waits, hang, spawn
+from everstep_agent.pod.arming import Arming, order_save
+from everstep_agent.pod.deaths import Deaths
+from everstep_agent.pod.fetch_ledger import LedgerFetcher
+from everstep_agent.pod.fetch_state import Restorer
+from everstep_agent.pod.relay import STORE_FRAMES, Relay
+from everstep_agent.pod.save_queue import Uploads
+from everstep_agent.pod.time_ledger import TimeLedger
+from everstep_agent.pod.worker_report import build_worker_report, find_unheard_of
+from everstep_agent.pod.worker_start import (
+    build_join,
+    build_regroup,
+    build_start,
+    find_member,
+    is_fresh_wanted,
+)
+from everstep_agent.pod.workers import Place, Worker, WorkerSet
+from everstep_contract import levels, position, wire
+
+
+class Pod:
+    """`changed` is set whenever the report has news; `on_part` receives every uploaded part;
+    `former` is the position of the workers before the container's last restart.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        spawner: spawn.Spawner,
+        environ: Mapping[str, str],
+        relay: Relay,
+        on_part: Callable[[Part], None],
+        former: position.Position | None = None,
+    ) -> None:
+        self.settings = settings = context.settings
+        self._former = former or position.Position()
+        self.me = context.me
+        self.store = store = context.store
+        self.line = line = context.line
+        self.relay = relay
+        self.changed = asyncio.Event()
+        self.leaving = False
+        self.quiet = False
+        """Start no more fresh workers: this pod leaves, or the job ends."""
+        self.deaths = Deaths(context.me, context.line)
+        self.epoch = 0
+        self.joined = 0
+        self._cut_heard = 0
+        self.level: EpochLevel | None = None
+        """The level of the epoch that the local workers are in."""
+        self._newest: Levels | None = None
+        self._restorer = Restorer(store, Path(settings.memory) / "restore", self._touch, line)
+        self._arming = Arming()
+        self.book = Book()
+        self._ledger_fetcher = LedgerFetcher(relay.pool, self.book, self._touch, line)
+        self.uploads: Uploads | None = None
+        self._on_part = on_part
+        self._dropped = context.dropped
+        self._ledger = TimeLedger()
+        self._notes: tuple[str, ...] = ()
+        self.workers = WorkerSet(
+            spawner=spawner,
+            place=Place(count=settings.workers, memory=settings.memory, environ=environ),
+            on_frame=self._frame,
+            on_death=self._death,
+            log=line,
+        )
+
+    async def open(self) -> None:
+        for name in ("staging", "restore"):
+            os.makedirs(os.path.join(self.settings.memory, name), exist_ok=True)
+        await self.workers.open()
+        for local in range(self.settings.workers):
+            self._ledger.rest(local, time.monotonic())
+        self.workers.ensure_fresh()
+
+    async def close(self) -> None:
+        await self._restorer.close()
+        await self._ledger_fetcher.close()
+        if self.uploads is not None:
+            await self.uploads.close()
+        await self.workers.close()
+
+    # --- levels ----------------------------------------------------------------------------------
+
+    def apply(self, published: Levels) -> None:
+        self._newest, self.deaths.wanted = published, published.wanted
+        self.deaths.look(time.monotonic())
+        level = published.epoch
+        if level is not None and level.stage in (Stage.CUT, Stage.OVER):
+            self._cut_heard = max(self._cut_heard, level.number)
+        self._join_in_place(level)
+        self._apply_to_current(published)
+        if self._wants_fresh(published):
+            self.workers.ensure_fresh(self._held_back)
+        self._join(published)
+        self._begin(published)
+
+    def _apply_to_current(self, published: Levels) -> None:
+        level = published.epoch
+        if self.epoch == 0:
+            return
+        if level is not None:
+            self._hand_over(level)
+            self._continue_in_place(level)
+        # A round alone ends nothing: its coordinator may not know of our epoch yet, and our state
+        # may be the only copy.
+        known = level.number if level else 0
+        if max(known, published.claimed if known < self.epoch else 0) > self.epoch:
+            if not self.workers.group_over():
+                self._cut()
+                self.workers.end_current()
+            return
+        if level is None or level.number < self.epoch:
+            return
+        self.level, current = level, list(self.workers.current.values())
+        if self.uploads is not None and level.committed > level.resume:
+            self.uploads.committed(level.number, level.committed)
+        if self._arming.arm(level, current):
+            self._touch()
+        if level.stage is Stage.HOLD:
+            self._hold(level)
+        if level.stage is Stage.CUT:
+            self._cut()
+            order_save(level, self.workers.current.values(), time.monotonic())
+        self._arming.answer(level, current)
+        if level.stage is Stage.OVER:
+            self.workers.end_current()
+
+    def _hold(self, level: EpochLevel) -> None:
+        self.workers.hold(level.number)
+        for worker in self.workers.current.values():
+            if worker.rank == level.asked and worker.alive and not worker.asked_vector:
+                worker.asked_vector = True
+                worker.send(wire.GiveVector(epoch=level.number))
+
+    def _hand_over(self, level: EpochLevel) -> None:
+        """A newcomer takes the state of a local worker."""
+        for transfer in level.transfers if level.number == self.epoch else ():
+            for worker in self.workers.current.values():
+                if worker.rank == transfer.giver and transfer.key not in worker.orders:
+                    worker.orders.add(transfer.key)
+                    worker.send(wire.GiveState(epoch=level.number, key=transfer.key))
+
+    def _join_in_place(self, level: EpochLevel | None) -> None:
+        """This pod is invited to join the running epoch, or was."""
+        invited = level.joining if level is not None else ()
+        mine = next((m for m in invited if m.id == self.me.id), None)
+        entered = level.member(*self.me.id) if level is not None and level.in_place else None
+        if level and entered and entered.lives == self.workers.prepared_lives():
+            self._enter_prepared(level, entered)
+            return
+        self.workers.recycle(level.number if level is not None and level.live and mine else 0)
+        if level is None or mine is None:
+            return
+        if self.workers.ready_lives() == mine.lives:
+            self.workers.prepare(
+                lambda worker: build_join(self.settings, worker.local, level, mine)
+            )
+        for transfer in (t for t in level.transfers if t.slot == self.me.slot):
+            if transfer.local == 0:
+                giver = find_member(level, transfer.giver)
+                self._ledger_fetcher.ask(transfer.key, giver.address)
+            worker = self.workers.fresh.get(transfer.local)
+            if worker is not None and worker.joins and transfer.key not in worker.orders:
+                worker.orders.add(transfer.key)
+                worker.send(wire.TakeState(epoch=level.number, key=transfer.key))
+
+    def _enter_prepared(self, level: EpochLevel, mine: EpochMember) -> None:
+        self._ledger.begin(time.monotonic(), restore=0.0, first=self.epoch == 0)
+        self._ledger_fetcher.forget()
+        self.workers.enter()
+        for worker in self.workers.current.values():
+            worker.state = State.HELD
+        self._enter_in_place(level, mine)
+
+    def _continue_in_place(self, level: EpochLevel) -> None:
+        """The local workers are members of an epoch that continues theirs."""
+        mine = level.member(*self.me.id)
+        if level.in_place is None or level.in_place.former != self.epoch or mine is None:
+            return
+        if tuple(w.life for _, w in sorted(self.workers.current.items())) == mine.lives:
+            self._enter_in_place(level, mine)
+
+    def _enter_in_place(self, level: EpochLevel, mine: EpochMember) -> None:
+        self.epoch, self.level, self.joined = level.number, level, max(self.joined, level.number)
+        self._arming = Arming()
+        self.book.rewind(level.resume)
+        if self.uploads is not None:
+            self.uploads.retire()
+        self.uploads = self._open_uploads(level.token)
+        self.workers.continue_in(lambda worker: build_regroup(worker.local, level, mine))
+        self._touch()
+
+    def _open_uploads(self, token: str) -> Uploads:
+        return Uploads(
+            self.store,
+            token,
+            self.book,
+            on_part=self._on_part,
+            on_failed=self._unsaved,
+            line=self.line,
+        )
+
+    def _wants_fresh(self, published: Levels) -> bool:
+        if self.quiet or self.leaving or self.deaths.over:
+            return False
+        current = self.workers.current.values()
+        over = [not w.alive or w.cut_at is not None or w.asked for w in current]
+        return is_fresh_wanted(published, self.me.slot, over)
+
+    def _join(self, published: Levels) -> None:
+        ready = self.workers.group_over() and self.workers.ready_lives()
+        free = ready and not self._held_back
+        if free and published.round > max(self.joined, self.epoch):
+            self.joined = published.round
+            self._touch()
+
+    def _begin(self, published: Levels) -> None:
+        level = published.epoch
+        if level is None or not level.live or level.number <= self.epoch:
+            return
+        mine = level.member(*self.me.id)
+        if mine is None or self.joined != level.number or self._restorer.epoch >= level.number:
+            return
+        self._restorer.ask(level.number, level.commit, partial(self._restored, level, mine))
+
+    async def _restored(
+        self, level: EpochLevel, mine: EpochMember, fetched: Fetched | None, seconds: float
+    ) -> None:
+        newest = self._newest.epoch if self._newest else None
+        if newest is None or newest.number != level.number or not newest.live:
+            return
+        if self.workers.ready_lives() != mine.lives:
+            self._touch()
+            return
+        if self.uploads is not None:
+            await self.uploads.close()
+        self._start(level, mine, fetched, seconds)
+
+    def _start(
+        self, level: EpochLevel, mine: EpochMember, fetched: Fetched | None, restore: float
+    ) -> None:
+        now = time.monotonic()
+        self._ledger.begin(now, restore=restore, first=self.epoch == 0)
+        self.epoch, self.level = level.number, level
+        self._arming, self._restorer.broken, self._notes = Arming(), None, ()
+        self.book.rewind(level.resume)
+        self.uploads = self._open_uploads(level.token)
+        self.workers.begin(
+            lambda worker: build_start(self.settings, worker.local, level, mine, fetched)
+        )
+        self._touch()
+
+    def _cut(self) -> None:
+        now = time.monotonic()
+        if all(w.cut_at is None for w in self.workers.current.values()):
+            self._ledger.cut(now)
+        for worker in self.workers.current.values():
+            self._rest(worker, now)
+        self.workers.cut(self.epoch)
+
+    def _rest(self, worker: Worker, now: float) -> None:
+        """This rank no longer trains: from now on the agent accounts for its seconds."""
+        if worker.epoch == self.epoch and not self._ledger.rests(worker.local):
+            self._ledger.page(worker.local, worker.life, worker.position())
+            if worker.started_at is not None:
+                in_order = worker.stays or worker.state is State.FINISHED
+                spent, kind = now - worker.started_at, "idle" if in_order else "detect"
+                self._ledger.tail(worker.local, worker.life, spent, kind)
+            self._ledger.rest(worker.local, now)
+
+    # --- workers ---------------------------------------------------------------------------------
+
+    def _frame(self, worker: Worker, envelope: wire.Envelope) -> None:
+        frame = envelope.frame
+        if isinstance(frame, STORE_FRAMES):
+            self.relay.take(worker, envelope)
+            return
+        match frame:
+            case wire.Hello():
+                worker.state, worker.ready_at = State.READY, time.monotonic()
+                self.line.say("worker_ready", local=worker.local, life=worker.life, pid=worker.pid)
+            case wire.Tracked():
+                worker.state, worker.tracked = State.TRACKED, frame
+                self.line.say(
+                    "worker_runs",
+                    rank=worker.rank,
+                    pid=worker.pid,
+                    applied=frame.applied,
+                    bytes=frame.bytes,
+                )
+            case wire.Applied():
+                self._applied(worker, frame)
+            case wire.AtBoundary():
+                worker.asking = (envelope.id, frame.step)
+                if self.level is not None:
+                    self._arming.answer(self.level, [worker])
+            case wire.Staged():
+                self._staged(worker, frame)
+            case wire.Standing():
+                self._standing(worker, frame)
+            case wire.StateTaken():
+                self._taken(worker, frame)
+            case wire.Regrouped():
+                self._regrouped(worker, frame)
+            case wire.Parked():
+                worker.state, worker.parked = State.PARKED, frame
+                if self.level is not None and self.level.stage is Stage.CUT:
+                    order_save(self.level, [worker], time.monotonic())
+            case wire.Finished():
+                worker.state, worker.finished = State.FINISHED, frame.step
+            case wire.Failed():
+                worker.state = State.FAILED
+                self.deaths.failed(worker, frame, trained=self._trained, now=time.monotonic())
+            case _:  # from a newer protocol, or a frame that only agents send: ignored
+                kind = type(frame).__name__
+                self.line.say("frame_ignored", local=worker.local, pid=worker.pid, kind=kind)
+                return
+        if not isinstance(frame, wire.Applied):
+            self._touch()
+        if isinstance(frame, (wire.Hello, wire.Parked)) and self._newest is not None:
+            self.apply(self._newest)
+
+    def _standing(self, worker: Worker, frame: wire.Standing) -> None:
+        if frame.epoch == worker.epoch:
+            worker.standing = frame
+            if worker.state in (State.STARTED, State.TRACKED):
+                worker.state = State.HELD
+
+    def _taken(self, worker: Worker, frame: wire.StateTaken) -> None:
+        if frame.problem:
+            self.line.say("state_not_taken", local=worker.local, message=frame.problem)
+            self.workers.recycle(0)
+        else:
+            worker.taken = frame.applied
+
+    def _regrouped(self, worker: Worker, frame: wire.Regrouped) -> None:
+        if frame.problem:
+            self.line.say("regroup_failed", rank=worker.rank, message=frame.problem)
+        elif frame.epoch == worker.epoch and worker.state is State.HELD and not worker.standing:
+            worker.state = State.TRACKED
+
+    def _applied(self, worker: Worker, frame: wire.Applied) -> None:
+        worker.applied = frame
+        # A step that ended the former epoch may be marked applied when this one has begun.
+        level = self.level
+        ended = level.resume if level is not None and level.in_place is not None else 0
+        if frame.epoch == self.epoch or frame.step <= ended:
+            self.book.add(frame.entries)
+        if frame.notes and worker.local == 0:
+            self._notes = (*self._notes, *frame.notes)[-5:]
+        if frame.notes or (self.level is not None and frame.step == self.level.resume + 1):
+            self._touch()
+
+    def _staged(self, worker: Worker, frame: wire.Staged) -> None:
+        if frame.whole:
+            worker.saving_since = None
+        if frame.problem:
+            self._unstaged(worker, frame)
+            return
+        worker.staged = max(worker.staged, frame.step)
+        if self.uploads is None or frame.epoch != self.epoch:
+            os.unlink(frame.path)
+            return
+        self.line.say(
+            "staged",
+            step=frame.step,
+            rank=worker.rank,
+            whole=frame.whole or None,
+            ms=round(frame.ms),
+        )
+        self.uploads.add(frame, worker.rank)
+
+    def _unstaged(self, worker: Worker, frame: wire.Staged) -> None:
+        if self.uploads is not None and frame.epoch == self.epoch:
+            self.uploads.give_up(frame, worker.rank, frame.problem)
+
+    def _unsaved(self, staged: wire.Staged, rank: int) -> None:
+        """Reported, so that another rank may be asked to save."""
+        for worker in self.workers.current.values():
+            if worker.rank == rank and staged.whole:
+                worker.unsaved = True
+                self._touch()
+
+    @property
+    def _held_back(self) -> Collection[int]:
+        """Local ranks that wait for the operator's judgment of their device."""
+        return device_waits.held_locals(self.deaths.waits)
+
+    @property
+    def _trained(self) -> bool:
+        return self._newest is not None and self._newest.seen.step > 0
+
+    def _death(self, worker: Worker) -> None:
+        now = time.monotonic()
+        self._rest(worker, now)
+        if not worker.asked:
+            self.deaths.died(worker, trained=self._trained, now=now)
+            early = worker.epoch == 0 and self.deaths.died_early(worker)
+            if early and not self.quiet and not self.leaving:
+                self.workers.ensure_fresh(self._held_back)
+        self._touch()
+        if self._newest is not None:
+            self.apply(self._newest)
+
+    def look(self, now: float) -> None:
+        """Does what is due by time alone."""
+        self._check_hangs(now)
+        for worker in self.workers.find_stuck(now):
+            self.deaths.survives_kill(worker)
+            self._touch()
+        if self.deaths.look(now) and self._newest is not None:
+            self._touch()
+            self.apply(self._newest)
+
+    def _check_hangs(self, now: float) -> None:
+        live = apply_wanted(self.settings, self.deaths.wanted)
+        limits = hang.Limits(step=live.hang_seconds, startup=live.startup_seconds)
+        for worker in self.workers.check_hangs(limits, now):
+            self.line.say("worker_hung", rank=worker.rank, pid=worker.pid, message=worker.hung)
+
+    # --- report ----------------------------------------------------------------------------------
+
+    def _touch(self) -> None:
+        self.changed.set()
+
+    def build_report(self, now: float) -> AgentReport:
+        current = [self.workers.current[i] for i in sorted(self.workers.current)]
+        for worker in current:
+            if not self._ledger.rests(worker.local):
+                self._ledger.page(worker.local, worker.life, worker.position())
+        lead = current[0] if current else None
+        return AgentReport(
+            slot=self.me.slot,
+            attempt=self.me.attempt,
+            incarnation=self.me.incarnation,
+            address=self.me.address,
+            joined=self.joined,
+            epoch=self.epoch,
+            workers=tuple(
+                build_worker_report(w, w.position(), w.exit_text(), now) for w in current
+            ),
+            fresh=self.workers.ready_lives() if self.workers.group_over() else (),
+            ended=self.workers.ended_lives(),
+            prepared=self.workers.prepared_lives(),
+            taken=self._taken_step(),
+            in_place=bool(self.settings.in_place),
+            leaving=self.leaving,
+            acked=self._arming.acked,
+            passed=self._arming.passed(self.level, current),
+            staged=min((w.staged for w in current), default=0),
+            cut=self._cut_heard,
+            held=self._held(),
+            former_epoch=self._former.epoch,
+            former_step=self._former.applied,
+            until=lead.tracked.until if lead and lead.tracked else None,
+            loss=lead.applied.loss if lead and lead.applied else None,
+            notes=self._notes,
+            dropped=self._dropped(),
+            state_bytes=lead.tracked.bytes if lead and lead.tracked else 0,
+            broken=self._restorer.broken,
+            storage_error=self._storage_error(),
+            stuck=self.deaths.stuck.message if self.deaths.stuck else "",
+            device_deaths=device_waits.to_levels(
+                self.deaths.waits, self.me.slot, self.me.attempt, now
+            ),
+            failure=self.deaths.failure,
+            seconds=self._ledger.total(),
+        )
+
+    def _taken_step(self) -> int | None:
+        if not self._ledger_fetcher.done:
+            return None
+        steps = {worker.taken for worker in self.workers.fresh.values()}
+        return steps.pop() if len(steps) == 1 else None
+
+    def _held(self) -> EpochLevel | None:
+        return None if self.workers.group_over() else find_unheard_of(self.level, self._newest)
+
+    def _storage_error(self) -> levels.StorageError | None:
+        waits = self.store.trouble.to_level() if self.store.trouble else None
+        return self._restorer.error or (self.uploads.error if self.uploads else None) or waits

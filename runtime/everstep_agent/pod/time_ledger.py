@@ -1,0 +1,56 @@
+"""Where the seconds of this pod's ranks went: the worker's page while it runs, the agent's own
+clock before and after. Pure.
+"""
+
+from everstep_contract.position import Position
+
+
+class TimeLedger:
+    """Cumulative seconds by category, summed over the local ranks. Every second of a rank is
+    counted once.
+    """
+
+    def __init__(self) -> None:
+        self._settled: dict[str, float] = {}
+        self._pages: dict[tuple[int, int], dict[str, float]] = {}
+        self._resting: dict[int, float] = {}
+        """Since when a local rank has had no worker that trains."""
+
+    def page(self, local: int, life: int, position: Position) -> None:
+        """Adds what the worker itself has accounted for since its Start."""
+        self._pages[local, life] = dict(position.seconds)
+
+    def rest(self, local: int, now: float) -> None:
+        """This rank no longer trains: from now on the agent accounts for its seconds."""
+        self._resting.setdefault(local, now)
+
+    def tail(self, local: int, life: int, spent: float, category: str) -> None:
+        """Adds those of the `spent` seconds since Start that the worker did not account for."""
+        self.charge(category, spent - sum(self._pages.get((local, life), {}).values()))
+
+    def cut(self, now: float) -> None:
+        """Until `now`, no one had acted on the loss of the resting ranks."""
+        for local, since in self._resting.items():
+            self.charge("detect", now - since)
+            self._resting[local] = now
+
+    def rests(self, local: int) -> bool:
+        return local in self._resting
+
+    def begin(self, now: float, *, restore: float, first: bool) -> None:
+        """All local ranks start; `restore` seconds of their rest were a download."""
+        for since in self._resting.values():
+            waited = now - since
+            self.charge("restore", min(restore, waited))
+            self.charge("startup" if first else "regroup", waited - min(restore, waited))
+        self._resting.clear()
+
+    def charge(self, category: str, seconds: float) -> None:
+        self._settled[category] = self._settled.get(category, 0.0) + max(0.0, seconds)
+
+    def total(self) -> dict[str, float]:
+        total = dict(self._settled)
+        for page in self._pages.values():
+            for name, spent in page.items():
+                total[name] = total.get(name, 0.0) + spent
+        return {k: round(v, 3) for k, v in total.items() if v > 0}

@@ -1,0 +1,99 @@
+"""When a pod starts workers, and what a worker receives when it enters an epoch. Pure."""
+
+import os
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Protocol
+
+from everstep_agent.peers.messages import EpochLevel, EpochMember, Levels
+from everstep_contract import env, levels, wire
+
+
+class Files(Protocol):
+    """The files of a checkpoint in memory; implemented by `restore.Fetched`."""
+
+    @property
+    def manifest_path(self) -> object: ...
+    @property
+    def chunks(self) -> object: ...
+
+
+def is_fresh_wanted(published: Levels, slot: int, over: Collection[bool]) -> bool:
+    """Whether this slot will be in a next epoch, and the present one is `over` for a local worker."""
+    if published.end is not None or published.wanted.stop is not levels.Stop.NONE:
+        return False
+    if slot in published.wanted.leave:
+        return False
+    return not over or any(over)
+
+
+def build_start(
+    settings: env.AgentEnv,
+    local: int,
+    level: EpochLevel,
+    mine: EpochMember,
+    fetched: Files | None,
+) -> wire.Start:
+    """For the pod's worker `local`; `mine`: this pod as a member; `fetched` None: start at step 0."""
+    same = _choose_shared(settings, level)
+    return wire.Start(
+        epoch=level.number,
+        rank=mine.ranks[local],
+        world=level.world,
+        local_rank=local,
+        local_world=settings.workers,
+        node_rank=mine.node_rank,
+        job=settings.job,
+        run=settings.run,
+        applied=level.resume,
+        manifest=str(fetched.manifest_path) if fetched else None,
+        chunks=str(fetched.chunks) if fetched else None,
+        staging=os.path.join(settings.memory, "staging"),
+        save_every_steps=same.save_every_steps,
+        guard_factor=same.guard_factor,
+        guard_action=same.guard_action,
+        in_place=bool(settings.in_place),
+    )
+
+
+def find_member(level: EpochLevel, rank: int) -> EpochMember:
+    """The pod of a rank of the epoch."""
+    return next(m for m in level.members if rank in m.ranks)
+
+
+def build_join(
+    settings: env.AgentEnv, local: int, level: EpochLevel, mine: EpochMember
+) -> wire.Start:
+    """For the pod's fresh worker `local`, invited to the running epoch `level` as `mine`."""
+    joining = sum(len(m.lives) for m in level.joining)
+    start = build_start(settings, local, level, mine, None)
+    return replace(start, world=level.world + joining, applied=0, join=True)
+
+
+def build_regroup(local: int, level: EpochLevel, mine: EpochMember) -> wire.Regroup:
+    """For the pod's worker `local`; `mine`: this pod as a member of `level`."""
+    assert level.in_place is not None
+    rank = mine.ranks[local]
+    place = level.in_place
+    return wire.Regroup(
+        epoch=level.number,
+        rank=rank,
+        world=level.world,
+        local_world=len(mine.lives),
+        node_rank=mine.node_rank,
+        applied=place.applied,
+        reductions=place.reductions,
+        share=place.shares[rank] if place.shares else None,
+        micro_batches=place.micro_batches,
+        vector=place.vector if rank in place.behind else "",
+    )
+
+
+def _choose_shared(settings: env.AgentEnv, level: EpochLevel) -> env.AgentEnv:
+    """Settings that all members of an epoch must share; an older coordinator does not send them."""
+    said = {
+        "save_every_steps": level.save_every_steps,
+        "guard_factor": level.guard_factor,
+        "guard_action": level.guard_action,
+    }
+    return replace(settings, **{k: v for k, v in said.items() if v is not None})  # type: ignore[arg-type]

@@ -1,0 +1,452 @@
+"""The workers of one pod, from spawn to proof of death.
+
+Each local rank has at most one worker in the epoch (`current`) and one that waits for the next
+epoch (`fresh`). A fresh one is started as soon as the epoch breaks, so that it imports its
+libraries while the old one still saves.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from everstep_agent import logline
+from everstep_agent.peers.messages import Ended, FailureReport, State
+from everstep_agent.pod import faults, hang, output, spawn, worker_socket
+from everstep_agent.waiting import happens
+from everstep_contract import env, position, wire
+
+EXIT_SECONDS = 3.0
+"""Limit for a worker to end by itself after Exit."""
+KILL_SECONDS = 30.0
+"""Limit for a process to end after SIGKILL (the kernel needs 75 µs per MB of its memory). Beyond it
+the process is stuck: it waits in the kernel for a device that does not answer, and its pod is given
+up.
+"""
+OUTPUT_SECONDS = 0.5
+"""Limit for reading the last lines of a worker that has ended; the rest is lost."""
+KILLED_OUTPUT_SECONDS = 0.01
+"""The same before the death by SIGKILL is reported: its last lines do not tell the cause."""
+STACK_SECONDS = 0.3
+"""Limit for a hung worker to write its stack; then it is killed."""
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    local: int
+    life: int
+    pid: int
+    page: position.PositionPage
+    page_path: str
+    spawned_at: float
+    tail: output.Tail = field(default_factory=output.Tail)
+    state: State = State.SPAWNED
+    writer: asyncio.StreamWriter | None = None
+    epoch: int = 0
+    rank: int = 0
+    ready_at: float | None = None
+    started_at: float | None = None
+    cut_at: float | None = None
+    dead_at: float | None = None
+    asked: bool = False
+    """Exit was sent, or the agent killed it because its epoch is over."""
+    joins: int = 0
+    """The running epoch that it gets ready to join; 0: none."""
+    taken: int | None = None
+    """The step whose state it took over from a member."""
+    orders: set[str] = field(default_factory=set)
+    """Keys of the transfers that it was told of."""
+    held: int = 0
+    """The epoch for which it was told to hold."""
+    standing: wire.Standing | None = None
+    asked_vector: bool = False
+    parked: wire.Parked | None = None
+    tracked: wire.Tracked | None = None
+    applied: wire.Applied | None = None
+    staged: int = 0
+    stays: bool = False
+    """It was asked to stay at a boundary: that it parks there is no break."""
+    finished: int = 0
+    failed: FailureReport | None = None
+    death: faults.Death | None = None
+    """What it died of; None: it is alive, or ended because it was asked to."""
+    hung: str = ""
+    hung_since: float | None = None
+    killed_at: float | None = None
+    stuck: str = ""
+    """Not empty: it survives SIGKILL. It may hold its device, and is not proven dead."""
+    status: int | None = None
+    last: position.Position = field(default_factory=position.Position)
+    asking: tuple[int, int] | None = None
+    """Request id and step of an unanswered AtBoundary."""
+    saving: int | None = None
+    """Step of the post-mortem save that was ordered."""
+    saving_since: float | None = None
+    """Not None: that save is not staged yet."""
+    unsaved: bool = False
+    """What it staged was unusable."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    order: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Applies this worker's one-way store frames before its later requests."""
+    store_error: str = ""
+    """Why one of those one-way frames was lost: reported with the worker's next request."""
+
+    @property
+    def alive(self) -> bool:
+        return self.state is not State.DEAD
+
+    def send(self, frame: Any, id: int = 0) -> None:
+        if self.writer is not None and not self.writer.is_closing():
+            self.writer.write(wire.encode(frame, id))
+
+    def position(self) -> position.Position:
+        if self.alive:
+            with contextlib.suppress(ValueError):
+                self.last = self.page.read()
+        return self.last
+
+    def kill(self) -> None:
+        if self.alive:
+            self.killed_at = self.killed_at or time.monotonic()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def exit_text(self) -> str:
+        return self.hung or spawn.describe_exit(self.status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where workers run, and how many."""
+
+    count: int
+    memory: str
+    """Folder for their pages and sockets."""
+    environ: Mapping[str, str]
+
+
+class WorkerSet:
+    """Not thread-safe: everything runs on the agent's event loop. `on_change` is called after every
+    change of state.
+    """
+
+    def __init__(
+        self,
+        *,
+        spawner: spawn.Spawner,
+        place: Place,
+        on_frame: Callable[[Worker, wire.Envelope], None],
+        on_death: Callable[[Worker], None],
+        log: logline.Log,
+    ) -> None:
+        self._spawner = spawner
+        self.count = count = place.count
+        self._memory = memory = place.memory
+        self._environ = {**place.environ, "PYTHONUNBUFFERED": "1"}
+        self._on_frame = on_frame
+        self._on_death = on_death
+        self._log = log
+        self.lives = [0] * count
+        self.over: list[set[int]] = [set() for _ in range(count)]
+        self.current: dict[int, Worker] = {}
+        self.fresh: dict[int, Worker] = {}
+        self._all: dict[int, Worker] = {}
+        self._starts: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unspawned = ""
+        self.link: worker_socket.Link[Worker] = worker_socket.Link(
+            memory, find=self._all.get, on_frame=on_frame, log=log
+        )
+
+    async def open(self) -> None:
+        await self._spawner.open(self._environ, self._log)
+        await self.link.open()
+
+    @property
+    def pids(self) -> set[int]:
+        """Children that are reaped here or by the spawner."""
+        return {*self._all, *self._spawner.pids}
+
+    @property
+    def starting(self) -> Collection[int]:
+        """Local ranks whose next worker has no process yet."""
+        return self._starts.keys()
+
+    def ensure_fresh(self, but: Collection[int] = ()) -> None:
+        """Called repeatedly: a start that fails now (no memory, no process slot) is tried again.
+        `but`: local ranks that have to wait.
+        """
+        for local in range(self.count):
+            if local not in self.fresh and local not in self._starts and local not in but:
+                start = self._starts[local] = asyncio.create_task(self._start(local))
+                start.add_done_callback(partial(self._started, local))
+
+    async def _start(self, local: int) -> None:
+        try:
+            self.fresh[local] = await self._spawn(local)
+        except Exception as error:
+            self._log_unspawned(local, f"cannot start a worker: {error}")
+
+    def _started(self, local: int, task: asyncio.Task[None]) -> None:
+        if self._starts.get(local) is task:
+            del self._starts[local]
+
+    def _log_unspawned(self, local: int, message: str) -> None:
+        if message != self._unspawned:
+            self._unspawned = message
+            self._log.say("worker_waits", local=local, message=message)
+
+    def ready_lives(self) -> tuple[int, ...]:
+        ready = [self.fresh[i] for i in range(self.count) if i in self.fresh]
+        if len(ready) < self.count or any(w.state is not State.READY for w in ready):
+            return ()
+        return tuple(w.life for w in ready)
+
+    def prepared_lives(self) -> tuple[int, ...]:
+        """Of fresh workers that have got ready to join a running epoch."""
+        ready = [self.fresh[i] for i in range(self.count) if i in self.fresh]
+        if len(ready) < self.count or any(not w.joins or w.tracked is None for w in ready):
+            return ()
+        return tuple(w.life for w in ready)
+
+    def prepare(self, build: Callable[[Worker], wire.Start]) -> None:
+        """The fresh workers get ready to join the running epoch."""
+        for worker in self.fresh.values():
+            start = build(worker)
+            worker.joins, worker.state = start.epoch, State.STARTED
+            worker.started_at = time.monotonic()
+            worker.send(start)
+
+    def recycle(self, epoch: int) -> None:
+        """End fresh workers that got ready for another epoch than this one: they cannot go back."""
+        for local, worker in list(self.fresh.items()):
+            if worker.joins not in (0, epoch):
+                del self.fresh[local]
+                self._background(self._end(worker))
+
+    def enter(self) -> None:
+        """The fresh workers, which are prepared, become members."""
+        self.current, self.fresh = self.fresh, {}
+
+    def ended_lives(self) -> tuple[Ended, ...]:
+        """For each local rank, the number up to which all its processes have ended."""
+        found = []
+        for local, over in enumerate(self.over):
+            life = 0
+            while life + 1 in over:
+                life += 1
+            found.append(Ended(local=local, life=life))
+        return tuple(found)
+
+    def begin(self, build: Callable[[Worker], wire.Start]) -> None:
+        """The fresh workers enter the epoch."""
+        self.current, self.fresh = self.fresh, {}
+        for worker in self.current.values():
+            start = build(worker)
+            worker.epoch, worker.rank = start.epoch, start.rank
+            worker.started_at = time.monotonic()
+            if worker.alive:
+                worker.state = State.STARTED
+            worker.send(start)
+
+    def cut(self, epoch: int) -> None:
+        for worker in self.current.values():
+            if worker.cut_at is None:
+                worker.cut_at = time.monotonic()
+                worker.send(wire.Cut(epoch=epoch))
+
+    def hold(self, epoch: int) -> None:
+        """Leave the group and keep the step; once an epoch."""
+        for worker in self.current.values():
+            if worker.alive and worker.held != epoch:
+                worker.held = epoch
+                worker.send(wire.Cut(epoch=epoch, keep=True))
+
+    def continue_in(self, build: Callable[[Worker], wire.Regroup]) -> None:
+        """The workers enter the next epoch in place. One that has died since it was planned is a
+        member, too: its death is one of that epoch.
+        """
+        for worker in self.current.values():
+            frame = build(worker)
+            worker.epoch, worker.rank = frame.epoch, frame.rank
+            worker.standing, worker.asked_vector = None, False
+            worker.store_error = ""
+            worker.send(frame)
+
+    def end_current(self) -> None:
+        for worker in self.current.values():
+            if worker.alive and not worker.asked:
+                self._background(self._end(worker))
+
+    def group_over(self) -> bool:
+        """No local worker is in an epoch any more."""
+        return all(not w.alive for w in self.current.values())
+
+    async def end_all(self) -> None:
+        await self._cancel_starts()
+        await asyncio.gather(*(self._end(w) for w in list(self._all.values())))
+
+    async def close(self) -> None:
+        await self._cancel_starts()
+        await self._spawner.close()
+        for worker in list(self._all.values()):
+            worker.kill()
+        # A process that does not end in that time is left running.
+        waits = (happens(w.ended, KILL_SECONDS) for w in list(self._all.values()))
+        await asyncio.gather(*waits)
+        await self.link.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _cancel_starts(self) -> None:
+        starts = list(self._starts.values())
+        for start in starts:
+            start.cancel()
+        await asyncio.gather(*starts, return_exceptions=True)
+
+    async def _end(self, worker: Worker) -> None:
+        """A worker that waits for the agent may flush and exit; any other is in user code and is
+        killed.
+        """
+        worker.asked = True
+        worker.send(wire.Exit())
+        gentle = worker.state in (State.READY, State.PARKED, State.FINISHED, State.FAILED)
+        if gentle:
+            await happens(worker.ended, EXIT_SECONDS)
+        worker.kill()
+        await happens(worker.ended, KILL_SECONDS)
+
+    async def _spawn(self, local: int) -> Worker:
+        life = self.lives[local] + 1
+        path = os.path.join(self._memory, f"position-{local}-{life}")
+        page = position.PositionPage(path, create=True)
+        environ = {
+            **self._environ,
+            env.AGENT_SOCKET: self.link.path,
+            env.POSITION_FILE: path,
+        }
+        try:
+            child = await self._spawner.spawn(environ)
+        except BaseException:
+            page.close()
+            os.unlink(path)
+            raise
+        self.lives[local] = life
+        worker = Worker(
+            local=local,
+            life=life,
+            pid=child.pid,
+            page=page,
+            page_path=path,
+            spawned_at=time.monotonic(),
+        )
+        self._all[child.pid] = worker
+        copies = [
+            self._copy(worker, child.stdout, error=False),
+            self._copy(worker, child.stderr, error=True),
+        ]
+        self._background(self._watch(worker, child, copies))
+        self._log.say("worker_spawned", local=local, life=life, pid=child.pid)
+        return worker
+
+    def _copy(self, worker: Worker, fd: int, *, error: bool) -> asyncio.Task[None]:
+        def prefix() -> str:
+            return f"[{worker.epoch}/{worker.rank}] " if worker.epoch else ""
+
+        tail = worker.tail if error else None
+        return asyncio.create_task(output.copy_lines(fd, error=error, prefix=prefix, tail=tail))
+
+    async def _watch(
+        self, worker: Worker, child: spawn.Spawned, copies: list[asyncio.Task[None]]
+    ) -> None:
+        try:
+            await spawn.wait_ended(worker.pid)
+        except asyncio.CancelledError:
+            for task in copies:
+                task.cancel()
+            worker.ended.set()  # its end can no longer be detected: release all waiters
+            raise
+        worker.position()
+        status = spawn.reap(worker.pid)
+        killed = status is not None and spawn.was_killed(status)
+        await asyncio.wait(copies, timeout=KILLED_OUTPUT_SECONDS if killed else OUTPUT_SECONDS)
+        self._bury(worker, status)
+        await asyncio.wait(copies, timeout=OUTPUT_SECONDS if killed else 0)
+        for task in copies:
+            task.cancel()
+        await asyncio.gather(*copies, return_exceptions=True)
+        child.keep = None
+
+    def _bury(self, worker: Worker, status: int | None) -> None:
+        worker.status, worker.dead_at = status, time.monotonic()
+        worker.state = State.DEAD
+        self.over[worker.local].add(worker.life)
+        self._all.pop(worker.pid, None)
+        worker.page.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(worker.page_path)
+        if self.fresh.get(worker.local) is worker:
+            del self.fresh[worker.local]
+        worker.ended.set()
+        self._on_death(worker)
+
+    def _background(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def check_hangs(self, limits: hang.Limits, now: float) -> list[Worker]:
+        """Workers that have just been found hung; each is asked for its stack and then killed."""
+        found = []
+        for worker in list(self._all.values()):
+            if not worker.hung and not worker.asked and (hung := _hung(worker, limits, now)):
+                worker.hung, worker.hung_since = hung.message, now - hung.seconds
+                self._background(self._put_down(worker))
+                found.append(worker)
+        return found
+
+    def find_stuck(self, now: float) -> list[Worker]:
+        """Workers that have just been found to survive SIGKILL."""
+        found = []
+        for worker in self._all.values():
+            killed = worker.killed_at
+            if killed is not None and not worker.stuck and now - killed > KILL_SECONDS:
+                where = spawn.describe_state(worker.pid)
+                worker.stuck = (
+                    f"has not ended {now - killed:.0f} s after SIGKILL (pid {worker.pid}{where})"
+                )
+                found.append(worker)
+        return found
+
+    async def _put_down(self, worker: Worker) -> None:
+        if worker.started_at is not None:  # faulthandler is registered by then
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGUSR1)
+            await asyncio.sleep(STACK_SECONDS)
+        worker.kill()
+
+
+def _hung(worker: Worker, limits: hang.Limits, now: float) -> hang.Hang | None:
+    silent = now - worker.spawned_at
+    if worker.state is State.SPAWNED and silent > limits.startup:
+        text = f"hung: no message for {silent:.0f} s since it was started"
+        return hang.Hang(scope="startup", seconds=silent, message=text)
+    if worker.saving_since is not None and now - worker.saving_since > limits.step:
+        spent = now - worker.saving_since
+        text = f"hung: {spent:.0f} s in a save, the limit is {limits.step:.0f} s"
+        return hang.Hang(scope="save", seconds=spent, message=text)
+    if worker.state not in (State.STARTED, State.TRACKED) or worker.asking is not None:
+        return None
+    return hang.classify_hang(
+        worker.position(),
+        started=worker.started_at or now,
+        cut=worker.cut_at,
+        limits=limits,
+        now=now,
+    )

@@ -1,0 +1,175 @@
+"""The state that follows from the entries of a log. Pure.
+
+Updated with each entry that is read, since a log only grows: a query costs the same after a
+week as after a minute. The rules are in `rules.py`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from everstep_agent.runlog.rules import lineage_of
+from everstep_contract.log import Claim, Commit, Done, Entry, Retire
+
+
+class LogIndex:
+    """Entries in the order of their places; `add` takes the next one."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._entries: list[Entry] = []
+        self._places: dict[Entry, int] = {}
+        self._claims: list[Claim] = []
+        self._restarts: dict[str, dict[str, int]] = {}
+        """Job UID → its claims after the first, by cause."""
+        self._lineage: dict[int, int] = {}
+        """Of the newest claim: epoch → last step that belongs to the run."""
+        self._commits: list[Commit] = []
+        self._standing: dict[int, Commit] = {}
+        """Commits that are not retired, by place."""
+        self._of_manifest: dict[str, list[int]] = {}
+        self._of_step: dict[tuple[int, int], int] = {}
+        self._retires: list[Retire] = []
+        self._retired_manifests: set[str] = set()
+        self._retired_chunks: set[str] = set()
+        self._done: dict[str, Done] = {}
+        self._highest_epoch = 0
+        for entry in entries:
+            self.add(entry)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: Entry) -> None:
+        place = len(self._entries)
+        self._entries.append(entry)
+        self._places.setdefault(entry, place)
+        self._highest_epoch = max(self._highest_epoch, entry.epoch)
+        match entry:
+            case Claim():
+                self._add_claim(entry)
+            case Commit():
+                self._add_commit(place, entry)
+            case Retire():
+                self._add_retire(entry)
+            case Done():
+                self._done.setdefault(entry.token, entry)
+
+    def _add_claim(self, claim: Claim) -> None:
+        self._claims.append(claim)
+        causes = self._restarts.get(claim.job_uid)
+        if causes is None:
+            self._restarts[claim.job_uid] = {}
+        else:
+            cause = claim.cause or "Unknown"
+            causes[cause] = causes.get(cause, 0) + 1
+        self._lineage = {}
+        for link in lineage_of(claim):
+            self._lineage[link.epoch] = max(link.last_step, self._lineage.get(link.epoch, 0))
+
+    def _add_commit(self, place: int, commit: Commit) -> None:
+        self._commits.append(commit)
+        self._of_step.setdefault((commit.epoch, commit.step), place)
+        self._of_manifest.setdefault(commit.manifest, []).append(place)
+        if commit.manifest not in self._retired_manifests:
+            self._standing[place] = commit
+
+    def _add_retire(self, retire: Retire) -> None:
+        self._retires.append(retire)
+        self._retired_manifests.update(retire.manifests)
+        self._retired_chunks.update(retire.chunks)
+        for manifest in retire.manifests:
+            for place in self._of_manifest.get(manifest, ()):
+                self._standing.pop(place, None)
+
+    # --- entries ---------------------------------------------------------------------------------
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """All of them: entry n is at place n. Do not modify."""
+        return self._entries
+
+    def place_of(self, entry: Entry) -> int | None:
+        """The place of this very entry; entries carry their writer's random token."""
+        return self._places.get(entry)
+
+    # --- claims ----------------------------------------------------------------------------------
+
+    @property
+    def claims(self) -> Sequence[Claim]:
+        return self._claims
+
+    @property
+    def newest_claim(self) -> Claim | None:
+        return self._claims[-1] if self._claims else None
+
+    @property
+    def next_epoch(self) -> int:
+        """A number that no epoch in the log has."""
+        return self._highest_epoch + 1
+
+    def has_claimed(self, job_uid: str) -> bool:
+        return job_uid in self._restarts
+
+    def restarts(self, job_uid: str) -> Mapping[str, int]:
+        """Group restarts of this job by cause: its claims after the first."""
+        return self._restarts.get(job_uid, {})
+
+    @property
+    def done(self) -> Done | None:
+        """The run's end; None again once a later claim continues it (a raised `until`)."""
+        newest = self.newest_claim
+        return self._done.get(newest.token) if newest else None
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    @property
+    def commits(self) -> Sequence[Commit]:
+        """All commits, of any lineage."""
+        return self._commits
+
+    def find_commit(self, epoch: int, step: int) -> tuple[int, Commit] | None:
+        """With its place."""
+        place = self._of_step.get((epoch, step))
+        found = self._entries[place] if place is not None else None
+        return (place, found) if place is not None and isinstance(found, Commit) else None
+
+    def is_on_lineage(self, epoch: int, step: int) -> bool:
+        """Whether it belongs to the run that the newest claim continues."""
+        return step <= self._lineage.get(epoch, -1)
+
+    def resumable(self) -> Iterator[Commit]:
+        """Commits on the newest claim's lineage that are not retired, newest first."""
+        for commit in reversed(self._standing.values()):
+            if self.is_on_lineage(commit.epoch, commit.step):
+                yield commit
+
+    @property
+    def newest_resumable(self) -> Commit | None:
+        return next(self.resumable(), None)
+
+    def standing_before(self, commit: Commit) -> list[Commit]:
+        """Commits of any lineage that precede this one and are not retired, oldest first."""
+        last = self._places[commit]
+        return [c for place, c in self._standing.items() if place < last]
+
+    @property
+    def standing(self) -> Sequence[Commit]:
+        """Commits of any lineage that are not retired, oldest first."""
+        return list(self._standing.values())
+
+    def is_committed(self, manifest: str) -> bool:
+        return manifest in self._of_manifest
+
+    # --- retired objects
+    # ---------------------------------------------------------------------------
+
+    @property
+    def retires(self) -> Sequence[Retire]:
+        return self._retires
+
+    @property
+    def retired_count(self) -> int:
+        """Of manifests."""
+        return len(self._retired_manifests)
+
+    def is_retired(self, key: str) -> bool:
+        """Whether this chunk or manifest may be deleted at any time."""
+        return key in self._retired_chunks or key in self._retired_manifests

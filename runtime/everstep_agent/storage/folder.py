@@ -1,0 +1,116 @@
+"""Writes to a folder with the semantics of an object store: an object is there completely or not at
+all, and a confirmed write survives a power failure.
+
+A body is written to the run's staging folder and fsynced there. Then it gets its key by a link
+(create) or a rename (put), and every folder from the key up to the run is fsynced. All of them,
+each time: whether a folder is new cannot be seen, because another writer may have created it a
+moment ago without having fsynced it yet. A killed writer leaves a file only in the staging
+folder, where there are no keys.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+STAGING = ".staging"
+STALE_SECONDS = 3600.0
+"""Age from which a staging file has no writer any more: a write is given up after two minutes."""
+_TRIES = 100
+
+
+def staging_key() -> str:
+    return f"{STAGING}/{secrets.token_hex(16)}"
+
+
+def is_staging(key: str) -> bool:
+    return key.startswith(f"{STAGING}/")
+
+
+def publish(root: Path, staged: str, key: str, *, replace: bool) -> bool:
+    """Gives the object at `staged` its key; False: the key exists, and `replace` is false.
+
+    Raises:
+        OSError: `FileNotFoundError` if the staging file was removed in the meantime.
+    """
+    source, target = root / staged, root / key
+    try:
+        _sync(source)
+        if not _give_key(source, target, replace):
+            return False
+    finally:
+        source.unlink(missing_ok=True)
+    for folder in target.parents:
+        _sync_folder(folder)
+        if folder == root:
+            break
+    return True
+
+
+def make(base: Path, folder: Path) -> None:
+    """Creates `folder`, which is below `base`, and all folders between; on return their entries are
+    on disk.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for parent in folder.parents:
+        _sync(parent)
+        if parent == base.parent:
+            break
+
+
+def sweep(root: Path) -> None:
+    """Deletes files of killed writers. Ages are measured by the folder's own clock, which may be
+    another host's.
+    """
+    staging = root / STAGING
+    if not staging.is_dir():
+        return
+    mark = root / staging_key()
+    mark.touch()
+    now = mark.stat().st_mtime
+    mark.unlink()
+    for path in staging.iterdir():
+        try:
+            if now - path.stat().st_mtime > STALE_SECONDS:
+                path.unlink()
+        except FileNotFoundError:  # its writer, or another sweep, was faster
+            continue
+
+
+def _give_key(source: Path, target: Path, replace: bool) -> bool:
+    for _ in range(_TRIES):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if replace:
+                source.replace(target)
+                return True
+            return _link(source, target)
+        except FileNotFoundError:
+            # A concurrent delete removed the folder that it had emptied.
+            if not source.exists():
+                raise
+    raise FileNotFoundError(f"{target.parent} was removed {_TRIES} times while it was written to")
+
+
+def _link(source: Path, target: Path) -> bool:
+    try:
+        target.hardlink_to(source)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        _sync(folder)
+    except (
+        FileNotFoundError
+    ):  # the object was deleted in the meantime, and its empty folder with it
+        return
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,59 @@
+"""`everstep verify | checkpoints | fork`: commands that need only a run's address."""
+
+import os
+import sys
+from collections.abc import Mapping
+
+from everstep_agent import storage
+from everstep_agent.checkpoint.manifests import Broken
+from everstep_agent.storage.errors import StoreError
+from everstep_agent.storage.store import ObjectStore
+from everstep_agent.tools import fork, verify
+from everstep_contract import codec
+
+
+async def read(
+    command: str, run: str, environ: Mapping[str, str], *, step: int, to: str, as_json: bool
+) -> int:
+    """The exit status: 0 success, 1 the check failed, 2 it could not be made."""
+    try:
+        store = _open(run, environ, create=False)
+        if command == "verify":
+            found = await verify.verify_run(store)
+            _say(as_json, _verified(found), verify.build_table(found))
+            return verify.exit_code(found)
+        if command == "checkpoints":
+            catalog = await fork.list_checkpoints(store)
+            _say(as_json, catalog, fork.build_table(catalog))
+            return 0
+        forked = await fork.fork_run(store, _open(to, environ, create=True), step)
+    except (StoreError, Broken, fork.CannotFork) as error:
+        print(f"everstep: {error}", file=sys.stderr)
+        return 2
+    _say(as_json, forked, f"{forked.run} starts from step {forked.step} of epoch {forked.epoch}")
+    return 0
+
+
+def _open(run: str, environ: Mapping[str, str], *, create: bool) -> ObjectStore:
+    where = run if "://" in run else "file://" + os.path.abspath(run)
+    return storage.open_store(where, "", environ, create=create)
+
+
+def _say(as_json: bool, value: object, table: str) -> None:
+    print(codec.dumps(value).decode() if as_json else table)
+
+
+def _verified(found: verify.Verified) -> dict[str, object]:
+    """Without the entries: there is one for each step."""
+    return {
+        "run": found.run,
+        "ok": found.ok,
+        "problems": found.problems,
+        "notes": found.notes,
+        "steps": found.steps,
+        "epochs": found.epochs,
+        "commit": found.commit,
+        "commits": found.commits,
+        "bytes": found.bytes,
+        "done": found.done,
+    }

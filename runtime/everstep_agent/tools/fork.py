@@ -1,0 +1,162 @@
+"""Starts another run from an older checkpoint, and lists the checkpoints.
+
+A run log is never rewritten and no commit becomes void, so "back to step N" is a second run. It
+starts with the claims that led to the commit of step N and that commit, and copies the objects
+that the commit needs. Its next claim comes from a job with another UID, as after any former
+job. The first run is only read.
+
+The log is written last: until then the new run does not exist, and an interrupted fork can be
+resumed.
+"""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+
+from everstep_agent.checkpoint.bounded import all_of
+from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
+from everstep_agent.checkpoint.restore import fetch_verified
+from everstep_agent.runlog.log_index import LogIndex
+from everstep_agent.runlog.run_log import RunLog
+from everstep_agent.storage.errors import AlreadyExists, StoreError
+from everstep_agent.storage.store import ObjectStore
+from everstep_contract import log
+from everstep_contract.log import Claim, Commit, Entry
+from everstep_contract.manifest import Chunk
+
+CONCURRENCY = 4
+
+
+class CannotFork(Exception):
+    """There is no such checkpoint, or the new run's address is not empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    step: int
+    epoch: int
+    bytes: int
+    manifest: str
+    cause: str
+    """Why its epoch was started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalog:
+    run: str
+    checkpoints: tuple[Listed, ...]
+    """Those that can be resumed from, newest first."""
+    retired: int
+    done: bool
+    job: str
+    """namespace/name of the job that claimed the run last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    run: str
+    step: int
+    epoch: int
+    bytes: int
+
+
+async def list_checkpoints(store: ObjectStore) -> Catalog:
+    """From the log alone. Raises `StoreError`."""
+    run_log = RunLog(store)
+    await run_log.refresh()
+    causes = {c.epoch: c.cause for c in run_log.claims}
+    listed = tuple(
+        Listed(
+            step=c.step,
+            epoch=c.epoch,
+            bytes=c.bytes,
+            manifest=c.manifest,
+            cause=causes.get(c.epoch, ""),
+        )
+        for c in run_log.index.resumable()
+    )
+    newest = run_log.newest_claim
+    return Catalog(
+        run=store.uri,
+        checkpoints=listed,
+        retired=run_log.index.retired_count,
+        done=run_log.done is not None,
+        job=newest.job if newest else "",
+    )
+
+
+async def fork_run(store: ObjectStore, target: ObjectStore, step: int) -> Forked:
+    """Copy the checkpoint of `step` to `target` and begin a run log there.
+
+    Raises:
+        CannotFork: no such checkpoint, or another run is at `target`.
+        Broken: a part of the checkpoint is gone or changed; it may have been retired meanwhile.
+        StoreError: a store cannot say.
+    """
+    run_log, other = RunLog(store), RunLog(target)
+    await run_log.refresh()
+    await other.refresh()
+    commit = choose_commit(run_log.index, step)
+    entries = build_log(run_log.index, commit)
+    if list(other.entries) != entries[: len(other.entries)]:
+        raise CannotFork(f"{target.uri} holds another run: choose another address")
+    manifest = await fetch_manifest(store, commit)
+    slots = asyncio.Semaphore(CONCURRENCY)
+    await all_of(_copy(store, target, chunk, slots) for chunk in manifest.chunks)
+    await _copy_manifest(store, target, commit)
+    for place, entry in enumerate(entries):
+        await _write(target, place, entry)
+    return Forked(run=target.uri, step=commit.step, epoch=commit.epoch, bytes=manifest.bytes())
+
+
+def choose_commit(log: LogIndex, step: int) -> Commit:
+    """Raises `CannotFork`, naming the existing steps."""
+    resumable = list(log.resumable())
+    for commit in resumable:
+        if commit.step == step:
+            return commit
+    known = ", ".join(str(c.step) for c in resumable) or "none"
+    raise CannotFork(f"there is no checkpoint of step {step}; there are: {known}")
+
+
+def build_log(log: LogIndex, commit: Commit) -> list[Entry]:
+    """The claims up to the one that committed it, and the commit."""
+    claims = [e for e in log.entries[: log.place_of(commit)] if isinstance(e, Claim)]
+    return [*claims, commit]
+
+
+async def _copy(
+    store: ObjectStore, target: ObjectStore, chunk: Chunk, slots: asyncio.Semaphore
+) -> None:
+    async with slots:
+        await target.put(chunk.key, await fetch_verified(store, chunk))
+
+
+async def _copy_manifest(store: ObjectStore, target: ObjectStore, commit: Commit) -> None:
+    raw = await store.get(commit.manifest)
+    if hashlib.sha256(raw).hexdigest() != commit.digest:
+        raise Broken(f"{commit.manifest} was changed")
+    await target.put(commit.manifest, raw)
+
+
+async def _write(target: ObjectStore, place: int, entry: Entry) -> None:
+    body = log.encode(entry)
+    try:
+        await target.create(log.key(place), body)
+    except AlreadyExists:
+        if await target.get(log.key(place)) != body:
+            text = f"{target.uri}: place {place} of the log was taken by another writer"
+            raise StoreError(text) from None
+
+
+def build_table(catalog: Catalog) -> str:
+    """For people."""
+    state = "done" if catalog.done else "not finished"
+    lines = [f"run     {catalog.run} ({state}, last written by {catalog.job or 'nobody'})"]
+    if not catalog.checkpoints:
+        return "\n".join([*lines, "there is no checkpoint"])
+    lines += ["", f"{'step':>9}  {'epoch':>5}  {'bytes':>14}  epoch began by"]
+    lines += [
+        f"{c.step:>9}  {c.epoch:>5}  {c.bytes:>14}  {c.cause or '-'}" for c in catalog.checkpoints
+    ]
+    return "\n".join(lines)

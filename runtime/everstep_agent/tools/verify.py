@@ -1,0 +1,192 @@
+"""`everstep verify RUN`: proves from the store alone how the run was made.
+
+Walks the lineage of the newest commit and checks: every step 1 … N exactly once, every
+micro-batch contributed by exactly one rank, no sample lost or repeated in any pass over the
+data, no change of the order, and the digests of the checkpoint's chunks. It does not recompute
+losses.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from everstep_agent.checkpoint import ledger as ledgers
+from everstep_agent.checkpoint.bounded import all_of
+from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
+from everstep_agent.checkpoint.restore import fetch_verified
+from everstep_agent.runlog.run_log import LogDamaged, RunLog
+from everstep_agent.storage.store import ObjectStore
+from everstep_agent.tools import feed_proof, proof
+from everstep_contract import codec, feed, ledger
+from everstep_contract.ledger import LedgerEntry
+from everstep_contract.log import Commit
+from everstep_contract.manifest import Manifest
+
+CONCURRENCY = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    run: str
+    """The run's address."""
+    problems: tuple[str, ...]
+    """Most important first; empty: everything that can be proved is proved."""
+    notes: tuple[str, ...] = ()
+    """Edits of the feeds that changed no sample, and what cannot be proved of an iterable."""
+    steps: int = 0
+    epochs: tuple[proof.Segment, ...] = ()
+    entries: tuple[LedgerEntry, ...] = ()
+    commit: Commit | None = None
+    commits: int = 0
+    """Number of existing checkpoints."""
+    bytes: int = 0
+    done: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """One per entry, in order of step."""
+        return tuple(e.loss for e in self.entries)
+
+    @property
+    def samples(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(e.samples for e in self.entries)
+
+
+async def load_ledger(store: ObjectStore) -> list[LedgerEntry]:
+    """The ledger along the lineage of the newest commit, in order of step; empty before the first
+    commit.
+
+    Raises:
+        Broken: the manifest or a chunk of the ledger is gone or changed.
+        StoreError: the store cannot say.
+    """
+    log = RunLog(store)
+    await log.refresh()
+    commit = log.index.newest_resumable
+    if commit is None:
+        return []
+    return await _load_entries(store, await fetch_manifest(store, commit))
+
+
+async def _load_entries(store: ObjectStore, manifest: Manifest) -> list[LedgerEntry]:
+    named = {s.chunk for s in manifest.ledger}
+    chunks = [c for c in manifest.chunks if c.digest in named]
+    slots = asyncio.Semaphore(CONCURRENCY)
+
+    async def load(index: int) -> list[LedgerEntry]:
+        async with slots:
+            raw = await fetch_verified(store, chunks[index])
+        try:
+            return await asyncio.to_thread(ledger.decode_lines, raw)
+        except codec.DecodeError as error:
+            raise Broken(f"{chunks[index].key}: {error}") from None
+
+    lines = await all_of(load(i) for i in range(len(chunks)))
+    by_digest = {c.digest: found for c, found in zip(chunks, lines, strict=True)}
+    return ledgers.choose_entries(manifest.ledger, by_digest)
+
+
+async def verify_run(store: ObjectStore, *, state: bool = True) -> Verified:
+    """Read the log, the newest checkpoint of the lineage and its ledger.
+
+    Args:
+        state: also read the checkpoint's tensor chunks and check their digests.
+
+    Raises:
+        StoreError: the store cannot say.
+    """
+    log = RunLog(store)
+    await log.refresh()
+    try:
+        await log.check_whole()
+    except LogDamaged as error:
+        return Verified(run=store.uri, problems=(str(error),))
+    commit = log.index.newest_resumable
+    if commit is None:
+        text = "the run log is empty" if not log.entries else "the run has no checkpoint yet"
+        return Verified(run=store.uri, problems=(f"{store.uri}: {text}",))
+    try:
+        manifest = await fetch_manifest(store, commit)
+        entries = await _load_entries(store, manifest)
+        if state:
+            await _read_state(store, manifest)
+    except Broken as error:
+        return Verified(run=store.uri, problems=(str(error),), commit=commit)
+    return _judge(store.uri, log, commit, manifest, entries)
+
+
+async def _read_state(store: ObjectStore, manifest: Manifest) -> None:
+    slots = asyncio.Semaphore(CONCURRENCY)
+    named = {s.chunk for s in manifest.ledger}
+
+    async def read(index: int) -> None:
+        async with slots:
+            await fetch_verified(store, manifest.chunks[index])
+
+    wanted = [i for i, c in enumerate(manifest.chunks) if c.digest not in named]
+    await all_of(read(i) for i in wanted)
+
+
+def _judge(
+    uri: str, log: RunLog, commit: Commit, manifest: Manifest, entries: list[LedgerEntry]
+) -> Verified:
+    try:
+        records = feed.decode_records(manifest.state)
+    except codec.DecodeError as error:
+        return Verified(run=uri, problems=(f"{commit.manifest}: {error}",), commit=commit)
+    problems = proof.find_problems(entries, manifest.step)
+    problems += feed_proof.find_feed_problems(entries, records)
+    gap = ledgers.find_gap(manifest.ledger, manifest.step)
+    if gap:
+        problems.insert(0, gap)
+    done = log.done
+    if done and done.step != commit.step:
+        problems.append(
+            f"the run ended at step {done.step}, its newest checkpoint is step {commit.step}"
+        )
+    return Verified(
+        run=uri,
+        problems=tuple(problems),
+        notes=tuple(feed_proof.list_feed_notes(records)),
+        steps=manifest.step,
+        epochs=proof.build_epochs(manifest, entries, log.claims),
+        entries=tuple(entries),
+        commit=commit,
+        commits=len(list(log.index.resumable())),
+        bytes=manifest.bytes(),
+        done=done is not None,
+    )
+
+
+def build_table(verified: Verified) -> str:
+    """For people: a few lines, the verdict last."""
+    lines = [f"run     {verified.run}"]
+    if verified.commit:
+        kept = f"{verified.commits} checkpoint{'s' * (verified.commits != 1)} kept"
+        end = "done" if verified.done else "not finished"
+        lines.append(
+            f"newest  epoch {verified.commit.epoch}, step {verified.steps} ({end}), {kept}"
+        )
+    if verified.epochs:
+        lines += ["", f"{'epoch':>5}  {'steps':>15}  {'samples':>9}  began by"]
+        lines += [
+            f"{s.epoch:>5}  {f'{s.first} to {s.last}':>15}  {s.samples:>9}  {s.cause or '-'}"
+            for s in verified.epochs
+        ]
+        lines.append("")
+    lines += [f"NOTE    {note}" for note in verified.notes]
+    lines += [f"PROBLEM {problem}" for problem in verified.problems]
+    if verified.ok:
+        total = sum(s.samples for s in verified.epochs)
+        lines.append(
+            f"ok      steps 1 to {verified.steps} once each, {total} samples,"
+            " none lost or repeated, every micro-batch by exactly one rank"
+        )
+    return "\n".join(lines)
+
+
+def exit_code(verified: Verified) -> int:
+    return 0 if verified.ok else 1

@@ -1,0 +1,4 @@
+"""The HTTP of agents and operator: a small part of HTTP/1.1, proven on both sides (see `auth`).
+
+It is shared because both sides must agree on how much is read before a peer is authenticated.
+"""
