@@ -1,12 +1,14 @@
 """The chart's files and what is read from a rendering."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import yaml
 
 from everstep_lab import Lab, chart
-from everstep_lab.api import Object
+from everstep_lab.api import Api, Object
 
+As = Callable[[str, str], Awaitable[Api]]
+"""(namespace, ServiceAccount) → a client with its token."""
 CASES = sorted((chart.FOLDER / "ci").glob("*-values.yaml"))
 
 

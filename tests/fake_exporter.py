@@ -1,8 +1,9 @@
-"""An exporter on loopback that answers with a page, or fails in a chosen way."""
+"""An exporter on loopback that answers with a page, or fails in a chosen way; its pod."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 
@@ -60,3 +61,24 @@ async def running_exporter(page: str = "") -> AsyncIterator[FakeExporter]:
     finally:
         exporter.release()
         await runner.cleanup()
+
+
+def an_exporter(name: str = "exporter", *, node: str = "node-1", **changes: Any) -> dict[str, Any]:
+    """`changes`: namespace, owner, address, ports, phase, ready, deleting."""
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "controller": True, "uid": "ds"}
+    ports = changes.get("ports", [{"name": "metrics", "containerPort": 9400}])
+    ready = "True" if changes.get("ready", True) else "False"
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": changes.get("namespace", "gpu-operator"),
+            "ownerReferences": [{**owner, **changes.get("owner", {})}],
+            **({"deletionTimestamp": "2026-11-21T10:00:00Z"} if changes.get("deleting") else {}),
+        },
+        "spec": {"nodeName": node, "containers": [{"ports": ports}]},
+        "status": {
+            "phase": changes.get("phase", "Running"),
+            "podIP": changes.get("address", "10.0.0.7"),
+            "conditions": [{"type": "Ready", "status": ready}],
+        },
+    }

@@ -4,14 +4,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from everstep_operator import kube
-from everstep_operator.evidence import Claim, Evidence, Finding, Kind, is_known
-from everstep_operator.fleet import apply, release
-from everstep_operator.fleet.actions import Action
+from everstep_operator.evidence import MISSING, Claim, Evidence, Finding, is_known
+from everstep_operator.fleet import apply
+from everstep_operator.fleet.actions import Action, Tell
+from everstep_operator.fleet.budget import Budget
+from everstep_operator.fleet.memory import FleetMemory, with_deleted
+from everstep_operator.fleet.observed import (
+    Definition,
+    Findings,
+    Observed,
+    Policy,
+    shows_more,
+    tells,
+)
 from everstep_operator.fleet.observing import plan_observing
 from everstep_operator.fleet.plan import Plan, plan
-from everstep_operator.fleet.view import Budget, Observed, Policy
+from everstep_operator.health.verdicts import Held, choose_verdicts
 from everstep_operator.nodes import NodeFacts
-from everstep_operator.values import NodeState
+from everstep_operator.quarantines import to_quarantine
+from everstep_operator.roster import build_roster
+from everstep_operator.values import NodeState, NodeVerdict
 from toy_cluster import ToyCluster
 
 START = 1_000_000.0
@@ -23,7 +35,7 @@ class Fault:
 
     node: str
     gpu: str = "GPU-a"
-    kind: Kind = Kind.XID
+    kind: str = "xid"
     code: int = 64
     at: float = START
     state: NodeState = NodeState.LEAVING
@@ -36,11 +48,14 @@ class Fleet:
     faults: list[Fault] = field(default_factory=list)
     policy: Policy = field(default_factory=lambda: Policy(budget=Budget(number=2)))
     now: float = START + 1
-    memory: release.FleetMemory = field(default_factory=release.FleetMemory)
+    memory: FleetMemory = field(default_factory=FleetMemory)
     creatable: bool = True
     gpus: Mapping[str, frozenset[str]] = field(default_factory=dict)
     silences: Mapping[str, str] = field(default_factory=dict)
     observe_only: bool = False
+
+    def __post_init__(self) -> None:
+        self.cluster.clock = lambda: self.now
 
     def break_(self, node: str, **changes: object) -> "Fleet":
         self.faults.append(Fault(node=node, **changes))  # type: ignore[arg-type]
@@ -51,8 +66,8 @@ class Fleet:
         return self
 
     def restart(self) -> "Fleet":
-        """The operator comes back with nothing but what it finds standing there."""
-        self.memory = release.FleetMemory()
+        """A restarted operator: it knows only what is in the cluster."""
+        self.memory = FleetMemory()
         self.faults = [
             Fault(node=f.node, gpu=f.gpu, kind=f.kind, code=f.code, at=self.now, state=f.state, appeared=False)
             for f in self.faults
@@ -61,14 +76,31 @@ class Fleet:
 
     def observe(self) -> Observed:
         nodes = self.cluster.nodes()
+        found = {name: self._finding(node) for name, node in nodes.items()}
         served = self.cluster.crd != "missing"
         return Observed(
-            nodes=nodes,
+            roster=build_roster(nodes),
             quarantines=self.cluster.quarantines() if served else None,
             unreadable="" if served else "Gone: not found",
-            creatable=self.cluster.crd == "served",
-            findings={name: self._finding(node) for name, node in nodes.items()},
+            definition=Definition(
+                creatable=self.cluster.crd == "served", created_at=self.cluster.crd_created_at
+            ),
+            findings=Findings(
+                by_node=found,
+                telling=[name for name, finding in found.items() if tells(finding)],
+                unlisted=[name for name, f in found.items() if shows_more(f, nodes[name])],
+            ),
         )
+
+    def verdicts(self) -> dict[str, NodeVerdict]:
+        """What the jobs are told as of the next pass."""
+        observed = self.observe()
+        memory = self.plan().memory
+        held = Held(quarantines=tuple(memory.alive.values()), admitted=memory.admitted)
+        return choose_verdicts(observed.roster, observed.findings, held, self.now)
+
+    def states(self) -> dict[str, str]:
+        return {name: verdict.state.value for name, verdict in self.verdicts().items()}
 
     def plan(self) -> Plan:
         decide = plan_observing if self.observe_only else plan
@@ -87,16 +119,19 @@ class Fleet:
         end = self.now + seconds
         while self.now < end:
             for _ in range(20):
-                if not await self.step():
+                if all(isinstance(action, Tell) for action in await self.step()):
                     break
             else:
                 raise AssertionError(f"does not come to rest: {self.plan().actions}")
             self.now += pace
         return self
 
-    async def delete(self, *names: str) -> "Fleet":
+    async def delete(self, *names: str, observed: bool = True) -> "Fleet":
+        """`observed`: the watch tells of it, as it does unless it was cut."""
         for name in names or [q.name for q in self.cluster.quarantines()]:
-            self.cluster.remove(kube.QUARANTINES, name)
+            gone = to_quarantine(self.cluster.remove(kube.QUARANTINES, name))
+            if observed:
+                self.memory = with_deleted(self.memory, gone)
         return await self.settle()
 
     def _finding(self, node: NodeFacts) -> Finding:
@@ -118,14 +153,14 @@ def _claim(fault: Fault, node: NodeFacts) -> Claim:
         machine=node.machine,
         gpu=fault.gpu,
         kind=fault.kind,
-        code=fault.code if fault.kind is Kind.XID else 0,
+        code=fault.code if fault.kind == "xid" else 0,
         first_seen=fault.at,
-        boot="" if fault.kind.outlives_boot else node.boot,
+        boot="" if fault.kind == "row-remap-failure" else node.boot,
         appeared=fault.appeared,
     )
     return Claim(
         evidence=evidence,
         state=fault.state,
-        reason="GpuMissing" if fault.kind is Kind.MISSING else "GpuFatalXid",
-        message=f"{fault.gpu} is at fault ({fault.kind.value} {fault.code})",
+        reason="GpuMissing" if fault.kind == MISSING else "GpuFatalXid",
+        message=f"{fault.gpu} is at fault ({fault.kind} {fault.code})",
     )

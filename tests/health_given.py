@@ -4,14 +4,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from everstep_operator.evidence import Evidence, Finding
-from everstep_operator.health import rules, signals, xids
+from everstep_operator.health import decide, signals
 from everstep_operator.health.outcomes import FailureKind, Scrape, ScrapeFailure
 from everstep_operator.health.parse import GpuSample, Page
+from everstep_operator.health.rules.registry import load_rules
 from everstep_operator.nodes import NodeFacts
 
 NODE = "node-1"
 A, B = "GPU-a", "GPU-b"
-TABLE = xids.load_xids()
+RULES = load_rules()
 LIMITS = signals.build_limits(1.0)
 START = 1_000_000.0
 
@@ -30,9 +31,16 @@ def a_node(**changes: Any) -> NodeFacts:
 
 
 def a_gpu(uuid: str, **changes: Any) -> GpuSample:
+    """`changes`: xid, xid_counts, double_bit, remap_failed, or fields of the sample."""
     index = "01"["ab".index(uuid[-1])]
-    sample = GpuSample(uuid=uuid, index=index, xid=0, double_bit=0.0, remap_failed=False)
-    return replace(sample, **changes)
+    shown: dict[str, dict[int, float]] = {
+        "DCGM_FI_DEV_XID_ERRORS": {0: changes.pop("xid", 0)},
+        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": {0: changes.pop("double_bit", 0.0)},
+        "DCGM_FI_DEV_ROW_REMAP_FAILURE": {0: float(changes.pop("remap_failed", False))},
+        "DCGM_EXP_XID_ERRORS_COUNT": changes.pop("xid_counts", {}),
+    }
+    values = {metric: codes for metric, codes in shown.items() if codes}
+    return replace(GpuSample(uuid=uuid, index=index, values=values), **changes)
 
 
 def a_page(*gpus: GpuSample) -> Page:
@@ -63,7 +71,7 @@ class History:
             self.energy += 300.0 if moving else 0.0
             shown = self._with_energy(outcome) if isinstance(outcome, Page) else outcome
             scrape = Scrape(node=self.facts.name, started=self.now, seconds=0.01, outcome=shown)
-            self.memory = signals.remember(self.memory, scrape, self.facts, LIMITS)
+            self.memory = signals.remember(self.memory, scrape, self.facts, RULES, LIMITS)
         return self
 
     def _with_energy(self, page: Page) -> Page:
@@ -71,7 +79,7 @@ class History:
         return replace(page, gpus=gpus)
 
     def restarted(self) -> "History":
-        """The operator starts anew: only what stands on the node is left."""
+        """The operator restarts: it knows only what is recorded on the node."""
         self.memory = signals.NodeMemory()
         self.died_at = None
         return self
@@ -85,10 +93,10 @@ class History:
         return self
 
     def finding(self) -> Finding:
-        return rules.decide_node(
+        return decide.decide_node(
             self.memory,
             self.facts,
-            table=TABLE,
+            rules=RULES,
             limits=LIMITS,
             now=self.now,
             died_at=self.died_at,

@@ -1,4 +1,4 @@
-"""A job, its pods and its word, as values: tests say only what matters to them."""
+"""Builders of a job, its pods and its report; tests set only the fields that matter to them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

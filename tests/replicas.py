@@ -1,6 +1,5 @@
 """Operator processes beside a lab, under the rights that the chart ships."""
 
-import asyncio
 import json
 import os
 import re
@@ -13,21 +12,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chart_given import apply
-from everstep_lab import Lab, build, chart, kubeconfig
+from everstep_lab import Lab, chart, kubeconfig
 
 LEASE = "everstep-system/everstep-operator"
 ELECTION = ("--lease-seconds=10", "--renew-seconds=7", "--retry-seconds=1", f"--lease={LEASE}")
 FLAGS = ("--http-port=0", "--scrape-seconds=1", "--agent-seconds=0.5", "--figures-seconds=0.5")
+TOKEN_HOURS = 24
+"""By default one hour, which a long test outlives: the API server then refuses all that it asks."""
 ACCOUNT = "--nodes-service-account=everstep-system/everstep-nodes"
 
 
 def install(lab: Lab, folder: Path) -> Path:
     """CRDs, rights and policies of the chart; a kubeconfig of the operator's account."""
-    apply(lab, asyncio.run(chart.render_installed(build.ensure_helm(print), observe_only=False)))
+    apply(lab, chart.read_installed(observe_only=False))
     lab.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    return connect(lab, folder)
+
+
+def connect(lab: Lab, folder: Path) -> Path:
+    """A kubeconfig of the operator's account, which is there."""
     url, _ = kubeconfig.read(lab.kubeconfig)
     authority = (lab.places.certs / "ca.crt").read_bytes()
-    token = lab.kubectl("create", "token", "everstep-operator", "-n", "everstep-system").strip()
+    account = ("create", "token", "everstep-operator", "-n", "everstep-system")
+    token = lab.kubectl(*account, f"--duration={TOKEN_HOURS}h").strip()
     path = folder / "operator.kubeconfig"
     kubeconfig.write_private(path, kubeconfig.build(url, authority, token, "everstep-operator"))
     return path
@@ -48,10 +55,12 @@ def start(command: str, config: Path, log: Path, *flags: str) -> subprocess.Pope
 
 
 class Replica:
-    def __init__(self, lab: Lab, config: Path, folder: Path, name: str, *flags: str) -> None:
+    def __init__(
+        self, lab: Lab, config: Path, folder: Path, name: str, *flags: str, account: str = ACCOUNT
+    ) -> None:
         host = f"--http-host={lab.places.operator_ip}"
         self.log = folder / f"{name}.log"
-        own = (*FLAGS, host, f"--identity={name}", ACCOUNT, *flags)
+        own = (*FLAGS, host, f"--identity={name}", *filter(None, [account]), *flags)
         self.process = start("run", config, self.log, *own)
 
     @property

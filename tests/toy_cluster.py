@@ -10,25 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everstep_operator import kube
+from everstep_operator.evidence import to_rfc3339
 from everstep_operator.fleet.model import NodeQuarantineSpec, NodeQuarantineStatus
 from everstep_operator.nodes import NodeFacts, to_facts
 from everstep_operator.pacing import Lane
 from everstep_operator.quarantines import Quarantine, to_quarantine
+from patches import merge
 
 Objects = list[dict[str, Any]]
-
-
-def merge(target: Any, patch: Any) -> Any:
-    """JSON merge patch (RFC 7396)."""
-    if not isinstance(patch, Mapping):
-        return patch
-    result = dict(target) if isinstance(target, Mapping) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merge(result.get(key), value)
-    return result
 
 
 def a_node_object(name: str, **changes: Any) -> dict[str, Any]:
@@ -61,6 +50,11 @@ class ToyCluster:
     version: int = 0
     crd: str = "served"
     """served, terminating (nothing can be created) or missing."""
+    crd_created_at: float | None = 0.0
+    """None: whoever asks has no right to look."""
+    clock: Callable[[], float] = lambda: 1.0
+    refuses_lists: bool = False
+    """The API server answers 503 to lists of NodeQuarantines."""
     writes: list[str] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     pods: list[dict[str, Any]] = field(default_factory=list)
@@ -120,11 +114,25 @@ class ToyCluster:
         fields: str = "",
     ) -> tuple[Objects, str]:
         if kind == kube.PODS:
-            return copy.deepcopy(self.pods), str(self.version)
+            wanted = [p for p in self.pods if namespace in (None, p["metadata"]["namespace"])]
+            return copy.deepcopy(wanted), str(self.version)
         self._need_crd(kind)
+        if self.refuses_lists:
+            raise kube.Transient(503, "ServiceUnavailable", "etcd leader changed")
         name = fields.removeprefix("metadata.name=")
         found = [o for o in self._of(kind.plural) if not name or o["metadata"]["name"] == name]
         return copy.deepcopy(found), str(self.version)
+
+    async def get(self, kind: kube.Kind, name: str, namespace: str | None = None) -> dict[str, Any]:
+        """Of CustomResourceDefinitions only."""
+        if self.crd == "missing":
+            raise kube.Gone(404, "NotFound", name)
+        if self.crd_created_at is None:
+            raise kube.Denied(403, "Forbidden", name)
+        metadata: dict[str, Any] = {"creationTimestamp": to_rfc3339(self.crd_created_at)}
+        if self.crd == "terminating":
+            metadata["deletionTimestamp"] = to_rfc3339(self.clock())
+        return {"metadata": metadata}
 
     async def delete(
         self, kind: kube.Kind, name: str, namespace: str | None = None, *, uid: str
@@ -158,7 +166,8 @@ class ToyCluster:
         if dry_run:
             return stored
         self.writes.append(f"create {key[1]}")
-        stored["metadata"] = {**stored["metadata"], "uid": f"uid-{self.version}"}
+        born = {"uid": f"uid-{self.version}", "creationTimestamp": to_rfc3339(self.clock())}
+        stored["metadata"] = {**stored["metadata"], **born}
         return self._store(kind, copy.deepcopy(stored))
 
     async def patch(

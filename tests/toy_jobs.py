@@ -14,12 +14,14 @@ from typing import Any
 
 from everstep_contract import levels, names
 from everstep_operator import kube
-from everstep_operator.jobs.agents import Word
+from everstep_operator.jobs.reports import JobReport
 from everstep_operator.jobs.stamps import to_stamp
 from everstep_operator.pacing import Lane
 from everstep_operator.world import World
+from patches import DoesNotFit, apply_operations, merge
 
 Object = dict[str, Any]
+Objects = list[Object]
 START = 1_000_000.0
 
 
@@ -45,6 +47,15 @@ class Cutter:
             raise Cut
 
 
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """A pod that the operator deleted, and where it ran."""
+
+    slot: int
+    attempt: int
+    node: str | None
+
+
 @dataclass
 class ToyCluster:
     """Objects by (kind, name). Implements what `apply` and `observe` use of `kube.Kube`."""
@@ -53,8 +64,15 @@ class ToyCluster:
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
     now: float = START
     dead_nodes: set[str] = field(default_factory=set)
+    stuck_nodes: set[str] = field(default_factory=set)
+    """Their kubelets bind pods and start none."""
+    refusing_nodes: set[str] = field(default_factory=set)
+    """Their kubelets refuse pods (UnexpectedAdmissionError)."""
+    refuses: str = ""
+    """Not empty: why no pod is taken (a quota)."""
     made: list[str] = field(default_factory=list)
-    deleted: list[tuple[int, int]] = field(default_factory=list)
+    deleted: list[Deletion] = field(default_factory=list)
+    """By the operator, in this order."""
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
 
     # --- what the port does
@@ -67,6 +85,8 @@ class ToyCluster:
         key = kind.plural, body["metadata"]["name"]
         if key in self.objects:
             raise kube.AlreadyExists(409, "AlreadyExists", f"{key} exists")
+        if self.refuses and kind is kube.PODS:
+            raise kube.Denied(403, "Forbidden", self.refuses)
         if not dry_run:
             self.put(kind, body)
         self.cutter.behind()
@@ -87,6 +107,15 @@ class ToyCluster:
     async def get(self, kind: kube.Kind, name: str, namespace: str | None = None) -> Object:
         return copy.deepcopy(self._find(kind, name))
 
+    async def list(
+        self, kind: kube.Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> tuple[Objects, str]:
+        found = [
+            copy.deepcopy(o) for (plural, _), o in self.objects.items() if plural == kind.plural
+        ]
+        wanted = fields.removeprefix("metadata.name=")
+        return [o for o in found if wanted in ("", o["metadata"]["name"])], str(next(self._numbers))
+
     async def delete(
         self, kind: kube.Kind, name: str, namespace: str | None = None, *, uid: str,
         grace_seconds: int | None = None, lane: Lane = Lane.RECOVERY,
@@ -98,7 +127,7 @@ class ToyCluster:
         if kind is kube.PODS:
             labels = obj["metadata"]["labels"]
             slot, attempt = int(labels[names.LABEL_SLOT]), int(labels[names.LABEL_ATTEMPT])
-            self.deleted.append((slot, attempt))
+            self.deleted.append(Deletion(slot, attempt, obj["spec"].get("nodeName")))
         self.mark_deleted(kind, name, force=grace_seconds == 0)
         self.cutter.behind()
 
@@ -111,14 +140,18 @@ class ToyCluster:
         self._touch(obj)
 
     async def patch(
-        self, kind: kube.Kind, name: str, body: Object, namespace: str | None = None, *,
+        self, kind: kube.Kind, name: str, body: Object | Objects, namespace: str | None = None, *,
         sub: str | None = None, lane: Lane = Lane.RECOVERY,
     ) -> Object:  # fmt: skip
         self.cutter.before()
         obj = self._find(kind, name)
-        if body["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
+        try:
+            patched = apply_operations(obj, body) if isinstance(body, list) else merge(obj, body)
+        except DoesNotFit as error:
+            raise kube.Invalid(422, "Invalid", str(error)) from None
+        if patched["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
             raise kube.Conflict(409, "Conflict", "changed")
-        obj["status"] = merge(obj.get("status") or {}, body["status"])
+        obj["status"] = patched["status"]
         self._touch(obj)
         self.cutter.behind()
         return copy.deepcopy(obj)
@@ -133,7 +166,7 @@ class ToyCluster:
 
     # --- what the cluster does
 
-    def pods(self) -> list[Object]:
+    def pods(self) -> Objects:
         return [o for (plural, _), o in self.objects.items() if plural == "pods"]
 
     def job(self) -> Object:
@@ -181,6 +214,12 @@ class ToyCluster:
             self._touch(pod)
 
     def _start(self, pod: Object) -> None:
+        if pod["spec"]["nodeName"] in self.stuck_nodes:
+            return
+        if pod["spec"]["nodeName"] in self.refusing_nodes:
+            pod["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
+            self._touch(pod)
+            return
         address = f"10.0.0.{int(pod['metadata']['uid'][1:]) % 250}"
         running = {"name": "trainer", "state": {"running": {"startedAt": to_stamp(self.now)}}}
         pod["status"] = {"phase": "Running", "podIP": address, "containerStatuses": [running]}
@@ -201,18 +240,6 @@ def _avoided(pod: Object) -> set[str]:
     required = node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     terms = required.get("nodeSelectorTerms") or []
     return {f["values"][0] for t in terms for f in t.get("matchFields") or ()}
-
-
-def merge(old: Mapping[str, Any], patch: Mapping[str, Any]) -> Object:
-    """RFC 7386."""
-    found = {k: v for k, v in old.items() if k not in patch or patch[k] is not None}
-    for key, value in patch.items():
-        if isinstance(value, Mapping):
-            inner = found.get(key)
-            found[key] = merge(inner if isinstance(inner, Mapping) else {}, value)
-        elif value is not None:
-            found[key] = copy.deepcopy(value)
-    return found
 
 
 @dataclass
@@ -238,10 +265,10 @@ class ToyJob:
     def forget(self, key: Any) -> None:
         self.wanted, self.pods = None, {}
 
-    def word_of(self, key: Any) -> Word:
+    def report_on(self, key: Any) -> JobReport:
         if not self.pods:
-            return Word(seen=None, age=0.0, callers=frozenset(), asked_for={})
-        return Word(
+            return JobReport()
+        return JobReport(
             seen=self.seen(), age=0.0, callers=frozenset(self.pods.values()),
             asked_for=dict.fromkeys(self.pods.values(), 0.0),
         )  # fmt: skip
@@ -254,6 +281,7 @@ class ToyJob:
             for r, (s, a) in enumerate(sorted(self.members))
         )
         return levels.Seen(
+            generation=self.wanted.generation if self.wanted else 0,
             epoch=self.epoch, running=self.running, members=members if self.running else (), step=self.step,
             committed=levels.CheckpointRef(epoch=self.epoch, step=self.step) if self.epoch else None,
             left=tuple(levels.Left(slot=s, attempt=a, epoch=self.epoch, step=self.step) for s, a in sorted(self.left)),

@@ -1,4 +1,4 @@
-"""`make demo`: exits 0 only if everything that the report checks is right."""
+"""`make demo`: exits 0 only if all checks of the report pass."""
 
 import asyncio
 import sys
@@ -36,11 +36,9 @@ async def _play(timeline: Timeline) -> bool:
                 raise
     print(f"\n  {_shown(BUILD / 'report.png')}\n  {_shown(BUILD / 'report.json')}")
     for problem in report["problems"]:
-        print(f"  NOT RIGHT: {problem}", file=sys.stderr)
+        print(f"  FAILED: {problem}", file=sys.stderr)
     if report["ok"]:
-        print(
-            "\n  All right: no step lost, no sample lost or repeated, losses equal to the last bit."
-        )
+        print("\n  Passed: no step lost, no sample lost or repeated, losses equal to the last bit.")
     return bool(report["ok"])
 
 
@@ -53,7 +51,7 @@ def main() -> int:
     try:
         return 0 if asyncio.run(_play(Timeline())) else 1
     except KeyboardInterrupt:
-        print("\ndemo: stopped; everything is cleaned up", file=sys.stderr)
+        print("\ndemo: stopped; the lab is down and its files are removed", file=sys.stderr)
         return 130
     except (LabError, demo.DemoError, UndisturbedError) as error:
         print(f"\ndemo: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""One cluster, one installation and one lasting job for all stories; the table at the end."""
+"""One cluster, one installation and one long-running job for all stories; a table of figures at the end."""
 
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,10 +12,10 @@ from everstep_lab.seam import LabError
 from everstep_stories import order
 from everstep_stories.artefacts import print_artefacts
 from everstep_stories.clusters import KINDS, Cluster, NotHereError, open_cluster
+from everstep_stories.figures import Outcome, Recorder, build_phases, build_table
 from everstep_stories.jobs import Workplace, build_job
 from everstep_stories.scene import Scene
 from everstep_stories.system import System
-from everstep_stories.telling import Outcome, Teller, build_phases, build_table
 
 SURVIVOR = "survivor"
 BEGAN, OUTCOMES, TIMELINE = (pytest.StashKey[object]() for _ in range(3))
@@ -23,14 +23,16 @@ BEGAN, OUTCOMES, TIMELINE = (pytest.StashKey[object]() for _ in range(3))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("stories")
-    group.addoption("--stories", choices=("core", "all"), default="all", help="which of them")
+    group.addoption(
+        "--stories", choices=("core", "all"), default="all", help="which stories to run"
+    )
     group.addoption(
         "--cluster", choices=KINDS, default="kind",
-        help="kind: made and ended here; running: the kind lab that `everstep-lab up --kind "
+        help="kind: created and deleted here; running: the kind lab that `everstep-lab up --kind "
         "--no-operator` started; local: the lab without containers or Helm; given: --kubeconfig",
     )  # fmt: skip
-    group.addoption("--kubeconfig", default="", help="take this cluster (implies --cluster=given)")
-    group.addoption("--namespace", default="training", help="where the jobs run")
+    group.addoption("--kubeconfig", default="", help="use this cluster (implies --cluster=given)")
+    group.addoption("--namespace", default="training", help="namespace of the jobs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,13 +65,13 @@ def cluster(request: pytest.FixtureRequest, timeline: Timeline) -> Iterator[Clus
     option = request.config.getoption
     kind = "given" if option("--kubeconfig") else option("--cluster")
     timeline.heading(f"A cluster ({kind})")
-    problem = "no cluster to tell stories on"
+    problem = "no cluster for the stories"
     try:
         with open_cluster(
             kind, option("--kubeconfig"), lambda text: timeline.say("cluster", text)
         ) as cluster:
             timeline.say("cluster", "up")
-            problem = "the stories are told, and their cluster could not be deleted"
+            problem = "the stories have run, but their cluster could not be deleted"
             yield cluster
     except LabError as error:
         pytest.exit(f"{problem}: {error}", returncode=1)
@@ -77,7 +79,7 @@ def cluster(request: pytest.FixtureRequest, timeline: Timeline) -> Iterator[Clus
 
 @pytest.fixture(scope="session")
 def bare_system(cluster: Cluster) -> System:
-    """Everstep, perhaps not installed yet."""
+    """Everstep, not necessarily installed."""
     return System(cluster)
 
 
@@ -97,31 +99,31 @@ def workplace(request: pytest.FixtureRequest, cluster: Cluster, system: System) 
 
 
 @pytest.fixture
-def teller(request: pytest.FixtureRequest, timeline: Timeline) -> Iterator[Teller]:
+def recorder(request: pytest.FixtureRequest, timeline: Timeline) -> Iterator[Recorder]:
     story = story_of(request.node)
     timeline.heading(story.replace("_", " "))
     outcomes: list[Outcome] = request.config.stash[OUTCOMES]
     if not outcomes or outcomes[-1].story != story:
         outcomes.append(Outcome(story=story))
     began = time.monotonic()
-    yield Teller(outcomes[-1], timeline)
+    yield Recorder(outcomes[-1], timeline)
     outcomes[-1].seconds += time.monotonic() - began
 
 
 @pytest.fixture
 async def scene(
     request: pytest.FixtureRequest, cluster: Cluster, system: System, workplace: Workplace,
-    teller: Teller,
+    recorder: Recorder,
 ) -> AsyncIterator[Scene]:  # fmt: skip
     async with cluster.api() as api:
-        scene = Scene(cluster, system, api, workplace.namespace, teller)
+        scene = Scene(cluster, system, api, workplace.namespace, recorder)
         yield scene
         await scene.tidy()
 
 
 @pytest.fixture
 async def survivor(scene: Scene) -> Trial:
-    """The job that never ends and outlives most stories; it steps when a story begins."""
+    """A job without an end that trains through most stories; it is stepping when a story begins."""
     trial = await scene.start(build_job(SURVIVOR))
     await trial.until_stepping(limit=180)
     return trial
@@ -129,7 +131,7 @@ async def survivor(scene: Scene) -> Trial:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A story that this cluster cannot tell is skipped; of one that failed, all is printed."""
+    """Skip a story that this cluster cannot run; print the diagnostics of one that failed."""
     if call.excinfo is not None and call.excinfo.errisinstance(NotHereError):
         call.excinfo = pytest.ExceptionInfo.from_exc_info(_as_skip(call.excinfo.value))
     result = yield
@@ -144,7 +146,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if scene is not None:
         cluster, system = scene.cluster, scene.system
     if cluster is not None and system is not None:
-        print(f"\n{report.longreprtext}\n\n=== what {item.name} left", flush=True)
+        print(f"\n{report.longreprtext}\n\n=== diagnostics of {item.name}", flush=True)
         print_artefacts(cluster, system, item.config.getoption("--namespace"))
 
 
@@ -169,4 +171,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line("")
     terminalreporter.write_line(build_table(outcomes))
     took = time.monotonic() - terminalreporter.config.stash[BEGAN]
-    terminalreporter.write_line(f"\nin all, with the cluster: {took:.0f} s")
+    terminalreporter.write_line(f"\ntotal with the cluster: {took:.0f} s")

@@ -1,4 +1,4 @@
-"""The API server is gone for a minute: steps and commits go on, and afterwards all is as before."""
+"""The API server is down for a minute: steps and commits continue, and afterwards status is correct again."""
 
 import asyncio
 import contextlib
@@ -32,14 +32,16 @@ async def test_training_needs_no_api_server(scene: Scene, survivor: Trial) -> No
     finally:
         await asyncio.to_thread(scene.cluster.api_server_start)  # type: ignore[attr-defined]
     steps = survivor.watch.committed - committed
-    scene.teller.say("API server away", f"{AWAY_SECONDS:.0f} s; {steps} steps committed meanwhile")
+    scene.recorder.say(
+        "API server away", f"{AWAY_SECONDS:.0f} s; {steps} steps committed during it"
+    )
     assert steps > 0
-    with scene.timed("API server back → status is true"):
+    with scene.timed("API server back → status is current"):
         await scene.until_further(survivor, 20, limit=90)
     assert await survivor.until_stepping() == epoch
     assert await scene.board.pods(survivor.name) == pods
     assert not [n for n in (await scene.board.nodes()).values() if n.cordoned]
-    scene.teller.outcome.steps_lost = 0
+    scene.recorder.outcome.steps_lost = 0
     await scene.check_samples(survivor)
     for component in ("kube-scheduler", "kube-controller-manager"):
         with scene.timed(f"API server back → {component} leads again"):
@@ -47,7 +49,7 @@ async def test_training_needs_no_api_server(scene: Scene, survivor: Trial) -> No
 
 
 async def until_it_leads_again(scene: Scene, component: str, limit: float = 200.0) -> None:
-    """It ended with its lease, and is started again with a back-off: later stories need its work."""
+    """It exits when it loses its lease, and is restarted with a back-off; later stories need it."""
     renewed: set[str] = set()
     async with asyncio.timeout(limit), contextlib.aclosing(
         scene.api.follow(LEASES, fieldSelector=f"metadata.name={component}")

@@ -1,4 +1,4 @@
-"""The coordinator's pod is killed without warning: another takes the role over, nothing is lost."""
+"""The coordinator's pod is killed without warning: another agent takes over the role, and no step is lost."""
 
 import pytest
 
@@ -19,5 +19,5 @@ async def test_the_role_moves_on_and_no_step_is_lost(scene: Scene, survivor: Tri
         await scene.kubectl("delete", "pod", pod.name, "--force", "--grace-period=0")
 
     await scene.play(survivor, f"kubectl delete --force {before.name}", kill, slot=slot)
-    assert scene.teller.outcome.steps_lost == 0
+    assert scene.recorder.outcome.steps_lost == 0
     await scene.check_samples(survivor)

@@ -1,4 +1,4 @@
-"""What the operator may not do is tried with its own tokens, and what a stranger may not do with his."""
+"""Forbidden actions, tried with the operator's own tokens and with those of an unrelated ServiceAccount."""
 
 import base64
 import contextlib
@@ -24,7 +24,7 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 async def acting_as(
     scene: Scene, account: str, folder: Path, *, namespace: str = NAMESPACE
 ) -> AsyncIterator[Api]:
-    """A client with nothing but the service account's own token."""
+    """A client with only the ServiceAccount's token."""
     token = scene.cluster.kubectl("create", "token", account, "-n", namespace).strip()
     view = json.loads(scene.cluster.kubectl("config", "view", "--raw", "--minify", "-o", "json"))[
         "clusters"
@@ -36,12 +36,12 @@ async def acting_as(
 
 
 async def is_denied(scene: Scene, attempt: Awaitable[object], *words: str) -> None:
-    """Refused by rights or a policy, not for another reason."""
+    """Check that the request is refused by RBAC or a policy, and for no other reason."""
     with pytest.raises(ApiError) as refused:
         await attempt
     assert refused.value.status == 403, refused.value
     assert all(word in refused.value.message for word in words), refused.value
-    scene.teller.say("denied", refused.value.message[:150])
+    scene.recorder.say("denied", refused.value.message[:150])
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The documents of a platform team, typed word for word: install, arm, break a GPU, upgrade, uninstall."""
+"""Every command of the platform team's documents, run as written: install, arm, break a GPU, upgrade, uninstall."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ from everstep_stories.documents import (
     TROUBLESHOOTING,
     read_all,
 )
-from everstep_stories.hands import Hands
+from everstep_stories.figures import Recorder
+from everstep_stories.reader import Reader
 from everstep_stories.system import NAMESPACE, RELEASE, System
-from everstep_stories.telling import Teller
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -26,43 +26,43 @@ OWN_KEY = (
     '--from-literal=key="$(openssl rand -hex 32)"',
     "helm install everstep charts/everstep -n everstep-system --set key.existingSecret=everstep-key",
 )
-"""The other way to install: gone once more at the end."""
+"""The other way to install; removed again at the end."""
 
 
-async def test_every_command_of_the_documents_does_what_they_say(
-    cluster: Cluster, bare_system: System, teller: Teller
+async def test_every_command_of_the_documents_works_as_documented(
+    cluster: Cluster, bare_system: System, recorder: Recorder
 ) -> None:
     if not bare_system.by_helm:
         raise NotHereError("the local lab runs the operator without Helm")
     if not hasattr(cluster, "pods_store_environment"):
         raise NotHereError("the example's image and bucket are the kind lab's")
     await asyncio.to_thread(_make_bare, cluster, bare_system)
-    hands = Hands(cluster, teller, _blanks(cluster))
+    reader = Reader(cluster, recorder, _blanks(cluster))
 
-    await hands.follow(README, "On your own cluster")
-    await hands.follow(CHART, "Install", later=OWN_KEY)
-    await hands.follow(CHART, "Arm")
-    node, quarantine = await _break_a_gpu(cluster, teller)
-    hands.blanks["NAME-0-1"] = _find_pod(cluster, slot=0)["metadata"]["name"]
-    await hands.follow(TROUBLESHOOTING, "")
+    await reader.follow(README, "On your own cluster")
+    await reader.follow(CHART, "Install", later=OWN_KEY)
+    await reader.follow(CHART, "Arm")
+    node, quarantine = await _break_a_gpu(cluster, recorder)
+    reader.blanks["NAME-0-1"] = _find_pod(cluster, slot=0)["metadata"]["name"]
+    await reader.follow(TROUBLESHOOTING, "")
     cluster.heal(node)
-    hands.blanks["nodequarantine NAME"] = f"nodequarantine {quarantine}"
-    await hands.follow(TROUBLESHOOTING, "Nodes")
+    reader.blanks["nodequarantine NAME"] = f"nodequarantine {quarantine}"
+    await reader.follow(TROUBLESHOOTING, "Nodes")
     await _until(lambda: not _get(cluster, "node", node)["spec"].get("unschedulable"))
-    await hands.follow(CHART, "Upgrade")
-    await hands.follow(EXAMPLES, "The manifest")
+    await reader.follow(CHART, "Upgrade")
+    await reader.follow(EXAMPLES, "The manifest")
 
     status = _get(cluster, "rtj", "byte-lm", "-n", "default")["status"]
-    teller.outcome.steps_lost = sum(i.get("stepsLost", 0) for i in status.get("incidents", []))
+    recorder.outcome.steps_lost = sum(i.get("stepsLost", 0) for i in status.get("incidents", []))
     assert status["step"] == 200
-    assert teller.outcome.steps_lost == 0
+    assert recorder.outcome.steps_lost == 0
 
-    await hands.follow(CHART, "Uninstall")
+    await reader.follow(CHART, "Uninstall")
     for command in OWN_KEY:
-        await hands.type(command)
-    await hands.type(f"helm uninstall {RELEASE} -n {NAMESPACE}")
-    left = {c for c in read_all() if c not in BY_HAND} - set(hands.typed)
-    assert not left, f"nobody has typed {left}"
+        await reader.type(command)
+    await reader.type(f"helm uninstall {RELEASE} -n {NAMESPACE}")
+    left = {c for c in read_all() if c not in BY_HAND} - set(reader.typed)
+    assert not left, f"commands that were not run: {left}"
 
 
 def _blanks(cluster: Cluster) -> dict[str, str]:
@@ -74,14 +74,14 @@ def _blanks(cluster: Cluster) -> dict[str, str]:
     values["AWS_REGION=…"] += f" {more}"
     return {
         **values,
-        "<that selector>": "app.kubernetes.io/name=dcgm-exporter",
+        "<your selector>": "app.kubernetes.io/name=dcgm-exporter",
         "-f job.yaml": "-f examples/byte-lm/job.yaml",
         "NAME": "byte-lm",
     }
 
 
 def _make_bare(cluster: Cluster, system: System) -> None:
-    """As it is before the first page: no release, no job, no Secret."""
+    """The state before the first page: no release, no job, no Secret."""
     system.helm("uninstall", RELEASE, "-n", NAMESPACE, "--ignore-not-found", "--wait")
     for what in (
         ("secret", "object-store", "-n", "default"),
@@ -91,11 +91,11 @@ def _make_bare(cluster: Cluster, system: System) -> None:
         cluster.kubectl("delete", *what, "--ignore-not-found", timeout=120)
 
 
-async def _break_a_gpu(cluster: Cluster, teller: Teller) -> tuple[str, str]:
-    """Under slot 1; the node and its quarantine."""
+async def _break_a_gpu(cluster: Cluster, recorder: Recorder) -> tuple[str, str]:
+    """Break the GPU of slot 1; returns the node and its quarantine."""
     pod = _find_pod(cluster, slot=1)
     node = pod["spec"]["nodeName"]
-    teller.say("fault", f"{node}, GPU 0: XID 79")
+    recorder.say("fault", f"{node}, GPU 0: XID 79")
     cluster.fault(node, gpu=0, xid=79)
     found: list[dict] = []
 
@@ -108,7 +108,7 @@ async def _break_a_gpu(cluster: Cluster, teller: Teller) -> tuple[str, str]:
 
 
 def _find_pod(cluster: Cluster, slot: int) -> dict:
-    """The slot's newest: one that its node refused has had a successor."""
+    """The slot's newest pod: a pod that its node rejected was replaced."""
     labels = f"{names.LABEL_JOB}=byte-lm,{names.LABEL_SLOT}={slot}"
     found = _get(cluster, "pods", "-n", "default", "-l", labels)["items"]
     newest: dict = max(found, key=lambda pod: pod["metadata"]["creationTimestamp"])

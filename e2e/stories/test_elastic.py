@@ -33,6 +33,6 @@ async def test_a_job_shrinks_and_grows_by_kubectl_scale(scene: Scene) -> None:
             await resized(trial, size)
         await scene.until_further(trial, 20)
     assert await trial.steps_lost() == 0
-    scene.teller.outcome.steps_lost = 0
+    scene.recorder.outcome.steps_lost = 0
     await scene.check_samples(trial)
     await scene.board.delete(NAME)

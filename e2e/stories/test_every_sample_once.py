@@ -1,4 +1,4 @@
-"""After all that the survivor went through, its ledger has no gap, and it stops when told to."""
+"""After all stories the ledger of the job `survivor` has no gap, and the job stops when it is deleted."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(300)
 async def test_the_survivor_used_every_sample_once(scene: Scene, survivor: Trial) -> None:
     account = await scene.check_samples(survivor)
     assert account.steps > 100
-    scene.teller.outcome.steps_lost = await survivor.steps_lost()
+    scene.recorder.outcome.steps_lost = await survivor.steps_lost()
     await scene.board.delete(survivor.name)
 
     with scene.timed("deleted → no pods"):

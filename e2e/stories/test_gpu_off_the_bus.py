@@ -1,4 +1,4 @@
-"""XID 79: the rank dies at once; a living one saves what it had, and the slot goes on elsewhere."""
+"""XID 79: the rank dies at once; a surviving rank saves the current step, and the slot moves to another node."""
 
 import pytest
 
@@ -14,7 +14,7 @@ async def test_a_gpu_that_fell_off_the_bus_costs_no_step(scene: Scene, survivor:
     seen = await scene.play(
         survivor, "XID 79 on slot 0's GPU", lambda pod: scene.break_gpu(pod, 79), slot=0
     )
-    assert scene.teller.outcome.steps_lost == 0
+    assert scene.recorder.outcome.steps_lost == 0
     assert seen.moved_to != before.node
 
     async def quarantined() -> bool:

@@ -1,4 +1,4 @@
-"""XID 64, a failed row remap: save, cordon, move, go on with nothing lost; then the node is released."""
+"""XID 64, a failed row remap: the job saves and moves, the node is cordoned, no step is lost; later it is released."""
 
 import pytest
 
@@ -16,7 +16,7 @@ async def test_the_job_saves_leaves_the_node_and_loses_nothing(
     seen = await scene.play(
         survivor, "XID 64 on slot 1's GPU", lambda pod: scene.break_gpu(pod, 64), slot=1
     )
-    assert scene.teller.outcome.steps_lost == 0
+    assert scene.recorder.outcome.steps_lost == 0
     assert seen.moved_to
     assert seen.moved_to != before.node
     after = await scene.board.current_pod(survivor.name, 1)

@@ -1,4 +1,4 @@
-"""Helm installs it: the release is ready, the CRDs are served, one replica leads, `helm test` passes."""
+"""Install with Helm: the release is ready, the CRDs are served, one replica leads, `helm test` passes."""
 
 import asyncio
 import json
@@ -7,24 +7,24 @@ import pytest
 
 from everstep_lab.api import ApiError
 from everstep_stories.clusters import Cluster, NotHereError
+from everstep_stories.figures import Recorder
 from everstep_stories.scene import Scene
 from everstep_stories.system import NAMESPACE, RELEASE, System
-from everstep_stories.telling import Teller
 
 pytestmark = pytest.mark.timeout(600)
 
 
 async def test_helm_installs_it_and_its_own_test_passes(
-    cluster: Cluster, bare_system: System, teller: Teller
+    cluster: Cluster, bare_system: System, recorder: Recorder
 ) -> None:
     if not bare_system.by_helm:
         raise NotHereError("the local lab runs the operator without Helm")
-    teller.phase("helm install", await asyncio.to_thread(bare_system.install), "ready")
+    recorder.phase("helm install", await asyncio.to_thread(bare_system.install), "ready")
     pods = bare_system.pods()
     assert len(pods) == 2
     assert all(_is_ready(pod) for pod in pods)
     leader, took = await bare_system.until_leader()
-    teller.phase("leader", took, leader)
+    recorder.phase("leader", took, leader)
     assert leader in {pod["metadata"]["name"] for pod in pods}
     crds = json.loads(cluster.kubectl("get", "crd", "-o", "json"))["items"]
     ours = {c["metadata"]["name"] for c in crds if c["spec"]["group"] == "everstep.dev"}
@@ -33,7 +33,7 @@ async def test_helm_installs_it_and_its_own_test_passes(
     assert "Succeeded" in said
 
 
-async def test_a_job_that_makes_no_sense_is_refused_with_the_fix(scene: Scene) -> None:
+async def test_an_invalid_job_is_refused_with_the_fix(scene: Scene) -> None:
     job = scene.build_job("senseless", spec={"checkpoint": {"uri": "ftp://host/x"}})
     with pytest.raises(ApiError) as refused:
         await scene.board.create(job)

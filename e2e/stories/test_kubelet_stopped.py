@@ -1,4 +1,4 @@
-"""A node stands still, processes and all, and comes back later: what it brings back can do no harm."""
+"""A node freezes with all its processes and continues later: its outdated pod is fenced and changes nothing."""
 
 import asyncio
 
@@ -18,19 +18,19 @@ async def test_the_pod_that_comes_back_is_fenced(scene: Scene, survivor: Trial) 
     async def stop(pod: Pod) -> None:
         await scene.break_node(pod.node, freeze_node=True)
 
-    seen = await scene.play(survivor, f"{before.node} stands still", stop, slot=0, limit=240)
+    seen = await scene.play(survivor, f"{before.node} frozen", stop, slot=0, limit=240)
     assert seen.moved_to != before.node
     await survivor.watch.refresh()
     epoch = survivor.watch.epoch
     await asyncio.to_thread(scene.cluster.heal, before.node)
-    scene.teller.say("healed", before.node)
+    scene.recorder.say("healed", before.node)
 
     async def gone() -> bool:
         names = {p.name for p in await scene.board.pods(survivor.name)}
         return before.name not in names
 
-    with scene.timed("node back → former pod gone"):
+    with scene.timed("node back → old pod deleted"):
         await survivor.until(f"{before.name} gone", gone, limit=120)
     await scene.until_further(survivor, 20)
-    assert await survivor.until_stepping() == epoch, "the one that came back must change nothing"
+    assert await survivor.until_stepping() == epoch, "the pod that came back must change nothing"
     await scene.check_samples(survivor)

@@ -1,4 +1,4 @@
-"""The namespace goes, and the job with it: nothing holds it up, no finalizer is left."""
+"""The namespace of a running job is deleted: nothing delays it, no finalizer is left."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ NAMESPACE = "shortlived"
 async def test_a_namespace_with_a_running_job_can_be_deleted(scene: Scene) -> None:
     place = Workplace(scene.cluster, NAMESPACE)
     place.make()
-    inner = Scene(scene.cluster, scene.system, scene.api, NAMESPACE, scene.teller)
+    inner = Scene(scene.cluster, scene.system, scene.api, NAMESPACE, scene.recorder)
     trial = await inner.start(scene.build_job("doomed"))
     await trial.until_stepping(limit=120)
     job = await Board(scene.api, NAMESPACE).job("doomed")

@@ -1,4 +1,4 @@
-"""`kubectl drain`: the job saves, moves, and the drain ends by itself; nothing is lost."""
+"""`kubectl drain`: the job saves and moves, the drain completes, and no step is lost."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(300)
 DRAIN_SECONDS = 90
 
 
-async def test_a_drained_node_is_left_after_a_save(scene: Scene, survivor: Trial) -> None:
+async def test_the_job_leaves_a_drained_node_after_a_save(scene: Scene, survivor: Trial) -> None:
     before = await scene.board.current_pod(survivor.name, 0)
     assert before is not None
     drains: list[asyncio.Task[str]] = []
@@ -26,12 +26,14 @@ async def test_a_drained_node_is_left_after_a_save(scene: Scene, survivor: Trial
     try:
         seen = await scene.play(survivor, f"kubectl drain {before.node}", drain, slot=0)
         assert "drained" in await drains[0]
-        assert scene.teller.outcome.steps_lost == 0
+        assert scene.recorder.outcome.steps_lost == 0
         assert seen.moved_to != before.node
         moved = await scene.board.current_pod(survivor.name, 0)
         assert moved is not None
         assert moved.node != before.node
-        assert await scene.board.quarantines() == [], "an administrator's cordon is not ours"
+        assert await scene.board.quarantines() == [], (
+            "an administrator's cordon must not make a quarantine"
+        )
     finally:
         await scene.kubectl("uncordon", before.node)
     await scene.check_samples(survivor)

@@ -1,4 +1,4 @@
-"""The leader dies: training goes on, the other replica leads and finishes what was begun."""
+"""The leader is killed: training continues; the other replica takes over and completes the recovery."""
 
 import asyncio
 import time
@@ -31,19 +31,17 @@ async def test_the_other_replica_takes_over_in_the_middle_of_a_recovery(
             "--force",
         )  # fmt: skip
         successor, _ = await scene.system.until_leader(other_than=leader)
-        scene.teller.phase("leader killed → next leader", time.monotonic() - began, successor)
+        scene.recorder.phase("leader killed → next leader", time.monotonic() - began, successor)
 
     await scene.play(survivor, f"leader {leader} killed in a recovery", kill, slot=1)
-    assert scene.teller.outcome.steps_lost == 0
+    assert scene.recorder.outcome.steps_lost == 0
     after = await scene.board.current_pod(survivor.name, 1)
     assert after is not None
     assert after.attempt == before.attempt + 1, "the attempt must not be counted twice"
     await scene.check_samples(survivor)
 
 
-async def test_a_leader_that_is_asked_to_go_hands_over_at_once(
-    scene: Scene, survivor: Trial
-) -> None:
+async def test_a_deleted_leader_hands_over_at_once(scene: Scene, survivor: Trial) -> None:
     if not scene.system.by_helm:
         raise NotHereError("the local lab has one replica")
     epoch = await survivor.until_stepping()
@@ -54,6 +52,6 @@ async def test_a_leader_that_is_asked_to_go_hands_over_at_once(
     )
     successor, _ = await scene.system.until_leader(other_than=leader, limit=20)
     took = time.monotonic() - began
-    scene.teller.phase("leader deleted → next leader", took, successor)
+    scene.recorder.phase("leader deleted → next leader", took, successor)
     await scene.until_further(survivor)
-    assert await survivor.until_stepping() == epoch, "training must not notice"
+    assert await survivor.until_stepping() == epoch, "the epoch must not change"

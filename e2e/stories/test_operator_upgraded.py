@@ -1,5 +1,5 @@
-"""`helm upgrade` while a job runs, from an operator that speaks the protocol before ours: the pods are not
-touched, the epoch stays, steps go on, and the key is the same.
+"""`helm upgrade` while a job runs, from an operator with the previous protocol: the pods and the epoch stay
+the same, steps continue, and the key is kept.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from everstep_stories.system import APP_VERSION, CHART, NAMESPACE, RELEASE
 
 pytestmark = pytest.mark.timeout(400)
 CURRENT, FORMER = f"everstep/operator:{APP_VERSION}", "everstep/operator:former"
-# There is no release before this one: a copy of it that says one protocol less stands for it.
+# There is no earlier release; a copy of this one with a protocol number lowered by one takes its place.
 DOCKERFILE = f"""
 FROM {CURRENT}
 USER root
@@ -29,7 +29,7 @@ USER 65532:65532
 
 
 def keys(scene: Scene) -> dict[str, dict]:
-    """Every Secret of the release but Helm's own."""
+    """Every Secret of the release except Helm's own."""
     text = scene.cluster.kubectl("get", "secrets", "-n", NAMESPACE, "-o", "json")
     found = {s["metadata"]["name"]: s.get("data") for s in json.loads(text)["items"]}
     return {name: value for name, value in found.items() if not name.startswith("sh.helm")}
@@ -46,7 +46,7 @@ async def upgrade(scene: Scene, *settings: str) -> None:
 def make_former(scene: Scene) -> None:
     load = getattr(scene.cluster, "load_image", None)
     if load is None or shutil.which("docker") is None:
-        raise NotHereError("no docker here to make the former operator's image with")
+        raise NotHereError("docker is needed to build the former operator's image")
     subprocess.run(
         ["docker", "build", "--tag", FORMER, "-"], input=DOCKERFILE, text=True, check=True,
         capture_output=True, timeout=120,
@@ -57,7 +57,7 @@ def make_former(scene: Scene) -> None:
 async def test_an_upgrade_does_not_disturb_a_running_job(scene: Scene, survivor: Trial) -> None:
     if not scene.system.by_helm:
         raise NotHereError("the local lab runs the operator without Helm")
-    with scene.timed("former image made and loaded"):
+    with scene.timed("former image built and loaded"):
         await asyncio.to_thread(make_former, scene)
     with scene.timed("helm upgrade to the former"):
         await upgrade(scene, "--set=image.tag=former")
@@ -75,5 +75,5 @@ async def test_an_upgrade_does_not_disturb_a_running_job(scene: Scene, survivor:
     assert await survivor.until_stepping() == epoch
     assert await scene.board.pods(survivor.name) == pods
     assert keys(scene) == key
-    scene.teller.outcome.steps_lost = 0
+    scene.recorder.outcome.steps_lost = 0
     await scene.check_samples(survivor)

@@ -1,4 +1,4 @@
-"""A node is cut off from the API server and trains on: it is asked to leave, and nobody writes twice."""
+"""A node is cut off from the API server and keeps training: its pod is asked to leave, and no step is written twice."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ async def test_a_node_cut_off_from_the_api_server_costs_no_step(
     seen = await scene.play(
         survivor, f"{before.node} cut off from the API server", cut, slot=1, limit=240
     )
-    assert scene.teller.outcome.steps_lost == 0
+    assert scene.recorder.outcome.steps_lost == 0
     assert seen.moved_to != before.node
     await asyncio.to_thread(scene.cluster.heal, before.node)
     await scene.until_further(survivor, 20)

@@ -1,4 +1,4 @@
-"""`kubectl delete pod`: it saves within its grace period, and the slot's next pod goes on."""
+"""`kubectl delete pod`: the job saves within the grace period, and the slot's next pod continues."""
 
 import pytest
 
@@ -17,7 +17,7 @@ async def test_a_deleted_pod_saves_first_and_comes_back(scene: Scene, survivor: 
         await scene.kubectl("delete", "pod", pod.name, "--wait=false")
 
     await scene.play(survivor, f"kubectl delete pod {before.name}", delete, slot=1)
-    assert scene.teller.outcome.steps_lost == 0
+    assert scene.recorder.outcome.steps_lost == 0
     after = await scene.board.current_pod(survivor.name, 1)
     assert after is not None
     assert after.attempt == before.attempt + 1

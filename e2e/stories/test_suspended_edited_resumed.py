@@ -1,4 +1,4 @@
-"""Suspend, edit, resume: it saves and gives its GPUs back; then it goes on from that very step."""
+"""Suspend, edit, resume: the job saves and releases its GPUs; then it continues from that step."""
 
 import pytest
 
@@ -8,7 +8,7 @@ pytestmark = pytest.mark.timeout(300)
 NAME = "pausing"
 
 
-async def test_a_suspended_job_gives_its_pods_back_and_goes_on_from_its_step(
+async def test_a_suspended_job_releases_its_pods_and_continues_from_its_step(
     scene: Scene,
 ) -> None:
     trial = await scene.start(scene.build_job(NAME))
@@ -39,6 +39,6 @@ async def test_a_suspended_job_gives_its_pods_back_and_goes_on_from_its_step(
     env = await scene.kubectl("get", "pod", first.name, "-o", "jsonpath={.spec.containers[0].env}")
     assert "TINY_SECONDS" in env
     assert await trial.steps_lost() == 0
-    scene.teller.outcome.steps_lost = 0
+    scene.recorder.outcome.steps_lost = 0
     await scene.check_samples(trial)
     await scene.board.delete(NAME)

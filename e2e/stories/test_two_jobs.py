@@ -1,4 +1,4 @@
-"""Two jobs and GPUs for one: the second waits with the scheduler's words, then has its turn."""
+"""Two jobs and GPUs for one: the second waits, with the scheduler's message in its condition, then trains."""
 
 import asyncio
 
@@ -20,16 +20,16 @@ async def test_the_second_job_waits_for_gpus_and_then_trains(scene: Scene) -> No
     job = scene.build_job("patient", replicas=1, steps=60)
     second = await scene.start(_pinned(job, node, gpus=1))
 
-    async def told() -> bool:
+    async def reported() -> bool:
         running = condition(await second.job(), "Running")
         return running is not None and running["reason"] == "Unschedulable"
 
-    with scene.timed("applied → told that it waits"):
-        await second.until("reason Unschedulable", told, limit=60)
+    with scene.timed("applied → reason Unschedulable"):
+        await second.until("reason Unschedulable", reported, limit=60)
     running = condition(await second.job(), "Running")
     assert running is not None
     assert GPU in running["message"], running
-    scene.teller.say("condition", running["message"][:160])
+    scene.recorder.say("condition", running["message"][:160])
     await scene.until_further(first)
     await scene.board.delete("greedy")
     with scene.timed("GPUs free → Complete"):
@@ -45,7 +45,7 @@ def _pinned(job: Object, node: str, *, gpus: int) -> Object:
 
 
 async def _freest_node(scene: Scene) -> tuple[str, int]:
-    """Its name, and how many of its GPUs no living pod has asked for, once nothing ends any more."""
+    """The node with the most free GPUs and their number, once no pod is terminating."""
     nodes = await scene.api.list("/api/v1/nodes")
     free = {n["metadata"]["name"]: int(n["status"]["allocatable"].get(GPU, 0)) for n in nodes}
     for pod in await _settled_pods(scene):
@@ -57,7 +57,7 @@ async def _freest_node(scene: Scene) -> tuple[str, int]:
 
 
 async def _settled_pods(scene: Scene) -> list[Object]:
-    """A pod of the story before that still ends would free its GPU under us."""
+    """All pods, once none is terminating: a pod of the previous story would free its GPU later."""
     async with asyncio.timeout(90):
         while True:
             pods = await scene.api.list("/api/v1/pods")

@@ -15,7 +15,7 @@ from everstep_stories.system import NAMESPACE, RELEASE
 pytestmark = pytest.mark.timeout(400)
 
 MEMORY = {names.ANNOTATION_ANSWERED, names.ANNOTATION_EXPECTED_GPUS}
-"""What stays, for who installs again: it acts on nothing (operator/README.md, "Going for good")."""
+"""Annotations that stay for a later installation; they have no effect of their own (see the chart's README)."""
 
 
 async def test_uninstalling_leaves_no_cordon_and_nothing_that_cannot_be_deleted(
@@ -46,16 +46,16 @@ async def test_uninstalling_leaves_no_cordon_and_nothing_that_cannot_be_deleted(
         assert ours <= MEMORY, ours
     crds = "customresourcedefinitions"
     kept = scene.cluster.kubectl("get", crds, "-o", "name")
-    assert "everstep.dev" in kept, "crds.keep: a job's objects outlive an uninstall"
+    assert "everstep.dev" in kept, "crds.keep: jobs must outlive an uninstall"
     with scene.timed("job deleted without an operator"):
         await scene.kubectl("delete", "rtj", "--all", "--timeout=60s")
-    with scene.timed("nothing of the release left"):
+    with scene.timed("all objects of the release deleted"):
         left = await _until_little_is_left(scene, seconds=60)
     assert not left, left
 
 
 async def _until_little_is_left(scene: Scene, seconds: float) -> list[str]:
-    """What is there still of the release: Helm waits for the Deployment, not for its pods to end."""
+    """Remaining objects of the release: Helm waits for the Deployment's deletion, not for its pods to end."""
     end = time.monotonic() + seconds
     while True:
         found = await scene.kubectl(

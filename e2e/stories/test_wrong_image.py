@@ -1,4 +1,4 @@
-"""An image that cannot be pulled: the condition has the kubelet's own words; the right one trains."""
+"""An image that cannot be pulled: the condition has the kubelet's message; with the right image the job trains."""
 
 import pytest
 
@@ -9,20 +9,20 @@ pytestmark = pytest.mark.timeout(300)
 NAME, WRONG = "misspelt", "everstep/no-such-trainer:1"
 
 
-async def test_the_kubelets_words_are_in_the_condition_and_the_right_image_trains(
+async def test_the_condition_has_the_kubelets_message_and_the_right_image_trains(
     scene: Scene,
 ) -> None:
     trial = await scene.start(scene.build_job(NAME, replicas=1, image=WRONG))
 
-    async def told() -> bool:
+    async def reported() -> bool:
         conditions = (await trial.job()).get("status", {}).get("conditions", [])
         return any(WRONG in c["message"] for c in conditions)
 
-    with scene.timed("applied → told"):
-        await trial.until("the image's name in a condition", told, limit=60)
+    with scene.timed("applied → condition set"):
+        await trial.until("the image's name in a condition", reported, limit=60)
     running = next(c for c in (await trial.job())["status"]["conditions"] if c["type"] == "Running")
     assert running["reason"] in ("ErrImagePull", "ImagePullBackOff"), running
-    scene.teller.say("condition", f"{running['reason']}: {running['message'][:160]}")
+    scene.recorder.say("condition", f"{running['reason']}: {running['message'][:160]}")
     job = await trial.job()
     template = job["spec"]["workers"]["template"]
     template["spec"]["containers"][0]["image"] = IMAGE

@@ -4,12 +4,13 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from everstep_agent import runlog_rules
+from everstep_agent.checkpoint.chunk_upload import Uploader
 from everstep_agent.checkpoint.commit import Committed, Committer
 from everstep_agent.checkpoint.parts import Part
-from everstep_agent.checkpoint.upload import Uploader
-from everstep_agent.runlog import RunLog
+from everstep_agent.runlog import rules as runlog_rules
+from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore
+from everstep_contract.feed import FeedRecord, Order, Segment, encode_records
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.log import Claim, Commit, MemberId
 from everstep_contract.wire import Staged, StagedTensor
@@ -61,13 +62,21 @@ def entry(step: int, epoch: int = 1, **changes: object) -> LedgerEntry:
     values: dict[str, object] = {
         "epoch": epoch,
         "step": step,
-        "samples": (4 * step, 4 * step + 1, 4 * step + 2, 4 * step + 3),
+        "feed": "1",
+        "samples": tuple(range(4 * step - 4, 4 * step)),
         "counts": (1, 1),
         "weights": (2.0, 2.0),
         "losses": (1.0 / step, 3.0 / step),
         "loss": 2.0 / step,
     }
     return LedgerEntry(**(values | changes))  # type: ignore[arg-type]
+
+
+def feeds(step: int) -> dict[str, object]:
+    """The records after `step`, of a feed from which each step drew as in `entry`."""
+    order = Order(length=1000, seed=0, shuffle=False)
+    segment = Segment(step=1, sample=0, global_batch=4, micro_batch=2, draws=step, order=order)
+    return encode_records({"1": FeedRecord(segments=(segment,))})
 
 
 def content(step: int) -> bytes:
@@ -104,7 +113,7 @@ def stage(folder: Path, *, epoch: int, step: int, rank: int, world: int) -> Stag
         step=step,
         path=str(path),
         tensors=tuple(tensors),
-        state={"w": {"$tensor": "w"}, "step": step} if rank == 0 else None,
+        state={"w": {"$tensor": "w"}, "step": step, "feeds": feeds(step)} if rank == 0 else None,
         lead=rank == 0,
         whole=world == 1,
     )

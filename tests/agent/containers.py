@@ -9,18 +9,29 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from agent.gang import STUB, TOKEN
-from everstep_agent.peers import PeerClient, PeerError
+from everstep_agent.peers.client import PeerClient, PeerError
+from everstep_agent.pod import zygote_process
 from everstep_contract import env, levels, report
 
 
-class Container:
-    """Slot `slot`, attempt 0, over all lives of its container."""
+def is_zygote(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == zygote_process.NAME
+    except OSError:
+        return False
 
-    def __init__(self, folder: Path, slot: int, **settings: object) -> None:
+
+class Container:
+    """Slot `slot`, one attempt, over all restarts of its container."""
+
+    def __init__(
+        self, folder: Path, slot: int, environ: Mapping[str, str], **settings: object
+    ) -> None:
         self.slot = slot
         self.address = f"127.0.0.1:{free_port()}"
         self.memory = folder / f"memory-{slot}"
@@ -28,10 +39,11 @@ class Container:
         self.output = folder / f"output-{slot}"
         self.codes: list[int] = []
         self._settings = settings
+        self._environ = environ
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Output goes to a file: the pipes of a container that was killed must not fill up."""
+        """Output goes to a file, or to the end of a pipe that a test put in its place."""
         settings = env.AgentEnv(
             **{
                 "job": "ns/job", "job_uid": "uid-1", "slot": self.slot, "attempt": 0, "token": TOKEN,
@@ -41,7 +53,7 @@ class Container:
             }
         )  # fmt: skip
         self.termination.write_bytes(b"")
-        stub = {"STUB_UNTIL": "60", "STUB_STEP_MS": "20"}
+        stub = {"STUB_UNTIL": "60", "STUB_STEP_MS": "20", "EVERSTEP_WARM": "", **self._environ}
         with self.output.open("ab") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "everstep_agent.cli", "run", STUB],
@@ -55,7 +67,7 @@ class Container:
         return self._process.pid
 
     def children(self) -> list[int]:
-        """Its workers, and what they have started."""
+        """Its processes but the agent."""
         found, queue = [], [self.pid]
         while queue:
             parent = queue.pop()
@@ -64,6 +76,13 @@ class Container:
                 found += (pids := [int(p) for p in text.split()])
                 queue += pids
         return found
+
+    def workers(self) -> list[int]:
+        """The agent's children but the zygote."""
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+            return [pid for pid in map(int, text.split()) if not is_zygote(pid)]
+        return []
 
     def kill_all(self) -> None:
         """As the OOM killer with a whole cgroup: every process at once, the agent first."""
@@ -89,13 +108,28 @@ class Container:
 class Containers:
     """The kubelet's and the operator's part for a job of such containers."""
 
-    def __init__(self, folder: Path, count: int, **settings: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        environ: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+        attempt: int = 0,
+        **settings: object,
+    ) -> None:
+        """`environ`: of all slots, or of each. The store is a folder unless `uri` names another."""
         store = folder / "store"
-        store.mkdir(exist_ok=True)
-        self.store = f"file://{store}"
-        self.all = [Container(folder, s, uri=self.store, **settings) for s in range(count)]
+        store.mkdir(parents=True, exist_ok=True)
+        self.store = str(settings.setdefault("uri", f"file://{store}"))
+        each = [environ or {}] * count if not isinstance(environ, Sequence) else environ
+        self.attempt = attempt
+        self.all = [
+            Container(folder, slot, each[slot], attempt=attempt, **settings)
+            for slot in range(count)
+        ]
         self.seen = levels.Seen()
-        peers = tuple(levels.Peer(slot=c.slot, attempt=0, address=c.address) for c in self.all)
+        peers = tuple(
+            levels.Peer(slot=c.slot, attempt=attempt, address=c.address) for c in self.all
+        )
         self.wanted = levels.Wanted(
             revision=1, peers=peers, min_workers=count, want_workers=count, max_workers=count
         )
@@ -114,17 +148,15 @@ class Containers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep(self, container: Container) -> None:
-        """restartPolicy: OnFailure; each end is told to the others as the operator tells it."""
+        """restartPolicy: OnFailure; each end is reported to the others, as the operator does."""
         while True:
             container.start()
             if await container.ended() == report.EXIT_FOR_GOOD:
                 return
             life = len(container.codes)
-            dead = levels.DeadAgent(slot=container.slot, attempt=0, incarnation=life)
+            dead = levels.DeadAgent(slot=container.slot, attempt=self.attempt, incarnation=life)
             others = tuple(d for d in self.wanted.dead if d.slot != container.slot)
-            self.wanted = replace(
-                self.wanted, revision=self.wanted.revision + 1, dead=(*others, dead)
-            )
+            self.want(dead=(*others, dead))
 
     async def _ask(self, container: Container) -> None:
         async with PeerClient(container.address, TOKEN) as client:
@@ -134,6 +166,9 @@ class Containers:
                     if seen.coordinator is not None:
                         self.seen = seen
                 await asyncio.sleep(0.05)
+
+    def want(self, **changes: object) -> None:
+        self.wanted = replace(self.wanted, revision=self.wanted.revision + 1, **changes)  # type: ignore[arg-type]
 
     async def until_step(self, step: int) -> None:
         async with asyncio.timeout(120):

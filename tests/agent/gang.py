@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -13,9 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from everstep_agent import logline, runlog, spawn, storage, verify
+from everstep_agent import logline, storage
 from everstep_agent.agent import Agent
-from everstep_agent.peers import PeerClient, PeerError
+from everstep_agent.peers.client import PeerClient, PeerError
+from everstep_agent.pod import spawn
+from everstep_agent.runlog.run_log import RunLog
+from everstep_agent.tools import verify
 from everstep_contract import env, levels, report
 
 STUB = str(Path(__file__).with_name("stub_worker.py"))
@@ -97,7 +101,7 @@ class Gang:
         return agent
 
     async def kill(self, slot: int, *, say: bool = True) -> None:
-        """As SIGKILL of the agent: everything in its pod ends at once, nothing is said to anybody."""
+        """As SIGKILL of the agent: everything in its pod ends at once, without any message."""
         task, agent = self.tasks.pop(slot), self.agents[slot]
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -153,6 +157,7 @@ class Gang:
         end = time.monotonic() + seconds
         while not what(self.seen):
             if time.monotonic() > end:
+                await self._show_stacks()
                 raise AssertionError(f"not in {seconds} s; last seen {self.seen}\n{self.shown()}")
             assert self._poster is not None
             assert not self._poster.cancelled()
@@ -162,8 +167,16 @@ class Gang:
             await asyncio.sleep(0.01)
         return self.seen
 
+    async def _show_stacks(self) -> None:
+        """Of workers that run Everstep's runtime, on stderr: where they wait."""
+        for agent in self.agents.values():
+            for worker in agent.pod.workers.current.values():
+                if worker.alive and worker.tracked is not None:
+                    os.kill(worker.pid, signal.SIGUSR1)
+        await asyncio.sleep(0.5)
+
     async def reports(self, seconds: float = 180.0) -> dict[int, report.ExitReport]:
-        """How every agent that runs ends."""
+        """The end of every running agent."""
         tasks = dict(self.tasks)
         await asyncio.wait(tasks.values(), timeout=seconds)
         late = [slot for slot, task in tasks.items() if not task.done()]
@@ -177,8 +190,8 @@ class Gang:
     def store(self) -> storage.ObjectStore:
         return storage.open_store(str(self.settings["uri"]), str(self.settings["run"]), {})
 
-    async def run_log(self) -> runlog.RunLog:
-        log = runlog.RunLog(self.store())
+    async def run_log(self) -> RunLog:
+        log = RunLog(self.store())
         await log.refresh()
         return log
 

@@ -1,6 +1,7 @@
 """Builders of values for the tests of the agent's decisions."""
 
-from everstep_agent.messages import (
+from everstep_agent.coordinator.postmortem import Rank
+from everstep_agent.peers.messages import (
     AgentReport,
     Ended,
     EpochLevel,
@@ -9,7 +10,6 @@ from everstep_agent.messages import (
     State,
     WorkerReport,
 )
-from everstep_agent.postmortem import Rank
 from everstep_contract import levels, log
 from everstep_contract.position import Phase
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from everstep_agent import peers
+from everstep_contract.http import asking
 
 DIALER: contextvars.ContextVar[list[str]] = contextvars.ContextVar("dialer")
 """Address of the agent whose task is running, once it is known."""
@@ -27,7 +27,7 @@ class Network:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def cut(self, *halves: set[str]) -> None:
-        """Addresses of one half reach only each other."""
+        """Partition the network: addresses of one half reach only each other."""
         self.halves = tuple(frozenset(h) for h in halves)
         self._mended.clear()
 
@@ -100,19 +100,13 @@ class Network:
 
 @contextlib.contextmanager
 def routed(network: Network, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every client that an agent makes inside goes through `network`; the operator's do not."""
-    plain = peers.PeerClient._post
+    """Every connection that an agent opens inside goes through `network`; the operator's do not."""
+    plain = asking.dial
 
-    async def post(client: peers.PeerClient, path: str, raw: bytes) -> bytes:
+    async def dial(address: str) -> socket.socket:
         dialer = DIALER.get([])
-        if not dialer:
-            return await plain(client, path, raw)
-        real, client.address = client.address, network.through(dialer[0], client.address)
-        try:
-            return await plain(client, path, raw)
-        finally:
-            client.address = real
+        return await plain(network.through(dialer[0], address) if dialer else address)
 
     with monkeypatch.context() as patched:
-        patched.setattr(peers.PeerClient, "_post", post)
+        patched.setattr(asking, "dial", dial)
         yield

@@ -2,9 +2,11 @@
 
 Its group is a barrier over the group's store; its state is one tensor of four float64 (cut along
 dim 0 among the ranks) and the step in the state tree. Environment: STUB_UNTIL, STUB_STEP_MS,
-STUB_MODE (see `misbehave`).
+STUB_SAY_LINES (so many lines of 100 bytes on stdout and stderr at each step), STUB_MODE (see
+`misbehave`).
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -15,13 +17,22 @@ import threading
 import time
 from pathlib import Path
 
-from everstep_contract import env, ledger, position, wire
+from everstep_contract import env, feed, ledger, position, wire
 
 UNTIL = int(os.environ.get("STUB_UNTIL", "20"))
 STEP_S = int(os.environ.get("STUB_STEP_MS", "20")) / 1000
+SAY_LINES = int(os.environ.get("STUB_SAY_LINES", "0"))
 MODE = os.environ.get("STUB_MODE", "")
 NAME = "weight"
 LENGTH = 4
+
+
+def state_after(step: int) -> dict[str, object]:
+    """Two samples of a feed without shuffling for each step."""
+    order = feed.Order(length=2**20, seed=0, shuffle=False)
+    used = feed.Segment(step=1, sample=0, global_batch=2, micro_batch=2, draws=step, order=order)
+    records = {"1": feed.FeedRecord(segments=(used,))} if step else {}
+    return {"step": step, "feeds": feed.encode_records(records)}
 
 
 class Broken(Exception):
@@ -97,14 +108,20 @@ class Worker:
 
     def restore(self) -> None:
         document = json.loads(Path(self.start.manifest).read_bytes())
-        assert document["state"] == {"step": self.applied}, document["state"]
+        assert document["state"]["step"] == self.applied, document["state"]
         (tensor,) = document["tensors"]
         for piece in tensor["pieces"]:
             raw = Path(self.start.chunks, piece["chunk"]).read_bytes()
             for i in range(piece["lengths"][0]):
                 (value,) = struct.unpack_from("<d", raw, piece["at"] + 8 * i)
                 self.values[piece["offsets"][0] + i] = value
+        self.check_restored()
+
+    def check_restored(self) -> None:
         assert self.values == [float(self.applied)] * LENGTH, self.values
+
+    def state(self) -> dict[str, object]:
+        return state_after(self.applied)
 
     def at(self, phase: position.Phase, *, waiting: bool = False, scope: int = 1) -> None:
         self.page.write(
@@ -115,7 +132,7 @@ class Worker:
                 scope=position.Where(scope),
                 waiting=waiting,
                 since=time.monotonic(),
-                seconds={"step": self.applied * STEP_S},
+                seconds={"step": (self.applied - self.start.applied) * STEP_S},
             )
         )
 
@@ -140,6 +157,9 @@ class Worker:
         number = self.applied + 1
         self.at(position.Phase.COMPUTING)
         misbehave(self, number)
+        for stream in (sys.stdout, sys.stderr):
+            stream.write(f"{number:>99}\n" * SAY_LINES)
+            stream.flush()
         time.sleep(STEP_S)
         self.at(position.Phase.COMPUTING, waiting=True)
         self.barrier(number)
@@ -148,7 +168,7 @@ class Worker:
         self.applied = number
         self.at(position.Phase.APPLIED)
         entry = ledger.LedgerEntry(
-            epoch=self.start.epoch, step=number, samples=(2 * number, 2 * number + 1),
+            epoch=self.start.epoch, step=number, feed="1", samples=(2 * number - 2, 2 * number - 1),
             counts=(1,), weights=(2.0,), losses=(1.0 / number,), loss=1.0 / number,
         )  # fmt: skip
         self.link.send(
@@ -217,7 +237,7 @@ class Worker:
             wire.Staged(
                 epoch=self.start.epoch, step=self.applied, path=path,
                 tensors=tensors if last > first else (),
-                state={"step": self.applied} if lead else None, lead=lead, whole=whole,
+                state=self.state() if lead else None, lead=lead, whole=whole,
             )
         )  # fmt: skip
 
@@ -236,7 +256,8 @@ class Worker:
 
 def misbehave(worker: Worker, number: int) -> None:
     """STUB_MODE `fail:STEP`, `nan:STEP`, `hang:STEP:FLAGFILE`, `segv:STEP`: rank 1 does so at that
-    step.
+    step; `killed:STEP:FOLDER:TIMES` and `says:STEP:FOLDER:TIMES:TEXT` (an exception with this text):
+    so often in a row. `stuck:STEP:FLAGFILE`: no SIGKILL ends it while the file is there.
     """
     kind, _, rest = MODE.partition(":")
     if (
@@ -254,10 +275,51 @@ def misbehave(worker: Worker, number: int) -> None:
         os._exit(1)
     if kind == "segv":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if kind in ("killed", "says"):
+        _, folder, times, *text = rest.split(":", 3)
+        if len(os.listdir(folder)) >= int(times):
+            return
+        Path(folder, str(os.getpid())).touch()
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        worker.link.send(
+            wire.Failed(
+                epoch=worker.start.epoch, step=number - 1, cause="UserError",
+                message=f"RuntimeError: {text[0]}", traceback="T", fault="RuntimeError at train.py:9",
+            )
+        )  # fmt: skip
+        time.sleep(0.05)
+        os._exit(1)
     flag = rest.split(":")[1]
+    if kind == "stuck" and not os.path.exists(flag):
+        outlive_sigkill(flag)
     if kind == "hang" and not os.path.exists(flag):
         open(flag, "w").close()
         time.sleep(3600)
+
+
+PTRACE_SEIZE, PTRACE_O_TRACEEXIT, PR_SET_PTRACER = 0x4206, 0x40, 0x59616D61
+
+
+def outlive_sigkill(flag: str) -> None:
+    """Hang, held by a tracer that stops us on our way out: as a process that waits in a driver for a device that will
+    never answer, it has its SIGKILL and does not end. Ends when the file is removed.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long] * 4
+    libc.prctl(PR_SET_PTRACER, ctypes.c_ulong(2**64 - 1), 0, 0, 0)
+    me = os.getpid()
+    if os.fork() == 0:
+        os.setsid()
+        os.closerange(0, 64)
+        seized = libc.ptrace(PTRACE_SEIZE, me, 0, PTRACE_O_TRACEEXIT) == 0
+        part = f"{flag}.part"
+        Path(part).write_text("seized" if seized else f"refused {ctypes.get_errno()}")
+        os.rename(part, flag)
+        while seized and os.path.exists(flag):
+            time.sleep(0.05)
+        os._exit(0)
+    time.sleep(3600)
 
 
 def misses_part(worker: Worker) -> bool:

@@ -1,6 +1,6 @@
 from agent.given import a_member, a_report, stepping, wanting
-from everstep_agent import boundaries
-from everstep_agent.messages import Boundary
+from everstep_agent.coordinator import boundaries
+from everstep_agent.peers.messages import Boundary
 from everstep_contract import levels
 
 MEMBERS = (a_member(0), a_member(1))

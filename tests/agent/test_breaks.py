@@ -1,6 +1,8 @@
+import pytest
+
 from agent.given import a_report, an_epoch, ended, stepping, wanting
-from everstep_agent import breaks
-from everstep_agent.messages import BrokenCheckpoint, FailureReport, State
+from everstep_agent.coordinator import breaks
+from everstep_agent.peers.messages import BrokenCheckpoint, FailureReport, State
 from everstep_contract import levels, log
 
 
@@ -23,6 +25,21 @@ def test_a_worker_with_an_exit_status_breaks_it():
 def test_a_hung_worker_that_was_killed_is_named_as_hung():
     found = find(stepping(0), stepping(1, state=State.DEAD, hung=True, why="hung: 300 s in step 6"))
     assert found.cause == "WorkerHung"
+
+
+def test_a_worker_that_outlives_its_kill_breaks_the_epoch_though_it_is_not_dead():
+    found = find(stepping(0), stepping(1, hung=True, stuck="outlives SIGKILL for 30 s (pid 7)"))
+    assert (found.cause, found.slot, found.certain) == ("ProcessStuck", 1, True)
+    assert "rank 1 (slot 1) outlives SIGKILL" in found.message
+
+
+def test_a_collective_that_failed_is_explained_by_a_death():
+    failure = FailureReport(cause="NetworkFailed", message="RuntimeError: gloo/transport/tcp")
+    broken = stepping(0, state=State.FAILED, failed=failure)
+    alone = find(broken, stepping(1))
+    assert (alone.cause, alone.certain) == ("NetworkFailed", False)
+    both = find(broken, stepping(1, state=State.DEAD, cause="WorkerCrashed", fault="SIGSEGV"))
+    assert (both.cause, both.fault) == ("WorkerCrashed", "SIGSEGV")
 
 
 def test_an_error_of_the_user_outranks_the_deaths_that_follow_from_it():
@@ -73,6 +90,24 @@ def test_a_group_in_which_all_wait_for_all_is_stuck_after_a_while():
     both = (stepping(0, waiting=True), stepping(1, waiting=True))
     assert find(*both, idle=100.0) is None
     assert find(*both, idle=451.0).cause == "GroupStuck"
+
+
+@pytest.mark.parametrize("state", [State.PARKED, State.FINISHED])
+def test_a_rank_left_in_a_step_that_the_others_have_taken_is_stuck_after_a_while(state):
+    through = stepping(0, applied=7, state=state)
+    behind = stepping(1, applied=6, waiting=True)
+    assert find(through, behind, idle=100.0) is None
+    assert find(through, behind, idle=451.0).cause == "GroupStuck"
+
+
+@pytest.mark.parametrize("state", [State.PARKED, State.FINISHED])
+def test_a_rank_that_has_taken_the_last_step_may_wait_for_room_as_long_as_it_takes(state):
+    waits = stepping(1, applied=7, waiting=True)
+    assert find(stepping(0, applied=7, state=state), waits, idle=9000.0) is None
+    assert (
+        find(stepping(0, applied=7, state=state), stepping(1, applied=7, state=state), idle=9000.0)
+        is None
+    )
 
 
 def test_a_life_that_ended_before_it_began_breaks_the_epoch():

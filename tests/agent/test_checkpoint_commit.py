@@ -4,20 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from agent.a_run import ARun, claim, commit, entry, stage, upload
+from agent.a_run import ARun, claim, commit, entry, feeds, stage, upload
 from agent.unreliable import UnreliableStore
 from everstep_agent import logline
 from everstep_agent.checkpoint import commit_rules
+from everstep_agent.checkpoint.chunk_upload import Uploader, chunk_key
 from everstep_agent.checkpoint.commit import Committed, Committer, NotCommitted
 from everstep_agent.checkpoint.commit_rules import BadSave, Drop, Ready, Wait, decide_commit
 from everstep_agent.checkpoint.manifests import fetch_manifest
 from everstep_agent.checkpoint.parts import Part, replaces
-from everstep_agent.checkpoint.upload import Uploader, chunk_key
-from everstep_agent.runlog import Appended, RunLog
-from everstep_agent.saving import Saves
+from everstep_agent.coordinator.background import Background
+from everstep_agent.coordinator.saves import Saves
+from everstep_agent.runlog.log_index import LogIndex
+from everstep_agent.runlog.run_log import Appended, RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import Unreachable
-from everstep_contract import codec, log, manifest
+from everstep_contract import codec, layout, log, manifest
+from everstep_contract.log import Retire
 from everstep_contract.manifest import Chunk, Piece, Tensor
 
 TOKEN = "token001-rest"
@@ -56,7 +59,10 @@ def test_a_coordinator_keeps_the_save_of_the_whole_though_the_share_comes_later(
     memory: ObjectStore,
 ) -> None:
     line = logline.Log(io.StringIO())
-    saves = Saves(memory, RunLog(memory), "run", on_commit=lambda c: None, line=line)
+    saves = Saves(
+        memory, RunLog(memory), "run",
+        on_commit=lambda c: None, background=Background(line), line=line,
+    )  # fmt: skip
     for arrived in (part(0, whole=True), part(0), part(0, problem="no room")):
         saves.add(arrived)
         assert saves.has_whole(1, 10)
@@ -91,10 +97,23 @@ def test_parts_without_a_lead_are_dropped() -> None:
     assert isinstance(dropped, Drop)
 
 
-def test_a_save_that_refers_to_a_retired_chunk_is_dropped() -> None:
-    dropped = decide([part(0), part(1)], retired={"chunks/1"})
-    assert isinstance(dropped, Drop)
-    assert dropped.reason == "ChunksRetired"
+def test_parts_of_ranks_that_hold_other_tensors_make_no_checkpoint() -> None:
+    def seen(shape: tuple[int, ...]) -> dict[str, object]:
+        described = layout.describe([("w", "float32", shape)])
+        return {"layout": layout.digest(described), "packed": layout.pack(described)}
+
+    assert isinstance(decide([part(0, **seen((4,))), part(1, **seen((4,)))]), Ready)
+    found = decide([part(0, **seen((4,))), part(1, **seen((5,)))])
+    assert isinstance(found, commit_rules.Differ)
+    assert "no checkpoint of step 10 can be made" in found.message
+    assert "tensor w is float32 (4,) on rank 0, float32 (5,) on rank 1" in found.message
+    whole = decide([part(0, **seen((4,))), part(1, whole=True, lead=True, **seen((5,)))])
+    assert isinstance(whole, Ready), "of one rank alone"
+
+
+def test_a_chunk_that_was_retired_is_given_up() -> None:
+    known = LogIndex([claim(1), Retire(epoch=1, token="t", chunks=("chunks/1", "chunks/7"))])
+    assert commit_rules.list_given_up([part(0), part(1)], known) == ["chunks/1"]
 
 
 def rows(first: int, count: int, of: int = 8, dtype: str = "int8") -> tuple[Tensor, ...]:
@@ -134,7 +153,7 @@ def test_parts_that_do_not_make_a_whole_are_refused_by_tensor(
 def test_a_commit_extends_the_newest_one_of_its_lineage() -> None:
     first = claim(1)
     second = claim(2, resume=commit(1, 10), before=[first])
-    entries = [first, commit(1, 10), second]
+    entries = LogIndex([first, commit(1, 10), second])
     own = {"token": second.token}
     assert commit_rules.decide_append(commit(2, 11), entries).ok
     assert commit_rules.decide_append(commit(1, 11, **own), entries).reason == "OffLineage"
@@ -145,7 +164,9 @@ def test_a_commit_extends_the_newest_one_of_its_lineage() -> None:
 def test_a_save_staged_under_an_older_epoch_may_be_committed_under_a_newer_one() -> None:
     first = claim(1)
     staged = claim(2, resume=commit(1, 20), before=[first])
-    assert commit_rules.decide_append(commit(1, 15, token=staged.token), [first, staged]).ok
+    assert commit_rules.decide_append(
+        commit(1, 15, token=staged.token), LogIndex([first, staged])
+    ).ok
 
 
 # --- with a store
@@ -163,7 +184,7 @@ async def test_a_committed_save_stands_in_the_log_with_its_whole_ledger(
     assert [(s.first, s.last) for s in found.ledger] == [(1, 3), (4, 5)]
     assert found.parent == run.log.commits[0].manifest
     assert {t.name: len(t.pieces) for t in found.tensors} == {"w": 2, "b": 1}
-    assert found.state == {"w": {"$tensor": "w"}, "step": 5}
+    assert found.state == {"w": {"$tensor": "w"}, "step": 5, "feeds": feeds(5)}
     for chunk in found.chunks:
         assert len(await store.get(chunk.key)) == chunk.bytes
 

@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from agent.a_run import ARun, entry
-from everstep_agent import verify
 from everstep_agent.checkpoint import ledger
 from everstep_agent.checkpoint.ledger import (
     Book,
@@ -17,6 +16,7 @@ from everstep_agent.checkpoint.ledger import (
 from everstep_agent.checkpoint.manifests import fetch_manifest
 from everstep_agent.checkpoint.retention import Retention
 from everstep_agent.storage import open_store
+from everstep_agent.tools import verify
 from everstep_contract import codec
 from everstep_contract.manifest import LedgerSegment
 

@@ -3,15 +3,15 @@ from pathlib import Path
 import pytest
 
 from agent.a_run import COLUMNS, ROW_BYTES, ROWS, ARun, content
+from agent.restored import restore_newest
 from agent.unreliable import UnreliableStore
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.restore import (
     Fetched,
     choose_chunks,
     fetch_checkpoint,
-    restore_newest,
 )
-from everstep_agent.runlog import RunLog
+from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import Unreachable
 from everstep_contract import manifest as manifests

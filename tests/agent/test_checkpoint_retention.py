@@ -5,13 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.a_run import ARun, claim, commit, upload
+from agent.restored import restore_newest
 from agent.unreliable import UnreliableStore
-from everstep_agent.checkpoint.restore import restore_newest
+from everstep_agent.checkpoint.chunk_upload import chunk_key
 from everstep_agent.checkpoint.retention import Retention
 from everstep_agent.checkpoint.retention_rules import build_retire, choose_retired, step_of
-from everstep_agent.checkpoint.upload import chunk_key
+from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.storage import ObjectStore, open_store
-from everstep_agent.verify import verify_run
+from everstep_agent.storage.probe import probe
+from everstep_agent.tools.verify import verify_run
 from everstep_contract.log import Retire
 from everstep_contract.manifest import Chunk, Manifest
 
@@ -22,7 +24,7 @@ def saves(*steps: int) -> list:
 
 def chosen(entries: list, good: list[int], keep: int) -> list[int]:
     keys = {commit(1, s).manifest for s in good}
-    return [c.step for c in choose_retired(entries, keys, keep)]
+    return [c.step for c in choose_retired(LogIndex(entries), keys, keep)]
 
 
 def test_the_newest_good_ones_stay() -> None:
@@ -46,12 +48,12 @@ def test_what_was_retired_is_not_retired_again() -> None:
 def test_older_commits_off_the_lineage_go_too() -> None:
     second = claim(2, resume=commit(1, 1), before=[claim(1)])
     entries = [*saves(1, 5), second, commit(2, 3)]
-    assert [c.step for c in choose_retired(entries, {commit(2, 3).manifest}, 1)] == [1, 5]
+    assert [c.step for c in choose_retired(LogIndex(entries), {commit(2, 3).manifest}, 1)] == [1, 5]
 
 
 def test_keeping_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="keep=0"):
-        choose_retired(saves(1), [], 0)
+        choose_retired(LogIndex(saves(1)), [], 0)
 
 
 @given(st.integers(1, 12), st.sets(st.integers(1, 12)), st.integers(1, 5))
@@ -193,6 +195,29 @@ async def test_what_a_dropped_save_left_behind_is_collected(
     assert "notes/of-a-user-0000000003" not in gone
     assert await Retention(bad_day, run.log, keep=3).collect("token001-rest") is None
     assert (await verify_run(bad_day)).problems == ()
+
+
+async def test_what_a_killed_probe_left_behind_is_deleted_with_the_first_retirement(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = await a_run(bad_day, tmp_path, 2)
+    await bad_day.put("probe/0123456789abcdef", b"of a coordinator that was killed")
+    await Retention(bad_day, run.log, keep=3).retire("token001-rest")
+    assert await bad_day.list("probe") == []
+
+
+class TidiedMeanwhile(UnreliableStore):
+    """Another coordinator deletes what it finds under probe/ whenever it can."""
+
+    async def get(self, key: str) -> bytes:
+        await self.inner.delete(key)
+        return await super().get(key)
+
+
+async def test_a_probe_whose_object_was_tidied_away_refuses_no_store(
+    bad_day: UnreliableStore,
+) -> None:
+    assert await probe(TidiedMeanwhile(bad_day)) == []
 
 
 def test_keys_name_their_step() -> None:

@@ -2,12 +2,19 @@
 
 import pytest
 
-from everstep_agent.conclusion import Conclusion, conclude
+from everstep_agent.local.conclusion import Conclusion, conclude
 from everstep_contract.report import Cause, ExitReport
 
 
-def end(*reports: ExitReport, committed: int = 10, interrupted: bool = False) -> Conclusion:
-    return conclude(reports, run="train", committed=committed, interrupted=interrupted)
+def end(
+    *reports: ExitReport,
+    committed: int = 10,
+    interrupted: bool = False,
+    given_up: ExitReport | None = None,
+) -> Conclusion:
+    return conclude(
+        reports, run="train", committed=committed, interrupted=interrupted, given_up=given_up
+    )
 
 
 def a_report(cause: Cause, message: str = "…") -> ExitReport:
@@ -22,7 +29,7 @@ def test_done_outranks_what_any_single_agent_says():
 def test_a_stop_by_hand_says_how_to_go_on():
     stopped = a_report(Cause.STOPPED, "stopped at step 7")
     assert end(stopped, interrupted=True) == Conclusion(
-        status=130, said="stopped at step 7; go on with the same command (run 'train')"
+        status=130, said="stopped at step 7; resume with the same command (run 'train')"
     )
     assert end(stopped).status == 0
 
@@ -31,7 +38,14 @@ def test_a_failed_job_names_the_cause_and_the_step_that_is_safe():
     found = end(a_report(Cause.LEFT), a_report(Cause.NOT_FINITE, "step 15: the loss is nan"))
     assert found.status == 1
     assert found.complaint == "LossNotFinite: step 15: the loss is nan"
-    assert found.said.endswith("the same command goes on from step 10 (run 'train')")
+    assert found.said.endswith("run the same command again to resume from step 10 (run 'train')")
+
+
+def test_why_the_launcher_gave_up_outranks_the_reports_of_the_agents_that_it_then_kills():
+    lost = a_report(Cause.AGENT, "2 agents were lost and no new step was taken")
+    found = end(lost, a_report(Cause.WORKER_DIED, "killed"), given_up=lost)
+    assert found.complaint == "2 agents were lost and no new step was taken"
+    assert end(a_report(Cause.DONE, "trained"), given_up=lost).status == 0
 
 
 @pytest.mark.parametrize("cause", [Cause.SCRIPT_ERROR, Cause.STORE])
@@ -42,4 +56,7 @@ def test_a_job_that_never_saved_is_offered_nothing_to_go_on_from(cause: Cause):
 def test_agents_that_were_all_killed():
     found = end(committed=0)
     assert (found.status, found.complaint) == (1, "every agent was killed")
-    assert found.said == "the same command goes on from the start: nothing was saved (run 'train')"
+    assert (
+        found.said
+        == "run the same command again to resume from the start: nothing was saved (run 'train')"
+    )

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.containers import Containers
-from everstep_agent import storage, verify
+from everstep_agent import storage
+from everstep_agent.tools import verify
 from everstep_contract import report
 
 pytestmark = pytest.mark.timeout(300)

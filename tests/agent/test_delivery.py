@@ -1,59 +1,144 @@
-"""Parts on their way to a coordinator that runs in the same agent."""
+"""Parts on their way to whoever has the coordinator's role: here, or in another agent."""
 
 import asyncio
+import contextlib
 import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from everstep_agent import logline
+from everstep_agent.agent_state import AgentState
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.delivery import Delivery
-from everstep_agent.peers import Pool
-from everstep_agent.standing import Standing
+from everstep_agent.peers import http
+from everstep_agent.peers.client import Pool
+from everstep_agent.peers.following import Holder
+from everstep_agent.peers.messages import Accepted
+from everstep_contract import codec
+
+TOKEN = "token"
+SHARE = Part(epoch=1, step=28, rank=1)
+WHOLE = replace(SHARE, whole=True, lead=True)
+Parts = dict[tuple[int, int, int], Part]
 
 
 @dataclass
-class Desk:
+class Term:
     """Takes parts, as a coordinator's does."""
 
+    id: str
     taken: list[Part] = field(default_factory=list)
     came: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def desk(self) -> "Desk":
+    def term(self) -> "Term":
         return self
 
     def add_part(self, part: Part) -> None:
         self.taken.append(part)
         self.came.set()
 
+    async def got(self, count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(self.taken) < count:
+                self.came.clear()
+                await self.came.wait()
+
+
+@asynccontextmanager
+async def delivering(state: AgentState, parts: Parts) -> AsyncIterator[Delivery]:
+    pool = Pool(TOKEN)
+    log = logline.Log(io.StringIO())
+    delivery = Delivery(state=state, pool=pool, parts=lambda: parts, line=log)
+    running = asyncio.create_task(delivery.run())
+    try:
+        yield delivery
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await pool.close()
+
+
+@asynccontextmanager
+async def an_agent(term: Term, *, answers: bool = True) -> AsyncIterator[str]:
+    """An agent that acts as coordinator; returns its address."""
+
+    async def take(body: bytes) -> bytes:
+        term.add_part(codec.loads(Part, body))
+        if not answers:
+            await asyncio.Event().wait()
+        return codec.dumps(Accepted(acting=True, term=term.id))
+
+    server = http.Server(TOKEN, {"/v1/part": take})
+    await server.open("127.0.0.1", 0)
+    try:
+        yield server.address
+    finally:
+        await server.close()
+
 
 async def test_a_save_of_the_whole_follows_the_share_of_the_same_step_and_nothing_comes_twice() -> (
     None
 ):
-    share = Part(epoch=1, step=28, rank=1)
-    whole = replace(share, whole=True, lead=True)
-    parts: dict[tuple[int, int, int], Part] = {(1, 28, 1): share}
-    coordinator: Any = Desk()
-    standing = Standing()
-    standing.coordinator = coordinator
-    delivery = Delivery(
-        standing=standing,
-        pool=Pool("token"),
-        parts=lambda: parts,
-        following=lambda: "",
-        line=logline.Log(io.StringIO()),
-    )
-    running = asyncio.create_task(delivery.run())
-    try:
-        for part in (share, share, whole, whole, replace(share, step=32)):
+    parts: Parts = {(1, 28, 1): SHARE}
+    coordinator: Any = Term("1")
+    state = AgentState(coordinator=coordinator)
+    async with delivering(state, parts) as delivery:
+        for number, part in ((1, SHARE), (2, WHOLE), (3, replace(SHARE, step=32))):
             parts[part.epoch, part.step, part.rank] = part
-            expected = part in coordinator.taken
-            coordinator.came.clear()
-            delivery.wake(part)
-            if not expected:
-                await asyncio.wait_for(coordinator.came.wait(), 30)
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-    assert coordinator.taken == [share, whole, replace(share, step=32)]
+            for _ in range(2):
+                delivery.wake(part)
+                await coordinator.got(number)
+    assert coordinator.taken == [SHARE, WHOLE, replace(SHARE, step=32)]
+
+
+async def test_whoever_takes_the_role_twice_gets_the_parts_twice() -> None:
+    """Its second term starts with nothing, here as in another agent."""
+    first, second, third = Term("1"), Term("2"), Term("3")
+    state: Any = AgentState(coordinator=None)
+    async with delivering(state, {(1, 28, 1): WHOLE}):
+        state.coordinator = first
+        await first.got(1)
+        state.coordinator = second
+        await second.got(1)
+        state.coordinator = None
+        async with an_agent(third) as address:
+            state.following = Holder(address=address, term="3")
+            await third.got(1)
+            third.id = "4"
+            state.following = Holder(address=address, term="4")
+            await third.got(2)
+    assert first.taken == second.taken == [WHOLE]
+
+
+async def test_a_coordinator_that_stands_still_is_not_waited_for_once_another_has_the_role() -> (
+    None
+):
+    frozen, heir = Term("1"), Term("2")
+    state = AgentState()
+    async with (
+        an_agent(frozen, answers=False) as old,
+        an_agent(heir) as new,
+        delivering(state, {(1, 28, 1): WHOLE}),
+    ):
+        state.following = Holder(address=old, term="1")
+        await frozen.got(1)
+        state.following = Holder(address=new, term="2")
+        await heir.got(1)
+
+
+async def test_a_part_that_another_term_took_is_sent_again() -> None:
+    """The role moved before this agent learned of it."""
+    term = Term("newer")
+    state = AgentState()
+    async with an_agent(term) as address, delivering(state, {(1, 28, 1): WHOLE}):
+        state.following = Holder(address=address, term="older")
+        await term.got(2)
+        state.following = Holder(address=address, term="newer")
+        await term.got(3)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.5):  # it is retried every second
+                await term.got(4)
+    assert len(term.taken) == 3

@@ -1,10 +1,10 @@
-"""Jobs that cannot go on: each agent ends with the cause and the fix."""
+"""Jobs that cannot continue: each agent ends with the cause and the fix."""
 
 from pathlib import Path
 
 import pytest
 
-from agent.gang import Gang
+from agent.gang import Gang, assert_exact
 from everstep_contract import report
 
 
@@ -60,7 +60,7 @@ async def test_a_script_that_never_trains_is_told_what_to_write(tmp_path: Path) 
 async def test_a_new_job_of_the_same_name_takes_the_run_and_the_former_is_fenced(
     tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("everstep_agent.training.FENCE_SECONDS", 0.3)
+    monkeypatch.setattr("everstep_agent.coordinator.fence.FENCE_SECONDS", 0.3)
     old = Gang(tmp_path, 2)
     old.stub["STUB_UNTIL"] = "100000"
     async with old:
@@ -97,8 +97,39 @@ async def test_a_worker_that_segfaults_in_the_same_step_again_and_again_ends_the
     async with gang:
         ends = await gang.reports()
         assert {r.cause for r in ends.values()} == {report.Cause.USER_ERROR}
-        assert "step 6 failed 3 times with WorkerDied" in ends[0].message
+        assert "step 6 failed 3 times with WorkerCrashed (SIGSEGV)" in ends[0].message
         assert "signal 11 (SIGSEGV)" in ends[0].message
-        assert [c.cause for c in (await gang.run_log()).claims] == [
-            "Start", "WorkerDied", "WorkerDied",
+        assert [(c.cause, c.fault) for c in (await gang.run_log()).claims] == [
+            ("Start", ""), ("WorkerCrashed", "SIGSEGV"), ("WorkerCrashed", "SIGSEGV"),
         ]  # fmt: skip
+
+
+async def test_four_kills_from_outside_in_the_same_step_do_not_end_the_job(tmp_path: Path) -> None:
+    """As the OOM killer, or a node that is in trouble: a job that makes no progress fails in the same step."""
+    gang = Gang(tmp_path, 2)
+    (tmp_path / "kills").mkdir()
+    gang.stub["STUB_MODE"] = f"killed:6:{tmp_path}/kills:4"
+    async with gang:
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.DONE}
+        claims = (await gang.run_log()).claims
+        assert [(c.cause, c.fault, c.failed) for c in claims[1:]] == [
+            ("WorkerDied", "SIGKILL", 6)
+        ] * 4
+        await assert_exact(gang, 20)
+
+
+async def test_an_ecc_error_four_times_in_the_same_step_does_not_end_the_job(
+    tmp_path: Path,
+) -> None:
+    gang = Gang(tmp_path, 2)
+    (tmp_path / "errors").mkdir()
+    text = "CUDA error, uncorrectable ECC error encountered"
+    gang.stub["STUB_MODE"] = f"says:6:{tmp_path}/errors:4:{text}"
+    async with gang:
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.DONE}
+        claims = (await gang.run_log()).claims
+        assert [c.cause for c in claims[1:]] == ["DeviceFailed"] * 4
+        assert "double-bit error" in gang.seen.incidents[-1].message
+        await assert_exact(gang, 20)

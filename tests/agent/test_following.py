@@ -1,11 +1,11 @@
-from everstep_agent.following import (
+from everstep_agent.peers.following import (
     DOUBT_SECONDS,
     TURN_SECONDS,
     Answer,
     choose_coordinator,
     choose_witness,
 )
-from everstep_agent.messages import Who
+from everstep_agent.peers.messages import Who
 
 
 def who(slot, **changes):

@@ -3,12 +3,13 @@ from pathlib import Path
 import pytest
 
 from agent.a_run import ARun
+from agent.restored import restore_newest
 from agent.unreliable import UnreliableStore
-from everstep_agent import fork, runlog_rules, verify
-from everstep_agent.checkpoint.restore import restore_newest
-from everstep_agent.runlog import RunLog
+from everstep_agent.runlog import rules as runlog_rules
+from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import StoreError
+from everstep_agent.tools import fork, verify
 
 
 @pytest.fixture

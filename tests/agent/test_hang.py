@@ -1,4 +1,4 @@
-from everstep_agent import hang
+from everstep_agent.pod import hang
 from everstep_contract.position import Position, Where
 
 LIMITS = hang.Limits(step=300.0, startup=600.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.gang import Gang, assert_exact
-from everstep_agent.workers import Worker
+from everstep_agent.pod.workers import Worker
 from everstep_contract import levels, log, report
 
 
@@ -156,9 +156,9 @@ async def test_a_hung_rank_is_named_killed_and_recovered(tmp_path: Path) -> None
 async def test_a_node_that_falls_silent_is_named_while_its_end_is_not_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a node that loses power: nobody can tell, until the operator gives it up."""
-    for module in ("breaks", "recovering"):
-        monkeypatch.setattr(f"everstep_agent.{module}.SILENT_SECONDS", 1.0)
+    """Like a node that loses power: nothing proves its death until the operator declares it gone."""
+    for module in ("breaks", "recover"):
+        monkeypatch.setattr(f"everstep_agent.coordinator.{module}.SILENT_SECONDS", 1.0)
     async with Gang(tmp_path, 3) as gang:
         await gang.until(lambda s: s.step >= 3)
         lost = next(s for s in range(3) if s != gang.seen.coordinator.slot)
@@ -215,7 +215,7 @@ async def test_a_pod_whose_slot_has_a_newer_attempt_is_fenced(tmp_path: Path) ->
         zombie = gang.tasks.pop(1)
         gang.want(gone=(levels.SlotAttempt(slot=1, attempt=0),))
         await gang.start(1, 1)
-        gang.agents[2], gang.tasks[2] = old, zombie  # still told what is wanted
+        gang.agents[2], gang.tasks[2] = old, zombie  # still receives `wanted`
         found = await asyncio.wait_for(zombie, 120)
         assert found.cause is report.Cause.FENCED
         assert "attempt 1 of slot 1" in found.message

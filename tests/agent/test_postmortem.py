@@ -1,8 +1,8 @@
 import pytest
 
 from agent.given import a_member, a_rank, a_report, a_worker, ended, stepping
-from everstep_agent import postmortem
-from everstep_agent.messages import Saver, State
+from everstep_agent.coordinator import postmortem
+from everstep_agent.peers.messages import Saver, State
 from everstep_contract.position import Phase
 
 
@@ -72,7 +72,7 @@ def test_where_nobody_can_save_the_furthest_step_the_one_before_it_is_saved():
     assert decide(a_rank(0, 5), a_rank(1, 6), failed=frozenset({1})) == Saver(rank=0, step=5)
     found = decide(a_rank(0, 5), ahead, committed=5)
     assert found == postmortem.Nothing(
-        target=6, message="no living rank holds a whole state of step 6"
+        target=6, message="no living rank holds the full state of step 6"
     )
 
 
@@ -124,6 +124,14 @@ def test_an_agent_that_never_began_the_epoch_holds_nothing_of_it():
 
 def test_an_agent_that_never_reported_is_unreachable_and_not_dead():
     assert ranks(stepping(0))[1] == postmortem.Rank(rank=1, alive=True, reachable=False)
+
+
+def test_a_process_that_outlives_sigkill_is_not_waited_for():
+    stuck = stepping(1, applied=5, stuck="outlives SIGKILL for 30 s (pid 7)")
+    parked = stepping(0, state=State.PARKED, applied=5, sound=True)
+    found = ranks(parked, stuck)
+    assert [r.alive for r in found] == [True, False]
+    assert decide(*found) == Saver(rank=0, step=5)
 
 
 def test_a_failed_worker_is_as_good_as_dead():

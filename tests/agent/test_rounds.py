@@ -1,5 +1,5 @@
 from agent.given import a_claim, a_report, ended, wanting
-from everstep_agent import rounds
+from everstep_agent.coordinator import rounds
 from everstep_contract import levels, log
 
 

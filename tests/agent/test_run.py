@@ -1,4 +1,4 @@
-"""`everstep run` as a person uses it: the command, its output, its exit status."""
+"""`everstep run` as a user runs it: the command, its output, its exit status."""
 
 import asyncio
 import os
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from everstep_agent.local import memory_folder
 
 STUB = str(Path(__file__).with_name("stub_worker.py"))
 
@@ -60,6 +62,11 @@ async def everstep(tmp_path: Path):
             await command.process.wait()
 
 
+def memory_of(run: Command) -> Path:
+    (found,) = memory_folder.find_parent().glob(f"everstep-run-{run.process.pid}-*")
+    return found
+
+
 def pid_of_agent(worker: int) -> int:
     text = Path(f"/proc/{worker}/stat").read_text()
     return int(text.rpartition(")")[2].split()[1])
@@ -83,7 +90,7 @@ async def test_an_agent_and_its_workers_that_are_killed_are_replaced(everstep):
     await command.line(r"epoch 1: starts")
     os.kill(pid_of_agent(pid), signal.SIGKILL)
     await command.line(r"agent of slot \d lost: killed by signal 9")
-    await command.line(r"epoch [2-9]: (goes on from|starts at) step")
+    await command.line(r"epoch [2-9]: (resumes from|starts at) step")
     assert await command.end() == 0
     assert "steps lost: 0" in command.text
     assert await (await everstep("verify", "everstep-store/stub_worker")).end() == 0
@@ -95,9 +102,9 @@ async def test_ctrl_c_saves_and_the_same_command_goes_on(everstep):
     await command.line(r"epoch 1: starts")
     command.process.send_signal(signal.SIGINT)
     assert await command.end() == 130
-    step = int(re.search(r"the checkpoint of step (\d+) is committed; go on", command.text)[1])
+    step = int(re.search(r"the checkpoint of step (\d+) is committed; resume", command.text)[1])
     again = await everstep("run", "--workers", "3", STUB)
-    await again.line(rf"found the checkpoint of step {step}|goes on from step {step}")
+    await again.line(rf"found the checkpoint of step {step}|resumes from step {step}")
     assert await again.end() == 0
 
 
@@ -137,17 +144,59 @@ async def test_arguments_reach_the_script(everstep, tmp_path: Path):
     assert "everstep.run(main)" in command.text
 
 
+async def test_workers_are_forked_and_a_preload_that_cannot_be_imported_is_said(everstep):
+    command = await everstep("run", "--preload", "absent,json", STUB)
+    assert await command.end() == 0
+    assert "cannot import absent" in command.text
+    assert "zygote forks no worker" not in command.text
+
+
+async def test_without_the_zygote_a_worker_is_an_interpreter_of_its_own(everstep):
+    command = await everstep("run", "--no-zygote", "--verbose", STUB)
+    assert await command.end() == 0
+    assert "event=worker_ready" in command.text
+    assert "event=zygote" not in command.text
+
+
+@pytest.mark.parametrize("names", ["", "a b", "folder/model.py", "numpy,"])
+async def test_a_preload_that_is_no_module_is_told_what_is_expected(everstep, names: str):
+    command = await everstep("run", "--preload", names, STUB)
+    assert await command.end() == 2
+    assert "names of modules, separated by commas: numpy,my_package.model" in command.text
+
+
 async def test_an_agent_that_is_told_to_end_saves_first_and_is_replaced(everstep):
     command = await everstep("run", "--workers", "2", STUB, STUB_STEP_MS="100")
     pid = int((await command.line(r"rank 1 runs as pid (\d+)"))[1])
     await command.line(r"epoch 1: starts")
     os.kill(pid_of_agent(pid), signal.SIGTERM)
-    await command.line(r"epoch [2-9]: goes on from step")
+    await command.line(r"epoch [2-9]: resumes from step")
     assert await command.end() == 0
-    assert re.search(r"leave: slot \d leaves: its agent was told to end \(SIGTERM\)", command.text)
+    assert re.search(r"leave: slot \d leaves: its agent received SIGTERM", command.text)
     assert re.search(
         r"agent of slot \d: left; the checkpoint of step \d+ is committed", command.text
     )
+
+
+@pytest.mark.parametrize(
+    "told", ["the survivor", pytest.param("whose rank died", marks=pytest.mark.long)]
+)
+async def test_an_agent_that_is_told_to_end_in_a_recovery_costs_no_step(everstep, told: str):
+    """The survivor holds the only whole state: it has to save it before it goes."""
+    command = await everstep("run", "--workers", "2", STUB, STUB_STEP_MS="100")
+    ranks = [int((await command.line(rf"rank {r} runs as pid (\d+)"))[1]) for r in (0, 1)]
+    agents = [pid_of_agent(pid) for pid in ranks]
+    await command.line(r"epoch 1: starts")
+    os.kill(ranks[1], signal.SIGKILL)
+    os.kill(agents[told == "whose rank died"], signal.SIGTERM)
+    assert await command.end() == 0
+    both = r"slot \d leaves: its agent received SIGTERM; rank 1 .* killed by signal 9"
+    assert re.search(both, command.text), f"one recovery for both:\n{command.text}"
+    assert "steps lost: 0" in command.text
+    assert re.search(r"agent of slot \d: left", command.text)
+    verify = await everstep("verify", "everstep-store/stub_worker")
+    assert await verify.end() == 0
+    assert "steps 1 to 20 once each" in verify.text
 
 
 async def test_the_command_ends_with_its_words_said_and_without_finalizing_the_interpreter():
@@ -160,3 +209,37 @@ async def test_the_command_ends_with_its_words_said_and_without_finalizing_the_i
     )
     said, _ = await process.communicate()
     assert (process.returncode, said) == (7, b"said")
+
+
+async def test_a_run_in_another_pid_namespace_leaves_a_living_run_its_memory(everstep, tmp_path):
+    """As two containers that share /dev/shm: neither sees the other's processes."""
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    probe = await asyncio.create_subprocess_exec(*apart, "true", stderr=asyncio.subprocess.DEVNULL)
+    if await probe.wait() != 0:
+        pytest.skip("this machine gives no namespaces to ordinary users")
+    first = await everstep("run", "--workers", "1", "--run", "first", STUB, STUB_UNTIL="100000")
+    await first.line(r"rank 0 runs as pid \d+")
+    memory = memory_of(first)
+    second = await asyncio.create_subprocess_exec(
+        *apart, sys.executable, "-m", "everstep_agent.cli", "run", "--workers", "1", "--run", "second", STUB,
+        cwd=tmp_path, env={**os.environ, "STUB_UNTIL": "3"},
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    async with asyncio.timeout(90):
+        assert await second.wait() == 0
+    assert memory.exists()
+    first.process.send_signal(signal.SIGINT)
+    assert await first.end() == 130
+    assert not memory.exists()
+
+
+async def test_the_memory_of_a_run_that_was_killed_is_removed_by_the_next(everstep):
+    killed = await everstep("run", "--workers", "1", STUB, STUB_UNTIL="100000")
+    await killed.line(r"rank 0 runs as pid \d+")
+    memory = memory_of(killed)
+    killed.process.kill()
+    await killed.process.wait()
+    assert memory.exists()
+    again = await everstep("run", "--workers", "1", STUB)
+    assert await again.end() == 0
+    assert not memory.exists()

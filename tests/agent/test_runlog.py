@@ -4,8 +4,7 @@ import pytest
 
 from agent.a_run import claim, commit
 from agent.unreliable import UnreliableStore
-from everstep_agent import runlog_rules
-from everstep_agent.runlog import Appended, LogDamaged, Lost, RunLog
+from everstep_agent.runlog.run_log import Appended, LogDamaged, Lost, RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import Unreachable
 from everstep_agent.storage.retrying import Patience, Retrying
@@ -68,7 +67,7 @@ async def test_of_eight_rival_claims_each_gets_its_own_place(store: ObjectStore)
         run_log = RunLog(store)
         outcome: Appended | Lost | None = None
         while not isinstance(outcome, Appended):
-            epoch = runlog_rules.next_epoch(run_log.entries)
+            epoch = run_log.index.next_epoch
             outcome = await run_log.append(claim(epoch, token=f"w{writer}"))
 
     await asyncio.gather(*(insist(w) for w in range(8)))
@@ -83,7 +82,7 @@ async def test_a_lost_answer_is_recognised_as_our_own_entry(memory: ObjectStore)
     run_log = RunLog(Retrying(bad_day, Patience(first_s=0.001)))
     bad_day.lost_answers = 1
     assert await run_log.append(claim(1)) == Appended(place=0, answer_lost=True)
-    assert run_log.entries == (claim(1),)
+    assert list(run_log.entries) == [claim(1)]
 
 
 async def test_after_an_error_the_same_entry_may_be_appended_again(memory: ObjectStore) -> None:
@@ -92,7 +91,7 @@ async def test_after_an_error_the_same_entry_may_be_appended_again(memory: Objec
     bad_day.lost_answers = 1
     with pytest.raises(Unreachable):
         await run_log.append(claim(1))
-    assert run_log.entries == ()
+    assert not run_log.entries
     assert await run_log.append(claim(1)) == Appended(place=0, answer_lost=True)
     bad_day.lost_requests = 1
     with pytest.raises(Unreachable):

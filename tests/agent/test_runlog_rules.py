@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.a_run import claim, commit, member
-from everstep_agent import runlog_rules as rules
-from everstep_agent.runlog_rules import Gang, Proof
-from everstep_contract.log import ChainLink, Entry, LeftOut, Retire
+from everstep_agent.runlog import rules
+from everstep_agent.runlog.rules import Gang, Proof
+from everstep_contract.log import ChainLink, LeftOut
+from work import Meter
 
 THREE = claim(1, (0, 1, 2))
 NONE = Proof()
@@ -136,25 +137,6 @@ def test_what_lies_beyond_a_link_is_not_on_the_chain() -> None:
     assert not rules.on_chain(2, 5, chain)
 
 
-def a_history() -> list[Entry]:
-    first = claim(1)
-    second = claim(2, resume=commit(1, 10), before=[first])
-    return [first, commit(1, 10), commit(1, 20), second, commit(2, 15)]
-
-
-def test_the_newest_commit_of_the_lineage_is_resumed_from() -> None:
-    entries = a_history()
-    assert rules.newest_resumable(entries) == commit(2, 15)
-    assert rules.list_resumable(entries) == [commit(2, 15), commit(1, 10)]
-    assert rules.newest_resumable(entries[:3]) == commit(1, 20)
-    assert rules.newest_resumable([]) is None
-
-
-def test_a_retired_commit_is_not_resumed_from() -> None:
-    retire = Retire(epoch=2, token="token002-rest", manifests=(commit(2, 15).manifest,))
-    assert rules.newest_resumable([*a_history(), retire]) == commit(1, 10)
-
-
 def test_a_gang_goes_on_until_a_newer_claim_names_none_of_it() -> None:
     gang = Gang(epoch=1, job_uid="uid", pods=frozenset({(0, 0), (1, 0)}))
     assert rules.fenced(None, gang).reason == "Newest"
@@ -188,24 +170,24 @@ def a_left_out(why: str) -> tuple[LeftOut, ...]:
     return (LeftOut(slot=2, attempt=0, why=why),)
 
 
-def test_restarts_are_counted_by_cause_along_the_log() -> None:
-    entries = [
-        claim(1, job_uid="old"),
-        claim(2),
-        claim(3, cause="WorkerDied"),
-        claim(4, cause="Leave"),
-        claim(5, cause="WorkerDied"),
-    ]
-    assert rules.count_restarts(entries, "uid") == {"WorkerDied": 2, "Leave": 1}
-
-
-def test_an_epochs_number_is_never_used_again() -> None:
-    assert rules.next_epoch([]) == 1
-    assert rules.next_epoch(a_history()) == 3
-    assert rules.next_epoch(a_history(), burnt=7) == 8
-
-
 def test_a_claim_that_is_heard_of_late_begins_nothing_once_a_newer_one_stands() -> None:
     mine, newer = claim(1, (0, 1)), claim(2, (0,))
     assert rules.why_overtaken(mine, mine) == ""
-    assert "epoch 2 was claimed before we heard" in rules.why_overtaken(mine, newer)
+    assert "epoch 2 was claimed before this coordinator learned" in rules.why_overtaken(mine, newer)
+
+
+@pytest.mark.parametrize("judge", ["may_claim", "build_left_out"])
+def test_a_claim_is_judged_in_as_many_steps_as_it_has_members(judge: str) -> None:
+    """Half of an epoch is dead: each member is looked up, not compared with each proof."""
+
+    def work(size: int) -> int:
+        old, new = claim(1, range(size)), [member(s) for s in range(size // 2)]
+        dead = frozenset((s, 0, 1) for s in range(size // 2, size))
+        with Meter("everstep_agent") as meter:
+            if judge == "may_claim":
+                rules.may_claim([old], new, Proof(dead_agents=dead), job_uid="uid")
+            else:
+                rules.build_left_out(old, new, Proof(dead_agents=dead))
+        return meter.done
+
+    assert work(400) < 11 * work(40)

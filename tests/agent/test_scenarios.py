@@ -1,4 +1,4 @@
-"""What a job lives through in order, played by real agents and stub workers (`gang.py`)."""
+"""Sequences of faults in a job of real agents and stub workers (`gang.py`)."""
 
 import asyncio
 import os
@@ -11,7 +11,8 @@ import pytest
 
 from agent.gang import Gang, assert_exact
 from agent.unreliable import UnreliableStore
-from everstep_agent import agent, role, training
+from everstep_agent import agent, role
+from everstep_agent.coordinator import fence
 from everstep_agent.storage import opening
 from everstep_agent.storage.retrying import Patience, Retrying
 from everstep_contract import levels, report
@@ -162,7 +163,7 @@ async def test_when_all_have_heard_of_the_end_nobody_lingers(tmp_path: Path, sto
             gang.want(stop=levels.Stop.SUSPEND)
         await gang.until(lambda s: s.done or s.stopped)
         began = time.monotonic()
-        gang.want(hazard_per_hour={0: 1.0})  # news that nobody needs any more
+        gang.want(hazard_per_hour={0: 1.0})  # an outdated message
         await gang.reports()
         assert time.monotonic() - began < role.LINGER_SECONDS - 1.0
 
@@ -188,7 +189,7 @@ async def test_a_store_that_is_away_for_longer_than_any_patience_costs_neither_j
         return Retrying(stores[-1], Patience(deadline_s=0.2))
 
     monkeypatch.setattr(agent, "open_store", open_impatient)
-    monkeypatch.setattr(training, "FENCE_SECONDS", 0.1)
+    monkeypatch.setattr(fence, "FENCE_SECONDS", 0.1)
     async with Gang(tmp_path, 2, save_every_steps=5) as gang:
         await gang.until(lambda s: s.step >= 3)
         for store in stores:
@@ -196,7 +197,7 @@ async def test_a_store_that_is_away_for_longer_than_any_patience_costs_neither_j
         await gang.until(lambda s: s.storage_error is not None)
         os.kill(gang.worker(1), signal.SIGKILL)
         await gang.until(lambda s: s.incidents)
-        await asyncio.sleep(1.0)  # several times the patience of a call
+        await asyncio.sleep(1.0)  # several times the time limit of a call
         for store in stores:
             store.away = False
         ends = await gang.reports()

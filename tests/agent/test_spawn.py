@@ -1,18 +1,23 @@
 """Starting workers and proof of their end, with real processes."""
 
 import asyncio
+import gc
 import io
 import os
+import resource
 import signal
+import socket
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from everstep_agent import hang, logline, spawn
-from everstep_agent.messages import State
-from everstep_agent.workers import Worker, WorkerSet
+from everstep_agent import logline
+from everstep_agent.peers.messages import State
+from everstep_agent.pod import hang, spawn
+from everstep_agent.pod.workers import Place, Worker, WorkerSet
 
 IDLE = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
@@ -29,15 +34,14 @@ class Fixture:
         path.write_text(script)
         self.workers = WorkerSet(
             spawner=spawn.SubprocessSpawner(str(path)),
-            count=count,
-            memory=str(self.memory),
-            environ=dict(os.environ),
+            place=Place(count=count, memory=str(self.memory), environ=dict(os.environ)),
             on_frame=lambda worker, envelope: None,
             on_death=self.on_death,
             log=logline.Log(self.said),
         )
         await self.workers.open()
         self.workers.ensure_fresh()
+        await until(lambda: self.workers.lives == [1] * count)
         return self.workers
 
     def on_death(self, worker: Worker) -> None:
@@ -74,14 +78,14 @@ async def test_a_death_is_noticed_with_its_signal_and_counts_as_proof(given: Fix
     os.kill(workers.fresh[0].pid, signal.SIGKILL)
     worker = await given.death()
     assert worker.state is State.DEAD
-    assert worker.exit_words() == "killed by signal 9 (SIGKILL)"
+    assert worker.exit_text() == "killed by signal 9 (SIGKILL)"
     assert workers.ended_lives()[0].life == 1
 
 
 async def test_the_last_words_of_a_script_are_kept(given: Fixture):
     await given.open("raise ValueError('no such data set')\n")
     worker = await given.death()
-    assert worker.exit_words() == "exited with status 1"
+    assert worker.exit_text() == "exited with status 1"
     assert worker.tail.text().endswith("ValueError: no such data set")
 
 
@@ -105,7 +109,7 @@ async def test_lives_are_counted_and_every_one_below_is_over(given: Fixture):
     os.kill(workers.fresh[1].pid, signal.SIGKILL)
     await given.death()
     workers.ensure_fresh()
-    assert workers.lives == [1, 2]
+    await until(lambda: workers.lives == [1, 2])
     assert [e.life for e in workers.ended_lives()] == [0, 1]
 
 
@@ -116,12 +120,14 @@ async def test_a_worker_that_cannot_be_started_now_is_started_later_and_no_life_
     os.kill(workers.fresh[0].pid, signal.SIGKILL)
     await given.death()
     monkeypatch.setattr(workers, "_memory", str(given.memory / "missing"))
-    workers.ensure_fresh()
-    workers.ensure_fresh()
+    for _ in range(2):
+        workers.ensure_fresh()
+        await until(lambda: not workers.starting)
     assert workers.fresh == {}
     assert given.said.getvalue().count("cannot start a worker") == 1
     monkeypatch.undo()
     workers.ensure_fresh()
+    await until(lambda: 0 in workers.fresh)
     assert workers.fresh[0].life == 2
     assert [e.life for e in workers.ended_lives()] == [1]
 
@@ -131,14 +137,68 @@ async def test_a_worker_that_never_says_hello_is_hung_after_the_startup_limit(gi
     limits = hang.Limits(step=1.0, startup=5.0)
     assert workers.check_hangs(limits, time.monotonic()) == []
     (found,) = workers.check_hangs(limits, time.monotonic() + 6.0)
-    assert "no word" in found.hung
-    assert (await given.death()).exit_words() == found.hung
+    assert "no message" in found.hung
+    assert (await given.death()).exit_text() == found.hung
 
 
 async def test_a_forked_worker_runs_a_function_and_reports_its_exit(tmp_path: Path):
     spawner = spawn.ForkSpawner(lambda: os._exit(7))
-    child = spawner.spawn(dict(os.environ))
+    child = await spawner.spawn(dict(os.environ))
     await until(lambda: is_gone(child.pid))
     assert spawn.describe_exit(spawn.reap(child.pid)) == "exited with status 7"
     os.close(child.stdout)
     os.close(child.stderr)
+
+
+async def test_a_forked_worker_keeps_its_files_when_it_collects_garbage_of_its_parent():
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+            self.ends = socket.socketpair()
+
+    def use_the_same_numbers() -> None:
+        for number in numbers:
+            os.dup2(1, number)
+        gc.collect()
+        for number in numbers:
+            os.fstat(number)
+        os._exit(7)
+
+    gc.collect()
+    gc.disable()
+    try:
+        numbers = [end.fileno() for end in Cycle().ends]
+        child = await spawn.ForkSpawner(use_the_same_numbers).spawn(dict(os.environ))
+    finally:
+        gc.enable()
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()
+    await until(lambda: is_gone(child.pid))
+    assert spawn.describe_exit(spawn.reap(child.pid)) == "exited with status 7"
+    os.close(child.stdout)
+    os.close(child.stderr)
+
+
+SHOW_LIMITS = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)\n"
+
+
+async def test_the_agent_may_open_all_files_that_it_can_and_the_worker_has_the_limit_as_it_was(
+    tmp_path: Path,
+) -> None:
+    """Container runtimes start with 1024, and a coordinator has two connections of each pod."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lower = (512, before[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, lower)
+    script = tmp_path / "script.py"
+    script.write_text(SHOW_LIMITS)
+    try:
+        spawner = spawn.SubprocessSpawner(str(script), (), spawn.raise_open_files())
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+        worker = await spawner.spawn(os.environ)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    said = await asyncio.to_thread(os.read, worker.stdout, 100)
+    assert said.decode().strip() == str(lower)
+    await asyncio.to_thread(os.waitpid, worker.pid, 0)
+    os.close(worker.stdout)
+    os.close(worker.stderr)

@@ -90,4 +90,4 @@ async def test_a_folder_that_was_emptied_is_gone(tmp_path: Path) -> None:
     await folder.put("chunks/token/1/digest", b"x")
     await folder.put("log/0", b"x")
     await folder.delete("chunks/token/1/digest")
-    assert sorted(p.name for p in (tmp_path / "store" / "run").iterdir()) == ["log"]
+    assert sorted(p.name for p in (tmp_path / "store" / "run").iterdir()) == [".staging", "log"]

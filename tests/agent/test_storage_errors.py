@@ -1,4 +1,4 @@
-"""Foreign errors as they were seen, and what becomes of them."""
+"""Real errors of storage libraries, and their classification."""
 
 import pytest
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.gang import Gang, assert_exact
-from everstep_agent import follower
+from everstep_agent.peers import follower
 from everstep_contract import levels
 
 
@@ -140,11 +140,11 @@ async def test_the_coordinator_is_lost_while_a_boundary_is_armed(tmp_path: Path)
         assert gang.seen.coordinator is not None
         lost = gang.seen.coordinator.slot
         told = asyncio.Event()
-        board = gang.agents[lost]._standing.coordinator.desk.board
+        board = gang.agents[lost]._state.coordinator.term.board
         publish = board.publish
 
-        def watched(**changes: Any) -> bool:
-            news = publish(**changes)
+        def watched(document: Any) -> bool:
+            news = publish(document)
             if board.levels.epoch and board.levels.epoch.boundary:
                 told.set()
             return news

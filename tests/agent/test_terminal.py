@@ -1,6 +1,7 @@
 import io
 
-from everstep_agent import logline, terminal
+from everstep_agent import logline
+from everstep_agent.local import terminal
 from everstep_contract import levels
 
 AT = levels.CheckpointRef(epoch=1, step=50, bytes=12_300_000)
@@ -28,6 +29,16 @@ def test_a_start_a_checkpoint_and_a_note_are_shown_once():
         "note: gradient norm 31 at step 12",
     ]
     assert terminal.describe_changes(later, later) == []
+
+
+def test_an_epoch_that_goes_on_in_place_is_told_from_one_that_resumes():
+    member = levels.Member(slot=0, attempt=0, incarnation=1, rank=0, life=1)
+    first = levels.Seen(run="r", epoch=1, committed=AT, members=(member,))
+    again = levels.Member(slot=0, attempt=0, incarnation=1, rank=0, life=2)
+    in_place = levels.Seen(run="r", epoch=2, committed=AT, members=(member,))
+    resumed = levels.Seen(run="r", epoch=2, committed=AT, members=(again,))
+    assert terminal.describe_changes(first, in_place) == ["epoch 2: 1 of 1 workers go on in place"]
+    assert terminal.describe_changes(first, resumed) == ["epoch 2: resumes from step 50"]
 
 
 def test_an_incident_is_shown_when_it_begins_and_with_its_phases_when_it_ends():

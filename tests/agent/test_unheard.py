@@ -1,8 +1,8 @@
-"""What a coordinator may conclude that has heard of no epoch, though the log knows one."""
+"""What a coordinator may conclude if no agent reports an epoch, though the log has one."""
 
 from agent.given import a_report, an_epoch, stepping, wanting
-from everstep_agent import rounds
-from everstep_agent.messages import State
+from everstep_agent.coordinator import rounds
+from everstep_agent.peers.messages import State
 from everstep_contract import levels, log
 
 CLAIM = log.Claim(
@@ -52,10 +52,10 @@ def test_an_epoch_is_adopted_only_if_its_claim_is_the_newest():
 def test_who_comes_over_to_us_has_spoken_anew():
     waits = unheard(a_report(0))
     assert waits == {(0, 0), (1, 0)}
-    before = rounds.list_spoken(waits, [a_report(0), a_report(2)])
+    before = rounds.list_reported(waits, [a_report(0), a_report(2)])
     assert before == {((0, 0, 1), 0)}, "slot 2 is not waited for"
-    assert rounds.list_spoken(waits, [stepping(0), a_report(2)]) != before
-    assert rounds.list_spoken(waits, [a_report(0), stepping(1)]) != before
+    assert rounds.list_reported(waits, [stepping(0), a_report(2)]) != before
+    assert rounds.list_reported(waits, [a_report(0), stepping(1)]) != before
 
 
 def begin(mine=None, incident="", uid="uid-1", claim=CLAIM):

@@ -5,10 +5,9 @@ import pytest
 
 from agent.a_run import ARun, entry
 from agent.unreliable import UnreliableStore
-from everstep_agent import verify
-from everstep_agent.checkpoint import proof
 from everstep_agent.checkpoint.restore import choose_chunks, fetch_checkpoint
 from everstep_agent.storage import open_store
+from everstep_agent.tools import proof, verify
 from everstep_contract.log import Done
 
 
@@ -41,7 +40,7 @@ async def test_the_run_that_exists_is_proved_not_the_tries(
         *((2, s) for s in range(5, 10)),
     ]
     assert verified.losses == tuple(2.0 / s for s in range(1, 10))
-    assert verified.samples[0] == (4, 5, 6, 7)
+    assert verified.samples[0] == (0, 1, 2, 3)
     assert verified.done
     assert [(s.epoch, s.first, s.last, s.cause, s.samples) for s in verified.epochs] == [
         (1, 1, 4, "Start", 16),
@@ -56,7 +55,8 @@ async def test_the_table_says_what_was_proved(bad_day: UnreliableStore, tmp_path
     lines = verify.build_table(await verify.verify_run(bad_day)).splitlines()
     assert lines[1] == "newest  epoch 2, step 9 (done), 2 checkpoints kept"
     assert lines[-1] == (
-        "ok      steps 1 to 9 once each, 36 samples, every micro-batch by exactly one rank"
+        "ok      steps 1 to 9 once each, 36 samples, none lost or repeated, every micro-batch "
+        "by exactly one rank"
     )
 
 
@@ -98,7 +98,7 @@ def test_each_step_must_stand_once() -> None:
     good = [entry(1), entry(2), entry(2, reduction=1)]
     assert proof.find_problems(good, 2) == []
     assert proof.find_problems([entry(1), entry(3)], 3) == ["step 2 is missing from the ledger"]
-    assert proof.find_problems([entry(1), entry(1)], 1) == ["step 1 stands 2 times in the ledger"]
+    assert proof.find_problems([entry(1), entry(1)], 1) == ["step 1 is 2 times in the ledger"]
     assert proof.find_problems([], 1) == ["step 1 is missing from the ledger"]
 
 
@@ -113,5 +113,5 @@ def test_each_micro_batch_must_come_from_one_rank() -> None:
 def test_two_reductions_of_a_step_must_see_the_same_samples() -> None:
     other = replace(entry(1, reduction=1), samples=(1, 2, 3, 4))
     assert proof.find_problems([entry(1), other], 1) == [
-        "step 1: its reductions saw different samples"
+        "step 1: its loops over feed 1 saw different samples"
     ]

@@ -52,7 +52,7 @@ def test_jobs_that_do_not_fit_are_refused_with_what_they_need() -> None:
 def test_a_page_names_its_node_and_gpus_and_only_its_energy_moves() -> None:
     exporters = Exporters(nodes={})
     first, later = (exporters.page("gpu-007", now) for now in (0.0, 60.0))
-    found, moved = parse.parse_page(first), parse.parse_page(later)
+    found, moved = parse.parse_page(first, {}), parse.parse_page(later, {})
     assert found.hostname == "gpu-007"
     assert set(found.gpus) == {build_gpu(0, "gpu-007", index).uuid for index in range(GPUS)}
     assert all(moved.gpus[u].energy > gpu.energy for u, gpu in found.gpus.items())  # type: ignore[operator]

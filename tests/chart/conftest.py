@@ -1,13 +1,13 @@
 """One lab with one node for this folder, without an operator of its own, and one `helm`."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from chart_given import apply, read_documents
-from everstep_lab import Lab, build, chart
+from chart_given import As, apply, read_documents
+from everstep_lab import Lab, build, chart, kubeconfig
 from everstep_lab.api import Api, Object
 from everstep_lab.config import LabConfig
 from own_lab import own_lab
@@ -33,9 +33,9 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="package")
-def installed(lab: Lab, helm: Path) -> Lab:
+def installed(lab: Lab) -> Lab:
     """Rights, policies and CRDs are there, as of an armed release."""
-    apply(lab, asyncio.run(chart.render_installed(helm, observe_only=False)))
+    apply(lab, chart.read_installed(observe_only=False))
     lab.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
     return lab
 
@@ -44,3 +44,24 @@ def installed(lab: Lab, helm: Path) -> Lab:
 async def admin(lab: Lab) -> AsyncIterator[Api]:
     async with lab.api() as api:
         yield api
+
+
+@pytest.fixture
+async def acting(installed: Lab, admin: Api) -> AsyncIterator[As]:
+    """A client with a fresh token of that namespace's ServiceAccount."""
+    async with AsyncExitStack() as stack:
+
+        async def act(namespace: str, account: str) -> Api:
+            answer = await admin.create(
+                f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token",
+                {
+                    "apiVersion": "authentication.k8s.io/v1",
+                    "kind": "TokenRequest",
+                    "spec": {"expirationSeconds": 600},
+                },
+            )
+            url, _ = kubeconfig.read(installed.kubeconfig)
+            ca = installed.places.certs / "ca.crt"
+            return await stack.enter_async_context(Api(url, token=answer["status"]["token"], ca=ca))
+
+        yield act

@@ -1,16 +1,15 @@
-"""What the operator may not do is tried with its own tokens, and what a job's author may not."""
+"""Forbidden actions of the operator and of jobs' authors, tried with their own tokens."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chart_given import apply, find, read_documents
-from everstep_lab import Lab, chart, kubeconfig
+from chart_given import As, apply, find, read_documents
+from everstep_lab import Lab, chart
 from everstep_lab.api import Api, ApiError, Object
 from job_builders import a_spec
 
@@ -21,29 +20,6 @@ JOBS = "/apis/everstep.dev/v1alpha1/namespaces/team/resilienttrainingjobs"
 OUR_TAINT = {"key": "everstep.dev/quarantine", "value": "i-1", "effect": "NoSchedule"}
 THEIR_TAINT = {"key": "team/reserved", "value": "yes", "effect": "NoSchedule"}
 MARK = {"everstep.dev/cordoned-by": "{}"}
-
-As = Callable[[str, str], Awaitable[Api]]
-
-
-@pytest.fixture
-async def acting(installed: Lab, admin: Api) -> AsyncIterator[As]:
-    """A client with a fresh token of that namespace's ServiceAccount."""
-    async with AsyncExitStack() as stack:
-
-        async def act(namespace: str, account: str) -> Api:
-            answer = await admin.create(
-                f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token",
-                {
-                    "apiVersion": "authentication.k8s.io/v1",
-                    "kind": "TokenRequest",
-                    "spec": {"expirationSeconds": 600},
-                },
-            )
-            url, _ = kubeconfig.read(installed.kubeconfig)
-            ca = installed.places.certs / "ca.crt"
-            return await stack.enter_async_context(Api(url, token=answer["status"]["token"], ca=ca))
-
-        yield act
 
 
 @pytest.fixture
@@ -62,7 +38,7 @@ async def nodes(acting: As, admin: Api) -> Api:
 
 
 async def until_in_force(api: Api, refused: Object) -> None:
-    """A policy holds a moment after it was written."""
+    """A policy takes effect a moment after it was created."""
     for _ in range(150):
         if await refusal(api, refused):
             return
@@ -181,7 +157,7 @@ async def test_a_node_full_of_marks_of_others_is_not_too_much_for_the_policy(
         await admin.patch(NODE, {"metadata": empty, **tainted()})
 
 
-async def test_who_only_observes_can_undo_and_not_mark(
+async def test_in_observe_only_mode_marks_can_be_removed_and_not_set(
     nodes: Api, admin: Api, helm: Path, installed: Lab
 ) -> None:
     marked = {"metadata": {"annotations": MARK}, "spec": {"unschedulable": True}}
@@ -190,8 +166,8 @@ async def test_who_only_observes_can_undo_and_not_mark(
     await asyncio.to_thread(apply, installed, shown)
     try:
         await until_in_force(nodes, marked)
-        assert "only observes" in await refusal(nodes, {"spec": {"unschedulable": True}})
-        assert "only observes" in await refusal(nodes, tainted(THEIR_TAINT, OUR_TAINT))
+        assert "observe-only mode" in await refusal(nodes, {"spec": {"unschedulable": True}})
+        assert "observe-only mode" in await refusal(nodes, tainted(THEIR_TAINT, OUR_TAINT))
         await admin.patch(NODE, {"spec": {"unschedulable": True, "taints": [OUR_TAINT]}})
         await until_released(nodes, admin)
     finally:
@@ -295,7 +271,7 @@ async def authors(installed: Lab, acting: As, admin: Api) -> tuple[Api, Api]:
     return without, with_pods
 
 
-async def test_who_may_not_make_pods_may_not_write_a_job(
+async def test_an_author_without_the_right_to_create_pods_may_not_write_a_job(
     authors: tuple[Api, Api], admin: Api
 ) -> None:
     without, with_pods = authors

@@ -64,14 +64,14 @@ def test_the_life_of_a_release(run_helm: Helm, installed: Lab) -> None:
     lab, folder = installed, str(chart.FOLDER)
     assert "cannot be imported" in run_helm("install", "everstep", folder, fails=True)
     said = run_helm("install", "everstep", folder, "--take-ownership")
-    assert "It observes" in said
+    assert "observe-only mode" in said
     key = key_of(lab)
     assert len(key) == 64
 
     # A CRD of another version, as an upgrade finds it.
     lab.kubectl("patch", "crd", JOBS_CRD, "--type=merge", "-p", _other_columns())
     said = run_helm("upgrade", "everstep", folder, "--reuse-values", "--set=observeOnly=false")
-    assert "It is armed" in said
+    assert "A node with a bad GPU is cordoned" in said
     assert key_of(lab) == key
     wanted = next(r for r in crd.resources() if crd.build_crd(r)["metadata"]["name"] == JOBS_CRD)
     columns = crd.build_crd(wanted)["spec"]["versions"][0]["additionalPrinterColumns"]
@@ -151,14 +151,14 @@ def test_helms_test_says_what_is_missing(
         "EVERSTEP_OPERATOR_URL": ready_url,
         "EVERSTEP_PATIENCE": "0",
     }
-    assert "no   somebody leads: the Lease everstep-operator has no holder" in run(
+    assert "no   a replica leads: the Lease everstep-operator has no holder" in run(
         script, environ, 1
     )
     lease["spec"] = {"holderIdentity": "everstep-operator-x"}
     apply(installed, json.dumps(lease))
     said = run(script, environ, 0)
     assert said.splitlines() == [
-        "yes  kinds are served", "yes  operator is ready", "yes  somebody leads",
+        "yes  kinds are served", "yes  operator is ready", "yes  a replica leads",
     ]  # fmt: skip
     assert "no   operator is ready" in run(
         script, {**environ, "EVERSTEP_OPERATOR_URL": "http://127.0.0.1:9"}, 1

@@ -1,4 +1,4 @@
-"""What the chart renders is what the operator, the API server, Prometheus and Grafana understand."""
+"""The operator, the API server, Prometheus and Grafana accept what the chart renders."""
 
 import copy
 import json
@@ -44,7 +44,11 @@ def test_the_operator_understands_its_arguments(
     command, settings = load_settings(arguments, {})
     assert command == "run"
     assert settings.lease_place == (chart.NAMESPACE, "everstep-operator")
-    assert settings.nodes_account == (chart.NAMESPACE, "everstep-nodes")
+    judges = name_of(case) != "jobs-only-values"
+    assert settings.health is judges
+    assert settings.nodes_account == ((chart.NAMESPACE, "everstep-nodes") if judges else None)
+    confined = name_of(case) in ("confined-values", "jobs-only-values")
+    assert settings.scope.namespaces == (("default",) if confined else ())
     assert settings.observe_only is (name_of(case) != "armed-values")
 
 
@@ -112,7 +116,25 @@ def test_each_pod_runs_where_restricted_is_enforced(
     out = ready_lab.kubectl(
         "create", "--dry-run=server", "-f", "-", stdin=text, check=False, timeout=120
     )
-    assert out.splitlines() == [f"pod/trial-{n} created (server dry run)" for n in range(2)]
+    assert len(pods) == (1 if name_of(case) == "jobs-only-values" else 2), "operator, release-all"
+    assert out.splitlines() == [f"pod/trial-{n} created (server dry run)" for n in range(len(pods))]
+
+
+def test_the_files_that_a_lab_installs_are_what_helm_renders(helm: Path) -> None:
+    outdated = chart.list_outdated(chart.render_files(helm))
+    assert outdated == [], "run `python -m everstep_lab.chart`"
+
+
+def test_a_lab_installs_all_rights_and_policies_of_the_chart(defaults: list[Object]) -> None:
+    def named(documents: list[Object]) -> set[tuple[str, str]]:
+        return {(d["kind"], d["metadata"]["name"]) for d in documents}
+
+    kinds = ("ClusterRole", "Role", "ValidatingAdmission", "ServiceAccount", "CustomResource")
+    hooks = [d for d in defaults if "helm.sh/hook" in (d["metadata"].get("annotations") or {})]
+    wanted = {n for n in named(defaults) - named(hooks) if n[0].startswith(kinds)}
+    for observe_only in (False, True):
+        found = read_documents(chart.read_installed(observe_only=observe_only))
+        assert named(found) == wanted | {("Namespace", chart.NAMESPACE)}
 
 
 def selectors(expression: str) -> set[str]:

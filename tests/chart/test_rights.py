@@ -1,30 +1,42 @@
-"""The rights that are shipped: exactly these. Whoever needs more writes it here, too."""
+"""The chart's rights are exactly these; a new right must be added here too."""
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from chart_given import read_documents
 from everstep_lab import chart
 from everstep_lab.api import Object
+from everstep_lab.seam import LabError
 
 Right = tuple[str, str]
-OPERATOR = {
+JOBS = {
     ("everstep.dev", "resilienttrainingjobs"): {"list", "watch", "delete"},
     ("everstep.dev", "resilienttrainingjobs/status"): {"patch"},
-    ("everstep.dev", "nodequarantines"): {"list", "watch"},
     ("", "pods"): {"get", "list", "watch", "create", "delete"},
-    ("", "nodes"): {"list", "watch"},
     ("", "secrets"): {"create"},
     ("", "events"): {"create"},
 }
-OPERATOR_AT_HOME = {
+HEALTH = {
+    ("everstep.dev", "nodequarantines"): {"list", "watch"},
+    ("", "nodes"): {"list", "watch"},
+}
+OPERATOR = {**JOBS, **HEALTH}
+LEASES = {
     ("coordination.k8s.io", "leases"): {"create"},
     ("coordination.k8s.io", "leases/everstep-operator"): {"get", "update"},
+}
+OPERATOR_AT_HOME = {
+    **LEASES,
     ("", "serviceaccounts/token/everstep-nodes"): {"create"},
 }
 NODES = {
     ("", "nodes"): {"patch"},
     ("everstep.dev", "nodequarantines"): {"create", "patch"},
     ("everstep.dev", "nodequarantines/status"): {"patch"},
+    ("apiextensions.k8s.io", "customresourcedefinitions/nodequarantines.everstep.dev"): {"get"},
 }
 RELEASE = {
     ("", "nodes"): {"list", "patch"},
@@ -37,21 +49,40 @@ TEST_AT_HOME = {("coordination.k8s.io", "leases/everstep-operator"): {"get"}}
 def rights_of(documents: list[Object], account: str) -> dict[str, dict[Right, set[str]]]:
     """By the kind of the binding: for the whole cluster, or within the namespace."""
     found: dict[str, dict[Right, set[str]]] = {"ClusterRoleBinding": {}, "RoleBinding": {}}
-    for binding in documents:
-        if account not in [each["name"] for each in binding.get("subjects", ())]:
-            continue
-        for rule in _rules(documents, binding["roleRef"]):
-            for group in rule["apiGroups"]:
-                for resource in rule["resources"]:
-                    for name in rule.get("resourceNames", [""]):
-                        key = (group, f"{resource}/{name}" if name else resource)
-                        found[binding["kind"]].setdefault(key, set()).update(rule["verbs"])
+    for (kind, _), rights in rights_by_place(documents, account).items():
+        for key, verbs in rights.items():
+            found[kind].setdefault(key, set()).update(verbs)
     return found
 
 
-def _rules(documents: list[Object], role: Object) -> list[Object]:
+def rights_by_place(
+    documents: list[Object], account: str
+) -> dict[tuple[str, str], dict[Right, set[str]]]:
+    """By the kind of the binding and its namespace, which is empty for the whole cluster."""
+    found: dict[tuple[str, str], dict[Right, set[str]]] = {}
+    for binding in documents:
+        if account not in [each["name"] for each in binding.get("subjects", ())]:
+            continue
+        place = binding["kind"], binding["metadata"].get("namespace", "")
+        for key, verbs in _rights(_rules(documents, binding)):
+            found.setdefault(place, {}).setdefault(key, set()).update(verbs)
+    return found
+
+
+def _rights(rules: list[Object]) -> Iterator[tuple[Right, set[str]]]:
+    for rule in rules:
+        names = rule.get("resourceNames", [""])
+        for group, resource, name in itertools.product(rule["apiGroups"], rule["resources"], names):
+            yield (group, f"{resource}/{name}" if name else resource), set(rule["verbs"])
+
+
+def _rules(documents: list[Object], binding: Object) -> list[Object]:
+    """A Role is looked up in the binding's own namespace."""
+    role, namespace = binding["roleRef"], binding["metadata"].get("namespace")
     for document in documents:
-        if document["kind"] == role["kind"] and document["metadata"]["name"] == role["name"]:
+        metadata = document["metadata"]
+        same = role["kind"] == "ClusterRole" or metadata.get("namespace") == namespace
+        if document["kind"] == role["kind"] and metadata["name"] == role["name"] and same:
             rules: list[Object] = document["rules"]
             return rules
     raise AssertionError(f"{role} is bound and not there")
@@ -60,6 +91,44 @@ def _rules(documents: list[Object], role: Object) -> list[Object]:
 def test_the_operator_has_the_rights_it_uses_and_no_others(defaults: list[Object]) -> None:
     found = rights_of(defaults, "everstep-operator")
     assert found == {"ClusterRoleBinding": OPERATOR, "RoleBinding": OPERATOR_AT_HOME}
+
+
+def test_in_namespaces_of_its_own_it_has_roles_there_and_sees_the_clusters_nodes(
+    helm: Path,
+) -> None:
+    documents = read_documents(
+        chart.render(helm, values=["watchNamespaces={a,b}", "exporter.namespaces={gpu-operator}"])
+    )
+    assert rights_by_place(documents, "everstep-operator") == {
+        ("ClusterRoleBinding", ""): HEALTH,
+        ("RoleBinding", "a"): JOBS,
+        ("RoleBinding", "b"): JOBS,
+        ("RoleBinding", "gpu-operator"): {("", "pods"): {"list"}},
+        ("RoleBinding", "default"): {("", "events"): {"create"}},
+        ("RoleBinding", chart.NAMESPACE): OPERATOR_AT_HOME,
+    }
+    assert rights_of(documents, "everstep-nodes")["ClusterRoleBinding"] == NODES
+
+
+def test_without_health_it_has_no_right_on_nodes(helm: Path) -> None:
+    everywhere = read_documents(chart.render(helm, values=["health.enabled=false"]))
+    assert rights_of(everywhere, "everstep-operator") == {
+        "ClusterRoleBinding": JOBS, "RoleBinding": LEASES,
+    }  # fmt: skip
+    confined = read_documents(
+        chart.render(helm, values=["health.enabled=false", "watchNamespaces={a}"])
+    )
+    assert rights_by_place(confined, "everstep-operator") == {
+        ("RoleBinding", "a"): JOBS, ("RoleBinding", chart.NAMESPACE): LEASES,
+    }  # fmt: skip
+    for documents in (everywhere, confined):
+        assert rights_by_place(documents, "everstep-nodes") == {}
+        assert rights_by_place(documents, "everstep-release") == {}
+
+
+def test_who_is_confined_must_say_where_the_exporters_run(helm: Path) -> None:
+    with pytest.raises(LabError, match=r"exporter\.namespaces is not"):
+        chart.render(helm, values=["watchNamespaces={a}"])
 
 
 def test_rights_on_nodes_belong_to_another_account(defaults: list[Object]) -> None:

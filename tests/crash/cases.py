@@ -1,53 +1,35 @@
 """One case: a scenario, and the operator that dies at one of the writes that it makes for it."""
 
 import asyncio
-import random
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from crash.lane import Lane, NotReached
 from crash.nursery import Operator
+from crash.plan import AFTER, BEFORE, Case, Clean, Write, list_writes, merge
 from crash.proxy import Answer, Call, Fault, HungUp, Proxy, build_refusal
 from crash.scenarios import SCENARIOS
 from crash.shape import Shape, describe_difference
+from journal import Journal
 
-BEFORE, AFTER, LOST = "before", "after", "lost"
-MOMENTS = (BEFORE, AFTER, LOST)
-"""SIGKILL before the API server hears of the write; once it is done and before the answer; done, and
-the operator, alive, is told that it failed."""
+Turn = TypeVar("Turn")
 QUIET_SECONDS = 2.0
 SETTLE_SECONDS = 45.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Case:
-    scenario: str
-    number: int
-    """Of the write, from 1, among those for this job and its nodes; 0: nothing is done to it."""
-    moment: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.scenario}-{self.number}-{self.moment}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clean:
-    """The scenario undisturbed."""
-
-    shape: Shape
-    writes: tuple[str, ...]
-    seconds: float
+PLAYS = 2
+"""Of a case whose write did not come: the cases beside it crash the same operator, and its writes may then
+come in another order. One more play follows (`choose_write`); then it is a failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     case: Case
     met: str
-    """The write at which it happened; "" if the scenario ended with fewer."""
+    """The write at which it happened; "" if the scenario ended without it."""
     problem: str
     seconds: float
+    plays: int = 1
 
 
 @dataclass(slots=True)
@@ -56,37 +38,39 @@ class CrashPoint(Fault):
 
     lane: Lane
     operator: Operator
-    number: int = 0
+    write: Write | None = None
     moment: str = BEFORE
     writes: list[str] = field(default_factory=list)
     written_at: float = 0.0
     met: str = ""
+    _due: Call | None = None
 
     async def refuse(self, call: Call) -> Answer | None:
         if not call.writes or not self.lane.concerns(call):
             return None
-        self.writes.append(call.title)
+        title = self.lane.title_of(call)
+        self.writes.append(title)
         self.written_at = time.monotonic()
-        if self.moment == BEFORE and self._is_due(call):
-            await self._crash(call)
+        if self._due is None and self.write == Write(
+            title=title, occurrence=self.writes.count(title)
+        ):
+            self._due = call
+            if self.moment == BEFORE:
+                await self._crash(call)
         return None
 
     async def answer(self, call: Call, answer: Answer) -> Answer:
-        if not call.writes or self.moment == BEFORE or not self._is_due(call):
+        if call is not self._due or self.met:
             return answer
         if self.moment == AFTER:
             await self._crash(call)
-        self.met = f"{call.title}: {answer.status}"
+        self.met = f"{self.lane.title_of(call)}: {answer.status}"
         return build_refusal(500, "InternalError", "the answer was lost on its way")
 
-    def _is_due(self, call: Call) -> bool:
-        """The write that was counted last is the one to strike at: answers come in any order, so by title."""
-        due = len(self.writes) >= self.number > 0 and not self.met
-        return due and self.writes[self.number - 1] == call.title
-
     async def _crash(self, call: Call) -> None:
-        self.met = call.title
-        await self.operator.crash()
+        """Of the replica whose write it is: the leader."""
+        self.met = self.lane.title_of(call)
+        await self.operator.crash(call.caller)
         raise HungUp
 
 
@@ -105,43 +89,69 @@ class Runner:
         """Filled by `run_clean`."""
         self.results: list[Result] = []
 
-    async def run_clean(self, names: Sequence[str]) -> None:
-        """Each scenario once with nothing in its way, on the lanes side by side; counts the writes."""
-        waiting = [name for name in names if name not in self.clean]
+    async def run_clean(self, names: Sequence[str], plays: int = 1) -> None:
+        """Each scenario with nothing in its way, on the lanes side by side. Raises `NotReached` where two
+        plays of one end differently."""
+        played: dict[str, list[Clean]] = {n: [] for n in names if n not in self.clean}
 
-        async def work(lane: Lane) -> None:
-            while waiting:
-                name = waiting.pop(0)
-                point = CrashPoint(lane, self._operator)
-                began = time.monotonic()
-                shape = await self._play(lane, f"{name}-clean", name, point, None)
-                self.clean[name] = Clean(
-                    shape=shape, writes=tuple(point.writes), seconds=time.monotonic() - began
+        async def play(lane: Lane, turn: tuple[str, int]) -> None:
+            name, number = turn
+            point, began = CrashPoint(lane, self._operator), time.monotonic()
+            shape = await self._play(lane, f"{name}-clean-{number}", name, point, None)
+            played[name].append(
+                Clean(
+                    shape=shape, writes=list_writes(point.writes), seconds=time.monotonic() - began
                 )
+            )
 
-        await _together([work(lane) for lane in self._lanes])
+        await self._on_lanes([(name, i) for i in range(plays) for name in played], play)
+        self.clean |= {name: merge(name, found) for name, found in played.items()}
 
-    async def run(self, cases: Sequence[Case], until: float) -> None:
-        """In this order, until the moment on the monotonic clock: what was begun is ended."""
-        waiting = list(cases)
+    async def run(
+        self, cases: Sequence[Case], keep: Callable[[Result], None] = lambda result: None
+    ) -> None:
+        """All of them; each result is kept as it comes."""
 
-        async def work(lane: Lane) -> None:
-            while waiting and time.monotonic() < until:
-                result = await self._run_one(lane, waiting.pop(0))
-                self.results.append(result)
-                print(describe(result), flush=True)
+        async def work(lane: Lane, case: Case) -> None:
+            result = await self._run_one(lane, case)
+            self.results.append(result)
+            keep(result)
+            print(describe(result), flush=True)
 
-        await _together([work(lane) for lane in self._lanes])
+        await self._on_lanes(cases, work)
+
+    async def _on_lanes(
+        self, turns: Sequence[Turn], work: Callable[[Lane, Turn], Awaitable[None]]
+    ) -> None:
+        waiting = list(turns)
+
+        async def keep_busy(lane: Lane) -> None:
+            while waiting:
+                await work(lane, waiting.pop(0))
+
+        async with asyncio.TaskGroup() as group:
+            for lane in self._lanes:
+                group.create_task(keep_busy(lane))
 
     async def _run_one(self, lane: Lane, case: Case) -> Result:
-        began = time.monotonic()
-        point = CrashPoint(lane, self._operator, case.number, case.moment)
-        problem = ""
-        try:
-            await self._play(lane, case.name, case.scenario, point, self.clean[case.scenario].shape)
-        except NotReached as error:
-            problem = str(error)
-        return Result(case=case, met=point.met, problem=problem, seconds=time.monotonic() - began)
+        began, met, problem = time.monotonic(), "", ""
+        played: list[CrashPoint] = []
+        while not met and not problem and len(played) < (PLAYS + 1 if case.write else 1):
+            write = choose_write(case.write, [point.writes for point in played])
+            point = CrashPoint(lane, self._operator, write, case.moment)
+            name = f"{case.name}-{len(played) + 1}" if played else case.name
+            try:
+                clean = self.clean[case.scenario].shape
+                await self._play(lane, name, case.scenario, point, clean)
+            except NotReached as error:
+                problem = str(error)
+            met = point.met
+            played.append(point)
+        if case.write and not met and not problem:
+            came = played[-1].writes
+            problem = f"the write did not come in {len(played)} plays; these came: {came}"
+        seconds = time.monotonic() - began
+        return Result(case=case, met=met, problem=problem, seconds=seconds, plays=len(played))
 
     async def _play(
         self, lane: Lane, job: str, scenario: str, point: CrashPoint, clean: Shape | None
@@ -175,28 +185,27 @@ async def _settle(lane: Lane, point: CrashPoint, clean: Shape | None) -> Shape:
         await asyncio.sleep(0.3)
 
 
-async def _together(work: Sequence[object]) -> None:
-    async with asyncio.TaskGroup() as group:
-        for one in work:
-            group.create_task(one)  # type: ignore[arg-type]
-
-
-def build_cases(clean: Mapping[str, Clean], seed: int) -> list[Case]:
-    """Every write of every scenario at every moment, in an order that the seed draws."""
-    cases = [
-        Case(scenario=name, number=number, moment=moment)
-        for name, found in sorted(clean.items())
-        for number in range(1, len(found.writes) + 1)
-        for moment in MOMENTS
-    ]
-    random.Random(seed).shuffle(cases)
-    return cases
+def choose_write(write: Write | None, played: Sequence[Sequence[str]]) -> Write | None:
+    """Where the next play of a case is struck. A write that is tried again until it succeeds comes more often
+    on a busy machine: if one of its repetitions did not come in any play, the last that came is struck.
+    """
+    if write is None or len(played) < PLAYS:
+        return write
+    least = min(titles.count(write.title) for titles in played)
+    return replace(write, occurrence=least) if 0 < least < write.occurrence else write
 
 
 def describe(result: Result) -> str:
-    case = result.case
     end = f"FAILED: {result.problem}" if result.problem else "same place"
-    met = result.met or "not reached"
-    return (
-        f"{case.scenario} {case.moment} write {case.number} ({met}): {end}, {result.seconds:.1f} s"
+    again = f", {result.plays} plays" if result.plays > 1 else ""
+    return f"{result.case.name} ({result.met or 'no write'}{again}): {end}, {result.seconds:.1f} s"
+
+
+def keep_result(journal: Journal, result: Result) -> None:
+    journal.keep(
+        result.case.name,
+        met=result.met,
+        problem=result.problem,
+        seconds=round(result.seconds, 1),
+        plays=result.plays,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import replicas
-from crash.cases import Clean
+from crash.plan import Clean
 from everstep_lab import Lab
 from everstep_lab.config import LabConfig
 from own_lab import own_lab

@@ -4,6 +4,7 @@ What a user, an administrator and the hardware do comes from here, past the prox
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -19,12 +20,27 @@ from everstep_lab.api import Api, ApiError, UnreachableError
 LABEL = "crash-lane"
 LIMIT_SECONDS = 120.0
 QUIET_SECONDS = 2.0
+_INCIDENT = re.compile(r"NODE-[0-9a-f]{10}\b")
+_TOKEN = re.compile(r"JOB-everstep-[0-9a-f]{8}\b")
+"""The Secret is named after the job's UID."""
 _CORE = "/api/v1/namespaces/default"
 _QUARANTINES = f"/apis/{names.GROUP}/{names.VERSION}/{names.QUARANTINE_PLURAL}"
 
 
 class NotReached(AssertionError):
     """What was awaited did not come."""
+
+
+def _as_merge(document: Any) -> Object:
+    """What a write says of the object; of a JSON patch the fields of the status that it sets as a whole."""
+    if not isinstance(document, list):
+        return document or {}
+    status = {
+        operation["path"].removeprefix("/status/"): operation.get("value")
+        for operation in document
+        if operation["path"].count("/") == 2
+    }
+    return {"status": status}
 
 
 class Lane:
@@ -40,13 +56,38 @@ class Lane:
             change = {"metadata": {"labels": {LABEL: str(self.index)}}}
             await self.api.patch(f"/api/v1/nodes/{node}", change)
 
+    async def until_noted(self) -> None:
+        """The operator notes on each node how many GPUs it has, once in the node's life: in no later play."""
+
+        async def noted() -> bool:
+            found = [n["metadata"].get("annotations") or {} for n in await self.own_nodes()]
+            return all(names.ANNOTATION_EXPECTED_GPUS in annotations for annotations in found)
+
+        await self.until("the GPUs of all nodes noted", noted)
+
     def concerns(self, call: Call) -> bool:
         """Whether a write is about this lane's job or nodes. Tokens of the operator's are nobody's."""
         subject = f"{call.bare} {call.body.decode(errors='replace')} "
         if self.job and self.job in subject:
             return True
-        ends = ('"', "/", ".", " ", "\\")
+        ends = ('"', "/", ".", " ", "\\", "-")  # "-": a NodeQuarantine is named after its node
         return any(node + end in subject for node in self.nodes for end in ends)
+
+    def title_of(self, call: Call) -> str:
+        """What is written, in words that are the same in every run: without this job's name, and without
+        what chance chose (the node, the incident, an Event's digest). A status says which state it brings.
+        """
+        document = _as_merge(call.document)
+        words = call.title
+        if call.bare.endswith("/events"):
+            words = f"POST events {document['reason']} of {document['involvedObject']['name']}"
+        if state := (document.get("status") or {}).get("state"):
+            words += f" {state}"
+        if self.job:
+            words = words.replace(self.job, "JOB")
+        for node in sorted(self.nodes, key=len, reverse=True):
+            words = words.replace(node, "NODE")
+        return _TOKEN.sub("JOB-everstep-UID", _INCIDENT.sub("NODE-INCIDENT", words))
 
     async def create(self, job: Object) -> None:
         self.job = job["metadata"]["name"]

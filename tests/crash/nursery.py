@@ -2,11 +2,12 @@
 
 What runs is `everstep_operator.__main__.main` in a process of its own, as the console script runs
 it; only the import (2 s of processor time) is spared, for hundreds of starts. Ordered on standard
-input, one word a line: `start` (answers the pid), `kill` (answers once it is reaped).
+input, a word and a replica's number on each line; the answer is the replica's pid, 0 once it is reaped.
 """
 
 import asyncio
 import os
+import re
 import select
 import signal
 import sys
@@ -16,56 +17,75 @@ from pathlib import Path
 from typing import Self
 
 ENDED = "nursery: the operator ended by itself,"
+HANDED_OVER = "nursery: the operator ended as it was told to,"
 RESTART_SECONDS = 1.0
 _START_SECONDS = 120.0
 
 
 class Operator:
-    """At most one operator at a time; all of them write to `log`. Use it with `async with`."""
+    """Replicas of the operator, each at most once at a time; all write to `log`. Use it with `async with`.
 
-    def __init__(self, flags: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+    `configs`: the kubeconfig of each replica.
+    """
+
+    def __init__(
+        self, flags: Sequence[str], environ: Mapping[str, str], configs: Sequence[Path], log: Path
+    ) -> None:
         self._flags, self._environ, self.log = flags, environ, log
+        self._configs = configs
         self._turn = asyncio.Lock()
-        self.pid = 0
-        self.starts = 0
+        self.pids = [0] * len(configs)
+        self.crashes = 0
 
     async def __aenter__(self) -> Self:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-u", __file__, *self._flags,
+                sys.executable, "-u", __file__, ",".join(map(str, self._configs)), *self._flags,
                 env=dict(self._environ), stderr=log, start_new_session=True,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """The nursery ends with its standard input, and its operator with it."""
+        """The nursery ends with its standard input, and its operators with it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
 
     async def start(self) -> None:
+        """All replicas."""
         async with self._turn:
-            self.pid = int(await self._order("start"))
-            self.starts += 1
+            for replica in range(len(self.pids)):
+                self.pids[replica] = int(await self._order("start", replica))
 
     async def kill(self) -> None:
-        """SIGKILL; returns when nothing of it is left."""
+        """SIGKILL of all replicas; returns when nothing of them is left."""
         async with self._turn:
-            await self._order("kill")
+            for replica in range(len(self.pids)):
+                await self._order("kill", replica)
 
-    async def crash(self) -> None:
-        """SIGKILL, and another one at once."""
+    async def crash(self, replica: int = 0) -> None:
+        """SIGKILL of one. A lone operator is started again at once; a replica after the second that a
+        kubelet takes, as the next standby, so that it is the warm one that takes over.
+        """
         async with self._turn:
-            await self._order("kill")
-            self.pid = int(await self._order("start"))
-            self.starts += 1
+            self.crashes += 1
+            if len(self.pids) > 1:
+                await self._order("crash", replica)
+                return
+            await self._order("kill", replica)
+            self.pids[replica] = int(await self._order("start", replica))
 
-    async def _order(self, word: str) -> str:
+    async def end(self, replica: int) -> None:
+        """SIGTERM: it hands over, and is started again."""
+        async with self._turn:
+            await self._order("end", replica)
+
+    async def _order(self, word: str, replica: int) -> str:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        stdin.write(word.encode() + b"\n")
+        stdin.write(f"{word} {replica}\n".encode())
         async with asyncio.timeout(_START_SECONDS):
             answer = (await stdout.readline()).decode().strip()
         if not answer:
@@ -74,20 +94,27 @@ class Operator:
 
     @property
     def ends(self) -> int:
-        """How often it ended without being killed; a new one was started then."""
+        """How often one ended without being killed; it was started again then."""
         return self.log.read_text(errors="replace").count(ENDED)
+
+    @property
+    def leaders(self) -> list[str]:
+        """Names of the replicas in the order in which they took the lease. (A holder is `name_<life>`.)"""
+        text = self.log.read_text(errors="replace")
+        return re.findall(r"lease \S+ taken as (replica-\d+)_", text)
 
     def said(self, lines: int = 60) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def _fork(flags: Sequence[str]) -> int:
+def _fork(flags: Sequence[str], config: str) -> int:
     pid = os.fork()
     if pid:
         return pid
     from everstep_operator import __main__ as operator
 
     sys.argv = ["everstep-operator", "run", *flags]
+    os.environ["KUBECONFIG"] = config
     status = 1
     try:
         os.setpgid(0, 0)
@@ -106,54 +133,69 @@ def _fork(flags: Sequence[str]) -> int:
 
 
 class Cot:
-    """The one child; one that ends by itself is started again, as a kubelet would."""
+    """One replica; what ends without an order to stay away is started again, as by a kubelet."""
 
-    def __init__(self, flags: Sequence[str]) -> None:
-        self._flags, self._pid = flags, 0
+    def __init__(self, flags: Sequence[str], config: str) -> None:
+        self._flags, self._config, self._pid = flags, config, 0
+        self._back_at = 0.0
+        """When it is started again (monotonic); 0: it is not."""
 
-    def start(self) -> int:
-        self.kill()
-        self._pid = _fork(self._flags)
+    def obey(self, word: str) -> int:
+        match word:
+            case "start":
+                self.kill()
+                self._start()
+            case "kill":
+                self.kill()
+            case "crash":
+                self.kill()
+                self._back_at = time.monotonic() + RESTART_SECONDS
+            case "end" if self._pid:
+                os.kill(self._pid, signal.SIGTERM)
         return self._pid
 
-    def kill(self) -> int:
-        if self._pid:
-            self.look()
+    def kill(self) -> None:
+        self.look()
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-        self._pid = 0
-        return 0
+        self._pid, self._back_at = 0, 0.0
 
     def look(self) -> None:
+        """Notes its end, and starts it again when it is time."""
         pid, status = os.waitpid(self._pid, os.WNOHANG) if self._pid else (0, 0)
-        if not pid:
-            return
-        self._pid = 0
-        print(f"{ENDED} with {os.waitstatus_to_exitcode(status)}", file=sys.stderr, flush=True)
+        if pid:
+            self._pid, self._back_at = 0, time.monotonic() + RESTART_SECONDS
+            code = os.waitstatus_to_exitcode(status)
+            print(f"{ENDED if code else HANDED_OVER} with {code}", file=sys.stderr, flush=True)
+        if self._back_at and time.monotonic() >= self._back_at:
+            self._start()
 
-    def mend(self) -> None:
-        if self._pid:
-            self.look()
-            if not self._pid:
-                time.sleep(RESTART_SECONDS)
-                self.start()
+    def _start(self) -> None:
+        self._pid, self._back_at = _fork(self._flags, self._config), 0.0
 
 
 def main() -> None:
     from everstep_operator import __main__ as operator  # noqa: F401  imported once, for all
 
-    cot = Cot(sys.argv[1:])
+    configs = sys.argv[1].split(",")
+    many = len(configs) > 1
+    cots = [
+        Cot([*sys.argv[2:], *([f"--identity=replica-{i}"] if many else [])], config)
+        for i, config in enumerate(configs)
+    ]
     while True:
-        ready, _, _ = select.select([sys.stdin], [], [], 0.2)
+        ready, _, _ = select.select([sys.stdin], [], [], 0.1)
         if not ready:
-            cot.mend()
+            for cot in cots:
+                cot.look()
             continue
-        word = sys.stdin.readline().strip()
+        word, _, replica = sys.stdin.readline().strip().partition(" ")
         if not word:
-            cot.kill()
+            for cot in cots:
+                cot.kill()
             return
-        print(cot.start() if word == "start" else cot.kill(), flush=True)
+        print(cots[int(replica)].obey(word), flush=True)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ class Call:
     """With its query."""
     query: Mapping[str, str]
     body: bytes
+    caller: int = 0
+    """Which replica of the operator: each knows the proxy by another port."""
 
     @property
     def writes(self) -> bool:
@@ -94,17 +96,19 @@ class Fault:
 class Proxy:
     """Use it with `async with`."""
 
-    def __init__(self, upstream: str, ca: Path, host: str) -> None:
+    def __init__(self, upstream: str, ca: Path, host: str, callers: int = 1) -> None:
         self._upstream, self._ca, self._host = upstream, ca, host
+        self._callers = callers
         self.faults: list[Fault] = []
         self.written: list[tuple[float, str]] = []
         """When (monotonic) and what: every write that came, in order."""
         self._streams: list[tuple[str, web.Request]] = []
-        self.port = 0
+        self._ports: list[int] = []
 
     @property
-    def url(self) -> str:
-        return f"http://{self._host}:{self.port}"
+    def urls(self) -> list[str]:
+        """One for each replica."""
+        return [f"http://{self._host}:{port}" for port in self._ports]
 
     async def __aenter__(self) -> Self:
         context = ssl.create_default_context(cafile=str(self._ca))
@@ -116,11 +120,9 @@ class Proxy:
         app.router.add_route("*", "/{tail:.*}", self._pass_on)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, 0)
-        await site.start()
-        server = site._server
-        assert server is not None
-        self.port = server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+        for _ in range(self._callers):
+            await web.TCPSite(self._runner, self._host, 0).start()
+        self._ports = [address[1] for address in self._runner.addresses]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -145,6 +147,7 @@ class Proxy:
             path=request.path_qs,
             query=dict(request.query),
             body=await request.read(),
+            caller=self._caller_of(request),
         )
         if call.writes:
             self.written.append((time.monotonic(), call.title))
@@ -159,6 +162,10 @@ class Proxy:
             if request.transport is not None:
                 request.transport.abort()
             raise asyncio.CancelledError from None
+
+    def _caller_of(self, request: web.Request) -> int:
+        assert request.transport is not None
+        return self._ports.index(request.transport.get_extra_info("sockname")[1])
 
     async def _forward(self, request: web.Request, call: Call) -> web.StreamResponse:
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}

@@ -14,6 +14,10 @@ from everstep_lab import Lab, kubeconfig
 
 NODES_OF_A_LANE = 3
 """Two for the job, one for whoever has to leave."""
+ELECTION = (
+    "--lease-seconds=3", "--renew-seconds=2.4", "--retry-seconds=0.4", f"--lease={replicas.LEASE}",
+)  # fmt: skip
+"""Of the chart's 15, 10 and 2 a fifth: a case waits for a takeover, and those beside it do, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,30 +29,38 @@ class Rig:
 
 
 @asynccontextmanager
-async def a_rig(lab: Lab, folder: Path, account: Path, *flags: str) -> AsyncIterator[Rig]:
-    """`account` is the kubeconfig of the operator's ServiceAccount; the operator runs."""
+async def a_rig(
+    lab: Lab, folder: Path, account: Path, *flags: str, standby: bool = False
+) -> AsyncIterator[Rig]:
+    """`account` is the kubeconfig of the operator's ServiceAccount; the operator runs.
+
+    `standby`: two replicas with a lease between them, as the chart installs them; else one without.
+    """
     upstream, token = kubeconfig.read(account)
     authority = lab.places.certs / "ca.crt"
-    config = folder / "through-the-proxy.kubeconfig"
+    replicas_wanted = 2 if standby else 1
+    configs = [folder / f"replica-{i}.kubeconfig" for i in range(replicas_wanted)]
     lanes = max(1, len(lab.nodes) // NODES_OF_A_LANE)
     given = (
         *replicas.FLAGS, replicas.ACCOUNT, f"--http-host={lab.places.operator_ip}",
-        "--figures-seconds=3600", f"--cordon-budget={lanes}", *flags,
+        "--figures-seconds=3600", f"--cordon-budget={lanes}", *(ELECTION if standby else ()), *flags,
     )  # fmt: skip
-    async with Proxy(upstream, authority, lab.places.operator_ip) as proxy, lab.api() as api:
-        document = kubeconfig.build(proxy.url, authority.read_bytes(), token, "everstep-operator")
-        kubeconfig.write_private(config, document)
+    host = lab.places.operator_ip
+    async with Proxy(upstream, authority, host, replicas_wanted) as proxy, lab.api() as api:
+        for config, url in zip(configs, proxy.urls, strict=True):
+            document = kubeconfig.build(url, authority.read_bytes(), token, "everstep-operator")
+            kubeconfig.write_private(config, document)
         environ = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
-            "KUBECONFIG": str(config),
             "EVERSTEP_OPERATOR_KEY": "k" * 32,
         }
-        async with Operator(given, environ, folder / "operator.log") as operator:
+        async with Operator(given, environ, configs, folder / "operator.log") as operator:
             await operator.start()
             made = [Lane(lab, api, i, nodes) for i, nodes in enumerate(_split(lab.nodes))]
             for lane in made:
                 await lane.label()
+                await lane.until_noted()
             yield Rig(lab=lab, proxy=proxy, operator=operator, lanes=made)
 
 

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep_contract import names
-from everstep_operator.jobs import failures
 
 Object = dict[str, Any]
 OUR_MARK = "everstep.dev/cordoned-by"
-OPERATORS = failures.BUDGETS["node"] | failures.BUDGETS["pod"]
 STEADY = ("Running", "Recovering", "Suspended", "Complete", "Failed")
+"""Not compared: `ObserveOnly` and `Stalled` hold for a job in any scenario alike or are told by time alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +20,9 @@ class Shape:
     slots: tuple[tuple[int, int, str], ...]
     """(slot, attempt, cause)"""
     restarts: tuple[tuple[str, int], ...]
-    """In the operator's words. In its own the job counts what it lived through: a rank that dies again
-    and again on a dead GPU, for as long as no operator is there to move it.
-    """
+    """(cause, number): each fault once, also where it killed a rank more than once before somebody moved it."""
     uncounted: int
-    """By how much restarts.total is more than the operator or the job has counted."""
+    """By how much restarts.total is not the sum of its causes: 0."""
     incidents: tuple[tuple[str, int, int, bool], ...]
     """(cause, slot, attempt, open)"""
     pods: tuple[tuple[str, str, bool], ...]
@@ -51,9 +48,7 @@ def build_shape(
         state=status.get("state", ""),
         conditions=_conditions(status),
         slots=tuple((s["slot"], s["attempt"], s.get("cause", "")) for s in status.get("slots", [])),
-        restarts=tuple(
-            sorted((c, n) for c, n in (restarts.get("byCause") or {}).items() if c in OPERATORS)
-        ),
+        restarts=tuple(sorted((restarts.get("byCause") or {}).items())),
         uncounted=_uncounted(restarts),
         incidents=tuple(
             (i["cause"], i.get("slot", -1), i.get("attempt", -1), i.get("open", False))
@@ -74,9 +69,7 @@ def build_shape(
 
 def _uncounted(restarts: Object) -> int:
     causes = restarts.get("byCause") or {}
-    ours = sum(n for cause, n in causes.items() if cause in OPERATORS)
-    theirs = sum(causes.values()) - ours
-    return int(restarts.get("total", 0)) - max(ours, theirs)
+    return int(restarts.get("total", 0)) - sum(causes.values())
 
 
 def _is_echo(incident: Object, incidents: Sequence[Object]) -> bool:

@@ -126,7 +126,6 @@ async def test_an_operator_that_starts_on_old_lists_ends_at_the_same_place(
         await lane.until_running(slot_1=2)
         await until_quiet(rig)
         shape = await lane.shape()
-        print(f"struck {stale.struck} times; {shape}")
         assert stale.struck
         assert [slot[:2] for slot in shape.slots] == [(0, 1), (1, 2)]
         assert sum(n for _, n in shape.restarts) == 1

@@ -3,7 +3,8 @@ from dataclasses import replace
 from everstep_contract.ledger import LedgerEntry
 from everstep_demo.compare import compare
 from everstep_demo.report import build_report, build_table, find_problems
-from everstep_demo.story import ACTS, COMMITTED, CORDONED, FIRST_STEP, Incident, Told
+from everstep_demo.steplog import Logs
+from everstep_demo.story import ACTS, COMMITTED, CORDONED, FIRST_STEP, Incident, Measured
 
 
 def an_entry(step: int, *, epoch: int = 1, loss: float = 0.5) -> LedgerEntry:
@@ -19,6 +20,7 @@ def an_entry(step: int, *, epoch: int = 1, loss: float = 0.5) -> LedgerEntry:
     )
 
 
+CLEAN = Logs(recomputed=(), missing=(), other_losses=())
 REFERENCE = [an_entry(step) for step in range(1, 6)]
 
 
@@ -34,13 +36,15 @@ def an_incident(**changes: object) -> Incident:
     return replace(incident, **changes)
 
 
-def told(**changes: object) -> Told:
-    story = Told(
+def measured(**changes: object) -> Measured:
+    story = Measured(
         incidents=(an_incident(),),
         quarantined_nodes=("node-2",),
         goodput=0.61,
         completed=True,
         seconds=120.0,
+        logs=CLEAN,
+        tensors=14,
     )
     return replace(story, **changes)
 
@@ -75,22 +79,28 @@ def test_a_step_taken_twice_repeats_its_samples() -> None:
 
 
 def test_two_empty_ledgers_prove_nothing() -> None:
-    assert "the ledger is empty" in find_problems(told(), compare([], []))
+    assert "the ledger is empty" in find_problems(measured(), compare([], []))
 
 
 def test_all_is_right_only_if_nothing_was_lost() -> None:
     equal = compare(REFERENCE, REFERENCE)
-    assert build_report(told(), equal)["ok"]
-    assert not build_report(told(completed=False), equal)["ok"]
-    assert not build_report(told(incidents=(an_incident(steps_lost=2),)), equal)["ok"]
-    assert not build_report(told(quarantined_nodes=()), equal)["ok"]
-    assert not build_report(told(quarantined_nodes=("node-2", "node-3")), equal)["ok"]
-    assert not build_report(told(), compare(REFERENCE[:4], REFERENCE))["ok"]
-    assert not build_report(told(problems=("the lab broke",)), equal)["ok"]
+    assert build_report(measured(), equal)["ok"]
+    assert not build_report(measured(completed=False), equal)["ok"]
+    assert not build_report(measured(incidents=(an_incident(steps_lost=2),)), equal)["ok"]
+    assert not build_report(measured(incidents=(an_incident(steps_lost=None),)), equal)["ok"]
+    assert not build_report(measured(logs=replace(CLEAN, recomputed=(61,))), equal)["ok"]
+    assert not build_report(measured(logs=replace(CLEAN, missing=(61,))), equal)["ok"]
+    assert not build_report(measured(logs=replace(CLEAN, other_losses=(61,))), equal)["ok"]
+    assert not build_report(measured(tensor_differences=("model.w: other values",)), equal)["ok"]
+    assert not build_report(measured(tensors=0), equal)["ok"]
+    assert not build_report(measured(quarantined_nodes=()), equal)["ok"]
+    assert not build_report(measured(quarantined_nodes=("node-2", "node-3")), equal)["ok"]
+    assert not build_report(measured(), compare(REFERENCE[:4], REFERENCE))["ok"]
+    assert not build_report(measured(problems=("the lab broke",)), equal)["ok"]
 
 
 def test_the_report_has_the_promised_keys() -> None:
-    report = build_report(told(), compare(REFERENCE, REFERENCE))
+    report = build_report(measured(), compare(REFERENCE, REFERENCE))
     assert {
         "incidents", "steps_lost", "samples_lost", "samples_repeated", "steps_recomputed",
         "max_abs_loss_difference", "quarantined_nodes", "goodput", "ok",
@@ -101,5 +111,7 @@ def test_the_report_has_the_promised_keys() -> None:
 
 
 def test_the_table_says_what_was_not_reached() -> None:
-    report = build_report(told(incidents=(an_incident(reached={}),)), compare(REFERENCE, REFERENCE))
+    report = build_report(
+        measured(incidents=(an_incident(reached={}),)), compare(REFERENCE, REFERENCE)
+    )
     assert "not reached" in build_table(report)

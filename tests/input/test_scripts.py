@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 async def train(folder: Path, name: str, *arguments: str, run: str = "trial") -> tuple[int, str]:
-    """`everstep run` as a person would call it; status and all that the terminal showed."""
+    """`everstep run` as a user would call it; returns status and output."""
     everstep = Path(sys.executable).parent / "everstep"
     child = await asyncio.create_subprocess_exec(
         str(everstep), "run", "--store", str(folder / "store"), "--run", run, str(folder / name),
@@ -90,6 +90,6 @@ async def test_a_model_of_another_shape_names_the_tensor_and_spoils_nothing(fold
     assert "torch.Size([1, 4])" in complaint
     assert "torch.Size([1, 8])" in complaint
     assert "Build it as it was" in complaint
-    assert "once that is mended, the same command goes on from step 8" in shown
+    assert "after fixing it, run the same command again to resume from step 8" in shown
     status, shown = await train(folder, "base.py", "4")
     assert status == 0, shown

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 
 from everstep_operator import kube, logs, scheduler
 from everstep_operator.health.metrics import HealthMetrics
-from everstep_operator.jobs import plan, saying, statuspatch
+from everstep_operator.jobs import action_log, plan, statuspatch
 from everstep_operator.jobs.actions import CreatePod, DeletePod
 from everstep_operator.jobs.observe import to_job
 from everstep_operator.jobs.stamps import to_stamp
@@ -84,10 +84,10 @@ def test_decisions_and_deeds_of_an_incident_bear_its_id(
     incident = planned.status.incidents[-1].id
     assert planned.events
     for happening in planned.events:
-        saying.say_happening(observed.job, happening)
+        action_log.log_event(observed.job, happening)
     words = {"reason": "x", "message": "y", "slot": 1}
     for action in (CreatePod(attempt=2, body={}, **words), DeletePod(name="n", uid="u", **words)):
-        saying.say_done(observed.job, action, planned.status)
+        action_log.log_done(observed.job, action, planned.status)
     told: list[dict[str, str]] = [r.__dict__["fields"] for r in caplog.records]
     moved = [f["incident"] for f in told if f["incident"]]
     assert set(moved) == {incident}

@@ -1,4 +1,4 @@
-"""The commonest mistakes end in a condition that tells what to do, and restart nothing for ever."""
+"""The most common mistakes lead to a condition with the fix, without endless restarts."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""One job that never ends, and what it outlives. Each test takes it as the last one left it."""
+"""One job without an end under many faults; each test continues where the last one ended."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Every command of the plugin's README, as it stands there, in an order that makes sense."""
+"""Every command of the plugin's README, as written, in a sensible order."""
 
 import asyncio
 import os

@@ -57,7 +57,7 @@ def test_a_cluster_without_everstep_is_told_from_one_that_is_away() -> None:
     assert "helm install everstep" not in str(cluster.translate("error: connection refused"))
     assert "memcache" not in str(missing)
     assert isinstance(cluster.translate("Error from server (NotFound): x"), cluster.NotFound)
-    assert str(cluster.translate("")) == "kubectl failed without a word"
+    assert str(cluster.translate("")) == "kubectl failed without a message"
 
 
 def test_a_picture_is_a_picture(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_job_whose_checkpoints_fail_is_called_not_safe() -> None:
 
 def test_old_figures_of_a_running_job_say_that_the_operator_is_away() -> None:
     job = jobs.build_job(recordings.job(), NOW + 600)
-    assert "these figures are 10m old: the operator may be away" in job.warnings[0]
+    assert "these figures are 10m old: the operator may not be running" in job.warnings[0]
     assert jobs.build_job(recordings.job(), NOW).warnings == ()
 
 
@@ -132,7 +132,7 @@ def test_the_list_of_checkpoints_says_where_the_next_start_goes_on_from() -> Non
         "checkpoints": [found],
     }
     shown = checkpoints.render_catalog(catalog)
-    assert "9      2       60.1 kB   Start            the next start goes on from it" in shown
+    assert "9      2       60.1 kB   Start            the next start resumes from it" in shown
     assert shown.endswith("3 older checkpoints retired")
     assert "no checkpoint yet" in checkpoints.render_catalog(catalog | {"checkpoints": []})
 

@@ -1,5 +1,7 @@
 """The lab's binaries: which Go, which cache key, which folder."""
 
+import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,12 @@ def module(tmp_path: Path) -> build.Module:
     (folder / "go.mod").write_text("module m\n")
     (folder / "go.sum").write_text("")
     return build.Module(
-        folder=folder, title="m", binaries=("one", "two"), ldflags="-s", renamed={}, cold="soon"
+        folder=folder,
+        title="m",
+        binaries=("one", "two"),
+        ldflags="-s",
+        renamed={},
+        cold_seconds=60.0,
     )
 
 
@@ -98,3 +105,27 @@ def test_a_failed_build_shows_its_last_lines_and_leaves_no_half_of_a_folder(
     with pytest.raises(LabError, match=r"failed with 3:\nbroken"):
         build.ensure(module, lambda _: None, environ)
     assert [p.name for p in build.cache_root(environ).iterdir() if p.is_dir()] == []
+
+
+def test_a_build_says_how_long_is_left_for_all_that_is_missing(
+    module: build.Module, tmp_path: Path
+) -> None:
+    """A Go that lists three packages, compiles them and links two commands."""
+    script = (
+        '#!/bin/sh\n[ "$1" = env ] && { echo go1.26.8; exit; }\n'
+        '[ "$1" = list ] && { echo a; echo b; echo c; exit; }\n'
+        'for last; do :; done\nwhile [ "$1" != -o ]; do shift; done\n'
+        'echo a >&2; echo b >&2; touch "$2/one" "$2/two"\n'
+    )
+    go = executable(tmp_path / "go", script)
+    environ = {"EVERSTEP_GO": str(go), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    other = dataclasses.replace(module, folder=tmp_path / "other", title="o", cold_seconds=180.0)
+    shutil.copytree(module.folder, other.folder)
+    (other.folder / "go.sum").write_text("another\n")
+    said: list[str] = []
+    folders = build.ensure_all([module, other], said.append, environ)
+    assert [sorted(p.name for p in folder.iterdir()) for folder in folders] == [["one", "two"]] * 2
+    assert "building m (once; about 4 min left for all missing binaries)" in said[0]
+    assert any("building o (once; " in text for text in said)
+    assert build.ensure_all([module, other], said.append, environ) == folders
+    assert len([text for text in said if text.startswith("building")]) == 2

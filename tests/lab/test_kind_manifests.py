@@ -10,8 +10,10 @@ from everstep_lab.kind import images, manifests, places, tools
 from everstep_lab.kind.operator import build_install
 from everstep_lab.kind.present import render_kind_status, render_kind_up
 from everstep_lab.seam import LabError
+from everstep_operator.settings import Settings
 
 STORE = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "r"}
+DEFAULTS = Settings()
 PLACES = places.KindPlaces(cluster="everstep", root=Path("/nowhere"))
 
 
@@ -51,9 +53,12 @@ def test_the_lab_node_stays_on_tainted_workers_and_off_the_control_plane() -> No
     assert pod["hostPID"] is True
 
 
-def test_the_operator_finds_the_exporter_by_its_usual_label() -> None:
-    template = objects()["DaemonSet"]["spec"]["template"]
-    assert template["metadata"]["labels"]["app.kubernetes.io/name"] == "dcgm-exporter"
+def test_the_operator_believes_the_exporter_as_it_is_installed() -> None:
+    daemonset = objects()["DaemonSet"]
+    assert daemonset["metadata"]["namespace"] in DEFAULTS.exporter_namespace_list
+    labels = daemonset["spec"]["template"]["metadata"]["labels"]
+    assert "app.kubernetes.io/name=dcgm-exporter" in DEFAULTS.exporter_selector_list
+    assert labels["app.kubernetes.io/name"] == "dcgm-exporter"
 
 
 def test_a_host_port_and_a_secret_name_the_store_by_what_each_side_sees() -> None:

@@ -111,8 +111,17 @@ def is_running(lab: LabClass, name: str) -> Pod:
     return get(lab, "pod", name)
 
 
+def exporter_of(lab: LabClass, node: str) -> Pod:
+    selector = ("-l", "app.kubernetes.io/name=dcgm-exporter")
+    fields = f"--field-selector=spec.nodeName={node}"
+    (pod,) = json.loads(
+        lab.kubectl("get", "pods", "-n", "kube-system", *selector, fields, "-o", "json")
+    )["items"]
+    return dict(pod)
+
+
 def page(lab: LabClass, node: str) -> str:
-    pod = get(lab, "pod", f"dcgm-exporter-{node}", "-n", "kube-system")
+    pod = exporter_of(lab, node)
     address = f"http://{pod['status']['podIP']}:9400/metrics"
     with urllib.request.urlopen(address, timeout=5) as answer:
         text: str = answer.read().decode()
@@ -277,10 +286,11 @@ def test_drain_leaves_the_exporter_and_takes_the_rest(
     lab: LabClass, apply: Callable[..., str]
 ) -> None:
     node = is_running(lab, apply("drained"))["spec"]["nodeName"]
-    lab.kubectl("drain", node, "--force", "--timeout=30s")
+    exporter = exporter_of(lab, node)["metadata"]["uid"]
+    lab.kubectl("drain", node, "--force", "--ignore-daemonsets", "--timeout=30s")
     lab.kubectl("uncordon", node)
     assert "NotFound" in lab.kubectl("get", "pod", "drained", check=False)
-    assert f"dcgm-exporter-{node}" in lab.kubectl("get", "pods", "-n", "kube-system")
+    assert exporter_of(lab, node)["metadata"]["uid"] == exporter
 
 
 # --- faults -------------------------------------------------------------------------------------

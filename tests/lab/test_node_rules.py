@@ -14,8 +14,8 @@ from everstep_lab.node.environment import Place, Sources, build_env, expand
 from everstep_lab.node.errors import ConfigError, NotSimulatedError
 from everstep_lab.node.holders import Candidate, choose_holder
 from everstep_lab.node.kubelet_port import Wanted, parse_wanted, read_lines
+from everstep_lab.node.requests import check_request
 from everstep_lab.node.rewrite import Paths
-from everstep_lab.node.words import check_request
 from everstep_lab.seam import BadRequestError, FaultRequest, NodeSpec
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -323,7 +323,7 @@ SPEC = NodeSpec(index=1, name="node-1", ip="i", pod_prefix="p.", gpus=2, token="
     [
         (FaultRequest(gpu=2, xid=79), "has no GPU 2: it has 0 to 1"),
         (FaultRequest(exporter="loud"), "exporter 'loud': choose one of silent"),
-        (FaultRequest(gpu=1), "say which fault with --xid"),
+        (FaultRequest(gpu=1), "name the fault with --xid"),
         (FaultRequest(), "--xid, --exporter, --kill-node or --partition"),
     ],
 )

@@ -39,7 +39,7 @@ def a_lab(operator: dict[str, Any], **nodes: dict[str, Any]) -> dict[str, Any]:
         ({"pid": None, "ended": None, "metrics": METRICS}, "operator    stopped"),
         (
             {"pid": None, "ended": 3, "metrics": METRICS},
-            "operator    ended with 3: `everstep-lab operator logs` tells why",
+            "operator    ended with 3: see `everstep-lab operator logs`",
         ),
         ({"pid": 8, "metrics": METRICS}, f"operator    pid 8, {METRICS}"),
     ],

@@ -94,6 +94,9 @@ class Scene:
         await until("every node free again", self._is_clear)
 
     async def _is_clear(self) -> bool:
+        """A node that is healed boots for a moment: until it has power the API server still shows what was."""
+        if any(node["broken"] for node in (await self._nodes()).values()):
+            return False
         for quarantine in await self.board.quarantines():
             await self.board.release(quarantine["metadata"]["name"])
         nodes = await self.api.list("/api/v1/nodes")

@@ -1,5 +1,9 @@
 """A running job is edited: it is applied, or refused with the reason."""
 
+import asyncio
+import json
+from pathlib import Path
+
 import pytest
 
 from everstep_contract.log import Commit
@@ -7,6 +11,7 @@ from everstep_demo.board import is_true
 from everstep_demo.trial import Trial
 from everstep_lab.api import ApiError
 from lifecycle.scene import LIMIT, Scene
+from stub_image.given import build_stub_job
 
 pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -47,9 +52,12 @@ async def test_replicas_edited_in_the_middle_of_a_recovery(scene: Scene, replica
     await scene.board.delete_pod(pod.name)
 
     async def recovers() -> bool:
-        return is_true(await trial.job(), "Recovering")
+        job = await trial.job()
+        counted = (job["status"].get("restarts") or {}).get("total") == 1
+        return counted and is_true(job, "Recovering")
 
-    await trial.until("the recovery", recovers, limit=LIMIT)
+    # Counted before it is acted on: were the slot given up before that, there would be no interruption of it to count.
+    await trial.until("a recovery that is counted", recovers, limit=LIMIT)
     await scene.board.patch(name, {"spec": {"workers": {"replicas": replicas}}})
     await until_world(scene, trial, replicas)
     await scene.further(trial)
@@ -60,26 +68,57 @@ async def test_replicas_edited_in_the_middle_of_a_recovery(scene: Scene, replica
 
     await trial.until(f"pods of {replicas} slots and no more", only_these, limit=LIMIT)
     status = (await trial.job())["status"]
-    assert status["restarts"]["total"] <= 1, f"one pod was deleted: {status}"
+    assert status["restarts"]["total"] == 1, f"one pod was deleted: {status}"
+    assert status["restarts"]["byCause"] == {"PodDeleted": 1}
 
 
 async def test_a_new_interval_counts_for_all_ranks_from_the_next_epoch_on(scene: Scene) -> None:
-    """Slot 1 comes back with the new interval in its environment, slot 0 has the old one."""
+    """The edit ends the epoch at a checkpoint. Slot 1 then comes back with the new interval in its environment, slot
+    0 has the old one.
+    """
     trial = await scene.start("interval")
-    epoch = await scene.stepping(trial)
+    await scene.stepping(trial)
     await scene.board.patch("interval", {"spec": {"checkpoint": {"everySteps": 7}}})
+
+    async def is_observed() -> bool:
+        job = await trial.job()
+        return bool(job["status"]["observedGeneration"] == job["metadata"]["generation"])
+
+    await trial.until("the edit is acted on", is_observed, limit=LIMIT)
+    status = (await trial.job())["status"]
+    assert status["restarts"]["total"] == 0, f"an edit is no interruption: {status}"
+    await _commits_by_seven(trial)
+    epoch = await scene.stepping(trial)
     pod = await scene.board.current_pod("interval", 1)
     assert pod is not None
     await scene.board.delete_pod(pod.name)
     await trial.until_recovered(epoch, limit=LIMIT)
+    await _commits_by_seven(trial)
+
+
+async def _commits_by_seven(trial: Trial) -> None:
+    """Three more of them."""
     seen: list[int] = []
 
-    async def commits_by_seven() -> bool:
+    async def enough() -> bool:
         entries = await trial.watch.refresh()
         seen.extend(e.step for e in entries if isinstance(e, Commit))
         return len([s for s in seen if s % 7 == 0]) >= 3
 
-    await trial.until("three commits at multiples of 7", commits_by_seven, limit=LIMIT)
+    await trial.until("three commits at multiples of 7", enough, limit=LIMIT)
+
+
+async def test_a_shorter_hang_limit_reaches_a_job_that_runs(scene: Scene) -> None:
+    trial = await scene.start("limits")
+    await scene.stepping(trial)
+    await scene.board.patch("limits", {"spec": {"recovery": {"hangSeconds": 77}}})
+
+    async def is_observed() -> bool:
+        job = await trial.job()
+        return bool(job["status"]["observedGeneration"] == job["metadata"]["generation"])
+
+    await trial.until("the edit is acted on", is_observed, limit=LIMIT)
+    assert await scene.attempts("limits") == [1, 1], "no pod is made for it"
 
 
 async def test_a_new_image_is_for_pods_made_from_then_on(scene: Scene) -> None:
@@ -102,8 +141,8 @@ async def test_a_new_image_is_for_pods_made_from_then_on(scene: Scene) -> None:
 async def test_what_would_lose_the_runs_past_is_refused_with_the_way_out(scene: Scene) -> None:
     await scene.start("fixed", replicas=1, spec={"suspend": True})
     for change, words in (
-        ({"uri": "s3://everstep/elsewhere"}, "make a new job for a new place"),
-        ({"run": "another"}, "make a new job for a new run"),
+        ({"uri": "s3://everstep/elsewhere"}, "create a new job for another location"),
+        ({"run": "another"}, "create a new job for another run"),
     ):
         with pytest.raises(ApiError) as caught:
             await scene.board.patch("fixed", {"spec": {"checkpoint": change}})
@@ -112,3 +151,37 @@ async def test_what_would_lose_the_runs_past_is_refused_with_the_way_out(scene: 
     with pytest.raises(ApiError) as caught:
         await scene.board.patch("fixed", {"spec": {"workers": {"minReplicas": 9}}})
     assert "lower minReplicas or raise replicas" in caught.value.message
+
+
+async def test_a_manifest_applied_again_and_again_through_a_recovery_changes_nothing(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """As Argo CD or Flux do it: server-side, under a manager of their own, whatever the operator has written."""
+    manifest = tmp_path / "job.json"
+    manifest.write_text(json.dumps(build_stub_job("gitops")))
+    trial = await scene.apply(json.loads(manifest.read_text()))
+    epoch = await scene.stepping(trial)
+
+    async def apply() -> None:
+        await asyncio.to_thread(
+            scene.lab.kubectl, "apply", "--server-side", "--force-conflicts",
+            "--field-manager=gitops", "-f", str(manifest),
+        )  # fmt: skip
+
+    await apply()
+    settled = (await trial.job())["metadata"]["generation"]
+    pod = await scene.board.current_pod("gitops", 1)
+    assert pod is not None
+    await scene.board.delete_pod(pod.name)
+    recovery = asyncio.create_task(trial.until_recovered(epoch, limit=LIMIT))
+    applied = 0
+    while not recovery.done():
+        await apply()
+        applied += 1
+    await recovery
+    assert applied > 2, "it was applied while the job recovered"
+    job = await trial.job()
+    assert job["metadata"]["generation"] == settled, "nobody writes the spec but its owner"
+    assert job["status"]["restarts"]["byCause"] == {"PodDeleted": 1}
+    assert await scene.attempts("gitops") == [1, 2]
+    assert await trial.steps_lost() == 0

@@ -1,4 +1,4 @@
-"""How a job ends: its time is over, its life is over, a node dies in its last moment."""
+"""How a job ends: its deadline, its TTL, a node that dies in its last moment."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Suspend, resume and delete, at moments that were not chosen kindly."""
+"""Suspend, resume and delete, at unfavourable moments."""
 
 import asyncio
 

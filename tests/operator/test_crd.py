@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from everstep_operator import crd, model
-from everstep_operator.rules import Resourceful
+from everstep_operator.rules import ApiModel
 from job_builders import a_spec
 
 
@@ -41,13 +41,13 @@ def test_every_field_is_explained_and_bounded(part: str) -> None:
 def test_explain_shows_the_defaults_of_what_users_write() -> None:
     recovery = model.RESOURCE.spec_model.model_fields["recovery"].annotation
     assert recovery is not None
-    told = crd.tell_defaults(crd.build_schema(recovery))["properties"]
+    told = crd.describe_defaults(crd.build_schema(recovery))["properties"]
     assert told["drainTimeoutSeconds"]["description"].endswith(" committed. Default: 120.")
     assert told["forceDelete"]["description"].endswith(" Default: false.")
 
 
 def test_every_message_of_a_rule_names_a_way_out() -> None:
-    for cls in crd._models(Resourceful):
+    for cls in crd._models(ApiModel):
         for rule in cls.rules:
             assert len(rule.message) > 30, rule.cel
 

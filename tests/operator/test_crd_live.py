@@ -1,6 +1,7 @@
 """The same rules, judged by a real API server: it refuses what the model refuses, with the field and the fix."""
 
 import copy
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from everstep_lab.config import LabConfig
 from everstep_operator import kube
+from everstep_operator.jobs import patch_body
 from everstep_operator.kube import Kube
 from job_builders import a_spec
 from own_lab import own_lab
@@ -20,7 +22,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"workers": {"maxReplicas": 2}}, "spec.workers.maxReplicas"),
     ({"workers": {"replicas": 0}}, "spec.workers.replicas"),
     ({"checkpoint": {"uri": "http://x/y"}}, 'uri is "http://x/y"'),
-    ({"checkpoint": {"everySeconds": 5}}, "keep the one that you mean"),
+    ({"checkpoint": {"everySeconds": 5}}, "keep one of them"),
     ({"checkpoint": {"run": "../other"}}, "spec.checkpoint.run"),
     ({"guard": {"action": "Explode"}}, "spec.guard.action"),
     ({"workers": {"template": {"spec": {"nodeName": "node-1"}}}}, "use nodeSelector or affinity"),
@@ -53,6 +55,32 @@ def a_document(change: dict[str, Any], name: str = "wrong") -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("kind", "refused"), [("nvlink-replays", ""), ("NVLink replays", "spec.evidence[0].kind")]
+)
+async def test_evidence_of_any_kind_is_stored_if_it_is_written_like_one(
+    port: Kube, kind: str, refused: str
+) -> None:
+    evidence = {
+        "machine": "m", "gpu": "GPU-a", "kind": kind, "firstSeen": "2026-11-21T10:00:00Z",
+    }  # fmt: skip
+    spec = {
+        "nodeName": "node-1", "incident": "inc-1", "verdict": "Leaving", "reason": "GpuLinkReplays",
+        "message": "m", "decidedAt": "2026-11-21T10:00:00Z", "evidence": [evidence],
+    }  # fmt: skip
+    document = {
+        "apiVersion": "everstep.dev/v1alpha1", "kind": "NodeQuarantine",
+        "metadata": {"name": "a-new-kind"}, "spec": spec,
+    }  # fmt: skip
+    if not refused:
+        stored = await port.create(kube.QUARANTINES, document, dry_run=True)
+        assert stored["spec"]["evidence"][0]["kind"] == kind
+        return
+    with pytest.raises(kube.Invalid) as raised:
+        await port.create(kube.QUARANTINES, document, dry_run=True)
+    assert refused in raised.value.message
+
+
 def merged(spec: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     found = copy.deepcopy(spec)
     for key, value in change.items():
@@ -73,12 +101,44 @@ async def test_a_name_that_would_not_fit_a_pods_is_refused(port: Kube) -> None:
             await port.create(kube.JOBS, a_document({}, name), "default", dry_run=True)
 
 
-async def test_the_place_of_a_run_cannot_change(port: Kube) -> None:
+async def test_one_slot_of_many_is_written_in_a_few_hundred_bytes(port: Kube) -> None:
+    """As the operator writes it: the API server takes the places, and tells an older version from the newest."""
+    made = await port.create(kube.JOBS, a_document({"suspend": True}, "large"), "default")
+    try:
+        slots = [{"slot": s, "attempt": 1, "podUid": f"uid-{s}"} for s in range(2000)]
+        patch = {"status": {"state": "Starting", "slots": slots}}
+        stored = await port.patch(kube.JOBS, "large", patch, "default", sub="status")
+        old, version = stored["status"], stored["metadata"]["resourceVersion"]
+        slots[1234] = {**slots[1234], "attempt": 2, "cause": "NodeLost"}
+        shorter, _ = patch_body.build_bodies(version, old, {"slots": slots})
+        assert len(json.dumps(shorter)) < 400
+        written = await port.patch(kube.JOBS, "large", shorter, "default", sub="status")
+        assert written["status"] == {**old, "slots": slots}
+        with pytest.raises(kube.Conflict):
+            await port.patch(kube.JOBS, "large", shorter, "default", sub="status")
+        await port.patch(
+            kube.JOBS, "large", {"status": {"slots": slots[:9]}}, "default", sub="status"
+        )
+        with pytest.raises(kube.Invalid):
+            await port.patch(kube.JOBS, "large", shorter, "default", sub="status")
+    finally:
+        await port.delete(kube.JOBS, "large", "default", uid=made["metadata"]["uid"])
+
+
+FIXED = (
+    {"checkpoint": {"uri": "s3://other/place"}},
+    {"checkpoint": {"run": "another"}},
+    {"checkpoint": {"ifRunExists": "Refuse"}},
+    {"workers": {"processesPerWorker": 2}},
+)
+
+
+async def test_what_no_running_job_can_follow_cannot_change(port: Kube) -> None:
     good = a_document({"suspend": True}, "stays")
     made = await port.create(kube.JOBS, good, "default")
     try:
-        for change in ({"uri": "s3://other/place"}, {"run": "another"}):
-            with pytest.raises(kube.Invalid, match="cannot change"):
-                await port.patch(kube.JOBS, "stays", {"spec": {"checkpoint": change}}, "default")
+        for change in FIXED:
+            with pytest.raises(kube.Invalid, match=r"cannot change.*create a new job"):
+                await port.patch(kube.JOBS, "stays", {"spec": change}, "default")
     finally:
         await port.delete(kube.JOBS, "stays", "default", uid=made["metadata"]["uid"])

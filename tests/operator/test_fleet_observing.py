@@ -2,7 +2,8 @@
 
 from everstep_operator import kube
 from everstep_operator.fleet.actions import Tell
-from everstep_operator.fleet.view import Budget, Policy
+from everstep_operator.fleet.budget import Budget
+from everstep_operator.fleet.observed import Policy
 from fleet_given import Fleet
 
 

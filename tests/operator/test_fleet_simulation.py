@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from everstep_operator import kube
-from everstep_operator.evidence import Kind
-from everstep_operator.fleet.view import Budget, Policy
+from everstep_operator.evidence import MISSING
+from everstep_operator.fleet.budget import Budget
+from everstep_operator.fleet.observed import Policy
 from everstep_operator.values import NodeState
 from fleet_given import START, Fleet
 
@@ -27,7 +28,7 @@ async def three_faults(fleet: Fleet) -> None:
 
 async def a_fault_that_gets_worse(fleet: Fleet) -> None:
     await fleet.break_("node-1").settle()
-    fleet.break_("node-1", kind=Kind.MISSING, state=NodeState.GONE)
+    fleet.break_("node-1", kind=MISSING, state=NodeState.GONE)
 
 
 async def a_release(fleet: Fleet) -> None:

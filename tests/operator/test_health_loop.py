@@ -1,118 +1,21 @@
 """The loop as a whole: real exporters on loopback, a toy API server, a fake clock."""
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import AsyncIterator
 
 import pytest
 
 from everstep_operator import kube
-from everstep_operator.health.loop import HealthLoop
-from everstep_operator.settings import Settings
-from everstep_operator.values import NodeState, NodeVerdict
-from everstep_operator.world import World
-from fake_exporter import FakeExporter, running_exporter
-from toy_cluster import ToyCluster
-
-A, B = "GPU-aaaa", "GPU-bbbb"
-
-
-def a_page(
-    energy: int, *, uuids: tuple[str, ...] = (A, B), xid: int = 0, remap: int = 0, pod: str = ""
-) -> str:
-    lines = []
-    for uuid in uuids:
-        first = uuid == A
-        holder = f',namespace="default",pod="{pod}"' if pod and first else ""
-        labels = f'gpu="{int(not first)}",UUID="{uuid}",Hostname="x"{holder}'
-        lines += [
-            f"DCGM_FI_DEV_XID_ERRORS{{{labels}}} {xid if first else 0}",
-            f"DCGM_FI_DEV_ROW_REMAP_FAILURE{{{labels}}} {remap if first else 0}",
-            f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{{{labels}}} {energy}",
-        ]
-    return "\n".join(lines) + "\n"
-
-
-@dataclass(slots=True)
-class Receiver:
-    verdicts: Mapping[str, NodeVerdict] = field(default_factory=dict)
-    spoken: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def publish(self, verdicts: Mapping[str, NodeVerdict]) -> None:
-        self.verdicts = verdicts
-        if verdicts:
-            self.spoken.set()
-
-    def states(self) -> dict[str, str]:
-        return {node: verdict.state.value for node, verdict in self.verdicts.items()}
-
-
-@dataclass(slots=True)
-class Rig:
-    """Two GPU nodes, an exporter on the first."""
-
-    exporter: FakeExporter
-    cluster: ToyCluster
-    world: World
-    receiver: Receiver
-    now: float = 1_000_000.0
-    energy: Iterator[int] = field(default_factory=lambda: itertools.count(1, 300))
-    page: dict[str, object] = field(default_factory=dict)
-    loop: HealthLoop = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self.loop = HealthLoop(
-            kube=self.cluster,  # type: ignore[arg-type]
-            world=self.world,
-            settings=Settings(scrape_seconds=1.0, scrape_timeout_seconds=1.0, cordon_budget="2"),
-            verdicts=self.receiver,
-            clock=lambda: self.now,
-        )
-
-    async def rounds(self, count: int = 1, **page: object) -> "Rig":
-        """Scrapes one second apart, each followed by a pass."""
-        self.page = page or self.page
-        for _ in range(count):
-            self.now += 1
-            self.exporter.page = a_page(next(self.energy), **self.page)  # type: ignore[arg-type]
-            await self.loop.scrape_once()
-            await self.passes()
-        return self
-
-    async def passes(self) -> None:
-        self.world.nodes.replace(self.cluster._of("nodes"), str(self.cluster.version))
-        await self.loop.pass_once()
-
-    def node(self, name: str = "node-0") -> dict[str, object]:
-        return dict(self.cluster.node(name)["spec"])
+from everstep_operator.values import NodeState
+from fake_exporter import an_exporter, running_exporter
+from health_rig import A, B, Rig, a_page, a_rig, ports_of
 
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    async with running_exporter() as exporter:
-        cluster, world = ToyCluster(), World()
-        cluster.add_nodes(2)
-        cluster.pods = [
-            {
-                "metadata": {"name": "dcgm-exporter-x"},
-                "spec": {
-                    "nodeName": "node-0",
-                    "containers": [
-                        {"ports": [{"name": "metrics", "containerPort": exporter.port}]}
-                    ],
-                },
-                "status": {"phase": "Running", "podIP": "127.0.0.1"},
-            }
-        ]
-        world.nodes.replace(cluster._of("nodes"), str(cluster.version))
-        world.ready = True
-        rig = Rig(exporter, cluster, world, Receiver())
-        yield rig
-        await rig.loop._scraper.close()
+    async with a_rig() as made:
+        yield made
 
 
 async def test_healthy_pages_lead_to_the_list_of_gpus_and_to_nothing_else(rig: Rig) -> None:
@@ -180,9 +83,58 @@ async def test_an_exporter_gone_silent_is_reported_and_nobody_is_cordoned(
 async def test_an_exporter_pod_that_is_gone_is_silence_as_well(rig: Rig) -> None:
     await rig.rounds(2)
     rig.cluster.pods = []
-    rig.loop._listed_at = None
+    rig.loop._exporters.list_anew()
     await rig.rounds(3)
     assert rig.receiver.states() == {"node-0": "unknown"}
+
+
+async def test_a_tenants_exporter_convicts_nobody_and_hides_nothing(rig: Rig) -> None:
+    async with running_exporter(a_page(1, xid=79)) as tenants:
+        at = {"namespace": "tenant", "ports": ports_of(tenants), "address": "127.0.0.1"}
+        rig.cluster.pods += [
+            an_exporter("dcgm", node="node-0", **at), an_exporter("other", node="node-1", **at),
+        ]  # fmt: skip
+        rig.loop._exporters.list_anew()
+        await rig.rounds(3)
+        assert rig.receiver.states() == {}
+        assert rig.cluster.quarantines() == ()
+        tenants.page = a_page(1)
+        await rig.rounds(1, xid=64)
+        assert rig.receiver.states() == {"node-0": "leaving"}
+        assert tenants.asked == 0
+
+
+async def test_two_exporters_on_a_node_make_it_unknown_with_an_event_and_nothing_else(
+    rig: Rig,
+) -> None:
+    await rig.rounds(2)
+    writes = list(rig.cluster.writes)
+    at = {"ports": ports_of(rig.exporter), "address": "127.0.0.1"}
+    second = an_exporter("other", node="node-0", namespace="kube-system", **at)
+    rig.cluster.pods.append(second)
+    rig.loop._exporters.list_anew()
+    asked = rig.exporter.asked
+    await rig.rounds(4, xid=64)
+    assert rig.receiver.states() == {"node-0": "unknown"}
+    assert not rig.receiver.verdicts["node-0"].avoided
+    assert rig.cluster.reasons() == ["ExporterContested"]
+    assert "gpu-operator/dcgm, kube-system/other" in rig.cluster.events[0]["message"]
+    assert rig.cluster.writes == writes
+    assert rig.exporter.asked == asked
+    rig.cluster.pods.remove(second)
+    await rig.rounds(2)
+    assert rig.receiver.states() == {"node-0": "leaving"}
+
+
+async def test_what_convicted_a_node_stands_while_its_exporters_contradict_each_other(
+    rig: Rig,
+) -> None:
+    await rig.rounds(1)
+    await rig.rounds(2, xid=64)
+    rig.cluster.pods.append(an_exporter("other", node="node-0", namespace="kube-system"))
+    rig.loop._exporters.list_anew()
+    await rig.rounds(4)
+    assert rig.receiver.states() == {"node-0": "leaving"}
 
 
 async def test_deleting_the_quarantine_releases_and_old_evidence_does_not_come_back(
@@ -220,6 +172,64 @@ async def test_a_restarted_operator_says_the_same_of_the_same_incident(rig: Rig)
     assert len(rig.cluster.writes) == writes
 
 
+@pytest.mark.parametrize("marked_only", [False, True], ids=["object", "mark-on-the-node"])
+async def test_a_new_leader_under_a_gone_quarantine_spares_the_neighbours(
+    rig: Rig, marked_only: bool
+) -> None:
+    """Who held the lost GPU is known from pages that no later leader sees."""
+    await rig.rounds(2, pod="byte-lm-0-1")
+    await rig.rounds(3, uuids=(B,))
+    before = rig.receiver.verdicts["node-0"]
+    if marked_only:
+        (quarantine,) = rig.cluster.quarantines()
+        rig.cluster.remove(kube.QUARANTINES, quarantine.name)
+    rig.restart()
+    for _ in range(5):
+        await rig.rounds(1)
+        after = rig.receiver.verdicts["node-0"]
+        assert after.state_of("default", "byte-lm-0-1") is NodeState.GONE
+        assert after.state_of("default", "byte-lm-1-1") is NodeState.LEAVING
+        assert after.incident == before.incident
+
+
+async def test_a_gpu_that_vanished_while_nobody_looked_spares_who_holds_another(rig: Rig) -> None:
+    await rig.rounds(2)
+    rig.restart()
+    await rig.rounds(3, uuids=(B,), pod="byte-lm-1-1")
+    verdict = rig.receiver.verdicts["node-0"]
+    assert verdict.state_of("default", "byte-lm-0-1") is NodeState.GONE
+    assert verdict.state_of("default", "byte-lm-1-1") is NodeState.LEAVING
+    rig.restart()
+    await rig.rounds(1, uuids=(B,))
+    verdict = rig.receiver.verdicts["node-0"]
+    assert verdict.state_of("default", "byte-lm-1-1") is NodeState.LEAVING
+
+
+async def test_without_the_crd_a_new_leader_heeds_the_mark_on_the_node(rig: Rig) -> None:
+    await rig.rounds(2, pod="byte-lm-0-1")
+    await rig.rounds(3, uuids=(B,))
+    rig.cluster.crd = "missing"
+    rig.restart()
+    await rig.rounds(1)
+    verdict = rig.receiver.verdicts["node-0"]
+    assert verdict.state_of("default", "byte-lm-0-1") is NodeState.GONE
+    assert verdict.state_of("default", "byte-lm-1-1") is NodeState.LEAVING
+
+
+async def test_a_new_leader_that_cannot_list_quarantines_publishes_nothing_yet(rig: Rig) -> None:
+    """An empty list of verdicts would call back whoever is leaving."""
+    await rig.rounds(1)
+    await rig.rounds(1, xid=64)
+    rig.restart()
+    rig.receiver.verdicts = {"sentinel": rig.receiver.verdicts["node-0"]}
+    rig.cluster.refuses_lists = True
+    await rig.rounds(1, xid=0)
+    assert set(rig.receiver.verdicts) == {"sentinel"}
+    rig.cluster.refuses_lists = False
+    await rig.rounds(1)
+    assert rig.receiver.states() == {"node-0": "leaving"}
+
+
 async def test_without_the_crd_jobs_still_hear_the_verdict(rig: Rig) -> None:
     rig.cluster.crd = "missing"
     await rig.rounds(1)
@@ -238,6 +248,82 @@ async def test_the_running_loop_scrapes_by_itself_and_stops_when_cancelled(rig: 
     with pytest.raises(asyncio.CancelledError):
         await task
     assert rig.receiver.states() == {"node-0": "leaving"}
+
+
+JOB, OTHER = ("team", "lm"), ("team", "other")
+
+
+@pytest.mark.parametrize(
+    ("told", "suspect"),
+    [
+        ({JOB: {"node-1": 2}}, {"node-1"}),
+        ({JOB: {"node-1": 1}}, set()),
+        ({JOB: {"node-1": 1}, OTHER: {"node-1": 1}}, {"node-1"}),
+        ({JOB: {"node-1": 2, "node-2": 2, "node-3": 2, "node-0": 2}}, set()),
+        ({JOB: {"no-such-node": 2}}, set()),
+    ],
+)
+async def test_pods_of_two_slots_that_did_not_start_make_the_node_suspect_and_no_more(
+    rig: Rig, told: dict[tuple[str, str], dict[str, int]], suspect: set[str]
+) -> None:
+    """node-1 has no exporter: nothing but the pods tells of it."""
+    await rig.rounds(1)
+    for job, nodes in told.items():
+        rig.loop.starts_failed(job, nodes)
+    await rig.rounds(3)
+    assert rig.receiver.states() == dict.fromkeys(suspect, "suspect")
+    assert {v.reason for v in rig.receiver.verdicts.values()} <= {"PodsFailToStart"}
+    assert rig.cluster.quarantines() == ()
+    for job in told:
+        rig.loop.starts_failed(job, {})
+    await rig.rounds(1)
+    assert rig.receiver.states() == {}
+
+
+async def test_the_time_of_the_last_judged_sample_is_published_with_the_verdicts(rig: Rig) -> None:
+    """On the monotonic clock: the page before the one on which energy had moved."""
+    begun = time.monotonic()
+    await rig.rounds(1)
+    assert rig.receiver.judged_at == {}
+    first = time.monotonic()
+    await rig.rounds(1, xid=64)
+    assert rig.receiver.states() == {"node-0": "leaving"}
+    assert begun <= rig.receiver.judged_at["node-0"] <= first
+    before = rig.receiver.judged_at["node-0"]
+    rig.exporter.mode = "http500"
+    await rig.rounds(2)
+    assert rig.receiver.judged_at["node-0"] == before
+
+
+async def test_what_is_remembered_of_a_node_goes_with_the_node(rig: Rig) -> None:
+    await rig.rounds(2)
+    rig.loop.rank_died("node-0")
+    rig.cluster.remove(kube.NODES, "node-0")
+    await rig.rounds(2)
+    examiner = rig.loop._examiner
+    assert (examiner.memories, examiner._died_at, examiner._found) == ({}, {}, {})
+    assert (examiner._telling, examiner.judged_at) == (set(), {})
+    assert rig.loop._roster.now.nodes.keys() == {"node-1"}
+
+
+async def test_the_time_of_a_verdict_goes_with_the_verdict(rig: Rig) -> None:
+    await rig.rounds(1)
+    await rig.rounds(1, xid=64)
+    assert len(rig.loop._publisher._decided_at) == 1
+    await rig.rounds(1, xid=0)
+    (quarantine,) = rig.cluster.quarantines()
+    rig.loop.quarantine_deleted(rig.cluster.remove(kube.QUARANTINES, quarantine.name))
+    await rig.rounds(3)
+    assert rig.loop._publisher._decided_at == {}
+
+
+async def test_words_about_a_quarantine_go_with_it(rig: Rig) -> None:
+    rig.cluster.add(kube.QUARANTINES, {"metadata": {"name": "broken"}, "spec": {}})
+    await rig.rounds(1)
+    assert "quarantine broken" in rig.loop._said._said
+    rig.cluster.remove(kube.QUARANTINES, "broken")
+    await rig.rounds(1)
+    assert rig.loop._said._said.keys() <= {"exporters that are not trusted"}
 
 
 async def test_the_metrics_tell_of_scrapes_verdicts_and_the_budget(rig: Rig) -> None:

@@ -6,12 +6,25 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from everstep_operator.health import parse
+from everstep_operator.health.rules.registry import load_rules
 
 PAGES = Path(__file__).parent / "pages"
+METRICS = load_rules().metrics
+FIELDS = (*METRICS, *parse.ALWAYS)
+
+
+def shown(gpu: parse.GpuSample, name: str, code: int = 0) -> float | None:
+    """`name`: how the metric's name ends."""
+    (metric,) = [metric for metric in METRICS if metric.endswith(name)]
+    return gpu.values.get(metric, {}).get(code)
+
+
+XID, COUNT, REMAP = "FI_DEV_XID_ERRORS", "EXP_XID_ERRORS_COUNT", "ROW_REMAP_FAILURE"
+DOUBLE_BIT = "ECC_DBE_VOL_TOTAL"
 
 
 def page(name: str) -> parse.Page:
-    return parse.parse_page((PAGES / name).read_bytes())
+    return parse.parse_page((PAGES / name).read_bytes(), METRICS)
 
 
 def line(name: str, value: str, **labels: str) -> bytes:
@@ -21,7 +34,7 @@ def line(name: str, value: str, **labels: str) -> bytes:
 
 
 def only(body: bytes) -> parse.GpuSample:
-    (gpu,) = parse.parse_page(body).gpus.values()
+    (gpu,) = parse.parse_page(body, METRICS).gpus.values()
     return gpu
 
 
@@ -36,8 +49,9 @@ def samples_of(body: bytes) -> list[tuple[str, str, float]]:
 def test_a_healthy_page_shows_every_gpu_without_a_fault() -> None:
     found = page("healthy.txt")
     assert [gpu.index for gpu in found.gpus.values()] == ["0", "1"]
-    assert all(gpu.xid == 0 and not gpu.xid_counts for gpu in found.gpus.values())
-    assert all(gpu.double_bit == 0 and gpu.remap_failed is False for gpu in found.gpus.values())
+    assert all(shown(gpu, XID) == 0 and not gpu.values.get(COUNT) for gpu in found.gpus.values())
+    assert all(shown(gpu, DOUBLE_BIT) == 0 for gpu in found.gpus.values())
+    assert all(shown(gpu, REMAP) == 0 for gpu in found.gpus.values())
     assert found.hostname == "node-1"
     assert found.bad_lines == 0
 
@@ -49,7 +63,7 @@ def test_pods_come_from_the_series_that_name_them() -> None:
 
 def test_xid_64_shows_as_gauge_as_count_and_with_the_remap_flag() -> None:
     bad = next(gpu for gpu in page("xid64.txt").gpus.values() if gpu.index == "0")
-    assert (bad.xid, bad.xid_counts, bad.remap_failed) == (64, {64: 1}, True)
+    assert (shown(bad, XID), shown(bad, COUNT, 64), shown(bad, REMAP)) == (64, 1, 1)
 
 
 def test_a_gpu_that_is_lost_leaves_no_series_behind() -> None:
@@ -59,32 +73,32 @@ def test_a_gpu_that_is_lost_leaves_no_series_behind() -> None:
 def test_the_default_csv_and_the_newer_hostname_label_are_enough() -> None:
     found = page("default_csv.txt")
     assert found.hostname == "node-1"
-    assert all(gpu.xid == 0 and gpu.energy is not None for gpu in found.gpus.values())
-    assert all(gpu.double_bit is None for gpu in found.gpus.values())
+    assert all(shown(gpu, XID) == 0 and gpu.energy is not None for gpu in found.gpus.values())
+    assert all(shown(gpu, DOUBLE_BIT) is None for gpu in found.gpus.values())
 
 
 def test_the_old_namespace_with_spaces_between_labels_is_understood() -> None:
     gpu = only((PAGES / "old_namespace.txt").read_bytes())
-    assert (gpu.xid, gpu.pods) == (48, frozenset({"team-a/job-0-1"}))
+    assert (shown(gpu, XID), gpu.pods) == (48, frozenset({"team-a/job-0-1"}))
 
 
 @pytest.mark.parametrize("name", ["healthy.txt", "xid64.txt", "lost.txt", "default_csv.txt"])
 def test_the_filter_loses_no_sample_that_the_whole_parser_sees(name: str) -> None:
     body = (PAGES / name).read_bytes()
     # Without a TYPE line the parser does not add "_total" to the names of counters.
-    whole = [sample for sample in samples_of(body) if sample[0] in parse.FIELDS]
-    assert sorted(samples_of(parse.filter_lines(body))) == sorted(whole)
+    whole = [sample for sample in samples_of(body) if sample[0] in FIELDS]
+    assert sorted(samples_of(parse.filter_lines(body, FIELDS))) == sorted(whole)
 
 
 def test_the_filter_keeps_no_metric_that_merely_begins_like_one_of_ours() -> None:
     body = line("DCGM_FI_DEV_GPU_TEMP_LIMIT", "5") + line("DCGM_FI_DEV_GPU_TEMP", "40")
-    assert parse.filter_lines(body) == line("DCGM_FI_DEV_GPU_TEMP", "40")
+    assert parse.filter_lines(body, FIELDS) == line("DCGM_FI_DEV_GPU_TEMP", "40")
 
 
 @pytest.mark.parametrize("blank", ["9223372036854775794", "2147483632", "NaN", "140737488355328.0"])
 def test_numbers_that_mean_no_value_are_left_out(blank: str) -> None:
     gpu = only(line("DCGM_FI_DEV_XID_ERRORS", blank) + line("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", blank))
-    assert (gpu.xid, gpu.double_bit) == (None, None)
+    assert (shown(gpu, XID), shown(gpu, DOUBLE_BIT)) == (None, None)
 
 
 def test_a_shared_gpu_with_one_series_per_pod_is_one_gpu_with_two_pods() -> None:
@@ -92,16 +106,17 @@ def test_a_shared_gpu_with_one_series_per_pod_is_one_gpu_with_two_pods() -> None
         line("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "1", namespace="a", pod=pod) for pod in ("x", "y")
     )
     gpu = only(body)
-    assert (gpu.double_bit, gpu.pods) == (1, frozenset({"a/x", "a/y"}))
+    assert (shown(gpu, DOUBLE_BIT), gpu.pods) == (1, frozenset({"a/x", "a/y"}))
 
 
 def test_the_name_of_the_newer_dcgm_is_the_same_field() -> None:
-    assert only(line("DCGM_FI_DEV_XID_ERROR", "95")).xid == 95
+    assert shown(only(line("DCGM_FI_DEV_XID_ERROR", "95")), "XID_ERROR") == 95
 
 
 def test_a_broken_line_costs_only_itself() -> None:
     found = parse.parse_page(
-        b'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-b" oops\n' + line("DCGM_FI_DEV_GPU_TEMP", "40")
+        b'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-b" oops\n' + line("DCGM_FI_DEV_GPU_TEMP", "40"),
+        METRICS,
     )
     assert (list(found.gpus), found.bad_lines) == (["GPU-a"], 1)
 
@@ -109,7 +124,7 @@ def test_a_broken_line_costs_only_itself() -> None:
 @pytest.mark.parametrize("body", [b"", b"\n \n"])
 def test_an_empty_page_says_that_it_is_empty(body: bytes) -> None:
     with pytest.raises(parse.PageError, match="empty") as raised:
-        parse.parse_page(body)
+        parse.parse_page(body, METRICS)
     assert raised.value.empty
 
 
@@ -119,13 +134,13 @@ def test_an_empty_page_says_that_it_is_empty(body: bytes) -> None:
 )
 def test_what_is_no_page_of_an_exporter_is_quoted(body: bytes) -> None:
     with pytest.raises(parse.PageError, match="not a page of a dcgm-exporter") as raised:
-        parse.parse_page(body)
+        parse.parse_page(body, METRICS)
     assert not raised.value.empty
 
 
 def test_a_page_of_headings_only_is_a_page_without_gpus() -> None:
     heading = b"# HELP DCGM_FI_DEV_GPU_TEMP x\n# TYPE DCGM_FI_DEV_GPU_TEMP gauge\n"
-    assert parse.parse_page(heading).gpus == {}
+    assert parse.parse_page(heading, METRICS).gpus == {}
 
 
 @pytest.mark.parametrize("name", ["healthy.txt", "xid64.txt", "old_namespace.txt"])

@@ -1,8 +1,8 @@
-"""A node's pages over time → what is held against it."""
+"""A node's pages over time → its evidence and verdict."""
 
 import pytest
 
-from everstep_operator.evidence import Kind, build_incident, covers
+from everstep_operator.evidence import build_incident, covers
 from everstep_operator.health.outcomes import FailureKind
 from health_given import HEALTHY, START, A, B, History, a_failure, a_gpu, a_node, a_page
 
@@ -90,8 +90,8 @@ def test_double_bit_errors_convict_when_they_rise_and_when_they_are_found() -> N
     page = a_page(a_gpu(A, double_bit=1.0), a_gpu(B))
     risen = History().scrape(HEALTHY, page).evidence()[0]
     found = History().scrape(page).evidence()[0]
-    assert (risen.kind, risen.appeared) == (Kind.DOUBLE_BIT, True)
-    assert (found.kind, found.appeared) == (Kind.DOUBLE_BIT, False)
+    assert (risen.kind, risen.appeared) == ("double-bit-ecc", True)
+    assert (found.kind, found.appeared) == ("double-bit-ecc", False)
 
 
 def test_a_volatile_counter_that_went_back_to_zero_is_forgotten() -> None:
@@ -102,7 +102,7 @@ def test_a_volatile_counter_that_went_back_to_zero_is_forgotten() -> None:
 def test_remap_failure_and_xid_64_together_are_one_incident() -> None:
     page = a_page(a_gpu(A, xid=64, remap_failed=True), a_gpu(B))
     history = History().scrape(HEALTHY, page)
-    assert {one.kind for one in history.evidence()} == {Kind.XID, Kind.REMAP_FAILURE}
+    assert {one.kind for one in history.evidence()} == {"xid", "row-remap-failure"}
     assert build_incident(history.evidence()) == build_incident(history.evidence()[:1])
 
 
@@ -167,7 +167,7 @@ def test_an_exporter_gone_silent_is_unknown_after_three_scrapes_and_never_more(
     history = History().scrape(HEALTHY, a_failure(kind), a_failure(kind))
     assert history.finding().silent == ""
     finding = history.scrape(*[a_failure(kind)] * 500).finding()
-    assert "is not known" in finding.silent
+    assert "is unknown" in finding.silent
     assert finding.claims == ()
 
 

@@ -1,18 +1,20 @@
-"""The dialogue with agents, against a real HTTP server that speaks the contract's authentication."""
+"""The operator's half of the dialogue, against the agents' own HTTP server and against strangers at their address."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
-from aiohttp import web
 
-from everstep_contract import auth, codec, levels
-from everstep_operator.jobs import agents
+from everstep_agent.peers import http
+from everstep_contract import auth, codec, levels, names
+from everstep_contract.http.channel import UNPROVEN_BYTES
+from everstep_operator.jobs import agents, reports
 from everstep_operator.jobs.agents import Agents
-from job_builders import a_seen
+from everstep_operator.jobs.reports import Heard
+from everstep_operator.jobs.unproven import NAMED, describe_unproven
+from job_builders import a_pod, a_seen, an_observation
+from strangers import Stranger
 
 TOKEN = auth.derive_token(b"k" * 32, "uid")
 KEY = ("team", "lm")
@@ -20,52 +22,43 @@ KEY = ("team", "lm")
 
 @dataclass
 class ToyAgent:
-    """One agent: a nonce for each connection, refuses what is not signed with it."""
+    """An agent's server; what it says is set by the test."""
 
     seen: levels.Seen = field(default_factory=a_seen)
     told: list[levels.Wanted] = field(default_factory=list)
-    refused: int = 0
+    refused: list[str] = field(default_factory=list)
     asked: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
-    """One more for each request that was answered."""
-    _verifiers: dict[Any, auth.Verifier] = field(default_factory=dict)
-    _runner: web.AppRunner | None = None
-    address: str = ""
+    """One more for each question that was answered."""
+    server: http.Server | None = None
+
+    @property
+    def address(self) -> str:
+        assert self.server is not None
+        return self.server.address
 
     async def start(self) -> None:
-        app = web.Application()
-        app.add_routes([web.get("/v1/nonce", self._nonce), web.post("/v1/wanted", self._wanted)])
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", int(self.address.rpartition(":")[2] or 0))
-        await site.start()
-        self.address = f"127.0.0.1:{self._runner.addresses[0][1]}"
-
-    async def answered(self, count: int) -> None:
-        """Until so many requests in all have been answered."""
-        async with asyncio.timeout(10):
-            while len(self.told) + self.refused < count:
-                await self.asked.acquire()
+        port = self.server.port if self.server else 0
+        self.server = http.Server(TOKEN, {names.WANTED_PATH: self._take}, self._refuse)
+        await self.server.open("127.0.0.1", port)
 
     async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+        assert self.server is not None
+        await self.server.close()
 
-    def _verifier(self, request: web.Request) -> auth.Verifier:
-        key = request.transport
-        return self._verifiers.setdefault(key, auth.Verifier(TOKEN, secrets.token_hex(8)))
+    async def answered(self, count: int) -> None:
+        """Until so many questions in all have been answered."""
+        async with asyncio.timeout(10):
+            while len(self.told) + len(self.refused) < count:
+                await self.asked.acquire()
 
-    async def _nonce(self, request: web.Request) -> web.Response:
-        return web.json_response({"nonce": self._verifier(request).nonce})
-
-    async def _wanted(self, request: web.Request) -> web.Response:
-        body, verifier = await request.read(), self._verifier(request)
-        if not verifier.accepts(request.headers, "POST", "/v1/wanted", body):
-            self.refused += 1
-            self.asked.release()
-            return web.Response(status=401, headers={auth.HEADER_NONCE: verifier.nonce})
+    async def _take(self, body: bytes) -> bytes:
         self.told.append(codec.loads(levels.Wanted, body))
         self.asked.release()
-        return web.Response(body=codec.dumps(self.seen), content_type="application/json")
+        return codec.dumps(self.seen)
+
+    def _refuse(self, message: str) -> None:
+        self.refused.append(message)
+        self.asked.release()
 
 
 @pytest.fixture
@@ -107,9 +100,10 @@ async def test_what_is_wanted_is_told_and_what_is_seen_is_kept(
 ) -> None:
     dialogue.tell(KEY, TOKEN, levels.Wanted(generation=3), {agent.address: "pod-uid"})
     await listener.wait()
-    word = dialogue.word_of(KEY)
-    assert word.seen == agent.seen
-    assert word.callers == {"pod-uid"}
+    told = dialogue.report_on(KEY)
+    assert told.seen == agent.seen
+    assert told.callers == {"pod-uid"}
+    assert told.unproven == frozenset()
     assert agent.told[0].generation == 3
     assert agent.told[0].revision > 0
 
@@ -122,7 +116,7 @@ async def test_figures_wake_nobody_and_news_do(
     agent.seen = replace(agent.seen, step=43, loss=1.0, seconds={"step": 9.0})
     await agent.answered(len(agent.told) + 3)
     assert not listener.heard.is_set()
-    seen = dialogue.word_of(KEY).seen
+    seen = dialogue.report_on(KEY).seen
     assert seen is not None
     assert seen.step == 43
     agent.seen = replace(agent.seen, running=False)
@@ -152,26 +146,147 @@ async def test_an_agent_that_was_started_anew_is_talked_to_again(
     agent.seen = replace(agent.seen, epoch=2)
     await agent.start()
     await listener.wait()
-    seen = dialogue.word_of(KEY).seen
+    seen = dialogue.report_on(KEY).seen
     assert seen is not None
     assert seen.epoch == 2
 
 
-async def test_a_wrong_token_gets_no_word_and_makes_no_noise(
-    agent: ToyAgent, dialogue: Agents
+async def test_a_wrong_token_gets_no_word(
+    agent: ToyAgent, dialogue: Agents, listener: Listener
 ) -> None:
     dialogue.tell(KEY, "another token", levels.Wanted(), {agent.address: "u"})
-    await agent.answered(2)
-    assert agent.refused
+    await listener.wait()
     assert agent.told == []
-    assert dialogue.word_of(KEY).callers == frozenset()
+    told = dialogue.report_on(KEY)
+    assert told.seen is None
+    assert told.callers == frozenset()
+    assert told.unproven == {"u"}
+
+
+@pytest.mark.parametrize("count", [160, 2000, 5000])
+async def test_what_a_large_job_says_is_read_whole(
+    agent: ToyAgent, dialogue: Agents, listener: Listener, count: int
+) -> None:
+    member = levels.Member(slot=1, attempt=1, incarnation=1, rank=1, life=1)
+    agent.seen = replace(agent.seen, members=(member,) * count)
+    dialogue.tell(KEY, TOKEN, levels.Wanted(), {agent.address: "u"})
+    await listener.wait()
+    assert dialogue.report_on(KEY).seen == agent.seen
+
+
+# --- answers without a proof ----------------------------------------------------------------------
+
+LIE = replace(  # what a stranger claims
+    a_seen(epoch=1 << 60, done=True),
+    failure=levels.Failure(cause="UserError", message="forged"),
+    fenced="forged",
+    left=(levels.Left(slot=0, attempt=1, epoch=1, step=1),),
+    stopped=levels.Stopped(epoch=1, step=1),
+    restarts={"WorkerDied": 1000},
+    incidents=(levels.RuntimeIncident(id="x", cause="WorkerDied", message="forged"),),
+    storage_error=levels.StorageError(kind="AccessDenied", message="forged"),
+)
+
+
+async def test_a_stranger_can_neither_end_nor_move_a_job_that_has_told_nothing_yet(
+    dialogue: Agents, listener: Listener
+) -> None:
+    async with Stranger(codec.dumps(LIE)) as stranger:
+        dialogue.tell(KEY, TOKEN, levels.Wanted(), {stranger.address: "u"})
+        await listener.wait()
+    told = dialogue.report_on(KEY)
+    assert told.unproven == {"u"}
+    assert told.seen == levels.Seen(run=LIE.run, epoch=1, running=LIE.running, step=LIE.step, until=LIE.until,
+                                    loss=LIE.loss, age_ms=LIE.age_ms)  # fmt: skip
+
+
+@pytest.mark.parametrize("stranger_first", [True, False])
+async def test_beside_an_agent_that_proves_its_answers_a_stranger_is_silence(
+    agent: ToyAgent, dialogue: Agents, listener: Listener, stranger_first: bool
+) -> None:
+    async with Stranger(codec.dumps(LIE)) as stranger:
+        both = {stranger.address: "dead", agent.address: "living"}
+        first = stranger.address if stranger_first else agent.address
+        dialogue.tell(KEY, TOKEN, levels.Wanted(), {first: both[first]})
+        await listener.wait()
+        dialogue.tell(KEY, TOKEN, levels.Wanted(generation=2), both)
+        await agent.answered(len(agent.told) + 3)
+        told = dialogue.report_on(KEY)
+        assert told.seen == agent.seen
+        assert told.callers == {"living"}
+        assert told.unproven == {"dead"}
+
+
+async def test_of_a_stranger_a_few_kilobytes_are_read(dialogue: Agents, listener: Listener) -> None:
+    async with Stranger(b" " * (UNPROVEN_BYTES + 1) + codec.dumps(LIE)) as stranger:
+        dialogue.tell(KEY, TOKEN, levels.Wanted(), {stranger.address: "u"})
+        await listener.wait()
+        told = dialogue.report_on(KEY)
+        assert told.seen is None
+        assert told.unproven == {"u"}
+
+
+async def test_the_job_of_an_older_runtime_goes_on_through_an_upgrade_of_the_operator(
+    dialogue: Agents, listener: Listener
+) -> None:
+    """Its agents check the older proof, and prove no answer. That it steps is believed; its end is the kubelet's."""
+    member = levels.Member(slot=0, attempt=1, incarnation=1, rank=0, life=1, step=7)
+    stray = replace(member, slot=5, attempt=1 << 40)
+    said = levels.Seen(run="r", epoch=3, running=True, members=(member, stray), step=7, done=True)
+    async with Stranger(codec.dumps(said)) as older:
+        peers = (levels.Peer(slot=0, attempt=1, address=older.address),)
+        dialogue.tell(KEY, TOKEN, levels.Wanted(peers=peers), {older.address: "u"})
+        await listener.wait()
+        told = dialogue.report_on(KEY)
+    assert told.callers == {"u"}
+    assert told.seen is not None
+    assert told.seen.running
+    assert told.seen.step == 7
+    assert told.seen.members == (member,)
+    assert not told.seen.done
+
+
+def test_that_answers_prove_nothing_is_said_once_of_each_pod() -> None:
+    pods = tuple(
+        a_pod(k, name=f"lm-{k}-1", uid=f"uid-{k}", ip=f"10.0.0.{k}") for k in range(NAMED + 2)
+    )
+    observed = an_observation(pods=pods, unproven=frozenset(p.uid for p in pods))
+    said = describe_unproven(observed, frozenset())
+    assert said is not None
+    assert said.warning
+    assert "lm-0-1 (10.0.0.0)" in said.message
+    assert "and 2 more" in said.message
+    told = {pod.uid for pod in observed.pods}
+    assert describe_unproven(observed, told) is None
+    last = describe_unproven(observed, told - {"uid-1"})
+    assert last is not None
+    assert "lm-1-1" in last.message
+    assert "lm-0-1" not in last.message
+
+
+# --- which word counts, and who is asked ----------------------------------------------------------
 
 
 def test_the_end_outranks_the_highest_epoch_which_outranks_the_youngest_word() -> None:
-    old, new = a_seen(epoch=1), a_seen(epoch=2)
-    assert agents.choose_word([(old, 9.0), (new, 1.0)])[0] is new
-    done = a_seen(epoch=1, done=True)
-    assert agents.choose_word([(new, 9.0), (done, 1.0)])[0] is done
+    old, new = Heard(seen=a_seen(epoch=1), at=9.0), Heard(seen=a_seen(epoch=2), at=1.0)
+    assert reports.choose_newest([old, new]) is new
+    done = Heard(seen=a_seen(epoch=1, done=True), at=1.0)
+    assert reports.choose_newest([replace(new, at=9.0), done]) is done
+    unproven = Heard(seen=a_seen(epoch=9, done=True), at=9.0, proven=False)
+    assert reports.choose_newest([unproven, old]) is old
+
+
+def test_a_word_of_an_older_epoch_replaces_none_of_a_newer_one_and_what_is_proven_all_others() -> (
+    None
+):
+    old, new = Heard(seen=a_seen(epoch=1), at=9.0), Heard(seen=a_seen(epoch=2), at=1.0)
+    assert reports.replaces(new, old)
+    assert reports.replaces(new, None)
+    assert not reports.replaces(old, new)
+    assert reports.replaces(replace(old, seen=a_seen(epoch=1, done=True)), new)
+    deafening = Heard(seen=a_seen(epoch=1 << 60), at=9.0, proven=False)
+    assert reports.replaces(old, deafening)
+    assert not reports.replaces(deafening, old)
 
 
 async def test_of_a_large_job_that_trains_the_coordinator_and_a_few_others_are_asked(
@@ -189,7 +304,7 @@ async def test_of_a_large_job_that_trains_the_coordinator_and_a_few_others_are_a
     dialogue.tell(KEY, TOKEN, levels.Wanted(peers=peers), addresses)
     for pod in pods:
         await pod.answered(2)
-    assert len(dialogue.word_of(KEY).callers) == 8
+    assert len(dialogue.report_on(KEY).callers) == 8
     before = [len(pod.told) for pod in pods]
     await pods[5].answered(before[5] + 14)
     await dialogue.close()
@@ -203,9 +318,9 @@ async def test_of_a_large_job_that_trains_the_coordinator_and_a_few_others_are_a
 
 def test_a_job_in_unrest_is_asked_whole_and_a_very_large_one_in_turn() -> None:
     few, many = [str(k) for k in range(8)], [str(k) for k in range(100)]
-    assert agents.choose_addresses(few, 3, None) == few
-    asked = [agents.choose_addresses(many, turn, None) for turn in range(4)]
-    assert {len(a) for a in asked} == {agents.ASKED_AT_ONCE}
+    assert reports.choose_addresses(few, 3, None) == few
+    asked = [reports.choose_addresses(many, turn, None) for turn in range(4)]
+    assert {len(a) for a in asked} == {reports.ASKED_AT_ONCE}
     assert {a for some in asked for a in some} == set(many)
-    quiet = agents.choose_addresses(few, 0, "5")
+    quiet = reports.choose_addresses(few, 0, "5")
     assert quiet == ["5", "0", "1", "2"]

@@ -8,8 +8,9 @@ from everstep_contract import levels
 from everstep_operator.jobs import gang, observe
 from everstep_operator.jobs.actions import CreatePod, DeletePod, Plan
 from everstep_operator.jobs.conditions import find_condition
-from everstep_operator.jobs.observed import Observed, Refusal, Rival
+from everstep_operator.jobs.observed import Observed, Pod, Refusal, Rival
 from everstep_operator.jobs.plan import plan
+from everstep_operator.jobs.rivals import Entry, Ranking
 from everstep_operator.jobs.stamps import to_seconds, to_stamp
 from everstep_operator.model_status import Condition, JobStatus
 from job_builders import NOW, a_job, a_pod, a_seen, a_slot, a_spec, an_observation
@@ -129,19 +130,20 @@ def test_the_older_of_two_jobs_waits_until_the_younger_has_given_back() -> None:
 def test_of_two_jobs_one_is_the_younger_whatever_their_clocks() -> None:
     holds = Rival(holds=True)
     one, two = (NOW, "a"), (NOW, "b")
-    assert gang.build_rivals(one, [(two, holds)]) == (holds,)
-    assert gang.build_rivals(two, [(one, holds)]) == ()
+    ranking = Ranking([Entry(age=age, key=("team", age[1]), rival=holds) for age in (one, two)])
+    assert ranking.find_younger(one) == (holds,)
+    assert ranking.find_younger(two) == ()
 
 
 def test_a_rival_is_one_that_has_some_nodes_and_lacks_others() -> None:
-    def pod(node: str | None, phase: str = "Pending") -> dict:
-        return {"metadata": {}, "spec": {"nodeName": node}, "status": {"phase": phase}}
+    def pod(node: str, phase: str = "Pending") -> Pod:
+        return a_pod(0, node=node, phase=phase)
 
     job = {"metadata": {"uid": "u", "creationTimestamp": to_stamp(NOW)}, "status": {}}
-    assert observe.to_rival(job, [pod("n"), pod(None)]).holds
+    assert observe.to_rival(job, [pod("n"), pod("")]).holds
     assert not observe.to_rival(job, [pod("n"), pod("m")]).holds
-    assert not observe.to_rival(job, [pod(None), pod(None)]).holds
-    assert not observe.to_rival(job, [pod("n", "Succeeded"), pod(None)]).holds
+    assert not observe.to_rival(job, [pod(""), pod("")]).holds
+    assert not observe.to_rival(job, [pod("n", "Succeeded"), pod("")]).holds
 
 
 def test_state_that_the_waiting_workers_hold_is_saved_before_they_go() -> None:

@@ -1,7 +1,7 @@
 """An interval that is edited while the job runs reaches all ranks of an epoch alike."""
 
-from everstep_agent.messages import EpochLevel, EpochMember, Stage
-from everstep_agent.starting import build_start
+from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
+from everstep_agent.pod.worker_start import build_start
 from everstep_contract import env
 from everstep_operator.jobs.plan import plan
 from job_builders import NOW, a_job, a_spec, a_status, an_observation

@@ -1,15 +1,19 @@
-"""A pass that fails says so where people look: on the job."""
+"""What a pass does around its plan: it looks twice before it counts a loss, and says where it fails."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
+from everstep_contract import names
 from everstep_operator import kube
 from everstep_operator.jobs import passes
 from everstep_operator.jobs.agents import Agents
+from everstep_operator.jobs.clocks import Clocks, measure
+from everstep_operator.jobs.observed import Observed
 from everstep_operator.kube import Kube
 from everstep_operator.world import World
-from job_builders import a_spec
+from job_builders import a_spec, an_observation
 from toy_jobs import ToyCluster, ToyJob
 
 KEY = ("team", "lm")
@@ -65,3 +69,86 @@ async def test_what_may_pass_by_itself_is_for_the_log(monkeypatch: pytest.Monkey
     with pytest.raises(kube.Transient):
         await operator.run(KEY)
     assert told(cluster) == []
+
+
+async def placed_pods(cluster: ToyCluster, operator: passes.Passes) -> None:
+    """Three pods, bound to node-0..2 and running; all watches have told of them."""
+    for number in range(3):
+        cluster.add_node(f"node-{number}")
+    operator.verdicts = {}
+    cluster.feed(operator.world)
+    await operator.run(KEY)
+    for _ in range(3):
+        cluster.tick()
+        cluster.feed(operator.world)
+        await operator.run(KEY)
+
+
+async def test_a_node_that_the_watch_has_not_told_of_yet_is_not_lost() -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    before = [s["attempt"] for s in cluster.job()["status"]["slots"]]
+    held = operator.world.nodes.get("node-1")
+    assert held is not None
+    operator.world.nodes.drop(held)  # the pod watch is ahead of the node watch
+    await operator.run(KEY)
+    await operator.run(KEY)
+    status = cluster.job()["status"]
+    assert [s["attempt"] for s in status["slots"]] == before
+    assert status["restarts"]["byCause"] == {}
+    assert operator.world.nodes.get("node-1") is not None, "asked by name, and kept"
+
+
+async def test_a_node_that_the_api_server_has_no_more_is_lost_at_once() -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    del cluster.objects["nodes", "node-1"]
+    cluster.feed(operator.world)
+    await operator.run(KEY)
+    lost = [s for s in cluster.job()["status"]["slots"] if s.get("cause") == "NodeLost"]
+    assert [(s["attempt"], s["formerNode"]) for s in lost] == [(2, "node-1")]
+
+
+def test_a_clock_runs_as_long_as_something_is_so_and_then_begins_anew() -> None:
+    clocks = Clocks()
+    assert clocks.read("kind", ["a"], 10.0) == {"a": 0.0}
+    assert clocks.read("other", ["a"], 11.0) == {"a": 0.0}
+    assert clocks.read("kind", ["a", "b"], 15.0) == {"a": 5.0, "b": 0.0}
+    assert clocks.read("kind", ["b"], 16.0) == {"b": 1.0}
+    assert clocks.read("kind", ["a"], 20.0) == {"a": 0.0}
+
+
+async def test_nodes_on_which_pods_do_not_start_are_told_and_taken_back_with_the_job() -> None:
+    told: list[tuple[passes.Key, dict[str, int]]] = []
+    cluster = ToyCluster(refusing_nodes={"node-0"})
+    operator = an_operator(cluster)
+    operator.on_failed_starts = lambda job, nodes: told.append((job, dict(nodes)))
+    await placed_pods(cluster, operator)
+    for _ in range(12):
+        cluster.tick()
+        cluster.feed(operator.world)
+        await operator.run(KEY)
+    assert told == [(KEY, {"node-0": 1})]
+    del cluster.objects[names.PLURAL, "lm"]
+    cluster.feed(operator.world)
+    await operator.run(KEY)
+    assert told[1:] == [(KEY, {})]
+
+
+async def test_a_pod_that_is_up_for_moments_is_not_started() -> None:
+    """A container that crashes in a loop runs now and then; the wait for it goes on meanwhile."""
+    clocks, up = Clocks(), an_observation(callers=frozenset({"uid-0-1"}), seen=None)
+    down = with_container(up, running_since=None)
+    assert measure(clocks, down, 0.0).starting_for["uid-0-1"] == 0.0
+    assert measure(clocks, with_container(up), 300.0).starting_for["uid-0-1"] == 300.0
+    assert measure(clocks, down, 310.0).starting_for["uid-0-1"] == 310.0
+    assert measure(clocks, with_container(up), 320.0).starting_for["uid-0-1"] == 320.0
+    assert "uid-0-1" not in measure(clocks, with_container(up), 381.0).starting_for, "steadily up"
+    assert measure(clocks, down, 400.0).starting_for["uid-0-1"] == 0.0
+
+
+def with_container(observed: Observed, **changes: Any) -> Observed:
+    """Slot 0's alone."""
+    return replace(observed, pods=(replace(observed.pods[0], **changes),))

@@ -20,7 +20,7 @@ from everstep_operator.jobs.observed import NodeFact, Observed, Refusal
 from everstep_operator.jobs.plan import plan
 from everstep_operator.jobs.stamps import to_stamp
 from everstep_operator.model_status import CheckpointStatus, Condition, JobStatus
-from everstep_operator.values import NodeState
+from everstep_operator.values import GonePods, NodeState
 from job_builders import (
     NOW,
     a_job,
@@ -254,7 +254,7 @@ def test_gone_skips_the_asking() -> None:
 
 def test_gone_of_one_gpu_lets_the_neighbour_on_the_node_save_first() -> None:
     observed = an_observation(pods=tuple(a_pod(s, node="node-1") for s in range(3)))
-    verdict = a_verdict("node-1", NodeState.GONE, gone_pods=frozenset({"team/lm-0-1"}))
+    verdict = a_verdict("node-1", NodeState.GONE, gone_pods=GonePods(holders=("team/lm-0-1",)))
     planned = plan(replace(observed, verdicts={"node-1": verdict}), NOW)
     assert attempts(planned) == [2, 1, 1]
 
@@ -532,22 +532,6 @@ def test_what_the_job_said_before_a_pod_was_fenced_does_not_show_that_it_runs_wi
     assert attempts(plan(replace(observed, seen_age=0.5), NOW)) == [1, 2, 1]
 
 
-def test_a_spent_budget_fails_the_job() -> None:
-    spec = a_spec(recovery={"restartBudgets": {"hang": 1}})
-    status = plan(an_observation(seen=a_seen(restarts={"WorkerHung": 2})), NOW).status
-    planned = plan(an_observation(job=a_job(spec, status=status)), NOW)
-    assert condition(planned, "Failed").reason == "RestartBudgetExceeded"
-    assert "recovery.restartBudgets.hang allows 1" in condition(planned, "Failed").message
-
-
-def test_counters_never_fall_though_the_job_is_silent() -> None:
-    status = plan(an_observation(seen=a_seen(restarts={"Start": 1, "WorkerDied": 3})), NOW).status
-    assert status.restarts is not None
-    assert (status.restarts.total, status.restarts.by_cause) == (3, {"WorkerDied": 3})
-    later = plan(an_observation(seen=None, job=a_job(status=status)), NOW + 60).status
-    assert later.restarts == status.restarts
-
-
 def test_a_deadline_is_a_deadline() -> None:
     observed = an_observation(job=a_job(a_spec(activeDeadlineSeconds=30), status=a_status()))
     assert condition(plan(observed, NOW), "Failed").reason == "DeadlineExceeded"
@@ -575,25 +559,6 @@ def test_a_job_that_was_made_suspended_has_not_been_active() -> None:
     planned = plan(replace(born, job=replace(born.job, status=JobStatus())), NOW)
     job = a_job(a_spec(activeDeadlineSeconds=100), status=planned.status, created_at=NOW - 500)
     assert plan(replace(born, job=job), NOW + 10).status.suspended_seconds == 510
-
-
-def test_a_pod_that_its_node_refuses_is_replaced_after_a_moment_and_not_in_a_loop() -> None:
-    words = "Pod was rejected: Allocate failed due to requested number of devices unavailable"
-    observed = with_pod(
-        an_observation(seen=None), 1, phase="Failed", reason="UnexpectedAdmissionError",
-        message=words, running_since=None, created_at=NOW,
-    )  # fmt: skip
-    at_once = plan(observed, NOW + 1)
-    assert not at_once.counts
-    assert words in condition(at_once, "Running").message
-    assert attempts(plan(observed, NOW + 11)) == [1, 2, 1]
-
-
-def test_a_clock_that_goes_an_hour_ahead_holds_no_replacement_back() -> None:
-    refused = with_pod(
-        an_observation(seen=None), 1, phase="Failed", running_since=None, created_at=NOW + 3600
-    )
-    assert attempts(plan(refused, NOW)) == [1, 2, 1]
 
 
 def test_pods_stay_for_their_logs_and_the_living_get_the_drain_time() -> None:
@@ -633,24 +598,29 @@ def never_called(**pod: Any) -> Observed:
 
 
 def test_a_container_whose_agent_never_calls_fails_the_job_and_says_what_to_write() -> None:
-    observed = replace(never_called(running_since=NOW - 700), asked_for={"uid-0-1": 601.0})
+    asked = {f"uid-{s}-1": 601.0 for s in range(3)}
+    observed = replace(never_called(running_since=NOW - 700), asked_for=asked)
     failed = condition(plan(observed, NOW), "Failed")
     assert failed.reason == "AgentNeverCalled"
     assert "command: [everstep, run, train.py]" in failed.message
-    not_asked_long = replace(observed, asked_for={"uid-0-1": 20.0})
+    not_asked_long = replace(observed, asked_for={**asked, "uid-0-1": 20.0})
     assert condition(plan(not_asked_long, NOW), "Failed").status == "False", (
         "we have only just started"
     )
 
 
-def test_an_image_without_everstep_fails_at_once() -> None:
+def test_an_image_without_everstep_fails_once_nobody_else_can_have_called() -> None:
     ended = an_end(code=127, message='exec: "everstep": executable file not found in $PATH')
     observed = never_called(
         running_since=None, waiting="CrashLoopBackOff", last_ended=ended, restarts=1
     )
-    failed = condition(plan(observed, NOW), "Failed")
-    assert failed.reason == "AgentNeverCalled"
-    assert "executable file not found" in failed.message
+    assert condition(plan(observed, NOW), "Failed").status == "False", "the others may call yet"
+    silent = replace(observed, asked_for={f"uid-{s}-1": 31.0 for s in range(1, 3)})
+    alone = replace(observed, pods=observed.pods[:1])
+    for nobody_else in (silent, alone):
+        failed = condition(plan(nobody_else, NOW), "Failed")
+        assert failed.reason == "AgentNeverCalled"
+        assert "executable file not found" in failed.message
 
 
 def test_silence_of_a_job_that_has_run_before_fails_nothing() -> None:
@@ -709,6 +679,22 @@ def test_suspend_does_not_wait_for_ever() -> None:
     observed = suspended()
     status = observed.job.status.model_copy(update={"stopping_since": to_stamp(NOW - 121)})
     assert plan(replace(observed, job=replace(observed.job, status=status)), NOW).counts
+
+
+def test_a_pod_that_stays_on_a_lost_node_does_not_keep_the_job_suspending() -> None:
+    """No kubelet is there to end it, and its attempt is over."""
+    slots = [a_slot(s, 2, pod_uid=None, node=None) for s in range(3)]
+    observed = suspended(pods=(a_pod(1, deleting_until=NOW - 5),), seen=None)
+    job = replace(observed.job, status=a_status(slots=slots))
+    waits = replace(observed, job=job)
+    assert plan(waits, NOW).status.state == "Suspending", "its kubelet lives and is ending it"
+    away = NodeFact(name="node-1", not_ready_for=100.0, why="no heartbeat")
+    lost = plan(replace(waits, nodes={"node-1": away}), NOW)
+    assert condition(lost, "Suspended").status == "True"
+    assert "lm-1-1" in condition(lost, "Suspended").message
+    in_grace = (a_pod(1, deleting_until=NOW + 5),)
+    early = replace(waits, nodes={"node-1": away}, pods=in_grace)
+    assert plan(early, NOW).status.state == "Suspending"
 
 
 def test_a_spec_that_cannot_be_read_stops_nothing() -> None:

@@ -5,29 +5,32 @@ from typing import Any
 from everstep_contract import report
 from everstep_contract.report import Cause, ExitReport
 from everstep_operator.jobs import observe, statuspatch
+from everstep_operator.jobs.genuine import Place
+from everstep_operator.jobs.observed import Pod
 from everstep_operator.jobs.stamps import to_stamp
 from everstep_operator.model_status import JobStatus, Restarts
 from everstep_operator.world import Mirror
-from job_builders import NOW, UID, a_job, a_spec
+from job_builders import NOW, UID, a_spec
 
 
 def an_object(**status: Any) -> dict[str, Any]:
-    owner = {"uid": UID, "controller": True}
     return {
         "metadata": {
             "name": "lm-0-1", "namespace": "team", "uid": "u1", "resourceVersion": "5",
-            "labels": {"everstep.dev/slot": "0", "everstep.dev/attempt": "1"}, "ownerReferences": [owner],
         },
         "spec": {"nodeName": "node-1"},
         "status": {"phase": "Running", **status},
     }  # fmt: skip
 
 
+def read(**status: Any) -> Pod:
+    return observe.to_pod(an_object(**status), Place(slot=0, attempt=1))
+
+
 def test_the_exit_report_is_read_from_the_termination_message() -> None:
     message = report.encode(ExitReport(cause=Cause.USER_ERROR, message="boom", rank=1)).decode()
     state = {"terminated": {"exitCode": 0, "reason": "Completed", "message": message}}
-    pod = observe.to_pod(an_object(containerStatuses=[{"name": "trainer", "state": state}]))
-    assert pod is not None
+    pod = read(containerStatuses=[{"name": "trainer", "state": state}])
     assert pod.ended is not None
     assert pod.ended.report is not None
     assert pod.ended.report.cause is Cause.USER_ERROR
@@ -35,8 +38,7 @@ def test_the_exit_report_is_read_from_the_termination_message() -> None:
 
 def test_a_message_that_is_not_ours_is_no_report() -> None:
     state = {"terminated": {"exitCode": 1, "message": '{"cause": "Nonsense"}'}}
-    pod = observe.to_pod(an_object(containerStatuses=[{"name": "trainer", "state": state}]))
-    assert pod is not None
+    pod = read(containerStatuses=[{"name": "trainer", "state": state}])
     assert pod.ended is not None
     assert pod.ended.report is None
 
@@ -54,17 +56,8 @@ def test_the_trainer_is_found_among_side_cars() -> None:
             "restartCount": 1,
         },
     ]
-    pod = observe.to_pod(an_object(containerStatuses=statuses))
-    assert pod is not None
+    pod = read(containerStatuses=statuses)
     assert (pod.waiting, pod.restarts) == ("ErrImagePull", 1)
-
-
-def test_a_pod_of_a_stranger_with_our_labels_is_not_ours() -> None:
-    stranger = an_object()
-    stranger["metadata"]["ownerReferences"] = [{"uid": "another", "controller": True}]
-    assert observe.to_pods([stranger, an_object()], a_job()) == observe.to_pods(
-        [an_object()], a_job()
-    )
 
 
 def test_a_status_that_somebody_has_spoilt_counts_as_none() -> None:

@@ -1,12 +1,14 @@
-"""Why a job does not run, in the words of whoever knows."""
+"""Why a job does not run, with the message of the component that knows."""
 
 from dataclasses import replace
+
+import pytest
 
 from everstep_contract.levels import RuntimeIncident
 from everstep_operator.jobs.conditions import find_condition
 from everstep_operator.jobs.observed import NodeFact, Observed
-from everstep_operator.jobs.plan import plan
-from job_builders import NOW, a_seen, an_observation
+from everstep_operator.jobs.plan import BUSY_SECONDS, plan
+from job_builders import NOW, a_job, a_pod, a_seen, a_status, an_observation
 
 
 def away(seconds: float) -> Observed:
@@ -38,3 +40,18 @@ def test_a_job_that_steps_waits_for_nobody() -> None:
     found = find_condition(plan(replace(away(20.0), seen=a_seen()), NOW).status, "Running")
     assert found is not None
     assert found.status == "True"
+
+
+@pytest.mark.parametrize(("epoch", "pause"), [(0, None), (3, BUSY_SECONDS)])
+def test_a_job_that_waits_for_nodes_is_woken_by_what_changes(
+    epoch: int, pause: float | None
+) -> None:
+    """One that has trained is asked after its agents, too."""
+    nowhere = {"phase": "Pending", "node": "", "ip": "", "running_since": None}
+    waiting = an_observation(
+        job=a_job(status=a_status(epoch=epoch)),
+        pods=tuple(a_pod(s, **nowhere) for s in range(3)),
+        seen=None,
+        callers=frozenset(),
+    )
+    assert plan(waiting, NOW).wake_after == pause

@@ -47,7 +47,7 @@ async def test_an_answer_that_is_cut_or_no_json_is_transient_and_shown(
     answers: list[web.Response], port: Kube, text: str
 ) -> None:
     answers.append(web.Response(text=text))
-    with pytest.raises(kube.Transient, match="no JSON, or was cut") as caught:
+    with pytest.raises(kube.Transient, match="is not JSON, or is incomplete") as caught:
         await port.list(kube.PODS)
     assert text[:20] in caught.value.message
 

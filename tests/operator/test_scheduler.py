@@ -1,4 +1,4 @@
-"""Who is looked at when."""
+"""When each job gets a pass."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from everstep_operator import kube, scheduler
+from everstep_operator.pacing import Bucket, Lane, Places
 from everstep_operator.scheduler import Scheduler
 from everstep_operator.settings import SettingsError, load_settings
 
@@ -104,3 +105,67 @@ def test_a_setting_that_cannot_be_used_is_named_with_flag_and_variable() -> None
         load_settings([], {})
     command, settings = load_settings(["--http-port", "0"], env)
     assert (command, settings.http_port) == ("run", 0)
+
+
+async def test_passes_that_wait_for_the_status_lane_hold_up_no_recovery() -> None:
+    """More of them than there are places; the status lane has no token for any."""
+    bucket, waiting, recovered = Bucket(qps=0.001, burst=4), set(), asyncio.Event()
+    all_wait = asyncio.Event()
+    for _ in range(3):
+        await bucket.take(Lane.RECOVERY)
+
+    async def run_pass(key: Key) -> None:
+        if key == A:
+            await bucket.take(Lane.RECOVERY)
+            recovered.set()
+            return
+        waiting.add(key)
+        if len(waiting) == 20:
+            all_wait.set()
+        await bucket.take(Lane.STATUS)
+
+    async with running(run_pass) as found, asyncio.timeout(10):
+        for number in range(20):
+            found.wake(("ns", f"figures-{number}"))
+        await all_wait.wait()
+        found.wake(A)
+        await recovered.wait()
+
+
+async def test_who_comes_back_from_the_status_lane_needs_a_place_again() -> None:
+    places, order = Places(1), []
+
+    async def work(name: str, bucket: Bucket) -> None:
+        async with places.held():
+            order.append(f"{name} begins")
+            await bucket.take(Lane.STATUS)
+            order.append(f"{name} ends")
+
+    slow, fast = Bucket(qps=200.0, burst=2), Bucket(qps=1000.0, burst=8)
+    for _ in range(2):
+        await slow.take(Lane.RECOVERY)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(work("slow", slow))
+        group.create_task(work("fast", fast))
+    assert order == ["slow begins", "fast begins", "fast ends", "slow ends"]
+
+
+async def test_a_pass_cancelled_in_the_status_lane_gives_its_place_once() -> None:
+    places, bucket = Places(1), Bucket(qps=0.001, burst=2)
+    for _ in range(2):
+        await bucket.take(Lane.RECOVERY)
+
+    async def wait() -> None:
+        async with places.held():
+            await bucket.take(Lane.STATUS)
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    async with places.held():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        other = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        assert not other.done()
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)

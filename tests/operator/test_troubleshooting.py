@@ -4,10 +4,10 @@ import ast
 import re
 from pathlib import Path
 
-from everstep_agent import breaks, recovering
+from everstep_agent.coordinator import breaks
 from everstep_agent.storage import errors
 from everstep_contract.report import Cause
-from everstep_operator.jobs import failures
+from everstep_operator.jobs import budgets
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "operator" / "TROUBLESHOOTING.md"
@@ -56,8 +56,8 @@ def store_kinds() -> set[str]:
 
 def test_every_reason_of_a_condition_is_explained():
     causes = {c.value for c in Cause} - ENDS_OF_A_POD
-    budgets = {cause for causes in failures.BUDGETS.values() for cause in causes}
-    known = causes | budgets | store_kinds() | spoken() | recovering.INFRASTRUCTURE
+    counted = {cause for causes in budgets.BUDGETS.values() for cause in causes}
+    known = causes | counted | store_kinds() | spoken()
     assert known - NO_REASON - OF_ACTIONS - documented() == set()
 
 

@@ -10,6 +10,7 @@ import torch
 
 from everstep.group import LocalGroup
 from everstep.job import Job
+from everstep.membership import Membership
 from everstep.meter import Meter
 from everstep.session import Session
 from everstep_contract import wire
@@ -19,7 +20,7 @@ class Ended(BaseException):
     """In place of the end of the process; no script may catch it."""
 
 
-class Line:
+class AgentRecord:
     def __init__(self) -> None:
         self.cut = threading.Event()
         self.frames: list[Any] = []
@@ -49,7 +50,7 @@ class Trial:
     """`job` and what stands behind it, with a linear model and 12 samples."""
 
     def __init__(self, folder: Path, **start: Any) -> None:
-        self.line = Line()
+        self.agent = AgentRecord()
         said = wire.Start(
             **{
                 "epoch": 1, "rank": 0, "world": 1, "local_rank": 0, "local_world": 1, "node_rank": 0,
@@ -57,7 +58,13 @@ class Trial:
             }
         )  # fmt: skip
         meter = Meter(None, epoch=said.epoch, applied=said.applied)
-        self.session = Session(link=self.line, group=LocalGroup(), meter=meter, start=said, seed=7)
+        self.session = Session(
+            agent=self.agent,
+            membership=Membership(said, LocalGroup()),
+            meter=meter,
+            start=said,
+            seed=7,
+        )
         self.job = Job(self.session)
         torch.manual_seed(0)
         self.model = torch.nn.Linear(3, 1)

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from everstep_agent.coordinator import regroup_rules
 from everstep_contract import env, wire
 from everstep_contract.position import Position, PositionPage
 
-LIMIT = 120.0
+LIMIT = float(os.environ.get("AN_AGENT_LIMIT", "120"))
 
 
 class Gone(Exception):
@@ -58,7 +59,7 @@ class Agent:
         self.workers: list[Worker] = []
         self.boundary = wire.BoundaryReply()
         self._news = threading.Condition()
-        self._keys: dict[str, str] = {}
+        self._keys: dict[tuple[int, str], str] = {}
         self._main = main
         self._path = str(folder / "agent.sock")
         self._server = socket.socket(socket.AF_UNIX)
@@ -69,6 +70,7 @@ class Agent:
             run="ns/test", staging=str(self.staging),
         )  # fmt: skip
         self._start = replace(self._start, **start)
+        self.epoch = self._start.epoch
 
     def begin(self) -> None:
         for rank in range(self.world):
@@ -115,7 +117,14 @@ class Agent:
         with self._news:
             if not self._news.wait_for(lambda: all(what(w) for w in wanted), timeout=limit):
                 found = {w.rank: [type(f).__name__ for f in w.frames][-3:] for w in wanted}
-                raise TimeoutError(f"last frames: {found}\n{self.output()[-3000:]}")
+                self._show_stacks()
+                raise TimeoutError(f"last frames: {found}\n{self.output()[-14000:]}")
+
+    def _show_stacks(self) -> None:
+        """In the output, which is part of the failure's message."""
+        for worker in self.living:
+            os.kill(worker.pid, signal.SIGUSR1)
+        time.sleep(1.0)
 
     def wait_ended(self, ranks: Sequence[int] | None = None) -> list[int]:
         self.wait_for(lambda w: w.status is not None, ranks)
@@ -132,6 +141,55 @@ class Agent:
     def kill(self, rank: int) -> None:
         os.kill(self.workers[rank].pid, signal.SIGKILL)
         self.wait_ended([rank])
+
+    @property
+    def living(self) -> list[Worker]:
+        return [w for w in self.workers if w.status is None]
+
+    def regroup(self, before_start: Callable[[], None] = lambda: None) -> regroup_rules.Plan:
+        """Cut the epoch, and have all who live go on in the next one. `before_start` is called
+        when their standings are known.
+        """
+        old, members = self.epoch, self.living
+        for worker in members:
+            worker.send(wire.Cut(epoch=old, keep=True))
+        plan = self._plan(old, members)
+        before_start()
+        with self._news:
+            self.epoch += 1
+            self._news.notify_all()
+        for rank, worker in enumerate(members):
+            if worker.status is None:
+                worker.send(
+                    wire.Regroup(
+                        epoch=self.epoch, rank=rank, world=len(members), local_world=len(members),
+                        node_rank=0, applied=plan.applied, reductions=plan.reductions,
+                        share=plan.shares.get(worker.rank), micro_batches=plan.micro_batches,
+                        vector=plan.vector if worker.rank in plan.behind else "",
+                    )
+                )  # fmt: skip
+        return plan
+
+    def _plan(self, epoch: int, members: list[Worker]) -> regroup_rules.Plan:
+        told = {w.rank: self._standing(w, epoch) for w in members}
+        while True:
+            plan = regroup_rules.plan_regroup(told)
+            match plan:
+                case regroup_rules.Plan():
+                    return plan
+                case regroup_rules.Impossible():
+                    raise AssertionError(plan.reason)
+            worker = self.workers[plan.rank]
+            worker.send(wire.GiveVector(epoch=epoch))
+            self.wait_for(lambda w: any(s.vector for s in w.of(wire.Standing)), [plan.rank])
+            told[plan.rank] = self._standing(worker, epoch)
+
+    def _standing(self, worker: Worker, epoch: int) -> wire.Standing:
+        def found(w: Worker) -> list[wire.Standing]:
+            return [s for s in w.of(wire.Standing) if s.epoch == epoch]
+
+        self.wait_for(lambda w: bool(found(w)), [worker.rank])
+        return found(worker)[-1]
 
     def until_printed(self, word: str, times: int) -> None:
         """Look again and again: a file has no bell."""
@@ -175,22 +233,28 @@ class Agent:
         match frame:
             case wire.StoreSet():
                 with self._news:
-                    self._keys[frame.key] = frame.value
+                    self._keys[frame.epoch, frame.key] = frame.value
                     self._news.notify_all()
             case wire.StoreGet():
+                place = frame.epoch, frame.key
                 with self._news:
-                    self._news.wait_for(lambda: frame.key in self._keys, timeout=LIMIT)
-                return wire.StoreReply(value=self._keys.get(frame.key))
+                    self._news.wait_for(
+                        lambda: place in self._keys or frame.epoch != self.epoch, timeout=LIMIT
+                    )
+                if frame.epoch != self.epoch:
+                    return wire.StoreReply(error="the epoch is over")
+                return wire.StoreReply(value=self._keys.get(place))
             case wire.StoreAdd():
                 with self._news:
-                    number = (
-                        int(wire.from_text(self._keys.get(frame.key, "")) or b"0") + frame.amount
-                    )
-                    self._keys[frame.key] = wire.to_text(str(number).encode())
+                    place = frame.epoch, frame.key
+                    number = int(wire.from_text(self._keys.get(place, "")) or b"0") + frame.amount
+                    self._keys[place] = wire.to_text(str(number).encode())
                     self._news.notify_all()
                 return wire.StoreReply(number=number)
             case wire.StoreCheck():
-                return wire.StoreReply(number=int(all(k in self._keys for k in frame.keys)))
+                return wire.StoreReply(
+                    number=int(all((frame.epoch, k) in self._keys for k in frame.keys))
+                )
             case wire.AtBoundary():
                 return self.boundary
         return None

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from everstep import lightness
+from everstep import defer_dynamo
 from runtime.a_job import Trial
 
 torch.set_num_threads(1)
-lightness.defer_compiler()
+defer_dynamo.defer_compiler()
 
 
 @pytest.fixture

@@ -21,19 +21,19 @@ def main(folder: Path) -> None:
     trial.dataset = torch.utils.data.TensorDataset(inputs, torch.ones(12, 1000))
     trial.data = trial.job.batches(trial.dataset, global_batch=6, micro_batch=2)
     trial.track()
-    send = trial.line.send
+    send = trial.agent.send
 
     def free(frame: object) -> None:
         """As the agent: once the last save is waited for, an older one is uploaded."""
         send(frame)
-        told = trial.line.frames[-1]
+        told = trial.agent.frames[-1]
         if isinstance(told, wire.Staged) and told.problem and told.step == 4:
             os.unlink(next(folder.glob("1-1-*.part")))
 
-    trial.line.send = free  # type: ignore[method-assign]
+    trial.agent.send = free  # type: ignore[method-assign]
     for step in trial.job.steps(until=4):
         trial.take(step)
-    staged = trial.line.of(wire.Staged)
+    staged = trial.agent.of(wire.Staged)
     assert [(s.step, bool(s.problem)) for s in staged] == [
         (1, False), (2, False), (3, True), (4, True), (4, False),
     ], [(s.step, s.problem) for s in staged]  # fmt: skip

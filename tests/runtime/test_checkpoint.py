@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
 from everstep import staging, state
+from everstep.checkpoint_reader import Checkpoint
 from everstep.errors import Misuse, StateError
-from everstep.restoring import Checkpoint
 from everstep.tracked import Tracked
 from everstep_contract import wire
 from runtime.a_commit import commit
@@ -166,7 +166,7 @@ def test_a_wrapped_model_loads_what_a_bare_one_saved() -> None:
 def resumed(trial: Trial, a_trial: Callable[..., Trial], folder: Path) -> Trial:
     for step in trial.job.steps(until=2):
         trial.take(step)
-    return a_trial(**commit(folder, trial.line.of(wire.Staged)[-1:]))
+    return a_trial(**commit(folder, trial.agent.of(wire.Staged)[-1:]))
 
 
 def test_a_job_resumes_with_its_state_and_random_numbers(
@@ -187,8 +187,8 @@ def test_a_job_that_had_reached_the_end_has_no_more_steps(
 ) -> None:
     after = resumed(trial, a_trial, tmp_path).track()
     assert list(after.job.steps(until=2)) == []
-    assert after.job.finished()
-    assert after.line.of(wire.Staged) == []
+    assert after.session.finished
+    assert after.agent.of(wire.Staged) == []
 
 
 def test_another_name_than_the_checkpoint_has_is_refused(
@@ -216,7 +216,7 @@ def test_what_is_no_longer_tracked_is_noted(
     after.job.track(model=after.model)
     for step in after.job.steps(until=3):
         after.take(step)
-    (applied,) = after.line.of(wire.Applied)
+    (applied,) = after.agent.of(wire.Applied)
     assert applied.notes == ("the checkpoint also has optimizer, not tracked now",)
 
 

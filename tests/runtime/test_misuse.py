@@ -1,4 +1,4 @@
-"""Every way to hold it wrong says so, and says what to do."""
+"""Every misuse of the training API raises an error with the fix."""
 
 # ruff: noqa: PT012 - the loop as a whole is what raises
 
@@ -86,7 +86,7 @@ def test_break_out_of_the_loop_is_met_at_the_boundary(trial: Trial) -> None:
             for batch in step.batches(trial.data):
                 step.backward(trial.loss(batch))
                 break
-    assert trial.line.of(wire.Applied) == []
+    assert trial.agent.of(wire.Applied) == []
 
 
 def test_a_step_without_a_loop(trial: Trial) -> None:
@@ -222,7 +222,7 @@ def test_the_same_without_overlap_is_fine(trial: Trial) -> None:
     step = first_step(trial)
     for batch in step.batches(trial.data, overlap=False):
         step.backward(trial.loss(batch))
-    assert step.reductions == 1
+    assert step._state.reductions == 1
 
 
 def test_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_tqdm_and_enumerate_are_fine(trial: Trial) -> None:
     assert len(loop) == 3
     for _, batch in enumerate(loop):
         step.backward(trial.loss(batch))
-    assert step.reductions == 1
+    assert step._state.reductions == 1
 
 
 def test_zero_grad_and_a_step_in_the_wrong_place_do_nothing(trial: Trial) -> None:

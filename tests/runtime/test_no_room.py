@@ -1,4 +1,4 @@
-"""A full folder in memory, for real: a tmpfs of 1 MiB in a mount namespace of the test's own."""
+"""A memory folder that is really full: a tmpfs of 1 MiB in a separate mount namespace."""
 
 import os
 import subprocess

@@ -9,8 +9,8 @@ from hypothesis import strategies as some
 from torch.utils.data import IterableDataset
 
 from everstep import order
+from everstep.batches import Batches, build_settings
 from everstep.errors import Misuse
-from everstep.feed import Batches
 
 
 @given(size=some.integers(1, 400), key=some.integers(0, 2**64 - 1))
@@ -43,20 +43,20 @@ def test_each_pass_has_an_order_of_its_own_and_another_seed_another() -> None:
 
 
 def a_feed(size: int = 10, global_batch: int = 4, micro_batch: int = 3, seed: int = 0) -> Batches:
-    return Batches(
-        range(size), global_batch=global_batch, micro_batch=micro_batch, seed=seed, shuffle=True, collate=list
-    )  # fmt: skip
+    data = range(size)
+    settings = build_settings(data, global_batch=global_batch, micro_batch=micro_batch, seed=seed)
+    return Batches(data, settings, collate=list)
 
 
 def test_batches_straddle_passes_and_drop_nothing() -> None:
     feed = a_feed(size=10, global_batch=4)
-    seen = [i for step in range(1, 6) for m in range(feed.micro_batches) for i in feed.ids(step, m)]
+    seen = [i for n in range(5) for m in range(feed.micro_batches) for i in feed.ids(4 * n, m)]
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
 
 
 def test_the_samples_of_a_step_do_not_depend_on_the_micro_batch_size() -> None:
     by_size = {
-        size: [i for m in range(a_feed(micro_batch=size).micro_batches) for i in a_feed(micro_batch=size).ids(3, m)]
+        size: [i for m in range(a_feed(micro_batch=size).micro_batches) for i in a_feed(micro_batch=size).ids(8, m)]
         for size in (1, 2, 3, 4)
     }  # fmt: skip
     assert len({tuple(ids) for ids in by_size.values()}) == 1
@@ -80,9 +80,7 @@ def test_data_that_cannot_be_cut_is_refused(
     dataset: object, sizes: tuple[int, int], words: str
 ) -> None:
     with pytest.raises(Misuse, match=words):
-        Batches(
-            dataset, global_batch=sizes[0], micro_batch=sizes[1], seed=0, shuffle=True, collate=None
-        )
+        Batches(dataset, build_settings(dataset, global_batch=sizes[0], micro_batch=sizes[1]))
 
 
 class Counting(IterableDataset[int]):
@@ -92,20 +90,21 @@ class Counting(IterableDataset[int]):
         return iter(range(100, 110))
 
 
-def a_stream() -> Batches:
-    return Batches(Counting(), global_batch=4, micro_batch=2, seed=0, shuffle=True, collate=list)
+def a_stream(dataset: IterableDataset[int] | None = None) -> Batches:
+    dataset = dataset or Counting()
+    return Batches(dataset, build_settings(dataset, global_batch=4, micro_batch=2), collate=list)
 
 
 def test_a_stream_is_shared_by_places_and_goes_round() -> None:
     whole = a_stream()
-    read = [whole.fetch(whole.ids(step, m)) for step in (1, 2, 3) for m in (0, 1)]
+    read = [whole.fetch(whole.ids(first, m)) for first in (0, 4, 8) for m in (0, 1)]
     assert [s for batch in read for s in batch] == [*range(100, 110), 100, 101]
 
 
 def test_a_stream_is_resumed_by_skipping_what_was_read_and_can_be_read_again() -> None:
     resumed = a_stream()
-    assert resumed.fetch(resumed.ids(3, 1)) == [100, 101]
-    assert resumed.fetch(resumed.ids(1, 1)) == [102, 103]
+    assert resumed.fetch(resumed.ids(8, 1)) == [100, 101]
+    assert resumed.fetch(resumed.ids(0, 1)) == [102, 103]
 
 
 def test_a_stream_has_no_pass_to_evaluate() -> None:
@@ -118,6 +117,6 @@ def test_a_stream_without_samples_is_refused() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(())
 
-    empty = Batches(Nothing(), global_batch=2, micro_batch=1, seed=0, shuffle=True, collate=list)
+    empty = a_stream(Nothing())
     with pytest.raises(Misuse, match="yields no samples"):
-        empty.fetch(empty.ids(1, 0))
+        empty.fetch(empty.ids(0, 0))

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
-from everstep import Job, boundary, loop, run
-from everstep.restoring import Checkpoint
+from everstep import Job, boundary, run, step_checks
+from everstep.checkpoint_reader import Checkpoint
 from everstep_contract import wire
 from runtime.a_commit import commit
 from runtime.an_agent import Agent, Worker, agent
@@ -146,18 +146,18 @@ def set_the_trap(case: Case) -> Callable[[Job], None]:
 
     def trap(job: Job) -> None:
         last_loop = 2 if case.two_optimizers else 1
-        finite, ask = loop.Loop._require_finite, boundary._ask
+        finite, ask = step_checks.require_finite, boundary._ask
 
-        def reduced(self: Any, summary: Any) -> None:
-            if self._step.reductions + 1 == last_loop:
-                die(case, "reduced", job, self._step.number, "first")
-            finite(self, summary)
+        def reduced(step: Any, feed: Any, summary: Any) -> None:
+            if step.reductions + 1 == last_loop:
+                die(case, "reduced", job, step.number, "first")
+            finite(step, feed, summary)
 
         def applied(session: Any) -> Any:
             die(case, "applied", job, session.applied, "first")
             return ask(session)
 
-        loop.Loop._require_finite = reduced  # type: ignore[method-assign]
+        step_checks.require_finite = reduced
         boundary._ask = applied
 
     return trap

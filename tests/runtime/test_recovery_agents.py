@@ -11,7 +11,9 @@ import pytest
 
 from agent.gang import Gang
 from everstep import Job, run
-from everstep_agent import spawn, storage, verify
+from everstep_agent import storage
+from everstep_agent.pod import spawn
+from everstep_agent.tools import verify
 from everstep_contract import levels
 from runtime.test_recovery import CASES, STEPS, Case, a_script, set_the_trap
 

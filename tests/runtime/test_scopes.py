@@ -14,7 +14,7 @@ import torch
 
 from agent.gang import Gang, assert_exact
 from everstep import Job, run
-from everstep_agent import spawn
+from everstep_agent.pod import spawn
 
 STEPS = 6
 LATER = ("startup", "evaluation", "pause")

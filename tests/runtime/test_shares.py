@@ -4,16 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from everstep import shares
-from everstep.shares import Extent, Parameter
+from everstep.shares import Parameter, TensorSize
 
 
 def test_32_micro_batches_over_3_ranks_are_11_11_10() -> None:
-    assert [len(shares.share(r, 3, 32)) for r in range(3)] == [11, 11, 10]
+    assert [len(shares.plan_share(r, 3, 32)) for r in range(3)] == [11, 11, 10]
 
 
 @given(world=some.integers(1, 9), count=some.integers(0, 40))
 def test_every_micro_batch_has_one_rank(world: int, count: int) -> None:
-    taken = [m for r in range(world) for m in shares.share(r, world, count)]
+    taken = [m for r in range(world) for m in shares.plan_share(r, world, count)]
     assert taken == list(range(count))
 
 
@@ -44,21 +44,21 @@ shapes = some.lists(some.integers(0, 5), max_size=3).map(tuple)
 
 @given(sizes=some.lists(shapes, max_size=8), world=some.integers(1, 5))
 def test_the_parts_of_a_save_hold_every_row_once(sizes: list[tuple[int, ...]], world: int) -> None:
-    extents = [Extent(name=str(i), shape=s, item_bytes=4) for i, s in enumerate(sizes)]
+    extents = [TensorSize(name=str(i), shape=s, item_bytes=4) for i, s in enumerate(sizes)]
     parts = [shares.plan_part(extents, r, world) for r in range(world)]
     for extent in extents:
         rows = [
             row
             for part in parts
-            for box in part
-            if box.name == extent.name
-            for row in range(box.first, box.last)
+            for held in part
+            if held.name == extent.name
+            for row in range(held.first, held.last)
         ]
         assert rows == list(range(extent.shape[0] if extent.shape else 1))
-        assert any(box.name == extent.name for part in parts for box in part)
+        assert any(held.name == extent.name for part in parts for held in part)
 
 
 def test_the_parts_of_a_save_are_about_equal() -> None:
-    extents = [Extent(name=str(i), shape=(100, 10), item_bytes=4) for i in range(7)]
+    extents = [TensorSize(name=str(i), shape=(100, 10), item_bytes=4) for i in range(7)]
     rows = [sum(b.last - b.first for b in shares.plan_part(extents, r, 4)) for r in range(4)]
     assert max(rows) - min(rows) <= 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from everstep import names, state
+from everstep import parameter_names, state
 from everstep.errors import StateError
 
 CPU = torch.device("cpu")
@@ -94,9 +94,14 @@ def test_an_unknown_tag_is_refused() -> None:
 
 def test_wrappers_leave_no_trace_in_names() -> None:
     keys = ["_orig_mod.fc.weight", "module.fc.bias", "n_averaged", "module._orig_mod.x"]
-    assert list(names.canonical(keys).values()) == ["fc.weight", "fc.bias", "n_averaged", "x"]
+    assert list(parameter_names.canonical(keys).values()) == [
+        "fc.weight",
+        "fc.bias",
+        "n_averaged",
+        "x",
+    ]
 
 
 def test_names_that_would_collide_are_left_alone() -> None:
     keys = ["module.weight", "weight", "module"]
-    assert names.canonical(keys) == {k: k for k in keys}
+    assert parameter_names.canonical(keys) == {k: k for k in keys}

@@ -146,8 +146,8 @@ def test_a_loss_that_is_no_number_stops_before_it_is_applied(trial: Trial) -> No
     with pytest.raises(Ended):
         for number, batch in enumerate(step.batches(trial.data)):
             step.backward(trial.loss(batch) * (math.nan if number == 1 else 1))
-    (failed,) = trial.line.of(wire.Failed)
-    samples = trial.data.ids(1, 1)
+    (failed,) = trial.agent.of(wire.Failed)
+    samples = trial.data.ids(0, 1)
     assert failed.cause == Cause.NOT_FINITE.value
     assert failed.step == 0
     assert failed.message == (
@@ -173,7 +173,7 @@ def test_a_loss_that_is_not_finite_saves_what_was_trained_before_it(
 ) -> None:
     with pytest.raises(Ended):
         run_until_bad(trial, factor)
-    (staged,), (failed,) = trial.line.of(wire.Staged), trial.line.of(wire.Failed)
+    (staged,), (failed,) = trial.agent.of(wire.Staged), trial.agent.of(wire.Failed)
     assert (staged.step, failed.step, failed.cause) == (3, 3, Cause.NOT_FINITE.value)
     assert f"is {factor};" in failed.message
 
@@ -181,8 +181,8 @@ def test_a_loss_that_is_not_finite_saves_what_was_trained_before_it(
 def test_a_state_that_is_not_finite_itself_is_not_saved(trial: Trial) -> None:
     with pytest.raises(Ended):
         run_until_bad(trial, 1.0, spoil=True)
-    (failed,) = trial.line.of(wire.Failed)
-    assert trial.line.of(wire.Staged) == []
+    (failed,) = trial.agent.of(wire.Failed)
+    assert trial.agent.of(wire.Staged) == []
     assert "the parameter model.bias was not finite before it" in failed.message
 
 
@@ -194,7 +194,7 @@ def test_the_norm_of_the_gradient_alone_trips_the_guard(a_trial: Callable[..., T
                 loss = trial.loss(batch)
                 more = 1e4 * (loss - loss.detach()) if step.number == 13 else 0.0
                 step.backward(loss + more)
-    (staged,), (failed,) = trial.line.of(wire.Staged), trial.line.of(wire.Failed)
+    (staged,), (failed,) = trial.agent.of(wire.Staged), trial.agent.of(wire.Failed)
     assert (staged.step, failed.cause) == (12, Cause.GUARD.value)
     assert "step 13: gradient norm" in failed.message
     assert "loss" not in failed.message
@@ -210,7 +210,7 @@ def run_with_a_spike(trial: Trial) -> None:
 
 def test_a_spike_is_noted(trial: Trial) -> None:
     run_with_a_spike(trial)
-    notes = {a.step: a.notes for a in trial.line.of(wire.Applied) if a.notes}
+    notes = {a.step: a.notes for a in trial.agent.of(wire.Applied) if a.notes}
     assert list(notes) == [13]
     assert "step 13: loss" in notes[13][0]
     assert "gradient norm" in notes[13][1]
@@ -220,7 +220,7 @@ def test_what_was_noted_becomes_the_new_measure(trial: Trial) -> None:
     for step in trial.job.steps(until=30):
         for batch in step.batches(trial.data):
             step.backward(trial.loss(batch) * (100 if step.number > 12 else 1))
-    noted = [a.step for a in trial.line.of(wire.Applied) if a.notes]
+    noted = [a.step for a in trial.agent.of(wire.Applied) if a.notes]
     assert noted
     assert set(noted) <= {13, 14, 15}
 
@@ -229,7 +229,7 @@ def test_a_spike_stops_the_job_with_the_state_before_it(a_trial: Callable[..., T
     trial = a_trial(guard_action="SaveAndStop").track()
     with pytest.raises(Ended):
         run_with_a_spike(trial)
-    (staged,), (failed,) = trial.line.of(wire.Staged), trial.line.of(wire.Failed)
+    (staged,), (failed,) = trial.agent.of(wire.Staged), trial.agent.of(wire.Failed)
     assert (staged.step, staged.whole) == (12, False)
     assert failed.cause == Cause.GUARD.value
     assert failed.message.endswith("stopped before it was applied")
@@ -239,9 +239,9 @@ def test_saves_fall_on_their_interval_and_on_the_end(a_trial: Callable[..., Tria
     trial = a_trial(save_every_steps=2).track()
     for step in trial.job.steps(until=5):
         trial.take(step)
-    assert [s.step for s in trial.line.of(wire.Staged)] == [2, 4, 5]
-    assert [a.step for a in trial.line.of(wire.Applied)] == [1, 2, 3, 4, 5]
-    assert trial.job.finished()
+    assert [s.step for s in trial.agent.of(wire.Staged)] == [2, 4, 5]
+    assert [a.step for a in trial.agent.of(wire.Applied)] == [1, 2, 3, 4, 5]
+    assert trial.session.finished
 
 
 class Armed:
@@ -258,20 +258,20 @@ class Armed:
 def test_an_armed_boundary_asks_saves_once_and_stays(a_trial: Callable[..., Trial]) -> None:
     trial = a_trial(save_every_steps=2).track()
     Armed(trial, 2)
-    trial.line.boundary = wire.BoundaryReply(save=True, stay=True)
+    trial.agent.boundary = wire.BoundaryReply(save=True, stay=True)
     with pytest.raises(Ended, match="parked"):
         for step in trial.job.steps(until=5):
             trial.take(step)
-    kinds = [type(f).__name__ for f in trial.line.frames]
+    kinds = [type(f).__name__ for f in trial.agent.frames]
     assert kinds == ["Tracked", "Applied", "Applied", "AtBoundary", "Staged", "Parked"]
 
 
 def test_a_raised_boundary_goes_on(trial: Trial) -> None:
     Armed(trial, 2)
-    trial.line.boundary = wire.BoundaryReply(raised=True)
+    trial.agent.boundary = wire.BoundaryReply(raised=True)
     for step in trial.job.steps(until=3):
         trial.take(step)
-    assert [s.step for s in trial.line.of(wire.Staged)] == [3]
+    assert [s.step for s in trial.agent.of(wire.Staged)] == [3]
 
 
 def test_the_position_follows_the_step(trial: Trial) -> None:
@@ -304,14 +304,14 @@ def test_evaluate_is_one_pass_in_order_without_gradients(trial: Trial) -> None:
 
 
 def a_cut(trial: Trial) -> None:
-    trial.line.cut.set()
-    trial.session.group.cut()
+    trial.agent.cut.set()
+    trial.session.membership.group.cut()
 
 
 def test_a_cut_in_the_body_parks_before_the_step_with_the_state_of_then(trial: Trial) -> None:
     norm = torch.nn.BatchNorm1d(3)
     trial.job.track(norm=norm)
-    trial.line.saves = [wire.Save(epoch=1, step=1)]
+    trial.agent.saves = [wire.Save(epoch=1, step=1)]
     with pytest.raises(Ended, match="parked"):
         for step in trial.job.steps(until=5):
             before = norm.running_mean.clone()
@@ -321,7 +321,7 @@ def test_a_cut_in_the_body_parks_before_the_step_with_the_state_of_then(trial: T
                 if step.number == 2:
                     a_cut(trial)
             trial.optimizer.step()
-    (parked,), (staged,) = trial.line.of(wire.Parked), trial.line.of(wire.Staged)
+    (parked,), (staged,) = trial.agent.of(wire.Parked), trial.agent.of(wire.Staged)
     assert (parked.step, parked.sound) == (1, True)
     assert (staged.step, staged.whole, staged.lead) == (1, True, True)
     assert torch.equal(norm.running_mean, before)
@@ -332,13 +332,13 @@ def test_a_cut_after_the_sum_parks_after_the_step(trial: Trial) -> None:
         for step in trial.job.steps(until=5):
             trial.take(step)
             a_cut(trial)
-    (parked,) = trial.line.of(wire.Parked)
+    (parked,) = trial.agent.of(wire.Parked)
     assert (parked.step, parked.sound) == (1, True)
-    assert [a.step for a in trial.line.of(wire.Applied)] == [1]
+    assert [a.step for a in trial.agent.of(wire.Applied)] == [1]
 
 
 def test_a_cut_in_the_second_loop_saves_the_state_before_the_first(trial: Trial) -> None:
-    trial.line.saves = [wire.Save(epoch=1, step=1)]
+    trial.agent.saves = [wire.Save(epoch=1, step=1)]
     weights = {}
     with pytest.raises(Ended, match="parked"):
         for step in trial.job.steps(until=5):
@@ -347,7 +347,7 @@ def test_a_cut_in_the_second_loop_saves_the_state_before_the_first(trial: Trial)
             if step.number == 2:
                 a_cut(trial)
             trial.take(step)
-    (parked,), (staged,) = trial.line.of(wire.Parked), trial.line.of(wire.Staged)
+    (parked,), (staged,) = trial.agent.of(wire.Parked), trial.agent.of(wire.Staged)
     assert (parked.step, parked.sound) == (1, True)
     (place,) = [t for t in staged.tensors if t.name == "model/weight"]
     with open(staged.path, "rb") as file:
@@ -362,7 +362,7 @@ def test_a_cut_in_the_second_loop_of_the_first_step_is_not_sound(trial: Trial) -
             trial.take(step)
             a_cut(trial)
             trial.take(step)
-    (parked,) = trial.line.of(wire.Parked)
+    (parked,) = trial.agent.of(wire.Parked)
     assert (parked.step, parked.sound) == (0, False)
 
 
@@ -374,7 +374,7 @@ def test_state_changed_before_the_loop_cannot_be_put_back(trial: Trial) -> None:
             if step.number == 2:
                 a_cut(trial)
             trial.take(step)
-    (parked,) = trial.line.of(wire.Parked)
+    (parked,) = trial.agent.of(wire.Parked)
     assert (parked.step, parked.sound) == (1, False)
 
 
@@ -384,5 +384,5 @@ def test_a_cut_in_evaluate_parks_at_the_step_that_it_marked(trial: Trial) -> Non
             trial.take(step)
             for _ in trial.job.evaluate(trial.data):
                 a_cut(trial)
-    (parked,) = trial.line.of(wire.Parked)
+    (parked,) = trial.agent.of(wire.Parked)
     assert (parked.step, parked.sound) == (1, True)

@@ -31,6 +31,8 @@ class Story:
     verdicts: dict[str, NodeVerdict] = field(default_factory=dict)
     begun: int = 0
     """Writes until the job trained for the first time."""
+    checked: int = 0
+    """Deletions that have been judged."""
 
     def __post_init__(self) -> None:
         self.cluster = ToyCluster(cutter=self.cutter)
@@ -38,7 +40,9 @@ class Story:
         for number in range(6):
             self.cluster.add_node(f"node-{number}")
         metadata = {"name": "lm", "namespace": "team", "generation": 1}
-        spec = a_spec(recovery={"nodeLostSeconds": 3, "drainTimeoutSeconds": 20})
+        spec = a_spec(
+            recovery={"nodeLostSeconds": 3, "drainTimeoutSeconds": 20, "startupSeconds": 5}
+        )
         self.cluster.put(kube.JOBS, {"metadata": metadata, "spec": spec})
         self.passes = self._operator()
 
@@ -63,6 +67,7 @@ class Story:
             await self.passes.run(KEY)
         except Cut:
             self.passes = self._operator()
+        self._check_deletions()
         self.cluster.tick()
         self.job.tick()
         self._check()
@@ -76,11 +81,6 @@ class Story:
 
     def _check(self) -> None:
         """What may never be, not even for a moment."""
-        for slot, attempt in self.cluster.deleted:
-            living = self.job.running and (slot, attempt) in self.job.members
-            assert not living or self._on_bad_node(slot, attempt), (
-                f"member {slot}/{attempt} was deleted"
-            )
         status = self.cluster.job().get("status") or {}
         attempts = {s["slot"]: s["attempt"] for s in status.get("slots") or ()}
         for pod in self.cluster.pods():
@@ -88,8 +88,22 @@ class Story:
             slot, attempt = int(labels[names.LABEL_SLOT]), int(labels[names.LABEL_ATTEMPT])
             assert attempt <= attempts.get(slot, attempt), "a pod ahead of its count"
 
-    def _on_bad_node(self, slot: int, attempt: int) -> bool:
-        return any(v.state is NodeState.GONE for v in self.verdicts.values())
+    def _check_deletions(self) -> None:
+        """A member of the running epoch is deleted only if the job said that it left, or its node is gone.
+
+        Judged before the kubelets and the job act: afterwards the deleted pod is no member any more.
+        """
+        new, self.checked = self.cluster.deleted[self.checked :], len(self.cluster.deleted)
+        for pod in new:
+            member = self.job.running and (pod.slot, pod.attempt) in self.job.members
+            allowed = (pod.slot, pod.attempt) in self.job.left or self._is_gone(pod.node)
+            assert allowed or not member, (
+                f"member {pod.slot}/{pod.attempt} on {pod.node} was deleted"
+            )
+
+    def _is_gone(self, node: str | None) -> bool:
+        verdict = self.verdicts.get(node or "")
+        return verdict is not None and verdict.state is NodeState.GONE
 
     def digest(self) -> Mapping[str, Any]:
         status = self.cluster.job().get("status") or {}
@@ -141,6 +155,21 @@ async def pod_deleted(story: Story) -> None:
     await story.play(lambda s: trains(s) and (0, 2) in s.job.members)
 
 
+async def pod_stuck_on_its_node(story: Story) -> None:
+    """The former pod's node is free[0] after a deletion; its kubelet starts nothing any more."""
+    await story.play(trains)
+    story.cluster.stuck_nodes.add("node-0")
+    story.cluster.mark_deleted(kube.PODS, "lm-0-1")
+    await story.play(lambda s: trains(s) and (0, 3) in s.job.members)
+
+
+async def node_refuses(story: Story) -> None:
+    await story.play(trains)
+    story.cluster.refusing_nodes.add("node-0")
+    story.cluster.mark_deleted(kube.PODS, "lm-0-1")
+    await story.play(lambda s: trains(s) and (0, 3) in s.job.members)
+
+
 async def two_nodes_leave(story: Story) -> None:
     await story.play(trains)
     for node in ("node-0", "node-2"):
@@ -169,7 +198,8 @@ async def finish(story: Story) -> None:
 
 
 STORIES = [
-    start, node_leaves, node_goes, node_dies, pod_deleted, two_nodes_leave, suspend_and_resume, scale_down, finish,
+    start, node_leaves, node_goes, node_dies, pod_deleted, pod_stuck_on_its_node, node_refuses,
+    two_nodes_leave, suspend_and_resume, scale_down, finish,
 ]  # fmt: skip
 
 
@@ -219,3 +249,14 @@ async def test_a_former_pod_of_whose_end_no_watch_told_is_deleted_once() -> None
     story.cluster.mark_deleted(kube.PODS, "lm-1-1", force=True)
     await story.passes.run(KEY)
     assert story.passes.world.pods.get("lm-1-1", "team") is None
+
+
+async def test_a_member_deleted_too_early_is_noticed_though_another_node_is_gone() -> None:
+    story = Story()
+    await story.play(trains)
+    story.verdicts["node-2"] = a_verdict("node-2", NodeState.GONE)
+    pod = story.cluster.objects["pods", "lm-1-1"]
+    assert pod["spec"]["nodeName"] == "node-1"
+    await story.cluster.delete(kube.PODS, "lm-1-1", uid=pod["metadata"]["uid"])
+    with pytest.raises(AssertionError, match="member 1/1 on node-1 was deleted"):
+        story._check_deletions()

@@ -16,7 +16,7 @@ MODULE = build.Module(
     binaries=("versitygw",),
     ldflags="-s -w",
     renamed={},
-    cold="about 2 minutes on 2 cores",
+    cold_seconds=120.0,
 )
 _READY_SECONDS = 60.0
 

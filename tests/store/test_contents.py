@@ -1,4 +1,4 @@
-"""What stands in a run's folder is judged, never believed: foreign, damaged, hostile, gone."""
+"""The content of a run's folder is validated, never trusted: foreign, damaged, hostile or missing objects."""
 
 import hashlib
 import pickle
@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from agent.a_run import ARun, claim, commit, content
+from agent.restored import Restored, restore_newest
 from agent.unreliable import UnreliableStore
-from everstep_agent import verify
-from everstep_agent.checkpoint import restore, retention
-from everstep_agent.runlog import LogDamaged, RunLog
+from everstep_agent.checkpoint import retention
+from everstep_agent.runlog.run_log import LogDamaged, RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import Denied
+from everstep_agent.tools import verify
 from everstep_contract import codec, log
 from everstep_contract.log import Retire
 
@@ -37,8 +38,8 @@ async def three_saves(store: ObjectStore, folder: Path) -> ARun:
     return run
 
 
-async def restored(run: ARun, folder: Path) -> restore.Restored:
-    return await restore.restore_newest(run.store, run.log, folder / "memory")
+async def restored(run: ARun, folder: Path) -> Restored:
+    return await restore_newest(run.store, run.log, folder / "memory")
 
 
 # --- the log
@@ -214,7 +215,7 @@ async def test_a_commit_that_names_a_place_outside_is_passed_over(
     found = await restored(run, tmp_path)
     assert found.fetched is not None
     assert found.fetched.commit.step == 4
-    assert "cannot be used" in found.skipped[0].reason
+    assert "is not allowed" in found.skipped[0].reason
 
 
 # --- chunks

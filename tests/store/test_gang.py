@@ -1,4 +1,4 @@
-"""Jobs of real agents whose store has a bad day: they step on, lose nothing, and say what to do."""
+"""Jobs of real agents with a faulty store: they keep stepping, lose nothing, and report the fix."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from typing import Protocol
 import pytest
 
 from agent.gang import assert_exact
-from everstep_agent import training
+from everstep_agent.coordinator import fence
 from everstep_agent.storage.retrying import Patience
 from everstep_contract import levels, report
 from everstep_lab import objectstore
@@ -47,7 +47,7 @@ def make_gang(
 ) -> MakeGang:
     """Of impatient agents that save `every` so many steps."""
     make_impatient(monkeypatch)
-    monkeypatch.setattr(training, "FENCE_SECONDS", 0.3)
+    monkeypatch.setattr(fence, "FENCE_SECONDS", 0.3)
 
     def make(*, until: int, every: int = 5) -> S3Gang:
         gang = S3Gang(tmp_path, s3, proxy, save_every_steps=every)

@@ -1,4 +1,4 @@
-"""One request at a time through a bad day: what becomes of it, and what is said."""
+"""Single requests to a faulty store: their outcome and the message."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.a_run import claim, commit
-from everstep_agent.runlog import Appended, Lost, RunLog
+from everstep_agent.runlog.run_log import Appended, Lost, RunLog
 from everstep_agent.storage import errors, obstore_store, open_store, probe
 from everstep_agent.storage.retrying import Patience
 from everstep_lab import objectstore
@@ -172,7 +172,7 @@ async def test_a_body_that_was_changed_on_its_way_is_refused_by_its_signature_an
     assert await store.get("chunks/a") == b"hello"
 
 
-# --- create-only, which the log stands on
+# --- create-only, on which the log relies
 
 
 @pytest.mark.parametrize("gateway", [bad.ignore_condition, bad.look_then_put])

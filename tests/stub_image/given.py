@@ -9,7 +9,8 @@ from everstep_demo.trial import build_job
 
 IMAGES = str(Path(__file__).with_name("images.yaml"))
 IMAGE = "everstep/stub:test"
-COMMAND = ("everstep", "run", "train.py")
+COMMAND = ("everstep", "run", "--no-zygote", "train.py")
+"""A stub imports no torch, so there is nothing that a zygote could import for it."""
 
 
 def build_stub_job(

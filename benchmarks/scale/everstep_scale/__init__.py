@@ -1,1 +1,1 @@
-"""What the operator costs with many jobs and nodes: a real control plane, nodes and pods without a kubelet."""
+"""The operator's cost with many jobs and nodes, on a real control plane; nodes and pods have no kubelet."""

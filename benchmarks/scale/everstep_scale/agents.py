@@ -1,6 +1,5 @@
-"""The agents of all jobs: they take `Wanted` and answer with the `Seen` of a job that trains.
-
-Tokens are not checked here (the operator signs all the same): the key is the operator's secret.
+"""The agents of all jobs, each with the real agents' HTTP server: they receive `Wanted` and answer with the `Seen` of a
+job that trains.
 """
 
 import json
@@ -9,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import web
-
-from everstep_contract import codec
+from everstep_agent.peers import http
+from everstep_contract import codec, names
 from everstep_contract.levels import CheckpointRef, Member, Scope, Seen, SlotAttempt
-from everstep_scale.listening import address_of
 
 STEP_SECONDS = 0.5
 SAVE_STEPS = 100
@@ -21,32 +18,31 @@ SAVE_STEPS = 100
 
 @dataclass(slots=True)
 class Agents:
-    """A pod is an agent's once `start` was told of it; before that nobody answers there."""
+    """A pod's address answers only after `start`."""
 
-    jobs: dict[str, str] = field(default_factory=dict)
-    """Address → job."""
     asked: int = 0
     training: bool = False
-    """False: the step that they are in takes for ever, so what the jobs say stays the same."""
+    """If False, no step ever ends, so the jobs' reports stay the same."""
     steps: dict[str, int] = field(default_factory=dict)
-    """Job → the step that it says."""
+    """Job → the step that it reports."""
     _began: dict[str, float] = field(default_factory=dict)
+    _servers: list[http.Server] = field(default_factory=list)
 
-    def start(self, address: str, job: str) -> None:
-        self.jobs[address] = job
+    async def start(self, address: str, job: str, token: str) -> None:
+        async def answer(body: bytes) -> bytes:
+            self.asked += 1
+            return codec.dumps(self._seen(job, json.loads(body)))
 
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.asked += 1
-        job = self.jobs.get(address_of(request))
-        if job is None:
-            return web.Response(status=503)
-        if request.method == "GET":
-            return web.json_response({"nonce": "simulated"})
-        wanted = json.loads(await request.read())
-        return web.Response(body=codec.dumps(self._seen(job, wanted)))
+        server = http.Server(token, {names.WANTED_PATH: answer})
+        await server.open(address, names.AGENT_PORT)
+        self._servers.append(server)
+
+    async def close(self) -> None:
+        for server in self._servers:
+            await server.close()
 
     def _seen(self, job: str, wanted: Mapping[str, Any]) -> Seen:
-        """The group forms when all the pods that are wanted are there."""
+        """The group forms when all wanted pods exist."""
         peers = wanted["peers"]
         if job not in self._began and len(peers) < wanted["want_workers"]:
             return Seen(run=f"default/{job}")

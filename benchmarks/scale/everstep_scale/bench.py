@@ -1,6 +1,7 @@
-"""The phases: nodes, all jobs at once, quiet, training, and a new operator; each is measured."""
+"""The measured phases: nodes, start of all jobs, no changes, training, restart of the operator."""
 
 import asyncio
+import base64
 import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -8,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from everstep_contract import names
+from everstep_contract import env, names
 from everstep_lab import Lab
 from everstep_lab.api import Api, UnreachableError
 from everstep_lab.seam import LabError
@@ -19,11 +20,11 @@ from everstep_scale.exporters import Exporters
 from everstep_scale.kubelets import Kubelets, job_of
 from everstep_scale.listening import listen
 from everstep_scale.meter import Usage
-from everstep_scale.objects import NAMESPACE, WORKERS, Object, Size
+from everstep_scale.objects import NAMESPACE, Object, Size
 from everstep_scale.table import Phase
 
 OPERATOR_FLAGS = ("--scrape-seconds=15", "--scrape-timeout-seconds=5", "--agent-seconds=1")
-"""Its own defaults, which a lab's operator does not have. No Lease: its renewals are a clock of their own."""
+"""The operator's defaults, which differ from the lab's. No Lease, because its renewals would be counted as writes."""
 LIMIT_SECONDS = 900.0
 SETTLE_SECONDS = 3.0
 
@@ -52,21 +53,27 @@ class Bench:
                 return by_node[pod["spec"]["nodeName"]]
             return objects.worker_address(network, next(numbers))
 
-        def started(pod: Object, address: str) -> None:
+        async def started(pod: Object, address: str) -> None:
             if job := job_of(pod):
-                self.agents.start(address, job)
+                await self.agents.start(address, job, await self._read_token(pod))
 
         kubelets = Kubelets(self.api, place, started)
-        workers = [objects.worker_address(network, k) for k in range(2 * WORKERS * self.size.jobs)]
         exporters = await listen(self.exporters.answer, by_node.values(), objects.EXPORTER_PORT)
-        agents = await listen(self.agents.answer, workers, names.AGENT_PORT)
         async with beside(kubelets.run()):
             try:
                 await self._play(kubelets)
             finally:
                 await exporters.cleanup()
-                await agents.cleanup()
+                await self.agents.close()
         return self.phases
+
+    async def _read_token(self, pod: Object) -> str:
+        """Read it from the Secret, as a kubelet does for the container's environment."""
+        variables = pod["spec"]["containers"][0]["env"]
+        source = next(v["valueFrom"] for v in variables if v["name"] == env.PREFIX + "TOKEN")
+        name, key = source["secretKeyRef"]["name"], source["secretKeyRef"]["key"]
+        secret = await self.api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{name}")
+        return base64.b64decode(secret["data"][key]).decode()
 
     async def _play(self, kubelets: Kubelets) -> None:
         await self._create_nodes()
@@ -85,15 +92,12 @@ class Bench:
     async def _create_nodes(self) -> None:
         count = range(self.size.nodes)
         await self._create("/api/v1/nodes", map(objects.build_node, count))
-        await self._create(
-            f"/api/v1/namespaces/{NAMESPACE}/pods", map(objects.build_exporter, count)
-        )
 
     async def _create(self, path: str, bodies: Iterable[Object]) -> None:
         await Caller().all(partial(self.api.create, path, body) for body in bodies)
 
     async def _first_start(self) -> None:
-        """Every node's GPUs are noted on the node, once in its life."""
+        """At the first start the operator annotates every node with its GPUs, once."""
         began = time.monotonic()
         await asyncio.to_thread(self.lab.operator_start)
         self.say(f"the operator is ready after {time.monotonic() - began:.1f} s")
@@ -118,7 +122,7 @@ class Bench:
         return states["Running"] == self.size.jobs
 
     async def _settle(self) -> None:
-        """What is late (figures, Events) is written before the next phase."""
+        """Wait until delayed writes (figures, Events) are done."""
         await self._until("every status to show its job's step", self._all_shown)
         before = -1
         while (writes := self._usage().writes) != before:
@@ -187,7 +191,7 @@ class Bench:
 
 
 async def _surely(happens: Callable[[], Awaitable[bool]]) -> bool:
-    """False while the API server does not answer."""
+    """Like `happens`, but False while the API server does not answer."""
     try:
         return await happens()
     except UnreachableError:
@@ -196,7 +200,7 @@ async def _surely(happens: Callable[[], Awaitable[bool]]) -> bool:
 
 @asynccontextmanager
 async def beside(work: Awaitable[None]) -> AsyncIterator[None]:
-    """`work` goes on beside the block, and its failure ends it."""
+    """Run `work` beside the block; its failure ends the block."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(_run(work))
         yield

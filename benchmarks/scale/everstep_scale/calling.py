@@ -1,4 +1,4 @@
-"""Many calls to an API server that may be slow: a few at once, each until it is answered."""
+"""Many calls to a possibly slow API server: a few at a time, each retried until it is answered."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -18,7 +18,7 @@ class Caller:
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def persist(self, call: Call) -> None:
-        """What was created by a call whose answer was lost counts as created."""
+        """Retry until it succeeds. If a create's answer was lost, "already exists" counts as success."""
         async with self._room:
             answered = await _try(call)
             while not answered:

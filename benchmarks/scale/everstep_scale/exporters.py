@@ -1,7 +1,7 @@
-"""The exporters of all nodes: pages as the lab's exporter makes them, with energy that grows.
+"""The exporters of all nodes: pages of the lab's exporter, with a growing energy counter.
 
-One page is rendered; the others differ from it in names alone, so that this process leaves the
-machine to the one that is measured.
+One page is rendered; the others differ only in names, so that this process uses little CPU beside the
+measured one.
 """
 
 import time
@@ -16,10 +16,10 @@ from everstep_scale.listening import address_of
 from everstep_scale.objects import GPUS
 
 SAMPLE_SECONDS = 30.0
-"""dcgm-exporter's own default: pages asked for in between repeat the last."""
+"""dcgm-exporter's default collect interval; scrapes in between repeat the last page."""
 _NODE = "template-node"
 _AT = 1e6
-"""Moment of the one page: its energy is a number that stands for nothing else in it."""
+"""Time of the rendered page, chosen so that its energy value occurs nowhere else in the page."""
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
-"""What the kubelets of all nodes would do: run the pods that were bound, post heartbeats."""
+"""Simulates the kubelets of all nodes: reports bound pods as running, posts heartbeats."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -14,21 +14,21 @@ from everstep_scale.calling import Caller
 from everstep_scale.objects import Object
 
 HEARTBEAT_SECONDS = 300.0
-"""A kubelet posts its node's status that often when nothing in it changes (its default)."""
+"""Seconds between posts of an unchanged node status (the kubelet's default)."""
 
 
 @dataclass(slots=True)
 class Kubelets:
     api: Api
     place: Callable[[Object], str]
-    """The address for a pod that is bound now."""
-    started: Callable[[Object, str], None]
-    """Called once the pod's status says that it runs."""
+    """Returns the address for a newly bound pod."""
+    started: Callable[[Object, str], Awaitable[None]]
+    """Called when the pod's status is Running."""
     caller: Caller = field(default_factory=Caller)
     _taken: set[str] = field(default_factory=set)
 
     async def run(self) -> None:
-        """Gives every bound pod its status, until cancelled."""
+        """Set the status of every bound pod, until cancelled."""
         async with asyncio.TaskGroup() as group:
             async for event in self.api.follow("/api/v1/pods"):
                 found = event.object.get("items") or ()
@@ -52,10 +52,10 @@ class Kubelets:
         status = objects.build_running(address, stamp(), containers)
         call = partial(self.api.patch, path, {"status": status}, kind=STRATEGIC)
         await self.caller.persist(call)
-        self.started(pod, address)
+        await self.started(pod, address)
 
     async def beat(self, nodes: int) -> None:
-        """Every node once in HEARTBEAT_SECONDS, evenly, until cancelled."""
+        """Post a heartbeat for every node once in HEARTBEAT_SECONDS, evenly spread, until cancelled."""
         number, due = 0, time.monotonic()
         while True:
             condition = {"type": "Ready", "lastHeartbeatTime": stamp()}

@@ -1,4 +1,4 @@
-"""What the operator has used so far: its own counters, /proc, and what stands in the API server."""
+"""The operator's resource use: its own counters, /proc, and resource versions in the API server."""
 
 import os
 import re
@@ -22,12 +22,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Counted since the process began."""
+    """Counted since the process started."""
 
     calls: Mapping[str, int] = field(default_factory=dict)
-    """By verb, answered well or not."""
+    """Calls by verb, successful or not."""
     troubled: Mapping[str, int] = field(default_factory=dict)
-    """By outcome, those that were not answered well."""
+    """Unsuccessful calls, by outcome."""
     cpu_seconds: float = 0.0
     resident_bytes: int = 0
 
@@ -85,7 +85,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 async def list_versions(api: Api) -> dict[str, str]:
-    """Which version stands of everything that the operator writes: two alike, nothing was written."""
+    """Resource versions of all objects that the operator writes; if two lists are equal, nothing was written."""
     group = f"/apis/{names.GROUP}/{names.VERSION}"
     ours = (f"{group}/{names.PLURAL}", f"{group}/{names.QUARANTINE_PLURAL}")
     found = {}
@@ -100,7 +100,7 @@ async def count_states(api: Api) -> Counter[str]:
 
 
 async def list_steps(api: Api) -> dict[str, int]:
-    """Job → the step that its status shows."""
+    """Job → the step in its status."""
     return {
         job["metadata"]["name"]: (job.get("status") or {}).get("step", 0)
         for job in await list_jobs(api)

@@ -1,4 +1,4 @@
-"""The objects of the cluster that is simulated. Pure."""
+"""The objects of the simulated cluster. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ GPUS = 8
 WORKERS = 2
 _PER_BLOCK = 250
 _EXPORTERS, _WORKERS = 1, 64
-"""First third octet of their addresses: below it are the lab's own."""
+"""Lowest third octet of their addresses; lower ones are used by the lab."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Size:
     nodes: int
 
     def check(self) -> None:
-        """Raises ValueError: the jobs must fit, the addresses must suffice."""
+        """Raises ValueError if the jobs do not fit on the nodes or the addresses do not suffice."""
         if self.jobs * WORKERS > self.nodes:
             raise ValueError(
                 f"{self.jobs} jobs of {WORKERS} workers with {GPUS} GPUs each need "
@@ -52,7 +52,7 @@ def job_name(number: int) -> str:
 
 
 def build_node(number: int) -> Object:
-    """As its kubelet registers it, status and all."""
+    """A node with its status, as its kubelet registers it."""
     name = node_name(number)
     resources = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": str(GPUS)}
     return {
@@ -83,23 +83,6 @@ def _node_info(name: str) -> Object:
         "systemUUID": name,
         "bootID": f"{name}-1",
         **dict.fromkeys(texts, "simulated"),
-    }
-
-
-def build_exporter(number: int) -> Object:
-    node = node_name(number)
-    port = {"name": "metrics", "containerPort": EXPORTER_PORT}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": f"dcgm-exporter-{node}",
-            "labels": {"app.kubernetes.io/name": "dcgm-exporter"},
-        },
-        "spec": {
-            "nodeName": node,
-            "containers": [{"name": "exporter", "image": "simulated", "ports": [port]}],
-        },
     }
 
 

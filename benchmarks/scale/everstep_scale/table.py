@@ -13,13 +13,13 @@ class Phase:
     name: str
     seconds: float
     usage: Usage
-    """What was used in it."""
+    """Resources used in the phase."""
     asked: int = 0
     """Requests to agents."""
     scraped: int = 0
     """Requests to exporters."""
     changed: int = 0
-    """Objects of ours in the API server that changed; our own count of writes must agree."""
+    """The operator's objects in the API server that changed; its own count of writes must agree."""
 
 
 def render(phases: Sequence[Phase]) -> str:

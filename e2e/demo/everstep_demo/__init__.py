@@ -1,1 +1,1 @@
-"""`make demo`: a training job loses two GPUs on the lab; another one loses none."""
+"""`make demo`: a training job loses two GPUs on the lab; a second run is undisturbed."""

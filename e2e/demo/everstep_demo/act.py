@@ -1,4 +1,4 @@
-"""One act: a fault on the node of one slot, and what was seen until the job stepped on."""
+"""One act of the demo: a fault on the node of one slot, observed until the job takes its first new step."""
 
 import asyncio
 import time
@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from everstep_contract.log import Claim, Commit, Entry
+from everstep_demo import steplog
 from everstep_demo.board import Board, Object, Pod
 from everstep_demo.runwatch import RunWatch
+from everstep_demo.steplog import StepLog
 from everstep_demo.story import COMMITTED, CORDONED, FIRST_STEP, MOVED, Act, Incident
 from everstep_demo.timeline import Timeline
 
@@ -18,18 +20,20 @@ Noted = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Where acts are played."""
+    """The job, cluster and tools that an act uses."""
 
     job: str
     board: Board
     watch: RunWatch
     timeline: Timeline
     fault: Callable[[Pod, Act], Awaitable[str]]
-    """Plays an act's fault on the GPU that the pod holds; says what was done."""
+    """Injects an act's fault on the GPU that the pod holds; returns a description."""
+    log: StepLog | None = None
+    """The training script's own log, if it writes one; else steps come from the job's status."""
 
 
 async def play(stage: Stage, act: Act, *, limit: float = 120.0) -> Incident:
-    """Returns when the job has taken its first new step, or `limit` seconds after the fault."""
+    """Run the act; return at the job's first new step, or `limit` seconds after the fault."""
     pod = await stage.board.current_pod(stage.job, act.slot)
     assert pod is not None, f"slot {act.slot} of {stage.job} has no pod"
     await stage.watch.refresh()
@@ -47,7 +51,7 @@ async def play(stage: Stage, act: Act, *, limit: float = 120.0) -> Incident:
 
 
 class _Playing:
-    """Looks until all milestones are reached; each is told once, as soon as it is seen."""
+    """Polls until all milestones are reached; each is printed once, as soon as it is seen."""
 
     def __init__(
         self, stage: Stage, act: Act, pod: Pod, *, epoch: int, step: int, known: Iterable[Noted]
@@ -76,15 +80,24 @@ class _Playing:
             await self._look_for_step()
 
     async def end(self) -> Incident:
-        job = await self._stage.board.job(self._stage.job)
+        lost, recomputed = await self._count_steps()
         return Incident(
             act=self._act,
             node=self._pod.node,
             moved_to=self._moved_to,
             reached=self.reached,
             resumed_from=self._resumed,
-            steps_lost=_steps_lost(job),
+            steps_lost=lost,
+            steps_recomputed=recomputed,
         )
+
+    async def _count_steps(self) -> tuple[int | None, int | None]:
+        if self._stage.log is None:
+            return _steps_lost(await self._stage.board.job(self._stage.job)), None
+        log = self._stage.log.read()
+        lived = [a for a in log if a.rank != self._act.slot]
+        lost = steplog.list_recomputed(lived, after=self.began)
+        return len(lost), len(steplog.list_recomputed(log, after=self.began))
 
     async def _look_at_node(self) -> None:
         node = (await self._stage.board.nodes()).get(self._pod.node)
@@ -92,7 +105,7 @@ class _Playing:
             self._reach(CORDONED, f"{node.name} takes no new pods")
 
     async def _look_at_incidents(self) -> None:
-        """What the operator has noted in the job's status, once each."""
+        """Print each incident in the job's status once."""
         for incident in await _incidents(self._stage):
             seen = incident["id"], incident["cause"]
             if seen not in self._known:
@@ -107,13 +120,14 @@ class _Playing:
             self._stage.timeline.say("verdict", f"{spec['verdict']}, {spec['reason']}")
 
     def _look_at_entry(self, entry: Entry) -> None:
-        """The last commit before the new claim is the one that counts."""
+        """The checkpoint of the act is the last commit before the new claim."""
         if isinstance(entry, Commit) and not self._claimed:
             self._resumed = entry.step
             self._reach(COMMITTED, f"checkpoint of step {entry.step}")
         elif isinstance(entry, Claim) and entry.epoch > self._epoch:
             self._claimed = True
-            members = f"{len(entry.members)} workers go on from step {self._resumed}"
+            self._resumed = entry.chain[-1].last_step if entry.chain else 0
+            members = f"{len(entry.members)} workers continue from step {self._resumed}"
             self._stage.timeline.say("claimed", f"epoch {entry.epoch}: {members}")
 
     async def _look_at_pod(self) -> None:
@@ -123,12 +137,19 @@ class _Playing:
             self._reach(MOVED, f"slot {pod.slot} runs on {pod.node} as {pod.name}")
 
     async def _look_for_step(self) -> None:
-        step = await _step(self._stage)
-        if step > self._resumed:
-            self._reach(FIRST_STEP, f"now at step {step}")
+        if self._stage.log is None:
+            step = await _step(self._stage)
+            if step > self._resumed:
+                self._reach(FIRST_STEP, f"now at step {step}")
+            return
+        first = self._resumed + 1
+        at = steplog.find_first(self._stage.log.read(), first, after=self.began)
+        if at is not None:
+            self._reach(FIRST_STEP, f"step {first}, in the training script's own log", at=at)
 
-    def _reach(self, milestone: str, detail: str) -> None:
-        self.reached[milestone] = time.monotonic() - self.began
+    def _reach(self, milestone: str, detail: str, *, at: float | None = None) -> None:
+        """`at`: the exact time (monotonic clock), if known; else the time of this poll."""
+        self.reached[milestone] = (time.monotonic() if at is None else at) - self.began
         self._stage.timeline.say(milestone, detail)
 
 
@@ -142,6 +163,8 @@ async def _step(stage: Stage) -> int:
     return int(status.get("step") or 0)
 
 
-def _steps_lost(job: Object) -> int:
+def _steps_lost(job: Object) -> int | None:
+    """`stepsLost` of the last incident in the job's status."""
     incidents = job.get("status", {}).get("incidents") or []
-    return int(incidents[-1].get("stepsLost") or 0) if incidents else 0
+    lost = incidents[-1].get("stepsLost") if incidents else None
+    return None if lost is None else int(lost)

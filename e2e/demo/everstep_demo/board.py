@@ -1,4 +1,4 @@
-"""What `kubectl` would show of one job, as values."""
+"""The state of one job and its cluster, as `kubectl` would show it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +25,11 @@ class Node:
     name: str
     ready: bool
     cordoned: bool
-    """Unschedulable and with the operator's taint."""
+    """Whether it is unschedulable and has the operator's taint."""
 
 
 class Board:
-    """Reads and writes one namespace with an administrator's rights."""
+    """Reads and writes one namespace with administrator rights."""
 
     def __init__(self, api: Api, namespace: str = "default") -> None:
         self._api = api
@@ -44,7 +44,7 @@ class Board:
         await self._api.delete(f"{self._jobs}/{job}")
 
     async def job(self, job: str) -> Object:
-        """Raises `ApiError` 404 if it is not there."""
+        """Raises `ApiError` 404 if it does not exist."""
         return await self._api.get(f"{self._jobs}/{job}")
 
     async def exists(self, job: str) -> bool:
@@ -70,7 +70,7 @@ class Board:
         return pods[-1] if pods else None
 
     async def restarts(self, pod: str) -> int:
-        """How often the kubelet has started its container again."""
+        """How often the kubelet has restarted its container."""
         body = await self._api.get(f"{self._core}/pods/{pod}")
         statuses = body.get("status", {}).get("containerStatuses", [])
         return sum(int(s.get("restartCount", 0)) for s in statuses)
@@ -79,7 +79,7 @@ class Board:
         await self._api.delete(f"{self._core}/pods/{name}")
 
     async def logs(self, pod: str, **params: str) -> str:
-        """Empty while there is none to read."""
+        """Empty if there is no log yet."""
         try:
             return await self._api.text(f"{self._core}/pods/{pod}/log", **params)
         except ApiError:

@@ -1,4 +1,4 @@
-"""The picture of the report: loss curves of both runs, the difference, the incidents."""
+"""The report's chart: loss curves of both runs, their difference, the incidents."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +58,7 @@ def _curve(entries: Sequence[LedgerEntry]) -> tuple[list[int], list[float]]:
 
 
 def _mark(axes: "object", incident: Incident) -> None:
-    """A line at the step that the job went on from, with what happened beside it."""
+    """A line at the step from which the job continued, with a description of the fault."""
     axes.axvline(incident.resumed_from, color=FAULT, linewidth=1, linestyle="--")  # type: ignore[attr-defined]
     after = incident.reached.get(FIRST_STEP)
     text = f"act {incident.act.number}: {incident.act.gpu_fault}\nat step {incident.resumed_from}"

@@ -1,4 +1,4 @@
-"""Two ledgers side by side: the run that was disturbed and the one that was not. Pure."""
+"""Compares the ledgers of the disturbed and the undisturbed run. Pure."""
 
 import itertools
 from collections import Counter
@@ -17,7 +17,7 @@ class Comparison:
     samples_repeated: int
     """Samples that the disturbed run used more often than the undisturbed one."""
     same_order: bool
-    """Each step was made of the same samples in the same order."""
+    """Whether each step used the same samples in the same order."""
     max_abs_loss_difference: float
     first_difference: int | None
     """First step whose samples or losses differ."""
@@ -28,7 +28,7 @@ class Comparison:
 
 
 def compare(run: Sequence[LedgerEntry], reference: Sequence[LedgerEntry]) -> Comparison:
-    """Both in order of steps; a step that one of them lacks counts as different."""
+    """Both must be ordered by step; a step that is missing in one of them counts as different."""
     used = Counter(sample for entry in run for sample in entry.samples)
     wanted = Counter(sample for entry in reference for sample in entry.samples)
     pairs = list(itertools.zip_longest(run, reference))
@@ -59,7 +59,7 @@ def _alike(ours: LedgerEntry, theirs: LedgerEntry) -> bool:
 
 
 def _gap(ours: LedgerEntry, theirs: LedgerEntry) -> float:
-    """Largest difference between the losses; another number of losses is infinitely far."""
+    """Largest difference between the losses; infinite if their numbers differ."""
     if len(ours.losses) != len(theirs.losses):
         return float("inf")
     pairs = zip((ours.loss, *ours.losses), (theirs.loss, *theirs.losses), strict=True)

@@ -1,19 +1,21 @@
-"""The whole play: lab up, job applied, two acts, the job's end, the undisturbed run, the report."""
+"""The whole demo: job applied, two acts, the job's end, the undisturbed run, the report."""
 
 import asyncio
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from everstep_contract.ledger import LedgerEntry
-from everstep_demo import act, chart, faults, reference
+from everstep_demo import act, chart, faults, reference, steplog, tensors
 from everstep_demo.board import Board, Object, Pod, condition, is_true
 from everstep_demo.compare import compare
 from everstep_demo.report import build_report, build_table
 from everstep_demo.runwatch import RunWatch
-from everstep_demo.story import ACTS, Act, Incident, Told
+from everstep_demo.steplog import StepLog
+from everstep_demo.story import ACTS, Act, Incident, Measured
 from everstep_demo.timeline import Timeline
 from everstep_lab import Lab
 from everstep_lab.api import Api
@@ -22,34 +24,47 @@ REPOSITORY = Path(__file__).parents[3]
 MANIFEST = REPOSITORY / "examples" / "byte-lm" / "job.yaml"
 SCRIPT = REPOSITORY / "examples" / "byte-lm" / "train.py"
 STEADY_STEPS = 35
-"""Steps between one act and the next: the loss curve shall show that it went on."""
+"""Steps between two acts, so that the loss curve shows that training continued."""
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text says what was awaited and what was found."""
+    """The demo cannot continue; the message says what was awaited and what was found."""
 
 
 class Demo:
     def __init__(self, lab: Lab, api: Api, timeline: Timeline, build: Path) -> None:
         self._lab, self._timeline, self._build = lab, timeline, build
-        self._job: Object = yaml.safe_load(MANIFEST.read_text())
+        self._log = StepLog(build.resolve() / "steps")
+        self._job: Object = build_job(self._log)
         self._name = str(self._job["metadata"]["name"])
         self._board = Board(api)
         uri = self._job["spec"]["checkpoint"]["uri"]
         self._watch = RunWatch(uri, f"default/{self._name}", lab.store_environment)
 
     async def play(self) -> dict[str, Any]:
-        """Everything on the lab, then the comparison. Returns the report; the files are written."""
+        """Run everything on the lab, then the comparison; write the report's files and return the report."""
         await self._start()
         incidents: list[Incident] = []
         for number in ACTS:
             await self._until_steady()
             incidents.append(await act.play(self._stage(), number))
-        told = await self._finish(incidents)
-        ledger = await self._watch.ledger()
+        end = await self._finish()
+        ledger, checkpoint = await self._watch.ledger(), await self._watch.checkpoint()
         await self._board.delete(self._name)
         undisturbed = await self._undisturbed()
-        return self._report(told, ledger, undisturbed)
+        differences = tensors.list_differences(checkpoint, undisturbed.checkpoint)
+        measured = Measured(
+            incidents=tuple(incidents),
+            quarantined_nodes=end.quarantined,
+            goodput=end.goodput,
+            completed=self._watch.done,
+            seconds=end.seconds,
+            logs=steplog.compare_logs(self._log.read(), undisturbed.log, steps=self._steps),
+            tensors=len(checkpoint.tensors),
+            tensor_differences=tuple(differences),
+            problems=tuple(_late(incidents)),
+        )
+        return self._report(measured, ledger, undisturbed.ledger)
 
     async def _start(self) -> None:
         self._timeline.heading("A training job on three GPUs")
@@ -58,7 +73,7 @@ class Demo:
         self._timeline.say("applied", f"{shown}: {self._replicas} workers, fixed world size")
 
     async def _until_steady(self) -> None:
-        """A commit of the running epoch exists and some steps were taken since it began."""
+        """Wait until the running epoch has a commit and has taken some steps."""
         await self._watch.refresh()
         began = await self._step()
         epoch = self._watch.epoch
@@ -78,7 +93,7 @@ class Demo:
             "steady", f"{step}, checkpoint of step {self._watch.committed} committed"
         )
 
-    async def _finish(self, incidents: list[Incident]) -> Told:
+    async def _finish(self) -> "_End":
         self._timeline.heading("To the end")
         async with self._limit(240, "the job Complete"):
             while not is_true(job := await self._board.job(self._name), "Complete"):
@@ -90,34 +105,30 @@ class Demo:
         complete = condition(job, "Complete") or {}
         self._timeline.say("complete", complete.get("message", ""))
         quarantined = [q["spec"]["nodeName"] for q in await self._board.quarantines()]
-        return Told(
-            incidents=tuple(incidents),
-            quarantined_nodes=tuple(sorted(quarantined)),
+        return _End(
+            quarantined=tuple(sorted(quarantined)),
             goodput=_share(job["status"].get("goodput")),
-            completed=self._watch.done,
             seconds=self._timeline.seconds,
-            problems=tuple(_late(incidents)),
         )
 
-    async def _undisturbed(self) -> list[LedgerEntry]:
+    async def _undisturbed(self) -> reference.Undisturbed:
         self._timeline.heading("The same run, undisturbed")
         steps = self._steps
         folder = self._build / "undisturbed"
         self._timeline.say(
             "started", f"everstep run train.py --workers {self._replicas}, no cluster"
         )
-        ledger = await reference.run_undisturbed(
-            SCRIPT, folder, workers=self._replicas, steps=steps
-        )
+        found = await reference.run_undisturbed(SCRIPT, folder, workers=self._replicas, steps=steps)
+        ledger = found.ledger
         self._timeline.say("ended", f"{len(ledger)} steps, last loss {ledger[-1].loss:.6f}")
-        return ledger
+        return found
 
     def _report(
-        self, told: Told, ledger: list[LedgerEntry], undisturbed: list[LedgerEntry]
+        self, measured: Measured, ledger: list[LedgerEntry], undisturbed: list[LedgerEntry]
     ) -> dict[str, Any]:
-        report = build_report(told, compare(ledger, undisturbed))
+        report = build_report(measured, compare(ledger, undisturbed))
         (self._build / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-        chart.draw(self._build / "report.png", ledger, undisturbed, told.incidents)
+        chart.draw(self._build / "report.png", ledger, undisturbed, measured.incidents)
         self._timeline.heading("Summary")
         print(build_table(report))
         return report
@@ -129,6 +140,7 @@ class Demo:
             watch=self._watch,
             timeline=self._timeline,
             fault=self._fault,
+            log=self._log,
         )
 
     async def _fault(self, pod: Pod, played: Act) -> str:
@@ -155,8 +167,25 @@ class Demo:
         return next(int(e["value"]) for e in container["env"] if e["name"] == "BYTE_LM_STEPS")
 
 
+def build_job(log: StepLog) -> Object:
+    """The example's manifest; its script logs its steps in the demo's folder, which the lab's pods can write."""
+    job: Object = yaml.safe_load(MANIFEST.read_text())
+    container = job["spec"]["workers"]["template"]["spec"]["containers"][0]
+    container["env"].append({"name": "BYTE_LM_LOG", "value": str(log.folder)})
+    return job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """The state of job and nodes when the job was Complete."""
+
+    quarantined: tuple[str, ...]
+    goodput: float
+    seconds: float
+
+
 class _Limit:
-    """`asyncio.timeout` that says what was awaited and what is the case instead."""
+    """`asyncio.timeout` whose error says what was awaited and the job's state instead."""
 
     def __init__(self, seconds: float, awaited: str, explain: Any) -> None:
         self._seconds, self._awaited, self._explain = seconds, awaited, explain

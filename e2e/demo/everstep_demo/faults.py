@@ -1,4 +1,4 @@
-"""Breaking the GPU that a certain pod holds."""
+"""Break the GPU that a given pod holds."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -15,19 +15,19 @@ class Breakable(Protocol):
 
 
 def find_gpu(node: Mapping[str, Any], namespace: str, pod: str) -> int:
-    """Index of the first GPU that the pod holds, from what the lab says of its node.
+    """Index of the first GPU that the pod holds, from the lab's description of its node.
 
     Raises:
-        LookupError: it holds none.
+        LookupError: the pod holds no GPU.
     """
     for gpu in node["gpus"]:
         if gpu["pod"] == pod and gpu.get("namespace", namespace) == namespace:
             return int(gpu["index"])
     held = {gpu["index"]: gpu["pod"] for gpu in node["gpus"]}
-    raise LookupError(f"pod {pod} holds no GPU of its node; held are {held}")
+    raise LookupError(f"pod {pod} holds no GPU of its node; these pods hold GPUs: {held}")
 
 
 def break_gpu(lab: Breakable, pod: Pod, xid: int, namespace: str = "default") -> str:
-    """Plays the XID on the GPU that the pod holds; the lab's sentence about it."""
+    """Inject the XID on the GPU that the pod holds; returns the lab's description."""
     node = lab.status()["nodes"][pod.node]
     return lab.fault(pod.node, gpu=find_gpu(node, namespace, pod.name), xid=xid)

@@ -1,4 +1,4 @@
-"""What a lab and its pods have logged, kept for who has to find out why."""
+"""Keeps the logs of a lab and its pods for a diagnosis."""
 
 import shutil
 from pathlib import Path

@@ -5,34 +5,44 @@ import os
 import shutil
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from everstep_contract.ledger import LedgerEntry
 from everstep_demo.runwatch import RunWatch
+from everstep_demo.steplog import Applied, StepLog
+from everstep_demo.tensors import Checkpoint
 
 RUN = "undisturbed"
 
 
 class UndisturbedError(Exception):
-    """The undisturbed run did not end well; the text carries its last words."""
+    """The undisturbed run failed; the message has the end of its log."""
 
 
-async def run_undisturbed(
-    script: Path, folder: Path, *, workers: int, steps: int
-) -> list[LedgerEntry]:
-    """Train to the end without a cluster and return the ledger.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undisturbed:
+    ledger: list[LedgerEntry]
+    log: list[Applied]
+    checkpoint: Checkpoint
+
+
+async def run_undisturbed(script: Path, folder: Path, *, workers: int, steps: int) -> Undisturbed:
+    """Train to the end without a cluster.
 
     Raises:
         UndisturbedError: the script failed.
     """
     log = _empty(folder) / "output.txt"
+    steplog = StepLog(folder / "steps")
+    own = {"OMP_NUM_THREADS": "1", "BYTE_LM_STEPS": str(steps), "BYTE_LM_LOG": str(steplog.folder)}
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
             str(Path(sys.executable).parent / "everstep"), "run", str(script),
             "--workers", str(workers), "--store", str(folder / "store"), "--run", RUN,
             "--save-every", str(steps),
             stdout=out, stderr=asyncio.subprocess.STDOUT, stdin=asyncio.subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "BYTE_LM_STEPS": str(steps)},
+            env={**os.environ, **own},
             start_new_session=True,
         )  # fmt: skip
         try:
@@ -45,7 +55,9 @@ async def run_undisturbed(
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
         raise UndisturbedError(f"the undisturbed run ended with {status}; {log} ends with:\n{tail}")
     watch = RunWatch((folder / "store").resolve().as_uri(), RUN, {})
-    return await watch.ledger()
+    return Undisturbed(
+        ledger=await watch.ledger(), log=steplog.read(), checkpoint=await watch.checkpoint()
+    )
 
 
 def _empty(folder: Path) -> Path:

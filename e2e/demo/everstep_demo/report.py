@@ -1,16 +1,16 @@
-"""report.json and the table at the end, from what was measured. Pure."""
+"""Builds report.json and the final table from the measurements. Pure."""
 
 from typing import Any
 
 from everstep_demo.compare import Comparison
-from everstep_demo.story import COMMITTED, CORDONED, FIRST_STEP, Incident, Told
+from everstep_demo.story import COMMITTED, CORDONED, FIRST_STEP, Incident, Measured
 
 
-def find_problems(told: Told, compared: Comparison) -> list[str]:
-    """Why this run is not what Everstep promises; empty: all is right."""
-    found = list(told.problems)
-    if not told.completed:
-        found.append("the job did not reach its end")
+def find_problems(measured: Measured, compared: Comparison) -> list[str]:
+    """The checks that failed; empty if all passed."""
+    found = list(measured.problems)
+    if not measured.completed:
+        found.append("the job did not complete")
     if compared.steps == 0:
         found.append("the ledger is empty")
     if compared.samples_lost or compared.samples_repeated:
@@ -23,37 +23,62 @@ def find_problems(told: Told, compared: Comparison) -> list[str]:
             f"the ledgers differ from step {compared.first_difference} on, losses by up to "
             f"{compared.max_abs_loss_difference:g}; they must be equal to the last bit"
         )
-    lost = sum(i.steps_lost for i in told.incidents)
-    if lost:
-        found.append(f"{lost} steps lost; none may be")
+    found += _find_in_logs(measured)
+    found += [f"the final checkpoints differ: {text}" for text in measured.tensor_differences[:5]]
+    if not measured.tensors:
+        found.append("the final checkpoint holds no tensors")
     found += [
         f"{incident.node} had the fault and is not in quarantine"
-        for incident in told.incidents
-        if incident.node not in told.quarantined_nodes
+        for incident in measured.incidents
+        if incident.node not in measured.quarantined_nodes
     ]
-    healthy = set(told.quarantined_nodes) - {i.node for i in told.incidents}
+    healthy = set(measured.quarantined_nodes) - {i.node for i in measured.incidents}
     if healthy:
         found.append(f"healthy nodes are in quarantine: {', '.join(sorted(healthy))}")
     return found
 
 
-def build_report(told: Told, compared: Comparison) -> dict[str, Any]:
-    problems = find_problems(told, compared)
-    lost = sum(i.steps_lost for i in told.incidents)
+def _find_in_logs(measured: Measured) -> list[str]:
+    """Problems that the training script's own log shows."""
+    found, logs = [], measured.logs
+    unknown = [i.act.number for i in measured.incidents if i.steps_lost is None]
+    if unknown:
+        found.append(f"the steps lost in acts {unknown} are unknown")
+    if lost := _steps_lost(measured):
+        found.append(f"{lost} steps lost; it must be 0")
+    if logs.recomputed:
+        found.append(f"steps {list(logs.recomputed)} were applied more than once by one rank")
+    if logs.missing:
+        found.append(f"steps {list(logs.missing)} are in no rank's log")
+    if logs.other_losses:
+        found.append(
+            f"the script's losses differ from the undisturbed run's in steps {list(logs.other_losses)}"
+        )
+    return found
+
+
+def _steps_lost(measured: Measured) -> int:
+    return sum(i.steps_lost or 0 for i in measured.incidents)
+
+
+def build_report(measured: Measured, compared: Comparison) -> dict[str, Any]:
+    problems = find_problems(measured, compared)
     return {
         "ok": not problems,
         "problems": problems,
-        "incidents": [_incident(i) for i in told.incidents],
+        "incidents": [_incident(i) for i in measured.incidents],
         "steps": compared.steps,
-        "steps_lost": lost,
-        "steps_recomputed": lost,
+        "steps_lost": _steps_lost(measured),
+        "steps_recomputed": len(measured.logs.recomputed),
         "samples": compared.samples,
         "samples_lost": compared.samples_lost,
         "samples_repeated": compared.samples_repeated,
         "max_abs_loss_difference": compared.max_abs_loss_difference,
-        "quarantined_nodes": list(told.quarantined_nodes),
-        "goodput": round(told.goodput, 4),
-        "seconds": round(told.seconds, 1),
+        "tensors_compared": measured.tensors,
+        "tensors_that_differ": len(measured.tensor_differences),
+        "quarantined_nodes": list(measured.quarantined_nodes),
+        "goodput": round(measured.goodput, 4),
+        "seconds": round(measured.seconds, 1),
     }
 
 
@@ -68,27 +93,34 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "fault_to_first_new_step_s": reached.get(FIRST_STEP),
         "resumed_from_step": incident.resumed_from,
         "steps_lost": incident.steps_lost,
+        "steps_recomputed": incident.steps_recomputed,
     }
 
 
 def build_table(report: dict[str, Any]) -> str:
-    """The summary for people."""
+    """The summary for the terminal."""
     rows: list[tuple[str, str]] = []
     for number, incident in enumerate(report["incidents"], 1):
         rows.append((f"act {number}", f"{incident['fault']} on {incident['node']}"))
         rows.append(("  fault to cordon", _seconds(incident["fault_to_cordon_s"])))
         rows.append(("  fault to checkpoint committed", _seconds(incident["fault_to_committed_s"])))
         rows.append(("  fault to first new step", _seconds(incident["fault_to_first_new_step_s"])))
-        rows.append(("  went on from step", str(incident["resumed_from_step"])))
+        rows.append(("  continued from step", str(incident["resumed_from_step"])))
     rows += [
         ("steps, and samples in them", f"{report['steps']}, {report['samples']}"),
-        ("steps lost", str(report["steps_lost"])),
+        ("steps lost / recomputed", f"{report['steps_lost']} / {report['steps_recomputed']}"),
         ("samples lost / repeated", f"{report['samples_lost']} / {report['samples_repeated']}"),
-        ("largest difference of a loss", f"{report['max_abs_loss_difference']:g}"),
+        ("largest difference in losses", f"{report['max_abs_loss_difference']:g}"),
+        ("tensors of the last checkpoint", _tensors(report)),
         ("nodes in quarantine", ", ".join(report["quarantined_nodes"]) or "none"),
         ("goodput", f"{report['goodput']:.1%}"),
     ]
     return "\n".join(f"  {name:<32}{value}" for name, value in rows)
+
+
+def _tensors(report: dict[str, Any]) -> str:
+    count, other = report["tensors_compared"], report["tensors_that_differ"]
+    return f"{count}, {other} differ" if other else f"{count}, all equal to the last byte"
 
 
 def _seconds(value: float | None) -> str:

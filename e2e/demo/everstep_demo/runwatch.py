@@ -1,17 +1,18 @@
-"""Reads a run in its object store while it happens: the store is the truth about the run."""
+"""Follows a run in its object store, which is authoritative for the run's state."""
 
 import time
 from collections.abc import Mapping
 
-from everstep_agent import verify
-from everstep_agent.runlog import RunLog
+from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import opening
+from everstep_agent.tools import verify
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.log import Claim, Commit, Done, Entry
+from everstep_demo import tensors
 
 
 class RunWatch:
-    """The log of one run, each entry with the moment (monotonic clock) at which it was read."""
+    """The log of one run; each entry with the time (monotonic clock) at which it was read."""
 
     def __init__(self, uri: str, run: str, environ: Mapping[str, str]) -> None:
         self._store = opening.open_store(uri, run, environ)
@@ -19,7 +20,7 @@ class RunWatch:
         self._read: list[tuple[float, Entry]] = []
 
     async def refresh(self) -> list[Entry]:
-        """What is new since the last call."""
+        """Read new entries; returns those since the last call."""
         new = list(await self._log.refresh())
         now = time.monotonic()
         self._read += [(now, entry) for entry in new]
@@ -27,7 +28,7 @@ class RunWatch:
 
     @property
     def epoch(self) -> int:
-        """Of the newest claim; 0 before the first."""
+        """Epoch of the newest claim; 0 before the first."""
         return max((e.epoch for _, e in self._read if isinstance(e, Claim)), default=0)
 
     @property
@@ -38,7 +39,7 @@ class RunWatch:
 
     @property
     def incidents(self) -> set[str]:
-        """For which there were new claims."""
+        """Incidents for which there were new claims."""
         return {e.incident for _, e in self._read if isinstance(e, Claim) and e.incident}
 
     @property
@@ -51,7 +52,7 @@ class RunWatch:
         return next(claims, None)
 
     def commit_before(self, claim: Claim) -> tuple[float, Commit] | None:
-        """The last commit that stands before that claim, and when we read it."""
+        """The last commit before that claim, and when it was read."""
         found = None
         for when, entry in self._read:
             if entry == claim:
@@ -59,6 +60,10 @@ class RunWatch:
             if isinstance(entry, Commit):
                 found = when, entry
         return None
+
+    async def checkpoint(self) -> tensors.Checkpoint:
+        """The newest committed checkpoint, with the bytes of all its tensors."""
+        return await tensors.load_newest(self._store)
 
     async def ledger(self) -> list[LedgerEntry]:
         return await verify.load_ledger(self._store)

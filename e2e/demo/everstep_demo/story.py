@@ -1,6 +1,8 @@
-"""What the demo is made of, as values: acts, their milestones, what was measured."""
+"""The demo's acts, their milestones and measurements, as values."""
 
 from dataclasses import dataclass, field
+
+from everstep_demo.steplog import Logs
 
 CORDONED = "cordoned"
 COMMITTED = "committed"
@@ -13,13 +15,13 @@ class Act:
     """One fault on the node that holds `slot`."""
 
     title: str
-    """Empty where the act is part of something that has a heading."""
+    """Empty if the act is part of a section with its own heading."""
     slot: int
     gpu_fault: str = ""
-    """As the report names it."""
+    """The fault's name in the report."""
     xid: int = 0
     number: int = 0
-    """Of the acts of a play, from 1; 0 stands alone."""
+    """Number of the act, from 1; 0 for a single act."""
 
     @property
     def heading(self) -> str:
@@ -28,27 +30,34 @@ class Act:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One act as seen from outside; `reached` maps a milestone to seconds after the fault."""
+    """One act as observed from outside; `reached` maps a milestone to seconds after the fault."""
 
     act: Act
     node: str
     moved_to: str
     reached: dict[str, float]
     resumed_from: int
-    """Step of the checkpoint that the job went on from."""
-    steps_lost: int
-    """Furthest step applied by a member that lived, less the step resumed from."""
+    """Step of the checkpoint from which the job continued."""
+    steps_lost: int | None
+    """Steps that a surviving rank had applied and that were rolled back; None if unknown."""
+    steps_recomputed: int | None = None
+    """Steps that a rank applied a second time; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """All that the report is made from, beside the comparison of the ledgers."""
+class Measured:
+    """The report's input, besides the comparison of the two runs."""
 
     incidents: tuple[Incident, ...]
     quarantined_nodes: tuple[str, ...]
     goodput: float
     completed: bool
     seconds: float
+    logs: Logs
+    """The training script's own log, compared with the undisturbed run's."""
+    tensors: int
+    """Number of tensors of the last checkpoint that were compared with the undisturbed run's."""
+    tensor_differences: tuple[str, ...] = field(default=())
     problems: tuple[str, ...] = field(default=())
 
 

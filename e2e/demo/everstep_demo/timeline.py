@@ -1,4 +1,4 @@
-"""The live timeline: one line for each thing that happened, with the seconds since the start."""
+"""The live timeline: one line for each event, with the seconds since the start."""
 
 import sys
 import time
@@ -26,7 +26,7 @@ class Timeline:
         self._write(f"{self.seconds:6.1f} s  {since:>9}  {what:<16} {detail}".rstrip())
 
     def fault(self, detail: str) -> None:
-        """From here on lines also carry the seconds since the fault."""
+        """From now on lines also have the seconds since the fault."""
         self._fault = time.monotonic()
         self.say("fault", detail)
 

@@ -1,4 +1,4 @@
-"""One job on the lab and what a test asks of it: manifest, waiting, the run log beside status."""
+"""One job on the lab, for tests: its manifest, waiting for a state, its status and run log."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,7 +25,7 @@ def build_job(
     secret: str = "object-store",
     spec: Mapping[str, Any] | None = None,
 ) -> Object:
-    """A job as a user would write it; `spec` goes on top."""
+    """A job as a user would write it; `spec` overrides fields."""
     variables = {"OMP_NUM_THREADS": "1", **(env or {})}
     container = {
         "name": "trainer",
@@ -79,7 +79,7 @@ class Trial:
     async def until(
         self, what: str, is_so: Callable[[], Awaitable[object]], *, limit: float = 60.0
     ) -> None:
-        """Poll until it is so; fails with what was awaited and how the job stands."""
+        """Poll until `is_so` holds; the failure says what was awaited and the job's state."""
         try:
             async with asyncio.timeout(limit):
                 while not await is_so():
@@ -106,7 +106,7 @@ class Trial:
         )
 
     async def until_condition(self, kind: str, *, limit: float = 90.0) -> Object:
-        """The condition, once it is True."""
+        """Wait until the condition is True; returns it."""
 
         async def holds() -> bool:
             return is_true(await self.job(), kind)
@@ -117,7 +117,7 @@ class Trial:
         return found
 
     async def until_stepping(self, *, limit: float = 90.0) -> int:
-        """Once it runs and has taken a step in its newest epoch; the epoch's number."""
+        """Wait until the job has taken a step in its newest epoch; returns the epoch."""
 
         async def steps() -> bool:
             job = await self.job()
@@ -130,7 +130,7 @@ class Trial:
         return self.watch.epoch
 
     async def until_recovered(self, epoch: int, *, limit: float = 90.0) -> tuple[Claim, Commit]:
-        """Once an epoch after `epoch` steps beyond the commit that it resumed from."""
+        """Wait until a later epoch has taken a step beyond the commit from which it resumed."""
 
         async def recovered() -> bool:
             await self.watch.refresh()
@@ -152,8 +152,10 @@ class Trial:
 
     async def steps_lost(self) -> int:
         incidents = (await self.job())["status"].get("incidents") or []
+        unknown = [i["id"] for i in incidents if not i.get("open") and i.get("stepsLost") is None]
+        assert not unknown, f"the steps lost are unknown for {unknown}"
         return sum(int(i.get("stepsLost") or 0) for i in incidents)
 
     async def restarted_containers(self) -> int:
-        """How often kubelets started a container of the job again."""
+        """How often kubelets restarted a container of the job."""
         return sum([await self.board.restarts(p.name) for p in await self.board.pods(self.name)])

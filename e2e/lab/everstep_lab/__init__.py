@@ -1,7 +1,7 @@
 """The lab: a real Kubernetes cluster on one machine, with simulated GPUs.
 
 `Lab` (nodes simulated, no root) and `KindLab` (kubelets and containers real, needs docker and kind)
-are its interface for tests and the demo; `everstep-lab` the same for people.
+are its interface for tests and the demo; `everstep-lab` is its command line.
 """
 
 from typing import TYPE_CHECKING, Any

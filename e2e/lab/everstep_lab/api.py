@@ -1,4 +1,4 @@
-"""A Kubernetes REST client, as small as the lab needs: paths, plain dicts, one token, one CA."""
+"""A minimal Kubernetes REST client: paths, plain dicts, one token, one CA."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=33
 
 
 class ApiError(Exception):
-    """An answer that is not 2xx; `reason` is metav1.Status's word: NotFound, Conflict, …"""
+    """A response that is not 2xx; `reason` is that of metav1.Status: NotFound, Conflict, …"""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -90,7 +90,7 @@ class Api:
         return await self.patch(path, body, kind=APPLY, fieldManager=owner, force="true")
 
     async def delete(self, path: str, *, grace: int | None = None, uid: str | None = None) -> None:
-        """Deletes; an object that is gone already is no error. With `uid` only that very object."""
+        """Delete it; a missing object is no error. With `uid`, only the object with that uid."""
         options: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
@@ -103,7 +103,7 @@ class Api:
                 raise
 
     async def text(self, path: str, **params: str) -> str:
-        """The answer as text: logs, /readyz, /version."""
+        """The response body as text: logs, /readyz, /version."""
         async with self._request("GET", path, params=params) as answer:
             return await answer.text()
 
@@ -113,7 +113,7 @@ class Api:
         """Events after `resource_version`; ends when the server closes the stream.
 
         Raises:
-            ApiError: 410 when the version is too old: list again.
+            ApiError: 410 if the version is too old; the caller must list again.
             UnreachableError: the connection broke.
         """
         query = {
@@ -131,9 +131,9 @@ class Api:
                 yield Event(type=event["type"], object=event["object"])
 
     async def follow(self, path: str, **params: str) -> AsyncIterator[Event]:
-        """List, then watch, for ever: a LISTED event with the whole list first and after a break.
+        """List, then watch, without end: a LISTED event with the whole list comes first and after each interruption.
 
-        Bookmarks are not passed on. Raises `ApiError` only for what will not cure itself (401,
+        Bookmarks are not passed on. Raises `ApiError` only for errors that a retry cannot fix (401,
         403, 404).
         """
         while True:
@@ -202,7 +202,7 @@ class Api:
 
 
 class _Answer:
-    """Turns aiohttp's errors and statuses into ours, also while the body is read."""
+    """Converts aiohttp's errors and statuses into ours, also while the body is read."""
 
     def __init__(self, pending: Any) -> None:
         self._pending = pending

@@ -1,8 +1,8 @@
 """The lab's binaries: built once from pinned Go modules, then found in a cache.
 
-The modules are `controlplane/go.mod`, `objectstore/go.mod` and `helm/go.mod` beside this package. What they pin,
-the flags and Go's version make the cache's key: a changed pin is built anew, an old one stays.
-EVERSTEP_LAB_BIN names a folder of ready binaries (a module of which it holds none is built as ever);
+The modules are `controlplane/go.mod`, `objectstore/go.mod` and `helm/go.mod` beside this package. The cache key
+is made of what they pin, the flags and Go's version: a changed pin is built again, earlier builds are kept.
+EVERSTEP_LAB_BIN names a folder of ready binaries (a module of which it has none is built as usual);
 EVERSTEP_GO names a Go command.
 """
 
@@ -16,10 +16,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from everstep_lab.buildtime import Remaining, share_compiled, shown
 from everstep_lab.seam import LabError
 
 HERE = Path(__file__).resolve().parent.parent
@@ -36,8 +37,9 @@ class Module:
     binaries: tuple[str, ...]
     ldflags: str
     renamed: Mapping[str, str]
-    """What Go calls a binary after its package, and what we call it."""
-    cold: str
+    """Go's name for a binary (that of its package), and ours."""
+    cold_seconds: float
+    """Build time with cold caches on two idle cores."""
 
 
 CONTROL_PLANE = Module(
@@ -47,7 +49,7 @@ CONTROL_PLANE = Module(
     ldflags=f"-s -w -X {_VERSION}.gitVersion=v1.36.3 -X {_VERSION}.gitMajor=1"
     f" -X {_VERSION}.gitMinor=36 -X {_VERSION}.gitTreeState=clean",
     renamed={"server": "etcd"},
-    cold="about 6 minutes on 2 cores",
+    cold_seconds=360.0,
 )
 OBJECT_STORE = Module(
     folder=HERE / "objectstore",
@@ -55,7 +57,7 @@ OBJECT_STORE = Module(
     binaries=("minio",),
     ldflags="-s -w",
     renamed={},
-    cold="about 3 minutes on 2 cores",
+    cold_seconds=180.0,
 )
 HELM = Module(
     folder=HERE / "helm",
@@ -68,32 +70,59 @@ HELM = Module(
         for part in ("Major=1", "Minor=36")
     ),
     renamed={},
-    cold="about 2 minutes on 2 cores",
+    cold_seconds=120.0,
 )
 
 
 def ensure(module: Module, say: Say = print, environ: Mapping[str, str] = os.environ) -> Path:
-    """Folder that holds the module's binaries; builds them if they are not there yet.
+    """`ensure_all` for one module."""
+    return ensure_all([module], say, environ)[0]
+
+
+def ensure_all(
+    modules: Sequence[Module], say: Say = print, environ: Mapping[str, str] = os.environ
+) -> list[Path]:
+    """Folders with the modules' binaries; builds missing ones and reports the remaining time.
 
     Raises:
         LabError: no Go, a failed build (with its last lines), or EVERSTEP_LAB_BIN lacks a binary.
     """
+    places = [_find(module, environ) for module in modules]
+    missing = [m for m, (_, there) in zip(modules, places, strict=True) if not there]
+    remaining = Remaining(work=sum(module.cold_seconds for module in missing))
+    for module, (folder, there) in zip(modules, places, strict=True):
+        if not there:
+            remaining = _build_once(module, folder, remaining, say, environ)
+    return [folder for folder, _ in places]
+
+
+def _find(module: Module, environ: Mapping[str, str]) -> tuple[Path, bool]:
+    """The folder for its binaries, and whether they are there."""
     ready = environ.get("EVERSTEP_LAB_BIN")
     if ready and (found := _ready_folder(Path(ready), module)):
-        return found
-    go = find_go(environ)
-    folder = cache_root(environ) / cache_key(module, go_version(go))
-    if all((folder / name).exists() for name in module.binaries):
-        return folder
+        return found, True
+    folder = cache_root(environ) / cache_key(module, go_version(find_go(environ)))
+    return folder, _is_built(module, folder)
+
+
+def _is_built(module: Module, folder: Path) -> bool:
+    return all((folder / name).exists() for name in module.binaries)
+
+
+def _build_once(
+    module: Module, folder: Path, remaining: Remaining, say: Say, environ: Mapping[str, str]
+) -> Remaining:
+    """Build it under a lock: of several processes that need it, one builds and the others wait."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    took = 0.0
     with _only_builder(folder, say):
-        if not all((folder / name).exists() for name in module.binaries):
-            _build(module, go, folder, say)
-    return folder
+        if not _is_built(module, folder):
+            took = _build(module, find_go(environ), folder, remaining, say)
+    return remaining.after(module.cold_seconds, took)
 
 
 def ensure_helm(say: Say = print, environ: Mapping[str, str] = os.environ) -> Path:
-    """The `helm` of the PATH; built from its module where there is none. Raises as `ensure`."""
+    """The `helm` on the PATH, or else one built from its module. Raises as `ensure`."""
     found = shutil.which("helm", path=environ.get("PATH"))
     return Path(found) if found else ensure(HELM, say, environ) / "helm"
 
@@ -131,7 +160,7 @@ def find_go(environ: Mapping[str, str]) -> str:
     seen = "; ".join(found) if found else f"none in {looked}"
     raise LabError(
         f"the lab needs Go 1.26 or newer to build its control plane; found: {seen}. `make setup` "
-        "brings one; or point EVERSTEP_GO to one, or EVERSTEP_LAB_BIN to a folder of binaries"
+        "installs one; or set EVERSTEP_GO to one, or EVERSTEP_LAB_BIN to a folder of binaries"
     )
 
 
@@ -153,14 +182,14 @@ def is_new_enough(version: str) -> bool:
 
 
 def _ready_folder(folder: Path, module: Module) -> Path | None:
-    """None if it has nothing of this module."""
+    """None if it has no binary of this module."""
     missing = [name for name in module.binaries if not os.access(folder / name, os.X_OK)]
     if len(missing) == len(module.binaries) and folder.is_dir():
         return None
     if missing:
         raise LabError(
             f"EVERSTEP_LAB_BIN={folder} lacks {', '.join(missing)}: put them there, or unset "
-            "EVERSTEP_LAB_BIN to have them built"
+            "EVERSTEP_LAB_BIN to build them"
         )
     return folder
 
@@ -171,22 +200,32 @@ def _only_builder(folder: Path, say: Say) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"another build of {folder.name} is running; waiting for it")
+            say(f"waiting for another process that builds {folder.name}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _build(module: Module, go: str, folder: Path, say: Say) -> None:
+def _build(module: Module, go: str, folder: Path, remaining: Remaining, say: Say) -> float:
+    """Build it; returns the seconds without the download of sources, which depends on the network."""
+    left = shown(remaining.left(module.cold_seconds, 0.0, 0.0))
+    say(f"building {module.title} (once; {left} for all missing binaries): downloading the sources")
+    fetching = _Progress(say, lambda count, seconds: f"fetched {count}")
+    total = len(_run_go(go, ["list", "-deps", "tool"], module, fetching))
     started = time.monotonic()
-    say(f"building {module.title} ({module.cold} with cold caches, once): finding the sources")
-    total = len(_run_go(go, ["list", "-deps", "tool"], module, _Progress(say, "fetched {}")))
+
+    def tell(count: int, seconds: float) -> str:
+        if not count:  # no measured pace yet: an estimate would only grow
+            return "nothing compiled yet: Go reads the sources, or links packages from its cache"
+        share = share_compiled(count, total)
+        left = shown(remaining.left(module.cold_seconds, share, seconds))
+        return f"compiled {count} of up to {total} packages (cached ones are not counted); {left}"
+
     making = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir()
     try:
         arguments = ["build", "-v", "-trimpath", "-ldflags", module.ldflags, "-o", f"{making}/"]
-        progress = _Progress(say, f"compiled {{}} of up to {total} packages (none that is cached)")
-        _run_go(go, [*arguments, "tool"], module, progress)
+        _run_go(go, [*arguments, "tool"], module, _Progress(say, tell))
         for theirs, ours in module.renamed.items():
             (making / theirs).rename(making / ours)
         shutil.rmtree(folder, ignore_errors=True)
@@ -196,13 +235,15 @@ def _build(module: Module, go: str, folder: Path, say: Say) -> None:
     size = sum(f.stat().st_size for f in folder.iterdir()) / 1e6
     took = time.monotonic() - started
     say(f"built {module.title} in {took:.0f} s: {size:.0f} MB in {folder}")
+    return took
 
 
 class _Progress:
-    """Counts lines of Go's standard error and says so, at most every few seconds."""
+    """Counts lines of Go's standard error and reports progress, at most every few seconds."""
 
-    def __init__(self, say: Say, text: str, every: float = 5.0) -> None:
-        self._say, self._text, self._every = say, text, every
+    def __init__(self, say: Say, tell: Callable[[int, float], str], every: float = 5.0) -> None:
+        """`tell` makes the message from the number of lines and the seconds since the start."""
+        self._say, self._tell, self._every = say, tell, every
         self._begun = self._said = time.monotonic()
         self.count = 0
 
@@ -214,7 +255,7 @@ class _Progress:
         now = time.monotonic()
         if now - self._said >= self._every:
             self._said = now
-            self._say(f"  {self._text.format(self.count)}, {now - self._begun:.0f} s")
+            self._say(f"  {self._tell(self.count, now - self._begun)}")
 
 
 def _run_go(go: str, arguments: list[str], module: Module, progress: _Progress) -> list[str]:

@@ -1,4 +1,4 @@
-"""Keys and certificates of one lab, made anew at each `up`: a CA and what it signs."""
+"""Keys and certificates of one lab, created at each `up`: a CA and the certificates that it signs."""
 
 import datetime
 import ipaddress
@@ -32,7 +32,7 @@ class Authority:
         self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, stem: str, common_name: str, hosts: Sequence[str] = ()) -> tuple[Path, Path]:
-        """Write `<stem>.crt` and `<stem>.key`; a server's with `hosts`, a client's without."""
+        """Write `<stem>.crt` and `<stem>.key`: a server certificate if there are `hosts`, else a client one."""
         key = ec.generate_private_key(ec.SECP256R1())
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
         builder = (
@@ -53,7 +53,7 @@ class Authority:
     def _builder(
         self, subject: x509.Name, public: ec.EllipticCurvePublicKey
     ) -> x509.CertificateBuilder:
-        # A clock that is set back a little between two processes must not make it invalid.
+        # Valid from a little earlier, because the clock may be set back between two processes.
         begins = self._now - datetime.timedelta(hours=1)
         return (
             x509.CertificateBuilder()
@@ -67,7 +67,7 @@ class Authority:
 
 
 def write_signing_key(path: Path) -> None:
-    """RSA: what the API server signs ServiceAccount tokens with."""
+    """The RSA key with which the API server signs ServiceAccount tokens."""
     _write_key(path, rsa.generate_private_key(public_exponent=65537, key_size=2048))
 
 

@@ -52,7 +52,7 @@ def _up(parsed: argparse.Namespace) -> int:
         lab.up()
         print(present.render_up(lab.described), flush=True)
         if parsed.foreground:
-            print("Ctrl-C ends the lab.", flush=True)
+            print("Press Ctrl-C to end the lab.", flush=True)
             _until_gone(lab)
     finally:
         if parsed.foreground and lab.described:
@@ -74,7 +74,7 @@ def _grace_seconds(parsed: argparse.Namespace) -> int:
 
 def _up_kind(config: LabConfig, parsed: argparse.Namespace) -> int:
     if parsed.foreground:
-        raise LabError("--foreground is for the lab without --kind; docker keeps a kind cluster")
+        raise LabError("--foreground does not work with --kind: a kind cluster stays until `down`")
     lab = KindLab(config, say=_say)
     lab.up()
     print(render_kind_up(lab.described), flush=True)
@@ -82,13 +82,13 @@ def _up_kind(config: LabConfig, parsed: argparse.Namespace) -> int:
 
 
 def _lab() -> RunningLab:
-    """The lab that runs; if both do, EVERSTEP_LAB says which is meant."""
+    """The running lab; if both kinds run, the one that EVERSTEP_LAB names."""
     local = Places.from_env(os.environ).socket.exists()
     chosen = os.environ.get("EVERSTEP_LAB", "")
     if chosen not in ("", "kind", "local"):
         raise LabError(f"EVERSTEP_LAB={chosen}: expected kind or local")
     if not chosen and local and KindLab.exists():
-        raise LabError("two labs run: say which with EVERSTEP_LAB=kind or EVERSTEP_LAB=local")
+        raise LabError("two labs run: choose one with EVERSTEP_LAB=kind or EVERSTEP_LAB=local")
     if chosen == "kind" or (not chosen and KindLab.exists()):
         return KindLab.running()
     return Lab()
@@ -112,9 +112,7 @@ def _say(text: str) -> None:
 
 
 def _build(_: argparse.Namespace) -> int:
-    for module in (build.CONTROL_PLANE, build.OBJECT_STORE):
-        build.ensure(module, _say)
-    build.ensure_helm(_say)
+    build.ensure_all((build.CONTROL_PLANE, build.OBJECT_STORE), _say)
     return 0
 
 
@@ -193,34 +191,46 @@ def _kubectl(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="everstep-lab", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_up(commands.add_parser("up", help="start it; builds its binaries the first time"))
-    ahead = commands.add_parser("build", help="build its binaries, for later; nothing is started")
+    _add_up(commands.add_parser("up", help="start the lab; builds its binaries the first time"))
+    ahead = commands.add_parser("build", help="only build the lab's binaries")
     ahead.set_defaults(run=_build)
     fault = commands.add_parser("fault", help="break a GPU, an exporter or a node")
     fault.add_argument("node", metavar="NODE")
     fault.add_argument("--gpu", type=int, metavar="N", help="index of the GPU, from 0")
     fault.add_argument("--xid", type=int, metavar="CODE", help="NVIDIA XID, such as 79 or 64")
     fault.add_argument("--exporter", metavar="MODE", help="silent, hang, http500, empty, frozen")
-    fault.add_argument("--kill-node", action="store_true", help="all of it dies at once")
+    fault.add_argument(
+        "--kill-node", action="store_true", help="power loss: all processes of the node end at once"
+    )
     fault.add_argument("--partition", action="store_true", help="cut off from the API server only")
     fault.add_argument(
-        "--freeze-node", action="store_true", help="stands still until healed (kind)"
+        "--freeze-node",
+        action="store_true",
+        help="freeze all processes of the node until `heal` (kind)",
     )
     fault.set_defaults(run=_fault)
-    heal = commands.add_parser("heal", help="undo a node's faults, as a repair and a reboot would")
+    heal = commands.add_parser("heal", help="undo a node's faults, like a repair and a reboot")
     heal.add_argument("node", metavar="NODE")
     heal.set_defaults(run=_heal)
-    status = commands.add_parser("status", help="what runs, and what is broken on purpose")
+    status = commands.add_parser("status", help="show processes, nodes and injected faults")
     status.set_defaults(run=_status)
-    down = commands.add_parser("down", help="end it; leaves nothing behind")
-    down.add_argument("--kind", action="store_true", help="the one on kind, even half made")
+    down = commands.add_parser("down", help="end the lab and remove its files")
+    down.add_argument(
+        "--kind", action="store_true", help="the lab on kind, also if `up` was interrupted"
+    )
     down.set_defaults(run=_down)
-    commands.add_parser("kubectl", help="kubectl against the lab: everstep-lab kubectl get nodes")
-    operator = commands.add_parser("operator", help="the operator's process")
+    commands.add_parser(
+        "kubectl", help="run kubectl against the lab: everstep-lab kubectl get nodes"
+    )
+    operator = commands.add_parser(
+        "operator", help="start, stop or kill the operator, show its log"
+    )
     operator.add_argument("action", choices=("start", "stop", "restart", "kill", "logs"))
     operator.add_argument("-f", "--follow", action="store_true", help="with logs")
     operator.set_defaults(run=_operator)
-    store = commands.add_parser("objectstore", help="the S3 server's process; data stay")
+    store = commands.add_parser(
+        "objectstore", help="stop or start the S3 server; its data are kept"
+    )
     store.add_argument("action", choices=("stop", "start"))
     store.set_defaults(run=_objectstore)
     return parser
@@ -228,26 +238,36 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_up(up: argparse.ArgumentParser) -> None:
     default = LabConfig()
-    up.add_argument("--kind", action="store_true", help="on a kind cluster: needs docker and kind")
+    up.add_argument("--kind", action="store_true", help="create it on kind: needs docker and kind")
     up.add_argument(
         "--nodes", type=int, metavar="N", help=f"default {default.nodes}; with --kind {KIND_NODES}"
     )
     up.add_argument("--gpus-per-node", type=int, default=default.gpus_per_node, metavar="N")
-    up.add_argument("--kubeconfig", metavar="FILE", help="write the kubeconfig here too")
+    up.add_argument("--kubeconfig", metavar="FILE", help="also write the kubeconfig to this file")
     up.add_argument(
-        "--no-operator", action="store_true", help="`everstep-lab operator start` later"
+        "--no-operator",
+        action="store_true",
+        help="do not start the operator (`everstep-lab operator start` does)",
     )
     up.add_argument(
         "--operator-arg", action="append", default=[], metavar="FLAG",
-        help="a further flag of the operator: --operator-arg=--cordon-budget=2",
+        help="an additional flag for the operator: --operator-arg=--cordon-budget=2",
     )  # fmt: skip
-    up.add_argument("--foreground", action="store_true", help="stay; Ctrl-C ends the lab")
+    up.add_argument(
+        "--foreground", action="store_true", help="stay in the foreground; Ctrl-C ends the lab"
+    )
     up.add_argument(
         "--node-grace-seconds", type=int, metavar="S",
-        help="a silent node counts as lost after this time "
+        help="a node without heartbeats becomes NotReady after this time "
         f"(default {default.node_grace_seconds}; with --kind {KIND_GRACE_SECONDS}; Kubernetes: 50)",
     )  # fmt: skip
-    up.add_argument("--seed", type=int, default=default.seed, metavar="N", help="of what is drawn")
+    up.add_argument(
+        "--seed",
+        type=int,
+        default=default.seed,
+        metavar="N",
+        help="seed of UUIDs and random delays",
+    )
     up.set_defaults(run=_up)
 
 

@@ -1,4 +1,4 @@
-"""Starting and steering a lab: what the command line, the tests and the demo use."""
+"""Start and control a lab: used by the command line, the tests and the demo."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from everstep_lab.seam import FaultRequest, LabError
 Say = Callable[[str], None]
 _DOWN_SECONDS = 45.0
 _OPERATOR_SECONDS = 200.0
-"""The supervisor waits up to 180 s until it is ready."""
+"""The supervisor allows itself up to 180 s to become ready."""
 
 
 def _silent(_: str) -> None:
@@ -33,7 +33,7 @@ class Lab:
     """A running lab.
 
     `with Lab(LabConfig(nodes=4)) as lab:` starts one that ends with the block, or with this process
-    however that ends; `Lab.running()` takes the one that `everstep-lab up` started.
+    however it ends; `Lab.running()` connects to the one that `everstep-lab up` started.
     """
 
     def __init__(
@@ -64,18 +64,19 @@ class Lab:
         self.down()
 
     def up(self) -> None:
-        """Build what is missing, start, return when it is usable.
+        """Build missing binaries, start, return when the lab is usable.
 
         Raises:
-            LabError: one runs already, a build failed, or it did not come up (with the reason).
+            LabError: a lab runs already, a build failed, or the lab did not start (with the reason).
         """
         self._config.check()
         _check_kubeconfig(self._config.kubeconfig)
+        modules = (build.CONTROL_PLANE, build.OBJECT_STORE)
+        control_plane, object_store = build.ensure_all(modules, self._say)
         config = dataclasses.replace(
             self._config,
-            control_plane=str(build.ensure(build.CONTROL_PLANE, self._say)),
-            object_store=str(build.ensure(build.OBJECT_STORE, self._say)),
-            helm=str(build.ensure_helm(self._say)),
+            control_plane=str(control_plane),
+            object_store=str(object_store),
         )
         lock = self._take_lock()
         try:
@@ -84,7 +85,7 @@ class Lab:
             os.close(lock)
 
     def down(self) -> str:
-        """End it and remove its files; also what a killed one left. Says what was there."""
+        """End the lab and remove its files, or the leftovers of a killed one. Returns what was found."""
         if (lock := guardian.take_lock(self.places.lock)) is None:
             self._ask_down()
             self._close_lifeline()
@@ -121,25 +122,25 @@ class Lab:
         return str(self.ask({"do": "operator", "action": "restart"}, timeout=_OPERATOR_SECONDS))
 
     def operator_logs(self) -> str:
-        """Everything it has written since the lab began."""
+        """Its output since the lab started."""
         log = Path(self.status()["operator"]["log"])
         if not log.exists():
-            raise LabError("the operator has not run yet: `everstep-lab operator start`")
+            raise LabError("the operator was never started: run `everstep-lab operator start`")
         return log.read_text()
 
     def objectstore_stop(self) -> str:
-        """The S3 server is away: connections are refused, data stay."""
+        """Stop the S3 server: connections are refused, its data are kept."""
         return str(self.ask({"do": "objectstore", "action": "stop"}))
 
     def objectstore_start(self) -> str:
         return str(self.ask({"do": "objectstore", "action": "start"}))
 
     def etcd_keep(self) -> str:
-        """A copy of etcd's data as they are now."""
+        """Take a copy of etcd's data as they are now."""
         return str(self.ask({"do": "etcd", "action": "keep"}))
 
     def etcd_restore(self) -> str:
-        """The control plane goes down and comes back with the data of the last `etcd_keep`."""
+        """Restart the control plane with the data of the last `etcd_keep`."""
         request = {"do": "etcd", "action": "restore"}
         return str(control.ask(self.places.socket, request, timeout=240.0))
 
@@ -168,12 +169,12 @@ class Lab:
 
     @property
     def store_environment(self) -> Mapping[str, str]:
-        """AWS_…: what a client of the lab's S3 server needs in its environment."""
+        """The AWS_… environment variables for a client of the lab's S3 server."""
         environment: dict[str, str] = self.described["objectstore"]["environment"]
         return environment
 
     def api(self) -> Api:
-        """A client with the administrator's rights, for the running event loop; close it."""
+        """A client with administrator rights, for the running event loop; the caller closes it."""
         cluster, token = kubeconfig.read(self.kubeconfig)
         return Api(cluster, token=token, ca=self.places.certs / "ca.crt")
 
@@ -246,9 +247,9 @@ class Lab:
                         self.described = document["ready"]
                         return
                     if "error" in document:
-                        raise LabError(f"the lab did not come up: {document['error']}")
+                        raise LabError(f"the lab did not start: {document['error']}")
                     self._say(document["progress"])
-            raise LabError("the lab ended while it was starting; see its log above")
+            raise LabError("the lab ended during its start; its log is above")
         except BaseException:
             process.send_signal(signal.SIGTERM)
             self._close_lifeline()
@@ -256,15 +257,15 @@ class Lab:
             raise
 
     def _ask_down(self) -> None:
-        """Ask, then wait until the lock is free: then nothing of it is left."""
+        """Request it, then wait for the lock: when it is free, all processes and files are gone."""
         try:
             self.ask({"do": "down"})
         except LabError:
-            self._close_lifeline()  # It starts or goes down just now: wait for the lock.
+            self._close_lifeline()  # It is starting or going down right now: wait for the lock.
         end = time.monotonic() + _DOWN_SECONDS
         while (lock := guardian.take_lock(self.places.lock)) is None:
             if time.monotonic() > end:
-                raise LabError(f"the lab is not down after {_DOWN_SECONDS:.0f} s; look at its log")
+                raise LabError(f"the lab is not down after {_DOWN_SECONDS:.0f} s; see its log")
             select.select([], [], [], 0.05)
         guardian.remove(self.places.root, self.places.memory)
         os.close(lock)
@@ -277,6 +278,8 @@ class Lab:
 
 def _check_kubeconfig(path: str) -> None:
     if path and Path(path).exists() and not kubeconfig.is_ours(Path(path)):
-        raise LabError(f"--kubeconfig {path} exists and is not a lab's: name another file")
+        raise LabError(
+            f"--kubeconfig {path} exists and was not written by a lab: choose another file"
+        )
     if path and not Path(path).parent.is_dir():
         raise LabError(f"--kubeconfig {path}: the folder does not exist")

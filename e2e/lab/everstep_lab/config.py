@@ -1,4 +1,4 @@
-"""What a lab is asked to be: written by the command line, read by the supervisor."""
+"""The configuration of a lab: written by the command line, read by the supervisor."""
 
 import dataclasses
 import json
@@ -10,10 +10,10 @@ from everstep_lab.places import NODES_MAX
 from everstep_lab.seam import LabError
 
 KIND_NODES = 3
-"""Workers of a kind cluster, unless said otherwise: each is a container with a kubelet."""
+"""Default number of workers of a kind cluster; each is a container with a kubelet."""
 
 KIND_GRACE_SECONDS = 16
-"""Real kubelets share the machine with training: with 8 s a busy node would count as lost."""
+"""Real kubelets share the machine with training: with 8 s a busy node would become NotReady."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,20 +21,18 @@ class LabConfig:
     nodes: int = 4
     gpus_per_node: int = 2
     kubeconfig: str = ""
-    """A second place for the administrator's kubeconfig; removed with the lab."""
+    """An additional file for the administrator's kubeconfig; removed with the lab."""
     operator: bool = True
     operator_args: tuple[str, ...] = ()
-    """Further flags of `everstep-operator`, such as --cordon-budget=2."""
+    """Additional flags for `everstep-operator`, such as --cordon-budget=2."""
     node_grace_seconds: int = 8
-    """controller-manager's --node-monitor-grace-period; Kubernetes' own default is 50."""
+    """controller-manager's --node-monitor-grace-period; Kubernetes' default is 50."""
     seed: int = 0
     images: str = ""
-    """The file of images; empty for the lab's own."""
+    """The file that maps image names; empty for the lab's own."""
     control_plane: str = ""
-    """Folder of its binaries."""
+    """Folder of the control plane's binaries."""
     object_store: str = ""
-    helm: str = ""
-    """The command itself."""
 
     def check(self) -> None:
         """Raises LabError, which names the option."""

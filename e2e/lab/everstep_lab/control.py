@@ -1,4 +1,4 @@
-"""How the command line talks to the supervisor: one JSON line each way over a unix socket."""
+"""Requests of the command line to the supervisor: one JSON line each way over a unix socket."""
 
 import asyncio
 import contextlib
@@ -16,10 +16,10 @@ _LIMIT = 1 << 20
 
 
 def ask(path: Path, request: dict[str, Any], *, timeout: float = 60.0) -> Any:
-    """Send a request and return its result.
+    """Sends a request and returns its result.
 
     Raises:
-        LabError: no lab runs, it gave no answer in time, or it refused, in its own words.
+        LabError: no lab runs, it did not answer in time, or it refused (with its message).
     """
     try:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -33,7 +33,9 @@ def ask(path: Path, request: dict[str, Any], *, timeout: float = 60.0) -> Any:
     except TimeoutError:
         raise LabError(f"the lab did not answer `{request['do']}` within {timeout:.0f} s") from None
     if not line:
-        raise LabError(f"the lab ended while it was asked to `{request['do']}`")
+        raise LabError(
+            f"the lab ended before it answered `{request['do']}`; run `everstep-lab status`"
+        )
     answer = json.loads(line)
     if "error" in answer:
         raise LabError(answer["error"])
@@ -41,7 +43,7 @@ def ask(path: Path, request: dict[str, Any], *, timeout: float = 60.0) -> Any:
 
 
 async def serve(path: Path, answer: Answerer) -> asyncio.Server:
-    """Answer requests on `path`; a LabError of `answer` goes back as the refusal."""
+    """Answer requests on `path`; a LabError from `answer` is returned as the error."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, ValueError):

@@ -1,6 +1,6 @@
-"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler: real ones, on loopback.
+"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler: real processes, on loopback.
 
-Why each unusual flag is there is told in the lab's README; all were tried.
+The lab's README explains each unusual flag.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _COMPONENTS = ("kube-controller-manager", "kube-scheduler")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Bearer tokens by who they are for."""
+    """Bearer tokens, by user."""
 
     admin: str
     components: Mapping[str, str]
@@ -79,7 +79,7 @@ class ControlPlane:
         return f"https://{self._ip}:{self._port}"
 
     async def start(self) -> None:
-        """Raises LabError with the log's end if a process ends or is not ready in time."""
+        """Raises LabError with the end of the log if a process ends or is not ready in time."""
         self._write_files()
         await self._launch()
 
@@ -91,7 +91,7 @@ class ControlPlane:
         self._spawn("kube-scheduler", self._scheduler_flags())
 
     def keep_etcd(self) -> None:
-        """Its data as they are at this moment, as a backup would have them; replaces the last copy."""
+        """Copy etcd's data as they are now, like a backup; replaces the last copy."""
         etcd = self._running["etcd"]
         etcd.send_signal(signal.SIGSTOP)
         try:
@@ -101,19 +101,19 @@ class ControlPlane:
             etcd.send_signal(signal.SIGCONT)
 
     async def restore_etcd(self) -> None:
-        """Everything stops, the copy takes the data's place, everything starts (etcd's own advice).
+        """Stop the control plane, replace etcd's data with the copy, start again (as etcd's documentation advises).
 
         Raises LabError if there is no copy.
         """
         if not self._kept.exists():
-            raise LabError("no copy of etcd's data was kept: `keep` one first")
+            raise LabError("there is no copy of etcd's data: call `etcd_keep` first")
         self.stop()
         shutil.rmtree(self._data)
         shutil.copytree(self._kept, self._data)
         await self._launch()
 
     def check(self) -> None:
-        """Raises LabError if a process has ended by itself."""
+        """Raises LabError if a process ended unexpectedly."""
         for name, process in self._running.items():
             if process.poll() is not None:
                 raise LabError(
@@ -124,7 +124,7 @@ class ControlPlane:
         return {name: process.pid for name, process in self._running.items()}
 
     def stop(self) -> None:
-        """In reverse, and not gently: nothing of it is kept."""
+        """In reverse order, by SIGKILL: its data are not kept."""
         for process in reversed(self._running.values()):
             procs.stop(process, grace=0.0)
         self._running.clear()
@@ -132,7 +132,7 @@ class ControlPlane:
     def _spawn(self, name: str, flags: list[str]) -> None:
         argv = [str(self._binaries / name), *flags]
         process = procs.spawn(argv, log=self._log(name), mark=self._places.root)
-        # A node whose heartbeat waits behind training for seconds would look dead.
+        # If training delays a heartbeat by seconds, a healthy node becomes NotReady.
         procs.prefer(process.pid)
         self._running[name] = process
 

@@ -1,7 +1,7 @@
 """The lab's outermost process: starts the supervisor, and cleans up after it however it ends.
 
-It is a sub-reaper, so whatever the supervisor leaves behind when it is killed becomes the
-guardian's child and is killed too. If the guardian itself is killed, the supervisor gets SIGTERM
+It is a child subreaper: if the supervisor is killed, its remaining processes become the guardian's
+children, and it kills them. If the guardian itself is killed, the supervisor gets SIGTERM
 from the kernel and goes down in order. It must stay small: no asyncio, no third-party module.
 """
 
@@ -19,9 +19,9 @@ from pathlib import Path
 from everstep_lab import kubeconfig, places, procs
 
 BROKE_DOWN = 1
-"""Exit status of a supervisor whose lab broke down after `up`."""
+"""Exit status of a supervisor whose lab failed after `up`."""
 TOLD = 3
-"""… whose failure was told to whoever waited for it."""
+"""… whose failure was already reported to the caller of `up`."""
 _ORDERLY_SECONDS = 30.0
 
 
@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def remove(root: Path, memory: Path) -> None:
-    """With the lock held, which lies in `root` and goes last: once it is gone whoever waits for the end
-    goes on, and another lab may use the names; hence the renaming.
+    """Call with the lock held. The lock's file is in `root` and is removed last: from then on waiters
+    continue, and another lab may use the same names; hence the renaming.
     """
     _remove_kubeconfig(root)
     shutil.rmtree(memory, ignore_errors=True)
@@ -74,9 +74,9 @@ def _remove_kubeconfig(root: Path) -> None:
 
 
 def remove_leftovers(root: Path, memory: Path) -> str:
-    """End the processes and remove the files that a killed lab left; says what there was.
+    """End the processes and remove the files of a killed lab; returns a description of them.
 
-    Called with the lock held; leaves the lock.
+    Call with the lock held; the lock's file is kept.
     """
     killed = procs.kill_all(lambda: procs.marked(root))
     _remove_kubeconfig(root)
@@ -89,12 +89,12 @@ def remove_leftovers(root: Path, memory: Path) -> str:
         else:
             path.unlink(missing_ok=True)
     if not left and not killed:
-        return "nothing was left of one"
-    return f"of one that was killed, {killed} processes were ended and the files removed"
+        return "there was nothing to remove"
+    return f"ended {killed} processes of a killed lab and removed its files"
 
 
 def failed_log(root: Path) -> Path:
-    """The one file that a lab which broke down leaves, until the next `up` or `down`."""
+    """The one file that a failed lab leaves, until the next `up` or `down`."""
     return root.with_name(f"{root.name}.failed.log")
 
 
@@ -104,13 +104,13 @@ def _keep_log(root: Path) -> None:
 
 
 def take_lock(path: Path) -> int | None:
-    """The lock's descriptor, inheritable, or None if another lab holds it."""
+    """The lock's file descriptor (inheritable), or None if another lab holds the lock."""
     while True:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The holder before us may have removed the file that we opened.
+            # The previous holder may have removed the file that we opened.
             if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
                 os.set_inheritable(descriptor, True)
                 return descriptor
@@ -123,7 +123,7 @@ def take_lock(path: Path) -> int | None:
 
 
 def _wait(supervisor: int) -> int:
-    """Until the supervisor has ended; reaps orphans meanwhile and passes SIGTERM and SIGINT on."""
+    """Wait until the supervisor has ended; meanwhile reap orphans and forward SIGTERM and SIGINT."""
     limit: float | None = None
     while True:
         watched = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)

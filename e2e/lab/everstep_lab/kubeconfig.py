@@ -44,6 +44,6 @@ def write_private(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> tuple[str, str]:
-    """API server's URL and the token, of a file that `build` made."""
+    """The API server's URL and the token in a file that `build` made."""
     document = json.loads(path.read_text().removeprefix(HEADER))
     return document["clusters"][0]["cluster"]["server"], document["users"][0]["user"]["token"]

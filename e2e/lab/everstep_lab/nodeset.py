@@ -1,4 +1,4 @@
-"""The simulated nodes of one lab: one task each, in the supervisor's loop."""
+"""The simulated nodes of one lab: one task each, in the supervisor's event loop."""
 
 import asyncio
 from pathlib import Path
@@ -40,13 +40,13 @@ class NodeSet:
             self._tasks.append(asyncio.create_task(node.run(), name=name))
 
     def check(self) -> None:
-        """Raises LabError if a node broke down."""
+        """Raises LabError if a node's task failed."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and (error := task.exception()):
-                raise LabError(f"{task.get_name()} broke down: {error!r}") from error
+                raise LabError(f"{task.get_name()} failed: {error!r}") from error
 
     async def stop(self) -> None:
-        """What does not end in time is left to the guardian."""
+        """Stop all; the guardian kills nodes that do not end in time."""
         stops = [asyncio.create_task(node.stop()) for node in self._nodes.values()]
         if stops:
             await asyncio.wait(stops, timeout=_STOP_SECONDS)

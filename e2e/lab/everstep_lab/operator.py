@@ -1,4 +1,4 @@
-"""The operator as the chart ships it: CRDs, rights and policies, a token of its ServiceAccount, no more."""
+"""The operator's process, with only the CRDs, rights and policies of the chart and a token of its ServiceAccount."""
 
 import asyncio
 import secrets
@@ -24,19 +24,18 @@ _CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 class Operator:
-    """One `everstep-operator` process; its key outlives restarts, as a cluster's Secret would."""
+    """One `everstep-operator` process; its signing key is kept across restarts, as in a cluster's Secret."""
 
     def __init__(
         self,
         places: Places,
         kubectl: Path,
-        helm: Path,
         *,
         url: str,
         ca: Path,
         args: Sequence[str] = (),
     ) -> None:
-        self._places, self._kubectl, self._helm = places, kubectl, helm
+        self._places, self._kubectl = places, kubectl
         self._url, self._ca = url, ca
         self._args = tuple(args)
         self._key = secrets.token_hex(32)
@@ -56,13 +55,13 @@ class Operator:
 
     @property
     def ended(self) -> int | None:
-        """Exit status, if it ended without being asked to."""
+        """Exit status, if it ended unexpectedly."""
         return self._process.poll() if self._process else None
 
     async def start(self, api: Api) -> None:
-        """Install CRDs and RBAC if that is still to do; start the process; wait until it is ready.
+        """Install CRDs and RBAC if they are missing; start the process; wait until it is ready.
 
-        Raises LabError with the log's end if it ends instead, or is not ready in time.
+        Raises LabError with the end of the log if it ends instead, or is not ready in time.
         """
         if self.pid is not None:
             return
@@ -105,7 +104,7 @@ class Operator:
         """SIGKILL. Returns the pid; raises LabError if it does not run."""
         pid = self.pid
         if self._process is None or pid is None:
-            raise LabError("the operator does not run: `everstep-lab operator start`")
+            raise LabError("the operator does not run: start it with `everstep-lab operator start`")
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
         self._process = None
@@ -123,7 +122,7 @@ class Operator:
         ]
 
     def _environment(self) -> dict[str, str]:
-        # The lab's own environment must not decide what the operator does.
+        # The caller's environment must not change what the operator does.
         return {
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
             "HOME": str(self._places.root),
@@ -146,7 +145,7 @@ class Operator:
         kubeconfig.write_private(self.kubeconfig, document)
 
     async def _apply_manifests(self) -> None:
-        manifests = await chart.render_installed(self._helm, observe_only=self._observes)
+        manifests = chart.read_installed(observe_only=self._observes)
         process = await asyncio.create_subprocess_exec(
             str(self._kubectl), f"--kubeconfig={self._places.kubeconfig}", "apply", "-f", "-",
             stdin=asyncio.subprocess.PIPE,
@@ -166,7 +165,7 @@ async def _until_established(api: Api) -> None:
         if all(map(_is_established, await api.list(_CRD_PATH))):
             return
         await asyncio.sleep(0.1)
-    raise LabError("the CRDs are not established after 30 s: `kubectl describe crd` says why")
+    raise LabError("the CRDs are not established after 30 s: see `kubectl describe crd`")
 
 
 def _is_established(crd: Object) -> bool:

@@ -1,4 +1,4 @@
-"""Where a lab keeps its files and which addresses it uses: all follow from its network's number.
+"""The files and addresses of a lab: all follow from its network's number.
 
 One lab runs per network. The default is 64: node *n* is 127.64.0.n, its pods are 127.64.n.x.
 """
@@ -21,7 +21,7 @@ _SHM = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """`root` is on disk, `memory` on tmpfs where there is one; both go as a whole with `down`."""
+    """`root` is on disk, `memory` on tmpfs if there is one; `down` removes both."""
 
     network: int
     root: Path
@@ -29,7 +29,7 @@ class Places:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> "Places":
-        """EVERSTEP_LAB_NETWORK (64 … 95) picks the network, for a second lab beside the first."""
+        """EVERSTEP_LAB_NETWORK (64 … 95) selects the network, for a second lab beside the first."""
         raw = environ.get("EVERSTEP_LAB_NETWORK", str(DEFAULT_NETWORK))
         # 96 is the Service network.
         if not raw.isascii() or not raw.isdigit() or not 64 <= int(raw) < 96:
@@ -87,7 +87,7 @@ class Places:
 
 
 def choose_port(ip: str, preferred: int) -> int:
-    """The preferred port if it is free on `ip`, else one that the kernel picks."""
+    """The preferred port if it is free on `ip`, else one that the kernel assigns."""
     for port in (preferred, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

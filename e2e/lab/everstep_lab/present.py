@@ -1,11 +1,11 @@
-"""What people read on the terminal; pure text from what the supervisor describes."""
+"""Text for the terminal, made from the supervisor's description of the lab. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def render_up(lab: Mapping[str, Any]) -> str:
-    """What is there now, and what to type next."""
+    """What `up` made, and the next commands."""
     config = lab["config"]
     return "\n".join(
         [
@@ -16,9 +16,9 @@ def render_up(lab: Mapping[str, Any]) -> str:
             f"  alias kubectl={lab['kubectl']}",
             "  kubectl get nodes",
             "",
-            "  everstep-lab status                          what runs",
+            "  everstep-lab status                          show processes, nodes, faults",
             "  everstep-lab fault node-2 --gpu 0 --xid 79   break a GPU",
-            "  everstep-lab down                            end it",
+            "  everstep-lab down                            end the lab",
         ]
     )
 
@@ -40,7 +40,7 @@ def render_status(lab: Mapping[str, Any]) -> str:
 
 
 def _node_table(nodes: Mapping[str, Any]) -> list[str]:
-    """A row per node, and under it what is broken on purpose."""
+    """A row per node, followed by its injected faults."""
     lines = ["", f"{'NODE':<10}{'ADDRESS':<14}{'PODS':<6}{'EXPORTER':<10}GPUS"] if nodes else []
     for name, node in nodes.items():
         running = sum(1 for pod in node.get("pods", []) if pod["running"])
@@ -64,9 +64,9 @@ def render_gpu(gpu: Mapping[str, Any]) -> str:
 
 
 def _operator(operator: Mapping[str, Any]) -> str:
-    ended = operator.get("ended")  # a lab begun by an older version does not say
+    ended = operator.get("ended")  # a lab that an older version started does not report it
     if ended is not None:
-        return f"ended with {ended}: `everstep-lab operator logs` tells why"
+        return f"ended with {ended}: see `everstep-lab operator logs`"
     return _process(operator["pid"], operator["metrics"])
 
 

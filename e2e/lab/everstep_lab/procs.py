@@ -1,4 +1,4 @@
-"""Child processes that die with us, and a look at the processes there are (Linux)."""
+"""Child processes that die with their parent, and the list of running processes (Linux)."""
 
 import contextlib
 import ctypes
@@ -12,7 +12,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MARK = "EVERSTEP_LAB_MARK"
-"""Every process of a lab has its folder in this variable, so that leftovers can be told."""
+"""Environment variable with the lab's folder, in every process of a lab: it identifies leftovers."""
 
 _PREFERRED = -10
 
@@ -20,13 +20,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
-    """Orphans among our descendants become our children from now on."""
+    """From now on orphaned descendants become our children."""
     if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Runs in the child. The signal follows the *thread* that forked: fork from the main one."""
+    """Call in the child. The kernel sends the signal when the *thread* that forked ends: fork from the main thread."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _libc.prctl(PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent:
@@ -58,10 +58,10 @@ def spawn(
 
 
 def prefer(pid: int) -> bool:
-    """Give the session of `pid` more of a busy machine than pods get; False where that is not ours.
+    """Give the session of `pid` a higher priority than pods; False if that is not permitted.
 
-    A session is a scheduling group of its own (autogroup), so that is where its priority lies; the
-    process's own would be inherited by pods.
+    Each session is a scheduling group (autogroup), and the group has a priority of its own. The priority of the
+    process would be inherited by pods.
     """
     try:
         Path(f"/proc/{pid}/autogroup").write_text(str(_PREFERRED))
@@ -104,7 +104,7 @@ def descendants(root: int) -> list[int]:
 
 
 def marked(mark: Path | str) -> list[int]:
-    """Living processes of ours that carry this mark, ourselves left out."""
+    """Living processes of this user with this mark, without the caller."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for pid, state, _ in _processes():
@@ -117,7 +117,7 @@ def marked(mark: Path | str) -> list[int]:
 
 
 def kill_all(find: Callable[[], list[int]], limit: float = 10.0) -> int:
-    """SIGKILL whatever `find` returns until it returns nothing; gives the number of processes."""
+    """SIGKILL what `find` returns until it returns nothing; returns the number of processes."""
     killed: set[int] = set()
     end = time.monotonic() + limit
     while (pids := find()) and time.monotonic() < end:
@@ -132,14 +132,14 @@ def kill_all(find: Callable[[], list[int]], limit: float = 10.0) -> int:
 
 
 def reap() -> None:
-    """Collect every child that has ended; only for a process that waits for no child by name."""
+    """Reap every child that has ended; only for a process that waits for no particular child."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def memory_bytes(pids: Iterable[int]) -> int:
-    """Sum of what the processes hold for themselves and their part of what they share (PSS)."""
+    """Sum of the processes' proportional set sizes (PSS)."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -156,7 +156,7 @@ def _processes() -> list[tuple[int, str, int]]:
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError):
-            # The name, in parentheses, may hold anything, parentheses too.
+            # The name, in parentheses, may contain any character, parentheses too.
             fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
             found.append((int(entry), fields[0], int(fields[1])))
     return found

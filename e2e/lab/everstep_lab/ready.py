@@ -1,4 +1,4 @@
-"""What the supervisor tells whoever ran `up`."""
+"""The supervisor's reports to the caller of `up`."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ReadyPipe:
-    """JSON lines to whoever ran `up`: progress, then ready or error."""
+    """JSON lines to the caller of `up`: progress, then ready or error."""
 
     def __init__(self, descriptor: int) -> None:
         self._file = os.fdopen(descriptor, "w")
@@ -21,7 +21,7 @@ class ReadyPipe:
         self._file.close()
 
     def say_error(self, text: str) -> bool:
-        """Whether somebody still waited for it."""
+        """Whether the caller was still waiting."""
         waited = not self._file.closed
         self._send({"error": text})
         return waited
@@ -32,4 +32,4 @@ class ReadyPipe:
                 self._file.write(json.dumps(document) + "\n")
                 self._file.flush()
         except BrokenPipeError:
-            pass  # Nobody waits any more; the lab goes on.
+            pass  # The caller no longer waits; the lab continues.

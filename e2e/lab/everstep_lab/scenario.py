@@ -1,7 +1,7 @@
-"""One fault, all its channels: what the exporter shows, what the rank does, what the node says.
+"""The effects of a fault on exporter, rank and node.
 
-Pure: a fault and a seed give a list of timed effects, the same each time. The table follows the
-published signatures (gpu-health.md §6.4); a node plays the effects (`node/faults.py`).
+Pure: a fault and a seed give a list of timed effects, the same each time. The table follows NVIDIA's
+published descriptions of the XIDs; a node applies the effects (`node/faults.py`).
 """
 
 import random
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from everstep_lab.exporter.gpu import FAIL, WARN
 
 DEVICE_PLUGIN_IGNORES = frozenset({13, 31, 43, 45, 68, 109})
-"""XIDs after which NVIDIA's device plugin still calls the device healthy."""
+"""XIDs after which NVIDIA's device plugin still reports the device healthy."""
 
 DEVASTATING = frozenset({48, 74, 79, 95, 119, 120, 140})
 """XIDs that DCGM always watches and reports as a failure of the watch ALL."""
@@ -51,12 +51,12 @@ class KillRank:
     """SIGKILL the process that holds the GPU: the rank's, not the agent's."""
 
     lasting: bool = False
-    """Whoever uses the GPU later dies, too, at its first CUDA call."""
+    """A process that uses the GPU later dies too, at its first CUDA call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangRank:
-    """SIGSTOP it: a call into the driver that never returns."""
+    """SIGSTOP it, like a call into the driver that never returns."""
 
 
 Effect = ShowXid | ShowIncident | AddToGpu | SetOnGpu | SetExporter | KillRank | HangRank
@@ -71,7 +71,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """How one fault goes on."""
+    """The effects of one fault over time."""
 
     title: str
     effects: tuple[Timed, ...]
@@ -79,7 +79,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """The only source of chance in the lab; the same seed plays the same faults the same way."""
+    """The lab's only source of randomness; the same seed gives the same effects."""
 
     seed: int = 0
     _random: random.Random = field(init=False, repr=False)
@@ -88,14 +88,14 @@ class Scenario:
         object.__setattr__(self, "_random", random.Random(self.seed))
 
     def plan_xid(self, code: int) -> Course:
-        """The course of an XID on one GPU; a code without a row here only shows on the exporter."""
+        """The effects of an XID on one GPU; a code without a row here only appears on the exporter."""
         return build_course(code, self._random)
 
 
 def build_course(code: int, chance: random.Random) -> Course:
-    """Raises `ValueError` for a number that no driver reports."""
+    """Raises `ValueError` for a code that no driver reports."""
     if not 1 <= code <= 185:
-        raise ValueError(f"XID {code}: the driver knows codes from 1 to 185")
+        raise ValueError(f"XID {code}: expected a code from 1 to 185")
     row = _ROWS.get(code)
     title, steps = (
         row(chance) if row else (_EXPORTER_ONLY, [Timed(at=0, effect=ShowXid(code=code))])
@@ -104,11 +104,11 @@ def build_course(code: int, chance: random.Random) -> Course:
     return Course(title=title, effects=tuple(sorted(steps, key=lambda timed: timed.at)))
 
 
-_EXPORTER_ONLY = "the exporter shows the code; the rank goes on"
+_EXPORTER_ONLY = "the exporter shows the code; the rank continues"
 
 
 def _always(code: int) -> list[Timed]:
-    """What follows from the code alone: the watch ALL, and a second later the device plugin."""
+    """Effects of the code alone: the watch ALL, and a second later the device plugin."""
     steps = []
     if code in DEVASTATING and code != 79:
         steps.append(
@@ -133,18 +133,18 @@ def _at(at: float, effect: Effect) -> Timed:
 
 
 def _soon(chance: random.Random) -> float:
-    """Within a second, as CUDA's next call finds out."""
+    """Within a second: at the next CUDA call."""
     return chance.uniform(0.1, 0.9)
 
 
 def _app_fault(chance: random.Random) -> _Row:
-    return "illegal address by the program: its rank dies, the GPU is fine", [
+    return "illegal address in the program: its rank dies, the GPU is healthy", [
         _at(0, ShowXid(code=31)), _at(0.1, ShowXid(code=45)), _at(_soon(chance), KillRank()),
     ]  # fmt: skip
 
 
 def _remap_failure(chance: random.Random) -> _Row:
-    return "a row remap failed: the exporter shows it, the rank goes on", [
+    return "a row remap failed: the exporter shows it, the rank continues", [
         _at(0, ShowXid(code=64)),
         _at(0, SetOnGpu(values={"remap_failure": 1, "recovery_action": 1})),
         _at(0, ShowIncident(watch="MEM", level=FAIL, code="DCGM_FR_ROW_REMAP_FAILURE")),
@@ -188,10 +188,10 @@ def _gsp_timeout(chance: random.Random) -> _Row:
 
 
 def _nvlink(chance: random.Random) -> _Row:
-    """About half of the ranks on such a link get an NCCL error, the others go on."""
+    """About half of the ranks on such a link get an NCCL error, the others continue."""
     dies = [_at(_soon(chance), KillRank())] if chance.random() < 0.5 else []
-    fate = "its rank dies" if dies else "its rank goes on"
-    return f"NVLink error: CRC, replay and recovery counts go up; {fate}", [
+    fate = "its rank dies" if dies else "its rank continues"
+    return f"NVLink error: CRC, replay and recovery counters rise; {fate}", [
         _at(0, ShowXid(code=74)),
         _at(0, AddToGpu(counters={"nvlink_crc": 120, "nvlink_replay": 3, "nvlink_recovery": 1})),
         _at(0, SetOnGpu(values={"recovery_action": 1})),

@@ -1,7 +1,7 @@
-"""What the cluster side of the lab and its node side (pods, exporter) share.
+"""Types shared by the cluster side of the lab and its node side (pods, exporter).
 
-The supervisor makes a `NodeSpec` and a `Cluster` for each node and runs one `Node` for it, all in
-its own asyncio loop.
+The supervisor creates a `NodeSpec` and a `Cluster` for each node and runs one `Node` for it,
+all in its own asyncio loop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class LabError(Exception):
-    """Something that the person at the terminal can act on: what was found, and what to do."""
+    """An error for the user at the terminal: what was found, and what to do."""
 
 
 class BadRequestError(LabError):
-    """A fault that cannot be played: names the value and what is possible."""
+    """A fault that cannot be injected: names the value and what is possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,39 +40,39 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What a node needs to know of its cluster. All folders exist; `down` removes them."""
+    """What a node needs to know about its cluster. All folders exist; `down` removes them."""
 
     api_url: str
     ca_file: Path
     """CA of the API server's certificate and of the nodes' serving certificates."""
     admin_token: str
-    """A system:masters token, for what a DaemonSet or an administrator would do."""
+    """A system:masters token, for actions of a DaemonSet or an administrator."""
     certs: Path
     """Serving certificates of nodes: `<node name>.crt` and `<node name>.key`."""
     state: Path
-    """On disk: one sub-folder per node, named after it, is the node's to make."""
+    """On disk: each node makes a sub-folder with its name."""
     memory: Path
     """On tmpfs: likewise, for volumes of medium Memory."""
     images: Path
     """The file that maps image names to a folder and an interpreter."""
     logs: Path
-    """For what the lab itself logs."""
+    """Folder for the lab's own logs."""
     seed: int = 0
-    """Of everything that is drawn by chance: UUIDs, delays."""
+    """Seed of everything random: UUIDs, delays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRequest:
-    """`everstep-lab fault NODE …`, as typed."""
+    """The options of `everstep-lab fault NODE …`."""
 
     gpu: int | None = None
     xid: int | None = None
     exporter: str | None = None
-    """What the node side offers: silent, http500, refused, …; `BadRequestError` names them."""
+    """A mode of the exporter: silent, http500, refused, …; `BadRequestError` lists them."""
     kill_node: bool = False
     partition: bool = False
     freeze_node: bool = False
-    """Every process of the node stands still and comes back later; kind only."""
+    """Every process of the node is frozen until `heal`; kind only."""
 
     @property
     def asks_for_node(self) -> bool:
@@ -83,39 +83,39 @@ class Node(Protocol):
     """`everstep_lab.node.SimulatedNode(spec, cluster, scenario)`."""
 
     async def run(self) -> None:
-        """Register, then live until `stop` or cancellation. An exception takes the lab down."""
+        """Register, then run until `stop` or cancellation. An exception ends the lab."""
 
     async def stop(self) -> None:
-        """End every process of the node, close its servers; returns when nothing is left."""
+        """End every process of the node and close its servers; returns when all have ended."""
 
     async def fault(self, request: FaultRequest) -> str:
-        """Start the fault; returns a sentence that says what was done. Raises `BadRequestError`."""
+        """Inject the fault; returns a sentence that describes what was done. Raises `BadRequestError`."""
 
     async def heal(self) -> str:
-        """Undo every fault of this node as a repair and a reboot would; returns what was done."""
+        """Undo every fault of this node, like a repair and a reboot; returns what was done."""
 
     def describe(self) -> dict[str, object]:
         """For `everstep-lab status`: plain JSON values (faults in force, pods, GPUs)."""
 
 
 class RunningLab(Protocol):
-    """What `Lab` (local) and `KindLab` both offer; every method that fails raises `LabError`."""
+    """The common interface of `Lab` (local) and `KindLab`; every method that fails raises `LabError`."""
 
     described: dict[str, Any]
-    """What `up` found out; `status` as of then."""
+    """The result of `status` at the end of `up`."""
 
     def up(self) -> None: ...
     def down(self) -> str: ...
 
     def status(self) -> dict[str, Any]:
-        """As of now: nodes with GPUs and faults, object store, operator."""
+        """The current state: nodes with GPUs and faults, object store, operator."""
 
     @property
     def nodes(self) -> Sequence[str]:
         """Names of the GPU nodes."""
 
     def fault(self, node: str, **fields: Any) -> str:
-        """Fields of `FaultRequest`; returns a sentence that says what was done."""
+        """Takes the fields of `FaultRequest`; returns a sentence that describes what was done."""
 
     def heal(self, node: str) -> str:
         """Undo every fault of this node; returns what was done."""
@@ -133,12 +133,12 @@ class RunningLab(Protocol):
 
     @property
     def store_environment(self) -> Mapping[str, str]:
-        """AWS_…: what a client on this machine needs to reach the S3 server."""
+        """The AWS_… environment variables for an S3 client on this machine."""
 
     def api(self) -> "Api":
-        """A client with the administrator's rights, for the running event loop; close it."""
+        """A client with administrator rights, for the running event loop; the caller closes it."""
 
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 60.0
     ) -> str:
-        """Standard output; with `check=False` standard error as well, and no exception."""
+        """Standard output; with `check=False` also standard error, and no exception."""

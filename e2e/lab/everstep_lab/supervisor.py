@@ -1,7 +1,7 @@
 """One process owns the whole lab: control plane, object store, operator, simulated nodes.
 
-It says how far it is on the ready pipe, answers the command line on a unix socket, and goes down
-in order at SIGTERM, at `down`, or when its lifeline (a pipe from whoever it shall end with) closes.
+It reports its progress on the ready pipe, answers the command line on a unix socket, and goes down
+in order at SIGTERM, at `down`, or when its lifeline closes (a pipe from the process whose end ends the lab).
 """
 
 import argparse
@@ -21,6 +21,7 @@ from everstep_lab import certs, control, guardian, kubeconfig, procs
 from everstep_lab.api import Api, ApiError, Object
 from everstep_lab.config import LabConfig
 from everstep_lab.controlplane import ControlPlane, Tokens
+from everstep_lab.node import objects
 from everstep_lab.nodeset import NodeSet
 from everstep_lab.objectstore import ObjectStore
 from everstep_lab.operator import Operator
@@ -30,6 +31,7 @@ from everstep_lab.seam import FaultRequest, LabError
 
 SECRET = "object-store"
 _UP_SECONDS = 300.0
+_DAEMONSETS = f"/apis/apps/v1/namespaces/{objects.EXPORTER_NAMESPACE}/daemonsets"
 
 
 class Supervisor:
@@ -54,7 +56,6 @@ class Supervisor:
         self._operator = Operator(
             places,
             binaries / "kubectl",
-            Path(config.helm),
             url=self._control.url,
             ca=self._control.ca,
             args=config.operator_args,
@@ -62,7 +63,7 @@ class Supervisor:
         self._api = Api(self._control.url, token=self._tokens.admin, ca=self._control.ca)
 
     async def run(self) -> None:
-        """Up, then until told to stop or something of the lab breaks."""
+        """Start, then run until a stop is requested or a part of the lab fails."""
         try:
             await self._unless_stopped(self._up())
             server = await control.serve(self._places.socket, self.answer)
@@ -87,7 +88,7 @@ class Supervisor:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         if self._stop.is_set():
-            raise LabError("told to stop while it was starting")
+            raise LabError("a stop was requested during the start")
         raise LabError(f"not up after {_UP_SECONDS:.0f} s: is the machine overloaded?")
 
     async def _up(self) -> None:
@@ -95,6 +96,7 @@ class Supervisor:
         self._ready.say("starting etcd and kube-apiserver")
         await self._control.start()
         self._write_kubeconfigs()
+        await self._create_exporters()
         self._ready.say(f"starting {self._config.nodes} nodes")
         self._nodes.start(self._control, self._authority)
         await self._until_usable()
@@ -111,8 +113,12 @@ class Supervisor:
             kubeconfig.write_private(Path(self._config.kubeconfig), document)
 
     async def _until_usable(self) -> None:
-        """A pod needs the ServiceAccount to be created, a Ready node to be bound."""
-        while not (await self._has_account() and await self._are_nodes_ready()):
+        """Creating a pod needs the ServiceAccount, binding it a Ready node; health checks need the exporters."""
+        while not (
+            await self._has_account()
+            and await self._are_nodes_ready()
+            and await self._are_exporters_ready()
+        ):
             self._check()
             await asyncio.sleep(0.1)
         while not self._store.is_ready():
@@ -131,6 +137,23 @@ class Supervisor:
     async def _are_nodes_ready(self) -> bool:
         nodes = await self._api.list("/api/v1/nodes")
         return sum(map(is_node_ready, nodes)) == self._config.nodes
+
+    async def _create_exporters(self) -> None:
+        """Retried: the API server creates their namespace a moment after it is ready."""
+        while True:
+            try:
+                await self._api.create(_DAEMONSETS, objects.build_exporters())
+                return
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+            self._check()
+            await asyncio.sleep(0.1)
+
+    async def _are_exporters_ready(self) -> bool:
+        found = await self._api.get(f"{_DAEMONSETS}/{objects.EXPORTER}")
+        ready = (found.get("status") or {}).get("numberReady", 0)
+        return bool(ready >= self._config.nodes)
 
     async def _create_secret(self) -> None:
         body: Object = {
@@ -151,7 +174,7 @@ class Supervisor:
                 continue
 
     def _check(self) -> None:
-        """Raises what broke: a lab that lost a part without anybody's wish must not go on."""
+        """Raises LabError if a part ended unexpectedly: the lab must not continue without it."""
         self._control.check()
         self._store.check()
         self._nodes.check()
@@ -164,7 +187,7 @@ class Supervisor:
         self._control.stop()
 
     async def answer(self, request: dict[str, Any]) -> Any:
-        """One request of the command line. Raises LabError to refuse it."""
+        """Answer one request of the command line. Raises LabError to refuse it."""
         match request:
             case {"do": "status"}:
                 return self.describe()
@@ -181,7 +204,7 @@ class Supervisor:
                 return await self._store_action(action)
             case {"do": "etcd", "action": str(action)}:
                 return await self._etcd_action(action)
-        raise LabError(f"the lab does not know this request: {request}")
+        raise LabError(f"unknown request to the lab: {request}")
 
     async def _operate(self, action: str) -> str:
         if action == "kill":
@@ -196,7 +219,7 @@ class Supervisor:
     async def _store_action(self, action: str) -> str:
         if action == "stop":
             self._store.stop(kill=True)
-            return "object store stopped; its data stay"
+            return "object store stopped; its data are kept"
         self._store.start()
         while not self._store.is_ready():
             self._store.check()
@@ -206,9 +229,9 @@ class Supervisor:
     async def _etcd_action(self, action: str) -> str:
         if action == "keep":
             self._control.keep_etcd()
-            return "a copy of etcd's data is kept"
+            return "copied etcd's data"
         await self._control.restore_etcd()
-        return "etcd is as it was when the copy was made"
+        return "etcd was restored from the copy"
 
     def describe(self) -> dict[str, Any]:
         """What `everstep-lab status` shows, as JSON values."""
@@ -279,7 +302,7 @@ def main() -> int:
     parser.add_argument("--ready", type=int, required=True)
     parser.add_argument("--lifeline", type=int)
     arguments = parser.parse_args()
-    # The lock is ours as long as we live, but must not outlive us in a child.
+    # We hold the lock until we end; a child must not inherit it and hold it longer.
     for descriptor in (arguments.lock, arguments.ready, arguments.lifeline):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)

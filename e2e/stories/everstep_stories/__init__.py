@@ -1,1 +1,1 @@
-"""What the stories share: the cluster, the installation, the jobs, the telling."""
+"""Shared by the stories: cluster, installation, jobs, figures."""

@@ -1,4 +1,4 @@
-"""What is printed of a story that failed, for who has to find out why."""
+"""Diagnostics that are printed when a story fails."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ LINES = 60
 
 
 def print_artefacts(cluster: Cluster, system: System, namespace: str) -> None:
-    """Operator log, Events, incidents of the jobs, pods and their logs. Never raises."""
+    """Print operator log, Events, the jobs' incidents, pods and their logs. Never raises."""
     sections: tuple[tuple[str, Callable[[], str]], ...] = (
         ("nodes", lambda: cluster.kubectl("get", "nodes", "-o", "wide", check=False)),
         (
@@ -45,7 +45,7 @@ def _jobs(cluster: Cluster, namespace: str) -> str:
 
 
 def build_timeline(job: dict[str, Any]) -> list[str]:
-    """State, conditions and incidents of a job, a line each. Pure."""
+    """State, conditions and incidents of a job, one line each. Pure."""
     status = job.get("status", {})
     lines = [
         f"{job['metadata']['name']}: {status.get('state')}, step {status.get('step')}, "

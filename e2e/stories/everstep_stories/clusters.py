@@ -1,4 +1,4 @@
-"""The cluster on which the stories happen: a kind lab, the local lab, or any kubeconfig."""
+"""The cluster on which the stories run: a kind lab, the local lab, or any kubeconfig."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ LOCAL_IMAGES = Path(__file__).parent.parent / "images.yaml"
 
 
 class NotHereError(Exception):
-    """This cluster cannot do what was asked; the text says what could."""
+    """This cluster cannot do what a story needs; the message says which cluster can."""
 
 
 class Cluster(Protocol):
@@ -52,7 +52,7 @@ class Cluster(Protocol):
 
 
 class Given:
-    """Any cluster: kubectl and helm from the PATH, no GPU can be broken, no store stopped."""
+    """Any cluster, with kubectl and helm from the PATH; GPUs cannot be broken, nor the store stopped."""
 
     def __init__(self, kubeconfig: Path, context: str = "") -> None:
         self._kubeconfig, self._context = kubeconfig, context
@@ -96,7 +96,7 @@ class Given:
         return done.stdout if check else done.stdout + done.stderr
 
     def api(self) -> Api:
-        """Through `kubectl proxy`: it knows every way of signing in."""
+        """Through `kubectl proxy`, which supports every kind of authentication."""
         if self._proxy is None:
             self._proxy = subprocess.Popen(
                 ["kubectl", "proxy", "--port=0"], text=True, stdout=subprocess.PIPE,
@@ -116,7 +116,9 @@ class Given:
             self._proxy.wait()
 
     def fault(self, node: str, **fields: Any) -> str:
-        raise NotHereError(f"nothing here can break {node}: {fields} (the kind lab can)")
+        raise NotHereError(
+            f"this cluster cannot inject faults into {node}: {fields}; the kind lab can"
+        )
 
     def heal(self, node: str) -> str:
         return f"nothing was broken on {node}"
@@ -125,7 +127,7 @@ class Given:
         return {"nodes": {}}
 
     def objectstore_stop(self) -> str:
-        raise NotHereError("the object store of this cluster is not ours to stop")
+        raise NotHereError("the object store of this cluster cannot be stopped; the kind lab's can")
 
     def objectstore_start(self) -> str:
         return "the object store was not stopped"
@@ -136,7 +138,7 @@ def open_cluster(kind: str, kubeconfig: str, say: Any) -> Iterator[Cluster]:
     """`kind` of KINDS; all but a running and a given cluster end with the block.
 
     Raises:
-        LabError: docker, kind or helm is missing, or the cluster did not come up (with the reason).
+        LabError: docker, kind or helm is missing, or the cluster did not start (with the reason).
     """
     if kind == "given":
         with contextlib.closing(Given(Path(kubeconfig))) as given:

@@ -1,4 +1,4 @@
-"""The commands that the documents tell people to run: found in the text, so that none is forgotten."""
+"""The commands in the documents, extracted from their text so that none is missed."""
 
 import re
 from collections.abc import Iterator
@@ -19,18 +19,18 @@ SECTIONS = (
     (TROUBLESHOOTING, "Nodes"),
     (EXAMPLES, "The manifest"),
 )
-"""What a platform team reads: file and heading; empty is what stands before the first one."""
+"""The sections for a platform team: file and heading; an empty heading means the text before the first one."""
 
 BY_HAND = {
     "docker build --target operator --tag everstep/operator:0.1.0 .": "kind/images.py does it",
     "docker build --target trainer --tag everstep/trainer:0.1.0 .": "5 GB of torch: by hand",
     "docker build --tag everstep/byte-lm:dev examples/byte-lm": "on that base: by hand",
 }
-"""Commands that the story does not run, and why."""
+"""Commands that the story does not run, with the reason."""
 
 
 def list_commands(text: str, heading: str) -> list[str]:
-    """Of the section under `heading`: lines of code blocks, and inline code that is a whole command."""
+    """The commands in the section `heading`: lines of code blocks, and inline code that is a whole command."""
     section = read_section(text, heading)
     return [*_of_blocks(section), *_inline(section)]
 
@@ -58,7 +58,7 @@ def _of_blocks(section: str) -> Iterator[str]:
 
 
 def _inline(section: str) -> Iterator[str]:
-    """With three words or more: fewer only name a program, and `…` is no command."""
+    """Inline code of three words or more without `…`; shorter code only names a program."""
     for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", section):
         if _is_command(span) and len(span.split()) >= 3 and "…" not in span and "|" not in span:
             yield span
@@ -69,7 +69,7 @@ def _is_command(line: str) -> bool:
 
 
 def read_all() -> list[str]:
-    """Each command of SECTIONS once, in the order of reading."""
+    """Each command of SECTIONS once, in order."""
     found = [
         command
         for path, heading in SECTIONS

@@ -13,9 +13,9 @@ from everstep_stories.clusters import Cluster
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 IMAGE = os.environ.get("EVERSTEP_E2E_IMAGE", "everstep/e2e-trainer:dev")
 URI = f"{os.environ.get('EVERSTEP_E2E_STORE', 's3://everstep/stories')}/{secrets.token_hex(4)}"
-"""A folder of this telling's own: a run that an earlier one has finished would be over at once."""
+"""A folder for this execution: a job that continued a finished run would be Complete at once."""
 DATASET, BATCH = 512, 8
-"""Samples of scripts/tiny.py, and how many of them one step takes."""
+"""Number of samples of scripts/tiny.py, and of samples in a step."""
 SECRET, SCRIPTS_MAP, SCRIPTS_PATH = "object-store", "scripts", "/scripts"
 USER = 65532
 NAMESPACE = "apiVersion: v1\nkind: Namespace\nmetadata:\n"
@@ -31,7 +31,7 @@ def build_job(
     spec: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Object:
-    """As a user would write it for a namespace that enforces Pod Security "restricted"."""
+    """A job as a user would write it for a namespace that enforces Pod Security "restricted"."""
     job = trial.build_job(
         name,
         replicas=replicas,
@@ -58,13 +58,13 @@ def build_job(
 
 
 class Workplace:
-    """A namespace with what jobs need: the Secret of the object store, the scripts."""
+    """A namespace with the Secret of the object store and the scripts."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster, self.namespace = cluster, namespace
 
     def make(self) -> None:
-        """Makes it or brings it up to date."""
+        """Create or update it."""
         kubectl = self.cluster.kubectl
         labels = "".join(f"    {k}: {v}\n" for k, v in RESTRICTED.items())
         kubectl(
@@ -75,7 +75,7 @@ class Workplace:
         self._apply("configmap", SCRIPTS_MAP, f"--from-file={SCRIPTS}")
 
     def _share_store(self) -> None:
-        """The kind lab knows under which address its pods reach the store; else it is ours."""
+        """Create the Secret; in the kind lab pods reach the store at another address than this machine."""
         share = getattr(self.cluster, "share_store", None)
         if share is not None:
             share(self.namespace)

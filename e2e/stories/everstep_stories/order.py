@@ -1,4 +1,4 @@
-"""In which order the stories are told, and which of them are core."""
+"""The order of the stories, and which of them are core."""
 
 CORE = (
     "install",
@@ -29,8 +29,10 @@ FURTHER = (
 
 
 def place_of(story: str) -> int:
-    """Raises LookupError for a file that nobody put into the order."""
-    told = CORE + FURTHER
-    if story not in told:
-        raise LookupError(f"test_{story}.py has no place in everstep_stories/order.py")
-    return told.index(story)
+    """Raises LookupError for a story that is not in the order."""
+    stories = CORE + FURTHER
+    if story not in stories:
+        raise LookupError(
+            f"test_{story}.py is not in the order: add it to everstep_stories/order.py"
+        )
+    return stories.index(story)

@@ -1,4 +1,4 @@
-"""Were all samples used, each once per pass over the data? Pure."""
+"""Checks that all samples were used, each once per pass over the data. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from everstep_contract.ledger import LedgerEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Of a ledger that should be the steps 1, 2, 3, …"""
+    """The result for a ledger that should hold the steps 1, 2, 3, …"""
 
     steps: int
     gaps: tuple[int, ...]
-    """Steps that are missing, or were taken twice."""
+    """Steps that are missing or occur twice."""
     lost: int
     repeated: int
 
@@ -23,10 +23,9 @@ class Account:
 
 
 def build_account(entries: Sequence[LedgerEntry], *, dataset: int, batch: int) -> Account:
-    """`dataset` samples are gone through again and again, `batch` of them a step, none left out.
+    """The run passes repeatedly over `dataset` samples, `batch` of them per step, without leaving any out.
 
-    A pass over the data that is not complete yet counts only what was used more often than one
-    pass more would allow.
+    In the last, incomplete pass only samples that were used more than once are errors.
     """
     steps = Counter(e.step for e in entries)
     last = max(steps, default=0)

@@ -1,4 +1,4 @@
-"""What a story has in its hands: cluster, installation, board, teller, and the faults that it plays."""
+"""What a story works with: cluster, installation, board, recorder, and fault injection."""
 
 import asyncio
 import contextlib
@@ -13,20 +13,20 @@ from everstep_demo.trial import Trial
 from everstep_lab.api import Api
 from everstep_stories import jobs
 from everstep_stories.clusters import Cluster
+from everstep_stories.figures import Recorder
 from everstep_stories.jobs import BATCH, DATASET, URI
 from everstep_stories.samples import Account, build_account
 from everstep_stories.system import System
-from everstep_stories.telling import Teller
 
 Fault = Callable[[Pod], Awaitable[object]]
 
 
 class Scene:
     def __init__(
-        self, cluster: Cluster, system: System, api: Api, namespace: str, teller: Teller
+        self, cluster: Cluster, system: System, api: Api, namespace: str, recorder: Recorder
     ) -> None:
         self.cluster, self.system, self.api = cluster, system, api
-        self.namespace, self.teller = namespace, teller
+        self.namespace, self.recorder = namespace, recorder
         self.board = Board(api, namespace)
         self._broken: set[str] = set()
         self._store_away = False
@@ -36,7 +36,7 @@ class Scene:
         return Trial(name, self.board, watch)
 
     async def start(self, job: Object) -> Trial:
-        """Applies the job, if it is not there yet."""
+        """Apply the job, unless it exists."""
         name = job["metadata"]["name"]
         if not await self.board.exists(name):
             await self.board.create(job)
@@ -45,9 +45,9 @@ class Scene:
     async def play(
         self, trial: Trial, title: str, fault: Fault, *, slot: int, limit: float = 150.0
     ) -> Incident:
-        """Plays the fault on the slot's pod; returns at the first new step, and keeps the figures.
+        """Inject the fault on the slot's pod; return at the first new step, and record the figures.
 
-        Raises AssertionError with how the job stands if that step does not come within `limit` s.
+        Raises AssertionError with the job's state if there is no new step within `limit` seconds.
         """
         known = await trial.steps_lost()
 
@@ -59,12 +59,12 @@ class Scene:
             job=trial.name,
             board=self.board,
             watch=trial.watch,
-            timeline=self.teller.timeline,
+            timeline=self.recorder.timeline,
             fault=played,
         )
-        self.teller.say("plays", title)
+        self.recorder.say("plays", title)
         seen = await act.play(stage, Act(title="", slot=slot), limit=limit)
-        outcome = self.teller.outcome
+        outcome = self.recorder.outcome
         outcome.phases += list(seen.reached.items())
         outcome.first_step = seen.reached.get(FIRST_STEP)
         assert outcome.first_step is not None, (
@@ -90,22 +90,22 @@ class Scene:
         self._store_away = False
 
     async def kubectl(self, *arguments: str, check: bool = True, timeout: float = 120.0) -> str:
-        """In the jobs' namespace."""
+        """Run kubectl in the jobs' namespace."""
         return await asyncio.to_thread(
             self.cluster.kubectl, "-n", self.namespace, *arguments, check=check, timeout=timeout
         )
 
     async def check_samples(self, trial: Trial) -> Account:
-        """Every sample of the steps so far was used as often as it should be."""
+        """Check that every sample was used as often as it should be."""
         account = build_account(await trial.watch.ledger(), dataset=DATASET, batch=BATCH)
-        self.teller.outcome.samples_lost = account.lost
+        self.recorder.outcome.samples_lost = account.lost
         assert account.exact, account
         assert account.steps > 0, "the ledger is empty"
-        self.teller.say("ledger", f"{account.steps} steps, every sample used once a pass")
+        self.recorder.say("ledger", f"{account.steps} steps, every sample used once per pass")
         return account
 
     async def until_further(self, trial: Trial, steps: int = 5, *, limit: float = 60.0) -> None:
-        """Once it has taken so many steps more."""
+        """Wait until the job has taken `steps` more steps."""
         goal = await trial.step() + steps
 
         async def further() -> bool:
@@ -115,13 +115,13 @@ class Scene:
 
     @contextlib.contextmanager
     def timed(self, phase: str, detail: str = "") -> Iterator[None]:
-        """A phase of the story: said and kept once it is over."""
+        """Time a phase of the story; print and record it when it ends."""
         began = time.monotonic()
         yield
-        self.teller.phase(phase, time.monotonic() - began, detail)
+        self.recorder.phase(phase, time.monotonic() - began, detail)
 
     async def tidy(self) -> None:
-        """The next story finds the cluster as this one did: nodes whole and free, the store there."""
+        """Restore the cluster for the next story: heal and release nodes, start the store."""
         if self._store_away:
             await self.start_store()
         for broken in sorted(self._broken):

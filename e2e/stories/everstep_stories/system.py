@@ -1,4 +1,4 @@
-"""Everstep as it is installed: the Helm release, or on the local lab its one process."""
+"""The installed operator: a Helm release, or a process on the local lab."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ RELEASE, NAMESPACE = "everstep", "everstep-system"
 APP_VERSION = "0.1.0"
 LEASE = "everstep-operator"
 SELECTOR = f"app.kubernetes.io/name=everstep-operator,app.kubernetes.io/instance={RELEASE}"
-# Armed, as the README says; two of three nodes may be cordoned, and figures are fresh enough to test.
+# Armed, as in the README; two of three nodes may be cordoned, and status is updated often enough to test.
 VALUES = {
     "observeOnly": False,
     "cordonBudget": "2",
@@ -27,7 +27,7 @@ VALUES = {
 
 
 class System:
-    """Raises NotHereError where the cluster has no Helm release."""
+    """Methods raise NotHereError if the cluster has no Helm release."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -44,7 +44,7 @@ class System:
         return str(self._helm(*arguments, timeout=timeout))
 
     def install(self, chart: Path = CHART) -> float:
-        """Installs it, or brings what is installed to our values, once; seconds until it was ready."""
+        """Install or upgrade it to our values, once; returns the seconds until it was ready."""
         began = time.monotonic()
         if self._prepared:
             return 0.0
@@ -63,7 +63,7 @@ class System:
         return settings
 
     def pods(self) -> list[Object]:
-        """The operator's, without those that are going."""
+        """The operator's pods, without terminating ones."""
         text = self.cluster.kubectl("get", "pods", "-n", NAMESPACE, "-l", SELECTOR, "-o", "json")
         found: list[Object] = json.loads(text)["items"]
         return [p for p in found if "deletionTimestamp" not in p["metadata"]]
@@ -80,7 +80,7 @@ class System:
         return holder.partition("_")[0]
 
     async def until_leader(self, *, other_than: str = "", limit: float = 60.0) -> tuple[str, float]:
-        """The Lease's holder, and the seconds until it was that one."""
+        """Wait for a leader; returns the Lease's holder and the seconds waited."""
         began = time.monotonic()
         while time.monotonic() - began < limit:
             found = await asyncio.to_thread(self.leader)
@@ -90,7 +90,7 @@ class System:
         raise LabError(f"no leader other than '{other_than}' after {limit:.0f} s")
 
     def log(self) -> str:
-        """Of all replicas, the last lines."""
+        """The last log lines of all replicas."""
         if not self.by_helm:
             path: Path = self.cluster.operator_log  # type: ignore[attr-defined]
             return "\n".join(path.read_text(errors="replace").splitlines()[-150:])

@@ -1,4 +1,4 @@
-"""The smallest job that is a real one: TINY_STEPS steps of about TINY_SECONDS, 8 of 512 samples each."""
+"""A minimal training script: TINY_STEPS steps of about TINY_SECONDS each, on 8 of 512 samples."""
 
 import os
 import time

@@ -7,8 +7,8 @@ look second, and the worker's, ask at the armed step, are told again.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from everstep_agent import boundaries
-from everstep_agent.messages import AgentReport, Boundary, EpochMember
+from everstep_agent.coordinator import boundaries
+from everstep_agent.peers.messages import AgentReport, Boundary, EpochMember
 from simulation.protocol.rules import Move
 
 LAST = 6

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from everstep_agent import runlog_rules
+from everstep_agent.checkpoint.chunk_upload import chunk_key
 from everstep_agent.checkpoint.commit_rules import decide_append
 from everstep_agent.checkpoint.retention_rules import build_retire, choose_garbage, choose_retired
-from everstep_agent.checkpoint.upload import chunk_key
+from everstep_agent.runlog import rules as runlog_rules
+from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Claim, Commit, Entry, MemberId, Retire
 from everstep_contract.manifest import Chunk, Manifest
 from simulation.protocol.rules import Move
@@ -54,14 +55,12 @@ class Shelves:
         return Shelf(writers=(Writer(),) * writers, crashes=crashes)
 
     def is_done(self, world: Shelf) -> bool:
-        newest = runlog_rules.newest_resumable(list_entries(world.log))
+        newest = LogIndex(list_entries(world.log)).newest_resumable
         return newest is not None and newest.step >= LAST and not world.doomed
 
     def check(self, before: Shelf, move: Move) -> str:
         after: Shelf = move.after
-        entries = list_entries(after.log)
-        retired = runlog_rules.list_retired(entries).manifests
-        for commit in (e for e in entries if isinstance(e, Commit) and e.manifest not in retired):
+        for commit in LogIndex(list_entries(after.log)).standing:
             lost = [c for m, c in after.named if m == commit.manifest and c not in after.keys]
             if lost:
                 return (
@@ -91,7 +90,7 @@ class Shelves:
             if world.crashes and writer.token:
                 lost = _with(world, i, Writer())._replace(crashes=world.crashes - 1)
                 found.append(Move("is lost", i, None, lost))
-        retired = runlog_rules.list_retired(list_entries(world.log)).chunks
+        retired = {c for e in LogIndex(list_entries(world.log)).retires for c in e.chunks}
         for key in sorted(retired - world.doomed):
             if world.deletions:
                 again = world._replace(doomed=world.doomed | {key}, deletions=world.deletions - 1)
@@ -107,7 +106,7 @@ class Shelves:
         if writer.staged:
             yield from self._commit(world, i, writer, entries)
             return
-        last = runlog_rules.newest_resumable(entries)
+        last = LogIndex(entries).newest_resumable
         step = (last.step if last else 0) + 1
         if step <= LAST:
             digest = DIGESTS[step % 2]
@@ -120,7 +119,7 @@ class Shelves:
     ) -> Iterator[Move]:
         entry = _build_commit(writer)
         done = writer._replace(staged="")
-        if not decide_append(entry, entries).ok:
+        if not decide_append(entry, LogIndex(entries)).ok:
             yield Move("drops step", i, writer.step, _with(world, i, done))
             return
         named = world.named | {(entry.manifest, writer.staged)}
@@ -132,24 +131,21 @@ class Shelves:
         if writer.listed is None and writer.token:
             listed = _with(world, i, writer._replace(listed=world.keys))
             yield Move("lists the store", i, None, listed)
-        entries = list_entries(world.log)
-        claim = runlog_rules.newest_claim(entries)
+        known = LogIndex(list_entries(world.log))
+        claim, standing = known.newest_claim, known.standing
         if claim is None or claim.token != writer.token:
             return
-        commits = [e for e in entries if isinstance(e, Commit)]
-        chosen = choose_retired(entries, {c.manifest for c in commits}, keep=1)
-        retired = runlog_rules.list_retired(entries)
-        standing = [c for c in commits if c.manifest not in retired.manifests]
+        chosen = choose_retired(known, {c.manifest for c in known.commits}, keep=1)
         if chosen:
             pairs = [(c, _manifest(world, c)) for c in chosen]
             kept = [_manifest(world, c) for c in standing if c not in chosen]
             entry = build_retire(writer.token, writer.epoch, pairs, kept)
             yield Move("retires", i, len(pairs), _retired(world, i, writer, entry))
-        newest = runlog_rules.newest_resumable(entries)
+        newest = known.newest_resumable
         if newest is None or writer.listed is None:
             return
         named = {c for m, c in world.named if m in {k.manifest for k in standing}}
-        garbage = choose_garbage(writer.listed, named, retired, newest.step).chunks
+        garbage = choose_garbage(writer.listed, named, known, newest.step).chunks
         if garbage:
             entry = Retire(epoch=writer.epoch, token=writer.token, chunks=tuple(sorted(garbage)))
             after = _retired(world, i, writer._replace(listed=frozenset()), entry)
@@ -157,9 +153,8 @@ class Shelves:
 
 
 def _claim(world: Shelf, i: int) -> Move:
-    entries = list_entries(world.log)
-    epoch = runlog_rules.next_epoch(entries)
-    commit = runlog_rules.newest_resumable(entries)
+    known = LogIndex(list_entries(world.log))
+    epoch, commit = known.next_epoch, known.newest_resumable
     claim = Claim(
         epoch=epoch,
         token=f"{i}{epoch}",
@@ -167,7 +162,7 @@ def _claim(world: Shelf, i: int) -> Move:
         coordinator="",
         job_uid="job",
         job="",
-        chain=runlog_rules.chain_of([e for e in entries if isinstance(e, Claim)], commit),
+        chain=runlog_rules.chain_of(known.claims, commit),
     )
     listed = world.writers[i].listed
     writer = Writer(token=claim.token, epoch=epoch, read=len(world.log) + 1, listed=listed)

@@ -5,21 +5,26 @@ deed is told again here.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from everstep_agent import breaks, postmortem, rounds, runlog_rules
 from everstep_agent.checkpoint.commit_rules import decide_append
-from everstep_agent.messages import EpochLevel, Saver, Stage
+from everstep_agent.coordinator import postmortem, rounds
+from everstep_agent.peers.messages import EpochLevel, Saver, Stage
+from everstep_agent.runlog import rules as runlog_rules
+from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Claim, Commit, Done, MemberId
+from simulation.protocol.decisions import decide_saver, decide_start, find_cause
 from simulation.protocol.orders import (
     halt,
     has_heard_all,
     let_go,
     must_leave,
     nobody_unheard,
+    orders_heard,
     reaches,
     stopped,
     wanted_by,
 )
-from simulation.protocol.pods import build_gang, follows, rank, write_history
+from simulation.protocol.peers import follows, has_rival
+from simulation.protocol.pods import build_gang, write_history
 from simulation.protocol.rules import JOB, Move, Rules
 from simulation.protocol.world import (
     IN,
@@ -62,7 +67,7 @@ def coordinate(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
     if one.owed is not None:
         yield from _hear_of_claim(world, one, rules)
         return
-    if _behind(one) or _has_rival(world, one):
+    if _behind(one) or has_rival(world, one):
         laid = world.without_coordinator(one.place)
         yield Move("lays the role down", one.place, None, laid)
     if one.saved is not None:
@@ -79,15 +84,6 @@ def coordinate(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
 
 def _behind(one: Coordinator) -> bool:
     return any(s.epoch > one.number for s in one.view)
-
-
-def _has_rival(world: World, one: Coordinator) -> bool:
-    """Another that precedes it; who has been declared gone is nobody's peer."""
-    if len(world.coordinators) < 2:
-        return False
-    mine, known = rank(world, one.place), world.words[: one.words]
-    others = [c.place for c in world.coordinators if c.place != one.place and c.place not in known]
-    return any(world.linked(one.place, p) and rank(world, p) < mine for p in others)
 
 
 def _refreshed(world: World, one: Coordinator) -> World:
@@ -115,18 +111,17 @@ def _gather(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
     if one.stop and (not rules.ask_first or nobody_unheard(world, one, reports, rules)):
         yield stopped(world, one)
         return
-    last = runlog_rules.next_epoch(known) - 1
+    last = LogIndex(known).next_epoch - 1
     number = rounds.choose_number(one.round, last, reports, one.burnt)
     if number != one.round:
         opened = world.with_coordinator(one._replace(round=number))
         yield Move("opens a round", one.place, number, opened)
         return
-    wanted = wanted_by(world, one, rules)
     for waited in (0.0, 10.0):
-        decision = rounds.decide_epoch(reports, wanted, round=one.round, waited=waited, gang=5.0)
-        if isinstance(decision, rounds.Start):
+        start = decide_start(one.view, orders_heard(world, one, rules), one.round, waited)
+        if start is not None:
             kind = "claims" if waited == 0 else "claims with fewer"
-            yield from _claim(world, one, decision, rules, kind)
+            yield from _claim(world, one, start, rules, kind)
             return
 
 
@@ -172,7 +167,7 @@ def _build_epoch(
     world: World, one: Coordinator, start: rounds.Start, ids: tuple[MemberId, ...]
 ) -> tuple[Claim, EpochLevel]:
     known = world.entries(one.read)
-    commit = runlog_rules.newest_resumable(known)
+    commit = LogIndex(known).newest_resumable
     entry = Claim(
         epoch=one.round,
         token=f"{one.place[0]}.{one.place[1]}.{one.round}",
@@ -253,7 +248,7 @@ def _commit(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         heard = world.with_coordinator(_committed(one, step))
         yield Move("finds its commit", one.place, step, heard)
         return
-    verdict = decide_append(entry, known)
+    verdict = decide_append(entry, LogIndex(known))
     if not verdict.ok and (rules.saves_on_chain or verdict.reason != "OffLineage"):
         unsaved = one.unsaved if rank is None else one.unsaved | {(epoch, rank)}
         dropped = world.with_coordinator(one._replace(saved=None, unsaved=unsaved))
@@ -303,10 +298,9 @@ def _history_of(world: World, level: EpochLevel, step: int) -> History | None:
 
 def _watch(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
     """A running epoch: it breaks, it is suspected, a step of it is saved, or it is at its end."""
-    aged = [(build_report(s), 0.0) for s in one.view]
-    found = breaks.find_break(level, aged, wanted_by(world, one, rules), idle=0.0, hang=1e9)
+    found = find_cause(one.kept, one.view, orders_heard(world, one, rules))
     if found is not None or _out_of_reach(world, one, level):
-        cause = found.cause if found else "AgentLost"
+        cause = found or "AgentLost"
         cut = one._replace(kept=keep(replace(level, stage=Stage.CUT, cause=cause)))
         kind = "cuts epoch" if found else "cuts, for silence, epoch"
         yield Move(kind, one.place, level.number, world.with_coordinator(cut))
@@ -336,17 +330,11 @@ def _out_of_reach(world: World, one: Coordinator, level: EpochLevel) -> bool:
 def _recover(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
     yield from _stage(world, one, level)
     members = {(m.slot, m.attempt) for m in level.members}
-    heard = [(build_report(s), 0.0 if reaches(world, one, s.place) else 1e9) for s in one.view]
+    heard = tuple((s, reaches(world, one, s.place)) for s in one.view)
     gone = frozenset(world.words[: one.words]) & members
-    ranks = postmortem.list_ranks(level.members, heard, epoch=level.number, stale=5.0, gone=gone)
+    failed = frozenset(rank for epoch, rank in one.unsaved if epoch == level.number)
     waited = 100.0 if has_heard_all(world, one, members) else 0.0
-    decision = postmortem.decide_post_mortem(
-        ranks,
-        committed=level.committed,
-        waited=waited,
-        patience=8.0,
-        failed=frozenset(rank for epoch, rank in one.unsaved if epoch == level.number),
-    )
+    decision = decide_saver(one.kept, heard, gone, failed, waited)
     if isinstance(decision, Saver):
         yield from _save(world, one, level, decision)
     elif isinstance(decision, postmortem.Nothing):

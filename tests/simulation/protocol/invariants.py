@@ -2,7 +2,7 @@
 
 import itertools
 
-from everstep_agent import runlog_rules
+from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract.log import Claim, Commit
 from simulation.protocol import pods
 from simulation.protocol.rules import Move

@@ -7,7 +7,8 @@ from simulation.protocol import coordinators, pods
 from simulation.protocol.coordinators import without
 from simulation.protocol.invariants import check
 from simulation.protocol.orders import replaced
-from simulation.protocol.rules import Move, Rules
+from simulation.protocol.peers import follows
+from simulation.protocol.rules import TURN, Move, Rules
 from simulation.protocol.world import DEAD, LIVING, Pod, Snap, World
 
 KINDS = (
@@ -30,8 +31,12 @@ stands still for a while; a rival coordinator; a PUT is applied and its
 answer lost; a report comes a second time, later; the operator wants the job saved and stopped;
 or one pod to save and leave.
 """
-SLOW = frozenset({"lays the role down", "is removed", "gets the next attempt"})
+SLOW = frozenset({TURN, "lays the role down", "is removed", "gets the next attempt"})
 SLOW_KINDS = "claims with fewer", "claims at last", "gives up", "waits no longer"
+
+
+def _is_slow(move: Move) -> bool:
+    return move.kind in SLOW or move.kind.startswith(SLOW_KINDS)
 
 
 class Membership:
@@ -45,13 +50,22 @@ class Membership:
     def moves(self, world: World) -> list[Move]:
         """What happens by itself, the quick before the slow."""
         found = list(self._moves(world))
-        found.sort(key=lambda m: m.kind in SLOW or m.kind.startswith(SLOW_KINDS))
+        found.sort(key=_is_slow)
         return found
+
+    def first_move(self, world: World) -> Move | None:
+        """The first of `moves`; most of the others need not be built for it."""
+        slow = None
+        for move in self._moves(world):
+            if not _is_slow(move):
+                return move
+            slow = slow or move
+        return slow
 
     def _moves(self, world: World) -> Iterator[Move]:
         rules = self.rules
         awake = [p for p in world.pods if p.snap.place != world.paused]
-        following = [(pod, pods.follows(world, pod)) for pod in awake]
+        following = [(pod, follows(world, pod)) for pod in awake]
         for pod, place in following:
             one = world.coordinator(place) if place is not None else None
             if one is not None:

@@ -3,15 +3,18 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from everstep_agent import rounds, runlog_rules, seeing
-from everstep_agent.messages import AgentReport, Boundary, EpochLevel, Stage
+from everstep_agent.coordinator import rounds, seen_document
+from everstep_agent.peers.messages import AgentReport, Boundary, EpochLevel, Stage
+from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract import levels
 from simulation.protocol.invariants import LEFT
-from simulation.protocol.pods import follows, tell
+from simulation.protocol.peers import follows
+from simulation.protocol.pods import tell
 from simulation.protocol.rules import JOB, Move, Rules
 from simulation.protocol.world import (
     IN,
     Coordinator,
+    Orders,
     Place,
     Pod,
     Snap,
@@ -57,7 +60,9 @@ def let_go(world: World, one: Coordinator, place: Place, rules: Rules) -> Iterat
     wanted, reports = wanted_by(world, one, rules), [build_report(s) for s in one.view]
     unheard = rounds.list_unheard(claim, one.number, reports, wanted, job_uid=JOB)
     known = unheard if rules.ask_first else frozenset()
-    left = seeing.build_left(wanted, reports, one.level, None, (), known, coordinator=one.place)
+    left = seen_document.build_left(
+        wanted, reports, one.level, None, (), known, coordinator=one.place
+    )
     if any((x.slot, x.attempt) == place for x in left):
         yield Move(LEFT, one.place, place, replaced(world, place))
 
@@ -97,7 +102,12 @@ def reaches(world: World, one: Coordinator, place: Place) -> bool:
 
 
 def wanted_by(world: World, one: Coordinator, rules: Rules) -> levels.Wanted:
-    return build_wanted(world.words[: one.words], world.slots, rules.least, one.leave)
+    return build_wanted(*orders_heard(world, one, rules))
+
+
+def orders_heard(world: World, one: Coordinator, rules: Rules) -> Orders:
+    """What `build_wanted` is made of, as far as this coordinator has heard it."""
+    return world.words[: one.words], world.slots, rules.least, one.leave
 
 
 def replaced(world: World, place: Place) -> World:

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
-from everstep_agent import runlog_rules
-from everstep_agent.messages import EpochLevel, Stage
+from everstep_agent.peers.messages import EpochLevel, Stage
+from everstep_agent.runlog import rules as runlog_rules
+from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Done
-from simulation.protocol.rules import JOB, Move, Rules
+from simulation.protocol.peers import FOREVER, choose, hear_witness
+from simulation.protocol.rules import JOB, TURN, Move, Rules
 from simulation.protocol.world import (
     DEAD,
     IN,
@@ -20,6 +23,7 @@ from simulation.protocol.world import (
     claimed,
     is_over,
     keep,
+    kept,
 )
 
 
@@ -53,25 +57,6 @@ def _contributes(world: World, pod: Pod, other: Pod | None) -> bool:
 # --- being told -------------------------------------------------------------------------------------------
 
 
-def follows(world: World, pod: Pod) -> Place | None:
-    """Its own role; else whom it follows already; else, of those that it reaches, the newest epoch's."""
-    place = pod.snap.place
-    seen = [c.place for c in world.coordinators if world.linked(place, c.place)]
-    if place in seen:
-        return place
-    if pod.follows in seen:
-        return pod.follows
-    return min(
-        (p for p in seen if p not in world.words), key=lambda p: rank(world, p), default=None
-    )
-
-
-def rank(world: World, place: Place) -> tuple[int, int]:
-    """Who precedes whom: `following.choose_coordinator`."""
-    pod = world.pod(place)
-    return -(pod.snap.epoch if pod else 0), place[0]
-
-
 def tell(world: World, pod: Pod, one: Coordinator, rules: Rules) -> Iterator[Move]:
     told = _apply(world, pod, one, rules)
     if told == pod:
@@ -86,15 +71,21 @@ def _apply(world: World, pod: Pod, one: Coordinator, rules: Rules) -> Pod:
     """As `Pod.apply` of the agent: compare with the levels, do what is missing."""
     if one.ended:
         return pod._replace(up=False)
-    snap, level = pod.snap, one.level
+    known = one.number
+    if known < pod.snap.epoch:
+        known = max(known, claimed(world.log[: one.read]))
+    if not rules.know_before_ending:
+        known = max(known, one.round)
+    return _compare(pod, one.place, one.kept, one.round, known, rules)
+
+
+@lru_cache(maxsize=1 << 18)
+def _compare(pod: Pod, by: Place, level_kept: int, round_: int, known: int, rules: Rules) -> Pod:
+    """`known`: the newest epoch that who coordinates can prove to stand."""
+    snap, level = pod.snap, kept(level_kept)
     number = level.number if level else 0
     if level is not None and not level.live:
         snap = snap._replace(cut=max(snap.cut, number))
-    known = number
-    if number < snap.epoch:
-        known = max(number, claimed(world.log[: one.read]))
-    if not rules.know_before_ending:
-        known = max(known, one.round)
     if snap.epoch and known > snap.epoch:
         snap = snap._replace(work=OVER) if snap.work in LIVING else snap
     elif snap.epoch and level is not None and number == snap.epoch:
@@ -102,14 +93,14 @@ def _apply(world: World, pod: Pod, one: Coordinator, rules: Rules) -> Pod:
             snap = snap._replace(work=PARKED)
         if level.stage is Stage.OVER and snap.work in LIVING:
             snap = snap._replace(work=OVER)
-    if snap.free and one.round > max(snap.joined, snap.epoch):
-        snap = snap._replace(joined=one.round)
+    if snap.free and round_ > max(snap.joined, snap.epoch):
+        snap = snap._replace(joined=round_)
     heard = pod.level
     if level is not None and (heard is None or number >= heard.number):
         heard = level
     unheard = number < snap.epoch and snap.work in LIVING and not is_over(heard)
     snap = snap._replace(held=keep(heard) if unheard else 0)
-    pod = pod._replace(snap=snap, kept=keep(heard), follows=one.place)
+    pod = pod._replace(snap=snap, kept=keep(heard), follows=by)
     return _begin(pod, level, rules) if level is not None else pod
 
 
@@ -142,20 +133,19 @@ def read_history(digest: str) -> tuple[int, ...]:
 
 
 def take_role(world: World, pod: Pod, rules: Rules) -> Iterator[Move]:
-    """Who sees no coordinator takes the role; rivals are those that do not see each other, or a duel."""
-    if follows(world, pod) is None:
+    """Who follows nobody takes the role when `choose_coordinator` says so: at once, or when its turn has come."""
+    if choose(world, pod, alone_for=0.0).act:
         yield Move("coordinates", pod.snap.place, None, with_role(world, pod, rules))
+    elif choose(world, pod, alone_for=FOREVER).act:
+        yield Move(TURN, pod.snap.place, None, with_role(world, pod, rules))
 
 
 def with_role(world: World, pod: Pod, rules: Rules) -> World:
     place, level = pod.snap.place, pod.level
     if rules.catch_up:
-        reached = [p for p in world.pods if world.linked(place, p.snap.place)]
-        newest = max(reached, key=lambda p: p.snap.epoch)
-        if newest.snap.epoch > (level.number if level else 0):
-            level = newest.level
+        level = hear_witness(world, pod) or level
     entries = world.entries()
-    commit = runlog_rules.newest_resumable(entries)
+    commit = LogIndex(entries).newest_resumable
     if level is not None and commit and commit.epoch == level.number:
         level = replace(level, committed=max(level.committed, commit.step))
     if level is not None and level.stage is not Stage.OVER:

@@ -1,71 +1,75 @@
-"""The collectives of a step, explored: what a rank that holds the vector may say of the others.
+"""The collectives of a step, explored, and the survivors that go on in it when a rank dies at any point.
 
-Ahead of the runtime, whose every epoch resumes from a commit: here survivors regroup in place by the rule of
-`decide`, so that what rests on the order of the collectives, and on the epoch in a vector's name, can break. Shares are
-the runtime's (`shares.share`).
+Which reductions are complete for a rank, what it tells, and what it does with its orders is decided by
+`everstep.membership`; what follows from all that was told, by `regroup_rules` (`survivors.py`,
+`regrouping.py`). Told again here: the order of a rank's own calls (`everstep.loop`), the collectives, and deaths.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
-from everstep.shares import share
+from everstep.membership import Membership
+from everstep_agent.coordinator import regroup_rules
+from everstep_contract import wire
+from everstep_contract.ranges import to_ranges
+from simulation.protocol import one_sum, survivors
+from simulation.protocol.ranks import (
+    APPLYING,
+    BETWEEN,
+    LOOP,
+    NOBODY,
+    OUT,
+    PAST,
+    VECTOR,
+    Gang,
+    Rank,
+)
+from simulation.protocol.regrouping import PRODUCT, Planned, Rules, Told, decide, order
 from simulation.protocol.rules import Move
-
-STEPS, BATCHES = 2, 4
-BUCKETS = 2
-VECTOR = "vector"
+from simulation.protocol.survivors import MICRO_BATCHES, Kept
 
 
-class Rank(NamedTuple):
-    number: int
-    share: frozenset[int] = frozenset()
-    """Micro-batches that it takes in this step."""
-    held: frozenset[int] = frozenset()
-    """Those in its accumulators."""
-    done: int = 0
-    """Collectives of this step that are complete here: one thread, one after the other."""
-    sums: tuple[int, ...] = (0,) * BUCKETS
-    """Epoch of the sum in each bucket of the reduced copy."""
-    vector: int = 0
-    """Epoch of the vector that it holds."""
-    applied: tuple[tuple[int, ...], ...] = ()
-    """Of each step, the sums that it was applied with."""
-    cut: bool = False
-    copied: bool = False
-    """It has its state from another: a survivor that was taken for a newcomer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What is explored; or a variant."""
 
-    @property
-    def has_sent(self) -> bool:
-        return self.share <= self.held
+    steps: int = 2
+    loops: int = 1
+    """In each step."""
+    buckets: int = 1
+    vector_last: bool = True
+    keyed: bool = True
+    """A vector belongs to the epoch in which it was given."""
+    membership: type[Membership] = Membership
+    promises: bool = True
+    """A rank tells what it will still compute, too."""
+    rescue_waits: bool = True
+    """A rank that is held takes no vector that was handed to it."""
+    mark_waits: bool = True
+    """A rank that is held does not name the epoch of its step yet."""
+    rules: Rules = PRODUCT
 
     @property
-    def step(self) -> int:
-        return len(self.applied)
-
-
-class Gang(NamedTuple):
-    ranks: tuple[Rank, ...]
-    dead: tuple[Rank, ...] = ()
-    """Members of this epoch, as they stood."""
-    epoch: int = 1
-    deaths: int = 2
-    mail: frozenset[tuple[int, int]] = frozenset()
-    """(step, epoch) of vectors that are on their way to who coordinates; their senders may be dead."""
-    heard: frozenset[tuple[int, int]] = frozenset()
+    def order(self) -> list[int | str]:
+        buckets: list[int | str] = [*range(self.buckets)]
+        buckets.insert(self.buckets if self.vector_last else 0, VECTOR)
+        return buckets
 
 
 class Reducing:
-    """`vector_last` False: a variant that sends it before the buckets; `keyed` False: one in which a vector is that of
-    its step, whatever the epoch.
-    """
+    def __init__(self, step: Step | None = None) -> None:
+        self.step = step or Step()
+        self.order = self.step.order
+        self.total = self.step.steps * self.step.loops
+        self.kind = self.step.membership
 
-    def __init__(self, *, vector_last: bool = True, keyed: bool = True) -> None:
-        order: list[int | str] = [*range(BUCKETS)]
-        order.insert(BUCKETS if vector_last else 0, VECTOR)
-        self.order, self.keyed = order, keyed
-
-    def start(self, ranks: int) -> Gang:
-        return Gang(ranks=_shared([Rank(n) for n in range(ranks)]))
+    def start(self, ranks: int, deaths: int = 2) -> Gang:
+        return Gang(
+            ranks=tuple(Rank(n, survivors.first(n, ranks)) for n in range(ranks)),
+            members=(tuple(range(ranks)),),
+            deaths=deaths,
+        )
 
     def events(self, world: Gang) -> list[Move]:
         if not world.deaths or len(world.ranks) == 1:
@@ -73,120 +77,211 @@ class Reducing:
         return [Move("dies", r.number, None, _die(world, r)) for r in world.ranks]
 
     def is_done(self, world: Gang) -> bool:
-        return all(r.step == STEPS for r in world.ranks)
+        return bool(world.stuck) or all(r.steps == self.step.steps for r in world.ranks)
 
     def moves(self, world: Gang) -> list[Move]:
-        found = [m for rank in world.ranks for m in self._of_rank(world, rank)]
-        for vector in sorted(world.mail):
-            heard = world._replace(mail=world.mail - {vector}, heard=world.heard | {vector})
-            found.append(Move("is heard of, the vector", None, vector, heard))
-        if all(r.cut and r.done < len(self.order) for r in world.ranks):
-            regrouped = decide(world, keyed=self.keyed)
-            found.append(Move("is regrouped as epoch", None, regrouped.epoch, regrouped))
+        found = [m for rank in world.ranks for m in self._of_socket(world, rank)]
+        found += self._coordinate(world)
+        found += [m for rank in world.ranks for m in self._of_main(world, rank)]
         return found
 
+    def _act(self, rank: Rank, name: str, *args: Any) -> tuple[Rank, Any]:
+        """A call on the rank's `Membership`; a standing that it sends is told."""
+        done = survivors.act(self.kind, rank.kept, name, *args)
+        told = next((f for f in done.sent if isinstance(f, wire.Standing)), rank.told)
+        return rank._replace(kept=done.kept, told=told), done.result
+
+    # --- the thread of the agent's socket ----------------------------------------------------
+
+    def _of_socket(self, world: Gang, rank: Rank) -> Iterator[Move]:
+        kept = rank.kept
+        if not kept.held and _has_lost(world, kept.epoch):
+            held, _ = self._act(rank, "hold", kept.epoch)
+            yield Move("is held", rank.number, None, _with(world, held))
+        for number, frame in world.orders:
+            if number == rank.number:
+                yield Move("goes on in epoch", number, frame.epoch, self._enter(world, rank, frame))
+
+    def _enter(self, world: Gang, rank: Rank, frame: wire.Regroup) -> Gang:
+        entered, _ = self._act(rank, "regroup", frame)
+        orders = tuple(o for o in world.orders if o != (rank.number, frame))
+        after = _with(world, entered._replace(told=None))._replace(orders=orders)
+        return _form(after, frame.epoch)
+
+    # --- who coordinates ---------------------------------------------------------------------
+
+    def _coordinate(self, world: Gang) -> Iterator[Move]:
+        epoch = len(world.members)
+        if world.orders or not _has_lost(world, epoch):
+            return
+        members = world.members[-1]
+        dead = {d.number for d in world.dead}
+        told = [
+            Told(r.number, r.kept.epoch, standing=self._last_told(world, r)) for r in world.ranks
+        ]
+        told += [Told(n, epoch, dead=True) for n in sorted(dead.intersection(members))]
+        known, decision = decide(epoch, members, tuple(told), self.step.rules)
+        match decision:
+            case regroup_rules.AskVector(rank=rank):
+                yield from self._ask(world, members[rank], epoch)
+            case regroup_rules.Plan():
+                orders = order(epoch, members, known, Planned(decision))
+                after = world._replace(
+                    members=(*world.members, known),
+                    orders=tuple(zip(known, orders, strict=True)),
+                    given=() if self.step.keyed else world.given,
+                )
+                yield Move("is planned, epoch", None, epoch + 1, after)
+            case regroup_rules.Impossible(reason=reason):
+                yield Move("cannot go on in place", None, None, world._replace(stuck=reason))
+
+    def _ask(self, world: Gang, number: int, epoch: int) -> Iterator[Move]:
+        rank = next(r for r in world.ranks if r.number == number)
+        sent = survivors.act(self.kind, rank.kept, "give_vector", epoch).sent
+        given = tuple((number, epoch, frame.vector) for frame in sent)
+        if given:
+            yield Move("gives its vector", number, None, world._replace(given=given))
+
+    def _last_told(self, world: Gang, rank: Rank) -> wire.Standing | None:
+        standing = _told(rank, self.step)
+        return standing and replace(standing, vector=self._given(world, rank))
+
+    def _given(self, world: Gang, rank: Rank) -> str:
+        """The agent forgets the standing of a former epoch (`WorkerSet.continue_in`)."""
+        for number, epoch, value in world.given:
+            if number == rank.number and (epoch == rank.kept.epoch or not self.step.keyed):
+                return value
+        return ""
+
+    # --- the main thread ---------------------------------------------------------------------
+
+    def _of_main(self, world: Gang, rank: Rank) -> Iterator[Move]:
+        kept = rank.kept
+        if rank.at == BETWEEN and rank.reduced < self.total and not kept.held:
+            begun, share = self._act(rank, "begin", MICRO_BATCHES)
+            begun = begun._replace(at=LOOP, todo=share, sums=(0,) * self.step.buckets)
+            yield Move("begins", rank.number, None, _with(world, begun))
+        elif rank.at == LOOP and not rank.sent:
+            yield from self._compute(world, rank)
+        elif rank.at == LOOP and rank.done < len(self.order):
+            yield from self._reduce(world, rank)
+        elif rank.at == LOOP:
+            yield self._end(world, rank)
+        elif rank.at == OUT and not kept.held:
+            yield Move(
+                "hears of the regroup", rank.number, None, _with(world, rank._replace(at=PAST))
+            )
+        elif rank.at == PAST and self._may_take(kept):
+            yield self._come_out(world, rank)
+        elif rank.at == APPLYING and not (self.step.mark_waits and kept.held):
+            marked, epoch = self._act(rank, "mark_applied", rank.steps + 1)
+            marked = marked._replace(at=BETWEEN, steps=rank.steps + 1, attributed=epoch)
+            yield Move("has applied its step", rank.number, None, _with(world, marked))
+
+    def _may_take(self, kept: Kept) -> bool:
+        return kept.rescue is None or not kept.held or not self.step.rescue_waits
+
+    def _compute(self, world: Gang, rank: Rank) -> Iterator[Move]:
+        kept = rank.kept
+        if rank.todo or kept.more:
+            rank, more = self._act(rank, "take_more")
+            rank = rank._replace(todo=(), held=rank.held.union(rank.todo, more))
+            _, group = self._act(rank, "group_now")
+            launched = rank._replace(sent=group.epoch if group is not None else 0)
+            yield Move("computes", rank.number, None, _with(world, launched))
+        elif kept.rescue is not None and self._may_take(kept):
+            yield self._come_out(world, rank)
+        elif kept.group and not kept.held:
+            launched = rank._replace(sent=kept.group)
+            yield Move("sends", rank.number, None, _with(world, launched))
+
+    def _reduce(self, world: Gang, rank: Rank) -> Iterator[Move]:
+        members = world.members[rank.sent - 1]
+        everyone = [r for r in world.ranks + world.dead if r.number in members]
+        if all(_has_begun(r, rank) for r in everyone):
+            what, sums = self.order[rank.done], rank.sums
+            if isinstance(what, int):
+                sums = (*sums[:what], rank.sent, *sums[what + 1 :])
+            reduced = rank._replace(done=rank.done + 1, sums=sums)
+            yield Move("holds the sum of", rank.number, what, _with(world, reduced))
+        if _has_lost(world, rank.sent):
+            failed, _ = self._act(rank, "fail", rank.sent)
+            failed = failed._replace(at=OUT)
+            yield Move("has a collective fail", rank.number, None, _with(world, failed))
+
+    def _end(self, world: Gang, rank: Rank) -> Move:
+        value = (rank.sent, rank.reduced)
+        after, counts = self._act(rank, "complete", rank.sent, value)
+        after = self._deliver(after, value) if counts else after._replace(at=OUT)
+        kind = "has the reduction" if counts else "has a reduction that does not count"
+        return Move(kind, rank.number, rank.reduced, _with(world, after))
+
+    def _come_out(self, world: Gang, rank: Rank) -> Move:
+        """Behind the regroup: the vector was handed on, or the reduction is taken again."""
+        after, value = self._act(rank, "take_rescue")
+        if value is None:
+            again = after._replace(at=LOOP, sent=0, done=0, sums=(0,) * self.step.buckets)
+            return Move("takes again", rank.number, rank.reduced, _with(world, again))
+        if 0 in rank.sums:
+            lacks = after._replace(lacks=True)
+            return Move("is handed a vector", rank.number, None, _with(world, lacks))
+        after = self._deliver(after, (int(value[0]), int(value[1])))
+        return Move("is handed a vector", rank.number, None, _with(world, after))
+
+    def _deliver(self, rank: Rank, vector: tuple[int, int]) -> Rank:
+        ends = (rank.reduced + 1) % self.step.loops == 0
+        return rank._replace(
+            at=APPLYING if ends else BETWEEN, todo=(), held=frozenset(), sent=0, done=0, sums=(),
+            reduced=rank.reduced + 1, last=(*rank.sums, *vector),
+        )  # fmt: skip
+
     def check(self, before: Gang, move: Move) -> str:
-        after: Gang = move.after
-        taken = sorted(b for r in (*after.ranks, *after.dead) for b in r.share)
-        if taken != list(range(BATCHES)) and all(
-            r.step == after.ranks[0].step for r in after.ranks + after.dead
-        ):
-            return f"micro-batches {taken} are in one sum"
-        return _one_sum(after.ranks)
-
-    def _of_rank(self, world: Gang, rank: Rank) -> Iterator[Move]:
-        if rank.step == STEPS:
-            if world.dead and not rank.cut:
-                yield Move("is cut", rank.number, None, _with(world, rank._replace(cut=True)))
-            return
-        if rank.done == len(self.order):
-            yield Move("applies", rank.number, rank.sums, _with(world, _applied(world, rank)))
-            return
-        if rank.cut:
-            return
-        if world.dead:
-            yield Move("is cut", rank.number, None, _with(world, rank._replace(cut=True)))
-        if not rank.has_sent:
-            sent = rank._replace(held=rank.share)
-            yield Move("computes", rank.number, None, _with(world, sent))
-        elif all(_has_begun(r, rank.step, rank.done) for r in world.ranks + world.dead):
-            yield self._complete(world, rank)
-
-    def _complete(self, world: Gang, rank: Rank) -> Move:
-        what, mail = self.order[rank.done], world.mail
-        after = rank._replace(done=rank.done + 1)
-        if isinstance(what, int):
-            after = after._replace(sums=(*rank.sums[:what], world.epoch, *rank.sums[what + 1 :]))
-        else:
-            after = after._replace(vector=world.epoch)
-            mail |= {(rank.step, world.epoch)}
-        return Move("holds", rank.number, what, _with(world._replace(mail=mail), after))
+        return one_sum.check(before, move)
 
 
-def decide(world: Gang, *, keyed: bool = True) -> Gang:
-    """The next epoch, of all who live. If one of them holds the vector of the step, all who hold the copy of the same
-    epoch apply it, and who does not is a newcomer; otherwise all take the step again: each keeps what its accumulators
-    hold, and the rest is shared out.
-    """
-    step = min(r.step for r in world.ranks)
-    late = [r for r in world.ranks if r.step == step]
-    known = any(r.step > step or r.vector == world.epoch for r in world.ranks)
-    if not keyed:
-        known = known or any(s == step for s, _ in world.heard)
-    fresh = world._replace(epoch=world.epoch + 1, dead=())
-    if not known or step == STEPS:
-        return fresh._replace(
-            ranks=_shared([r._replace(done=0, vector=0, cut=False) for r in world.ranks])
+def _told(rank: Rank, step: Step) -> wire.Standing | None:
+    if step.promises or rank.told is None or rank.told.share is None:
+        return rank.told
+    return replace(rank.told, share=to_ranges(rank.held))
+
+
+def _has_lost(world: Gang, epoch: int) -> bool:
+    """Whether a member of the epoch is dead."""
+    members = world.members[epoch - 1]
+    return any(d.number in members for d in world.dead)
+
+
+def _has_begun(other: Rank, rank: Rank) -> bool:
+    """Its part of the collective that `rank` waits for is on its way, also if it has died since."""
+    if other.reduced != rank.reduced:
+        return other.reduced > rank.reduced
+    return other.sent == rank.sent and other.done >= rank.done
+
+
+def _form(world: Gang, epoch: int) -> Gang:
+    """The group is there once every member has entered the epoch and lives."""
+    members = world.members[epoch - 1]
+    here = {r.number for r in world.ranks if r.kept.epoch == epoch}
+    if len(here) == len(world.ranks):  # what the dead have sent in former epochs matters no more
+        dead = tuple(d if d.sent == epoch else Rank(d.number, NOBODY) for d in world.dead)
+        world = world._replace(dead=dead)
+    if not here.issuperset(members):
+        return world
+    return world._replace(
+        ranks=tuple(
+            r._replace(kept=r.kept._replace(group=epoch, newest=epoch)) for r in world.ranks
         )
-    holders = [r for r in late if (set(r.sums) == {world.epoch} if keyed else 0 not in r.sums)]
-    ahead = [r for r in world.ranks if r.step > step] + [_applied(world, r) for r in holders]
-    model = ahead[0].applied if ahead else ()
-    lost = [r._replace(applied=model, copied=True) for r in late if r not in holders]
-    ranks = sorted([*ahead, *lost], key=lambda r: r.number)
-    return fresh._replace(ranks=_shared([r._replace(done=0, vector=0, cut=False) for r in ranks]))
-
-
-def _shared(ranks: Sequence[Rank]) -> tuple[Rank, ...]:
-    """Each keeps what it holds; the rest is shared out."""
-    rest = sorted(set(range(BATCHES)).difference(*(r.held for r in ranks)))
-    shares = (share(at, len(ranks), len(rest)) for at in range(len(ranks)))
-    return tuple(
-        r._replace(share=r.held | {rest[i] for i in s}) for r, s in zip(ranks, shares, strict=True)
     )
 
 
-def _applied(world: Gang, rank: Rank) -> Rank:
-    members = sorted(r.number for r in world.ranks + world.dead)
-    mine = frozenset(share(members.index(rank.number), len(members), BATCHES))
-    return rank._replace(
-        applied=(*rank.applied, rank.sums), share=mine, held=frozenset(), done=0, vector=0, sums=(0,) * BUCKETS
-    )  # fmt: skip
-
-
-def _has_begun(rank: Rank, step: int, at: int) -> bool:
-    """Its part of this collective is on its way, also if it has died since."""
-    return rank.step > step or (rank.step == step and rank.has_sent and rank.done >= at)
-
-
 def _die(world: Gang, rank: Rank) -> Gang:
-    ranks = tuple(r for r in world.ranks if r != rank)
-    return world._replace(ranks=ranks, dead=(*world.dead, rank), deaths=world.deaths - 1)
+    return world._replace(
+        ranks=tuple(r for r in world.ranks if r != rank),
+        dead=(*world.dead, rank._replace(told=None)),
+        orders=tuple(o for o in world.orders if o[0] != rank.number),
+        deaths=world.deaths - 1,
+    )
 
 
 def _with(world: Gang, rank: Rank) -> Gang:
     return world._replace(ranks=tuple(rank if r.number == rank.number else r for r in world.ranks))
-
-
-def _one_sum(ranks: Sequence[Rank]) -> str:
-    """All who live applied the same sum, and none a mixture."""
-    for rank in ranks:
-        if rank.copied:
-            return f"rank {rank.number} lived, and has its state from another"
-        mixed = [sums for sums in rank.applied if len(set(sums)) > 1]
-        if mixed:
-            return f"rank {rank.number} applied sums of several epochs: {mixed[0]}"
-        for other in ranks:
-            short = min(rank.step, other.step)
-            if rank.applied[:short] != other.applied[:short]:
-                return f"ranks {rank.number} and {other.number} applied different sums"
-    return ""

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 JOB = "job-uid"
+TURN = "coordinates, as its turn has come"
+"""A move that takes seconds."""
 
 
 class Move(NamedTuple):
@@ -21,9 +23,9 @@ class Move(NamedTuple):
         return f"{who}{self.kind}" + ("" if self.whom is None else f" {self.whom}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rules:
-    """Each flag off is a variant."""
+    """Each flag off is a variant. Compared by identity: it is part of the key of every cached decision."""
 
     steps: int = 2
     least: int = 1

@@ -9,9 +9,9 @@ jobs of three and four slots, and says how many delays it has seen through.
 import random
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from simulation.protocol.rules import Move
 
@@ -27,6 +27,13 @@ class Model(Protocol):
     def is_done(self, world: Any) -> bool: ...
 
 
+@runtime_checkable
+class Quick(Model, Protocol):
+    """A model that finds the first of its moves without the others."""
+
+    def first_move(self, world: Any) -> Move | None: ...
+
+
 @dataclass(slots=True)
 class Found:
     states: int = 0
@@ -38,8 +45,10 @@ class Found:
     """Every reachable state was visited (up to the bound of delays)."""
     broken: str = ""
     story: list[str] = field(default_factory=list)
+    visited: int = 0
+    """States whose moves were all tried."""
     finished: int = 0
-    """States in which the run has reached its end."""
+    """How many moves led to the run's end."""
     fair: int = 0
     """States from which a fair run was tried."""
 
@@ -50,70 +59,128 @@ class Bounds:
     """None: every order."""
     states: int = 1_000_000
     seconds: float = 60.0
+    """Of this process's CPU: what is covered does not depend on who else uses the machine."""
     fair_every: int = 50
     """Of how many states one is run on fairly, without faults, until the run is done."""
 
 
 def search(model: Model, first: Any, bounds: Bounds) -> Found:
-    found, until = Found(), time.monotonic() + bounds.seconds
-    start: State = (first, NOTHING)
-    came: dict[int, int] = {hash(start): 0}
-    layers: list[deque[tuple[State, int]]] = [deque([(start, 0)])]
-    for delays in range((bounds.delays or 0) + 1):
-        if len(layers) <= delays:
-            break
-        layers.append(deque())
-        if not _visit(model, layers[delays], layers[delays + 1], came, found, bounds, until):
-            break
-        found.delays = delays
-    else:
-        found.complete = True
-    found.complete = found.complete or (found.delays >= 0 and not any(layers))
-    found.states = len(came)
-    if found.broken:
-        found.story = _retell(model, start, came, found.story, bounds)
-    return found
+    return _Search(model, (first, NOTHING), bounds).run()
 
 
-def _visit(
-    model: Model,
-    queue: deque[tuple[State, int]],
-    later: deque[tuple[State, int]],
-    came: dict[int, int],
-    found: Found,
-    bounds: Bounds,
-    until: float,
-) -> bool:
-    """All states that need no further delay; whether all of them were seen and nothing is broken."""
-    while queue:
-        state, depth = queue.popleft()
-        here = hash(state)
-        found.depth = max(found.depth, depth)
-        if model.is_done(state[0]):
-            found.finished += 1
-            continue
-        if bounds.fair_every and found.moves % bounds.fair_every == 0:
-            found.fair += 1
-            if stuck := run_fairly(model, state[0]):
-                found.broken, found.story = stuck, [str(here)]
+class _Search:
+    """Layer by layer: first all that needs no delay, then all that needs one, and so on.
+
+    A state belongs to the first layer in which it can be reached, so a way that costs a delay does not count it as
+    visited: a cheaper way to it may come later in the same layer.
+    """
+
+    def __init__(self, model: Model, start: State, bounds: Bounds) -> None:
+        self.model, self.start, self.bounds = model, start, bounds
+        self.found = Found()
+        self.came: dict[int, int] = {}
+        """Of each state's hash, that of the state it was reached from."""
+        bounded = bounds.delays is not None
+        self.quick = model if bounded and isinstance(model, Quick) else None
+        self.until = time.process_time() + bounds.seconds
+
+    def run(self) -> Found:
+        layer: dict[int, tuple[State, int, int]] = {hash(self.start): (self.start, 0, 0)}
+        for delays in range((self.bounds.delays or 0) + 1):
+            later = {} if delays < (self.bounds.delays or 0) else None
+            if not self._visit(layer, later):
+                break
+            self.found.delays = delays
+            if not later:
+                self.found.complete = True
+                break
+            layer = later
+        self.found.states = len(self.came)
+        if self.found.broken:
+            self.found.story = _retell(
+                self.model, self.start, self.came, self.found.story, self.bounds
+            )
+        return self.found
+
+    def _visit(
+        self,
+        layer: dict[int, tuple[State, int, int]],
+        later: dict[int, tuple[State, int, int]] | None,
+    ) -> bool:
+        """Whether all states of the layer were seen and nothing is broken. `layer`: hash → (state, depth, from where);
+        `later`: those that need one more delay, None if there are none left.
+        """
+        queue: deque[tuple[State, int]] = deque()
+        for number, (state, depth, here) in layer.items():
+            if number not in self.came:
+                self.came[number] = here
+                queue.append((state, depth))
+        while queue:
+            state, depth = queue.popleft()
+            if not self._visit_one(state, depth, queue, later):
                 return False
-        for move, after, cost in _successors(model, state, bounded=bounds.delays is not None):
+            if len(self.came) > self.bounds.states or time.process_time() > self.until:
+                return False
+        return True
+
+    def _visit_one(
+        self,
+        state: State,
+        depth: int,
+        queue: deque[tuple[State, int]],
+        later: dict[int, tuple[State, int, int]] | None,
+    ) -> bool:
+        found, here = self.found, hash(state)
+        found.depth, found.visited = max(found.depth, depth), found.visited + 1
+        if not self._ends_fairly(state, here):
+            return False
+        for move, after, cost in self._list_next(state, later is None):
+            if cost and later is None:
+                continue
             found.moves += 1
             number = hash(after)
-            if number in came:
+            if number in self.came or (cost and later is not None and number in later):
                 continue
-            came[number] = here
-            if move is not None and (problem := model.check(state[0], move)):
+            if move is not None and (problem := self.model.check(state[0], move)):
+                self.came[number] = here
                 found.broken, found.story = problem, [str(number)]
                 return False
-            (later if cost else queue).append((after, depth + 1))
-        if len(came) > bounds.states or time.monotonic() > until:
-            return False
-    return True
+            if move is not None and self.model.is_done(after[0]):
+                found.finished += 1  # nothing follows: there is nothing to remember
+            elif cost and later is not None:
+                later[number] = (after, depth + 1, here)
+            else:
+                self.came[number] = here
+                queue.append((after, depth + 1))
+        return True
+
+    def _list_next(self, state: State, last: bool) -> Iterable[tuple[Move | None, State, int]]:
+        """In the last layer no more delays are left, so where nothing is held back one move alone can follow."""
+        if last and self.quick is not None and not state[1]:
+            return _first_successors(self.quick, state[0])
+        return _successors(self.model, state, self.bounds.delays is not None)
+
+    def _ends_fairly(self, state: State, here: int) -> bool:
+        """Tried from the first state, and from every n-th."""
+        every, found = self.bounds.fair_every, self.found
+        if not every or found.visited % every != 1 % every:
+            return True
+        found.fair += 1
+        if stuck := run_fairly(self.model, state[0]):
+            found.broken, found.story = stuck, [str(here)]
+        return not found.broken
+
+
+def _first_successors(model: "Quick", world: Any) -> Iterator[tuple[Move | None, State, int]]:
+    """Those of `_successors` that cost no delay, of a state that holds nothing back."""
+    for event in model.events(world):
+        yield event, (event.after, NOTHING), 0
+    if (move := model.first_move(world)) is not None:
+        yield move, (move.after, NOTHING), 0
 
 
 def _successors(
-    model: Model, state: State, *, bounded: bool
+    model: Model, state: State, bounded: bool
 ) -> Iterator[tuple[Move | None, State, int]]:
     """(move, state after it, delays that it costs)"""
     world, held = state
@@ -169,7 +236,7 @@ def _retell(
         at = came[at]
     state, told = start, []
     for number in reversed(path):
-        for move, after, _ in _successors(model, state, bounded=bounds.delays is not None):
+        for move, after, _ in _successors(model, state, bounds.delays is not None):
             if hash(after) == number:
                 told += [str(move)] if move is not None else ["(something waits)"]
                 state = after

@@ -8,7 +8,7 @@ that it got from each pod.
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from everstep_agent.messages import AgentReport, Ended, EpochLevel, Stage, State, WorkerReport
+from everstep_agent.peers.messages import AgentReport, Ended, EpochLevel, Stage, State, WorkerReport
 from everstep_contract import levels
 from everstep_contract.log import Claim, Entry
 
@@ -218,6 +218,10 @@ def build_report(snap: Snap) -> AgentReport:
         else (),
         held=kept(snap.held),
     )
+
+
+Orders = tuple[tuple[Place, ...], int, int, Place | None]
+"""What the operator wants, as a value that can be hashed: the arguments of `build_wanted`."""
 
 
 @lru_cache(maxsize=1 << 12)

@@ -1,7 +1,7 @@
-"""Which metrics the exporter shows: its default CSV, and the health CSV that a cluster should run.
+"""The exporter's metrics: its default CSV, and the health CSV that a cluster should use.
 
-Names, order, types and help texts as dcgm-exporter ships them (its TYPE lines call the windowed
-`DCGM_EXP_*` gauges counters; readers must not take their word). A function gives the value of one
+Names, order, types and help texts are those of dcgm-exporter (its TYPE lines wrongly call the windowed
+`DCGM_EXP_*` gauges counters; readers must ignore that). A function returns the value for one
 GPU; None leaves the series out, as the exporter does with DCGM's blank values.
 """
 

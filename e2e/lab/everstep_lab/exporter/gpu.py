@@ -1,7 +1,7 @@
-"""The state of one simulated GPU as the driver and DCGM know it.
+"""The state of one simulated GPU, as driver and DCGM report it.
 
-Nothing here clears by itself but the count windows: a value stays latched until the driver is
-reloaded, and what the InfoROM keeps (aggregate ECC, remapped rows, a failed remap) outlives that.
+Only the count windows clear by themselves: other values stay latched until the driver is
+reloaded, and those in the InfoROM (aggregate ECC, remapped rows, a failed remap) outlive that.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ PASS, WARN, FAIL = 0, 10, 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidEvent:
     at: float
-    """Seconds on the clock that `render` is given."""
+    """Seconds on the clock of `render`."""
     code: int
 
 
@@ -37,16 +37,16 @@ class Gpu:
     index: int
     uuid: str
     present: bool = True
-    """False: NVML no longer lists it; every series of its UUID is gone."""
+    """False if NVML no longer lists it; then all series of its UUID are missing."""
     device_healthy: bool = True
-    """The device plugin's view: an unhealthy device leaves the node's allocatable."""
+    """The device plugin's view: an unhealthy device is not allocatable."""
     loaded_at: float = 0.0
     """When the driver was loaded."""
     xid: int = 0
     """Last XID, latched."""
     xids: tuple[XidEvent, ...] = ()
     health: tuple[HealthIncident, ...] = ()
-    """Sticky, newest last; of two in one watch the last one shows."""
+    """Latched, newest last; of two in one watch only the last one is shown."""
     sbe_volatile: int = 0
     dbe_volatile: int = 0
     sbe_aggregate: int = 0
@@ -77,7 +77,7 @@ def build_gpu(seed: int, node: str, index: int) -> Gpu:
 
 
 def with_xid(gpu: Gpu, code: int, now: float) -> Gpu:
-    """A later code overwrites the gauge; the count window keeps both."""
+    """Record an XID. A later code overwrites the gauge; the count window keeps both."""
     return replace(gpu, xid=code, xids=(*gpu.xids, XidEvent(at=now, code=code)))
 
 
@@ -87,7 +87,7 @@ def with_incident(gpu: Gpu, watch: str, level: int, code: str) -> Gpu:
 
 
 def reload_driver(gpu: Gpu, now: float) -> Gpu:
-    """What a reboot leaves: a pending remap is done, a failed one stays (NVML never clears it)."""
+    """The state after a reboot: a pending remap is done, a failed one stays (NVML never clears it)."""
     return Gpu(
         index=gpu.index,
         uuid=gpu.uuid,

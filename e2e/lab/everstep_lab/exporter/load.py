@@ -1,4 +1,4 @@
-"""What a GPU shows at work or idle: waves, heat that follows power, harmless clock events."""
+"""A GPU's utilization values, busy or idle: waves, temperature that follows power, harmless clock events."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Load:
 
 
 def build_load(gpu: Gpu, *, busy: bool, now: float) -> Load:
-    """A function of (GPU, busy, now) alone, so that a page can be repeated exactly."""
+    """Depends on (GPU, busy, now) only, so that a page can be repeated exactly."""
     wave = math.sin(now / 7.0 + gpu.index * 1.7)
     share = (0.9 + 0.08 * wave) if busy else 0.0
     watts = round(IDLE_WATTS + (BUSY_WATTS - IDLE_WATTS) * share + 2.0 * wave, 3)

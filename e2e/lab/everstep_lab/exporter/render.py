@@ -1,7 +1,7 @@
-"""GPU state and now in, Prometheus text out: what dcgm-exporter would answer at this moment.
+"""Renders GPU state at a given time as dcgm-exporter's Prometheus text.
 
-The order of labels is the exporter's own: gpu, UUID, pci_bus_id, device, modelName, Hostname, the
-CSV's `label` fields, then per-sample attributes and the pod that holds the device.
+The order of labels is the exporter's own: gpu, UUID, pci_bus_id, device, modelName, Hostname,
+the CSV's `label` fields, then per-sample attributes and the pod that holds the device.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,7 +66,7 @@ class Options:
     csv: str = "health"
     """`default` or `health`."""
     hostname_label: str = "Hostname"
-    """`hostname` from May 2026 on."""
+    """Name of the host label: `hostname` since May 2026."""
     pod_labels: bool = True
 
 
@@ -132,7 +132,7 @@ def _xid_labels(gpu: Gpu) -> list[tuple[str, str]]:
 
 
 def _xid_counts(gpus: Sequence[Gpu], page: _Page, now: float) -> list[str]:
-    """A series per (GPU, code) inside the window; a GPU with none has one of 0, without `xid`."""
+    """A series per (GPU, code) inside the window; a GPU with none has one series of value 0, without `xid`."""
     name = "DCGM_EXP_XID_ERRORS_COUNT"
     lines = _head(name, "counter", _XID_COUNT_HELP)
     window = ("window_size_in_ms", str(WINDOW_MS))
@@ -149,7 +149,7 @@ def _xid_counts(gpus: Sequence[Gpu], page: _Page, now: float) -> list[str]:
 
 
 def _clock_counts(gpus: Sequence[Gpu], page: _Page, now: float) -> list[str]:
-    """Power capping under load and idling are common and harmless: one of them always counts."""
+    """Power capping under load and idling are common and harmless, so one of them is always counted."""
     name = "DCGM_EXP_CLOCK_EVENTS_COUNT"
     lines = _head(name, "counter", _CLOCK_COUNT_HELP)
     for gpu in gpus:
@@ -184,5 +184,5 @@ def _escape(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Integers as they are, others with six digits, as the exporter's %f does."""
+    """Integers as they are, others with six digits, like the exporter's %f."""
     return str(value) if isinstance(value, int) else f"{value:.6f}"

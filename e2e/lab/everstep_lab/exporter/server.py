@@ -1,7 +1,7 @@
-"""Serves one node's page the way dcgm-exporter does, and fails the ways it fails.
+"""Serves one node's page as dcgm-exporter does, with its modes of failure.
 
-The page is made once per collect interval, so that scrapes in between repeat it; the pod labels on
-it are those of the collect before: the real exporter learns of an allocation one sample late.
+The page is made once per collect interval, and scrapes in between repeat it. Its pod labels are those of the
+previous collect, because the real exporter learns of an allocation one sample late.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from everstep_lab.exporter.render import Holder, Options, render
 
 PORT = 9400
 MODES = ("ok", "refused", "hang", "http500", "empty", "frozen")
-"""What a client meets; `refused` also closes the listening socket."""
+"""Modes of the server; `refused` also closes the listening socket."""
 
 Holders = Mapping[str, Holder]
 
 
 class ExporterServer:
-    """`gpus` and `holders` are asked at each collect; `clock` gives the seconds of `Gpu.xids`."""
+    """`gpus` and `holders` are called at each collect; `clock` is that of `Gpu.xids`, in seconds."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ExporterServer:
         return self._page
 
     def collect(self) -> None:
-        """Take one sample; frozen values are those of the sample before."""
+        """Take one sample; in mode `frozen` the previous values are kept."""
         if self.mode == "frozen":
             return
         self._page = render(
@@ -71,7 +71,7 @@ class ExporterServer:
             await self._close()
 
     def restart(self) -> None:
-        """Forget which pods it knew: the next page names them one collect late, like the first."""
+        """Forget the pod labels: they appear again one collect later, as after a start."""
         self.mode = "ok"
         self._known = {}
 

@@ -1,4 +1,4 @@
-"""Images on their way into kind's nodes."""
+"""Loading images into kind's nodes."""
 
 import threading
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from everstep_lab.seam import LabError
 
 
 class Archive:
-    """One archive of several images, so that layers they share travel once; written meanwhile."""
+    """One archive of several images, so that shared layers are copied once; written in the background."""
 
     def __init__(self, path: Path, tags: Sequence[str], nodes: Sequence[str]) -> None:
         self._path, self._tags, self._nodes = path, tags, nodes
@@ -20,7 +20,7 @@ class Archive:
         self._thread.start()
 
     def load(self, cluster: str) -> None:
-        """Into all its nodes at once. Raises LabError if that or the writing failed."""
+        """Load it into all its nodes at once. Raises LabError if that or writing the archive failed."""
         self._thread.join()
         if self._error is not None:
             raise self._error

@@ -32,8 +32,8 @@ def _silent(_: str) -> None:
 class KindLab:
     """A kind cluster with simulated GPUs; see `seam.RunningLab`.
 
-    `with KindLab(LabConfig(nodes=3)) as lab:` makes one and deletes it after the block;
-    `KindLab.running()` takes the one that `everstep-lab up --kind` made. Nodes go by kind's names
+    `with KindLab(LabConfig(nodes=3)) as lab:` creates one and deletes it after the block;
+    `KindLab.running()` connects to the one that `everstep-lab up --kind` made. Nodes have kind's names
     (`everstep-worker`, `everstep-worker2`) or by the local lab's (`node-1`, `node-2`).
     """
 
@@ -69,13 +69,13 @@ class KindLab:
     ) -> None:
         self.down()
 
-    # --- coming and going -----------------------------------------------------------------------
+    # --- create and delete ----------------------------------------------------------------------
 
     def up(self) -> None:
-        """Build what is missing, make the cluster, return when it is usable.
+        """Build missing images, create the cluster, return when it is usable.
 
         Raises:
-            LabError: docker or kind is missing, one runs already, a build or a step failed.
+            LabError: docker or kind is missing, a kind lab runs already, or a build or a step failed.
         """
         begun = time.monotonic()
         self._config.check()
@@ -89,7 +89,7 @@ class KindLab:
             )
             self._fill()
         except BaseException:
-            self._say("it did not come up; deleting what there is of it")
+            self._say("the kind lab did not start; deleting its cluster")
             self._delete()
             raise
         self.described["up_seconds"] = round(time.monotonic() - begun, 1)
@@ -99,10 +99,14 @@ class KindLab:
             self.operator_start()
 
     def down(self) -> str:
-        """Delete cluster, volumes and files; also what a broken-off `up` left."""
+        """Delete cluster, volumes and files; also those of an interrupted `up`."""
         there = self.places.cluster in tools.list_clusters()
         self._delete()
-        return "the kind lab is down" if there else "no kind lab is running; nothing was left"
+        return (
+            "the kind lab is down"
+            if there
+            else "no kind lab is running; there was nothing to remove"
+        )
 
     def _refuse_second(self) -> None:
         if self.places.cluster in tools.list_clusters():
@@ -126,7 +130,7 @@ class KindLab:
         }
 
     def _archives(self, built: Sequence[images.Image]) -> list[Archive]:
-        """The store runs beside the control plane, all else on workers: each loads its own."""
+        """The store runs beside the control plane, the rest on workers: each node loads only its images."""
         root = self.places.root
         parts = {"workers": self._workers(), "store": [self.places.control_plane]}
         return [
@@ -153,7 +157,7 @@ class KindLab:
         self.share_store("default")
         for node in workers:
             nodes.wait_for(partial(_is_registered, node), f"the GPUs of {node}", 120.0)
-        nodes.wait_for(self._are_gpus_allocatable, "the kubelets to offer the GPUs", 60.0)
+        nodes.wait_for(self._are_gpus_allocatable, "the GPUs to become allocatable", 60.0)
         wait = ["rollout", "status", f"deployment/{places.STORE}", "--timeout=90s"]
         self.kubectl("-n", places.NAMESPACE, *wait, timeout=100)
 
@@ -191,7 +195,7 @@ class KindLab:
         return "\n".join(said)
 
     def heal(self, node: str) -> str:
-        """Undo every fault of this node; loading a GPU's driver anew ends the processes on it."""
+        """Undo every fault of this node; reloading a GPU's driver ends the processes on it."""
         name, control = self._node(node), self.places.control_plane
         said = [back] if (back := nodes.regain(name)) else []
         if nodes.is_cut_off(name, control):
@@ -201,16 +205,16 @@ class KindLab:
         return f"{name}: " + "; ".join(found)
 
     def api_server_stop(self) -> str:
-        """The control plane's API server ends; nodes and pods go on. kind only."""
+        """Stop the control plane's API server; nodes and pods continue. kind only."""
         return nodes.stop_api_server(self.places.control_plane)
 
     def api_server_start(self) -> str:
         return nodes.start_api_server(self.places.control_plane)
 
     def objectstore_stop(self) -> str:
-        """The S3 server is away; data stay."""
+        """Stop the S3 server; its data are kept."""
         self._scale_store(0)
-        return "object store stopped; its data stay"
+        return "object store stopped; its data are kept"
 
     def objectstore_start(self) -> str:
         self._scale_store(1)
@@ -227,7 +231,7 @@ class KindLab:
     # --- the operator ---------------------------------------------------------------------------
 
     def operator_start(self) -> str:
-        """Install the chart; or bring the replicas back after `operator_stop`."""
+        """Install the chart, or scale it up again after `operator_stop`."""
         return operator.start(self, self._config.operator_args)
 
     def operator_stop(self) -> str:
@@ -241,23 +245,23 @@ class KindLab:
         return operator.restart(self)
 
     def operator_logs(self) -> str:
-        """Of all replicas, each line with its pod's name."""
+        """The logs of all replicas, each line with its pod's name."""
         return operator.logs(self)
 
     @property
     def follow_operator(self) -> list[str]:
-        """What `kubectl` must be given to follow the operator's log."""
+        """The arguments of `kubectl` to follow the operator's log."""
         return operator.build_logs(follow=True)
 
     def helm(self, *arguments: str, check: bool = True, timeout: float = 300.0) -> str:
-        """Standard output of `helm`. Raises LabError with its last words if it fails."""
+        """Standard output of `helm`. Raises LabError with the end of its error output if it fails."""
         binary = str(build.ensure_helm(self._say))
         done = tools.run(
             [binary, *arguments], env=self._environment(), timeout=timeout, check=check
         )
         return done.stdout if check else done.stdout + done.stderr
 
-    # --- asking ---------------------------------------------------------------------------------
+    # --- state and clients ----------------------------------------------------------------------
 
     @property
     def nodes(self) -> Sequence[str]:
@@ -281,7 +285,7 @@ class KindLab:
 
     @property
     def store_environment(self) -> Mapping[str, str]:
-        """AWS_…: what a client on this host needs; pods have the Secret `object-store`."""
+        """The AWS_… environment variables for a client on this host; pods have the Secret `object-store`."""
         return self._store_environment("host")
 
     @property
@@ -289,12 +293,12 @@ class KindLab:
         return self._store_environment("cluster")
 
     def share_store(self, namespace: str) -> None:
-        """Put the Secret `object-store` into a namespace."""
+        """Create the Secret `object-store` in a namespace."""
         secret = manifests.build_store_secret(self.pods_store_environment, namespace)
         self.kubectl("apply", "-f", "-", stdin=json.dumps(secret))
 
     def api(self) -> Api:
-        """A client with the administrator's rights, for the running event loop; close it."""
+        """A client with administrator rights, for the running event loop; the caller closes it."""
         server, token = kubeconfig.read(self.kubeconfig)
         return Api(server, token=token, ca=self.places.ca)
 
@@ -309,7 +313,7 @@ class KindLab:
         return done.stdout if check else done.stdout + done.stderr
 
     def load_image(self, *tags: str) -> None:
-        """Into every node, from the docker engine."""
+        """Load images from the docker engine into every node."""
         argv = [tools.find("kind"), "load", "docker-image", *tags, "--name", self.places.cluster]
         tools.run(argv, timeout=300)
 
@@ -339,7 +343,7 @@ class KindLab:
         return found
 
     def _load(self) -> None:
-        """Take over what the process that made the cluster wrote down."""
+        """Read the description that the process which created the cluster saved."""
         saved = self._saved()
         if not saved:
             raise LabError("no kind lab is running: `everstep-lab up --kind` starts one")

@@ -1,4 +1,4 @@
-"""The kind cluster itself: made, asked for an administrator's token, deleted."""
+"""Creating and deleting the kind cluster, and its administrator's token."""
 
 import base64
 import json
@@ -16,11 +16,11 @@ from everstep_lab.kind.archive import Archive
 
 TOKEN_HOURS = 240
 DELETE_SECONDS = 600.0
-"""Containers with a few hundred pods' mounts on a busy disk: 180 s were not enough once."""
+"""Deleting containers with the mounts of a few hundred pods on a busy disk has taken more than 180 s."""
 
 
 def own_kubeconfig(where: places.KindPlaces) -> Path:
-    """The file that kind writes, with its own certificate; the lab's file has a token."""
+    """The kubeconfig that kind writes, with a client certificate; the lab's kubeconfig has a token."""
     return where.root / "kind.kubeconfig"
 
 
@@ -31,7 +31,7 @@ def create(
     archives: Sequence[Archive],
     say: Callable[[str], None],
 ) -> None:
-    """The images are written to archives while the nodes start. Raises LabError."""
+    """Create it; the images are written to archives while the nodes start. Raises LabError."""
     document = manifests.build_cluster(
         nodes=config.nodes, grace_seconds=config.node_grace_seconds,
         packages=sysconfig.get_path("purelib"), store_port=store_port,
@@ -54,7 +54,7 @@ def create(
 def write_kubeconfig(
     where: places.KindPlaces, kubectl: Sequence[Any], files: Collection[str]
 ) -> None:
-    """A token of the lab's administrator, in the form of the local lab's file."""
+    """Write a kubeconfig with the administrator's token, in the same form as the local lab's."""
     view = json.loads(tools.run([*kubectl, "config", "view", "--raw", "--output", "json"]).stdout)
     found = view["clusters"][0]["cluster"]
     ca = base64.b64decode(found["certificate-authority-data"])
@@ -69,13 +69,13 @@ def write_kubeconfig(
 
 
 def delete(where: places.KindPlaces, extra: str) -> None:
-    """With the lab's files and `extra`, a kubeconfig elsewhere, if it is ours; "" for none."""
+    """Delete the cluster, the lab's files, and the kubeconfig `extra` if a lab wrote it ("" for none)."""
     argv = [
         tools.find("kind"), "delete", "cluster", "--name", where.cluster,
         "--kubeconfig", str(own_kubeconfig(where)),
     ]  # fmt: skip
     for node in tools.list_containers(where.cluster):
-        if nodes.state(node) == "paused":  # docker cannot end what stands still
+        if nodes.state(node) == "paused":  # docker cannot remove a paused container
             tools.docker("unpause", node)
     tools.run(argv, timeout=DELETE_SECONDS)
     if extra and kubeconfig.is_ours(Path(extra)):

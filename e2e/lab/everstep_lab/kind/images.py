@@ -1,4 +1,4 @@
-"""The images of the kind lab: built when what goes into them changed, found by a label otherwise."""
+"""The images of the kind lab: built if their inputs changed (a label holds the inputs' digest)."""
 
 import hashlib
 import json
@@ -35,9 +35,9 @@ class Image:
     target: str = ""
     context: Path = REPOSITORY
     built_on: tuple[str, ...] = ()
-    """Images of ours that it copies from."""
+    """Other images of this list that it copies from."""
     part: str = "workers"
-    """Where it runs: `workers`, `store`, or empty for nowhere."""
+    """The nodes that run it: `workers`, `store`, or empty for none."""
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ def version() -> str:
 
 
 def list_images(minio: Path) -> list[Image]:
-    """In the order in which they are built; `minio` is the folder of that binary."""
+    """In build order; `minio` is the folder of that binary."""
     locks = (".ci/locked", "constraints.txt", "pyproject.toml")
     sources = ("Dockerfile", ".ci/install-wheel", *locks, "README.md", "LICENSE", *PACKAGES)
     wheel = "everstep/wheel:dev"
@@ -81,7 +81,7 @@ def list_images(minio: Path) -> list[Image]:
 
 
 def ensure_images(say: Say) -> list[Image]:
-    """Build what is missing or changed. Raises LabError with the end of a failed build."""
+    """Build missing and outdated images. Raises LabError with the end of a failed build."""
     images = list_images(build.ensure(build.OBJECT_STORE, say))
     base = _image_id(PYTHON_IMAGE)
     digests: dict[str, str] = {}
@@ -95,7 +95,7 @@ def ensure_images(say: Say) -> list[Image]:
 
 
 def hash_inputs(files: Iterable[Path], more: Sequence[str]) -> str:
-    """Of names, modes and contents; the order in which the files come does not matter."""
+    """A digest of names, modes and contents; independent of the order of the files."""
     total = hashlib.sha256(json.dumps(list(more)).encode())
     for path in sorted(files):
         mode = "x" if os.access(path, os.X_OK) else "-"
@@ -105,7 +105,7 @@ def hash_inputs(files: Iterable[Path], more: Sequence[str]) -> str:
 
 
 def build_arguments(environ: Mapping[str, str], index: str) -> list[str]:
-    """A mirror and proxies of the host, as build arguments."""
+    """The host's pip mirror and proxies, as build arguments."""
     passed = {name: environ[name] for name in _PASSED_ON if name in environ}
     if index:
         passed["PIP_INDEX_URL"] = index
@@ -117,7 +117,9 @@ def _files(root: Path, names: Iterable[str]) -> list[Path]:
     for name in names:
         path = root / name
         if not path.exists():
-            raise LabError(f"{path} is not there: images are built from a checkout of Everstep")
+            raise LabError(
+                f"{path} does not exist: run the lab from a checkout of Everstep, images are built from it"
+            )
         found += [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
     return [path for path in found if "__pycache__" not in path.parts]
 
@@ -153,7 +155,7 @@ def _build(image: Image, digest: str, say: Say) -> None:
 
 
 def _pip_index() -> str:
-    """The mirror that pip uses on this host: its file of settings or PIP_INDEX_URL; or none."""
+    """The mirror that pip uses on this host (PIP_INDEX_URL or pip's configuration), or empty."""
     argv = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
     if url := os.environ.get("PIP_INDEX_URL"):
         return url

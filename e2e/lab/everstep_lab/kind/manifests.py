@@ -1,4 +1,4 @@
-"""What the kind lab puts into its cluster, as plain objects: values in, manifests out."""
+"""The manifests of the kind lab's cluster, as plain objects. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,11 +12,11 @@ _GRACE_SHARE = 4
 
 
 def build_cluster(*, nodes: int, grace_seconds: int, packages: str, store_port: int) -> Object:
-    """The file for `kind create cluster`: one control plane, `nodes` workers.
+    """The configuration for `kind create cluster`: one control plane, `nodes` workers.
 
-    `packages` is the host's folder of Python packages, which every worker shows at PYTHON_TREE;
-    the object store listens on 127.0.0.1:`store_port` of the host. A node is lost after
-    `grace_seconds` without a heartbeat; Kubernetes waits 50.
+    `packages` is the host's folder of Python packages, mounted at PYTHON_TREE on every worker;
+    the object store listens on 127.0.0.1:`store_port` of the host. A node becomes NotReady after
+    `grace_seconds` without a heartbeat (Kubernetes: 50).
     """
     worker = {
         "role": "worker",
@@ -47,7 +47,7 @@ def _kubeadm(grace_seconds: int) -> str:
             "kind: ClusterConfiguration",
             "etcd:",
             "  local:",
-            "    extraArgs:",  # nothing of it outlives the lab, and a busy disk delays every write
+            "    extraArgs:",  # its data need not outlive the lab, and fsync on a busy disk delays every write
             "    - name: unsafe-no-fsync",
             '      value: "true"',
             "controllerManager:",
@@ -90,7 +90,7 @@ def build_store_secret(environment: Mapping[str, str], namespace: str) -> Object
 
 
 def _admin() -> list[Object]:
-    """An account whose token is what a person uses; kind's own kubeconfig holds a certificate."""
+    """A ServiceAccount whose token is the user's; kind's own kubeconfig holds a certificate."""
     account = _object("v1", "ServiceAccount", ADMIN, places.NAMESPACE)
     binding = _object("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", ADMIN)
     return [
@@ -118,7 +118,7 @@ def _lab_node(gpus: int, seed: int) -> Object:
         "name": "lab-node",
         "image": "everstep/lab-node:dev",
         "imagePullPolicy": "IfNotPresent",
-        # It ends processes of other containers, and tells from their environment which GPU they use.
+        # It kills processes of other containers, and reads from their environment which GPU they use.
         "securityContext": {"privileged": True},
         "ports": [{"name": "metrics", "containerPort": 9400}],
         "env": [
@@ -152,7 +152,7 @@ def _lab_node(gpus: int, seed: int) -> Object:
         "selector": {"matchLabels": labels},
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
-    return {**_object("apps/v1", "DaemonSet", "lab-node", places.NAMESPACE), "spec": spec}
+    return {**_object("apps/v1", "DaemonSet", "lab-node", places.EXPORTER_NAMESPACE), "spec": spec}
 
 
 def _away_from_control_plane() -> Object:
@@ -167,7 +167,7 @@ def _away_from_control_plane() -> Object:
 
 
 def _store(environment: Mapping[str, str], node: str) -> Object:
-    """On the control plane's node: faults of workers do not reach it, and its data stay there."""
+    """On the control plane's node: faults of workers do not affect it, and its data are kept there."""
     labels = {"app.kubernetes.io/name": places.STORE}
     server = {
         "MINIO_ROOT_USER": environment["AWS_ACCESS_KEY_ID"],

@@ -1,4 +1,4 @@
-"""The node containers from outside: power, pause, the line to the API server, the lab-node's socket."""
+"""Control of the node containers: power, pause, connection to the API server, the lab-node's socket."""
 
 import json
 import time
@@ -16,7 +16,7 @@ _ASIDE = "/etc/kubernetes/kube-apiserver.yaml.stopped"
 
 
 def ask(node: str, path: str, body: object = None, *, timeout: float = 30.0) -> Any:
-    """An order to the node's lab-node container. Raises LabError if it refuses or is not there."""
+    """Send a request to the node's lab-node container. Raises LabError if it refuses or does not run."""
     argv = [
         "exec", "--interactive", node, "curl", "--silent", "--show-error", "--max-time", "20",
         "--unix-socket", SOCKET, f"http://lab-node/{path}",
@@ -30,7 +30,7 @@ def ask(node: str, path: str, body: object = None, *, timeout: float = 30.0) -> 
 
 
 def state(node: str) -> str:
-    """The container's: running, paused, exited, …; `gone` if there is none."""
+    """The container's state: running, paused, exited, …; `gone` if there is none."""
     done = tools.run(
         [tools.find("docker"), "inspect", "--format", "{{.State.Status}}", node], check=False
     )
@@ -38,21 +38,21 @@ def state(node: str) -> str:
 
 
 def lose_power(node: str) -> str:
-    """Everything in it ends at once; `regain` boots it."""
+    """Kill the node's container; `regain` boots it."""
     tools.docker("kill", node)
     return "lost power"
 
 
 def freeze(node: str) -> str:
-    """Kubelet and pods stand still; connections stay open. `regain` lets them go on."""
+    """Freeze kubelet and pods; connections stay open. `regain` continues them."""
     tools.docker("pause", node)
-    return "frozen: kubelet and pods stand still"
+    return "frozen, with kubelet and pods"
 
 
 def cut_off(node: str, control_plane: str) -> str:
-    """From the API server only, both ways, for the node and its pods; everything else goes on."""
+    """Cut the node and its pods off from the API server, in both directions; nothing else is affected."""
     _change_rules("-I", node, control_plane)
-    return "cut off from the API server; its processes go on"
+    return "cut off from the API server; its processes continue"
 
 
 def is_cut_off(node: str, control_plane: str) -> bool:
@@ -63,11 +63,11 @@ def is_cut_off(node: str, control_plane: str) -> bool:
 
 def reconnect(node: str, control_plane: str) -> str:
     _change_rules("-D", node, control_plane)
-    return "reaches the API server"
+    return "reaches the API server again"
 
 
 def regain(node: str) -> str | None:
-    """Boot or unfreeze it, wait for its lab-node; None if there was nothing to do."""
+    """Boots or resumes it and waits for its lab-node; None if there was nothing to do."""
     match state(node):
         case "running":
             return None
@@ -76,7 +76,7 @@ def regain(node: str) -> str | None:
             return "goes on"
         case "gone":
             raise LabError(
-                f"the node's container {node} is gone: `everstep-lab down`, then `up --kind`"
+                f"the node's container {node} does not exist: run `everstep-lab down`, then `up --kind`"
             )
         case _:
             tools.docker("start", node)
@@ -100,7 +100,7 @@ def describe(node: str, control_plane: str) -> dict[str, Any]:
 
 
 def stop_api_server(control_plane: str) -> str:
-    """As a broken control plane: its manifest is moved aside, so its kubelet ends it."""
+    """Move its manifest aside, so that its kubelet ends it."""
     if not _running_api_server(control_plane):
         return "the API server is stopped already"
     tools.docker("exec", control_plane, "mv", _MANIFEST, _ASIDE)
@@ -111,15 +111,15 @@ def stop_api_server(control_plane: str) -> str:
 def start_api_server(control_plane: str) -> str:
     tools.docker("exec", control_plane, "sh", "-c", f"[ ! -e {_ASIDE} ] || mv {_ASIDE} {_MANIFEST}")
     wait_for(lambda: _running_api_server(control_plane), "the API server to start", 90.0)
-    return "API server serves"
+    return "API server started"
 
 
 def wait_for(is_true: Callable[[], bool], what: str, seconds: float, every: float = 0.3) -> None:
-    """Raises LabError, which names what did not happen."""
+    """Wait until `is_true` holds. Raises LabError, which names `what` did not happen."""
     end = time.monotonic() + seconds
     while not is_true():
         if time.monotonic() > end:
-            raise LabError(f"waited {seconds:.0f} s for {what}")
+            raise LabError(f"waited {seconds:.0f} s in vain for {what}")
         time.sleep(every)
 
 
@@ -146,13 +146,13 @@ def _address(container: str) -> str:
 
 
 def _change_rules(how: str, node: str, control_plane: str) -> None:
-    """All in one command: on a busy machine each `docker exec` costs seconds."""
+    """Change all rules in one command: on a busy machine each `docker exec` costs seconds."""
     lines = [" ".join(["iptables", how, *rule]) for rule in _rules(_address(control_plane))]
     tools.docker("exec", node, "sh", "-c", " && ".join(lines))
 
 
 def _rules(address: str) -> list[list[str]]:
-    """Replies are cut with the requests: a connection that is open goes silent, like a pulled cable."""
+    """Requests and replies are both dropped: open connections go silent, as if the cable were unplugged."""
     away = ["-d", address, "-p", "tcp", "--dport", API_PORT, "-j", "DROP"]
     kubelet = ["-s", address, "-p", "tcp", "--dport", "10250", "-j", "DROP"]
     return [["OUTPUT", *away], ["FORWARD", *away], ["INPUT", *kubelet]]

@@ -24,9 +24,11 @@ class Cluster(Protocol):
 
 
 def start(lab: Cluster, arguments: Sequence[str]) -> str:
-    """Raises LabError with Helm's words, and the pods' last ones, if it does not become ready."""
+    """Raises LabError with Helm's message and the end of the pods' logs if it does not become ready."""
     if not Path(CHART / "Chart.yaml").exists():
-        raise LabError(f"{CHART} is no chart yet: `up --kind --no-operator` goes without")
+        raise LabError(
+            f"there is no chart in {CHART}: use `up --kind --no-operator`, or a whole checkout"
+        )
     try:
         lab.helm(*build_install(arguments), timeout=240)
     except LabError as error:
@@ -35,7 +37,7 @@ def start(lab: Cluster, arguments: Sequence[str]) -> str:
 
 
 def build_install(arguments: Sequence[str]) -> list[str]:
-    """Armed and quick, as the local lab's: it marks nodes, and scrapes once a second."""
+    """Configured like the local lab's operator: armed (it cordons nodes), and scraping once a second."""
     extra = json.dumps([*_QUICK, *arguments])
     return [
         "upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE,
@@ -71,7 +73,7 @@ def leader(lab: Cluster) -> str:
     pods = [str(pod["metadata"]["name"]) for pod in _pods(lab)]
     found = [pod for pod in pods if holder.startswith(pod)] or pods
     if not found:
-        raise LabError("the operator does not run: `everstep-lab operator start`")
+        raise LabError("the operator does not run: start it with `everstep-lab operator start`")
     return found[0]
 
 
@@ -97,14 +99,18 @@ def _scale(lab: Cluster, replicas: int) -> None:
     end = time.monotonic() + 60
     while _pods(lab) and not replicas:
         if time.monotonic() > end:
-            raise LabError("the operator's pods are still there after 60 s")
+            raise LabError(
+                "the operator's pods still exist after 60 s; see `everstep-lab kubectl get pods -A`"
+            )
         time.sleep(0.3)
 
 
 def _deployment(lab: Cluster) -> str:
     names = lab.kubectl("-n", NAMESPACE, "get", "deployment", "-l", SELECTOR, "-o=name").split()
     if not names:
-        raise LabError("the operator is not installed: `everstep-lab operator start`")
+        raise LabError(
+            "the operator is not installed: install it with `everstep-lab operator start`"
+        )
     return names[0]
 
 

@@ -1,4 +1,4 @@
-"""Names, ports and folders of the kind lab: all follow from the lab's network, as for the local lab."""
+"""Names, ports and folders of the kind lab, derived from the lab's network, as for the local lab."""
 
 import os
 import re
@@ -11,19 +11,21 @@ from everstep_lab.places import DEFAULT_NETWORK, Places
 
 CONTROL_PLANE = "control-plane"
 NAMESPACE = "everstep-lab"
+EXPORTER_NAMESPACE = "kube-system"
+"""A namespace whose exporters the operator trusts by default."""
 STORE = "object-store"
 STORE_PORT = 9000
 STORE_NODE_PORT = 30900
 PYTHON_TREE = "/opt/host-packages"
-"""Where nodes, and containers with a GPU, see the host's Python packages."""
+"""Mount path of the host's Python packages, on nodes and in containers with a GPU."""
 NODE_FOLDER = "/var/lib/everstep-lab"
-"""Of a node: state of its faults, the socket for orders, the object store's data."""
+"""Folder on a node: the state of its faults, the socket for requests, the object store's data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindPlaces:
     cluster: str
-    """Name of the kind cluster; its node containers begin with it."""
+    """Name of the kind cluster, and prefix of its node containers."""
     root: Path
 
     @classmethod
@@ -55,7 +57,7 @@ class KindPlaces:
 
 
 def choose_node(places: KindPlaces, count: int, name: str) -> str | None:
-    """The worker that is meant: kind's name, or `node-2` as on the local lab; None for another."""
+    """The worker with kind's name, or with the local lab's (`node-2`); None if there is none."""
     workers = [places.worker(index) for index in range(1, count + 1)]
     if match := re.fullmatch(r"node-([1-9]\d*)", name):
         index = int(match[1])

@@ -1,4 +1,4 @@
-"""What people read on the terminal about the kind lab; pure text from what it describes."""
+"""Text for the terminal, made from the description of the kind lab. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from everstep_lab import present
 
 
 def render_kind_up(lab: Mapping[str, Any]) -> str:
-    """What is there now, and what to type next."""
+    """What `up` made, and the next commands."""
     config = lab["config"]
     return "\n".join(
         [
@@ -17,9 +17,9 @@ def render_kind_up(lab: Mapping[str, Any]) -> str:
             f"  export KUBECONFIG={lab['kubeconfig']}",
             "  kubectl get nodes",
             "",
-            "  everstep-lab status                          what runs",
+            "  everstep-lab status                          show nodes, faults, operator",
             "  everstep-lab fault node-2 --gpu 0 --xid 79   break a GPU",
-            "  everstep-lab down                            delete it",
+            "  everstep-lab down                            delete the cluster",
         ]
     )
 
@@ -39,7 +39,7 @@ def render_kind_status(lab: Mapping[str, Any]) -> str:
 
 def _operator(operator: Mapping[str, Any]) -> str:
     if "error" in operator:
-        return f"cannot be asked: {operator['error']}"
+        return f"unknown: {operator['error']}"
     pods = [f"{pod['name']}{'' if pod['ready'] else ' (not ready)'}" for pod in operator["pods"]]
     return ", ".join(pods) or "not installed"
 

@@ -1,4 +1,4 @@
-"""docker, kind, kubectl and helm, as commands: found with a clear word, run with a time limit."""
+"""docker, kind, kubectl and helm, as commands: a clear error if one is missing, and a time limit."""
 
 import shutil
 import subprocess
@@ -22,7 +22,7 @@ def run(
     env: Mapping[str, str] | None = None,
     check: bool = True,
 ) -> "subprocess.CompletedProcess[str]":
-    """Raises LabError with the command and its last words if it fails or does not end in time."""
+    """Raises LabError with the command and the end of its output if it fails or does not end in time."""
     words = [str(part) for part in argv]
     shown = " ".join([Path(words[0]).name, *words[1:]])
     try:
@@ -54,11 +54,13 @@ def find(name: str) -> str:
 
 
 def check_engine() -> None:
-    """Raises LabError if the docker engine cannot be used, or kind is not there."""
+    """Raises LabError if the docker engine cannot be used, or kind is missing."""
     done = run([find("docker"), "info", "--format", "{{.ServerVersion}}"], check=False)
     if done.returncode != 0 or not done.stdout.strip():
-        said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise LabError(f"the docker engine does not answer ({said}): start it, or join its group")
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise LabError(
+            f"the docker engine does not answer ({said}): start it, or add your user to the group `docker`"
+        )
     find("kind")
 
 
@@ -67,7 +69,7 @@ def docker(*arguments: str, timeout: float = 60.0, stdin: str | None = None) -> 
 
 
 def find_kubectl() -> str:
-    """The one of the PATH, else the lab's own."""
+    """The one on the PATH, else the lab's own."""
     return shutil.which("kubectl") or str(build.ensure(build.CONTROL_PLANE) / "kubectl")
 
 

@@ -1,7 +1,7 @@
-"""When a container that ended is started again: the kubelet's rule.
+"""When a container that ended is restarted: the kubelet's rule.
 
-The first restart is at once; each further one waits, counted from the end, 10 s, 20 s, … up to 5
-minutes; a run of 10 minutes forgets the past.
+The first restart is immediate; each further one waits 10 s, 20 s, … up to 5 minutes after the
+container's end; a run of 10 minutes resets the delay.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class BackoffRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """`delay` is what the next restart waits, in seconds."""
+    """`delay` of the next restart, in seconds."""
 
     rule: BackoffRule
     delay: float = 0.0

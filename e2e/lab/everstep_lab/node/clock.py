@@ -1,4 +1,4 @@
-"""The one place of the node side that reads the wall clock: Kubernetes objects carry its times."""
+"""The only wall-clock reads of the node side, for timestamps in Kubernetes objects."""
 
 from datetime import UTC, datetime
 

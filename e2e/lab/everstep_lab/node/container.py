@@ -1,4 +1,4 @@
-"""One life of a container: files, a shim, its events until the end."""
+"""One run of a container: its files, its shim, and the shim's events until the end."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ class Ended:
     exit_code: int
     signal: int = 0
     failed_to_start: str = ""
-    """Not empty: the command could not be run, in runc's words."""
+    """runc's message if the command could not be run; else empty."""
     started_at: datetime | None = None
     finished_at: datetime
 
@@ -38,7 +38,7 @@ class Command:
 
 
 class ContainerProcess:
-    """A running container; `wait` gives its end. `pid` is its main process, `shim` our child."""
+    """A running container; `wait` returns its end. `pid` is its main process, `shim` our child process."""
 
     def __init__(self, shim: asyncio.subprocess.Process, events: asyncio.StreamReader) -> None:
         self._shim = shim
@@ -52,7 +52,7 @@ class ContainerProcess:
         return self._shim.pid
 
     async def started(self) -> bool:
-        """False when the command could not be run; `wait` tells why."""
+        """False if the command could not be run; `wait` returns why."""
         event = await self._event()
         self.started_at = utc_now()
         if event is not None and "started" in event:
@@ -67,7 +67,7 @@ class ContainerProcess:
         now = utc_now()
         if self._problem:
             return Ended(exit_code=128, failed_to_start=self._problem, finished_at=now)
-        if event is None:  # the shim itself was killed, and with it all below
+        if event is None:  # the shim itself was killed, and all its descendants with it
             return Ended(
                 exit_code=EXIT_SIGKILL, signal=signal.SIGKILL, started_at=self.started_at,
                 finished_at=now,
@@ -78,7 +78,7 @@ class ContainerProcess:
         )  # fmt: skip
 
     def terminate(self) -> None:
-        """SIGTERM to the main process, as a graceful stop begins."""
+        """SIGTERM to the main process, the first step of a graceful stop."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A container's environment as the kubelet makes it: pure, from the pod and what it refers to."""
+"""A container's environment, as the kubelet builds it from the pod and the objects it refers to. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _SUFFIXES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What the API server had under the names that the pod refers to: name → key → text."""
+    """ConfigMaps and Secrets that the pod refers to: name → key → text."""
 
     config_maps: Mapping[str, Mapping[str, bytes]]
     secrets: Mapping[str, Mapping[str, bytes]]
@@ -26,7 +26,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the pod runs; what the downward API tells."""
+    """Where the pod runs: values of the downward API."""
 
     node: str
     host_ip: str
@@ -34,10 +34,10 @@ class Place:
 
 
 def build_env(container: Object, pod: Object, sources: Sources, place: Place) -> dict[str, str]:
-    """`envFrom` first, then `env` in order, `$(NAME)` standing for what came before.
+    """`envFrom` first, then `env` in order; `$(NAME)` is replaced by a value that came before.
 
     Raises:
-        ConfigError: a reference that is not optional leads nowhere.
+        ConfigError: a required ConfigMap, Secret or key does not exist.
     """
     env: dict[str, str] = {}
     for source in container.get("envFrom") or []:
@@ -53,7 +53,7 @@ def build_env(container: Object, pod: Object, sources: Sources, place: Place) ->
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """`$(NAME)` becomes its value, `$$` a dollar; a name that is not known stays as written."""
+    """`$(NAME)` becomes its value, `$$` a dollar; an unknown name stays as written."""
 
     def one(match: re.Match[str]) -> str:
         if match.group() == "$$":
@@ -99,7 +99,7 @@ def parse_quantity(text: str) -> float:
     """A Kubernetes quantity: `1500m`, `2Gi`, `3`. Raises `ValueError`."""
     match = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?\d+)?)([A-Za-z]*)", text)
     if match is None or match.group(2) not in _SUFFIXES:
-        raise ValueError(f"{text!r} is no quantity; write for example 500m, 2 or 4Gi")
+        raise ValueError(f"{text!r} is not a quantity; write for example 500m, 2 or 4Gi")
     return float(match.group(1)) * _SUFFIXES[match.group(2)]
 
 

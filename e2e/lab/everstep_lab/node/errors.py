@@ -1,13 +1,13 @@
-"""Why a pod cannot run here, in the kubelet's words where it has some."""
+"""Reasons why a pod cannot run here, with the kubelet's messages where it has them."""
 
 
 class NotSimulatedError(Exception):
-    """The pod asks for something that the lab does not simulate; trying again does not help."""
+    """The pod uses something that the lab does not simulate; never retried."""
 
 
 class ConfigError(Exception):
-    """A ConfigMap, Secret or key that is not there (yet); tried again."""
+    """A ConfigMap, Secret or key does not exist (yet); retried."""
 
 
 class ImageError(Exception):
-    """No such image; tried again, because the file of images may be edited."""
+    """No such image; retried, because the file of images may be edited."""

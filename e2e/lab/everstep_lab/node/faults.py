@@ -1,4 +1,4 @@
-"""Plays the courses of `scenario` on one node: its GPUs, its exporter, its ranks."""
+"""Applies the timed effects of `scenario` to one node: its GPUs, its exporter, its ranks."""
 
 import asyncio
 import contextlib
@@ -23,15 +23,15 @@ from everstep_lab.scenario import (
     ShowXid,
 )
 
-# A program meets a dead GPU at its first CUDA call, that is once torch is imported.
+# A program notices a dead GPU at its first CUDA call, that is after it has imported torch.
 FIRST_CUDA_CALL = 3.0
 _LOOK = 0.25
 _ONCE = 2.0
-"""Seconds after which a blow that strikes once is not struck late."""
+"""An effect that strikes once is skipped if it is later than this, in seconds."""
 
 
 class Stage(Protocol):
-    """What a course acts on, besides the GPUs."""
+    """What effects act on, besides the GPUs."""
 
     def gpus_changed(self) -> None: ...
     async def set_exporter(self, mode: str) -> None: ...
@@ -48,8 +48,8 @@ class Gpus:
         self.titles: list[str] = []
 
     def play(self, index: int, code: int, course: Course, begun: float | None = None) -> None:
-        """`begun` (monotonic) lies in the past for a fault that is taken up again: what it had done
-        is shown again; a rank that it had killed once is not killed twice."""
+        """`begun` (monotonic) lies in the past for a fault that a restarted process continues: its past
+        effects on the GPU are applied again, but a rank is not killed a second time."""
         self.titles.append(f"GPU {index}, XID {code}: {course.title}")
         self._spawn(self._play(index, course, time.monotonic() if begun is None else begun))
 
@@ -60,7 +60,7 @@ class Gpus:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def reload(self) -> None:
-        """A reboot: courses end, latches clear as `reload_driver` says."""
+        """A reboot: all faults end, latches are cleared as in `reload_driver`."""
         await self.stop()
         self.titles.clear()
         now = time.monotonic()
@@ -103,7 +103,7 @@ class Gpus:
         self._stage.gpus_changed()
 
     def _strike(self, uuid: str, signum: int, lasting: bool) -> None:
-        """Now; and, if the GPU stays bad, whoever uses it later, at its first CUDA call."""
+        """Signal the GPU's process; if the fault lasts, also processes that use the GPU later."""
         first = self._stage.find_holder(uuid)
         if first is not None:
             _signal(first.pid, signum)

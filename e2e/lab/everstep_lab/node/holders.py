@@ -1,4 +1,4 @@
-"""Which process holds a GPU: the rank's, found from outside as a driver would know it."""
+"""Which process holds a GPU, found from outside the container, as a driver knows it."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ from everstep_lab import procs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One process of a container; `env` as it was started."""
+    """One process of a container; `env` is its environment at its start."""
 
     pid: int
     parent: int
     age: float
-    """Seconds since it was started."""
+    """Seconds since its start."""
     env: Mapping[str, str]
 
 
@@ -26,9 +26,9 @@ def choose_holder(
 ) -> Candidate | None:
     """The process that uses GPU number `position` of the container's `gpus`.
 
-    Workers are the processes that an agent gave its socket and whose parent has none; GPUs are
-    shared out among them in the order of their local ranks. A container without workers holds its
-    GPUs by its main process.
+    Workers are the processes that have an agent's socket in their environment and whose parent has none; GPUs
+    are assigned to them in the order of their local ranks. In a container without workers the main process
+    holds all GPUs.
     """
     known = {candidate.pid: candidate for candidate in candidates}
     workers = [

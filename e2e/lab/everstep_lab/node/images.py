@@ -1,4 +1,4 @@
-"""Image names to a folder and a Python: what a container finds when it starts."""
+"""Maps an image name to a folder and a Python interpreter."""
 
 import sys
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ REPOSITORY = Path(__file__).resolve().parents[4]
 class Image:
     name: str
     folder: Path | None
-    """Copied for each container; None is an empty one."""
+    """Folder that is copied for each container; None means an empty one."""
     python: Path
     """The interpreter behind `python` and `python3`."""
     bin: Path | None
-    """A folder of console scripts that comes before everything else on the PATH."""
+    """A folder of console scripts, first on the PATH."""
 
 
 def load_image(images: Path, name: str) -> Image:
-    """Reads the file anew each time, so that an edit counts at the next try.
+    """Read at each call, so that the next retry sees an edit of the file.
 
     Raises:
-        ImageError: the name is not in the file, or its folder or interpreter is not there.
+        ImageError: the name is not in the file, or its folder or interpreter does not exist.
     """
     known = _read(images)
     if name not in known:

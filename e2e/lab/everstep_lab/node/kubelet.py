@@ -1,4 +1,4 @@
-"""The kubelet's loop: pods that the API server binds to this node become `pod.Pod`s, and end."""
+"""The kubelet: starts and ends a `pod.Pod` for each pod that is bound to this node."""
 
 import asyncio
 import logging
@@ -12,9 +12,11 @@ from everstep_lab.exporter.gpu import Gpu
 from everstep_lab.exporter.render import Holder
 from everstep_lab.node import objects
 from everstep_lab.node.backoff import BackoffRule
+from everstep_lab.node.clock import utc_now
 from everstep_lab.node.container import kill_all
 from everstep_lab.node.devices import choose_devices
 from everstep_lab.node.environment import Place
+from everstep_lab.node.exporterpod import ExporterPod
 from everstep_lab.node.holders import Candidate, choose_holder, list_candidates
 from everstep_lab.node.link import Link
 from everstep_lab.node.pod import Pod
@@ -48,15 +50,17 @@ class Kubelet:
         self.powered = asyncio.Event()
         self.powered.set()
         self.synced = asyncio.Event()
-        """Set when the API server has told which pods there are."""
+        """Set when the pods have been listed from the API server."""
         self._folders = Folders(disk=cluster.state / spec.name, memory=cluster.memory / spec.name)
         self._pods: dict[str, Pod] = {}
+        self._exporters: dict[str, ExporterPod] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._held: dict[str, tuple[str, Holder]] = {}
         self._next_ip = 0
         self.link = Link(
-            spec, cluster, node_status=node_status, pods=lambda: list(self._pods.values()),
+            spec, cluster, node_status=node_status,
+            pods=lambda: [*self._pods.values(), *self._exporters.values()],
             seen=self._seen, failed=failed,
         )  # fmt: skip
         for folder in (self._folders.disk, self._folders.memory):
@@ -67,12 +71,12 @@ class Kubelet:
         return list(self._pods.values())
 
     def find(self, namespace: str, name: str) -> Pod | None:
-        """Of two lives of one name the newer."""
+        """The newer one, if two pods of this name exist."""
         found = [p for p in self._pods.values() if (p.namespace, p.name) == (namespace, name)]
         return found[-1] if found else None
 
     async def stop(self) -> None:
-        """SIGKILL everything, wait until each pod has come to its end, remove the folders."""
+        """SIGKILL everything, wait until each pod has ended, remove the folders."""
         self.powered.set()
         while pending := [task for task in self._tasks.values() if not task.done()]:
             for pod in self._pods.values():
@@ -84,7 +88,7 @@ class Kubelet:
         delete_folders(self._folders)
 
     async def lose_power(self) -> int:
-        """SIGKILL every process of every pod at once; returns how many there were."""
+        """SIGKILL every process of every pod at once; returns their number."""
         self.powered.clear()
         killed: set[int] = set()
         while alive := [pid for pod in self._pods.values() for pid in pod.processes()]:
@@ -94,7 +98,7 @@ class Kubelet:
         return len(killed)
 
     def regain_power(self) -> None:
-        """Pods go on, volumes in memory empty, once the API server has said which still exist."""
+        """Restart the pods that still exist once the API server has listed them; volumes in memory are empty."""
         for pod in self._pods.values():
             pod.lose_memory()
         self.synced.clear()
@@ -104,7 +108,7 @@ class Kubelet:
         await self.synced.wait()
         self.powered.set()
 
-    # --- as the API server tells of pods --------------------------------------------------------
+    # --- events of the pod watch ----------------------------------------------------------------
 
     def _seen(self, event: str, document: Object) -> None:
         if event == "LISTED":
@@ -113,8 +117,10 @@ class Kubelet:
                 self._wanted(pod)
             for gone in [pod for uid, pod in self._pods.items() if uid not in listed]:
                 self._vanished(gone, gone.document)
+            self._exporters = {u: pod for u, pod in self._exporters.items() if u in listed}
             self.synced.set()
         elif event == "DELETED":
+            self._exporters.pop(document["metadata"]["uid"], None)
             known = self._pods.get(document["metadata"]["uid"])
             if known is not None:
                 self._vanished(known, document)
@@ -123,7 +129,8 @@ class Kubelet:
 
     def _wanted(self, document: Object) -> None:
         meta = document["metadata"]
-        if objects.MIRROR in (meta.get("annotations") or {}):
+        if objects.is_exporter(document):
+            self._wanted_exporter(document)
             return
         deleted = bool(meta.get("deletionTimestamp"))
         known = self._pods.get(meta["uid"])
@@ -139,6 +146,15 @@ class Kubelet:
         elif (document.get("status") or {}).get("phase") not in FINISHED:
             self._begin(document)
 
+    def _wanted_exporter(self, document: Object) -> None:
+        uid = document["metadata"]["uid"]
+        if document["metadata"].get("deletionTimestamp"):
+            self._exporters.pop(uid, None)
+            self._run(self.link.delete(document))
+        elif uid not in self._exporters:
+            self._exporters[uid] = ExporterPod(self._spec, document, utc_now())
+            self.link.pod_changed(uid)
+
     def _begin(self, document: Object) -> None:
         uid = document["metadata"]["uid"]
         folders = Folders(disk=self._folders.disk / uid, memory=self._folders.memory / uid)
@@ -149,7 +165,7 @@ class Kubelet:
     async def _run_pod(self, pod: Pod) -> None:
         try:
             await pod.run()
-        except Exception as error:  # the edge: one pod's trouble is not the node's
+        except Exception as error:  # an error of one pod must not end the node
             log.exception("%s: pod %s/%s", self._spec.name, pod.namespace, pod.name)
             pod.fail("LabError", f"the lab could not run this pod: {error!r}")
         finally:
@@ -167,7 +183,7 @@ class Kubelet:
         self.changed(pod)
 
     def _vanished(self, pod: Pod, document: Object) -> None:
-        """The object is gone. What still runs gets the grace it was deleted with, at least 1 s."""
+        """The object no longer exists. Running processes get the grace period of its deletion, at least 1 s."""
         grace = document["metadata"].get("deletionGracePeriodSeconds")
         if grace is None:
             grace = document["spec"].get("terminationGracePeriodSeconds", 30)
@@ -192,7 +208,7 @@ class Kubelet:
             log.error("%s: %r", self._spec.name, error)
 
     def _take_ip(self) -> str:
-        """The next free address: one that was just given back is not given out again at once."""
+        """The next free address; an address that was just released is not reused at once."""
         used = {pod.ip for pod in self._pods.values()}
         while True:
             number = _FIRST_IP + self._next_ip % _IPS
@@ -218,7 +234,7 @@ class Kubelet:
             self._held[gpu] = (pod.uid, who)
         return chosen
 
-    # --- who holds which GPU --------------------------------------------------------------------
+    # --- which process holds which GPU ----------------------------------------------------------
 
     def holders(self) -> dict[str, Holder]:
         return {gpu: who for gpu, (_, who) in self._held.items()}
@@ -227,10 +243,10 @@ class Kubelet:
         """The process that uses this GPU now."""
         uid, who = self._held.get(gpu, ("", None))
         pod = self._pods.get(uid)
-        life = pod.lives.get(who.container) if pod and who else None
-        if life is None or life.process is None:
+        held = pod.by_name.get(who.container) if pod and who else None
+        if held is None or held.process is None:
             return None
         return choose_holder(
-            life.process.pid, list_candidates(life.process.shim),
-            position=list(life.gpus).index(gpu), gpus=len(life.gpus),
+            held.process.pid, list_candidates(held.process.shim),
+            position=list(held.gpus).index(gpu), gpus=len(held.gpus),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The kubelet's port: logs over TLS; what else `kubectl` asks for is said not to be simulated."""
+"""The kubelet's port: logs over TLS; other requests of `kubectl` are refused as not simulated."""
 
 import asyncio
 import ssl
@@ -36,7 +36,7 @@ class Wanted:
 
 
 def parse_wanted(query: Mapping[str, str], now: datetime) -> Wanted:
-    """Raises `ValueError` for a number or time that is none."""
+    """Raises `ValueError` for an invalid number or time."""
     since = None
     if "sinceSeconds" in query:
         since = now - timedelta(seconds=int(query["sinceSeconds"]))
@@ -128,7 +128,7 @@ class KubeletPort:
 
 
 async def follow(path: Path, wanted: Wanted, running: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """What is there; then, if wanted, what is added until the container ends."""
+    """The log so far; then, if requested, new lines until the container ends."""
     with open(path, "rb") as file:  # noqa: ASYNC230 (a small file on a local disk)
         first = _whole_lines(file.read())
         file.seek(len(first))

@@ -1,4 +1,4 @@
-"""From a container's spec to a command on this machine: files, paths, environment."""
+"""Turns a container's spec into a command on this machine: files, paths, environment."""
 
 import os
 import shutil
@@ -15,33 +15,33 @@ from everstep_lab.node.rewrite import Paths
 
 TERMINATION_LOG = "/dev/termination-log"
 MESSAGE_LIMIT = 4096
-"""Bytes of a termination message that the kubelet keeps."""
+"""Maximum bytes of a termination message, as in the kubelet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One life of one container."""
+    """One run of one container."""
 
     container: Mapping[str, Any]
     image: Image
     env: Mapping[str, str]
-    """As the pod says, mount paths not yet replaced."""
+    """As in the pod's spec, mount paths not yet replaced."""
     hostname: str
     gpus: Sequence[str]
     mounts: Mapping[str, str]
     folder: Path
-    """For this life alone: the copy of the image, the log, the termination message."""
+    """Folder of this run only: the copy of the image, the log, the termination message."""
     marks: Mapping[str, str]
 
 
 def apply_order(order: Order) -> Command:
-    """Makes the container's files. Raises `NotSimulatedError` when there is nothing to run."""
+    """Create the container's files. Raises `NotSimulatedError` if there is no command."""
     spec = order.container
     argv = [*(spec.get("command") or []), *(spec.get("args") or [])]
     if not argv:
         raise NotSimulatedError(
-            f'container "{spec["name"]}" has neither command nor args; images of the lab have no '
-            "entry point of their own"
+            f'container "{spec["name"]}" has neither command nor args: set one; images of the lab have no '
+            "entry point"
         )
     message = spec.get("terminationMessagePath") or TERMINATION_LOG
     paths = Paths({**order.mounts, message: os.fspath(_message_file(order.folder))})
@@ -70,7 +70,7 @@ def _message_file(folder: Path) -> Path:
 
 
 def _make_root(image: Image, root: Path) -> None:
-    """A fresh copy of the image's folder, as a fresh container has; files are small."""
+    """A fresh copy of the image's folder, as in a new container; its files are small."""
     shutil.rmtree(root, ignore_errors=True)
     if image.folder is None:
         root.mkdir(parents=True)
@@ -89,7 +89,7 @@ def _working_dir(wanted: str, paths: Paths, root: Path) -> Path:
 
 
 def _base_env(order: Order, root: Path) -> dict[str, str]:
-    """What image and node give. No CUDA: the GPUs are only names here."""
+    """The variables set by image and node. CUDA is disabled: the GPUs exist only as names."""
     return {
         "PATH": _make_path(order.image, order.folder / "tools"),
         "HOME": os.fspath(root),
@@ -102,7 +102,7 @@ def _base_env(order: Order, root: Path) -> dict[str, str]:
 
 
 def _make_path(image: Image, tools: Path) -> str:
-    """A container's PATH: the image's scripts, its `python` and `python3`, then the machine's."""
+    """A container's PATH: the image's scripts, its `python` and `python3`, then the machine's PATH."""
     tools.mkdir(parents=True, exist_ok=True)
     for name in ("python", "python3"):
         link = tools / name

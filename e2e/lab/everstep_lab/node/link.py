@@ -1,7 +1,7 @@
-"""The node's line to the API server: everything it says and hears, and the switch for a partition.
+"""The node's connection to the API server: all requests and watches, and the switch for a partition.
 
-While the line is down nothing is lost: what must be said is a level (a lease, a node status, a pod
-status), said again when it is up.
+A partition loses no state: the node sends levels (a lease, a node status, pod statuses), and sends the
+current ones again afterwards. Events during a partition are lost.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from everstep_lab.seam import Cluster, NodeSpec
 
 Object = dict[str, Any]
 LEASE_EVERY = 1.0
-"""Seconds; a kubelet's 10 would be too slow for a grace period of a few seconds."""
+"""Seconds between renewals; a kubelet's 10 are too many for a grace period of a few seconds."""
 STATUS_EVERY = 5.0
 _RETRY = 0.3
 _FORBIDDEN_TRIES = 20
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Reported(Protocol):
-    """A pod as the line sees it."""
+    """A pod whose status is reported."""
 
     uid: str
     name: str
@@ -39,7 +39,7 @@ class Reported(Protocol):
 
 
 class Link:
-    """`connect` and `disconnect` may be called at any time; `failed` gets a fatal error."""
+    """`connect` and `disconnect` may be called at any time; `failed` receives a fatal error."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Link:
         seen: Callable[[str, Object], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`seen` gets LISTED with a list, or ADDED, MODIFIED, DELETED with a pod."""
+        """`seen` is called with LISTED and a list, or with ADDED, MODIFIED, DELETED and a pod."""
         self._spec = spec
         self._api = Api(cluster.api_url, token=spec.token, ca=cluster.ca_file)
         self._node_status = node_status
@@ -64,7 +64,6 @@ class Link:
         self._dirty: set[str] = set()
         self._events: asyncio.Queue[Object] = asyncio.Queue(maxsize=500)
         self._task: asyncio.Task[None] | None = None
-        self._started = utc_now()
         self.registered = asyncio.Event()
 
     @property
@@ -76,7 +75,7 @@ class Link:
             self._task = asyncio.create_task(self._run(), name=f"link {self._spec.name}")
 
     async def disconnect(self) -> None:
-        """After this not a byte goes to the API server."""
+        """From now on nothing is sent to the API server."""
         task, self._task = self._task, None
         self._up.clear()
         if task is not None:
@@ -101,7 +100,7 @@ class Link:
             )
 
     async def fetch(self, kind: str, namespace: str, name: str) -> Object | None:
-        """A ConfigMap or Secret, None if there is none; waits while the line is down."""
+        """A ConfigMap or Secret, None if there is none; waits while disconnected."""
         path = f"/api/v1/namespaces/{namespace}/{kind.lower()}s/{name}"
         for _ in range(_FORBIDDEN_TRIES):
             await self._up.wait()
@@ -110,7 +109,7 @@ class Link:
             except ApiError as error:
                 if error.status == 404:
                     return None
-                # The node authorizer learns of a new pod's references a moment after we do.
+                # The node authorizer sees a new pod's references a moment after us: retry.
                 if error.status not in (403, 429) and error.status < 500:
                     raise
             except UnreachableError as error:
@@ -119,7 +118,7 @@ class Link:
         return None
 
     async def delete(self, pod: Object) -> None:
-        """Take the object away for good, as a kubelet does when all has ended."""
+        """Delete the pod's object, as a kubelet does when all containers have ended."""
         meta = pod["metadata"]
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
         with contextlib.suppress(ApiError):  # 409: another pod of this name
@@ -145,7 +144,7 @@ class Link:
             self._failed(error)
 
     async def _patient(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Try until it works; what the API server says is logged when it changes."""
+        """Retry until it succeeds; an error of the API server is logged when it changes."""
         told = ""
         while True:
             try:
@@ -162,15 +161,10 @@ class Link:
         uid = str(node["metadata"]["uid"])
         await self._patch_node()
         await self._create(objects.LEASES, objects.build_lease(self._spec, uid, utc_now()))
-        pod = objects.build_exporter_pod(self._spec, uid)
-        namespace = f"/api/v1/namespaces/{objects.EXPORTER_NAMESPACE}/pods"
-        await self._create(namespace, pod)
-        status = objects.build_exporter_status(self._spec, self._started)
-        await self._api.patch(f"{namespace}/{pod['metadata']['name']}/status", status)
         return uid
 
     async def _create(self, path: str, body: Object) -> Object:
-        """Create, or take the one that is there."""
+        """Create it, or fetch the existing one."""
         try:
             return await self._api.create(path, body)
         except ApiError as error:
@@ -215,7 +209,7 @@ class Link:
                 await self._pods_dirty.wait()
 
     async def _report_pod(self, pod: Reported) -> bool:
-        """False if it has to be tried again."""
+        """False if it must be retried."""
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/status"
         body = {"metadata": {"uid": pod.uid}, "status": pod.build_status(utc_now())}
         try:

@@ -12,7 +12,7 @@ from everstep_lab.node.faults import Gpus
 from everstep_lab.node.holders import Candidate
 from everstep_lab.node.kubelet import Kubelet
 from everstep_lab.node.kubelet_port import KubeletPort
-from everstep_lab.node.words import EXPORTER_SAID, EXPORTER_WORDS, check_request
+from everstep_lab.node.requests import EXPORTER_EFFECTS, EXPORTER_MODES, check_request
 from everstep_lab.scenario import Scenario
 from everstep_lab.seam import BadRequestError, Cluster, FaultRequest, NodeSpec
 
@@ -20,7 +20,7 @@ Object = objects.Object
 
 
 class SimulatedNode:
-    """See `seam.Node`. Make and run it in the main thread."""
+    """See `seam.Node`. Create and run it in the main thread."""
 
     def __init__(self, spec: NodeSpec, cluster: Cluster, scenario: Scenario) -> None:
         self.spec = spec
@@ -75,7 +75,7 @@ class SimulatedNode:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    # --- the stage on which `faults` plays ------------------------------------------------------
+    # --- what `faults` acts on (faults.Stage) ---------------------------------------------------
 
     def gpus_changed(self) -> None:
         self._link.node_changed()
@@ -92,25 +92,25 @@ class SimulatedNode:
         check_request(self.spec.name, self.spec.gpus, request)
         if not self._powered:
             raise BadRequestError(
-                f"{self.spec.name} has no power; `everstep-lab heal {self.spec.name}` boots it"
+                f"{self.spec.name} has no power: boot it with `everstep-lab heal {self.spec.name}`"
             )
         if request.freeze_node:
             raise BadRequestError(
-                "a simulated node cannot be frozen; `up --kind` makes nodes that can"
+                "a simulated node cannot be frozen: use a node of a lab made with `up --kind`"
             )
         said = []
         if request.xid is not None:
             said.append(self._play(request.gpu or 0, request.xid))
         if request.exporter is not None:
-            mode = EXPORTER_WORDS[request.exporter]
+            mode = EXPORTER_MODES[request.exporter]
             await self.set_exporter(mode)
-            said.append(EXPORTER_SAID[mode])
+            said.append(EXPORTER_EFFECTS[mode])
         if request.partition:
             await self._link.disconnect()
-            said.append("cut off from the API server; its processes go on")
+            said.append("cut off from the API server; its processes continue")
         if request.kill_node:
             count = await self._lose_power()
-            said.append(f"lost power, {count} processes with it")
+            said.append(f"lost power, {count} processes ended")
         return f"{self.spec.name}: " + "; ".join(said)
 
     def _play(self, index: int, code: int) -> str:
@@ -126,8 +126,8 @@ class SimulatedNode:
         return self._kubelet.powered.is_set()
 
     async def _lose_power(self) -> int:
-        """Everything at once: heartbeats, processes, exporter, kubelet port. The line goes first: a node
-        without power does not report how its containers ended."""
+        """Stop heartbeats, processes, exporter and kubelet port at once. The connection is closed first, because
+        a node without power does not report how its containers ended."""
         await self._link.disconnect()
         count = await self._kubelet.lose_power()
         await self._gpus.stop()
@@ -135,7 +135,7 @@ class SimulatedNode:
         return count
 
     async def heal(self) -> str:
-        """A GPU is healed by a reboot, which ends the node's processes like any reboot."""
+        """Heal the node; a fault of a GPU needs a reboot, which ends the node's processes."""
         said = []
         if not self._powered or self._gpus.titles:
             said.append(await self._reboot())
@@ -145,7 +145,7 @@ class SimulatedNode:
         if not self._link.connected:
             self._ready_since = utc_now()
             self._link.connect()
-            said.append("reaches the API server")
+            said.append("reaches the API server again")
         left = [f"GPU {gpu.index}" for gpu in self._gpus.all if gpu.remap_failure]
         if left:
             said.append(f"{', '.join(left)} still shows its failed remap, as a real board would")
@@ -160,7 +160,7 @@ class SimulatedNode:
         self._kubelet.regain_power()
         return "rebooted" + (f", {count} processes ended" if count else "")
 
-    # --- what is told ---------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     def _status(self, now: datetime) -> Object:
         return objects.build_node_status(

@@ -16,7 +16,7 @@ KUBELET_PORT = 10250
 LEASE_SECONDS = 40
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 EXPORTER_NAMESPACE = "kube-system"
-MIRROR = "kubernetes.io/config.mirror"
+EXPORTER = "dcgm-exporter"
 _CAPACITY = {"cpu": "64", "memory": "512Gi", "ephemeral-storage": "1Ti", "pods": "110"}
 
 
@@ -46,7 +46,7 @@ def build_node(spec: NodeSpec) -> Object:
 def build_node_status(
     spec: NodeSpec, gpus: Sequence[Gpu], *, boot_id: str, ready_since: datetime, now: datetime
 ) -> Object:
-    """For a strategic merge patch: conditions that others keep on the node stay."""
+    """For a strategic merge patch, which keeps the conditions of other writers."""
     return {
         "status": {
             "addresses": [
@@ -107,58 +107,60 @@ def exporter_ip(spec: NodeSpec) -> str:
     return f"{spec.pod_prefix}2"
 
 
-def build_exporter_pod(spec: NodeSpec, node_uid: str) -> Object:
-    """A mirror pod: the only kind that a node may create, and one that `kubectl drain` leaves."""
-    owner = {
-        "apiVersion": "v1", "kind": "Node", "name": spec.name, "uid": node_uid, "controller": True,
-    }  # fmt: skip
+def build_exporters() -> Object:
+    """The DaemonSet, as in dcgm-exporter's own chart. Its pods are bound like any other; the node itself serves
+    its exporter, see `node.py`.
+    """
+    labels = {"app.kubernetes.io/name": EXPORTER, "app": f"nvidia-{EXPORTER}"}
     container = {
-        "name": "nvidia-dcgm-exporter",
+        "name": f"nvidia-{EXPORTER}",
         "image": "nvcr.io/nvidia/k8s/dcgm-exporter:4.5.3-4.8.2-ubuntu22.04",
         "ports": [{"name": "metrics", "containerPort": EXPORTER_PORT}],
     }
+    pod = {
+        "containers": [container],
+        "tolerations": [{"operator": "Exists"}],
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+    }
     return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": f"dcgm-exporter-{spec.name}",
-            "namespace": EXPORTER_NAMESPACE,
-            "labels": {"app.kubernetes.io/name": "dcgm-exporter", "app": "nvidia-dcgm-exporter"},
-            "annotations": {MIRROR: "lab", "kubernetes.io/config.source": "file"},
-            "ownerReferences": [owner],
-        },
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": EXPORTER, "namespace": EXPORTER_NAMESPACE, "labels": labels},
         "spec": {
-            "nodeName": spec.name,
-            "containers": [container],
-            "tolerations": [{"operator": "Exists"}],
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }
 
 
-def build_exporter_status(spec: NodeSpec, since: datetime) -> Object:
+def is_exporter(pod: Object) -> bool:
+    owners = pod["metadata"].get("ownerReferences") or ()
+    ours = any((o["kind"], o["name"]) == ("DaemonSet", EXPORTER) for o in owners)
+    return ours and pod["metadata"]["namespace"] == EXPORTER_NAMESPACE
+
+
+def build_exporter_status(spec: NodeSpec, pod: Object, since: datetime) -> Object:
     ready = {"status": "True", "lastTransitionTime": stamp(since)}
-    pod = build_exporter_pod(spec, "")["spec"]["containers"][0]
+    (container,) = pod["spec"]["containers"]
     return {
-        "status": {
-            "phase": "Running",
-            "hostIP": spec.ip,
-            "podIP": exporter_ip(spec),
-            "podIPs": [{"ip": exporter_ip(spec)}],
-            "startTime": stamp(since),
-            "conditions": [
-                {"type": kind, **ready}
-                for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
-            ],
-            "containerStatuses": [
-                {
-                    "name": pod["name"], "image": pod["image"], "imageID": "lab://dcgm-exporter",
-                    "containerID": "lab://dcgm-exporter", "ready": True, "started": True,
-                    "restartCount": 0, "state": {"running": {"startedAt": stamp(since)}},
-                }
-            ],
-        }
+        "phase": "Running",
+        "hostIP": spec.ip,
+        "podIP": exporter_ip(spec),
+        "podIPs": [{"ip": exporter_ip(spec)}],
+        "startTime": stamp(since),
+        "conditions": [
+            {"type": kind, **ready}
+            for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        ],
+        "containerStatuses": [
+            {
+                "name": container["name"], "image": container["image"],
+                "imageID": "lab://dcgm-exporter", "containerID": "lab://dcgm-exporter",
+                "ready": True, "started": True, "restartCount": 0,
+                "state": {"running": {"startedAt": stamp(since)}},
+            }
+        ],
     }  # fmt: skip
 
 

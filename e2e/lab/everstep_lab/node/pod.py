@@ -22,7 +22,7 @@ _RETRY = 1.0
 
 
 class Host(Protocol):
-    """What a pod needs of its node."""
+    """What a pod needs from its node."""
 
     place: environment.Place
     images: Path
@@ -32,18 +32,18 @@ class Host(Protocol):
     """Cleared between a power loss and the reboot."""
 
     async def fetch(self, kind: str, namespace: str, name: str) -> Object | None:
-        """A ConfigMap or Secret, None if there is none; waits while the API server is away."""
+        """A ConfigMap or Secret, None if there is none; waits while the API server cannot be reached."""
 
     def changed(self, pod: "Pod") -> None: ...
 
     def event(self, pod: Object, kind: str, reason: str, message: str) -> None: ...
 
     def allocate(self, pod: "Pod", container: str, count: int) -> Sequence[str] | None:
-        """UUIDs for this container; None if there are not so many."""
+        """UUIDs of GPUs for this container; None if there are too few."""
 
 
 @dataclass(slots=True)
-class Life:
+class PodContainer:
     """What the pod knows of one of its containers."""
 
     spec: Object
@@ -53,7 +53,7 @@ class Life:
 
 
 class Pod:
-    """`run` lives as long as the containers do; `stop` ends them and lets `run` return."""
+    """`run` returns when the containers have ended for good; `terminate` and `kill` end them."""
 
     def __init__(self, document: Object, host: Host, folders: volumes.Folders, ip: str) -> None:
         self.document = document
@@ -68,9 +68,9 @@ class Pod:
         self._failed: status.Failed | None = None
         self._sources = environment.Sources(config_maps={}, secrets={})
         self._ids = itertools.count(1)
-        self.lives = {c["name"]: Life(c, _new(c)) for c in document["spec"]["containers"]}
+        self.by_name = {c["name"]: PodContainer(c, _new(c)) for c in document["spec"]["containers"]}
         self.over = False
-        """Nothing of it runs and nothing will."""
+        """Set when no container runs or will run again."""
 
     @property
     def ip(self) -> str:
@@ -78,30 +78,30 @@ class Pod:
 
     def build_status(self, now: datetime) -> Object:
         state = status.PodState(
-            containers=[life.record for life in self.lives.values()],
+            containers=[entry.record for entry in self.by_name.values()],
             host_ip=self._place.host_ip, pod_ip=self.ip, start_time=self._start,
             failed=self._failed,
         )  # fmt: skip
         return status.build_status(self.document, state, now)
 
     def log_file(self, container: str, *, previous: bool = False) -> Path | None:
-        """The log of the container's last life, or of the one before; None if there is none."""
-        life = self.lives.get(container)
-        if life is None:
+        """The log of the container's last run, or of the previous one; None if there is none."""
+        entry = self.by_name.get(container)
+        if entry is None:
             return None
-        path = self._life_folder(life, life.record.restarts - (1 if previous else 0)) / "log"
+        path = self._run_folder(entry, entry.record.restarts - (1 if previous else 0)) / "log"
         return path if path.exists() else None
 
     def is_running(self, container: str) -> bool:
-        life = self.lives.get(container)
-        return life is not None and life.process is not None
+        entry = self.by_name.get(container)
+        return entry is not None and entry.process is not None
 
     @property
     def stopped(self) -> bool:
         return self._stopping.is_set()
 
     def update(self, document: Object) -> None:
-        """The pod's object as the API server has it; an older one than ours changes nothing."""
+        """Take over the pod's object from the API server, unless ours is newer."""
         if _version(document) >= _version(self.document):
             self.document = document
 
@@ -109,7 +109,7 @@ class Pod:
         self._failed = status.Failed(reason=reason, message=message)
 
     def lose_memory(self) -> None:
-        """A power loss: volumes in memory are empty afterwards."""
+        """Empty the volumes in memory, as a power loss does."""
         shutil.rmtree(self.folders.memory, ignore_errors=True)
         for volume in self.document["spec"].get("volumes") or []:
             self.folders.volume(volume).mkdir(parents=True, exist_ok=True)
@@ -119,37 +119,37 @@ class Pod:
             if self._admit():
                 await self._prepare()
                 async with asyncio.TaskGroup() as group:
-                    for life in self.lives.values():
-                        group.create_task(self._live(life))
+                    for entry in self.by_name.values():
+                        group.create_task(self._run_container(entry))
         finally:
             self.over = True
             self._host.changed(self)
 
     def terminate(self) -> None:
-        """Begin to stop: SIGTERM to each main process, no more restarts."""
+        """Begin a graceful stop: SIGTERM to each main process, no more restarts."""
         self._stopping.set()
-        for life in self.lives.values():
-            if life.process:
-                life.process.terminate()
+        for entry in self.by_name.values():
+            if entry.process:
+                entry.process.terminate()
 
     def kill(self) -> None:
         self._stopping.set()
-        for life in self.lives.values():
-            if life.process:
-                life.process.kill()
+        for entry in self.by_name.values():
+            if entry.process:
+                entry.process.kill()
 
     def processes(self) -> list[int]:
-        """Everything below the shims, then the shims themselves."""
-        alive = [life.process for life in self.lives.values() if life.process]
+        """All descendants of the shims, then the shims themselves."""
+        alive = [entry.process for entry in self.by_name.values() if entry.process]
         below = [pid for process in alive for pid in process.processes()]
         return [*below, *(process.shim for process in alive)]
 
     # --- until the containers can start ---------------------------------------------------------
 
     def _admit(self) -> bool:
-        for life in self.lives.values():
-            wanted = devices.count_wanted(life.spec)
-            gpus = self._host.allocate(self, life.record.name, wanted) if wanted else ()
+        for entry in self.by_name.values():
+            wanted = devices.count_wanted(entry.spec)
+            gpus = self._host.allocate(self, entry.record.name, wanted) if wanted else ()
             if gpus is None:
                 self._failed = status.Failed(
                     reason="UnexpectedAdmissionError",
@@ -157,12 +157,12 @@ class Pod:
                     f"unavailable for {devices.RESOURCE}. Requested: {wanted}, which is unexpected",
                 )
                 return False
-            life.gpus = gpus
+            entry.gpus = gpus
         self._host.changed(self)
         return True
 
     async def _prepare(self) -> None:
-        """ConfigMaps, Secrets and volumes; waits for what is missing until the pod is stopped."""
+        """Prepare ConfigMaps, Secrets and volumes; wait for missing ones until the pod is stopped."""
         while not self._stopping.is_set():
             try:
                 volumes.check_pod(self.document["spec"])
@@ -191,167 +191,169 @@ class Pod:
                 found[name] = volumes.decode_content(kind, document)
         return found
 
-    # --- a container's lives --------------------------------------------------------------------
+    # --- runs of a container --------------------------------------------------------------------
 
-    async def _live(self, life: Life) -> None:
+    async def _run_container(self, entry: PodContainer) -> None:
         policy = self.document["spec"].get("restartPolicy", "Always")
         backoff = Backoff(rule=self._host.backoff)
         while not self._stopping.is_set():
-            command = await self._command(life)
+            command = await self._command(entry)
             if command is None:
                 return
-            ended = await self._one_life(life, command)
+            ended = await self._run_once(entry, command)
             await self._host.powered.wait()
             if not is_restarted(policy, ended.exit_code) or self._stopping.is_set():
                 return
             began = ended.started_at or ended.finished_at
             backoff = backoff.after((ended.finished_at - began).total_seconds())
-            await self._wait_restart(life, backoff.delay)
+            await self._wait_restart(entry, backoff.delay)
             backoff = backoff.next()
 
-    async def _command(self, life: Life) -> containers.Command | None:
-        """None when the pod is stopped before the command can be built."""
+    async def _command(self, entry: PodContainer) -> containers.Command | None:
+        """None if the pod is stopped before the command can be built."""
         while not self._stopping.is_set():
             try:
-                return await self._build_command(life)
+                return await self._build_command(entry)
             except ImageError as error:
-                await self._wait_image(life, str(error))
+                await self._wait_image(entry, str(error))
             except (ConfigError, ValueError) as error:
-                self._wait_one(life, "CreateContainerConfigError", str(error))
+                self._wait_one(entry, "CreateContainerConfigError", str(error))
                 await self._pause(_RETRY)
                 await self._fetch_sources()
             except NotSimulatedError as error:
-                self._wait_one(life, "CreateContainerConfigError", str(error))
+                self._wait_one(entry, "CreateContainerConfigError", str(error))
                 await self._stopping.wait()
         return None
 
-    async def _wait_image(self, life: Life, why: str) -> None:
-        first = not isinstance(life.record.state, status.Waiting) or not (
-            life.record.state.reason.startswith(("ErrImage", "ImagePull"))
+    async def _wait_image(self, entry: PodContainer, why: str) -> None:
+        first = not isinstance(entry.record.state, status.Waiting) or not (
+            entry.record.state.reason.startswith(("ErrImage", "ImagePull"))
         )
         if first:
-            self._wait_one(life, "ErrImagePull", why)
+            self._wait_one(entry, "ErrImagePull", why)
             self._event("Warning", "Failed", why)
             await self._pause(_RETRY)
-        image = life.spec["image"]
-        self._wait_one(life, "ImagePullBackOff", f'Back-off pulling image "{image}": {why}')
+        image = entry.spec["image"]
+        self._wait_one(entry, "ImagePullBackOff", f'Back-off pulling image "{image}": {why}')
         await self._pause(2 * _RETRY)
 
-    async def _one_life(self, life: Life, command: containers.Command) -> containers.Ended:
-        folder = self._life_folder(life, life.record.restarts)
+    async def _run_once(self, entry: PodContainer, command: containers.Command) -> containers.Ended:
+        folder = self._run_folder(entry, entry.record.restarts)
         process = await containers.start_container(command, folder / "spec.json", self._host.mark)
-        life.process = process
-        number = f"lab://{self.uid}/{life.record.name}/{next(self._ids)}"
+        entry.process = process
+        number = f"lab://{self.uid}/{entry.record.name}/{next(self._ids)}"
         try:
             if await process.started():
-                ended = await self._while_running(life, process, number)
+                ended = await self._while_running(entry, process, number)
             else:
                 ended = await process.wait()
         finally:
-            life.process = None
-        self._record_end(life, ended, number)
+            entry.process = None
+        self._record_end(entry, ended, number)
         return ended
 
     async def _while_running(
-        self, life: Life, process: containers.ContainerProcess, number: str
+        self, entry: PodContainer, process: containers.ContainerProcess, number: str
     ) -> containers.Ended:
         assert process.started_at is not None
         running = status.Running(started_at=process.started_at)
-        self._update(life, state=running, container_id=number, started=False, ready=False)
-        self._event("Normal", "Started", f"Started container {life.record.name}")
+        self._update(entry, state=running, container_id=number, started=False, ready=False)
+        self._event("Normal", "Started", f"Started container {entry.record.name}")
         if self._stopping.is_set():
             process.terminate()
-        async with _background(self._probe(life, process)):
+        async with _background(self._probe(entry, process)):
             return await process.wait()
 
-    async def _probe(self, life: Life, process: containers.ContainerProcess) -> None:
+    async def _probe(self, entry: PodContainer, process: containers.ContainerProcess) -> None:
         def unhealthy(why: str) -> None:
-            self._event("Warning", "Unhealthy", f"{why}; container {life.record.name} is restarted")
+            self._event(
+                "Warning", "Unhealthy", f"{why}; container {entry.record.name} is restarted"
+            )
             process.kill()
 
         effects = probes.Effects(
-            started=lambda: self._update(life, started=True),
-            ready=lambda good: self._update(life, ready=good),
+            started=lambda: self._update(entry, started=True),
+            ready=lambda good: self._update(entry, ready=good),
             unhealthy=unhealthy,
         )
-        await probes.probe_container(life.spec, self.ip, effects)
+        await probes.probe_container(entry.spec, self.ip, effects)
 
-    def _record_end(self, life: Life, ended: containers.Ended, number: str) -> None:
+    def _record_end(self, entry: PodContainer, ended: containers.Ended, number: str) -> None:
         if not self._host.powered.is_set():
             code, reason = 255, "Unknown"  # containerd after a reboot has no exit status
         else:
             code, reason = ended.exit_code, "Completed" if ended.exit_code == 0 else "Error"
-        message = ended.failed_to_start or self._message(life, code)
+        message = ended.failed_to_start or self._message(entry, code)
         state = status.Terminated(
             exit_code=code, signal=ended.signal, message=message, container_id=number,
             reason="StartError" if ended.failed_to_start else reason,
             started_at=ended.started_at, finished_at=ended.finished_at,
         )  # fmt: skip
-        self._update(life, state=state, started=False, ready=False, container_id=number)
+        self._update(entry, state=state, started=False, ready=False, container_id=number)
 
-    async def _wait_restart(self, life: Life, delay: float) -> None:
-        last = life.record.state
+    async def _wait_restart(self, entry: PodContainer, delay: float) -> None:
+        last = entry.record.state
         assert isinstance(last, status.Terminated)
         if delay > 0:
-            where = f"container={life.record.name} pod={self.name}_{self.namespace}({self.uid})"
+            where = f"container={entry.record.name} pod={self.name}_{self.namespace}({self.uid})"
             message = f"back-off {delay:g}s restarting failed {where}"
             waiting = status.Waiting(reason="CrashLoopBackOff", message=message)
-            self._update(life, state=waiting, last=last)
+            self._update(entry, state=waiting, last=last)
             self._event("Warning", "BackOff", message)
             await self._pause(delay)
         if self._stopping.is_set():
-            self._update(life, state=last)
+            self._update(entry, state=last)
         else:
-            life.record = replace(life.record, last=last, restarts=life.record.restarts + 1)
+            entry.record = replace(entry.record, last=last, restarts=entry.record.restarts + 1)
 
-    # --- building a life ------------------------------------------------------------------------
+    # --- preparing a run ------------------------------------------------------------------------
 
-    async def _build_command(self, life: Life) -> containers.Command:
+    async def _build_command(self, entry: PodContainer) -> containers.Command:
         """Raises `ImageError`, `ConfigError` or `NotSimulatedError`."""
-        image = images.load_image(self._host.images, life.spec["image"])
-        env = environment.build_env(life.spec, self.document, self._sources, self._place)
+        image = images.load_image(self._host.images, entry.spec["image"])
+        env = environment.build_env(entry.spec, self.document, self._sources, self._place)
         order = launch.Order(
-            container=life.spec, image=image, env=env, hostname=self.name, gpus=life.gpus,
-            mounts=volumes.map_mounts(self.document, life.spec, self.folders),
-            folder=self._life_folder(life, life.record.restarts),
+            container=entry.spec, image=image, env=env, hostname=self.name, gpus=entry.gpus,
+            mounts=volumes.map_mounts(self.document, entry.spec, self.folders),
+            folder=self._run_folder(entry, entry.record.restarts),
             marks={procs.MARK: self._host.mark, containers.POD_MARK: self.uid},
         )  # fmt: skip
         return await asyncio.to_thread(launch.apply_order, order)
 
-    def _life_folder(self, life: Life, restarts: int) -> Path:
-        folder = self.folders.disk / "containers" / life.record.name / str(restarts)
+    def _run_folder(self, entry: PodContainer, restarts: int) -> Path:
+        folder = self.folders.disk / "containers" / entry.record.name / str(restarts)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _message(self, life: Life, code: int) -> str:
-        folder = self._life_folder(life, life.record.restarts)
+    def _message(self, entry: PodContainer, code: int) -> str:
+        folder = self._run_folder(entry, entry.record.restarts)
         message = launch.read_message(folder)
-        fallback = life.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError"
+        fallback = entry.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError"
         if not message and fallback and code != 0:
             return procs.tail(folder / "log", 80)[-2048:]
         return message
 
-    # --- telling --------------------------------------------------------------------------------
+    # --- status and Events ----------------------------------------------------------------------
 
-    def _wait_one(self, life: Life, reason: str, message: str) -> None:
-        self._update(life, state=status.Waiting(reason=reason, message=message))
+    def _wait_one(self, entry: PodContainer, reason: str, message: str) -> None:
+        self._update(entry, state=status.Waiting(reason=reason, message=message))
 
     def _wait_all(self, reason: str, message: str) -> None:
         self._event("Warning", reason, message)
-        for life in self.lives.values():
-            self._wait_one(life, reason, message)
+        for entry in self.by_name.values():
+            self._wait_one(entry, reason, message)
 
-    def _update(self, life: Life, **changes: Any) -> None:
-        record = replace(life.record, **changes)
-        if record != life.record:
-            life.record = record
+    def _update(self, entry: PodContainer, **changes: Any) -> None:
+        record = replace(entry.record, **changes)
+        if record != entry.record:
+            entry.record = record
             self._host.changed(self)
 
     def _event(self, kind: str, reason: str, message: str) -> None:
         self._host.event(self.document, kind, reason, message)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep, but not past `stop`."""
+        """Sleep, or return early when the pod is stopped."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -368,7 +370,7 @@ def _new(container: Object) -> status.Container:
 
 @contextlib.asynccontextmanager
 async def _background(work: Awaitable[None]) -> AsyncIterator[None]:
-    """Run `work` while the block runs; its own failure is an error of the lab."""
+    """Run `work` while the block runs; an exception in it is an error of the lab."""
     task = asyncio.ensure_future(work)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Startup, readiness and liveness of one container life: httpGet and tcpSocket."""
+"""Startup, readiness and liveness probes of one run of a container: httpGet and tcpSocket."""
 
 import asyncio
 import contextlib
@@ -13,16 +13,16 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
-    """What a probe's result does."""
+    """Callbacks for the results of probes."""
 
     started: Callable[[], None]
     ready: Callable[[bool], None]
     unhealthy: Callable[[str], None]
-    """Liveness or startup failed for good; the text says which probe."""
+    """Liveness or startup failed as often as its threshold; the text names the probe."""
 
 
 async def probe_container(container: Object, host: str, effects: Effects) -> None:
-    """Runs until cancelled, at the container's end."""
+    """Run until cancelled at the container's end."""
     startup = container.get("startupProbe")
     if startup and not await _until(startup, container, host, good=True):
         effects.unhealthy("startup probe failed")
@@ -57,7 +57,7 @@ async def _liveness(container: Object, host: str, effects: Effects) -> None:
 async def _until(
     probe: Object, container: Object, host: str, *, good: bool, forever: bool = False
 ) -> bool:
-    """Probe until it is good (or bad) as often in a row as its threshold says.
+    """Probe until it succeeds (or fails) as often in a row as its threshold requires.
 
     Returns False when, not `forever`, the opposite came first.
     """

@@ -1,16 +1,16 @@
-"""Mount paths in a pod's strings become paths of this machine.
+"""Replaces mount paths in a pod's strings by paths of this machine.
 
-A container here has no file system of its own, so `/everstep/memory` in its command, arguments,
-environment and working directory is replaced by the folder that stands for it. A path inside a
-program's source or in a file is not seen.
+A container here has no file system of its own, so a mount path such as `/everstep/memory` in its command,
+arguments, environment and working directory is replaced by the volume's folder. Paths inside a
+program's source or in a file are not replaced.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# A path starts after nothing, a space, a quote, `=`, `:` … or as the path of file:///path, and
-# ends where its last name ends.
+# A path starts at the beginning, after a space, a quote, `=`, `:` … or after file://, and
+# ends with its last component.
 _START = r"(?:(?<![\w.\-/])|(?<=file://))"
 _END = r"(?![\w.\-])"
 
@@ -22,7 +22,7 @@ class Paths:
     mapping: Mapping[str, str]
 
     def rewrite(self, text: str) -> str:
-        """Longer mount paths first, each place at most once."""
+        """Replace longer mount paths first, and no part of the text twice."""
         known = {path.rstrip("/") or "/": host for path, host in self.mapping.items()}
         known.pop("/", None)
         if not known:

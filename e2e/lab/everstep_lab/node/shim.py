@@ -1,9 +1,9 @@
 """The container's parent, run as a program: `python shim.py SPEC FD`, JSON lines of events on FD.
 
-It stands for containerd's shim and the pod's process namespace: a sub-reaper, so that whatever the
-container starts stays below it; the main process dies with it; when the main process has ended
-everything else is killed; when the lab dies it kills all and ends. It writes the container's log in
-the CRI format. It imports nothing of ours: it must start in milliseconds.
+It replaces containerd's shim and the container's PID namespace. It is a child subreaper, so that all processes
+of the container stay its descendants; the main process dies with it; when the main process has ended it
+kills the rest; when the lab dies it kills all and exits. It writes the container's log in
+the CRI format. It imports nothing of this package, because it must start in milliseconds.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def tell(**event: object) -> None:
-    with contextlib.suppress(OSError):  # the lab is gone; its death signal is on its way
+    with contextlib.suppress(OSError):  # the lab has ended; our death signal follows
         os.write(int(sys.argv[2]), json.dumps(event).encode() + b"\n")
 
 
@@ -104,7 +104,7 @@ def explain(command: str, problem: BaseException) -> str:
 
 
 class Loop:
-    """Copies output to the log until the main process has ended and nobody is left."""
+    """Copies output to the log until the main process and all its descendants have ended."""
 
     def __init__(self, pid: int, pipes: Pipes, wake: int, log: int) -> None:
         self.pid, self.log, self.wake = pid, log, wake
@@ -141,7 +141,7 @@ class Loop:
         self.reap()
 
     def copy(self, fd: int, name: str) -> bool:
-        """False at the end of the stream, or when nothing is there after the main process ended."""
+        """False at the end of the stream, or if it is empty after the main process ended."""
         try:
             chunk = os.read(fd, 65536)
         except BlockingIOError:
@@ -157,7 +157,7 @@ class Loop:
         return True
 
     def write(self, name: str, line: bytes, tag: bytes) -> None:
-        nanos = time.time_ns()  # the log's times are the wall clock's, as in every CRI log
+        nanos = time.time_ns()  # CRI logs have wall-clock times
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(nanos // 10**9))
         head = f"{seconds}.{nanos % 10**9:09d}Z {name} ".encode()
         os.write(self.log, head + tag + b" " + line + b"\n")
@@ -174,7 +174,7 @@ class Loop:
                 self.status = status
 
     def kill_rest(self) -> None:
-        """SIGKILL all below us, until nobody is left (orphans become our children)."""
+        """SIGKILL all descendants until none is left (orphans become our children)."""
         end = time.monotonic() + 10
         while time.monotonic() < end:
             alive = below(os.getpid())

@@ -1,4 +1,4 @@
-"""A pod's status from what its containers do: pure, the kubelet's rules."""
+"""A pod's status from the state of its containers, by the kubelet's rules. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ State = Waiting | Running | Terminated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """What is known of one container of the pod's spec."""
+    """The state of one container of the pod's spec."""
 
     name: str
     image: str
@@ -51,7 +51,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The node refused or gave up the whole pod."""
+    """The node rejected or failed the whole pod."""
 
     reason: str
     message: str
@@ -67,7 +67,7 @@ class PodState:
 
 
 def choose_phase(policy: str, containers: Sequence[Container], *, deleted: bool = False) -> str:
-    """Pending, Running, Succeeded or Failed. A pod being deleted is not restarted by any policy."""
+    """Pending, Running, Succeeded or Failed. A pod that is being deleted is never restarted."""
     ended = [c.state for c in containers if isinstance(c.state, Terminated)]
     if len(ended) == len(containers):
         codes = [state.exit_code for state in ended]
@@ -102,7 +102,7 @@ def build_status(pod: Object, state: PodState, now: datetime) -> Object:
 
 
 def _conditions(pod: Object, state: PodState, now: datetime) -> list[Object]:
-    """Of a pod that is over, Ready says PodCompleted as the kubelet does."""
+    """For a pod that has ended, Ready has the reason PodCompleted, as in the kubelet."""
     over = state.failed or all(isinstance(c.state, Terminated) for c in state.containers)
     unready = [c.name for c in state.containers if not c.ready]
     why = "PodCompleted" if over else "ContainersNotReady"

@@ -1,4 +1,4 @@
-"""A pod's volumes as folders: which kinds there are, and what goes into them."""
+"""A pod's volumes as folders: the supported kinds and their content."""
 
 import base64
 import os
@@ -17,7 +17,7 @@ KINDS = ("emptyDir", "configMap", "secret", "downwardAPI")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Where this pod's things lie on this machine."""
+    """The folders of this pod on this machine."""
 
     disk: Path
     memory: Path
@@ -28,7 +28,7 @@ class Folders:
 
 
 def check_pod(spec: Object) -> None:
-    """Raises `NotSimulatedError` with a sentence for the person who wrote the pod."""
+    """Raises `NotSimulatedError` with a message for the pod's author."""
     for volume in spec.get("volumes") or []:
         if not is_token(volume):
             _check_volume(volume)
@@ -36,7 +36,9 @@ def check_pod(spec: Object) -> None:
         if spec.get(field):
             raise NotSimulatedError(f"the lab does not simulate {what}; remove it from the pod")
     if spec.get("initContainers"):
-        raise NotSimulatedError("the lab does not simulate initContainers; do it in the command")
+        raise NotSimulatedError(
+            "the lab does not simulate initContainers; move their work into the command"
+        )
     for container in spec["containers"]:
         _check_container(container)
 
@@ -64,7 +66,7 @@ def _check_container(container: Object) -> None:
 
 
 def is_token(volume: Object) -> bool:
-    """The token that the API server adds to a pod; nothing here can use it, it stays empty."""
+    """Whether it is the token volume that the API server adds to a pod; it stays empty here."""
     return volume["name"].startswith("kube-api-access-") and "projected" in volume
 
 
@@ -102,7 +104,7 @@ def decode_content(kind: str, document: Object) -> dict[str, bytes]:
 
 
 def apply_volumes(pod: Object, sources: Sources, place: Place, folders: Folders) -> None:
-    """Make the folders; content that changes later in the API is not followed."""
+    """Create the folders; later changes of ConfigMaps and Secrets are not followed."""
     for volume in pod["spec"].get("volumes") or []:
         path = folders.volume(volume)
         path.mkdir(parents=True, exist_ok=True)
@@ -113,7 +115,7 @@ def apply_volumes(pod: Object, sources: Sources, place: Place, folders: Folders)
 
 
 def build_files(volume: Object, pod: Object, sources: Sources, place: Place) -> dict[str, bytes]:
-    """Relative path → content. Raises `ConfigError` for what is missing and not optional."""
+    """Relative path → content. Raises `ConfigError` for a missing required object or key."""
     if "configMap" in volume:
         source = volume["configMap"]
         return _keyed(source, "configmap", source["name"], sources.config_maps)

@@ -22,14 +22,14 @@ log = logging.getLogger("labnode.attribution")
 
 
 class PodResources:
-    """`holders` as of the last answer of the kubelet, asked once a second, as dcgm-exporter does."""
+    """`holders` is from the kubelet's last answer; it is polled once a second, as dcgm-exporter does."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self.holders: Mapping[str, Holder] = {}
 
     async def run(self) -> None:
-        """Ask until cancelled; while the kubelet is away the last answer holds."""
+        """Poll until cancelled; while the kubelet does not answer, the last answer is kept."""
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await self._follow()
@@ -56,7 +56,7 @@ def build_holders(held: Iterable[wire.Held]) -> dict[str, Holder]:
 
 
 def find_holder(uuid: str, processes: Sequence[Candidate]) -> Candidate | None:
-    """The process that uses this GPU: a container's processes inherit the list of its devices."""
+    """The process that uses this GPU, found by the list of devices in its environment."""
     inside = [one for one in processes if uuid in one.env.get(VISIBLE, "").split(",")]
     if not inside:
         return None
@@ -67,7 +67,7 @@ def find_holder(uuid: str, processes: Sequence[Candidate]) -> Candidate | None:
 
 
 def _choose_main(inside: Sequence[Candidate]) -> Candidate:
-    """The oldest whose parent is outside: the container's first process, not a probe's."""
+    """The oldest process whose parent is outside the container: its main process, not a probe's."""
     pids = {one.pid for one in inside}
     outermost = [one for one in inside if one.parent not in pids]
     return max(outermost or inside, key=lambda one: one.age)

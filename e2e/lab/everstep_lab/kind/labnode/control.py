@@ -1,6 +1,6 @@
-"""Where the lab gives its orders: HTTP on a unix socket of the node.
+"""The lab's requests to a node: HTTP on a unix socket of the node.
 
-Only who may run a command in the node's container (`docker exec`) reaches it: no password, no port.
+Only users who may run a command in the node's container (`docker exec`) reach it: no password, no port.
 """
 
 import contextlib

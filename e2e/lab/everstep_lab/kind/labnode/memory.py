@@ -1,4 +1,4 @@
-"""What a node's faults leave on its disk, so that a new container of the lab-node goes on with them."""
+"""The node's faults, kept on its disk so that a restarted lab-node container continues with them."""
 
 import json
 import os
@@ -11,27 +11,27 @@ from everstep_lab.exporter.gpu import Gpu, HealthIncident, XidEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """One fault: its course follows from `code` and `seed`."""
+    """One injected fault: its effects follow from `code` and `seed`."""
 
     gpu: int
     code: int
     seed: int
     at: float
-    """Monotonic, which all containers of a machine share until it boots anew."""
+    """On the monotonic clock, which all containers of a machine share until it reboots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     boot: str
-    """Of the machine: after a boot the monotonic clock tells nothing, and no fault is in force."""
+    """Boot id of the machine: after a reboot, monotonic times are void and no fault is in force."""
     base: tuple[Gpu, ...] = ()
-    """The GPUs as the last loading of the driver left them; empty for new ones."""
+    """The GPUs as of the last reload of the driver; empty for new ones."""
     faults: tuple[Begun, ...] = ()
     exporter: str = "ok"
 
 
 def load_state(path: Path, boot: str) -> State:
-    """A file that is missing, half written or of another boot is an empty state."""
+    """Empty if the file is missing, incomplete or from another boot."""
     try:
         document = json.loads(path.read_text())
         state = _read(document)

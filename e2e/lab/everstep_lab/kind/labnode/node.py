@@ -1,4 +1,4 @@
-"""One node of the kind lab: its simulated GPUs, between the kubelet, the exporter and the faults."""
+"""One node of the kind lab: its simulated GPUs, and what connects them to kubelet, exporter and faults."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from everstep_lab.kind.labnode.memory import Begun, State, load_state, put_state
 from everstep_lab.kind.labnode.plugin import DevicePlugin
 from everstep_lab.node.faults import Gpus
 from everstep_lab.node.holders import Candidate
-from everstep_lab.node.words import EXPORTER_SAID, EXPORTER_WORDS, check_request
+from everstep_lab.node.requests import EXPORTER_EFFECTS, EXPORTER_MODES, check_request
 from everstep_lab.scenario import build_course
 from everstep_lab.seam import BadRequestError, FaultRequest
 
@@ -33,7 +33,7 @@ class Settings:
     kubelet: Path
     """/var/lib/kubelet of the node."""
     python_tree: str
-    """Folder of the node that every container with a GPU sees at the same place; empty for none."""
+    """Folder of the node that is mounted at the same path in every container with a GPU; empty for none."""
     boot: str
     """The machine's boot id."""
 
@@ -67,7 +67,7 @@ class LabNode:
         self._told: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until cancelled; the end of any part is the end of all."""
+        """Run until cancelled; if any part ends, all end."""
         self._take_up()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -78,7 +78,7 @@ class LabNode:
             await self._gpus.stop()
 
     def _take_up(self) -> None:
-        """Go on with the faults that a container before us had begun."""
+        """Continue with the faults of the previous container."""
         for gpu in self._state.base[: len(self._gpus.all)]:
             self._gpus.all[gpu.index] = gpu
         for fault in self._state.faults:
@@ -90,7 +90,7 @@ class LabNode:
         self._gpus.play(fault.gpu, fault.code, course, fault.at)
         return self._gpus.titles[-1]
 
-    # --- the stage on which `faults` plays ------------------------------------------------------
+    # --- what `faults` acts on (faults.Stage) ---------------------------------------------------
 
     def gpus_changed(self) -> None:
         task = asyncio.create_task(self._plugin.changed())
@@ -106,16 +106,16 @@ class LabNode:
     # --- faults ---------------------------------------------------------------------------------
 
     async def fault(self, request: FaultRequest) -> str:
-        """Raises BadRequestError: what was asked, and what is possible."""
+        """Raises BadRequestError, which names the value and what is possible."""
         check_request(self._settings.node, self._settings.gpus, request)
         said = []
         if request.xid is not None:
             said.append(self._begin(request.gpu or 0, request.xid))
         if request.exporter is not None:
-            mode = EXPORTER_WORDS[request.exporter]
+            mode = EXPORTER_MODES[request.exporter]
             self._keep(replace(self._state, exporter=mode))
             await self.set_exporter(mode)
-            said.append(EXPORTER_SAID[mode])
+            said.append(EXPORTER_EFFECTS[mode])
         return f"{self._settings.node}: " + "; ".join(said)
 
     def _begin(self, gpu: int, code: int) -> str:
@@ -128,13 +128,13 @@ class LabNode:
         return title
 
     async def heal(self) -> str:
-        """GPUs are healed by loading the driver anew, which ends every process that uses one."""
+        """Heal the GPUs by reloading the driver, which ends every process that uses one."""
         said = []
         if self._gpus.titles:
             ended = self._end_holders()
             await self._gpus.reload()
             self._exporter.restart()
-            said.append("driver loaded anew" + (f", {ended} processes ended" if ended else ""))
+            said.append("driver reloaded" + (f", {ended} processes ended" if ended else ""))
         if self._exporter.mode != "ok" or said:
             await self.set_exporter("ok")
             said.append("exporter answers")
@@ -157,7 +157,7 @@ class LabNode:
         self._state = state
         put_state(self._file, state)
 
-    # --- what is told ---------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""The device plugin: tells the kubelet which GPUs there are, and gives them to containers.
+"""The device plugin: reports the GPUs to the kubelet, and allocates them to containers.
 
 https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/
 """
@@ -24,9 +24,9 @@ log = logging.getLogger("labnode.plugin")
 
 
 class DevicePlugin:
-    """`gpus` is asked for the devices; `changed` makes the kubelet hear of them again.
+    """`gpus` returns the devices; `changed` sends them to the kubelet again.
 
-    `mounts` go into every container that is given a GPU, as the driver's libraries do on a real node.
+    `mounts` go into every container with a GPU, as the driver's libraries do on a real node.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class DevicePlugin:
             self._news.notify_all()
 
     async def run(self) -> None:
-        """Serve and register until cancelled; register again whenever the kubelet started anew.
+        """Serve and register until cancelled; register again after each restart of the kubelet.
 
-        A kubelet that starts removes every plugin's socket, so that is what tells.
+        A starting kubelet removes every plugin's socket; that shows the restart.
         """
         while True:
             server = await self._serve()
@@ -88,13 +88,13 @@ class DevicePlugin:
                 self.registered.set()
                 log.info("registered %s for %d GPUs", RESOURCE, len(self._gpus()))
             except grpc.aio.AioRpcError as error:
-                log.info("the kubelet does not take the registration yet: %s", error.details())
+                log.info("registration with the kubelet failed, trying again: %s", error.details())
                 await asyncio.sleep(_LOOK)
 
     async def _until_forgotten(self) -> None:
         while (self._folder / ENDPOINT).exists():  # noqa: ASYNC110 the kubelet sets no event of ours
             await asyncio.sleep(_LOOK)
-        log.info("the kubelet started anew")
+        log.info("the kubelet restarted")
 
     async def _list_and_watch(self, request: bytes, context: object) -> AsyncIterator[bytes]:
         said: bytes | None = None
@@ -115,7 +115,7 @@ class DevicePlugin:
 
 
 def build_env(devices: Sequence[str]) -> Mapping[str, str]:
-    """What NVIDIA's plugin sets for its container runtime, and what names the holder to us."""
+    """The variable that NVIDIA's plugin sets; it also identifies the processes that hold a GPU."""
     return {"NVIDIA_VISIBLE_DEVICES": ",".join(devices)}
 
 

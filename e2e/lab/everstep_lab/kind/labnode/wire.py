@@ -1,6 +1,6 @@
-"""The few messages of the kubelet's device plugin (v1beta1) and pod-resources (v1) APIs, by hand.
+"""Encoder for the few messages of the kubelet's device plugin (v1beta1) and pod-resources (v1) APIs.
 
-Numbers of the fields are those of `k8s.io/kubelet/pkg/apis/{deviceplugin/v1beta1,podresources/v1}`
+The field numbers are those of `k8s.io/kubelet/pkg/apis/{deviceplugin/v1beta1,podresources/v1}`
 (v0.36). Only strings, booleans, repeated messages and maps of strings occur, so an encoder fits on a
 page and no code generator is needed. https://protobuf.dev/programming-guides/encoding/
 """
@@ -19,7 +19,7 @@ _VARINT, _BYTES = 0, 2
 
 
 class WireError(ValueError):
-    """Bytes that are no message of these APIs."""
+    """Bytes that are not a valid message of these APIs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """One container and the devices of one resource that it was given."""
+    """One container and its devices of one resource."""
 
     namespace: str
     pod: str
@@ -45,7 +45,7 @@ def build_register(endpoint: str, resource: str) -> bytes:
 
 
 def build_devices(devices: Iterable[tuple[str, bool]]) -> bytes:
-    """A ListAndWatchResponse: (id, whether it is healthy) each."""
+    """A ListAndWatchResponse, from pairs (id, is healthy)."""
     return b"".join(
         _message(1, _text(1, name) + _text(2, HEALTHY if healthy else UNHEALTHY))
         for name, healthy in devices
@@ -58,7 +58,7 @@ def build_allocation(containers: Iterable[tuple[Mapping[str, str], Sequence[Moun
 
 
 def read_allocate_request(data: bytes) -> list[list[str]]:
-    """The device ids wanted, container by container. Raises WireError."""
+    """The requested device ids, per container. Raises WireError."""
     return [_texts(container, 1) for container in _messages(data, 1)]
 
 
@@ -119,7 +119,7 @@ def _messages(data: bytes, number: int) -> list[bytes]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Length-delimited fields; numbers are passed over, as are fields that a newer kubelet adds."""
+    """Length-delimited fields; numbers and unknown fields of a newer kubelet are skipped."""
     at = 0
     while at < len(data):
         tag, at = _read_varint(data, at)
@@ -133,7 +133,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
             case 2:  # length and content
                 size, at = _read_varint(data, at)
                 if at + size > len(data):
-                    raise WireError(f"field {tag >> 3} says {size} bytes, {len(data) - at} follow")
+                    raise WireError(
+                        f"field {tag >> 3} announces {size} bytes, {len(data) - at} follow"
+                    )
                 yield tag >> 3, data[at : at + size]
                 at += size
             case kind:

@@ -1,0 +1,120 @@
+"""What a fault cost, from the lines of all ranks. Pure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One rank applied one step."""
+
+    t: float
+    began: float
+    """When its process began."""
+    pid: int
+    step: int
+    rank: int
+    world: int
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Of one fault. None: not within the limit of the run."""
+
+    seconds_to_next_step: float | None
+    """From the fault until all members of the group have applied a step that nobody had applied before it."""
+    seconds_to_full_size: float | None
+    """The same with as many members as before."""
+    steps_lost: int
+    """Steps that every member had applied before the fault, and that were taken again."""
+    samples_lost: int
+    """Samples that the order had passed, and that are in no step of the final history."""
+    samples_repeated: int
+
+
+def parse_lines(records: Iterable[dict[str, Any]]) -> list[Line]:
+    """By time. The records of a process are in its own order, its begin first."""
+    began: dict[int, float] = {}
+    found: list[Line] = []
+    for r in records:
+        if r["event"] == "begin":
+            began[r["pid"]] = r["t"]
+            continue
+        samples = tuple(r["samples"])
+        found.append(
+            Line(
+                t=r["t"], began=began[r["pid"]], pid=r["pid"],
+                step=r["step"], rank=r["rank"], world=r["world"], samples=samples,
+            )
+        )  # fmt: skip
+    return sorted(found, key=lambda line: line.t)
+
+
+def judge(lines: Sequence[Line], fault: float, size: int) -> Cost:
+    """`fault`: its time; `size`: of the group at its start."""
+    before = [line for line in lines if line.t <= fault]
+    after = [line for line in lines if line.t > fault]
+    newest = max((line.step for line in before), default=0)
+    lost, repeated = count_samples(list_history(lines), size)
+    return Cost(
+        seconds_to_next_step=_since(fault, _find_complete(after, newest, 1)),
+        seconds_to_full_size=_since(fault, _find_complete(after, newest, size)),
+        steps_lost=_count_redone(before, after),
+        samples_lost=lost,
+        samples_repeated=repeated,
+    )
+
+
+def list_history(lines: Sequence[Line]) -> list[Line]:
+    """Without what was rolled back: once a process that began later takes a step, all lines of that step and later
+    ones that were written before it began count no more.
+    """
+    first = {line.pid: line for line in reversed(lines)}
+    return [
+        line
+        for line in lines
+        if not any(later.began > line.t and later.step <= line.step for later in first.values())
+    ]
+
+
+def count_samples(history: Sequence[Line], size: int) -> tuple[int, int]:
+    """(lost, repeated). Each of `size` shards takes every size-th sample of the order, so a shard has lost what lies
+    below the furthest that it used.
+    """
+    used = Counter(sample for line in history for sample in line.samples)
+    furthest: dict[int, int] = defaultdict(lambda: -1)
+    taken: Counter[int] = Counter()
+    for sample in used:
+        shard, place = sample % size, sample // size
+        furthest[shard] = max(furthest[shard], place)
+        taken[shard] += 1
+    lost = sum(place + 1 - taken[shard] for shard, place in furthest.items())
+    return lost, sum(used.values()) - len(used)
+
+
+def _find_complete(after: Sequence[Line], newest: int, least: int) -> float | None:
+    """When the first step beyond `newest` was applied by a whole group of at least `least` members."""
+    ranks: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for line in after:
+        if line.step <= newest or line.world < least:
+            continue
+        members = ranks[line.step, line.world]
+        members.add(line.rank)
+        if len(members) == line.world:
+            return line.t
+    return None
+
+
+def _count_redone(before: Sequence[Line], after: Sequence[Line]) -> int:
+    ranks: dict[int, set[int]] = defaultdict(set)
+    for line in before:
+        ranks[line.step].add(line.rank)
+    whole = {line.step for line in before if len(ranks[line.step]) == line.world}
+    return len(whole & {line.step for line in after})
+
+
+def _since(fault: float, then: float | None) -> float | None:
+    return None if then is None else then - fault

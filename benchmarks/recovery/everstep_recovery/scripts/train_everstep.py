@@ -1,0 +1,30 @@
+"""Under Everstep."""
+
+import torch
+
+import everstep
+from everstep_recovery import workload
+
+
+def main(job: everstep.Job) -> None:
+    torch.set_num_threads(1)
+    model = workload.build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE)
+    job.track(model=model, optimizer=optimizer)
+    data = job.batches(
+        workload.Numbers(),
+        global_batch=workload.MICRO_BATCH * workload.MICRO_BATCHES * job.world_size,
+        micro_batch=workload.MICRO_BATCH,
+        shuffle=False,
+    )
+    log = workload.StepLog()
+    for step in job.steps(until=workload.steps()):
+        used: list[int] = []
+        for indices, rows in step.batches(data):
+            step.backward(workload.compute_loss(model, rows))
+            used += indices.tolist()
+        optimizer.step()
+        log.step(step.number, job.rank, job.world_size, used)
+
+
+everstep.run(main, seed=0)

@@ -1,0 +1,80 @@
+"""The systems side by side: how each is started, and what it is told."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent / "scripts"
+Command = Callable[[Path, int], list[str]]
+"""(folder of the run, ranks) → arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    name: str
+    settings: str
+    command: Command
+    environ: Mapping[str, str] = field(default_factory=dict)
+    needs: str = ""
+    """The virtual environment that it runs in; empty: Everstep's."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} {self.settings}".strip()
+
+
+def _everstep(*options: str) -> Command:
+    def command(folder: Path, ranks: int) -> list[str]:
+        return [
+            sys.executable, "-m", "everstep_agent.cli", "run", "--workers", str(ranks),
+            "--store", str(folder / "store"), *options, str(SCRIPTS / "train_everstep.py"),
+        ]  # fmt: skip
+
+    return command
+
+
+def _torchrun(folder: Path, ranks: int) -> list[str]:
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
+        "--max-restarts", "20", "--monitor-interval", "0.1", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", "127.0.0.1:0", str(SCRIPTS / "train_torchrun.py"),
+    ]  # fmt: skip
+
+
+def _torchft(expiry_ms: int, heartbeat_ms: int) -> Command:
+    def command(folder: Path, ranks: int) -> list[str]:
+        script = str(SCRIPTS / "supervise_torchft.py")
+        return [str(environment("torchft")), script, str(ranks), str(expiry_ms), str(heartbeat_ms)]
+
+    return command
+
+
+def environment(name: str) -> Path:
+    """The interpreter of a peer's own virtual environment (`environments.py` makes it)."""
+    return Path("build/bench/env", name, "bin", "python").absolute()
+
+
+SYSTEMS = (
+    System(name="everstep", settings="in place", command=_everstep("--in-place")),
+    System(name="everstep", settings="restart", command=_everstep()),
+    System(
+        name="torchrun",
+        settings="own store",
+        command=_torchrun,
+        # With its shared store, as shipped in torch 2.15, a restarted group hangs.
+        environ={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    ),
+    System(name="torchrun", settings="as shipped", command=_torchrun),
+    System(name="torchft", settings="as it comes", command=_torchft(5000, 100), needs="torchft"),
+    System(name="torchft", settings="tight", command=_torchft(150, 50), needs="torchft"),
+)
+
+
+def build_environ(system: System, out: Mapping[str, str]) -> dict[str, str]:
+    """Bytecode is compiled and kept: else each restart would compile torch anew."""
+    path = os.pathsep.join([str(SCRIPTS.parent.parent), os.environ.get("PYTHONPATH", "")])
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **system.environ, **out}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environ

@@ -1,0 +1,66 @@
+"""What all systems train, and the log that each rank writes. No system's library is used here."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+WIDTH, LAYERS = 512, 12
+MICRO_BATCH = 32
+MICRO_BATCHES = 2
+"""Of a rank in a step, at full size."""
+SAMPLES = 1_000_000
+"""More than a run takes, so that each sample should be used once at most."""
+LEARNING_RATE = 0.01
+SAVE_EVERY = 10
+"""Steps between checkpoints, for the systems that go back to one."""
+OUT = "EVERSTEP_RECOVERY_OUT"
+"""Environment variable: the folder for the logs, one file a process."""
+STEPS = "EVERSTEP_RECOVERY_STEPS"
+
+
+class Numbers(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
+    """(index, [WIDTH] numbers that depend on the index alone)."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        return index, torch.randn(WIDTH, generator=generator)
+
+
+def build_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+    return torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.Tanh())))
+
+
+def compute_loss(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(rows).square().mean()
+    return loss
+
+
+def steps() -> int:
+    return int(os.environ[STEPS])
+
+
+class StepLog:
+    """One line a step, written at once, with CLOCK_MONOTONIC, which all processes of a machine share."""
+
+    def __init__(self) -> None:
+        path = Path(os.environ[OUT], f"{os.getpid()}.jsonl")
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._write({"event": "begin"})
+
+    def step(self, number: int, rank: int, world: int, samples: Sequence[int]) -> None:
+        """A step was applied on this rank, with these samples of its own in the gradient."""
+        values = {"step": number, "rank": rank, "world": world, "samples": list(samples)}
+        self._write({"event": "step", **values})
+
+    def _write(self, values: dict[str, object]) -> None:
+        line = json.dumps({"t": time.monotonic(), "pid": os.getpid(), **values})
+        os.write(self._file, f"{line}\n".encode())

@@ -1,0 +1,8 @@
+"""`make bench-recovery`: what a lost rank costs, beside other systems; see README.md."""
+
+import sys
+
+from everstep_recovery.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

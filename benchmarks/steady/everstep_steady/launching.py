@@ -1,0 +1,112 @@
+"""One run of one system; what its ranks measured."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from everstep_steady import workload
+
+HERE = Path(__file__).parent
+LIMIT_SECONDS = 300.0
+
+
+class RunFailed(Exception):
+    """A run did not measure every rank; the message has the end of its output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One run. Seconds a step; MiB."""
+
+    wall_s: float
+    """Median over the steps of the slowest rank."""
+    cpu_s: float
+    """All ranks, and their agents."""
+    agents_cpu_s: float
+    peak_mib: float
+    """The largest rank's."""
+
+
+def run(system: str, world: int, steps: int) -> Measured:
+    """`system`: everstep or ddp. Raises `RunFailed`."""
+    folder = Path(tempfile.mkdtemp(prefix="everstep-steady-"))
+    try:
+        environ = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+            workload.OUT: str(folder),
+            workload.STEPS: str(steps),
+        }
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        (_run_everstep if system == "everstep" else _run_ddp)(folder, world, environ)
+        return read(folder, world)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def read(folder: Path, world: int) -> Measured:
+    """Raises `RunFailed` if a rank is missing."""
+    files = [folder / f"{rank}.json" for rank in range(world)]
+    if missing := [file.stem for file in files if not file.exists()]:
+        raise RunFailed(f"ranks {', '.join(missing)} wrote no figures")
+    ranks = [json.loads(file.read_text()) for file in files]
+    agents = sum(r["parent_cpu_s"] for r in ranks)
+    return Measured(
+        wall_s=max(median(r["step_s"]) for r in ranks),
+        cpu_s=sum(r["cpu_s"] for r in ranks) + agents,
+        agents_cpu_s=agents,
+        peak_mib=max(r["peak_mib"] for r in ranks),
+    )
+
+
+def _run_everstep(folder: Path, world: int, environ: Mapping[str, str]) -> None:
+    script = str(HERE / "train_everstep.py")
+    command = [sys.executable, "-m", "everstep_agent.cli", "run", "--workers", str(world)]
+    _run_all([[*command, "--store", str(folder / "store"), script]], [environ], folder)
+
+
+def _run_ddp(folder: Path, world: int, environ: Mapping[str, str]) -> None:
+    port = _free_port()
+    shared = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
+    command = [sys.executable, str(HERE / "train_ddp.py")]
+    _run_all([command] * world, [{**shared, "RANK": str(r)} for r in range(world)], folder)
+
+
+def _run_all(
+    commands: list[list[str]],
+    environs: list[Mapping[str, str]] | list[dict[str, str]],
+    folder: Path,
+) -> None:
+    """Side by side; on failure all are killed by their pid."""
+    output = folder / "output.txt"
+    with output.open("wb") as sink:
+        processes = [
+            subprocess.Popen(c, env=dict(e), cwd=folder, stdout=sink, stderr=sink)
+            for c, e in zip(commands, environs, strict=True)
+        ]
+        try:
+            ends = [process.wait(LIMIT_SECONDS) for process in processes]
+        except subprocess.TimeoutExpired:
+            ends = [-1]
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+    if any(ends):
+        raise RunFailed(f"exit codes {ends}: {output.read_text(errors='replace')[-2000:]}")
+
+
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])

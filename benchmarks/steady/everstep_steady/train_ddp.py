@@ -1,0 +1,39 @@
+"""The same loop under stock DistributedDataParallel. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from everstep_steady import workload
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(workload.build_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE)
+    data = workload.Numbers()
+    sampler: DistributedSampler[torch.Tensor] = DistributedSampler(data)
+    loader = DataLoader(
+        data, batch_size=workload.BATCH, sampler=sampler, collate_fn=torch.stack, drop_last=True
+    )
+    clock = workload.Clock(parent=False)
+    done, epoch = 0, 0
+    while done < workload.steps():
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            optimizer.zero_grad()
+            workload.compute_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            clock.tick()
+            done += 1
+            if done == workload.steps():
+                break
+        epoch += 1
+    clock.write(dist.get_rank())
+    dist.destroy_process_group()
+
+
+main()

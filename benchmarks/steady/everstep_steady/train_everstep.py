@@ -1,0 +1,29 @@
+"""The loop under Everstep."""
+
+import torch
+
+import everstep
+from everstep_steady import workload
+
+
+def main(job: everstep.Job) -> None:
+    torch.set_num_threads(1)
+    model = workload.build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE)
+    job.track(model=model, optimizer=optimizer)
+    data = job.batches(
+        workload.Numbers(),
+        global_batch=workload.BATCH * job.world_size,
+        micro_batch=workload.BATCH,
+        collate=torch.stack,
+    )
+    clock = workload.Clock(parent=True)
+    for step in job.steps(until=workload.steps()):
+        for batch in step.batches(data):
+            step.backward(workload.compute_loss(model, batch))
+        optimizer.step()
+        clock.tick()
+    clock.write(job.rank)
+
+
+everstep.run(main, seed=0)

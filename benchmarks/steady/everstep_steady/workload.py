@@ -1,0 +1,96 @@
+"""What both sides train: model, data, and the clock of the script. Neither side's library is used here."""
+
+import json
+import os
+import resource
+import time
+from pathlib import Path
+
+import torch
+
+WIDTH, LAYERS = 512, 16
+BATCH = 32
+"""Samples of a rank in a step: one micro-batch."""
+SAMPLES = 4096
+WARM_UP = 20
+"""Steps that are not measured: first allocations, connections, bucket plans."""
+LEARNING_RATE = 0.01
+OUT = "EVERSTEP_STEADY_OUT"
+"""Environment variable: the folder for one JSON file a rank."""
+STEPS = "EVERSTEP_STEADY_STEPS"
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    """[SAMPLES, WIDTH] fixed random numbers; a batch is one row selection on both sides."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self._rows = torch.randn(SAMPLES, WIDTH, generator=generator)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._rows[index]
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return list(self._rows[torch.tensor(indices)])
+
+
+def build_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+    return torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.Tanh())))
+
+
+def compute_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(batch).square().mean()
+    return loss
+
+
+def steps() -> int:
+    """How many, the warm-up among them."""
+    return int(os.environ[STEPS])
+
+
+class Clock:
+    """Called at the end of each step. Seconds of wall, of this process's CPU, and of its parent's.
+
+    Args:
+        parent: whether the parent process works for the training (an agent does).
+    """
+
+    def __init__(self, *, parent: bool) -> None:
+        self._parent = parent
+        self._walls: list[float] = []
+        self._cpu = (0.0, 0.0)
+        self._count = 0
+
+    def tick(self) -> None:
+        self._count += 1
+        if self._count == WARM_UP:
+            self._cpu = self._read_cpu()
+        if self._count >= WARM_UP:
+            self._walls.append(time.perf_counter())
+
+    def write(self, rank: int) -> None:
+        """Seconds of every measured step, CPU seconds a step, peak memory in MiB."""
+        own, parent = (now - then for now, then in zip(self._read_cpu(), self._cpu, strict=True))
+        count = len(self._walls) - 1
+        found = {
+            "rank": rank,
+            "step_s": [b - a for a, b in zip(self._walls, self._walls[1:], strict=False)],
+            "cpu_s": own / count,
+            "parent_cpu_s": parent / count,
+            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+        Path(os.environ[OUT], f"{rank}.json").write_text(json.dumps(found))
+
+    def _read_cpu(self) -> tuple[float, float]:
+        return time.process_time(), _cpu_of(os.getppid()) if self._parent else 0.0
+
+
+def _cpu_of(pid: int) -> float:
+    """User and system seconds of a living process, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,8 @@
+"""`make bench-steady`: what an undisturbed step costs beside stock DDP; see README.md."""
+
+import sys
+
+from everstep_steady.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""A coordinator's term without a job: values in, its state and levels out."""
+
+import io
+from dataclasses import replace
+
+from everstep_agent import logline
+from everstep_agent.context import Context
+from everstep_agent.coordinator.term import Term
+from everstep_agent.identity import Identity
+from everstep_agent.peers.group_store import GroupStore
+from everstep_agent.storage import open_store
+from everstep_contract import env, levels
+
+SETTINGS = env.AgentEnv(
+    job="ns/job", job_uid="uid", slot=0, attempt=0, token="t", pod_ip="127.0.0.1", uri="memory://",
+    run="ns/job", memory="", termination_log="",
+)  # fmt: skip
+
+
+def a_term(wanted: levels.Wanted, **settings: object) -> Term:
+    context = Context(
+        settings=replace(SETTINGS, **settings),  # type: ignore[arg-type]
+        me=Identity(slot=0, attempt=0, incarnation=1, address="host-0:7070"),
+        store=open_store("memory://", "", {}),
+        line=logline.Log(io.StringIO()),
+    )
+    return Term(context, None, wanted, GroupStore())

@@ -1,0 +1,34 @@
+"""What a coordinator and its agents do with a broken checkpoint, in one call: the newest whole one is taken."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep_agent.checkpoint.manifests import Broken
+from everstep_agent.checkpoint.restore import Fetched, fetch_checkpoint
+from everstep_agent.runlog.run_log import RunLog
+from everstep_agent.storage import ObjectStore
+from everstep_contract.log import Commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    commit: Commit
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    fetched: Fetched | None
+    skipped: tuple[Skipped, ...]
+
+
+async def restore_newest(store: ObjectStore, log: RunLog, folder: Path) -> Restored:
+    skipped: list[Skipped] = []
+    for commit in log.index.resumable():
+        try:
+            fetched = await fetch_checkpoint(store, commit, folder)
+        except Broken as error:
+            skipped.append(Skipped(commit=commit, reason=str(error)))
+        else:
+            return Restored(fetched=fetched, skipped=tuple(skipped))
+    return Restored(fetched=None, skipped=tuple(skipped))

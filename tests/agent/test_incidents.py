@@ -1,0 +1,61 @@
+"""An interruption from its cause to the first new step; values in, values out."""
+
+from everstep_agent.coordinator.incidents import Cause, Incidents, from_levels
+from everstep_contract import levels
+
+DIED = Cause(name="WorkerDied", message="rank 1 died", slots=(1,), rank=1)
+
+
+def opened(cause=DIED, now=1.0):
+    return Incidents().open("i-1", cause, now=now)
+
+
+def test_an_incident_measures_each_phase_from_the_end_of_the_last():
+    known = opened(now=100.0).mark("detect", 100.25).mark("save", 101.0)
+    known = known.mark("save", 999.0).mark("restart", 103.0)
+    assert known.resumed
+    closed = known.close()
+    (ended,) = closed.levels()
+    assert [(p.name, p.ms) for p in ended.phases] == [
+        ("detect", 250), ("save", 750), ("restart", 2000),
+    ]  # fmt: skip
+    assert (ended.rung, ended.open) == ("restart", False)
+    assert closed.current is None
+
+
+def test_what_happens_during_an_incident_belongs_to_it():
+    leaves = Cause(name="Leave", message="slot 1 leaves", slots=(1,))
+    died = Cause(name="WorkerDied", message="rank 0 died", slots=(0,), rank=0)
+    (both,) = opened(leaves).open("i-2", died, now=2.0).levels()
+    assert (both.id, both.cause, both.slots) == ("i-1", "Leave", (1, 0))
+    assert both.message == "slot 1 leaves; rank 0 died"
+
+
+def test_a_better_word_replaces_a_cause_that_names_nobody_and_its_beginning_with_it():
+    broken = opened(Cause(name="GroupBroken", message="rank 0: reset"), now=10.0)
+    broken = broken.mark("detect", 10.1)
+    assert broken.levels()[0].concerns(7)
+    found = Cause(name="WorkerHung", message="rank 1 hung", slots=(1,), rank=1)
+    (hung,) = broken.explain(found, since=4.0).levels()
+    assert (hung.cause, hung.message, hung.slot, hung.rank) == ("WorkerHung", "rank 1 hung", 1, 1)
+    assert [(p.name, p.ms) for p in hung.phases] == [("detect", 6100)]
+    assert hung.concerns(1)
+    assert not hung.concerns(7)
+
+
+def test_the_phase_detect_begins_when_the_loss_was_noticed():
+    (level,) = opened(now=10.0).detect(9.5, 10.0).levels()
+    assert [(p.name, p.ms) for p in level.phases] == [("detect", 500)]
+
+
+def test_steps_that_are_lost_twice_in_one_incident_add_up():
+    (level,) = opened().resumes(40, 3).resumes(40, 2).levels()
+    assert (level.step, level.steps_lost) == (40, 5)
+
+
+def test_a_new_coordinator_goes_on_with_the_open_incident():
+    open_ = levels.RuntimeIncident(id="i-2", cause="Gone", message="m")
+    closed = levels.RuntimeIncident(id="i-1", cause="Gone", message="m", open=False)
+    known = from_levels((closed, open_), now=5.0)
+    assert known.id == "i-2"
+    assert [i.id for i in known.levels()] == ["i-1", "i-2"]

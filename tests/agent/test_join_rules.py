@@ -1,0 +1,176 @@
+"""Which pods join a running epoch in place, and who hands the state to whom: by value."""
+
+import pytest
+
+from agent.given import a_member, a_report, a_worker, an_epoch, ended
+from everstep_agent.coordinator import join_rules
+from everstep_agent.peers.messages import Boundary, Stage, State, Transfer
+from everstep_contract.wire import Standing
+
+
+def waiting(slot: int, **changes: object):
+    """A pod whose workers wait to join."""
+    return a_report(slot, **({"in_place": True, "fresh": (3,)} | changes))
+
+
+def invite(epoch, candidates, missing):
+    return join_rules.plan_invitation(epoch, candidates, missing=missing)
+
+
+def joining(*slots: int, life: int = 3):
+    return tuple(a_member(s, lives=(life,)) for s in slots)
+
+
+# --- who may join --------------------------------------------------------------------------------
+
+
+def test_newcomers_join_only_a_running_epoch_whose_members_all_can_hold():
+    able = [waiting(0), waiting(1)]
+    assert join_rules.can_join(an_epoch(2), able)
+    assert not join_rules.can_join(an_epoch(2), able[:1])
+    assert not join_rules.can_join(an_epoch(2), [waiting(0), waiting(1, in_place=False)])
+    assert not join_rules.can_join(an_epoch(2, stage=Stage.STARTING), able)
+
+
+def test_a_pod_is_ready_while_it_waits_and_once_it_is_invited():
+    assert join_rules.is_ready(waiting(2), an_epoch(2))
+    assert not join_rules.is_ready(waiting(2, fresh=()), an_epoch(2))
+    invited = an_epoch(2, joining=joining(2))
+    assert join_rules.is_ready(waiting(2, fresh=()), invited)
+    assert not join_rules.is_ready(waiting(2, fresh=(), ended=ended(3)), invited)
+
+
+# --- the invitation ------------------------------------------------------------------------------
+
+
+def test_the_lowest_slots_are_invited_each_with_its_place_in_the_next_epoch():
+    epoch = an_epoch(2, members=(a_member(1, node_rank=0), a_member(4, node_rank=1)))
+    found = invite(epoch, [waiting(5), waiting(0), waiting(2)], 2)
+    assert [(m.slot, m.node_rank, m.lives) for m in found] == [(0, 0, (3,)), (2, 2, (3,))]
+
+
+def test_nobody_is_invited_who_is_not_ready_or_cannot():
+    assert invite(an_epoch(2), [waiting(2, fresh=()), waiting(3, in_place=False)], 2) == ()
+    assert invite(an_epoch(2), [waiting(2)], 0) == ()
+
+
+def test_who_is_invited_stays_so_with_the_workers_that_were_meant():
+    epoch = an_epoch(2, joining=joining(2))
+    found = invite(epoch, [waiting(2, fresh=())], 1)
+    assert [m.lives for m in found] == [(3,)]
+
+
+def test_who_was_invited_and_has_lost_its_workers_is_invited_anew_with_the_next():
+    epoch = an_epoch(2, joining=joining(2))
+    assert invite(epoch, [waiting(2, fresh=(), ended=ended(3))], 1) == ()
+    found = invite(epoch, [waiting(2, fresh=(4,), ended=ended(3))], 1)
+    assert [m.lives for m in found] == [(4,)]
+
+
+def test_another_container_of_an_invited_slot_was_not_invited():
+    epoch = an_epoch(2, joining=joining(2))
+    assert invite(epoch, [waiting(2, incarnation=2, fresh=())], 1) == ()
+
+
+# --- getting ready -------------------------------------------------------------------------------
+
+
+def test_newcomers_are_prepared_once_all_of_them_are():
+    invited = joining(2, 3)
+    both = [waiting(2, prepared=(3,)), waiting(3, prepared=(3,))]
+    assert join_rules.are_prepared(invited, both)
+    assert not join_rules.are_prepared(invited, both[:1])
+    assert not join_rules.are_prepared(invited, [both[0], waiting(3, prepared=(2,))])
+    assert not join_rules.are_prepared((), both)
+
+
+def at_boundary(**changes: object):
+    values = {"state": State.HELD, "standing": Standing(epoch=1, applied=8, reductions=0)}
+    return a_worker(**(values | changes))
+
+
+def test_the_members_are_held_once_each_has_told_its_standing_at_the_boundary():
+    epoch = an_epoch(2, boundary=Boundary(step=8, hold=True))
+    both = [at_boundary(), at_boundary()]
+    assert join_rules.are_held(epoch, both)
+    assert not join_rules.are_held(epoch, both[:1])
+    assert not join_rules.are_held(epoch, [both[0], at_boundary(standing=None)])
+    assert not join_rules.are_held(epoch, [both[0], at_boundary(state=State.TRACKED)])
+    assert not join_rules.are_held(an_epoch(2), both)
+    assert not join_rules.are_held(an_epoch(2, boundary=Boundary(step=8)), both)
+
+
+# --- handing the state over ----------------------------------------------------------------------
+
+
+def test_no_member_gives_twice_before_all_have_given_once():
+    epoch = an_epoch(2, joining=joining(2, 3, 4))
+    transfers = join_rules.plan_transfers(epoch, "k")
+    assert [(t.giver, t.slot, t.local) for t in transfers] == [(0, 2, 0), (1, 3, 0), (0, 4, 0)]
+    assert len({t.key for t in transfers}) == 3
+
+
+def test_each_worker_of_a_newcomer_takes_by_itself():
+    epoch = an_epoch(1, joining=(a_member(1, lives=(3, 4)),))
+    assert join_rules.plan_transfers(epoch, "k") == (
+        Transfer(giver=0, slot=1, local=0, key="k-0"),
+        Transfer(giver=0, slot=1, local=1, key="k-1"),
+    )
+
+
+def test_the_state_is_taken_once_the_meant_workers_hold_that_of_the_boundary():
+    invited = joining(2)
+    assert join_rules.have_taken(invited, [waiting(2, prepared=(3,), taken=8)], 8)
+    for report in (
+        waiting(2, prepared=(3,)),
+        waiting(2, prepared=(3,), taken=7),
+        waiting(2, prepared=(4,), taken=8),
+        waiting(3, prepared=(3,), taken=8),
+    ):
+        assert not join_rules.have_taken(invited, [report], 8)
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        [],
+        [waiting(2, ended=ended(3))],
+        [waiting(2, incarnation=2)],
+    ],
+    ids=["silent", "its worker ended", "a newer container"],
+)
+def test_a_newcomer_that_is_lost_is_named(reports):
+    assert join_rules.find_lost(joining(2), reports) == "slot 2 was lost"
+
+
+def test_a_newcomer_that_is_there_is_not_lost():
+    assert join_rules.find_lost(joining(2), [waiting(2, fresh=(), ended=ended(2))]) == ""
+
+
+# --- continue_epoch ------------------------------------------------------------------------------
+
+
+def go_on(epoch, newcomers, workers):
+    return join_rules.continue_epoch(epoch, newcomers, workers, number=5, token="new")
+
+
+def test_members_and_newcomers_go_on_together_in_the_order_of_their_slots():
+    epoch = an_epoch(
+        2, members=(a_member(1, node_rank=0), a_member(3, node_rank=1)),
+        joining=joining(0, 2), boundary=Boundary(step=8, hold=True),
+        transfers=(Transfer(giver=0, slot=0, local=0, key="k"),),
+    )  # fmt: skip
+    after = go_on(epoch, epoch.joining, [at_boundary(), at_boundary()])
+    assert (after.number, after.token, after.stage) == (5, "new", Stage.STARTING)
+    assert [(m.slot, m.node_rank) for m in after.members] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert (after.joining, after.transfers, after.boundary) == ((), (), None)
+    place = after.in_place
+    assert place is not None
+    assert (place.former, place.applied, place.reductions, place.shares) == (1, 8, 0, ())
+    assert after.resume == 8
+
+
+def test_without_the_newcomers_the_members_go_on_alone():
+    after = go_on(an_epoch(2, joining=joining(2)), (), [at_boundary(), at_boundary()])
+    assert [m.slot for m in after.members] == [0, 1]
+    assert after.joining == ()

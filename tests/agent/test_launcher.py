@@ -1,0 +1,89 @@
+"""The launcher's part as operator, in this process: real agents, real kills."""
+
+import asyncio
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from agent.test_run import STUB, pid_of_agent
+from everstep_agent.local import launcher
+from everstep_agent.local.plan import build_plan
+
+pytestmark = pytest.mark.timeout(240)
+
+
+class Run:
+    """A run of two stub workers; `said` has the launcher's lines."""
+
+    def __init__(self, folder: Path, hang_seconds: float = 60.0) -> None:
+        self.said: list[str] = []
+        self._new = asyncio.Event()
+        plan = build_plan(
+            script=STUB, args=(), workers=2, store="store", run="r", save_every=0, keep=2,
+            hang_seconds=hang_seconds, guard_action="Note", guard_factor=10.0, verbose=False, folder=str(folder),
+        )  # fmt: skip
+        self.launcher = launcher.Launcher(plan, say=self._say)
+
+    def _say(self, line: str) -> None:
+        self.said.append(line)
+        self._new.set()
+
+    async def line(self, pattern: str, since: int = 0) -> re.Match[str]:
+        """The first that matches, of the lines after `since` and of those to come."""
+        async with asyncio.timeout(60):
+            while True:
+                self._new.clear()
+                for text in self.said[since:]:
+                    if found := re.search(pattern, text):
+                        return found
+                await self._new.wait()
+
+
+async def test_agents_that_are_lost_again_and_again_end_no_run_that_takes_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "LOST_AGENTS", 1)
+    monkeypatch.setenv("STUB_UNTIL", "200")  # not over before the fourth kill
+    run = Run(tmp_path)
+    running = asyncio.create_task(run.launcher.run())
+    for _ in range(4):
+        begun = len(run.said)
+        worker = int((await run.line(r"rank 1 runs as pid (\d+)", begun))[1])
+        seen = run.launcher.seen.step
+        async with asyncio.timeout(60):
+            while run.launcher.seen.step <= seen:  # noqa: ASYNC110 told twice a second
+                await asyncio.sleep(0.05)
+        os.kill(pid_of_agent(worker), signal.SIGKILL)
+    assert await running == 0
+    assert sum("lost: killed by signal 9" in line for line in run.said) == 4
+
+
+async def test_agents_that_are_lost_without_a_step_in_between_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launcher, "LOST_AGENTS", 1)
+    monkeypatch.setenv("STUB_MODE", "crash")
+    assert await Run(tmp_path).launcher.run() == 1
+    said = capsys.readouterr().err
+    assert "2 agents were lost without a new step" in said
+    assert "the last one: the worker killed by signal 9 (SIGKILL) before the epoch started" in said
+
+
+@pytest.mark.long
+async def test_an_agent_whose_worker_outlives_sigkill_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = tmp_path / "flag"
+    monkeypatch.setenv("STUB_MODE", f"stuck:6:{flag}")
+    run = Run(tmp_path, hang_seconds=1.0)
+    try:
+        assert await run.launcher.run() == 0
+        if not flag.read_text().startswith("seized"):
+            pytest.skip(f"this kernel does not let a process be traced: {flag.read_text()}")
+    finally:
+        flag.unlink(missing_ok=True)
+    assert any("agent of slot 1 lost: rank 1 has not ended" in line for line in run.said)
+    assert sum(run.launcher.seen.restarts.values()) == 1

@@ -1,0 +1,104 @@
+"""Saves that wait for their parts, and the one for which the whole job waits."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from agent.given import a_worker, an_epoch
+from everstep_agent import logline
+from everstep_agent.checkpoint.parts import Part
+from everstep_agent.coordinator import last_save
+from everstep_agent.coordinator.background import Background
+from everstep_agent.coordinator.pending_saves import PendingSaves
+from everstep_agent.coordinator.saves import Saves
+from everstep_agent.peers.messages import Boundary, State
+from everstep_agent.runlog.run_log import RunLog
+from everstep_agent.storage import open_store
+
+
+def part(step: int, rank: int = 0, **changes: object) -> Part:
+    return Part(epoch=1, step=step, rank=rank, **changes)  # type: ignore[arg-type]
+
+
+def test_what_is_given_up_is_remembered_until_it_is_saved_anew() -> None:
+    saves = PendingSaves()
+    saves.add(part(10))
+    assert saves.why_given_up(1, 10) == ""
+    saves.give_up((1, 10), "retired meanwhile")
+    assert saves.why_given_up(1, 10) == "retired meanwhile"
+    saves.add(part(10, rank=1, whole=True))
+    assert saves.why_given_up(1, 10) == ""
+    saves.give_up((1, 10), "retired again")
+    assert saves.unsaved(1) == {1}
+
+
+def test_a_part_that_will_not_come_gives_the_save_up_and_is_said_once() -> None:
+    saves = PendingSaves()
+    assert saves.add(part(10)) == ""
+    said = saves.add(part(10, rank=1, problem="no room"))
+    assert said == "no checkpoint of step 10: rank 1: no room"
+    assert saves.add(part(10, rank=1, problem="no room")) == ""
+    assert saves.pending(1) == []
+    assert saves.why_given_up(1, 10) == "rank 1: no room"
+
+
+def test_a_save_that_a_newer_one_overtakes_is_said() -> None:
+    saves = PendingSaves()
+    for known in (part(5), part(5, rank=2), part(10), part(15)):
+        saves.add(known)
+    (said,) = saves.settle((1, 10))
+    assert said.startswith("no checkpoint of step 5: step 10 was complete sooner")
+    assert "ranks 0, 2" in said
+    assert saves.pending(1) == [15]
+
+
+# --- the save for which the whole job waits
+
+
+@pytest.fixture
+def saves(tmp_path: Path) -> Saves:
+    store = open_store("memory://", "", {})
+    line = logline.Log(io.StringIO())
+    return Saves(
+        store, RunLog(store), "r",
+        on_commit=lambda _: None, background=Background(line), line=line,
+    )  # fmt: skip
+
+
+FINISHED = [a_worker(state=State.FINISHED, applied=20)] * 2
+PARKED = [a_worker(state=State.PARKED, applied=8)] * 2
+STAY = an_epoch(boundary=Boundary(step=8, stay=True, confirmed=True))
+
+
+def test_it_is_the_last_one_or_one_at_a_boundary_where_all_stay() -> None:
+    assert last_save.find_awaited(an_epoch(), FINISHED) == 20
+    assert last_save.find_awaited(an_epoch(committed=20), FINISHED) == 0
+    assert last_save.find_awaited(STAY, PARKED) == 8
+    assert last_save.find_awaited(an_epoch(), PARKED) == 0
+    assert last_save.find_awaited(STAY, [PARKED[0], a_worker(applied=8)]) == 0
+    assert last_save.find_awaited(STAY, PARKED[:1]) == 0
+
+
+def find(saves: Saves, wait: last_save.Wait, now: float, *, trouble: bool = False):
+    return last_save.find_lost(an_epoch(), FINISHED, saves, wait, now=now, trouble=trouble)
+
+
+def test_one_that_lacks_a_part_is_lost_at_once(saves: Saves) -> None:
+    saves.add(part(20, rank=1, problem="the file is too short"))
+    found = find(saves, last_save.Wait(), 0.0)
+    assert found is not None
+    assert found.cause == "SaveLost"
+    assert "the file is too short" in found.message
+
+
+def test_one_that_does_not_come_is_lost_after_a_while_in_which_nothing_came(saves: Saves) -> None:
+    wait, limit = last_save.Wait(), last_save.LAST_SAVE_SECONDS
+    assert find(saves, wait, 0.0) is None
+    assert find(saves, wait, limit - 1, trouble=True) is None, "a store that is away is waited for"
+    saves.add(part(20))
+    assert find(saves, wait, limit + 5) is None, "a part came"
+    assert find(saves, wait, 2 * limit) is None
+    found = find(saves, wait, 2 * limit + 10)
+    assert found is not None
+    assert "1 of 2 parts arrived, and none in the last 900 s" in found.message

@@ -1,0 +1,50 @@
+"""Read-backs after commits: one runs, one waits, and the newest wins."""
+
+import asyncio
+import io
+from typing import Any
+
+from agent.a_run import commit
+from everstep_agent import logline
+from everstep_agent.coordinator.post_commit import PostCommit
+from everstep_contract.log import Commit
+
+
+class SlowStore:
+    """A retention whose reads wait until they are let through."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+        self.begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+
+    async def check(self, found: Commit) -> str:
+        self.read.append(found.step)
+        self.begun.set()
+        await self.may_end.wait()
+        return ""
+
+    async def retire(self, token: str) -> None:
+        return None
+
+
+async def persist(call: Any) -> str:
+    return str(await call())
+
+
+async def test_saves_that_come_faster_than_they_are_read_back_do_not_queue() -> None:
+    store, said = SlowStore(), io.StringIO()
+    retention: Any = store
+    after = PostCommit(retention, good=None, persist=persist, line=logline.Log(said))
+    works = [asyncio.create_task(after.look_after(commit(1, 1)))]
+    async with asyncio.timeout(10):
+        await store.begun.wait()
+        works += [asyncio.create_task(after.look_after(commit(1, s))) for s in range(2, 9)]
+        await asyncio.sleep(0)
+        store.may_end.set()
+        await asyncio.gather(*works)
+    assert store.read == [1, 8], "what was read when the others came, then the newest"
+    assert after.good is not None
+    assert after.good.step == 8
+    assert "step 2 to 7" in " ".join(after.notes)
+    assert "event=read_backs_skipped" in said.getvalue()

@@ -1,0 +1,271 @@
+"""How the survivors of a loss go on in the same step: by value."""
+
+import itertools
+
+import pytest
+
+from agent.given import a_member, a_report, a_worker, an_epoch
+from everstep_agent.coordinator import regroup_rules
+from everstep_agent.coordinator.regroup_rules import AskVector, Impossible, Plan, Wait
+from everstep_agent.peers.messages import AgentReport, Boundary, Stage, State
+from everstep_contract.ranges import to_ranges
+from everstep_contract.wire import Standing
+
+
+def standing(applied: int = 5, reductions: int = 0, share=None, **changes: object) -> Standing:
+    count = 12 if share is not None else 0
+    values = {
+        "epoch": 1,
+        "applied": applied,
+        "reductions": reductions,
+        "share": share,
+        "micro_batches": count,
+    }
+    return Standing(**(values | changes))  # type: ignore[arg-type]
+
+
+def held(slot: int, **changes: object) -> AgentReport:
+    """A pod of one rank that has told its standing."""
+    worker = a_worker(state=State.HELD, standing=standing(**changes))
+    return a_report(slot, epoch=1, fresh=(), in_place=True, workers=(worker,))
+
+
+def dead(slot: int) -> AgentReport:
+    return a_report(slot, epoch=1, fresh=(), in_place=True, workers=(a_worker(state=State.DEAD),))
+
+
+def indices(ranges) -> list[int]:
+    return [i for first, last in ranges for i in range(first, last)]
+
+
+# --- share_out -----------------------------------------------------------------------------------
+
+
+def test_what_a_lost_rank_leaves_goes_in_runs_to_those_that_have_least():
+    shares = regroup_rules.share_out({0: ((0, 4),), 2: ((8, 12),)}, 12)
+    assert shares == {0: ((0, 6),), 2: ((6, 12),)}
+
+
+def test_a_rank_that_has_not_begun_takes_more_than_one_that_has():
+    assert regroup_rules.share_out({0: ((0, 4),), 1: None}, 8) == {0: ((0, 4),), 1: ((4, 8),)}
+
+
+def test_a_rank_keeps_a_share_that_is_larger_than_the_others():
+    assert regroup_rules.share_out({0: ((0, 9),), 1: ()}, 10) == {0: ((0, 9),), 1: ((9, 10),)}
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4, 6])
+def test_each_micro_batch_once_survivors_keep_theirs_and_the_largest_share_is_smallest(
+    micro_batches,
+):
+    """For every way to hold some of them, by two or three ranks."""
+    for ranks in (2, 3):
+        for owners in itertools.product(range(-1, ranks), repeat=micro_batches):
+            have = [[i for i, o in enumerate(owners) if o == r] for r in range(ranks)]
+            given = {r: to_ranges(have[r]) for r in range(ranks)}
+            shares = {
+                r: indices(s) for r, s in regroup_rules.share_out(given, micro_batches).items()
+            }
+            assert sorted(i for s in shares.values() for i in s) == list(range(micro_batches))
+            assert all(set(have[r]) <= set(shares[r]) for r in range(ranks))
+            least = max(-(-micro_batches // ranks), *(len(h) for h in have))
+            assert max(len(s) for s in shares.values()) == least
+
+
+# --- plan_regroup --------------------------------------------------------------------------------
+
+
+def test_nobody_has_begun_the_next_reduction():
+    plan = regroup_rules.plan_regroup({0: standing(), 2: standing()})
+    assert plan == Plan(applied=5, reductions=0)
+
+
+def test_the_position_is_that_of_the_rank_that_has_applied_most():
+    plan = regroup_rules.plan_regroup({0: standing(5, 1), 1: standing(6, 1)})
+    assert plan == Plan(applied=6, reductions=1)
+
+
+def test_survivors_in_the_loop_and_before_it_share_the_next_reduction():
+    plan = regroup_rules.plan_regroup({0: standing(share=((0, 4),)), 1: standing(), 3: standing()})
+    assert isinstance(plan, Plan)
+    assert plan.micro_batches == 12
+    assert plan.shares == {0: ((0, 4),), 1: ((4, 8),), 3: ((8, 12),)}
+
+
+def test_a_rank_without_the_last_vector_is_behind_and_somebody_is_asked_for_it():
+    told = {0: standing(reductions=2), 1: standing(reductions=3), 2: standing(reductions=3)}
+    assert regroup_rules.plan_regroup(told) == AskVector(rank=1)
+    told[1] = standing(reductions=3, vector="abc")
+    plan = regroup_rules.plan_regroup(told)
+    assert plan == Plan(applied=5, reductions=3, behind=frozenset({0}), vector="abc")
+
+
+def test_a_rank_that_is_behind_keeps_no_share_of_the_reduction_that_is_complete():
+    told = {
+        0: standing(reductions=0, share=((0, 6),)),
+        1: standing(reductions=1, share=((0, 4),), vector="abc"),
+    }
+    plan = regroup_rules.plan_regroup(told)
+    assert isinstance(plan, Plan)
+    assert plan.behind == {0}
+    assert plan.shares == {0: ((4, 10),), 1: ((0, 4), (10, 12))}
+
+
+def test_a_vector_that_nobody_needs_is_not_sent():
+    plan = regroup_rules.plan_regroup({0: standing(vector="abc"), 1: standing()})
+    assert isinstance(plan, Plan)
+    assert plan.vector == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({}, "no rank is left"),
+        ({1: standing(problem="its script is in job.pause")}, "rank 1: its script is in job.pause"),
+        ({0: standing(reductions=0), 1: standing(reductions=2)}, "more than one reduction behind"),
+        (
+            {0: standing(share=((0, 4),)), 1: standing(share=((3, 6),))},
+            "two ranks hold micro-batch 3",
+        ),
+    ],
+)
+def test_standings_that_do_not_go_together_are_refused(told, reason):
+    decision = regroup_rules.plan_regroup(told)
+    assert isinstance(decision, Impossible)
+    assert reason in decision.reason
+
+
+# --- decide_regroup ------------------------------------------------------------------------------
+
+
+def decide(reports, *, count=3):
+    return regroup_rules.decide_regroup(an_epoch(count), reports)
+
+
+def test_the_survivors_go_on_once_all_have_told_how_far_they_are():
+    survivors, plan = decide([held(0), dead(1), held(2)])
+    assert [m.slot for m in survivors] == [0, 2]
+    assert plan == Plan(applied=5, reductions=0)
+
+
+@pytest.mark.parametrize(
+    ("reports", "message"),
+    [
+        ([held(0), dead(1)], "slot 2 has not reported"),
+        ([held(0), dead(1), a_report(2, epoch=0)], "slot 2 has not reported"),
+        (
+            [held(0), dead(1), a_report(2, incarnation=2, epoch=1, workers=(a_worker(),))],
+            "slot 2 has not reported",
+        ),
+        (
+            [held(0), dead(1), a_report(2, epoch=1, workers=(a_worker(),))],
+            "slot 2 has not told how far it is",
+        ),
+    ],
+    ids=["silent", "of another epoch", "a newer container", "not held yet"],
+)
+def test_it_waits_for_a_member_that_has_not_answered(reports, message):
+    assert decide(reports) == ((), Wait(message=message))
+
+
+def test_a_pod_that_has_lost_some_of_its_ranks_restarts_them_all():
+    epoch = an_epoch(2, members=(a_member(0, lives=(1, 1)), a_member(1, lives=(1, 1))))
+    alive = a_worker(state=State.HELD, standing=standing())
+    workers = (alive, a_worker(local=1, state=State.DEAD))
+    reports = [a_report(0, epoch=1, workers=workers), a_report(1, epoch=1, workers=workers)]
+    _, decision = regroup_rules.decide_regroup(epoch, reports)
+    assert decision == Impossible(reason="slot 0 has lost some of its ranks, not all")
+
+
+def test_ranks_of_larger_pods_are_counted_through():
+    epoch = an_epoch(2, members=(a_member(0, lives=(1, 1)), a_member(1, lives=(1, 1))))
+    gone = tuple(a_worker(local=n, state=State.DEAD) for n in range(2))
+    here = tuple(
+        a_worker(local=n, state=State.HELD, standing=standing(share=((4 + 2 * n, 6 + 2 * n),)))
+        for n in range(2)
+    )
+    reports = [a_report(0, epoch=1, workers=gone), a_report(1, epoch=1, workers=here)]
+    _, plan = regroup_rules.decide_regroup(epoch, reports)
+    assert isinstance(plan, Plan)
+    assert {r: len(indices(s)) for r, s in plan.shares.items()} == {2: 6, 3: 6}
+
+
+def test_a_rank_that_told_its_standing_and_died_since_counts_as_lost():
+    died = a_worker(state=State.DEAD, standing=standing(applied=9))
+    survivors, plan = decide([held(0), dead(1), a_report(2, epoch=1, workers=(died,))])
+    assert [m.slot for m in survivors] == [0]
+    assert plan == Plan(applied=5, reductions=0)
+
+
+def test_if_nobody_is_left_all_restart():
+    _, decision = decide([dead(0), dead(1), dead(2)])
+    assert decision == Impossible(reason="no rank is left")
+
+
+def test_of_survivors_that_stand_apart_one_is_asked():
+    _, decision = decide([held(0, reductions=1), dead(1), held(2)])
+    assert decision == AskVector(rank=0)
+
+
+# --- continue_epoch ------------------------------------------------------------------------------
+
+
+def test_the_next_epoch_gives_the_survivors_new_ranks_and_their_shares_in_that_order():
+    former = an_epoch(4, stage=Stage.HOLD, asked=2, cause="WorkerDied", boundary=Boundary(step=9))
+    survivors = [m for m in former.members if m.slot in (1, 2, 3)]
+    shares = {1: ((0, 2),), 2: ((2, 4),), 3: ((4, 6),)}
+    plan = Plan(
+        applied=7,
+        reductions=1,
+        micro_batches=6,
+        shares=shares,
+        behind=frozenset({1, 3}),
+        vector="abc",
+    )
+    epoch = regroup_rules.continue_epoch(former, survivors, plan, number=5, token="new")
+    assert (epoch.number, epoch.token, epoch.stage) == (5, "new", Stage.STARTING)
+    assert [(m.slot, m.node_rank, m.lives) for m in epoch.members] == [
+        (1, 0, (1,)), (2, 1, (1,)), (3, 2, (1,)),
+    ]  # fmt: skip
+    assert (epoch.boundary, epoch.asked, epoch.cause, epoch.resume) == (None, None, "", 7)
+    place = epoch.in_place
+    assert place is not None
+    assert (place.former, place.applied, place.reductions, place.micro_batches) == (1, 7, 1, 6)
+    assert place.shares == (((0, 2),), ((2, 4),), ((4, 6),))
+    assert (place.behind, place.vector) == ((0, 2), "abc")
+
+
+def test_without_a_begun_reduction_no_shares_are_sent():
+    former = an_epoch(2)
+    plan = Plan(applied=7, reductions=1)
+    epoch = regroup_rules.continue_epoch(former, former.members[1:], plan, number=2, token="t")
+    assert epoch.in_place is not None
+    assert epoch.in_place.shares == ()
+
+
+# --- why_not_in_place ----------------------------------------------------------------------------
+
+
+def why(epoch=None, *, failure=False, reports=None):
+    reports = reports if reports is not None else [held(0), dead(1)]
+    return regroup_rules.why_not_in_place(
+        epoch or an_epoch(2), reports, "WorkerDied", failure=failure
+    )
+
+
+def test_a_running_epoch_whose_members_all_can_goes_on_in_place():
+    assert why() == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "asked"),
+    [
+        ("the script failed", {"failure": True}),
+        ("has not started yet", {"epoch": an_epoch(2, stage=Stage.STARTING)}),
+        ("in-place recovery is off", {"reports": [held(0), a_report(1, epoch=1)]}),
+        ("in-place recovery is off", {"reports": [held(0)]}),
+        ("about to stop", {"epoch": an_epoch(2, boundary=Boundary(step=9, stay=True))}),
+    ],
+)
+def test_why_a_loss_restarts_the_epoch(reason, asked):
+    assert reason in why(asked.pop("epoch", None), **asked)

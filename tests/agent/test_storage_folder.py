@@ -1,0 +1,96 @@
+"""A folder as object store: what a power cut and a killed writer leave behind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep_agent.storage import open_store
+from everstep_agent.storage.errors import AlreadyExists
+
+KEY = f"chunks/token/5/{'a' * 64}"
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths in the order in which they were fsynced, as they were called then."""
+    found: list[str] = []
+    fsync = os.fsync
+
+    def record(fd: int) -> None:
+        found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    return found
+
+
+async def test_content_is_on_disk_before_its_key_and_each_folder_above_it_after(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    store = open_store(f"file://{tmp_path}/store", "ns/run", {})
+    run = tmp_path / "store" / "ns" / "run"
+    assert {str(tmp_path), str(tmp_path / "store"), str(run.parent)} <= set(synced)
+    synced.clear()
+    await store.create(KEY, b"x")
+    first, *folders = synced
+    assert Path(first).parent == run / ".staging"
+    above = [run / KEY, *(run / KEY).parents]
+    assert folders == [str(p) for p in above[1 : above.index(run) + 1]]
+
+
+async def test_a_place_that_is_taken_leaves_no_staging_file(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}", "run", {})
+    await store.create(KEY, b"first")
+    with pytest.raises(AlreadyExists):
+        await store.create(KEY, b"second")
+    await store.put(KEY, b"third")
+    assert await store.get(KEY) == b"third"
+    assert list((tmp_path / "run" / ".staging").iterdir()) == []
+
+
+WRITER = """
+import asyncio, sys
+from everstep_agent.storage import open_store
+store = open_store(sys.argv[1], "run", {})
+print("begins", flush=True)
+asyncio.run(store.put(sys.argv[2], b"x" * 2**29))
+"""
+
+
+def kill_a_writer(folder: Path) -> list[Path]:
+    """Files that stand in the folder after a writer was killed in the middle of a write."""
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, f"file://{folder}", KEY], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    while not (found := [p for p in (folder / "run").rglob("*") if p.is_file()]):
+        assert writer.poll() is None, "it ended before it could be killed"
+    writer.kill()
+    writer.wait()
+    writer.stdout.close()
+    return found
+
+
+async def test_what_a_killed_writer_left_is_in_no_list_and_collected(tmp_path: Path) -> None:
+    (left,) = kill_a_writer(tmp_path)
+    assert left.parent == tmp_path / "run" / ".staging"
+    store = open_store(f"file://{tmp_path}", "run", {})
+    assert await store.list() == []
+    assert left.exists(), "its writer might live"
+    await store.put(KEY, b"y")
+    assert await store.list() == [KEY]
+    os.utime(left, times=(left.stat().st_atime, left.stat().st_mtime - 2 * 3600))
+    again = open_store(f"file://{tmp_path}", "run", {})
+    assert not left.exists()
+    assert await again.get(KEY) == b"y"
+
+
+async def test_a_reader_collects_nothing(tmp_path: Path) -> None:
+    (left,) = kill_a_writer(tmp_path)
+    os.utime(left, times=(0, 0))
+    open_store(f"file://{tmp_path}", "run", {}, create=False)
+    assert left.exists()

@@ -1,0 +1,87 @@
+"""What `make bench-recovery` reads out of the ranks' logs, by value."""
+
+import pytest
+
+from everstep_recovery.cli import build_table
+from everstep_recovery.reading import Line, count_samples, judge, list_history, parse_lines
+
+SIZE = 2
+
+
+def lines(
+    *rows: tuple[float, int, int, int, tuple[int, ...]], began: dict[int, float] | None = None
+) -> list[Line]:
+    """(t, pid, step, rank, samples); the world is that of the line's pid: SIZE unless pid ≥ 90."""
+    begins = began or {}
+    found = [
+        Line(
+            t=t, began=begins.get(pid, 0.0), pid=pid, step=step, rank=rank,
+            world=1 if pid >= 90 else SIZE, samples=samples,
+        )
+        for t, pid, step, rank, samples in rows
+    ]  # fmt: skip
+    return sorted(found, key=lambda line: line.t)
+
+
+BEFORE = ((1.0, 1, 1, 0, (0,)), (1.1, 2, 1, 1, (1,)), (2.0, 1, 2, 0, (2,)), (2.1, 2, 2, 1, (3,)))
+
+
+def test_nothing_is_lost_where_the_next_step_follows() -> None:
+    found = lines(*BEFORE, (5.0, 3, 3, 0, (4,)), (5.5, 4, 3, 1, (5,)), began={3: 4.0, 4: 4.0})
+    cost = judge(found, 2.5, SIZE)
+    assert cost.seconds_to_next_step == cost.seconds_to_full_size == pytest.approx(3.0), "of all"
+    assert (cost.steps_lost, cost.samples_lost, cost.samples_repeated) == (0, 0, 0)
+
+
+def test_a_step_of_the_survivor_alone_is_the_next_step_but_not_full_size() -> None:
+    found = lines(*BEFORE, (3.0, 90, 3, 0, (4, 5)))
+    cost = judge(found, 2.5, SIZE)
+    assert cost.seconds_to_next_step == pytest.approx(0.5)
+    assert cost.seconds_to_full_size is None
+
+
+def test_a_rank_that_finishes_the_step_that_others_had_is_no_step_again() -> None:
+    found = lines(*BEFORE[:3], (2.6, 2, 2, 1, (3,)), (3.0, 1, 3, 0, (4,)), (3.0, 2, 3, 1, (5,)))
+    cost = judge(found, 2.5, SIZE)
+    assert cost.seconds_to_next_step == pytest.approx(0.5)
+    assert cost.steps_lost == 0
+
+
+def test_going_back_takes_steps_again_and_repeats_no_sample_of_the_final_history() -> None:
+    again = ((5.0, 3, 2, 0, (2,)), (5.1, 4, 2, 1, (3,)), (6.0, 3, 3, 0, (4,)), (6.1, 4, 3, 1, (5,)))
+    found = lines(*BEFORE, *again, began={3: 4.0, 4: 4.0})
+    cost = judge(found, 2.5, SIZE)
+    assert cost.steps_lost == 1
+    assert cost.seconds_to_next_step == pytest.approx(3.6)
+    assert (cost.samples_lost, cost.samples_repeated) == (0, 0)
+    assert len(list_history(found)) == 6
+
+
+def test_a_newcomer_takes_nothing_out_of_the_survivors_history() -> None:
+    joined = ((4.0, 1, 3, 0, (4,)), (4.1, 3, 3, 1, (5,)))
+    assert len(list_history(lines(*BEFORE, *joined, began={3: 3.0}))) == 6
+
+
+def test_samples_are_lost_below_the_furthest_of_a_shard_and_repeated_if_used_twice() -> None:
+    history = lines((1.0, 1, 1, 0, (0, 2, 8)), (1.0, 2, 1, 1, (1, 3, 3)))
+    assert count_samples(history, SIZE) == (2, 1), "4 and 6 are lost, 3 is used twice"
+
+
+def test_records_of_a_process_bear_its_begin() -> None:
+    step = {"event": "step", "pid": 7, "t": 2.0, "step": 1, "rank": 0, "world": 1, "samples": [1]}
+    (line,) = parse_lines([{"event": "begin", "pid": 7, "t": 1.0}, step])
+    assert (line.began, line.samples) == (1.0, (1,))
+
+
+def test_the_table_says_what_did_not_come() -> None:
+    head = {"settings": "", "ranks": 4, "problem": "", "limit": 120.0, "seconds_to_full_size": 9.0}
+    zero = {"steps_lost": 0, "samples_lost": 0, "samples_repeated": 0}
+    rows = [
+        {**head, **zero, "system": "everstep", "run": 0, "seconds_to_next_step": 2.0},
+        {**head, **zero, "system": "other", "run": 0, "seconds_to_next_step": 4.0},
+        {**head, **zero, "system": "other", "run": 1, "seconds_to_next_step": None},
+        {"system": "third", "settings": "", "ranks": 4, "run": 0, "problem": "no module"},
+    ]
+    table = build_table(rows)
+    assert "| other | 2 | 4; 1 not within 120 s | 9 | 0 | 0 | 0 | 2.00 |" in table
+    assert "| third | 1 | 1 did not start |" in table

@@ -1,0 +1,41 @@
+"""Cases of a long suite that are done already, so that a run which was ended goes on where it stood.
+
+They are kept by a digest of the code that they tried: with other code, everything is tried again.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "build" / "finished"
+
+
+class Finished:
+    """One suite's file, a name a line. Delete it, or the folder, to begin anew."""
+
+    def __init__(self, suite: str, digest: str, folder: Path = FOLDER) -> None:
+        self.path = folder / f"{suite}-{digest}.txt"
+        self._names = set(self.path.read_text().splitlines()) if self.path.exists() else set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def add(self, name: str) -> None:
+        self._names.add(name)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(name + "\n")
+
+
+def digest_of(places: Iterable[str | Path]) -> str:
+    """Of all Python files in these folders, and of these files; relative to the repository."""
+    found = hashlib.sha256()
+    for place in map(ROOT.joinpath, places):
+        files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+        for file in files:
+            found.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:12]

@@ -1,0 +1,254 @@
+"""Pods that do not start: replaced on another node within a limit, at any time in the job's life."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from everstep_operator.jobs import conditions, starts
+from everstep_operator.jobs.actions import CreatePod, Plan
+from everstep_operator.jobs.observed import NodeFact, Observed
+from everstep_operator.jobs.plan import plan
+from everstep_operator.jobs.stamps import to_stamp
+from everstep_operator.model_status import JobStatus, SlotStatus, StartFailure
+from job_builders import (
+    NOW,
+    a_job,
+    a_pod,
+    a_seen,
+    a_slot,
+    a_spec,
+    a_status,
+    an_end,
+    an_observation,
+)
+
+LIMIT = 600
+WORDS = "Pod was rejected: Allocate failed due to requested number of devices unavailable"
+
+
+def with_pod(observed: Observed, slot: int, **changes: Any) -> Observed:
+    pods = tuple(replace(p, **changes) if p.slot == slot else p for p in observed.pods)
+    return replace(observed, pods=pods)
+
+
+def not_up(*, seconds: float = LIMIT + 1, **pod: Any) -> Observed:
+    """The job has trained; slot 1 has a new pod, which does not come up on node-4."""
+    slots = [a_slot(0), a_slot(1, 2, node="node-4"), a_slot(2)]
+    fresh = a_pod(1, 2, phase="Pending", node="node-4", running_since=None)
+    return an_observation(
+        job=a_job(status=a_status(slots=slots)),
+        pods=(a_pod(0), replace(fresh, **pod), a_pod(2)),
+        seen=a_seen(((0, 1), (2, 1)), running=False),
+        callers=frozenset({"uid-0-1", "uid-2-1"}),
+        starting_for={"uid-1-2": seconds},
+    )
+
+
+def refused(**changes: Any) -> Observed:
+    pod: dict[str, Any] = {
+        "phase": "Failed", "reason": "UnexpectedAdmissionError", "message": WORDS, "running_since": None,
+        "created_at": NOW,
+    }  # fmt: skip
+    seen = a_seen(((0, 1), (2, 1)), running=False)
+    return with_pod(an_observation(seen=seen), 1, **{**pod, **changes})
+
+
+def attempts(planned: Plan) -> list[int]:
+    return [record.attempt for record in planned.status.slots]
+
+
+def after(observed: Observed, planned: Plan, **changes: Any) -> Observed:
+    return replace(observed, job=replace(observed.job, status=planned.status), **changes)
+
+
+def shut_out(planned: Plan, slot: int = 1) -> list[str]:
+    """Nodes on which the slot's next pod must not be placed."""
+    (made,) = [a for a in planned.actions if isinstance(a, CreatePod) and a.slot == slot]
+    node = made.body["spec"].get("affinity", {}).get("nodeAffinity", {})
+    terms = node.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms")
+    return [v for f in (terms or [{}])[0].get("matchFields", []) for v in f["values"]]
+
+
+def a_failure(node: str, age: float = 10.0, reason: str = "ContainerCreating") -> StartFailure:
+    return StartFailure(node=node, at=to_stamp(NOW - age), reason=reason)
+
+
+# --- the limit --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {"waiting": "ContainerCreating"},
+        {"waiting": "CrashLoopBackOff", "restarts": 7, "last_ended": an_end(code=1)},
+        {"waiting": "RunContainerError", "waiting_message": "nvidia-container-cli: driver error"},
+        {"waiting": "ImagePullBackOff", "waiting_message": "no route to host"},
+    ],
+    ids=lambda pod: pod["waiting"],
+)
+def test_a_pod_that_does_not_come_up_after_the_first_epoch_is_replaced_elsewhere(
+    pod: dict[str, Any],
+) -> None:
+    early = plan(not_up(seconds=LIMIT - 1, **pod), NOW)
+    assert not early.counts
+    counted = plan(not_up(**pod), NOW)
+    assert attempts(counted) == [1, 3, 1]
+    record = counted.status.slots[1]
+    assert record.cause == "PodNotStarted"
+    assert [f.node for f in record.start_failures] == ["node-4"]
+    (event,) = [e for e in counted.events if e.reason == "PodNotStarted"]
+    assert "within 600 s (recovery.startupSeconds)" in event.message
+    assert "node-4" in shut_out(plan(after(not_up(**pod), counted), NOW + 1))
+
+
+def test_before_the_first_epoch_it_is_replaced_too() -> None:
+    observed = not_up(waiting="ContainerCreating")
+    status = JobStatus(slots=observed.job.status.slots)
+    fresh = replace(observed, job=a_job(status=status), seen=None)
+    assert attempts(plan(fresh, NOW)) == [1, 3, 1]
+
+
+def test_a_container_whose_agent_alone_does_not_answer_is_replaced() -> None:
+    silent = not_up(phase="Running", running_since=NOW - 700, node="node-4")
+    assert not plan(silent, NOW).counts, "we have not asked it yet"
+    asked = replace(silent, asked_for={"uid-1-2": LIMIT + 1.0})
+    assert attempts(plan(asked, NOW)) == [1, 3, 1]
+    nobody = replace(asked, seen=None, callers=frozenset())
+    assert not plan(nobody, NOW).counts, "nobody answers us: that speaks against us"
+
+
+def test_an_agent_that_has_called_is_waited_for_as_long_as_the_job_waits() -> None:
+    up = not_up(phase="Running", running_since=NOW - 700, seconds=9999)
+    assert not plan(replace(up, callers=up.callers | {"uid-1-2"}), NOW).counts
+
+
+def test_a_node_without_heartbeats_is_judged_by_its_own_limit() -> None:
+    observed = not_up(waiting="ContainerCreating")
+    away = {**observed.nodes, "node-4": NodeFact(name="node-4", not_ready_for=20.0)}
+    assert not plan(replace(observed, nodes=away), NOW).counts
+
+
+def test_a_pod_that_never_came_up_is_no_interruption() -> None:
+    planned = plan(not_up(waiting="ContainerCreating"), NOW)
+    assert planned.status.restarts is not None
+    assert planned.status.restarts.total == 0
+
+
+def test_a_node_on_which_a_job_s_first_pod_cannot_start_does_not_fail_the_job() -> None:
+    """Two of its agents have called, so image and command are good."""
+    words = {"waiting": "CrashLoopBackOff", "restarts": 9, "last_ended": an_end(code=128)}
+    observed = not_up(seconds=5, **words)
+    fresh = replace(
+        observed, job=a_job(status=JobStatus(slots=observed.job.status.slots)), seen=None
+    )
+    failed = conditions.find_condition(plan(fresh, NOW).status, "Failed")
+    assert failed is not None
+    assert failed.status == "False"
+
+
+# --- a kubelet that refuses -------------------------------------------------------------------------------
+
+
+def test_a_pod_that_its_node_refuses_goes_elsewhere_after_a_moment() -> None:
+    observed = refused()
+    at_once = plan(observed, NOW + 1)
+    assert not at_once.counts
+    running = conditions.find_condition(at_once.status, "Running")
+    assert running is not None
+    assert WORDS in running.message
+    counted = plan(observed, NOW + 11)
+    assert attempts(counted) == [1, 2, 1]
+    assert counted.status.slots[1].cause == "PodRefusedByNode"
+    assert counted.status.restarts is not None
+    assert counted.status.restarts.total == 0
+    assert shut_out(plan(after(observed, counted), NOW + 12)) == ["node-1"]
+
+
+def test_each_refusal_doubles_the_wait_for_the_next_attempt() -> None:
+    observed = refused()
+    pauses = []
+    for number in range(8):
+        failures = [
+            a_failure(f"node-{n}", reason="UnexpectedAdmissionError") for n in range(number)
+        ]
+        job = a_job(
+            status=a_status(slots=[a_slot(0), a_slot(1, start_failures=failures), a_slot(2)])
+        )
+        tried = replace(observed, job=job)
+        pauses.append(next(s for s in range(1000) if plan(tried, NOW + s).counts))
+    assert pauses == [10, 20, 40, 80, 160, 300, 300, 300]
+
+
+def test_a_clock_that_goes_an_hour_ahead_holds_no_replacement_back() -> None:
+    assert attempts(plan(refused(created_at=NOW + 3600), NOW)) == [1, 2, 1]
+
+
+def test_an_eviction_of_a_pod_that_ran_is_not_a_refusal() -> None:
+    evicted = refused(reason="Evicted", ended=an_end(code=137))
+    assert plan(evicted, NOW).status.slots[1].cause == "PodEvicted"
+
+
+# --- the node ---------------------------------------------------------------------------------------------
+
+
+def slots_with(*failures: tuple[int, StartFailure]) -> tuple[SlotStatus, ...]:
+    return tuple(
+        a_slot(s, start_failures=[f for slot, f in failures if slot == s]) for s in range(3)
+    )
+
+
+def failed(records: tuple[SlotStatus, ...], record: SlotStatus) -> frozenset[str]:
+    return starts.find_failed(starts.list_shared(records, NOW), record, NOW)
+
+
+def test_a_node_on_which_pods_of_two_slots_failed_is_avoided_by_all() -> None:
+    records = slots_with(
+        (0, a_failure("node-4")), (1, a_failure("node-4")), (1, a_failure("node-5"))
+    )
+    assert failed(records, records[2]) == {"node-4"}
+    assert failed(records, records[1]) == {"node-4", "node-5"}
+    assert starts.count_by_node(records, NOW) == {"node-4": 2, "node-5": 1}
+
+
+def test_a_failure_is_forgotten_after_an_hour() -> None:
+    records = slots_with((0, a_failure("node-4", 3601)), (1, a_failure("node-4", 3599)))
+    assert starts.count_by_node(records, NOW) == {"node-4": 1}
+    assert failed(records, records[0]) == frozenset()
+
+
+def test_an_image_that_cannot_be_pulled_speaks_against_the_template_and_not_the_node() -> None:
+    image = a_failure("node-4", reason="ImagePullBackOff")
+    records = slots_with((0, image), (1, image))
+    assert starts.count_by_node(records, NOW) == {}
+    assert failed(records, records[2]) == frozenset()
+    assert failed(records, records[0]) == {"node-4"}, "it may be cached elsewhere"
+
+
+def test_only_the_newest_failures_of_a_slot_are_kept() -> None:
+    record = a_slot(0, start_failures=[a_failure(f"node-{n}", 100 - n) for n in range(8)])
+    noted = starts.note_failure(record, "node-9", "ContainerCreating", NOW)
+    assert [f.node for f in noted] == [*(f"node-{n}" for n in range(1, 8)), "node-9"]
+
+
+def test_a_pod_that_finds_no_other_node_may_use_the_one_that_failed() -> None:
+    """Better a node that failed once than none, after a pause that doubles."""
+    failed = a_slot(1, 2, node=None, start_failures=[a_failure("node-4")], cause="PodNotStarted")
+    status = a_status(slots=[a_slot(0), failed, a_slot(2)])
+    nowhere = {"node": "", "phase": "Pending", "running_since": None, "scheduling": "no room"}
+    observed = an_observation(
+        job=a_job(status=status), seen=a_seen(running=False),
+        pods=(a_pod(0), a_pod(1, 2, avoids=frozenset({"node-4"}), **nowhere), a_pod(2)),
+    )  # fmt: skip
+    assert not plan(replace(observed, unplaced_for={"uid-1-2": 59.0}), NOW).counts
+    counted = plan(replace(observed, unplaced_for={"uid-1-2": 61.0}), NOW)
+    assert attempts(counted) == [1, 3, 1]
+    assert counted.status.slots[1].cause == "Rescheduled"
+    assert [f.node for f in counted.status.slots[1].start_failures] == ["node-4"], "still known"
+    assert shut_out(plan(after(observed, counted), NOW + 1)) == []
+
+
+def test_the_spec_sets_the_limit() -> None:
+    observed = not_up(waiting="ContainerCreating", seconds=6)
+    job = a_job(a_spec(recovery={"startupSeconds": 5}), status=observed.job.status)
+    assert attempts(plan(replace(observed, job=job), NOW)) == [1, 3, 1]

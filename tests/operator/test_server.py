@@ -1,0 +1,48 @@
+"""Probes and metrics, also while the operator has no file descriptor left."""
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+
+import aiohttp
+
+from everstep_contract.http import accepting
+from everstep_operator import server
+from everstep_operator.world import World
+
+SCRIPT = Path(__file__).parent / "out_of_descriptors.py"
+
+
+async def test_health_readiness_and_metrics_are_served() -> None:
+    app = server.build_app(World(), lambda: "", lambda: b"everstep 1\n")
+    serving = await server.start_server(app, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{serving.address[1]}"
+    async with aiohttp.ClientSession() as session:
+        for path, status in (("/healthz", 200), ("/readyz", 503), ("/metrics", 200)):
+            async with session.get(url + path) as response:
+                assert response.status == status
+    await serving.close()
+
+
+async def test_out_of_descriptors_a_probe_waits_and_is_answered_and_it_is_said_once() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(SCRIPT), stdin=PIPE, stdout=PIPE, stderr=PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(60), aiohttp.ClientSession() as session:
+            port = int(await process.stdout.readline())
+            asking = asyncio.create_task(session.get(f"http://127.0.0.1:{port}/healthz"))
+            assert b"ulimit -n" in await process.stdout.readline()
+            await asyncio.sleep(3 * accepting.PAUSE_SECONDS)  # it retries meanwhile
+            process.stdin.write(b"\n")
+            async with await asking as response:
+                assert response.status == 200
+            again = (await process.stdout.readline()).decode().strip()
+            assert again == "accepting connections again"
+    finally:
+        process.kill()
+        _, errors = await process.communicate()
+    assert errors == b""

@@ -1,0 +1,64 @@
+"""Patches as an API server applies them: RFC 7386 (merge) and what of RFC 6902 (JSON patch) is used here."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Object = dict[str, Any]
+
+
+class DoesNotFit(Exception):
+    """A JSON patch for another document: the API server answers 422."""
+
+
+def merge(target: Any, patch: Any) -> Any:
+    if not isinstance(patch, Mapping):
+        return copy.deepcopy(patch)
+    result = dict(target) if isinstance(target, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge(result.get(key), value)
+    return result
+
+
+def apply_operations(target: Object, operations: Sequence[Mapping[str, Any]]) -> Object:
+    """All or nothing: `target` itself stays as it is."""
+    result = copy.deepcopy(target)
+    for operation in operations:
+        path = operation["path"]
+        keys = [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")[1:]]
+        try:
+            _apply(result, keys, operation)
+        except (LookupError, ValueError) as error:
+            raise DoesNotFit(f"{operation['op']} {path}: {error!r}") from None
+    return result
+
+
+def _apply(holder: Any, keys: Sequence[str], operation: Mapping[str, Any]) -> None:
+    *way, last = keys
+    for key in way:
+        holder = holder[int(key) if isinstance(holder, list) else key]
+    op, value = operation["op"], copy.deepcopy(operation.get("value"))
+    place: Any = last
+    if isinstance(holder, list):
+        place = len(holder) if last == "-" else int(last)
+    if op == "add" and isinstance(holder, list):
+        if place > len(holder):
+            raise LookupError(place)
+        holder.insert(place, value)
+        return
+    if op != "add":
+        found = holder[place]
+        if op == "test" and found != value:
+            raise ValueError(f"{found!r} is not {value!r}")
+    match op:
+        case "add" | "replace":
+            holder[place] = value
+        case "remove":
+            del holder[place]
+        case "test":
+            pass
+        case _:
+            raise ValueError(op)

@@ -1,0 +1,249 @@
+"""Where a feed goes on: across steps, resumes and edits of the script."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from everstep.batches import Batches, build_settings
+from everstep.errors import Misuse, StateError
+from everstep.feeds import Feeds
+from everstep_contract.feed import FeedRecord, decode_records
+
+SIZE = 24
+
+
+class Life:
+    """One life of a worker, as far as its feeds go; `drawn` has the samples of each step."""
+
+    def __init__(self, before: "Life | None" = None, *, recorded: bool = True) -> None:
+        self.applied = before.applied if before else 0
+        self.notes: list[str] = []
+        saved = {"feeds": before.feeds.encode()} if before and recorded else {}
+        records = decode_records(saved) if before else {}
+        self.feeds = Feeds(records, applied=self.applied, note=self.notes.append)
+        self.drawn: dict[int, list[int]] = dict(before.drawn) if before else {}
+
+    def feed(
+        self,
+        size: int = SIZE,
+        *,
+        name: str | None = None,
+        on_change: str = "Refuse",
+        **settings: Any,
+    ) -> Batches:
+        data = range(size)
+        given = build_settings(data, **({"global_batch": 4, "micro_batch": 2} | settings))
+        made = Batches(data, given, name=self.feeds.choose_name(name), collate=list)
+        self.feeds.add(made, on_change=on_change)
+        return made
+
+    def take(self, feed: Batches, *, count: bool = True) -> list[int]:
+        """One step that draws from `feed`."""
+        self.feeds.close()
+        step = self.applied + 1
+        first = self.feeds.draw(feed, step)
+        found = [i for m in range(feed.micro_batches) for i in feed.ids(first, m)]
+        if count:
+            self.end_step(found)
+        return found
+
+    def end_step(self, found: Sequence[int] = ()) -> None:
+        self.feeds.count_draws()
+        self.applied += 1
+        self.drawn[self.applied] = list(found)
+
+    @property
+    def used(self) -> list[int]:
+        return [i for step in sorted(self.drawn) for i in self.drawn[step]]
+
+    def records(self) -> dict[str, FeedRecord]:
+        return decode_records({"feeds": self.feeds.encode()}) or {}
+
+
+def a_life(steps: int, **settings: Any) -> Life:
+    life = Life()
+    feed = life.feed(**settings)
+    for _ in range(steps):
+        life.take(feed)
+    return life
+
+
+@pytest.mark.parametrize("after", [1, 3, 5])
+def test_a_resume_takes_the_samples_that_an_undisturbed_run_would(after: int) -> None:
+    life = a_life(after)
+    resumed = Life(life)
+    feed = resumed.feed()
+    for _ in range(9 - after):
+        resumed.take(feed)
+    assert resumed.drawn == a_life(9).drawn
+    assert resumed.records() == a_life(9).records()
+    assert resumed.notes == []
+
+
+@pytest.mark.parametrize("size", [2, 3, 12])
+def test_another_global_batch_goes_on_with_the_next_unused_sample(size: int) -> None:
+    resumed = Life(a_life(3))
+    feed = resumed.feed(global_batch=size)
+    while len(resumed.used) < 2 * SIZE:
+        resumed.take(feed)
+    assert sorted(resumed.used[:SIZE]) == sorted(resumed.used[SIZE : 2 * SIZE]) == [*range(SIZE)]
+    first, second = resumed.records()["1"].segments
+    assert (first.step, first.sample, first.global_batch, first.draws) == (1, 0, 4, 3)
+    assert (second.step, second.sample, second.global_batch) == (4, 12, size)
+    assert second.change == ""
+    assert resumed.notes == [
+        f"feed 1, from step 4 on: global_batch was 4, is {size}: it goes on with the next unused sample"
+    ]
+
+
+def test_another_micro_batch_changes_no_sample_and_is_noted() -> None:
+    resumed = Life(a_life(3))
+    feed = resumed.feed(micro_batch=4)
+    for _ in range(3):
+        resumed.take(feed)
+    assert resumed.drawn == a_life(6).drawn
+    assert "micro_batch was 2, is 4: the samples stay the same" in resumed.notes[0]
+
+
+CHANGES = {
+    "length": ({}, {"size": 30}, "length was 24 samples, is 30"),
+    "seed": ({"seed": 3}, {"seed": 5}, "seed was 3, is 5"),
+    "shuffle": ({}, {"shuffle": False}, "shuffle was True, is False"),
+    "fingerprint": ({"fingerprint": "a"}, {"fingerprint": "b"}, "fingerprint was 'a', is 'b'"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_change_of_the_order_is_refused_with_both_values_and_the_fix(case: str) -> None:
+    before, now, words = CHANGES[case]
+    with pytest.raises(StateError, match=words) as found:
+        Life(a_life(3, **before)).feed(**now)
+    assert "feed 1: the run cannot continue exactly after step 3" in str(found.value)
+    assert 'on_change="Continue"' in str(found.value)
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_change_that_the_script_insists_on_is_recorded_with_its_step(case: str) -> None:
+    before, now, words = CHANGES[case]
+    resumed = Life(a_life(3, **before))
+    feed = resumed.feed(**now, on_change="Continue")
+    resumed.take(feed)
+    last = resumed.records()["1"].last
+    assert (last.step, last.change) == (4, words)
+    assert last.sample == (12 if case == "fingerprint" else 0)
+    assert words in resumed.notes[0]
+    again = Life(resumed)
+    again.take(again.feed(**now))
+    assert again.records()["1"].last.draws == 2
+    assert again.notes == []
+
+
+def test_a_seed_that_orders_nothing_may_change() -> None:
+    resumed = Life(a_life(3, shuffle=False, seed=1))
+    assert resumed.take(resumed.feed(shuffle=False, seed=2)) == [12, 13, 14, 15]
+    assert "the order does not depend on it" in resumed.notes[0]
+
+
+def test_content_that_cannot_be_compared_any_more_is_noted() -> None:
+    resumed = Life(a_life(3, fingerprint="a"))
+    resumed.take(resumed.feed())
+    assert "fingerprint was given, is not now" in resumed.notes[0]
+
+
+def test_a_feed_that_is_not_drawn_at_every_step_loses_no_sample() -> None:
+    life = Life()
+    common, rare = life.feed(), life.feed(seed=9)
+    seen: list[int] = []
+    for step in range(1, 19):
+        if step == 8:
+            life = Life(life)
+            common, rare = life.feed(), life.feed(seed=9, global_batch=6)
+        if step % 3:
+            life.take(common)
+        else:
+            seen += life.take(rare)
+    assert sorted(seen[:SIZE]) == [*range(SIZE)]
+    first, second = life.records()["2"].segments
+    assert (first.step, first.draws, second.step, second.sample) == (3, 2, 9, 8)
+
+
+def test_two_loops_over_one_feed_see_the_same_samples_and_use_them_once() -> None:
+    life = Life()
+    feed = life.feed()
+    assert life.take(feed, count=False) == life.take(feed)
+    assert life.records()["1"].last.draws == 1
+
+
+def test_two_feeds_may_be_drawn_in_one_step() -> None:
+    life = Life()
+    one, other = life.feed(), life.feed(global_batch=8)
+    life.take(one, count=False)
+    life.take(other)
+    assert {n: r.last.next_sample for n, r in life.records().items()} == {"1": 4, "2": 8}
+
+
+def test_a_step_that_was_not_applied_used_nothing() -> None:
+    life = a_life(2)
+    life = Life(life)
+    feed = life.feed()
+    lost = life.take(feed, count=False)
+    again = Life(life)
+    assert again.take(again.feed()) == lost
+
+
+def test_a_feed_for_evaluation_is_in_no_checkpoint_and_may_change() -> None:
+    life = Life()
+    train, held_out = life.feed(), life.feed(7)
+    life.take(train)
+    assert held_out.name not in life.records()
+    resumed = Life(life)
+    train = resumed.feed()
+    resumed.feed(9)
+    assert resumed.take(train) == a_life(2).drawn[2]
+
+
+def test_a_feed_added_before_another_is_told_to_take_a_name() -> None:
+    resumed = Life(a_life(3))
+    with pytest.raises(StateError, match=r"length was 24 samples, is 7.*give that one a name"):
+        resumed.feed(7)
+    resumed = Life(a_life(3))
+    resumed.feed(7, name="held out")
+    assert resumed.take(resumed.feed()) == a_life(4).drawn[4]
+
+
+def test_a_feed_under_another_name_does_not_begin_anew_unseen() -> None:
+    resumed = Life(a_life(3))
+    feed = resumed.feed(name="train")
+    with pytest.raises(StateError, match=r"feed train: .* its feed 1\. .*name='1'"):
+        resumed.take(feed)
+    resumed = Life(a_life(3))
+    assert resumed.take(resumed.feed(name="train", on_change="Continue")) == a_life(1).drawn[1]
+    assert resumed.records()["train"].last.change == "feed 1 is not continued"
+
+
+def test_a_feed_that_is_really_new_is_noted() -> None:
+    resumed = Life(a_life(3))
+    resumed.feed()
+    resumed.take(resumed.feed(name="more"))
+    assert resumed.notes == ["feed more is new: step 4 begins it with its first sample"]
+
+
+def test_a_feed_is_made_before_the_loop_and_its_name_is_its_own() -> None:
+    life = Life()
+    life.feed(name="train")
+    with pytest.raises(Misuse, match="two feeds have the name 'train'"):
+        life.feed(name="train")
+    life.feeds.close()
+    with pytest.raises(Misuse, match=r"made inside the loop over job\.steps"):
+        life.take(life.feed())
+
+
+def test_a_checkpoint_without_records_goes_on_where_that_version_would_have() -> None:
+    resumed = Life(a_life(3), recorded=False)
+    assert resumed.take(resumed.feed()) == a_life(4).drawn[4]
+    assert "from a version that did not record feeds" in resumed.notes[0]
+    assert "global_batch=4" in resumed.notes[0]
+    again = Life(resumed)
+    assert again.take(again.feed()) == a_life(5).drawn[5]
+    assert again.notes == []

@@ -1,0 +1,388 @@
+"""What a rank is told, and what it tells: the decisions of `Membership`, without a process group."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from everstep.errors import Misuse
+from everstep.membership import Membership, Parked
+from everstep_contract import wire
+
+VECTOR = np.array([1.0, 2.0])
+
+
+class Named:
+    """A group that does nothing, of one epoch."""
+
+    rank, world, abandoned = 0, 3, False
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch, self.was_cut = epoch, False
+
+    def all_reduce(self, tensor: Any) -> Any:
+        raise AssertionError
+
+    def wait(self, works: Any) -> bool:
+        raise AssertionError
+
+    def cut(self) -> None:
+        self.was_cut = True
+
+
+class Rank:
+    """Rank 1 of 3 in epoch 1, with 6 micro-batches in each loop: 2 and 3 are its own."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.sent: list[Any] = []
+        self.problem = ""
+        """Why no group can be formed."""
+        self.groups = {1: Named(1)}
+        start = wire.Start(
+            epoch=1, rank=1, world=3, local_rank=0, local_world=1, node_rank=1, job="j", run="r",
+            staging="", applied=5, **changes,
+        )  # fmt: skip
+        self.membership = Membership(start, self.groups[1], send=self.sent.append, form=self._form)
+        self.membership.set_apart("")
+
+    def _form(self, frame: wire.Regroup) -> Named:
+        if self.problem:
+            raise RuntimeError(self.problem)
+        return self.groups.setdefault(frame.epoch, Named(frame.epoch))
+
+    def standings(self) -> list[wire.Standing]:
+        return [f for f in self.sent if isinstance(f, wire.Standing)]
+
+    def regroup(self, epoch: int = 2, **changes: Any) -> None:
+        """The orders come, and the group is formed."""
+        values: dict[str, Any] = {
+            "epoch": epoch, "rank": 0, "world": 2, "local_world": 1, "node_rank": 0, "applied": 5,
+            "reductions": 0,
+        }  # fmt: skip
+        self.membership.regroup(wire.Regroup(**(values | changes)))
+        answered(self)
+
+    def give(self) -> str:
+        self.membership.give_vector(self.membership.epoch)
+        return self.standings()[-1].vector
+
+
+def answered(rank: Rank) -> None:
+    epoch = rank.membership.epoch
+    wait_for(lambda: any(isinstance(f, wire.Regrouped) and f.epoch == epoch for f in rank.sent))
+
+
+def wait_for(condition: Any) -> None:
+    until = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < until, "it does not happen"
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    made = Rank()
+    yield made
+    made.membership.park()
+
+
+def text(*numbers: float) -> str:
+    return wire.to_text(np.array(numbers).tobytes())
+
+
+def blocked(call: Any) -> "Call":
+    """A call in a thread of its own, once it waits."""
+    made = Call(call)
+    wait_for(lambda: made.waits)
+    return made
+
+
+class Call:
+    def __init__(self, call: Any) -> None:
+        self._call, self.result, self.error = call, None, None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def waits(self) -> bool:
+        self._thread.join(0.02)
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._call()
+        except Parked as error:
+            self.error = error
+
+    def end(self) -> Any:
+        self._thread.join(20.0)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+# --- what it tells -------------------------------------------------------------------------------
+
+
+def test_held_before_a_loop_it_tells_that_nothing_is_begun(rank: Rank) -> None:
+    rank.membership.hold(1)
+    assert rank.sent == [wire.Standing(epoch=1, applied=5, reductions=0)]
+    assert rank.groups[1].was_cut
+
+
+def test_held_in_a_loop_it_tells_what_it_will_compute(rank: Rank) -> None:
+    assert rank.membership.begin(6) == [2, 3]
+    rank.membership.hold(1)
+    assert rank.sent == [
+        wire.Standing(epoch=1, applied=5, reductions=0, share=((2, 4),), micro_batches=6)
+    ]
+
+
+def test_a_rank_without_a_micro_batch_has_begun_all_the_same(rank: Rank) -> None:
+    assert rank.membership.begin(1) == []
+    rank.membership.hold(1)
+    assert rank.standings()[0].share == ()
+
+
+def test_held_twice_it_tells_once(rank: Rank) -> None:
+    rank.membership.hold(1)
+    rank.membership.hold(1)
+    assert len(rank.sent) == 1
+
+
+def test_a_failed_collective_tells_by_itself_and_a_hold_adds_nothing(rank: Rank) -> None:
+    rank.membership.begin(6)
+    rank.membership.fail(rank.groups[1])
+    rank.membership.hold(1)
+    assert len(rank.standings()) == 1
+
+
+def test_an_epoch_that_is_not_its_own_holds_nobody(rank: Rank) -> None:
+    rank.membership.hold(2)
+    assert rank.sent == []
+    assert rank.membership.group_now() is rank.groups[1]
+
+
+def test_where_it_cannot_regroup_it_says_why(rank: Rank) -> None:
+    rank.membership.set_apart("its script is in job.pause")
+    rank.membership.hold(1)
+    assert rank.standings()[0].problem == "its script is in job.pause"
+
+
+def test_a_worker_that_forms_no_groups_says_so() -> None:
+    sent: list[Any] = []
+    start = wire.Start(
+        epoch=1, rank=0, world=1, local_rank=0, local_world=1, node_rank=0, job="", run="", staging=""
+    )  # fmt: skip
+    membership = Membership(start, Named(1), send=sent.append)
+    membership.hold(1)
+    assert sent[0].problem == "in-place recovery is off"
+
+
+# --- what counts ---------------------------------------------------------------------------------
+
+
+def test_a_reduction_counts_once(rank: Rank) -> None:
+    rank.membership.begin(6)
+    assert rank.membership.complete(rank.groups[1], VECTOR)
+    rank.membership.hold(1)
+    assert rank.standings()[0].reductions == 1
+    assert rank.standings()[0].share is None
+    assert rank.give() == text(1.0, 2.0)
+
+
+def test_a_reduction_that_completes_after_the_standing_was_told_does_not_count(rank: Rank) -> None:
+    rank.membership.begin(6)
+    rank.membership.hold(1)
+    assert not rank.membership.complete(rank.groups[1], VECTOR)
+    rank.regroup(share=((2, 4),), micro_batches=6)
+    assert not rank.membership.complete(rank.groups[1], VECTOR), "it is of the former epoch"
+    assert rank.membership.complete(rank.groups[2], VECTOR)
+
+
+def test_a_step_is_of_the_former_epoch_if_another_rank_had_applied_it_there(rank: Rank) -> None:
+    rank.membership.hold(1)
+    call = blocked(lambda: rank.membership.mark_applied(6))
+    rank.regroup(applied=6)
+    assert call.end() == 1
+    assert rank.membership.mark_applied(7) == 2
+
+
+def test_a_step_that_nobody_had_applied_is_of_the_new_epoch(rank: Rank) -> None:
+    rank.membership.hold(1)
+    call = blocked(lambda: rank.membership.mark_applied(6))
+    rank.regroup(applied=5)
+    assert call.end() == 2
+
+
+def test_a_step_is_of_the_first_epoch_that_holds_it_two_regroups_later(rank: Rank) -> None:
+    rank.membership.hold(1)
+    rank.regroup(2, applied=6)
+    rank.membership.hold(2)
+    rank.regroup(3, applied=6)
+    assert rank.membership.mark_applied(6) == 1
+    assert rank.membership.mark_applied(7) == 3
+
+
+# --- the next epoch ------------------------------------------------------------------------------
+
+
+def test_what_a_lost_member_leaves_is_handed_over_once(rank: Rank) -> None:
+    rank.membership.begin(6)
+    rank.membership.hold(1)
+    rank.regroup(share=((2, 6),), micro_batches=6)
+    assert rank.membership.group_now() is None, "there is more to compute first"
+    assert rank.membership.take_more() == [4, 5]
+    assert rank.membership.take_more() == []
+    assert rank.membership.group_now() is rank.groups[2]
+
+
+def test_what_was_left_and_not_handed_over_yet_is_told_at_the_next_hold(rank: Rank) -> None:
+    rank.membership.begin(6)
+    rank.membership.hold(1)
+    rank.regroup(2, share=((2, 5),), micro_batches=6)
+    rank.membership.hold(2)
+    assert rank.standings()[1].share == ((2, 5),)
+    rank.regroup(3, share=((0, 6),), micro_batches=6)
+    assert rank.membership.take_more() == [4, 0, 1, 5]
+
+
+def test_a_loop_that_another_rank_has_begun_begins_with_the_share_left_to_this_one(
+    rank: Rank,
+) -> None:
+    rank.membership.hold(1)
+    rank.regroup(share=((0, 1), (4, 6)), micro_batches=6)
+    assert rank.membership.begin(6) == [0, 4, 5]
+    assert rank.membership.complete(rank.groups[2], VECTOR)
+    assert rank.membership.begin(6) == [0, 1, 2], "the next one is shared out as ever"
+
+
+def test_another_number_of_micro_batches_than_the_others_have_is_misuse(rank: Rank) -> None:
+    rank.membership.hold(1)
+    rank.regroup(share=((0, 3),), micro_batches=6)
+    with pytest.raises(Misuse, match="4 micro-batches, others into 6"):
+        rank.membership.begin(4)
+
+
+def test_a_share_that_was_left_and_not_begun_is_shared_out_anew(rank: Rank) -> None:
+    rank.membership.hold(1)
+    rank.regroup(2, share=((0, 3),), micro_batches=6)
+    rank.membership.hold(2)
+    assert rank.standings()[1].share is None
+    rank.regroup(3, rank=0, world=1)
+    assert rank.membership.begin(6) == [0, 1, 2, 3, 4, 5]
+
+
+def test_orders_that_are_late_or_come_to_a_rank_that_is_not_held_change_nothing(rank: Rank) -> None:
+    orders = wire.Regroup(
+        epoch=2, rank=0, world=2, local_world=1, node_rank=0, applied=5, reductions=0
+    )
+    rank.membership.regroup(orders)
+    assert rank.membership.epoch == 1
+    rank.membership.hold(1)
+    rank.regroup(3)
+    rank.membership.hold(3)
+    rank.membership.regroup(orders)
+    assert rank.membership.epoch == 3
+
+
+def test_a_group_that_cannot_be_formed_is_told(rank: Rank) -> None:
+    rank.problem = "no route"
+    rank.membership.hold(1)
+    rank.regroup()
+    assert rank.sent[-1] == wire.Regrouped(epoch=2, problem="no route")
+    assert rank.membership.group_now() is None
+
+
+# --- the vector that is handed on ----------------------------------------------------------------
+
+
+def behind(rank: Rank) -> None:
+    """Its sums are complete; another rank has the vector, too, and has begun the next loop."""
+    rank.membership.begin(6)
+    rank.membership.hold(1)
+    rank.regroup(reductions=1, vector=text(7.0), share=((4, 6),), micro_batches=6)
+
+
+def test_a_rank_that_is_behind_takes_the_vector_and_then_its_share_of_the_next_loop(
+    rank: Rank,
+) -> None:
+    behind(rank)
+    assert rank.membership.wait_group() is None
+    vector = rank.membership.take_rescue()
+    assert vector is not None
+    assert vector.tolist() == [7.0]
+    assert rank.membership.take_rescue() is None
+    assert rank.membership.begin(6) == [4, 5]
+    assert rank.give() == text(7.0)
+
+
+def test_it_counts_as_the_others_do_once_it_has_taken_the_vector(rank: Rank) -> None:
+    behind(rank)
+    rank.membership.take_rescue()
+    rank.membership.hold(2)
+    assert rank.standings()[1].reductions == 0
+
+
+def test_held_again_before_it_took_the_vector_it_is_still_behind(rank: Rank) -> None:
+    behind(rank)
+    rank.membership.hold(2)
+    assert rank.standings()[1].reductions == -1
+    assert rank.standings()[1].share is None
+    rank.regroup(3, reductions=0, vector=text(7.0))
+    vector = rank.membership.take_rescue()
+    assert vector is not None
+    assert vector.tolist() == [7.0]
+
+
+def test_told_without_the_vector_it_takes_it_only_in_the_next_epoch_and_once(rank: Rank) -> None:
+    """Taken while it was held, it came again with the next epoch: it was then taken for the vector
+    of the next reduction.
+    """
+    behind(rank)
+    rank.membership.hold(2)
+    call = blocked(rank.membership.take_rescue)
+    rank.regroup(3, reductions=0, vector=text(7.0))
+    assert call.end().tolist() == [7.0]
+    assert rank.membership.take_rescue() is None
+
+
+def test_if_all_who_are_left_are_behind_each_keeps_its_vector(rank: Rank) -> None:
+    behind(rank)
+    rank.membership.hold(2)
+    rank.regroup(3, reductions=-1)
+    vector = rank.membership.take_rescue()
+    assert vector is not None
+    assert vector.tolist() == [7.0]
+
+
+# --- no regroup comes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["begin", "wait_regrouped", "wait_group"])
+def test_parked_after_a_hold_it_leaves_its_step(rank: Rank, call: str) -> None:
+    rank.membership.hold(1)
+    arguments = (6,) if call == "begin" else ()
+    waits = blocked(lambda: getattr(rank.membership, call)(*arguments))
+    rank.membership.park()
+    with pytest.raises(Parked):
+        waits.end()
+
+
+def test_parked_it_tells_nothing_and_follows_no_orders(rank: Rank) -> None:
+    rank.membership.park()
+    rank.membership.hold(1)
+    rank.membership.fail(rank.groups[1])
+    assert rank.sent == []
+    assert rank.membership.group_now() is None
+
+
+def test_parked_in_the_optimizers_step_it_counts_the_step_in_its_own_epoch(rank: Rank) -> None:
+    rank.membership.hold(1)
+    call = blocked(lambda: rank.membership.mark_applied(6))
+    rank.membership.park()
+    assert call.end() == 1

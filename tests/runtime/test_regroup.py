@@ -1,0 +1,154 @@
+"""Ranks are killed at any moment of a step; the others go on in it, and the sums stay exact."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from everstep import Job, run
+from everstep_contract import wire
+from everstep_contract.position import Phase
+from runtime.an_agent import Agent, agent
+from runtime.test_ranks import a_dataset, a_model
+
+STEPS, WORLD = 12, 4
+
+
+def a_script(before: Callable[[Job], None] = lambda job: None) -> Callable[[Job], None]:
+    def main(job: Job) -> None:
+        model = a_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        job.track(model=model, optimizer=optimizer)
+        job._session.reducer._bucket_bytes = 256
+        data = job.batches(a_dataset(), global_batch=22, micro_batch=2)
+        before(job)
+        for step in job.steps(until=STEPS):
+            for inputs, wanted in step.batches(data):
+                step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+                time.sleep(0.002)
+            optimizer.step()
+            digest = sum(float(p.detach().double().abs().sum()) for p in model.parameters())
+            print(f"state {step.number} {digest.hex()} {torch.rand(1).item()}", flush=True)
+
+    return main
+
+
+def entries(ours: Agent, rank: int) -> list[wire.Applied]:
+    return ours.workers[rank].of(wire.Applied)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[wire.Applied]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with agent(folder, lambda: run(a_script(), seed=4), WORLD) as ours:
+        ours.finish()
+        return entries(ours, 0)
+
+
+def assert_exact(ours: Agent, undisturbed: list[wire.Applied], living: list[int]) -> None:
+    """Survivors took every step once, with the same samples and sums, and hold the same state."""
+    statuses = [ours.workers[r].status for r in living]
+    assert statuses == [0] * len(living), f"{statuses}\n{ours.output()[-6000:]}"
+    first = entries(ours, living[0])
+    assert [a.step for a in first] == list(range(1, STEPS + 1))
+    for rank in living[1:]:
+        assert [a.entries for a in entries(ours, rank)] == [a.entries for a in first]
+        assert [a.grad_norm for a in entries(ours, rank)] == [a.grad_norm for a in first]
+    for was, now in zip(undisturbed, first, strict=True):
+        assert now.entries[0].samples == was.entries[0].samples
+        assert set(now.entries[0].counts) == {1}
+        assert now.loss == pytest.approx(was.loss, abs=1e-4)
+    lines = [line.split()[1:] for line in ours.output().splitlines() if line.startswith("state ")]
+    assert len({tuple(line) for line in lines}) == STEPS, "survivors hold different states"
+
+
+def until_step(ours: Agent, step: int, ranks: list[int]) -> None:
+    ours.wait_for(lambda w: any(a.step >= step for a in w.of(wire.Applied)), ranks)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_killed_at_random_moments_cost_nothing(
+    tmp_path: Path, undisturbed: list[wire.Applied], seed: int
+) -> None:
+    chance = random.Random(seed)
+    with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD, in_place=True) as ours:
+        for number in range(WORLD - 1):
+            living = [w.rank for w in ours.living]
+            until_step(ours, 2 + 3 * number, living)
+            time.sleep(chance.random() * 0.03)
+            ours.kill(chance.choice(living))
+            ours.regroup()
+        survivors = [w.rank for w in ours.living]
+        ours.finish()
+        assert_exact(ours, undisturbed, survivors)
+
+
+def test_two_deaths_at_once(tmp_path: Path, undisturbed: list[wire.Applied]) -> None:
+    with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD, in_place=True) as ours:
+        until_step(ours, 3, [0, 1, 2, 3])
+        for rank in (0, 2):
+            os.kill(ours.workers[rank].pid, signal.SIGKILL)
+        ours.wait_ended([0, 2])
+        ours.regroup()
+        ours.finish()
+        assert_exact(ours, undisturbed, [1, 3])
+
+
+def test_a_death_while_the_others_regroup(tmp_path: Path, undisturbed: list[wire.Applied]) -> None:
+    with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD, in_place=True) as ours:
+        until_step(ours, 3, [0, 1, 2, 3])
+        ours.kill(3)
+        ours.regroup(before_start=lambda: ours.kill(1))
+        ours.regroup()
+        ours.finish()
+        assert_exact(ours, undisturbed, [0, 2])
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_vector_that_one_survivor_holds_is_handed_to_the_others(
+    tmp_path: Path, undisturbed: list[wire.Applied], ahead: int
+) -> None:
+    """The victim dies with the sums complete; one survivor has its vector, the other is cut before."""
+
+    def before(job: Job) -> None:
+        membership, rank = job._session.membership, job.rank
+        complete = membership.complete
+
+        def slowly(group: object, numbers: object) -> bool:
+            if job._session.applied == 5 and membership.epoch == 1 and rank != ahead:
+                if rank == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                with membership._news:
+                    membership._news.wait_for(lambda: membership._held or membership.epoch > 1)
+            return complete(group, numbers)  # type: ignore[arg-type]
+
+        membership.complete = slowly  # type: ignore[method-assign]
+
+    with agent(tmp_path, lambda: run(a_script(before), seed=4), 3, in_place=True) as ours:
+        ours.wait_ended([2])
+        until_step(ours, 6, [ahead])
+        plan = ours.regroup()
+        assert plan.behind == {1 - ahead}
+        ours.finish()
+        assert_exact(ours, undisturbed, [0, 1])
+        assert [a.epoch for a in entries(ours, 0)] == [a.epoch for a in entries(ours, 1)]
+
+
+def test_a_rank_that_may_not_regroup_parks_at_the_boundary_before(tmp_path: Path) -> None:
+    with agent(tmp_path, lambda: run(a_script(), seed=4), 3, in_place=True) as ours:
+        until_step(ours, 3, [0, 1, 2])
+        ours.kill(2)
+        for worker in ours.living:
+            worker.send(wire.Cut(epoch=1, keep=True))
+        ours.wait_for(lambda w: bool(w.of(wire.Standing)), [0, 1])
+        for worker in ours.living:
+            worker.send(wire.Cut(epoch=1))
+        ours.wait_for(lambda w: bool(w.of(wire.Parked)), [0, 1])
+        assert all(w.of(wire.Parked)[0].sound for w in ours.living)
+        assert all(w.position.phase is not Phase.REDUCED for w in ours.living)

@@ -1,0 +1,177 @@
+"""Real ranks under real agents: the survivors of a death go on in the same step, and the slot that
+was lost joins them again.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from agent.gang import Gang, assert_exact
+from everstep import Job, run
+from everstep_agent.coordinator import coordinator, regroup
+from everstep_agent.pod import spawn
+from everstep_contract import levels, report
+from runtime.test_regroup import a_dataset, a_model
+
+STEPS = 60
+KILLS = int(os.environ.get("EVERSTEP_REGROUP_KILLS", "40"))
+SEED = int(os.environ.get("EVERSTEP_REGROUP_SEED", "0")) or random.SystemRandom().randrange(
+    1, 10**6
+)
+
+
+def a_script(job: Job, until: int = STEPS) -> None:
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job.track(model=model, optimizer=optimizer)
+    data = job.batches(a_dataset(), global_batch=24, micro_batch=2)
+    for step in job.steps(until=until):
+        for inputs, wanted in step.batches(data):
+            step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+            time.sleep(0.004)
+        optimizer.step()
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawner = spawn.ForkSpawner(lambda: run(a_script, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+
+
+@pytest.mark.parametrize("victim", [2, 0], ids=["another rank", "the lead of saves"])
+async def test_the_survivors_of_a_killed_rank_go_on_in_place_and_it_joins_again(
+    tmp_path: Path, forked: None, victim: int
+) -> None:
+    others = [slot for slot in range(3) if slot != victim]
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        survivors = [gang.worker(slot) for slot in others]
+        os.kill(gang.worker(victim), signal.SIGKILL)
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        await gang.until(lambda s: any(not i.open for i in s.incidents))
+        incident = gang.seen.incidents[0]
+        assert (incident.cause, incident.rung, incident.steps_lost) == ("WorkerDied", "regroup", 0)
+        await gang.until(lambda s: s.epoch == 3 and s.running)
+        assert [gang.worker(slot) for slot in others] == survivors, "only the lost rank is new"
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.DONE}
+        claims = (await gang.run_log()).claims
+        assert [len(c.members) for c in claims] == [3, 2, 3]
+        assert [(link.epoch, link.last_step) for link in claims[1].chain] == [(1, incident.step)]
+        await assert_exact(gang, STEPS)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+async def test_many_ranks_killed_at_random_moments_cost_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One, two at once, one more while the others regroup, one while a newcomer joins."""
+    spawner = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, 10**6), seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    chance, world = random.Random(SEED), 4
+    print(f"seed {SEED}")
+    async with Gang(tmp_path, world, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        killed: set[int] = set()
+        while len(killed) < KILLS:
+            await gang.until(lambda s: is_whole(s, world), 60.0)
+            await asyncio.sleep(chance.random() * 0.4)
+            before, first = gang.seen.step, time.monotonic()
+            for _ in range(chance.choice((1, 1, 1, 2, 2, 3))):
+                kill_one(gang, chance, killed)
+                await asyncio.sleep(chance.choice((0.0, 0.02, 0.1, 0.5)) * chance.random())
+            await gang.until(lambda s, b=before: s.step > b, 60.0)
+            print(f"{len(killed)} killed, next step after {time.monotonic() - first:.2f} s")
+        await gang.until(lambda s: is_whole(s, world), 60.0)
+        gang.want(stop=levels.Stop.SUSPEND)
+        await gang.reports()
+        assert gang.seen.stopped is not None
+        assert sum(i.steps_lost for s in gang.history for i in s.incidents) == 0
+        await assert_exact(gang, gang.seen.stopped.step)
+
+
+def is_whole(seen: levels.Seen, world: int) -> bool:
+    return seen.running and len(seen.members) == world and all(not i.open for i in seen.incidents)
+
+
+def kill_one(gang: Gang, chance: random.Random, killed: set[int]) -> None:
+    """A rank, or a newcomer that gets ready; not the last rank, with which the state would go."""
+    workers = [a.pod.workers for a in gang.agents.values()]
+    ranks = {w.pid for s in workers for w in s.current.values() if w.alive} - killed
+    newcomers = {w.pid for s in workers for w in s.fresh.values() if w.joins} - killed
+    if len(ranks) > 1:
+        victim = chance.choice(sorted(ranks | newcomers))
+        killed.add(victim)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+
+
+def a_slow_survivor(job: Job) -> None:
+    """Rank 1 is still in the optimizer's step 8 when rank 2 has applied it and rank 0 dies."""
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job.track(model=model, optimizer=optimizer)
+    data = job.batches(a_dataset(), global_batch=24, micro_batch=2)
+    rank = job.rank
+    for step in job.steps(until=14):
+        if rank == 0 and step.number == 9 and not job._session.start.join:
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        for inputs, wanted in step.batches(data):
+            step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+        if rank == 1 and step.number == 8:
+            time.sleep(0.6)
+        optimizer.step()
+
+
+async def test_a_step_that_a_slow_survivor_applies_after_the_regroup_is_in_its_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawner = spawn.ForkSpawner(lambda: run(a_slow_survivor, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 2)
+        gang.want(min_workers=2, want_workers=2, max_workers=2)
+        await gang.reports()
+        await assert_exact(gang, 14)
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["in place", "restart"])
+async def test_a_coordinator_lost_between_claim_and_publication_costs_no_step(
+    tmp_path: Path, forked: None, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """Its successor finds the claim of an epoch that nobody has heard of."""
+    begin, failed = regroup.begin, []
+
+    def fail_once(*given: object) -> None:
+        if failed:
+            return begin(*given)  # type: ignore[arg-type]
+        failed.append(given)
+        if not goes_on:
+            monkeypatch.setattr(coordinator, "regroup", refuse)
+        raise KeyError("as told")
+
+    async def refuse(term: object, found: object) -> object:
+        return found
+
+    monkeypatch.setattr("everstep_agent.coordinator.faults.REST_SECONDS", (0.5, 0.5, 0.5))
+    monkeypatch.setattr(regroup, "begin", fail_once)
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        os.kill(gang.worker(2), signal.SIGKILL)
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.DONE}
+        assert failed
+        assert all(i.steps_lost == 0 for i in gang.seen.incidents), gang.seen.incidents
+        claims = (await gang.run_log()).claims
+        assert [len(c.members) for c in claims][:3] == [3, 2, 2 if goes_on else 3]
+        await assert_exact(gang, STEPS)

@@ -1,0 +1,106 @@
+"""Who follows whom, as the runtime's `choose_coordinator` and `choose_witness` decide it.
+
+A pod asks its peers: the operator's newest list, and the members of the newest epoch that it heard of. Whether it
+has heard already that it is to leave is open, so each is a candidate.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from everstep_agent.peers.following import Answer, Choice, choose_coordinator, choose_witness
+from everstep_agent.peers.messages import EpochLevel, Who
+from simulation.protocol.world import Coordinator, Place, Pod, World
+
+FOREVER = 1e9
+"""Seconds alone after which every turn has come and every doubt is over."""
+
+
+def follows(world: World, pod: Pod) -> Place | None:
+    """Its own role; else whom it follows already, for as long as it reaches that one; else its choice."""
+    place = pod.snap.place
+    if not world.coordinators:
+        return None
+    if world.coordinator(place) is not None:
+        return place
+    if _still_follows(world, pod):
+        return pod.follows
+    choice = choose(world, pod, alone_for=0.0)
+    return _to_place(choice.address) if choice.address and not choice.act else None
+
+
+def choose(world: World, pod: Pod, *, alone_for: float) -> Choice:
+    """Of an agent that follows nobody."""
+    return _choose(_who(world, pod), _answers(world, pod, _peers(world, pod)), alone_for)
+
+
+def has_rival(world: World, one: Coordinator) -> bool:
+    """Another coordinator within reach that precedes it. Its peers are those of the operator's words that it heard."""
+    pod = world.pod(one.place)
+    if len(world.coordinators) < 2 or pod is None or one.ended:
+        return False
+    known = world._replace(words=world.words[: one.words])
+    peers = _peers(known, pod._replace(kept=one.kept))
+    return not _choose(_who(world, pod), _answers(world, pod, peers), 0.0).act
+
+
+def hear_witness(world: World, pod: Pod) -> EpochLevel | None:
+    """What the peer knows that was in a newer epoch than the one that this pod heard of."""
+    known = pod.level.number if pod.level else 0
+    answers = _answers(world, pod, _peers(world, pod))
+    address = choose_witness({a.address: a for a in answers}, known=known)
+    witness = world.pod(_to_place(address)) if address else None
+    return witness.level if witness is not None else None
+
+
+def _still_follows(world: World, pod: Pod) -> bool:
+    other = pod.follows
+    found = other is not None and world.coordinator(other) is not None
+    return found and other is not None and world.linked(pod.snap.place, other)
+
+
+def _peers(world: World, pod: Pod) -> frozenset[Place]:
+    """As `AgentState.peers`."""
+    current = {(slot, world.current(slot)) for slot in range(world.slots)}
+    epoch = {(m.slot, m.attempt) for m in pod.level.members} if pod.level else set()
+    return frozenset(current | epoch)
+
+
+def _answers(world: World, pod: Pod, peers: Iterable[Place]) -> tuple[Answer, ...]:
+    place = pod.snap.place
+    others = [p for p in world.pods if p.snap.place in peers and p.snap.place != place]
+    return tuple(
+        _build_answer(p.snap.place, _who(world, p) if world.linked(place, p.snap.place) else None)
+        for p in others
+    )
+
+
+def _who(world: World, pod: Pod) -> Who:
+    one = world.coordinator(pod.snap.place)
+    following = pod.follows if one is None and _still_follows(world, pod) else None
+    return _build_who(pod.snap.place, pod.snap.epoch, one is not None and not one.ended, following)
+
+
+@lru_cache(maxsize=1 << 12)
+def _build_who(place: Place, epoch: int, acting: bool, following: Place | None) -> Who:
+    coordinator = _to_address(following) if following else ""
+    return Who(slot=place[0], attempt=place[1], acting=acting, epoch=epoch, coordinator=coordinator)
+
+
+@lru_cache(maxsize=1 << 12)
+def _build_answer(place: Place, who: Who | None) -> Answer:
+    return Answer(slot=place[0], attempt=place[1], address=_to_address(place), who=who)
+
+
+@lru_cache(maxsize=1 << 14)
+def _choose(me: Who, answers: tuple[Answer, ...], alone_for: float) -> Choice:
+    address = _to_address((me.slot, me.attempt))
+    return choose_coordinator(me, address, {a.address: a for a in answers}, alone_for=alone_for)
+
+
+def _to_address(place: Place) -> str:
+    return f"{place[0]}-{place[1]}"
+
+
+def _to_place(address: str) -> Place:
+    slot, _, attempt = address.partition("-")
+    return int(slot), int(attempt)

@@ -1,0 +1,150 @@
+"""`everstep.membership.Membership`, as a value: each call is made on the product's object, which is set
+to that value before and read afterwards.
+
+Nothing here waits: a call that would block is none of the model's moves.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from everstep.membership import Membership
+from everstep_contract import wire
+
+Numbers = tuple[float, ...]
+MICRO_BATCHES = 4
+
+
+class Group:
+    """The process group of an epoch, by its number."""
+
+    abandoned, rank, world = False, 0, 0
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def all_reduce(self, tensor: Any) -> Any:
+        raise AssertionError("the model has collectives of its own")
+
+    def wait(self, works: Any) -> bool:
+        raise AssertionError("the model has collectives of its own")
+
+    def cut(self) -> None:
+        """The model lets a collective of a cut group go either way."""
+
+
+GROUPS = [Group(epoch) for epoch in range(8)]
+
+
+class Kept(NamedTuple):
+    """The fields of `Membership` under names without the underscore; groups by their epoch, 0: none."""
+
+    epoch: int
+    rank: int
+    world: int
+    group: int
+    newest: int
+    applied: int = 0
+    ended: tuple[tuple[int, int], ...] = ()
+    reductions: int = 0
+    vector: Numbers | None = None
+    share: tuple[int, ...] | None = None
+    micro_batches: int = 0
+    more: tuple[int, ...] = ()
+    assigned: tuple[int, ...] | None = None
+    rescue: Numbers | None = None
+    held: bool = False
+    apart: str = ""
+
+
+class Done(NamedTuple):
+    kept: Kept
+    result: Any
+    sent: tuple[Any, ...]
+
+
+def first(rank: int, world: int) -> Kept:
+    return Kept(epoch=1, rank=rank, world=world, group=1, newest=1)
+
+
+class LateRescue(Membership):
+    """A variant: a handed vector counts though this rank is held, and has told that it lacks it."""
+
+    def take_rescue(self) -> Any:
+        vector, self._rescue = self._rescue, None
+        if vector is not None:
+            self._end_reduction(vector)
+        return vector
+
+
+class LateReduction(Membership):
+    """A variant: a reduction counts though the standing was told without it."""
+
+    def complete(self, group: Any, vector: Any) -> bool:
+        if group is not self._group:
+            return False
+        self._end_reduction(vector)
+        return True
+
+
+class EarlyMark(Membership):
+    """A variant: a rank that is held names the epoch of a step at once."""
+
+    def mark_applied(self, step: int) -> int:
+        self._applied = step
+        return next((epoch for last, epoch in self._ended if step <= last), self.epoch)
+
+
+@lru_cache(maxsize=1 << 18)
+def act(kind: type[Membership], kept: Kept, name: str, *args: Any) -> Done:
+    """What the method leaves, returns and sends. A vector, or a group by its epoch, may be an argument."""
+    sent: list[Any] = []
+    membership = _restore(kind, kept, sent.append)
+    if name == "regroup":  # without the thread that forms the group
+        membership._enter(args[0])
+        result = None
+    elif name == "complete":
+        result = membership.complete(GROUPS[args[0]], np.array(args[1], np.float64))
+    elif name == "fail":
+        result = membership.fail(GROUPS[args[0]])  # type: ignore[func-returns-value]
+    else:
+        result = getattr(membership, name)(*args)
+    return Done(_capture(membership), _freeze(result), tuple(sent))
+
+
+def _restore(kind: type[Membership], kept: Kept, send: Callable[[Any], None]) -> Membership:
+    start = wire.Start(
+        epoch=kept.epoch, rank=kept.rank, world=kept.world, local_rank=0, local_world=1, node_rank=0,
+        job="", run="", applied=kept.applied, manifest=None, chunks=None, staging="",
+    )  # fmt: skip
+    made = kind(start, GROUPS[kept.newest], send=send, form=lambda frame: GROUPS[frame.epoch])
+    made._group = GROUPS[kept.group] if kept.group else None
+    made._ended, made._reductions = list(kept.ended), kept.reductions
+    made._vector = None if kept.vector is None else np.array(kept.vector, np.float64)
+    made._share = None if kept.share is None else list(kept.share)
+    made._micro_batches, made._more = kept.micro_batches, list(kept.more)
+    made._assigned = None if kept.assigned is None else list(kept.assigned)
+    made._rescue = None if kept.rescue is None else np.array(kept.rescue, np.float64)
+    made._held, made._apart = kept.held, kept.apart
+    return made
+
+
+def _capture(made: Membership) -> Kept:
+    return Kept(
+        made.epoch, made.rank, made.world, _epoch(made._group), _epoch(made._newest), made._applied,
+        tuple(made._ended), made._reductions, _freeze(made._vector), _freeze(made._share),
+        made._micro_batches, tuple(made._more), _freeze(made._assigned), _freeze(made._rescue),
+        made._held, made._apart,
+    )  # fmt: skip
+
+
+def _epoch(group: Any) -> int:
+    return group.epoch if group is not None else 0
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return tuple(value.tolist())
+    return tuple(value) if isinstance(value, list) else value

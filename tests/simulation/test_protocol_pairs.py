@@ -1,0 +1,107 @@
+"""Every pair of faults, exhausted: the long part of the protocol's search. It goes on where a former run stood."""
+
+import itertools
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from finished import ROOT, Finished, digest_of
+from simulation.protocol.membership import KINDS, Membership
+from simulation.protocol.rules import Rules
+from simulation.protocol.search import Bounds, Found, search
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(0)]
+SECONDS = float(os.environ.get("EVERSTEP_PROTOCOL_PAIRS_SECONDS", "840"))
+"""Of this process's CPU."""
+STATES = int(os.environ.get("EVERSTEP_PROTOCOL_PAIRS_STATES", "5000000"))
+PAIRS = list(itertools.combinations_with_replacement(KINDS, 2))
+FAIR_EVERY = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    slots: int
+    delays: int
+    steps: int
+    share: float
+    """Of all the time: a round that is too large must leave some to the next, which also has what is left over."""
+    first_seconds: float
+    """For each pair at first; those that need more are tried again with more."""
+    at_least: int
+    """So many pairs must be exhausted when the time is up, those of former runs included."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.slots} slots, {self.delays} delays, {self.steps} steps"
+
+
+ROUNDS = (
+    Round(slots=2, delays=0, steps=2, share=0.25, first_seconds=5, at_least=len(PAIRS)),
+    Round(slots=3, delays=0, steps=2, share=0.45, first_seconds=5, at_least=48),
+    Round(slots=3, delays=1, steps=1, share=0.3, first_seconds=15, at_least=18),
+)
+"""In this order. With one delay a pair on three slots has thirty times as many states as with none."""
+
+
+def test_each_pair_of_faults_breaks_no_invariant() -> None:
+    finished = Finished("protocol", digest_of(loaded_files()))
+    until, sizes = time.process_time(), dict.fromkeys(PAIRS, 0)
+    for round_ in ROUNDS:
+        until += round_.share * SECONDS
+        exhaust(round_, finished, sizes, until)
+    counts = {r: sum(case(r, pair) in finished for pair in PAIRS) for r in ROUNDS}
+    for round_, count in counts.items():
+        print(f"{round_.name}: {count} of {len(PAIRS)} pairs exhausted")
+    missing = [f"{r.name}: {n} < {r.at_least}" for r, n in counts.items() if n < r.at_least]
+    assert not missing, f"{missing}; run it again, it goes on from {finished.path}"
+
+
+def exhaust(
+    round_: Round, finished: Finished, sizes: dict[tuple[str, str], int], until: float
+) -> None:
+    """The small pairs first, as the round before saw them: each has a share of time, which grows from pass to pass."""
+    share = round_.first_seconds
+    waiting = [pair for pair in PAIRS if case(round_, pair) not in finished]
+    waiting.sort(key=lambda pair: sizes[pair])
+    too_large: list[tuple[str, str]] = []
+    while waiting and time.process_time() < until:
+        for pair in waiting:
+            left = until - time.process_time()
+            found = explore(round_, pair, min(share, left)) if left > 0 else Found()
+            sizes[pair] = found.states + (0 if found.complete else STATES)
+            if found.complete:
+                finished.add(case(round_, pair))
+            elif found.states > STATES:
+                too_large.append(pair)
+        waiting = [p for p in waiting if case(round_, p) not in finished and p not in too_large]
+        share *= 6
+    if too_large:
+        print(f"{round_.name}: {too_large} have more than {STATES} states")
+
+
+def explore(round_: Round, pair: tuple[str, str], seconds: float) -> Found:
+    model = Membership(Rules(steps=round_.steps))
+    bounds = Bounds(delays=round_.delays, states=STATES, seconds=seconds, fair_every=FAIR_EVERY)
+    found = search(model, model.start(round_.slots, pair), bounds)
+    end = "exhausted" if found.complete else "not exhausted"
+    spent = f"{time.process_time():.0f} s of CPU so far"
+    text = f"{found.states} states, {found.fair} fair runs, {end}; {spent}"
+    print(f"{case(round_, pair)}: {text}", flush=True)
+    again = f"EVERSTEP_PROTOCOL_PAIRS_SECONDS={SECONDS} does it again"
+    assert not found.broken, "\n".join([found.broken, again, *found.story])
+    return found
+
+
+def case(round_: Round, pair: tuple[str, str]) -> str:
+    return f"{round_.name}, {' and '.join(pair)}"
+
+
+def loaded_files() -> list[Path]:
+    """The product's and the model's modules that a search uses: all that were imported for it."""
+    ours = ("everstep_agent", "everstep_contract", "simulation.protocol")
+    files = [m.__file__ for name, m in sys.modules.items() if name.startswith(ours)]
+    return sorted(Path(f).relative_to(ROOT) for f in files if f)
