@@ -28,7 +28,7 @@ else
 endif
 
 .PHONY: test-long
-test-long: setup ## The full crash, protocol and store runs: an hour at most (PYTEST_ARGS='-k …' to choose)
+test-long: setup ## The full crash, protocol and store runs; crash runs are resumed (PYTEST_ARGS='-k …' to choose)
 ifdef PYTEST_ARGS
 	@$(PYTEST) -m long -s $(PYTEST_ARGS)
 else
@@ -48,12 +48,20 @@ check: setup ## Format, lint, types, layers, generated files
 	@bash .ci/check
 
 .PHONY: bench
-bench: setup ## Run the benchmarks
+bench: setup ## The small benchmarks: reading a page of an exporter
 	@bash .ci/bench
 
 .PHONY: bench-scale
 bench-scale: setup ## What 200 jobs on 500 nodes cost the operator and the API server (ARGS='--jobs 20 --nodes 50')
 	@$(BIN)/python benchmarks/scale/run.py $(ARGS)
+
+.PHONY: bench-steady
+bench-steady: setup ## What an undisturbed step costs beside the same loop under stock DDP (ARGS='--ranks 2 --pairs 3')
+	@$(BIN)/python benchmarks/steady/run.py $(ARGS)
+
+.PHONY: bench-recovery
+bench-recovery: setup ## What a lost rank costs, beside torchrun and torchft (FULL=1: 7 runs; ARGS='--only everstep')
+	@$(BIN)/python benchmarks/recovery/run.py $(ARGS)
 
 .PHONY: crds
 crds: setup ## Write crds/ anew from the pydantic models, and what the chart has of them

@@ -2,6 +2,7 @@
 
 import os
 import sysconfig
+import time
 from pathlib import Path
 
 import torch
@@ -11,6 +12,8 @@ from torch.nn import functional
 import everstep
 
 STEPS = int(os.environ.get("BYTE_LM_STEPS", "300"))
+LOG = os.environ.get("BYTE_LM_LOG", "")
+"""A folder in which each rank notes the steps that it has applied; empty: none."""
 CONTEXT, WIDTH, HEADS, LAYERS = 64, 160, 4, 3
 
 
@@ -63,8 +66,16 @@ def main(job: everstep.Job) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+        if LOG:
+            note(job.rank, step)
         if job.is_first and step.number % 10 == 0:
             print(f"step {step.number:4d}  loss {step.loss:.4f}")
+
+
+def note(rank: int, step: everstep.Step) -> None:
+    """One line: step, loss (exact), seconds of the machine's monotonic clock, process."""
+    with Path(LOG, f"rank-{rank}").open("a") as file:
+        file.write(f"{step.number} {float(step.loss).hex()} {time.monotonic()} {os.getpid()}\n")
 
 
 everstep.run(main, seed=0)
