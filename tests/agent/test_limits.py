@@ -42,7 +42,7 @@ def test_an_epoch_that_does_not_start_is_broken_and_names_who_has_not_begun() ->
 async def test_a_boundary_that_nobody_confirms_is_given_up_and_said() -> None:
     term = a_term(wanting(2))
     term.change(term.state.begin_epoch(an_epoch(boundary=Boundary(step=8))))
-    watch = boundary_turn.Watch(save_at=0.0, moved_at=0.0, armed_at=100.0)
+    watch = replace(boundary_turn.Watch.start(0.0), armed_at=100.0)
     workers = [a_worker(), a_worker()]
     assert not boundary_turn.settle(term, watch, workers, 100.0 + boundary_turn.ARM_SECONDS - 1)
     assert term.running.boundary == Boundary(step=8)
@@ -50,6 +50,40 @@ async def test_a_boundary_that_nobody_confirms_is_given_up_and_said() -> None:
     assert not boundary_turn.settle(term, watch, workers, 100.0 + boundary_turn.ARM_SECONDS + 1)
     assert term.running.boundary is None
     assert "slot 1 did not answer" in term.state.notes[-1]
+
+
+# --- going on in place
+
+
+def test_losses_one_after_another_do_not_put_off_saves_by_seconds() -> None:
+    watch = boundary_turn.Watch.start(0.0)
+    for loss in (20.0, 40.0, 60.0):
+        watch = watch.renew(loss)
+    assert (watch.save_at, watch.began) == (0.0, 60.0)
+
+
+def test_a_job_below_its_minimum_is_short_since_the_first_loss_that_made_it_so() -> None:
+    watch = boundary_turn.Watch.start(0.0)
+    assert watch.short(False, 10.0) == 0.0
+    assert watch.renew(20.0).short(True, 20.0) == 0.0
+    watch.short(True, 20.0)
+    assert watch.renew(500.0).short(True, 520.0) == 500.0
+    watch.short(False, 600.0)
+    assert watch.short(True, 700.0) == 0.0, "it had enough pods in between"
+
+
+async def test_a_save_that_is_due_does_not_wait_for_a_newcomer_that_gets_ready() -> None:
+    term = a_term(wanting(3), save_every_seconds=30.0)
+    term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING)))
+    for report in (stepping(0), stepping(1)):
+        term.take(replace(report, in_place=True))
+    term.take(a_report(2, fresh=(1,), in_place=True))
+    watch, workers = boundary_turn.Watch.start(0.0), [a_worker(), a_worker()]
+    boundary_turn.settle(term, watch, workers, 29.0)
+    assert term.running.joining and term.running.boundary is None, "invited, and not ready yet"
+    boundary_turn.settle(term, watch, workers, 31.0)
+    assert term.running.boundary is not None
+    assert not term.running.boundary.hold
 
 
 # --- one fault, one way back

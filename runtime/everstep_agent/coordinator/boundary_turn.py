@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep_agent.coordinator import boundaries, join_rules, rounds
 from everstep_agent.coordinator.gather import stop_here
@@ -30,7 +30,10 @@ class Move:
 class Watch:
     """The state that the training loop keeps between two turns."""
 
+    began: float
+    """When the epoch began, or went on in place."""
     save_at: float
+    """When the last save by seconds was done, or given up."""
     moved_at: float
     """When any rank's step last advanced."""
     armed_at: float = 0.0
@@ -43,6 +46,24 @@ class Watch:
     """Why the armed boundary ends the epoch (`boundaries.why_stay`); empty: it only saves."""
     move: Move | None = None
     """Not yet opened as an incident."""
+    short_since: float | None = None
+    """Since when the job has had fewer pods than its minimum; None: it has enough."""
+
+    @classmethod
+    def start(cls, now: float) -> "Watch":
+        return cls(began=now, save_at=now, moved_at=now, armed_at=now)
+
+    def renew(self, now: float) -> "Watch":
+        """For an epoch that goes on in place: what spans several such epochs is kept."""
+        return replace(Watch.start(now), save_at=self.save_at, short_since=self.short_since)
+
+    def short(self, is_short: bool, now: float) -> float:
+        """Seconds since the job has had fewer pods than its minimum."""
+        if not is_short:
+            self.short_since = None
+        elif self.short_since is None:
+            self.short_since = now
+        return 0.0 if self.short_since is None else now - self.short_since
 
     def idle(self, furthest: int, now: float) -> float:
         """Seconds since any rank's step last advanced."""
@@ -113,7 +134,7 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     ) or boundaries.why_renew(term.wanted, epoch)
     joins = purpose == "Grow" and in_place
     if joins and not _invite(term, ready):
-        return
+        purpose, joins = "", False
     if not purpose and not _is_save_due(term, watch, now):
         return
     watch.purpose, watch.raises, watch.armed_at = purpose, 0, now

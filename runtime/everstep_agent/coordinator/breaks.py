@@ -120,13 +120,13 @@ def find_late_regroup(
 
 
 def find_below_minimum(
-    epoch: EpochLevel, least: int, *, waited: float, limit: float
+    epoch: EpochLevel, least: int, *, short: float, limit: float
 ) -> Break | None:
-    """`waited`: seconds since the epoch began; it began small because members were lost."""
-    if epoch.in_place is None or len(epoch.members) >= least or waited <= limit:
+    """`short`: seconds that the job has trained with fewer than `least` pods, after losses."""
+    if epoch.in_place is None or len(epoch.members) >= least or short <= limit:
         return None
     text = (
-        f"{len(epoch.members)} of at least {least} pods have trained for {waited / 60:.0f} minutes, and "
+        f"{len(epoch.members)} of at least {least} pods have trained for {short / 60:.0f} minutes, and "
         "no replacement has joined; the job waits for one"
     )
     return Break(cause=BELOW_MINIMUM, message=text)

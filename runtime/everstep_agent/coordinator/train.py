@@ -32,38 +32,20 @@ BELOW_MIN_SECONDS = 1800.0
 
 async def train(term: Term) -> str:
     """Runs until the epoch is over. Returns the cause of the next one."""
-    began = term.now()
-    watch, wait = _watch(term), last_save.Wait()
+    watch, wait = Watch.start(term.now()), last_save.Wait()
     while not term.ended:
         now, epoch = term.now(), term.running
-        found = _find_break(term, watch, now) or find_late_start(
-            epoch,
-            term.reports.all(),
-            waited=now - began,
-            limit=START_FACTOR * term.settings.startup_seconds,
-            trouble=term.storage_error is not None,
-        )
-        found = found or find_late_regroup(
-            epoch,
-            members.list_workers(epoch, term.reports.all()),
-            waited=now - began,
-            limit=regroup.FORM_SECONDS,
-        )
-        found = found or find_below_minimum(
-            epoch, term.wanted.min_workers, waited=now - began, limit=BELOW_MIN_SECONDS
-        )
+        workers = members.list_workers(epoch, term.reports.all())
+        found = _find_loss(term, watch, workers, now)
         if found is not None:
             lost = await _regroup(term, found)
             if lost is not None:
                 return await recover(term, lost)
-            began, watch, wait = term.now(), _watch(term), last_save.Wait()
-            continue
-        workers = members.list_workers(epoch, term.reports.all())
-        if join_rules.are_held(epoch, workers):
+        elif join_rules.are_held(epoch, workers):
             await join.admit(term)
-            if term.running is not epoch and term.running.number > epoch.number:
-                began, watch, wait = term.now(), _watch(term), last_save.Wait()
-                continue
+        if found is not None or term.running.number > epoch.number:
+            watch, wait = watch.renew(term.now()), last_save.Wait()
+            continue
         _advance(term, workers, now)
         term.saves.pump(term.running, term.applied(), term.spent())
         if term.saves.impossible:
@@ -88,8 +70,25 @@ async def train(term: Term) -> str:
     return ""
 
 
-def _watch(term: Term) -> Watch:
-    return Watch(save_at=term.now(), moved_at=term.now(), armed_at=term.now())
+def _find_loss(
+    term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float
+) -> Break | None:
+    """A lost member, or a limit of the epoch that has passed."""
+    epoch, least, began = term.running, term.wanted.min_workers, now - watch.began
+    return (
+        _find_break(term, watch, now)
+        or find_late_start(
+            epoch,
+            term.reports.all(),
+            waited=began,
+            limit=START_FACTOR * term.settings.startup_seconds,
+            trouble=term.storage_error is not None,
+        )
+        or find_late_regroup(epoch, workers, waited=began, limit=regroup.FORM_SECONDS)
+        or find_below_minimum(
+            epoch, least, short=watch.short(len(epoch.members) < least, now), limit=BELOW_MIN_SECONDS
+        )
+    )
 
 
 async def _regroup(term: Term, found: Break) -> Break | None:
