@@ -34,7 +34,7 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
     def set(self, key: str, value: str | bytes) -> None:
         raw = value.encode() if isinstance(value, str) else bytes(value)
         self._agent.send(
-            wire.StoreSet(epoch=self._epoch, key=self._prefix + key, value=wire.to_text(raw))
+            wire.StoreSet(epoch=self._epoch, key=self._name(key), value=wire.to_text(raw))
         )
 
     def get(self, key: str) -> bytes:
@@ -46,14 +46,14 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
 
     def add(self, key: str, amount: int) -> int:
         return self._ask(
-            wire.StoreAdd(epoch=self._epoch, key=self._prefix + key, amount=amount)
+            wire.StoreAdd(epoch=self._epoch, key=self._name(key), amount=amount)
         ).number
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         reply = self._ask(
             wire.StoreCompareSet(
                 epoch=self._epoch,
-                key=self._prefix + key,
+                key=self._name(key),
                 expected=wire.to_text(expected.encode()),
                 desired=wire.to_text(desired.encode()),
             )
@@ -62,13 +62,11 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
 
     def check(self, keys: Sequence[str]) -> bool:
         return bool(
-            self._ask(
-                wire.StoreCheck(epoch=self._epoch, keys=tuple(self._prefix + k for k in keys))
-            ).number
+            self._ask(wire.StoreCheck(epoch=self._epoch, keys=tuple(map(self._name, keys)))).number
         )
 
     def delete_key(self, key: str) -> bool:
-        return bool(self._ask(wire.StoreDelete(epoch=self._epoch, key=self._prefix + key)).number)
+        return bool(self._ask(wire.StoreDelete(epoch=self._epoch, key=self._name(key))).number)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._limit = timeout
@@ -76,9 +74,12 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
     def clone(self) -> "AgentStore":
         return AgentStore(self._agent, self._epoch, self._prefix)
 
+    def _name(self, key: str) -> str:
+        return self._prefix + key
+
     def _wait_for(self, key: str, limit: timedelta) -> bytes:
         ms = int(limit.total_seconds() * 1000)
-        reply = self._ask(wire.StoreGet(epoch=self._epoch, key=self._prefix + key, timeout_ms=ms))
+        reply = self._ask(wire.StoreGet(epoch=self._epoch, key=self._name(key), timeout_ms=ms))
         if reply.value is None:
             raise TimeoutError(f"no rank has set {key!r} within {limit}")
         return wire.from_text(reply.value)

@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
         "run",
         help="train: on a laptop with its own workers, in a cluster as the pod's agent",
         description="Run a training script. The options are for a laptop; in a cluster the job's "
-        "spec sets them, but --preload, --no-zygote and --in-place.",
+        "spec sets them, except for --preload, --no-zygote and --in-place.",
         usage="everstep run [OPTIONS] SCRIPT [-- ARGS OF THE SCRIPT]",
     )
     run.add_argument(

@@ -80,7 +80,8 @@ async def test_a_save_that_is_due_does_not_wait_for_a_newcomer_that_gets_ready()
     term.take(a_report(2, fresh=(1,), in_place=True))
     watch, workers = boundary_turn.Watch.start(0.0), [a_worker(), a_worker()]
     boundary_turn.settle(term, watch, workers, 29.0)
-    assert term.running.joining and term.running.boundary is None, "invited, and not ready yet"
+    assert term.running.joining, "invited, and not ready yet"
+    assert term.running.boundary is None
     boundary_turn.settle(term, watch, workers, 31.0)
     assert term.running.boundary is not None
     assert not term.running.boundary.hold

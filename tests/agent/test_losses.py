@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.gang import Gang, assert_exact
-from everstep_agent.pod.workers import Worker
+from everstep_agent.pod.worker import Worker
 from everstep_contract import levels, log, report
 
 

@@ -17,7 +17,8 @@ import pytest
 from everstep_agent import logline
 from everstep_agent.peers.messages import State
 from everstep_agent.pod import hang, spawn
-from everstep_agent.pod.workers import Place, Worker, WorkerSet
+from everstep_agent.pod.worker import Worker
+from everstep_agent.pod.workers import Place, WorkerSet
 
 IDLE = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 

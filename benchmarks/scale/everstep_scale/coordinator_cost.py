@@ -97,7 +97,7 @@ def measure_reports(count: int) -> list[Cost]:
     reports = [_build_report(slot, epoch) for slot in range(count)]
     for report in reports:
         term.take(report)
-    watch = boundary_turn.Watch(save_at=term.now(), moved_at=term.now())
+    watch = boundary_turn.Watch.start(term.now())
     turns = HEARTBEAT_SECONDS / TICK_SECONDS / count
 
     def take() -> None:

@@ -86,7 +86,10 @@ def _find_loss(
         )
         or find_late_regroup(epoch, workers, waited=began, limit=regroup.FORM_SECONDS)
         or find_below_minimum(
-            epoch, least, short=watch.short(len(epoch.members) < least, now), limit=BELOW_MIN_SECONDS
+            epoch,
+            least,
+            short=watch.short(len(epoch.members) < least, now),
+            limit=BELOW_MIN_SECONDS,
         )
     )
 

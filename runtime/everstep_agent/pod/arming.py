@@ -5,7 +5,7 @@ below it. Also orders the save after a cut.
 from collections.abc import Iterable
 
 from everstep_agent.peers.messages import EpochLevel, State
-from everstep_agent.pod.workers import Worker
+from everstep_agent.pod.worker import Worker
 from everstep_contract import wire
 
 

@@ -30,18 +30,18 @@ from everstep_agent.pod.arming import Arming, order_save
 from everstep_agent.pod.deaths import Deaths
 from everstep_agent.pod.fetch_ledger import LedgerFetcher
 from everstep_agent.pod.fetch_state import Restorer
+from everstep_agent.pod.in_place_join import InPlaceJoin
 from everstep_agent.pod.relay import STORE_FRAMES, Relay
 from everstep_agent.pod.save_queue import Uploads
 from everstep_agent.pod.time_ledger import TimeLedger
+from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.worker_report import build_worker_report, find_unheard_of
 from everstep_agent.pod.worker_start import (
-    build_join,
     build_regroup,
     build_start,
-    find_member,
     is_fresh_wanted,
 )
-from everstep_agent.pod.workers import Place, Worker, WorkerSet
+from everstep_agent.pod.workers import Place, WorkerSet
 from everstep_contract import levels, position, wire
 
 
@@ -93,6 +93,7 @@ class Pod:
             on_death=self._death,
             log=line,
         )
+        self._joining = InPlaceJoin(settings, context.me, self.workers, self._ledger_fetcher, line)
 
     async def open(self) -> None:
         for name in ("staging", "restore"):
@@ -129,7 +130,8 @@ class Pod:
         if self.epoch == 0:
             return
         if level is not None:
-            self._hand_over(level)
+            if level.number == self.epoch:
+                self._joining.give(level)
             self._continue_in_place(level)
         # A round alone ends nothing: its coordinator may not know of our epoch yet, and our state
         # may be the only copy.
@@ -162,42 +164,13 @@ class Pod:
                 worker.asked_vector = True
                 worker.send(wire.GiveVector(epoch=level.number))
 
-    def _hand_over(self, level: EpochLevel) -> None:
-        """A newcomer takes the state of a local worker."""
-        for transfer in level.transfers if level.number == self.epoch else ():
-            for worker in self.workers.current.values():
-                if worker.rank == transfer.giver and transfer.key not in worker.orders:
-                    worker.orders.add(transfer.key)
-                    worker.send(wire.GiveState(epoch=level.number, key=transfer.key))
-
     def _join_in_place(self, level: EpochLevel | None) -> None:
-        """This pod is invited to join the running epoch, or was."""
-        invited = level.joining if level is not None else ()
-        mine = next((m for m in invited if m.id == self.me.id), None)
-        entered = level.member(*self.me.id) if level is not None and level.in_place else None
-        if level and entered and entered.lives == self.workers.prepared_lives():
-            self._enter_prepared(level, entered)
-            return
-        self.workers.recycle(level.number if level is not None and level.live and mine else 0)
+        mine = self._joining.find_place(level)
         if level is None or mine is None:
+            self._joining.follow(level)
             return
-        if self.workers.ready_lives() == mine.lives:
-            self.workers.prepare(
-                lambda worker: build_join(self.settings, worker.local, level, mine)
-            )
-        for transfer in (t for t in level.transfers if t.slot == self.me.slot):
-            if transfer.local == 0:
-                giver = find_member(level, transfer.giver)
-                self._ledger_fetcher.ask(transfer.key, giver.address)
-            worker = self.workers.fresh.get(transfer.local)
-            if worker is not None and worker.joins and transfer.key not in worker.orders:
-                worker.orders.add(transfer.key)
-                worker.send(wire.TakeState(epoch=level.number, key=transfer.key))
-
-    def _enter_prepared(self, level: EpochLevel, mine: EpochMember) -> None:
         self._ledger.begin(time.monotonic(), restore=0.0, first=self.epoch == 0)
-        self._ledger_fetcher.forget()
-        self.workers.enter()
+        self._joining.enter()
         for worker in self.workers.current.values():
             worker.state = State.HELD
         self._enter_in_place(level, mine)
@@ -329,7 +302,7 @@ class Pod:
             case wire.Standing():
                 self._standing(worker, frame)
             case wire.StateTaken():
-                self._taken(worker, frame)
+                self._joining.taken(worker, frame)
             case wire.Regrouped():
                 self._regrouped(worker, frame)
             case wire.Parked():
@@ -355,13 +328,6 @@ class Pod:
             worker.standing = frame
             if worker.state in (State.STARTED, State.TRACKED):
                 worker.state = State.HELD
-
-    def _taken(self, worker: Worker, frame: wire.StateTaken) -> None:
-        if frame.problem:
-            self.line.say("state_not_taken", local=worker.local, message=frame.problem)
-            self.workers.recycle(0)
-        else:
-            worker.taken = frame.applied
 
     def _regrouped(self, worker: Worker, frame: wire.Regrouped) -> None:
         if frame.problem:
@@ -472,7 +438,7 @@ class Pod:
             fresh=self.workers.ready_lives() if self.workers.group_over() else (),
             ended=self.workers.ended_lives(),
             prepared=self.workers.prepared_lives(),
-            taken=self._taken_step(),
+            taken=self._joining.step,
             in_place=bool(self.settings.in_place),
             leaving=self.leaving,
             acked=self._arming.acked,
@@ -496,12 +462,6 @@ class Pod:
             failure=self.deaths.failure,
             seconds=self._ledger.total(),
         )
-
-    def _taken_step(self) -> int | None:
-        if not self._ledger_fetcher.done:
-            return None
-        steps = {worker.taken for worker in self.workers.fresh.values()}
-        return steps.pop() if len(steps) == 1 else None
 
     def _held(self) -> EpochLevel | None:
         return None if self.workers.group_over() else find_unheard_of(self.level, self._newest)

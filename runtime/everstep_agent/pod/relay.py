@@ -14,7 +14,7 @@ from everstep_agent import logline
 from everstep_agent.peers.client import PeerError, Pool
 from everstep_agent.peers.group_store import HOLD_SECONDS, OVER, GroupStore
 from everstep_agent.peers.messages import StoreAnswer, StoreCall
-from everstep_agent.pod.workers import Worker
+from everstep_agent.pod.worker import Worker
 from everstep_agent.waiting import result_unless
 from everstep_contract import wire
 

@@ -84,7 +84,7 @@ class Uploads:
             _remove(job.staged.path)
 
     def retire(self) -> None:
-        """The epoch is over, and the next one has begun in place: what waits is dropped."""
+        """The epoch is over: what waits is dropped."""
         self._task.cancel()
         for job in self._waiting:
             _remove(job.staged.path)
@@ -92,11 +92,8 @@ class Uploads:
         self.parts.clear()
 
     async def close(self) -> None:
-        self._task.cancel()
+        self.retire()
         await asyncio.gather(self._task, return_exceptions=True)
-        for job in self._waiting:
-            _remove(job.staged.path)
-        self._waiting.clear()
 
     async def _run(self) -> None:
         while True:

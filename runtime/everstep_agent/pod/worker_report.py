@@ -18,7 +18,7 @@ SCOPES = {w: levels.Scope(w.name.lower()) for w in position.Where}
 
 
 class Reported(Protocol):
-    """What the report needs of a worker; implemented by `workers.Worker`."""
+    """What the report needs of a worker; implemented by `worker.Worker`."""
 
     @property
     def local(self) -> int: ...

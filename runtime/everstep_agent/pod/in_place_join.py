@@ -1,0 +1,86 @@
+"""Joining a running epoch: an invited pod gets its fresh workers ready beside it, they take the state
+of members, and its agent takes the ledger of one of theirs.
+"""
+
+from everstep_agent import logline
+from everstep_agent.identity import Identity
+from everstep_agent.peers.messages import EpochLevel, EpochMember
+from everstep_agent.pod.fetch_ledger import LedgerFetcher
+from everstep_agent.pod.worker import Worker
+from everstep_agent.pod.worker_start import build_join, find_member
+from everstep_agent.pod.workers import WorkerSet
+from everstep_contract import env, wire
+
+
+class InPlaceJoin:
+    def __init__(
+        self,
+        settings: env.AgentEnv,
+        me: Identity,
+        workers: WorkerSet,
+        ledger: LedgerFetcher,
+        line: logline.Log,
+    ) -> None:
+        self._settings = settings
+        self._me = me
+        self._workers = workers
+        self._ledger = ledger
+        self._line = line
+
+    def find_place(self, level: EpochLevel | None) -> EpochMember | None:
+        """The place of this pod, if the epoch goes on with the workers that got ready for it."""
+        if level is None or level.in_place is None:
+            return None
+        mine = level.member(*self._me.id)
+        return mine if mine and mine.lives == self._workers.prepared_lives() else None
+
+    def follow(self, level: EpochLevel | None) -> None:
+        """Does what the invitation asks for; without one, workers that got ready are replaced."""
+        invited = level.joining if level is not None else ()
+        mine = next((m for m in invited if m.id == self._me.id), None)
+        self._workers.recycle(level.number if level is not None and level.live and mine else 0)
+        if level is None or mine is None:
+            return
+        if self._workers.ready_lives() == mine.lives:
+            self._workers.prepare(
+                lambda worker: build_join(self._settings, worker.local, level, mine)
+            )
+        self._take(level)
+
+    def _take(self, level: EpochLevel) -> None:
+        for transfer in (t for t in level.transfers if t.slot == self._me.slot):
+            if transfer.local == 0:
+                giver = find_member(level, transfer.giver)
+                self._ledger.ask(transfer.key, giver.address)
+            worker = self._workers.fresh.get(transfer.local)
+            if worker is not None and worker.joins and transfer.key not in worker.orders:
+                worker.orders.add(transfer.key)
+                worker.send(wire.TakeState(epoch=level.number, key=transfer.key))
+
+    def give(self, level: EpochLevel) -> None:
+        """Newcomers take the state of this pod's workers, where the epoch says so."""
+        for transfer in level.transfers:
+            for worker in self._workers.current.values():
+                if worker.rank == transfer.giver and transfer.key not in worker.orders:
+                    worker.orders.add(transfer.key)
+                    worker.send(wire.GiveState(epoch=level.number, key=transfer.key))
+
+    def taken(self, worker: Worker, frame: wire.StateTaken) -> None:
+        if frame.problem:
+            self._line.say("state_not_taken", local=worker.local, message=frame.problem)
+            self._workers.recycle(0)
+        else:
+            worker.taken = frame.applied
+
+    @property
+    def step(self) -> int | None:
+        """The step whose state all workers and the agent hold; None: not yet."""
+        if not self._ledger.done:
+            return None
+        steps = {worker.taken for worker in self._workers.fresh.values()}
+        return steps.pop() if len(steps) == 1 else None
+
+    def enter(self) -> None:
+        """The workers that got ready are members of the epoch."""
+        self._ledger.forget()
+        self._workers.enter()

@@ -1,0 +1,97 @@
+"""What the agent knows of one worker: its process, its place in the epoch, and the frames it sent last."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from everstep_agent.peers.messages import FailureReport, State
+from everstep_agent.pod import faults, output, spawn
+from everstep_contract import position, wire
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    local: int
+    life: int
+    pid: int
+    page: position.PositionPage
+    page_path: str
+    spawned_at: float
+    tail: output.Tail = field(default_factory=output.Tail)
+    state: State = State.SPAWNED
+    writer: asyncio.StreamWriter | None = None
+    epoch: int = 0
+    rank: int = 0
+    ready_at: float | None = None
+    started_at: float | None = None
+    cut_at: float | None = None
+    dead_at: float | None = None
+    asked: bool = False
+    """Exit was sent, or the agent killed it because its epoch is over."""
+    joins: int = 0
+    """The running epoch that it gets ready to join; 0: none."""
+    taken: int | None = None
+    """The step whose state it took over from a member."""
+    orders: set[str] = field(default_factory=set)
+    """Keys of the transfers that it was told of."""
+    held: int = 0
+    """The epoch for which it was told to hold."""
+    standing: wire.Standing | None = None
+    asked_vector: bool = False
+    parked: wire.Parked | None = None
+    tracked: wire.Tracked | None = None
+    applied: wire.Applied | None = None
+    staged: int = 0
+    stays: bool = False
+    """It was asked to stay at a boundary: that it parks there is no break."""
+    finished: int = 0
+    failed: FailureReport | None = None
+    death: faults.Death | None = None
+    """What it died of; None: it is alive, or ended because it was asked to."""
+    hung: str = ""
+    hung_since: float | None = None
+    killed_at: float | None = None
+    stuck: str = ""
+    """Not empty: it survives SIGKILL. It may hold its device, and is not proven dead."""
+    status: int | None = None
+    last: position.Position = field(default_factory=position.Position)
+    asking: tuple[int, int] | None = None
+    """Request id and step of an unanswered AtBoundary."""
+    saving: int | None = None
+    """Step of the post-mortem save that was ordered."""
+    saving_since: float | None = None
+    """Not None: that save is not staged yet."""
+    unsaved: bool = False
+    """What it staged was unusable."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    order: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Applies this worker's one-way store frames before its later requests."""
+    store_error: str = ""
+    """Why one of those one-way frames was lost: reported with the worker's next request."""
+
+    @property
+    def alive(self) -> bool:
+        return self.state is not State.DEAD
+
+    def send(self, frame: Any, id: int = 0) -> None:
+        if self.writer is not None and not self.writer.is_closing():
+            self.writer.write(wire.encode(frame, id))
+
+    def position(self) -> position.Position:
+        if self.alive:
+            with contextlib.suppress(ValueError):
+                self.last = self.page.read()
+        return self.last
+
+    def kill(self) -> None:
+        if self.alive:
+            self.killed_at = self.killed_at or time.monotonic()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def exit_text(self) -> str:
+        return self.hung or spawn.describe_exit(self.status)

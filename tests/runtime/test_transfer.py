@@ -1,0 +1,71 @@
+"""The live state arrives as it was sent, whatever the sizes of its tensors."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from everstep import state, transfer
+from everstep.session import Capture
+from everstep_contract import wire
+
+
+class Keys:
+    """The agent's keys, in this process."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def send(self, frame: wire.StoreSet) -> None:
+        with self._changed:
+            self._values[frame.key] = frame.value
+            self._changed.notify_all()
+
+    def request(self, frame: Any) -> wire.StoreReply:
+        with self._changed:
+            match frame:
+                case wire.StoreGet():
+                    self._changed.wait_for(
+                        lambda: frame.key in self._values, frame.timeout_ms / 1000
+                    )
+                    return wire.StoreReply(value=self._values.get(frame.key))
+                case wire.StoreCheck():
+                    return wire.StoreReply(number=all(k in self._values for k in frame.keys))
+        raise NotImplementedError(frame)
+
+
+SMALL, EMPTY = torch.arange(3, dtype=torch.int16), torch.zeros(0, 4)
+LARGE = torch.arange(transfer.PACK_BYTES // 4 + 1, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {},
+        {"empty": EMPTY},
+        {"a": SMALL, "b": torch.tensor(2.5), "c": torch.ones(2, 2, dtype=torch.bfloat16)},
+        {"large": LARGE, "empty": EMPTY},
+        {"empty": EMPTY, "large": LARGE, "small": SMALL},
+        {"small": SMALL, "large": LARGE, "empty": EMPTY, "last": SMALL},
+    ],
+    ids=lambda tensors: "+".join(tensors) or "none",
+)
+def test_each_tensor_arrives_as_it_was_sent(tensors: state.Tensors) -> None:
+    keys, sent = Keys(), Capture(tree={"step": 7}, tensors=tensors)
+    with ThreadPoolExecutor(2) as both:
+        giving = both.submit(transfer.give, keys, 1, "k", 7, sent)
+        taking = both.submit(transfer.take, keys, 1, "k")
+        giving.result(timeout=60)
+        applied, tree, taken = taking.result(timeout=60)
+    assert (applied, tree) == (7, {"step": 7})
+    assert list(taken) == list(tensors)
+    for name, tensor in tensors.items():
+        assert taken[name].dtype == tensor.dtype
+        assert torch.equal(taken[name], tensor)
+
+
+def test_a_large_tensor_travels_alone_and_an_empty_one_not_at_all() -> None:
+    assert list(transfer._pack([1, transfer.PACK_BYTES + 1, 0, 1])) == [[0], [1], [3]]
