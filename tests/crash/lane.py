@@ -196,8 +196,7 @@ class Lane:
 
     async def lives(self) -> set[tuple[str, int]]:
         """(pod, how often its container was started again)"""
-        pods = await self.board.pods(self.job)
-        return {(p.name, await self.board.restarts(p.name)) for p in pods}
+        return {(p.name, p.restarts) for p in await self.board.pods(self.job)}
 
     async def own_nodes(self) -> list[Object]:
         return await self.api.list("/api/v1/nodes", labelSelector=f"{LABEL}={self.index}")

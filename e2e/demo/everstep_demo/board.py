@@ -18,6 +18,8 @@ class Pod:
     node: str
     phase: str
     deleting: bool
+    restarts: int
+    """How often its kubelet has started its container again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +71,6 @@ class Board:
         pods = [p for p in await self.pods(job) if p.slot == slot]
         return pods[-1] if pods else None
 
-    async def restarts(self, pod: str) -> int:
-        """How often the kubelet has restarted its container."""
-        body = await self._api.get(f"{self._core}/pods/{pod}")
-        statuses = body.get("status", {}).get("containerStatuses", [])
-        return sum(int(s.get("restartCount", 0)) for s in statuses)
-
     async def delete_pod(self, name: str) -> None:
         await self._api.delete(f"{self._core}/pods/{name}")
 
@@ -112,6 +108,7 @@ def is_true(job: Object, kind: str) -> bool:
 
 def _pod(body: Object) -> Pod:
     labels = body["metadata"].get("labels", {})
+    containers = body.get("status", {}).get("containerStatuses", [])
     return Pod(
         name=body["metadata"]["name"],
         slot=int(labels.get(names.LABEL_SLOT, -1)),
@@ -119,6 +116,7 @@ def _pod(body: Object) -> Pod:
         node=body["spec"].get("nodeName", ""),
         phase=body.get("status", {}).get("phase", ""),
         deleting="deletionTimestamp" in body["metadata"],
+        restarts=sum(int(c.get("restartCount", 0)) for c in containers),
     )
 
 

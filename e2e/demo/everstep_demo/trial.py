@@ -158,4 +158,4 @@ class Trial:
 
     async def restarted_containers(self) -> int:
         """How often kubelets restarted a container of the job."""
-        return sum([await self.board.restarts(p.name) for p in await self.board.pods(self.name)])
+        return sum(p.restarts for p in await self.board.pods(self.name))
