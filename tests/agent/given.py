@@ -46,7 +46,9 @@ def a_member(slot: int, **changes: object) -> EpochMember:
         "lives": (1,),
         "address": f"host-{slot}:7070",
     }
-    return EpochMember(**(values | changes))  # type: ignore[arg-type]
+    values |= changes
+    first = values["node_rank"] * len(values["lives"])  # type: ignore[operator,arg-type]
+    return EpochMember(**({"first": first} | values))  # type: ignore[arg-type]
 
 
 def an_epoch(count: int = 2, **changes: object) -> EpochLevel:

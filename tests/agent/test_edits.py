@@ -13,7 +13,9 @@ from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
 from everstep_agent.pod.worker_start import build_start
 from everstep_contract import env, levels
 
-MEMBER = EpochMember(slot=0, attempt=1, incarnation=1, node_rank=0, lives=(1,), address="a")
+MEMBER = EpochMember(
+    slot=0, attempt=1, incarnation=1, node_rank=0, first=0, lives=(1,), address="a"
+)
 MADE = env.AgentEnv(
     job="team/lm", job_uid="u", slot=0, attempt=1, token="t", pod_ip="", uri="file:///x", run="r",
     memory="/m", save_every_steps=25, save_every_seconds=60,

@@ -1,10 +1,13 @@
-"""Which pods join a running epoch in place, and who hands the state to whom: by value."""
+"""Which workers join a running epoch in place, and who hands the state to whom: by value."""
+
+from dataclasses import replace
 
 import pytest
 
 from agent.given import a_member, a_report, a_worker, an_epoch, ended
 from everstep_agent.coordinator import join_rules
 from everstep_agent.peers.messages import Boundary, Stage, State, Transfer
+from everstep_agent.peers.places import place_members, with_newcomers
 from everstep_contract.wire import Standing
 
 
@@ -13,8 +16,13 @@ def waiting(slot: int, **changes: object):
     return a_report(slot, **({"in_place": True, "fresh": (3,)} | changes))
 
 
-def invite(epoch, candidates, missing):
-    return join_rules.plan_invitation(epoch, candidates, missing=missing)
+def invite(epoch, reports, missing):
+    ready = join_rules.list_ready(epoch, reports)
+    return join_rules.plan_invitation(epoch, ready, missing=missing)
+
+
+def is_ready(report, epoch):
+    return join_rules.list_ready(epoch, [report]) == [report]
 
 
 def joining(*slots: int, life: int = 3):
@@ -33,11 +41,25 @@ def test_newcomers_join_only_a_running_epoch_whose_members_all_can_hold():
 
 
 def test_a_pod_is_ready_while_it_waits_and_once_it_is_invited():
-    assert join_rules.is_ready(waiting(2), an_epoch(2))
-    assert not join_rules.is_ready(waiting(2, fresh=()), an_epoch(2))
+    assert is_ready(waiting(2), an_epoch(2))
+    assert not is_ready(waiting(2, fresh=()), an_epoch(2))
     invited = an_epoch(2, joining=joining(2))
-    assert join_rules.is_ready(waiting(2, fresh=()), invited)
-    assert not join_rules.is_ready(waiting(2, fresh=(), ended=ended(3)), invited)
+    assert is_ready(waiting(2, fresh=()), invited)
+    assert not is_ready(waiting(2, fresh=(), ended=ended(3)), invited)
+
+
+def test_a_member_is_ready_once_a_worker_waits_for_each_rank_that_it_lost():
+    epoch = an_epoch(1, members=(a_member(0, lives=(1, 0, 0)),))
+    assert is_ready(waiting(0, fresh=(0, 4, 2)), epoch)
+    assert not is_ready(waiting(0, fresh=()), epoch)
+    assert not is_ready(waiting(0, fresh=(5, 4, 2)), epoch), "its rank 0 is in the epoch"
+    assert not is_ready(waiting(0, incarnation=2, fresh=(0, 4, 2)), epoch)
+    whole = an_epoch(1, members=(a_member(0, lives=(1, 1, 1)),))
+    assert not is_ready(waiting(0, fresh=(0, 4, 0)), whole), "its death is not dealt with yet"
+
+
+def test_a_pod_some_of_whose_ranks_are_in_another_epoch_cannot_join():
+    assert not is_ready(waiting(2, fresh=(0, 4)), an_epoch(2))
 
 
 # --- the invitation ------------------------------------------------------------------------------
@@ -46,7 +68,27 @@ def test_a_pod_is_ready_while_it_waits_and_once_it_is_invited():
 def test_the_lowest_slots_are_invited_each_with_its_place_in_the_next_epoch():
     epoch = an_epoch(2, members=(a_member(1, node_rank=0), a_member(4, node_rank=1)))
     found = invite(epoch, [waiting(5), waiting(0), waiting(2)], 2)
-    assert [(m.slot, m.node_rank, m.lives) for m in found] == [(0, 0, (3,)), (2, 2, (3,))]
+    assert [(m.slot, m.lives) for m in found] == [(0, (3,)), (2, (3,))]
+    after = with_newcomers(epoch.members, found)
+    assert [(m.slot, m.node_rank, m.ranks) for m in after] == [
+        (0, 0, {0: 0}), (1, 1, {0: 1}), (2, 2, {0: 2}), (4, 3, {0: 3}),
+    ]  # fmt: skip
+
+
+def test_members_that_lost_ranks_are_invited_beside_the_pods_that_are_missing():
+    broken = a_member(0, lives=(1, 0, 1))
+    epoch = an_epoch(members=place_members((broken, a_member(1, lives=(1, 1, 1)))))
+    reports = [waiting(0, fresh=(0, 4, 0)), waiting(2, fresh=(7, 7, 7))]
+    assert [m.lives for m in invite(epoch, reports, 0)] == [(0, 4, 0)]
+    found = invite(epoch, reports, 1)
+    assert [(m.slot, m.lives) for m in found] == [(0, (0, 4, 0)), (2, (7, 7, 7))]
+    assert [t.local for t in join_rules.plan_transfers(replace(epoch, joining=found), "k")] == [
+        1, 0, 1, 2,
+    ]  # fmt: skip
+    assert [m.ranks for m in epoch.members] == [{0: 0, 2: 1}, {0: 2, 1: 3, 2: 4}]
+    after = with_newcomers(epoch.members, found)
+    assert [m.lives for m in after] == [(1, 4, 1), (1, 1, 1), (7, 7, 7)]
+    assert [m.ranks[0] for m in after] == [0, 3, 6]
 
 
 def test_nobody_is_invited_who_is_not_ready_or_cannot():

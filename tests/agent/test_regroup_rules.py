@@ -8,6 +8,7 @@ from agent.given import a_member, a_report, a_worker, an_epoch
 from everstep_agent.coordinator import regroup_rules
 from everstep_agent.coordinator.regroup_rules import AskVector, Impossible, Plan, Wait
 from everstep_agent.peers.messages import AgentReport, Boundary, Stage, State
+from everstep_agent.peers.places import place_members
 from everstep_contract.ranges import to_ranges
 from everstep_contract.wire import Standing
 
@@ -168,13 +169,26 @@ def test_it_waits_for_a_member_that_has_not_answered(reports, message):
     assert decide(reports) == ((), Wait(message=message))
 
 
-def test_a_pod_that_has_lost_some_of_its_ranks_restarts_them_all():
-    epoch = an_epoch(2, members=(a_member(0, lives=(1, 1)), a_member(1, lives=(1, 1))))
-    alive = a_worker(state=State.HELD, standing=standing())
-    workers = (alive, a_worker(local=1, state=State.DEAD))
-    reports = [a_report(0, epoch=1, workers=workers), a_report(1, epoch=1, workers=workers)]
-    _, decision = regroup_rules.decide_regroup(epoch, reports)
-    assert decision == Impossible(reason="slot 0 has lost some of its ranks, not all")
+def test_a_pod_that_lost_some_of_its_ranks_goes_on_with_the_others():
+    pods = place_members([a_member(s, lives=(1, 1, 1)) for s in (0, 1, 2)])
+    epoch = an_epoch(members=pods)
+    shares = {(0, 0): ((0, 2),), (0, 2): ((4, 5),), (1, 1): ((8, 9),)}
+    reports = [
+        a_report(s, epoch=1, in_place=True, workers=tuple(
+            a_worker(local=n, state=State.HELD, standing=standing(share=shares[s, n]))
+            if (s, n) in shares else a_worker(local=n, state=State.DEAD) for n in range(3)
+        )) for s in (0, 1, 2)
+    ]  # fmt: skip
+    survivors, plan = regroup_rules.decide_regroup(epoch, reports)
+    assert [(m.slot, m.lives) for m in survivors] == [(0, (1, 0, 1)), (1, (0, 1, 0))]
+    assert isinstance(plan, Plan)
+    assert sorted(plan.shares) == [0, 2, 4], "ranks of the former epoch"
+    after = regroup_rules.continue_epoch(epoch, survivors, plan, number=2, token="n")
+    assert after.world == 3
+    assert [m.ranks for m in after.members] == [{0: 0, 2: 1}, {1: 2}]
+    assert after.in_place is not None
+    assert after.in_place.shares == (plan.shares[0], plan.shares[2], plan.shares[4])
+    assert [i.rank for m in after.members for i in m.ids()] == [0, 2, 1], "local ranks, in the log"
 
 
 def test_ranks_of_larger_pods_are_counted_through():

@@ -6,7 +6,9 @@ from everstep_contract import env
 from everstep_operator.jobs.plan import plan
 from job_builders import NOW, a_job, a_spec, a_status, an_observation
 
-MEMBER = EpochMember(slot=0, attempt=1, incarnation=1, node_rank=0, lives=(1,), address="a")
+MEMBER = EpochMember(
+    slot=0, attempt=1, incarnation=1, node_rank=0, first=0, lives=(1,), address="a"
+)
 SETTINGS = env.AgentEnv(
     job="team/lm", job_uid="u", slot=0, attempt=1, token="t", pod_ip="", uri="file:///x", run="r",
     memory="/m", save_every_steps=25,

@@ -69,17 +69,38 @@ async def test_the_survivors_of_a_killed_rank_go_on_in_place_and_it_joins_again(
         await assert_exact(gang, STEPS)
 
 
+async def test_a_pod_that_loses_one_of_its_ranks_keeps_the_others_and_replaces_it(
+    tmp_path: Path, forked: None
+) -> None:
+    async with Gang(tmp_path, 2, in_place=1, workers=2, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        others = [(0, 0), (1, 0), (1, 1)]
+        survivors = [gang.worker(*place) for place in others]
+        os.kill(gang.worker(0, 1), signal.SIGKILL)
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        assert [(m.slot, m.rank) for m in gang.seen.members] == [(0, 0), (1, 1), (1, 2)]
+        await gang.until(lambda s: s.epoch == 3 and s.running)
+        assert [gang.worker(*place) for place in others] == survivors, "only the lost rank is new"
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.DONE}
+        claims = (await gang.run_log()).claims
+        assert [len(c.members) for c in claims] == [4, 3, 4]
+        await assert_exact(gang, STEPS)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(0)
+@pytest.mark.parametrize("ranks", [1, 2], ids=["one rank a pod", "two ranks a pod"])
 async def test_many_ranks_killed_at_random_moments_cost_no_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
     """One, two at once, one more while the others regroup, one while a newcomer joins."""
     spawner = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, 10**6), seed=2))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
     chance, world = random.Random(SEED), 4
     print(f"seed {SEED}")
-    async with Gang(tmp_path, world, in_place=1, hang_seconds=60.0) as gang:
+    pods = world // ranks
+    async with Gang(tmp_path, pods, in_place=1, workers=ranks, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 5)
         killed: set[int] = set()
         while len(killed) < KILLS:

@@ -196,7 +196,13 @@ def _build_saves(claim: Claim, done: int, commits: list[Commit]) -> Iterator[Ent
 def _build_epoch(count: int, claim: Entry) -> EpochLevel:
     members_ = tuple(
         EpochMember(
-            slot=s, attempt=0, incarnation=1, node_rank=s, lives=(1,), address=f"host-{s}:7070"
+            slot=s,
+            attempt=0,
+            incarnation=1,
+            node_rank=s,
+            first=s,
+            lives=(1,),
+            address=f"host-{s}:7070",
         )
         for s in range(count)
     )

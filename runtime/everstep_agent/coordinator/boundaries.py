@@ -55,6 +55,7 @@ def why_stay(
     eligible: int,
     *,
     coordinator: Id,
+    returning: bool = False,
     waited: float = 0.0,
     gang: float = 0.0,
 ) -> str:
@@ -63,7 +64,8 @@ def why_stay(
     The coordinator's own slot counts even if it is no member: an epoch ends with its coordinator,
     so that it, too, leaves only at a boundary. Each growth restarts all ranks. A job that lost
     several slots to one fault therefore waits for all of them before it grows: at most `gang`
-    seconds, of which `waited` have passed since the first was ready.
+    seconds, of which `waited` have passed since the first was ready. `returning`: workers wait to
+    replace the lost ranks of members in place, which restarts nobody.
     """
     if wanted.stop is not levels.Stop.NONE:
         return "Stop"
@@ -72,9 +74,8 @@ def why_stay(
     if leaving:
         return "Shrink" if min(leaving) >= wanted.want_workers else "Leave"
     missing = wanted.want_workers - len(members)
-    if missing > 0 and eligible > 0 and (eligible >= missing or waited >= gang):
-        return "Grow"
-    return ""
+    grows = missing > 0 and eligible > 0 and (eligible >= missing or waited >= gang)
+    return "Grow" if grows or returning else ""
 
 
 def why_renew(wanted: levels.Wanted, epoch: EpochLevel) -> str:

@@ -115,19 +115,16 @@ def _give_up(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
 
 def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> None:
     epoch, recent = term.running, term.recent()
-    inside = {m.slot for m in epoch.members}
-    ready = [
-        r
-        for r in rounds.list_eligible(recent, term.wanted)
-        if join_rules.is_ready(r, epoch) and r.slot not in inside
-    ]
+    ready = join_rules.list_ready(epoch, rounds.list_eligible(recent, term.wanted))
+    others = join_rules.list_others(epoch, ready)
     in_place = join_rules.can_join(epoch, recent)
-    watch.ready_at = (watch.ready_at or now) if ready else None
+    watch.ready_at = (watch.ready_at or now) if others else None
     purpose = boundaries.why_stay(
         term.wanted,
         epoch.members,
         recent,
-        len(ready),
+        len(others),
+        returning=in_place and len(others) < len(ready),
         coordinator=term.me.id,
         waited=now - (watch.ready_at or now),
         gang=0.0 if in_place else term.settings.gang_seconds,

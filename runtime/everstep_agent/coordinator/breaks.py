@@ -224,7 +224,7 @@ def _of_workers(epoch: EpochLevel, member: EpochMember, held: AgentReport | None
         )
         return [Break(cause="GroupBroken", message=text, slot=member.slot, certain=False)]
     if held.epoch != epoch.number:
-        over = [e.local for e in held.ended if e.life >= member.lives[e.local]]
+        over = [e.local for e in held.ended if 0 < member.lives[e.local] <= e.life]
         return [_of_early_end(member, local) for local in over]
     found = (_of_worker(epoch, member, w) for w in held.workers)
     return [b for b in found if b is not None]

@@ -10,6 +10,7 @@ from everstep_agent.coordinator import join_rules, members, regroup
 from everstep_agent.coordinator.breaks import find_break
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.messages import EpochMember
+from everstep_agent.peers.places import with_newcomers
 
 JOIN_SECONDS = 30.0
 """Limit for handing the state over; then the members go on without the newcomers."""
@@ -66,7 +67,11 @@ async def _go_on(term: Term, joining: Sequence[EpochMember]) -> None:
     step = max(w.standing.applied for w in workers if w.standing is not None)
     number = regroup.next_number(term)
     claim = await regroup.claim(
-        term, number, [*epoch.members, *joining], step, "Grow" if joining else "GrowFailed"
+        term,
+        number,
+        with_newcomers(epoch.members, joining),
+        step,
+        "Grow" if joining else "GrowFailed",
     )
     if not isinstance(claim, str):
         following = join_rules.continue_epoch(

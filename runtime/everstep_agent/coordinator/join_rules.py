@@ -1,12 +1,14 @@
-"""Which pods join a running epoch in place, and who hands the state to whom. Pure.
+"""Which workers join a running epoch in place, and who hands the state to whom. Pure.
 
-A newcomer gets ready beside the running epoch, so nobody waits for its start. Then all members hold
-at one boundary until it has taken the state of one of them.
+They are those of another pod, or they replace the ranks that a member has lost. They get ready beside
+the running epoch, so nobody waits for their start. Then all members hold at one boundary until each
+newcomer has taken the state of one of them.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from everstep_agent.coordinator.rounds import to_member
 from everstep_agent.peers.messages import (
     AgentReport,
     EpochLevel,
@@ -17,6 +19,7 @@ from everstep_agent.peers.messages import (
     Transfer,
     WorkerReport,
 )
+from everstep_agent.peers.places import with_newcomers
 
 
 def can_join(epoch: EpochLevel, reports: Iterable[AgentReport]) -> bool:
@@ -25,35 +28,35 @@ def can_join(epoch: EpochLevel, reports: Iterable[AgentReport]) -> bool:
     return epoch.stage is Stage.RUNNING and all(m.id in able for m in epoch.members)
 
 
-def is_ready(report: AgentReport, epoch: EpochLevel) -> bool:
-    """Whether this pod, which is no member, could join: it waits, or it was invited already."""
-    return bool(report.fresh) or _is_invited(report, epoch.joining)
+def list_ready(epoch: EpochLevel, reports: Iterable[AgentReport]) -> list[AgentReport]:
+    """The pods that could join, and the members that could replace their lost ranks: a worker waits
+    for each rank that is not in the epoch, or was invited already.
+    """
+    inside = {m.slot: m for m in epoch.members}
+    found = []
+    for report in reports:
+        member = inside.get(report.slot)
+        here = member is None or member.id == report.id
+        if here and (_waits(report, member) or _is_invited(report, epoch.joining)):
+            found.append(report)
+    return found
+
+
+def list_others(epoch: EpochLevel, ready: Iterable[AgentReport]) -> list[AgentReport]:
+    """Those of `ready` that are no members."""
+    return [r for r in ready if epoch.member(*r.id) is None]
 
 
 def plan_invitation(
-    epoch: EpochLevel, candidates: Sequence[AgentReport], *, missing: int
+    epoch: EpochLevel, ready: Sequence[AgentReport], *, missing: int
 ) -> tuple[EpochMember, ...]:
-    """The pods to invite, lowest slot first, each with its place in the next epoch."""
-    invited = {m.id: m for m in epoch.joining}
-    lives: dict[tuple[int, int, int], tuple[int, ...]] = {}
-    for report in candidates:
-        if _is_invited(report, epoch.joining):
-            lives[report.id] = invited[report.id].lives
-        elif report.fresh and report.in_place:
-            lives[report.id] = report.fresh
-    chosen = sorted((r for r in candidates if r.id in lives), key=lambda r: r.slot)[:missing]
-    slots = sorted([*(m.slot for m in epoch.members), *(r.slot for r in chosen)])
-    return tuple(
-        EpochMember(
-            slot=r.slot,
-            attempt=r.attempt,
-            incarnation=r.incarnation,
-            node_rank=slots.index(r.slot),
-            lives=lives[r.id],
-            address=r.address,
-        )
-        for r in chosen
-    )
+    """The workers to invite: all that replace lost ranks of members, and those of `missing` other
+    pods, lowest slot first.
+    """
+    lives = {r.id: _choose_lives(r, epoch.joining) for r in ready}
+    able = sorted((r for r in ready if lives[r.id]), key=lambda r: r.slot)
+    chosen = {r.id for r in list_others(epoch, able)[:missing]} | {m.id for m in epoch.members}
+    return tuple(to_member(r, lives[r.id]) for r in able if r.id in chosen)
 
 
 def are_prepared(joining: Sequence[EpochMember], reports: Iterable[AgentReport]) -> bool:
@@ -74,7 +77,7 @@ def are_held(epoch: EpochLevel, workers: Sequence[WorkerReport]) -> bool:
 
 def plan_transfers(epoch: EpochLevel, key: str) -> tuple[Transfer, ...]:
     """Each newcomer takes from one member; no member gives twice before all have given once."""
-    takers = [(m.slot, local) for m in epoch.joining for local in range(len(m.lives))]
+    takers = [(m.slot, local) for m in epoch.joining for local in m.ranks]
     return tuple(
         Transfer(giver=number % epoch.world, slot=slot, local=local, key=f"{key}-{number}")
         for number, (slot, local) in enumerate(takers)
@@ -106,13 +109,12 @@ def continue_epoch(
 ) -> EpochLevel:
     """The members of `epoch` and the newcomers, who all hold the same state at one boundary."""
     standings = [w.standing for w in workers if w.standing is not None]
-    members = sorted([*epoch.members, *joining], key=lambda m: m.slot)
     return replace(
         epoch,
         number=number,
         token=token,
         stage=Stage.STARTING,
-        members=tuple(replace(m, node_rank=i) for i, m in enumerate(members)),
+        members=with_newcomers(epoch.members, joining),
         boundary=None,
         joining=(),
         transfers=(),
@@ -125,10 +127,23 @@ def continue_epoch(
     )
 
 
+def _waits(report: AgentReport, member: EpochMember | None) -> bool:
+    """Whether a worker waits for each rank that this pod does not have in the epoch."""
+    lives = member.lives if member is not None else (0,) * len(report.fresh)
+    return bool(report.fresh) and [not f for f in report.fresh] == [bool(n) for n in lives]
+
+
+def _choose_lives(report: AgentReport, joining: Sequence[EpochMember]) -> tuple[int, ...]:
+    """The workers that are meant; empty: they cannot join in place."""
+    if _is_invited(report, joining):
+        return next(m.lives for m in joining if m.id == report.id)
+    return report.fresh if report.in_place else ()
+
+
 def _is_invited(report: AgentReport, joining: Sequence[EpochMember]) -> bool:
     """Invited, and the workers that were meant have not ended since."""
     mine = next((m for m in joining if m.id == report.id), None)
     if mine is None:
         return False
     ended = {e.local: e.life for e in report.ended}
-    return all(ended.get(local, 0) < life for local, life in enumerate(mine.lives))
+    return all(ended.get(local, 0) < mine.lives[local] for local in mine.ranks)

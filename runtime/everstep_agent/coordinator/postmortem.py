@@ -110,7 +110,7 @@ def list_ranks(
         report, age = known.get(member.id, (None, 0.0))
         replaced = newest.get((member.slot, member.attempt), 0) > member.incarnation
         lost = replaced or (member.slot, member.attempt) in gone
-        for local, rank in enumerate(member.ranks):
+        for local, rank in member.ranks.items():
             found.append(_rank(rank, local, report, lost, epoch=epoch, fresh=age < stale))
     return found
 

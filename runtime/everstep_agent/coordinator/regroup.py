@@ -83,7 +83,7 @@ async def _go_on(
     term: Term, found: Break, survivors: Sequence[EpochMember], plan: regroup_rules.Plan
 ) -> str:
     former = term.running
-    if len(survivors) == len(former.members):
+    if tuple(survivors) == former.members:
         return "no member is known to be dead"
     count_repeats(term, found, plan.applied + 1)
     if term.ended:

@@ -18,6 +18,7 @@ from everstep_agent.peers.messages import (
     Stage,
     State,
 )
+from everstep_agent.peers.places import place_members
 from everstep_contract.ranges import Ranges, list_ranges, to_ranges
 from everstep_contract.wire import Standing
 
@@ -82,7 +83,7 @@ def why_not_in_place(
 def decide_regroup(
     epoch: EpochLevel, reports: Iterable[AgentReport]
 ) -> tuple[tuple[EpochMember, ...], Decision | Wait]:
-    """The survivors, and what follows for them.
+    """The survivors (without the ranks that their pods have lost), and what follows for them.
 
     Args:
         reports: the newest of each agent that is not silent.
@@ -92,32 +93,31 @@ def decide_regroup(
     survivors: list[EpochMember] = []
     for member in epoch.members:
         workers = held[member.id].workers if member.id in held else ()
-        if len(workers) < len(member.lives):
+        if len(workers) < len(member.ranks):
             return (), Wait(message=f"slot {member.slot} has not reported")
-        dead = [w for w in workers if w.state is State.DEAD]
-        told = {member.ranks[w.local]: w.standing for w in workers if w.standing is not None}
-        if dead and len(dead) < len(workers):
-            return (), Impossible(reason=f"slot {member.slot} has lost some of its ranks, not all")
-        if not dead and len(told) < len(workers):
+        alive = {w.local: w for w in workers if w.state is not State.DEAD}
+        told = {member.ranks[n]: w.standing for n, w in alive.items() if w.standing is not None}
+        if len(told) < len(alive):
             return (), Wait(message=f"slot {member.slot} has not told how far it is")
-        if not dead:
-            survivors.append(member)
-            standings |= {rank: s for rank, s in told.items() if s is not None}
+        standings |= told
+        if alive:
+            lives = tuple(n if local in alive else 0 for local, n in enumerate(member.lives))
+            survivors.append(replace(member, lives=lives))
     return tuple(survivors), plan_regroup(standings)
 
 
 def continue_epoch(
     epoch: EpochLevel, survivors: Sequence[EpochMember], plan: Plan, *, number: int, token: str
 ) -> EpochLevel:
-    """The next epoch: the survivors in their order, each with its new rank."""
-    members = tuple(replace(m, node_rank=i) for i, m in enumerate(survivors))
-    before = [rank for m in survivors for rank in m.ranks]
+    """The next epoch: the survivors in the order of their slots, each with its new rank."""
+    former = {m.id: m.ranks for m in epoch.members}
+    before = [former[m.id][local] for m in survivors for local in m.ranks]
     return replace(
         epoch,
         number=number,
         token=token,
         stage=Stage.STARTING,
-        members=members,
+        members=place_members(survivors),
         boundary=None,
         saver=None,
         asked=None,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from everstep_agent.coordinator.pod_status import PodStatus, read_pod_status
 from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, State
+from everstep_agent.peers.places import place_members
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract import levels, log
 
@@ -35,7 +36,9 @@ def decide_epoch(
     reports: Iterable[AgentReport], wanted: levels.Wanted, *, round: int, waited: float, gang: float
 ) -> Decision:
     """`waited`: seconds since the round was opened; `gang`: how long to wait for the wanted size."""
-    joined = [r for r in list_eligible(reports, wanted) if r.joined == round and r.fresh]
+    joined = [
+        r for r in list_eligible(reports, wanted) if r.joined == round and r.fresh and all(r.fresh)
+    ]
     have, want = len(joined), max(1, wanted.want_workers)
     if have >= want:
         return _start(joined[:want], f"all {want} slots are ready")
@@ -76,18 +79,21 @@ def _why_not(report: AgentReport, wanted: levels.Wanted, pods: PodStatus) -> str
 
 
 def _start(joined: Sequence[AgentReport], message: str) -> Start:
-    members = tuple(
-        EpochMember(
-            slot=r.slot,
-            attempt=r.attempt,
-            incarnation=r.incarnation,
-            node_rank=i,
-            lives=r.fresh,
-            address=r.address,
-        )
-        for i, r in enumerate(joined)
-    )
+    members = place_members(to_member(r, r.fresh) for r in joined)
     return Start(members=members, reason="Ready", message=message)
+
+
+def to_member(report: AgentReport, lives: tuple[int, ...]) -> EpochMember:
+    """Not placed yet."""
+    return EpochMember(
+        slot=report.slot,
+        attempt=report.attempt,
+        incarnation=report.incarnation,
+        node_rank=0,
+        first=0,
+        lives=lives,
+        address=report.address,
+    )
 
 
 def build_proof(

@@ -114,10 +114,12 @@ class AgentReport:
     """Epoch of the workers below; 0: none is in an epoch."""
     workers: tuple[WorkerReport, ...] = ()
     fresh: tuple[int, ...] = ()
-    """`life` of each worker that waits for Start, by local rank; empty unless all are ready."""
+    """`life` of each worker that waits for Start, by local rank; 0: that rank is in an epoch. Empty
+    unless all others are ready.
+    """
     ended: tuple[Ended, ...] = ()
     prepared: tuple[int, ...] = ()
-    """`life` of each worker that is ready to join the running epoch, by local rank."""
+    """`life` of each worker that is ready to join the running epoch; as `fresh`."""
     taken: int | None = None
     """The step whose state all of these hold; None: none yet."""
     in_place: bool = False
@@ -168,7 +170,11 @@ class EpochMember:
     attempt: int
     incarnation: int
     node_rank: int
+    """Its place among the pods of the epoch."""
+    first: int
+    """The lowest of its ranks."""
     lives: tuple[int, ...]
+    """By local rank; 0: that one was lost, and its next worker is not in the epoch."""
     address: str
 
     @property
@@ -176,10 +182,10 @@ class EpochMember:
         return self.slot, self.attempt, self.incarnation
 
     @property
-    def ranks(self) -> range:
-        """By local rank."""
-        first = self.node_rank * len(self.lives)
-        return range(first, first + len(self.lives))
+    def ranks(self) -> dict[int, int]:
+        """Local rank → rank, of those in the epoch."""
+        inside = (local for local, life in enumerate(self.lives) if life)
+        return {local: self.first + number for number, local in enumerate(inside)}
 
     def ids(self) -> tuple[log.MemberId, ...]:
         return tuple(
@@ -191,6 +197,7 @@ class EpochMember:
                 life=life,
             )
             for local, life in enumerate(self.lives)
+            if life
         )
 
 
@@ -253,7 +260,9 @@ class EpochLevel:
     in_place: InPlace | None = None
     """None: its members are new processes, which restore `commit`."""
     joining: tuple[EpochMember, ...] = ()
-    """Pods that are invited to join this running epoch, each with its place in the next one."""
+    """Workers that are invited to join this running epoch: other pods, and those that take the place
+    of a member's lost ranks.
+    """
     transfers: tuple["Transfer", ...] = ()
     asked: int | None = None
     """The rank that has to give its vector (stage HOLD)."""
@@ -287,7 +296,7 @@ class EpochLevel:
 
     @property
     def world(self) -> int:
-        return sum(len(m.lives) for m in self.members)
+        return sum(len(m.ranks) for m in self.members)
 
     @property
     def live(self) -> bool:

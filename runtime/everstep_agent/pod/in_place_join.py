@@ -1,10 +1,11 @@
 """Joining a running epoch: an invited pod gets its fresh workers ready beside it, they take the state
-of members, and its agent takes the ledger of one of theirs.
+of members, and its agent takes the ledger of one of theirs. So does a member that has lost some of
+its ranks; its agent has the ledger.
 """
 
 from everstep_agent import logline
 from everstep_agent.identity import Identity
-from everstep_agent.peers.messages import EpochLevel, EpochMember
+from everstep_agent.peers.messages import EpochLevel, EpochMember, State
 from everstep_agent.pod.fetch_ledger import LedgerFetcher
 from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.worker_start import build_join, find_member
@@ -26,13 +27,17 @@ class InPlaceJoin:
         self._workers = workers
         self._ledger = ledger
         self._line = line
+        self._has_ledger = False
+        """As a member: its workers replace lost ranks."""
 
     def find_place(self, level: EpochLevel | None) -> EpochMember | None:
         """The place of this pod, if the epoch goes on with the workers that got ready for it."""
         if level is None or level.in_place is None:
             return None
-        mine = level.member(*self._me.id)
-        return mine if mine and mine.lives == self._workers.prepared_lives() else None
+        mine, prepared = level.member(*self._me.id), self._workers.prepared_lives()
+        if mine is None or not prepared:
+            return None
+        return mine if all(n in (0, m) for n, m in zip(prepared, mine.lives, strict=True)) else None
 
     def follow(self, level: EpochLevel | None) -> None:
         """Does what the invitation asks for; without one, workers that got ready are replaced."""
@@ -43,15 +48,16 @@ class InPlaceJoin:
             return
         if self._workers.ready_lives() == mine.lives:
             self._workers.prepare(
-                lambda worker: build_join(self._settings, worker.local, level, mine)
+                mine.lives, lambda worker: build_join(self._settings, worker.local, level, mine)
             )
         self._take(level)
 
     def _take(self, level: EpochLevel) -> None:
-        for transfer in (t for t in level.transfers if t.slot == self._me.slot):
-            if transfer.local == 0:
-                giver = find_member(level, transfer.giver)
-                self._ledger.ask(transfer.key, giver.address)
+        mine = [t for t in level.transfers if t.slot == self._me.slot]
+        self._has_ledger = level.member(*self._me.id) is not None
+        if mine and not self._has_ledger:
+            self._ledger.ask(mine[0].key, find_member(level, mine[0].giver).address)
+        for transfer in mine:
             worker = self._workers.fresh.get(transfer.local)
             if worker is not None and worker.joins and transfer.key not in worker.orders:
                 worker.orders.add(transfer.key)
@@ -75,12 +81,13 @@ class InPlaceJoin:
     @property
     def step(self) -> int | None:
         """The step whose state all workers and the agent hold; None: not yet."""
-        if not self._ledger.done:
+        if not self._ledger.done and not self._has_ledger:
             return None
-        steps = {worker.taken for worker in self._workers.fresh.values()}
+        steps = {worker.taken for worker in self._workers.fresh.values() if worker.joins}
         return steps.pop() if len(steps) == 1 else None
 
-    def enter(self) -> None:
+    def enter(self, mine: EpochMember) -> None:
         """The workers that got ready are members of the epoch."""
         self._ledger.forget()
-        self._workers.enter()
+        for worker in self._workers.enter(mine.lives):
+            worker.state = State.HELD

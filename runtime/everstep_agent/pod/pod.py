@@ -121,7 +121,7 @@ class Pod:
         self._join_in_place(level)
         self._apply_to_current(published)
         if self._wants_fresh(published):
-            self.workers.ensure_fresh(self._held_back)
+            self._ensure_fresh()
         self._join(published)
         self._begin(published)
 
@@ -170,9 +170,7 @@ class Pod:
             self._joining.follow(level)
             return
         self._ledger.begin(time.monotonic(), restore=0.0, first=self.epoch == 0)
-        self._joining.enter()
-        for worker in self.workers.current.values():
-            worker.state = State.HELD
+        self._joining.enter(mine)
         self._enter_in_place(level, mine)
 
     def _continue_in_place(self, level: EpochLevel) -> None:
@@ -180,7 +178,7 @@ class Pod:
         mine = level.member(*self.me.id)
         if level.in_place is None or level.in_place.former != self.epoch or mine is None:
             return
-        if tuple(w.life for _, w in sorted(self.workers.current.items())) == mine.lives:
+        if self.workers.are_current(mine.lives):
             self._enter_in_place(level, mine)
 
     def _enter_in_place(self, level: EpochLevel, mine: EpochMember) -> None:
@@ -190,7 +188,9 @@ class Pod:
         if self.uploads is not None:
             self.uploads.retire()
         self.uploads = self._open_uploads(level.token)
-        self.workers.continue_in(lambda worker: build_regroup(worker.local, level, mine))
+        self.workers.continue_in(
+            mine.lives, lambda worker: build_regroup(worker.local, level, mine)
+        )
         self._touch()
 
     def _open_uploads(self, token: str) -> Uploads:
@@ -206,9 +206,16 @@ class Pod:
     def _wants_fresh(self, published: Levels) -> bool:
         if self.quiet or self.leaving or self.deaths.over:
             return False
-        current = self.workers.current.values()
-        over = [not w.alive or w.cut_at is not None or w.asked for w in current]
+        over = [local not in self._list_staying() for local in range(self.settings.workers)]
         return is_fresh_wanted(published, self.me.slot, over)
+
+    def _ensure_fresh(self) -> None:
+        self.workers.ensure_fresh({*self._held_back, *self._list_staying()})
+
+    def _list_staying(self) -> set[int]:
+        """Local ranks whose worker goes on."""
+        current = self.workers.current.items()
+        return {n for n, w in current if w.alive and w.cut_at is None and not w.asked}
 
     def _join(self, published: Levels) -> None:
         ready = self.workers.group_over() and self.workers.ready_lives()
@@ -393,7 +400,7 @@ class Pod:
             self.deaths.died(worker, trained=self._trained, now=now)
             early = worker.epoch == 0 and self.deaths.died_early(worker)
             if early and not self.quiet and not self.leaving:
-                self.workers.ensure_fresh(self._held_back)
+                self._ensure_fresh()
         self._touch()
         if self._newest is not None:
             self.apply(self._newest)
@@ -435,7 +442,7 @@ class Pod:
             workers=tuple(
                 build_worker_report(w, w.position(), w.exit_text(), now) for w in current
             ),
-            fresh=self.workers.ready_lives() if self.workers.group_over() else (),
+            fresh=self.workers.ready_lives(),
             ended=self.workers.ended_lives(),
             prepared=self.workers.prepared_lives(),
             taken=self._joining.step,

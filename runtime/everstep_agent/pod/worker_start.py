@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from everstep_agent.peers.messages import EpochLevel, EpochMember, Levels
+from everstep_agent.peers.places import with_newcomers
 from everstep_contract import env, levels, wire
 
 
@@ -58,16 +59,20 @@ def build_start(
 
 def find_member(level: EpochLevel, rank: int) -> EpochMember:
     """The pod of a rank of the epoch."""
-    return next(m for m in level.members if rank in m.ranks)
+    return next(m for m in level.members if rank in m.ranks.values())
 
 
 def build_join(
     settings: env.AgentEnv, local: int, level: EpochLevel, mine: EpochMember
 ) -> wire.Start:
-    """For the pod's fresh worker `local`, invited to the running epoch `level` as `mine`."""
-    joining = sum(len(m.lives) for m in level.joining)
-    start = build_start(settings, local, level, mine, None)
-    return replace(start, world=level.world + joining, applied=0, join=True)
+    """For the pod's fresh worker `local`, invited to the running epoch `level` as `mine`; rank and
+    world are those to be expected.
+    """
+    expected = replace(level, members=with_newcomers(level.members, level.joining))
+    place = expected.member(*mine.id)
+    assert place is not None
+    start = build_start(settings, local, expected, place, None)
+    return replace(start, applied=0, join=True)
 
 
 def build_regroup(local: int, level: EpochLevel, mine: EpochMember) -> wire.Regroup:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -119,21 +119,29 @@ class WorkerSet:
             self._log.say("worker_waits", local=local, message=message)
 
     def ready_lives(self) -> tuple[int, ...]:
-        ready = [self.fresh[i] for i in range(self.count) if i in self.fresh]
-        if len(ready) < self.count or any(w.state is not State.READY for w in ready):
-            return ()
-        return tuple(w.life for w in ready)
+        """Of the fresh workers, by local rank; 0: that rank is in an epoch. Empty unless one is ready
+        for each of the others.
+        """
+        return self._fresh_lives(lambda worker: worker.state is State.READY)
 
     def prepared_lives(self) -> tuple[int, ...]:
-        """Of fresh workers that have got ready to join a running epoch."""
-        ready = [self.fresh[i] for i in range(self.count) if i in self.fresh]
-        if len(ready) < self.count or any(not w.joins or w.tracked is None for w in ready):
-            return ()
-        return tuple(w.life for w in ready)
+        """The same of fresh workers that have got ready to join a running epoch."""
+        return self._fresh_lives(lambda worker: worker.joins != 0 and worker.tracked is not None)
 
-    def prepare(self, build: Callable[[Worker], wire.Start]) -> None:
-        """The fresh workers get ready to join the running epoch."""
-        for worker in self.fresh.values():
+    def _fresh_lives(self, is_ready: Callable[[Worker], bool]) -> tuple[int, ...]:
+        missing = [local for local in range(self.count) if not self.trains(local)]
+        ready = {local: w.life for local, w in self.fresh.items() if is_ready(w)}
+        if not missing or any(local not in ready for local in missing):
+            return ()
+        return tuple(ready[n] if n in missing else 0 for n in range(self.count))
+
+    def trains(self, local: int) -> bool:
+        """Whether this rank has a living worker in an epoch."""
+        return local in self.current and self.current[local].alive
+
+    def prepare(self, lives: Sequence[int], build: Callable[[Worker], wire.Start]) -> None:
+        """These fresh workers get ready to join the running epoch."""
+        for worker in [w for w in self.fresh.values() if lives[w.local] == w.life]:
             start = build(worker)
             worker.joins, worker.state = start.epoch, State.STARTED
             worker.started_at = time.monotonic()
@@ -146,9 +154,12 @@ class WorkerSet:
                 del self.fresh[local]
                 self._background(self._end(worker))
 
-    def enter(self) -> None:
-        """The fresh workers, which are prepared, become members."""
-        self.current, self.fresh = self.fresh, {}
+    def enter(self, lives: Sequence[int]) -> list[Worker]:
+        """The fresh workers among these, which are prepared, become members."""
+        entered = [w for w in self.fresh.values() if lives[w.local] == w.life]
+        for worker in entered:
+            self.current[worker.local] = self.fresh.pop(worker.local)
+        return entered
 
     def ended_lives(self) -> tuple[Ended, ...]:
         """For each local rank, the number up to which all its processes have ended."""
@@ -184,10 +195,16 @@ class WorkerSet:
                 worker.held = epoch
                 worker.send(wire.Cut(epoch=epoch, keep=True))
 
-    def continue_in(self, build: Callable[[Worker], wire.Regroup]) -> None:
-        """The workers enter the next epoch in place. One that has died since it was planned is a
+    def are_current(self, lives: Sequence[int]) -> bool:
+        """Whether these are the lives of workers in the present epoch; 0: of none."""
+        mine = {local: worker.life for local, worker in self.current.items()}
+        return all(mine.get(local) == life for local, life in enumerate(lives) if life)
+
+    def continue_in(self, lives: Sequence[int], build: Callable[[Worker], wire.Regroup]) -> None:
+        """These workers enter the next epoch in place. One that has died since it was planned is a
         member, too: its death is one of that epoch.
         """
+        self.current = {n: w for n, w in self.current.items() if lives[n] == w.life}
         for worker in self.current.values():
             frame = build(worker)
             worker.epoch, worker.rank = frame.epoch, frame.rank

@@ -123,7 +123,9 @@ def _with(world: Stop, i: int, rank: Rank) -> Stop:
 
 
 def _member(i: int) -> EpochMember:
-    return EpochMember(slot=i, attempt=1, incarnation=1, node_rank=i, lives=(1,), address="")
+    return EpochMember(
+        slot=i, attempt=1, incarnation=1, node_rank=i, first=i, lives=(1,), address=""
+    )
 
 
 def _report(i: int, rank: Rank) -> AgentReport:

@@ -133,7 +133,9 @@ def _level(epoch: int, members: tuple[int, ...]) -> EpochLevel:
         token="token",
         stage=Stage.HOLD,
         members=tuple(
-            EpochMember(slot=n, attempt=0, incarnation=1, node_rank=at, lives=(1,), address="")
+            EpochMember(
+                slot=n, attempt=0, incarnation=1, node_rank=at, first=at, lives=(1,), address=""
+            )
             for at, n in enumerate(members)
         ),
     )
