@@ -6,6 +6,7 @@ import pytest
 
 from agent.given import a_member, a_report, a_worker, an_epoch
 from everstep_agent.coordinator import regroup_rules
+from everstep_agent.coordinator.members import list_lost
 from everstep_agent.coordinator.regroup_rules import AskVector, Impossible, Plan, Wait
 from everstep_agent.peers.messages import AgentReport, Boundary, Stage, State
 from everstep_agent.peers.places import place_members
@@ -139,14 +140,28 @@ def test_standings_that_do_not_go_together_are_refused(told, reason):
 # --- decide_regroup ------------------------------------------------------------------------------
 
 
-def decide(reports, *, count=3):
-    return regroup_rules.decide_regroup(an_epoch(count), reports)
+def decide(reports, *, count=3, lost=()):
+    return regroup_rules.decide_regroup(an_epoch(count), reports, lost)
 
 
 def test_the_survivors_go_on_once_all_have_told_how_far_they_are():
     survivors, plan = decide([held(0), dead(1), held(2)])
     assert [m.slot for m in survivors] == [0, 2]
     assert plan == Plan(applied=5, reductions=0)
+
+
+def test_a_pod_that_is_lost_need_not_answer():
+    survivors, plan = decide([held(0), held(2)], lost={(1, 0, 1)})
+    assert [m.slot for m in survivors] == [0, 2]
+    assert isinstance(plan, Plan)
+
+
+def test_a_member_is_lost_by_a_newer_container_or_by_the_operator():
+    epoch = an_epoch(3)
+    newer = [a_report(1, incarnation=2), a_report(2, attempt=1, incarnation=5)]
+    assert list_lost(epoch, newer, ()) == {(1, 0, 1)}
+    assert list_lost(epoch, newer, {(2, 0)}) == {(1, 0, 1), (2, 0, 1)}
+    assert list_lost(epoch, [], {(2, 1)}) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -260,15 +275,19 @@ def test_without_a_begun_reduction_no_shares_are_sent():
 # --- why_not_in_place ----------------------------------------------------------------------------
 
 
-def why(epoch=None, *, failure=False, reports=None):
+def why(epoch=None, *, failure=False, reports=None, lost=()):
     reports = reports if reports is not None else [held(0), dead(1)]
     return regroup_rules.why_not_in_place(
-        epoch or an_epoch(2), reports, "WorkerDied", failure=failure
+        epoch or an_epoch(2), reports, "WorkerDied", failure=failure, lost=lost
     )
 
 
 def test_a_running_epoch_whose_members_all_can_goes_on_in_place():
     assert why() == ""
+
+
+def test_so_does_one_whose_other_members_are_lost_with_their_pods():
+    assert why(reports=[held(0)], lost={(1, 0, 1)}) == ""
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,25 @@ async def test_a_pod_that_loses_one_of_its_ranks_keeps_the_others_and_replaces_i
         await assert_exact(gang, STEPS)
 
 
+@pytest.mark.parametrize("victim", [2, 0], ids=["another pod", "the coordinator's"])
+async def test_when_a_whole_pod_is_lost_the_others_go_on_in_place_and_its_next_one_joins(
+    tmp_path: Path, forked: None, victim: int
+) -> None:
+    others = [slot for slot in range(3) if slot != victim]
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        survivors = [gang.worker(slot) for slot in others]
+        await gang.kill(victim)
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        await gang.start(victim, 1)
+        await gang.until(lambda s: s.epoch == 3 and s.running)
+        assert [gang.worker(slot) for slot in others] == survivors
+        await gang.reports()
+        incident = next(i for s in gang.history for i in s.incidents if not i.open)
+        assert (incident.rung, incident.steps_lost) == ("regroup", 0)
+        await assert_exact(gang, STEPS)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("ranks", [1, 2], ids=["one rank a pod", "two ranks a pod"])

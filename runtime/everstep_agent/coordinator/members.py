@@ -1,6 +1,6 @@
 """What the members of an epoch report. Pure; linear in the number of members."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from everstep_agent.peers.messages import (
     AgentReport,
@@ -22,6 +22,29 @@ def list_inside(
         member = members.get(report.id)
         if member is not None and report.epoch == epoch.number:
             yield member, report
+
+
+Id = tuple[int, int, int]
+"""(slot, attempt, incarnation)"""
+
+
+def list_lost(
+    epoch: EpochLevel, reports: Iterable[AgentReport], over: Collection[tuple[int, int]]
+) -> frozenset[Id]:
+    """Members whose whole pod is lost: proven dead, or given up by the operator.
+
+    Args:
+        over: (slot, attempt), according to the operator.
+    """
+    newest: dict[tuple[int, int], int] = {}
+    for report in reports:
+        place = report.slot, report.attempt
+        newest[place] = max(report.incarnation, newest.get(place, 0))
+    return frozenset(
+        m.id
+        for m in epoch.members
+        if (m.slot, m.attempt) in over or newest.get((m.slot, m.attempt), 0) > m.incarnation
+    )
 
 
 def list_workers(epoch: EpochLevel, reports: Iterable[AgentReport]) -> list[WorkerReport]:

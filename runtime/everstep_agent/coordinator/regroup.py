@@ -10,7 +10,7 @@ in the new one.
 import asyncio
 from collections.abc import Sequence
 
-from everstep_agent.coordinator import regroup_rules, rounds
+from everstep_agent.coordinator import members, regroup_rules, rounds
 from everstep_agent.coordinator.breaks import BELOW_MINIMUM, Break
 from everstep_agent.coordinator.gather import judge_claim, log_epoch
 from everstep_agent.coordinator.recover import cause_of, count_repeats, refine
@@ -33,8 +33,16 @@ def why_not(term: Term, found: Break) -> str:
     if found.cause == BELOW_MINIMUM:
         return "the job waits for more pods"
     return regroup_rules.why_not_in_place(
-        term.running, term.recent(), found.cause, failure=found.failure is not None
+        term.running,
+        term.recent(),
+        found.cause,
+        failure=found.failure is not None,
+        lost=_list_lost(term),
     )
+
+
+def _list_lost(term: Term) -> frozenset[members.Id]:
+    return members.list_lost(term.running, term.reports.all(), term.state.gone)
 
 
 async def regroup(term: Term, found: Break) -> Break | None:
@@ -68,7 +76,9 @@ async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned 
         found = refine(term, found, term.now(), term.now() - began)
         if found.failure is not None:
             return found, f"{found.cause}: the script failed"
-        survivors, decision = regroup_rules.decide_regroup(term.running, term.recent())
+        survivors, decision = regroup_rules.decide_regroup(
+            term.running, term.recent(), _list_lost(term)
+        )
         match decision:
             case regroup_rules.Impossible():
                 return found, decision.reason
@@ -104,7 +114,7 @@ def next_number(term: Term) -> int:
 
 
 async def claim(
-    term: Term, number: int, members: Sequence[EpochMember], step: int, cause: str
+    term: Term, number: int, following: Sequence[EpochMember], step: int, cause: str
 ) -> log.Claim | str:
     """The appended claim of an epoch that continues the running one after `step`, or why there is
     none.
@@ -112,7 +122,7 @@ async def claim(
     await term.persist(term.run_log.refresh)
     known = len(term.run_log.index)
     chain = runlog_rules.continued_chain(term.run_log.claims, term.running.number, step)
-    found = judge_claim(term, number, members, chain, cause)
+    found = judge_claim(term, number, following, chain, cause)
     if isinstance(found, rounds.Wait):
         return found.message
     outcome = await term.persist(lambda: term.run_log.append(found, after=known))

@@ -7,9 +7,10 @@ which it belongs (the vector is reduced last), so the vector is handed on. Nobod
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from everstep_agent.coordinator.members import Id
 from everstep_agent.peers.messages import (
     AgentReport,
     EpochLevel,
@@ -61,14 +62,20 @@ Decision = Plan | AskVector | Impossible
 
 
 def why_not_in_place(
-    epoch: EpochLevel, reports: Iterable[AgentReport], cause: str, *, failure: bool
+    epoch: EpochLevel,
+    reports: Iterable[AgentReport],
+    cause: str,
+    *,
+    failure: bool,
+    lost: Collection[Id] = (),
 ) -> str:
     """Why a loss must restart the epoch; empty if its survivors may go on in place.
 
     Args:
         failure: the script itself failed, so the others would fail at the same samples.
+        lost: members whose pods are lost.
     """
-    able = {r.id for r in reports if r.in_place}
+    able = {r.id for r in reports if r.in_place} | {*lost}
     if failure:
         return f"{cause}: the script failed"
     if epoch.stage is not Stage.RUNNING and epoch.in_place is None:
@@ -81,17 +88,18 @@ def why_not_in_place(
 
 
 def decide_regroup(
-    epoch: EpochLevel, reports: Iterable[AgentReport]
+    epoch: EpochLevel, reports: Iterable[AgentReport], lost: Collection[Id] = ()
 ) -> tuple[tuple[EpochMember, ...], Decision | Wait]:
     """The survivors (without the ranks that their pods have lost), and what follows for them.
 
     Args:
         reports: the newest of each agent that is not silent.
+        lost: members whose pods are lost: they need not answer.
     """
     held = {r.id: r for r in reports if r.epoch == epoch.number}
     standings: dict[int, Standing] = {}
     survivors: list[EpochMember] = []
-    for member in epoch.members:
+    for member in (m for m in epoch.members if m.id not in lost):
         workers = held[member.id].workers if member.id in held else ()
         if len(workers) < len(member.ranks):
             return (), Wait(message=f"slot {member.slot} has not reported")
