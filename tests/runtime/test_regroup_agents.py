@@ -197,7 +197,7 @@ async def test_a_coordinator_lost_between_claim_and_publication_costs_no_step(
             return begin(*given)  # type: ignore[arg-type]
         failed.append(given)
         if not goes_on:
-            monkeypatch.setattr(coordinator, "regroup", refuse)
+            monkeypatch.setattr(regroup, "regroup", refuse)
         raise KeyError("as told")
 
     async def refuse(term: object, found: object) -> object:

@@ -9,17 +9,16 @@ import asyncio
 
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.context import Context
-from everstep_agent.coordinator import faults, fence, rounds
+from everstep_agent.coordinator import faults, fence, regroup, rounds
 from everstep_agent.coordinator.breaks import Break
 from everstep_agent.coordinator.gather import gather
 from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.recover import recover
-from everstep_agent.coordinator.regroup import regroup
 from everstep_agent.coordinator.spent_time import read_spent_time
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.train import train
 from everstep_agent.peers.group_store import GroupStore
-from everstep_agent.peers.messages import FailureReport, Levels, Stage
+from everstep_agent.peers.messages import FailureReport, Levels
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.probe import probe
@@ -154,8 +153,8 @@ class Coordinator:
     async def _take_up(self) -> str:
         """The former coordinator is gone, and its epoch was not over."""
         term = self.term
-        held = term.running.stage is Stage.HOLD
-        if held and await regroup(term, LOST) is None and not term.ended:
+        why = regroup.why_not_taken_up(term)
+        if not why and await regroup.regroup(term, LOST) is None and not term.ended:
             return await train(term)
         return await recover(term, LOST)
 

@@ -9,6 +9,7 @@ in the new one.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from everstep_agent.coordinator import members, regroup_rules, rounds
 from everstep_agent.coordinator.breaks import BELOW_MINIMUM, Break
@@ -39,6 +40,15 @@ def why_not(term: Term, found: Break) -> str:
         failure=found.failure is not None,
         lost=_list_lost(term),
     )
+
+
+def why_not_taken_up(term: Term) -> str:
+    """The same for an epoch whose coordinator is lost, and whose members have yet to be heard."""
+    if term.wanted.stop is not levels.Stop.NONE:
+        return "the job is to stop"
+    if not term.settings.in_place:
+        return "in-place recovery is off"
+    return regroup_rules.why_not_now(term.running)
 
 
 def _list_lost(term: Term) -> frozenset[members.Id]:
@@ -133,7 +143,8 @@ async def claim(
 
 
 def begin(term: Term, epoch: EpochLevel, cause: str) -> None:
-    """Publish the epoch, which is claimed."""
+    """Publish the epoch, which is claimed. Its keys are kept here, whoever kept the former ones."""
+    epoch = replace(epoch, store=term.me.address)
     term.group.open_epoch(epoch.number)
     term.saves.drop_older(epoch.number, epoch.committed)
     incidents = term.state.incidents.mark("regroup", term.now()).resumes(epoch.resume, 0)

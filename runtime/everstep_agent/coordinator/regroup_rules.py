@@ -78,10 +78,17 @@ def why_not_in_place(
     able = {r.id for r in reports if r.in_place} | {*lost}
     if failure:
         return f"{cause}: the script failed"
-    if epoch.stage is not Stage.RUNNING and epoch.in_place is None:
-        return "the epoch has not started yet"
     if not all(m.id in able for m in epoch.members):
         return "in-place recovery is off, or an agent is silent"
+    return why_not_now(epoch)
+
+
+def why_not_now(epoch: EpochLevel) -> str:
+    """Why the members cannot leave their group and keep their step; empty if they can."""
+    if epoch.stage in (Stage.CUT, Stage.OVER):
+        return "the epoch is over"
+    if epoch.stage is Stage.STARTING and epoch.in_place is None:
+        return "the epoch has not started yet"
     if epoch.boundary is not None and epoch.boundary.stay:
         return "the members are about to stop at a boundary"
     return ""
