@@ -197,7 +197,15 @@ class Worker:
     def barrier(self, number: int) -> None:
         epoch, world = self.start.epoch, self.start.world
         self.link.send(wire.StoreSet(epoch=epoch, key=f"{number}/{self.start.rank}", value="eA=="))
-        keys = tuple(f"{number}/{r}" for r in range(world))
+        self.wait_keys(tuple(f"{number}/{r}" for r in range(world)))
+
+    def wait_others(self, number: int) -> None:
+        """Until the other ranks have applied all steps before this one, and wait in it for this rank."""
+        others = (r for r in range(self.start.world) if r != self.start.rank)
+        self.wait_keys(tuple(f"{number}/{r}" for r in others))
+
+    def wait_keys(self, keys: tuple[str, ...]) -> None:
+        epoch = self.start.epoch
         while True:
             if self.link.cut:
                 raise Broken("cut")
@@ -266,6 +274,7 @@ def misbehave(worker: Worker, number: int) -> None:
         or number != int(rest.split(":")[0])
     ):
         return
+    worker.wait_others(number)
     if kind in ("fail", "nan"):
         cause = "UserError" if kind == "fail" else "LossNotFinite"
         worker.link.send(

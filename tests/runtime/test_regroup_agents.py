@@ -16,7 +16,7 @@ from torch import nn
 
 from agent.gang import Gang, assert_exact
 from everstep import Job, run
-from everstep_agent.coordinator import coordinator, regroup
+from everstep_agent.coordinator import regroup
 from everstep_agent.pod import spawn
 from everstep_contract import levels, report
 from runtime.test_regroup import a_dataset, a_model
