@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from everstep_contract import names
+from everstep_contract.levels import OnLoss
 from everstep_operator.model_status import JobStatus
 from everstep_operator.model_template import PodTemplate
 from everstep_operator.resource import Column, Resource, Scale
@@ -231,8 +232,26 @@ class RestartBudgets(UserInput):
 
 
 class Recovery(UserInput):
-    """Time limits and budgets of recovery."""
+    """What happens after a loss, with its time limits and budgets."""
 
+    in_place: bool = Field(
+        default=True,
+        description="True: workers that survive a loss go on in the same step, and the lost one joins them again. "
+        "False: all restart from a checkpoint that they save first. Workers on GPUs restart in any case.",
+    )
+    on_loss: OnLoss = Field(
+        default=OnLoss.SHRINK,
+        strict=False,
+        description="Shrink: the others go on while the lost worker is replaced. Wait: they wait for it, so that the "
+        "run equals an undisturbed one bit for bit.",
+    )
+    below_min_seconds: int = Field(
+        default=1800,
+        ge=0,
+        le=2_147_483_647,
+        description="How long the job may train with fewer than minReplicas workers after losses; then it waits for "
+        "more.",
+    )
     restart_budgets: RestartBudgets = Field(
         default_factory=RestartBudgets,
         description="Interruptions allowed within a window, by kind.",

@@ -124,7 +124,8 @@ def _prepare() -> None:
 def _join(path: str, seed: int) -> Session:
     start_up = StartUp()
     start_up.agent = agent_socket.connect(path, start_up.on_epoch)
-    start_up.agent.send(wire.Hello(pid=os.getpid(), protocol=PROTOCOL))
+    hello = wire.Hello(pid=os.getpid(), protocol=PROTOCOL, in_place=can_regroup())
+    start_up.agent.send(hello)
     start_up.start = start = start_up.agent.wait_start()
     export_ranks(start, os.environ)
     meter = Meter(open_page(os.environ), epoch=start.epoch, applied=start.applied)
@@ -150,13 +151,18 @@ def _build(agent: agent_socket.AgentSocket, start: wire.Start, meter: Meter, see
         start,
         formed,
         send=agent.send,
-        form=(lambda frame: _form(agent, frame)) if start.in_place else None,
+        form=(lambda frame: _form(agent, frame)) if can_regroup() else None,
     )
     randomness.seed_all("job", seed)
     try:
         return Session(agent=agent, membership=membership, meter=meter, start=start, seed=seed)
     except StateError as error:
         _fail_early(agent, start, error)
+
+
+def can_regroup() -> bool:
+    """Groups over NCCL cannot be left and formed anew yet: all ranks restart."""
+    return not torch.cuda.is_available()
 
 
 def _form(agent: agent_socket.AgentSocket, frame: wire.Start | wire.Regroup) -> group.Group:

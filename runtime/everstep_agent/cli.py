@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
         "run",
         help="train: on a laptop with its own workers, in a cluster as the pod's agent",
         description="Run a training script. The options are for a laptop; in a cluster the job's "
-        "spec sets them, except for --preload, --no-zygote and --in-place.",
+        "spec sets them, except for --preload and --no-zygote.",
         usage="everstep run [OPTIONS] SCRIPT [-- ARGS OF THE SCRIPT]",
     )
     run.add_argument(
@@ -144,9 +144,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--in-place",
-        action="store_true",
-        help="ranks that survive a loss go on in the same step, and the lost one joins them again, "
-        "instead of a restart of all (counts in a cluster, too)",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="ranks that survive a loss go on in the same step, and the lost one joins them again; "
+        "without it, all restart (default: in place)",
     )
     run.add_argument("--verbose", action="store_true", help="show every line of the agents")
     run.add_argument("script", help="the training script; it must call everstep.run(main)")
@@ -230,7 +231,6 @@ def add_options(settings: env.AgentEnv, arguments: argparse.Namespace) -> env.Ag
         settings,
         zygote=0 if arguments.no_zygote else settings.zygote,
         preload=arguments.preload or settings.preload,
-        in_place=1 if arguments.in_place else settings.in_place,
     )
 
 

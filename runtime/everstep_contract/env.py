@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from everstep_contract.levels import OnLoss
+
 PREFIX = "EVERSTEP_"
 AGENT_SOCKET = "EVERSTEP_AGENT_SOCKET"
 """Set by the agent for its workers: path of the unix socket."""
@@ -48,8 +50,11 @@ class AgentEnv:
     grace_seconds: float = 25.0
     guard_factor: float = 10.0
     guard_action: str = "Note"
-    in_place: int = 0
+    in_place: int = 1
     """1: members that survive a loss go on in the same step; 0: all restart."""
+    on_loss: str = OnLoss.SHRINK.value
+    below_min_seconds: float = 1800.0
+    """How long the job may train with fewer pods than its minimum, after losses."""
     memory: str
     """A folder in memory that survives restarts of the container."""
     termination_log: str = "/dev/termination-log"

@@ -54,6 +54,15 @@ class DeadAgent:
     incarnation: int
 
 
+class OnLoss(enum.Enum):
+    """What the others do when a rank is lost."""
+
+    SHRINK = "Shrink"
+    """They go on without it, until it is replaced."""
+    WAIT = "Wait"
+    """They wait for its replacement: the run equals an undisturbed one bit for bit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
     """Settings that may be edited while the job runs. None: as in the pods' environment (an older
@@ -70,6 +79,10 @@ class JobSettings:
     once.
     """
     guard_action: str | None = None
+    in_place: bool | None = None
+    on_loss: str | None = None
+    """An `OnLoss`."""
+    below_min_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

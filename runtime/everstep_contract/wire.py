@@ -51,8 +51,6 @@ class Start:
     save_every_steps: int = 0
     guard_factor: float = 10.0
     guard_action: str = "Note"
-    in_place: bool = False
-    """Whether members that survive a loss go on in the same step (`Regroup`)."""
     join: bool = False
     """The epoch runs already: get ready for training (`Tracked`), then take the state of a member
     (`TakeState`), then wait for `Regroup`. `rank` and `world` are those to be expected.
@@ -142,6 +140,8 @@ class Exit:
 class Hello:
     pid: int
     protocol: int
+    in_place: bool = False
+    """Whether it can keep its step when others are lost (`Regroup`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

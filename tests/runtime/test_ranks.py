@@ -180,6 +180,9 @@ def test_survivors_of_a_kill_come_out_by_themselves(tmp_path: Path) -> None:
 
     with agent(tmp_path, lambda: run(main), 4) as ours:
         ours.wait_ended([2])
+        ours.wait_for(lambda w: bool(w.of(wire.Standing)), [0, 1, 3])
+        for rank in (0, 1, 3):
+            ours.workers[rank].send(wire.Cut(epoch=1))
         ours.wait_for(lambda w: bool(w.of(wire.Parked)), [0, 1, 3])
         parked = [ours.workers[r].of(wire.Parked)[0] for r in (0, 1, 3)]
         assert [(p.step, p.sound) for p in parked] == [(2, True)] * 3
@@ -199,7 +202,7 @@ def test_a_child_of_the_dead_rank_does_not_keep_the_others_blind(tmp_path: Path)
 
     with agent(tmp_path, lambda: run(main), 2) as ours:
         try:
-            ours.wait_for(lambda w: bool(w.of(wire.Parked)), [0])
+            ours.wait_for(lambda w: bool(w.of(wire.Standing)), [0])
         finally:
             os.kill(int(children.read_text()), signal.SIGKILL)
 

@@ -39,7 +39,7 @@ async def the_run(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, tra
     body = folder / "body"
     forked = spawn.ForkSpawner(a_worker(case, body, trap))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
-    async with Gang(folder, case.world) as gang:
+    async with Gang(folder, case.world, on_loss="Wait") as gang:
         async with asyncio.timeout(LIMIT):
             while not gang.seen.done:
                 assert gang.seen.failure is None, gang.seen.failure

@@ -77,7 +77,7 @@ def test_ranks_killed_at_random_moments_cost_nothing(
     tmp_path: Path, undisturbed: list[wire.Applied], seed: int
 ) -> None:
     chance = random.Random(seed)
-    with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD, in_place=True) as ours:
+    with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD) as ours:
         for number in range(WORLD - 1):
             living = [w.rank for w in ours.living]
             until_step(ours, 2 + 3 * number, living)
@@ -90,7 +90,7 @@ def test_ranks_killed_at_random_moments_cost_nothing(
 
 
 def test_two_deaths_at_once(tmp_path: Path, undisturbed: list[wire.Applied]) -> None:
-    with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD, in_place=True) as ours:
+    with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD) as ours:
         until_step(ours, 3, [0, 1, 2, 3])
         for rank in (0, 2):
             os.kill(ours.workers[rank].pid, signal.SIGKILL)
@@ -101,7 +101,7 @@ def test_two_deaths_at_once(tmp_path: Path, undisturbed: list[wire.Applied]) -> 
 
 
 def test_a_death_while_the_others_regroup(tmp_path: Path, undisturbed: list[wire.Applied]) -> None:
-    with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD, in_place=True) as ours:
+    with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD) as ours:
         until_step(ours, 3, [0, 1, 2, 3])
         ours.kill(3)
         ours.regroup(before_start=lambda: ours.kill(1))
@@ -130,7 +130,7 @@ def test_a_vector_that_one_survivor_holds_is_handed_to_the_others(
 
         membership.complete = slowly  # type: ignore[method-assign]
 
-    with agent(tmp_path, lambda: run(a_script(before), seed=4), 3, in_place=True) as ours:
+    with agent(tmp_path, lambda: run(a_script(before), seed=4), 3) as ours:
         ours.wait_ended([2])
         until_step(ours, 6, [ahead])
         plan = ours.regroup()
@@ -141,7 +141,7 @@ def test_a_vector_that_one_survivor_holds_is_handed_to_the_others(
 
 
 def test_a_rank_that_may_not_regroup_parks_at_the_boundary_before(tmp_path: Path) -> None:
-    with agent(tmp_path, lambda: run(a_script(), seed=4), 3, in_place=True) as ours:
+    with agent(tmp_path, lambda: run(a_script(), seed=4), 3) as ours:
         until_step(ours, 3, [0, 1, 2])
         ours.kill(2)
         for worker in ours.living:

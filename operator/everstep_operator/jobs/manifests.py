@@ -222,6 +222,9 @@ def build_env(job: Job, spec: JobSpec, slot: int, attempt: int, grace: float) ->
         grace_seconds=max(1.0, float(grace) - GRACE_MARGIN),
         guard_factor=spec.guard.factor,
         guard_action=spec.guard.action.value,
+        in_place=int(spec.recovery.in_place),
+        on_loss=spec.recovery.on_loss.value,
+        below_min_seconds=float(spec.recovery.below_min_seconds),
         memory=names.MEMORY_PATH,
         termination_log=names.TERMINATION_LOG,
     )

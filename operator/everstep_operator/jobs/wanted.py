@@ -59,6 +59,9 @@ def build_settings(spec: JobSpec) -> JobSettings:
         keep=spec.checkpoint.keep,
         guard_factor=float(guard.factor),
         guard_action=guard.action.value,
+        in_place=recovery.in_place,
+        on_loss=recovery.on_loss.value,
+        below_min_seconds=float(recovery.below_min_seconds),
     )
 
 

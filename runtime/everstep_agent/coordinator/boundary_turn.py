@@ -117,7 +117,7 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     epoch, recent = term.running, term.recent()
     ready = join_rules.list_ready(epoch, rounds.list_eligible(recent, term.wanted))
     others = join_rules.list_others(epoch, ready)
-    in_place = join_rules.can_join(epoch, recent)
+    in_place = bool(term.settings.in_place) and join_rules.can_join(epoch, recent)
     watch.ready_at = (watch.ready_at or now) if others else None
     purpose = boundaries.why_stay(
         term.wanted,

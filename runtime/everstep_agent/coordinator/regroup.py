@@ -29,11 +29,9 @@ FORM_SECONDS = 10.0
 
 def why_not(term: Term, found: Break) -> str:
     """Why this loss must restart the epoch; empty if the survivors may go on in place."""
-    if term.wanted.stop is not levels.Stop.NONE:
-        return "the job is to stop"
     if found.cause == BELOW_MINIMUM:
         return "the job waits for more pods"
-    return regroup_rules.why_not_in_place(
+    return _why_not_wanted(term) or regroup_rules.why_not_in_place(
         term.running,
         term.recent(),
         found.cause,
@@ -44,11 +42,17 @@ def why_not(term: Term, found: Break) -> str:
 
 def why_not_taken_up(term: Term) -> str:
     """The same for an epoch whose coordinator is lost, and whose members have yet to be heard."""
+    return _why_not_wanted(term) or regroup_rules.why_not_now(term.running)
+
+
+def _why_not_wanted(term: Term) -> str:
     if term.wanted.stop is not levels.Stop.NONE:
         return "the job is to stop"
     if not term.settings.in_place:
-        return "in-place recovery is off"
-    return regroup_rules.why_not_now(term.running)
+        return "recovery.inPlace is false"
+    if term.settings.on_loss == levels.OnLoss.WAIT.value:
+        return "recovery.onLoss is Wait: all wait for what was lost"
+    return ""
 
 
 def _list_lost(term: Term) -> frozenset[members.Id]:

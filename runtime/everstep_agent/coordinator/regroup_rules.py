@@ -79,7 +79,7 @@ def why_not_in_place(
     if failure:
         return f"{cause}: the script failed"
     if not all(m.id in able for m in epoch.members):
-        return "in-place recovery is off, or an agent is silent"
+        return "a member cannot (it runs on GPUs, or its image is older), or its agent is silent"
     return why_not_now(epoch)
 
 

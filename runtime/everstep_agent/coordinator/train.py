@@ -26,8 +26,6 @@ from everstep_contract import log, report
 
 START_FACTOR = 6
 """Limit from the claim to the first step, restore included, in multiples of `startup_seconds`."""
-BELOW_MIN_SECONDS = 1800.0
-"""How long the survivors of a loss may train with fewer pods than the job's minimum."""
 
 
 async def train(term: Term) -> str:
@@ -89,7 +87,7 @@ def _find_loss(
             epoch,
             least,
             short=watch.short(len(epoch.members) < least, now),
-            limit=BELOW_MIN_SECONDS,
+            limit=term.settings.below_min_seconds,
         )
     )
 

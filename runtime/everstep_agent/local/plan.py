@@ -19,7 +19,7 @@ class Plan:
     guard_action: str = "Note"
     guard_factor: float = 10.0
     verbose: bool = False
-    in_place: bool = False
+    in_place: bool = True
     zygote: bool = True
     preload: str = ""
 
@@ -38,7 +38,7 @@ def build_plan(
     guard_factor: float,
     verbose: bool,
     zygote: bool = True,
-    in_place: bool = False,
+    in_place: bool = True,
     preload: str = "",
     folder: str,
 ) -> Plan:

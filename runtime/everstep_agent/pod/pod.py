@@ -288,6 +288,7 @@ class Pod:
         match frame:
             case wire.Hello():
                 worker.state, worker.ready_at = State.READY, time.monotonic()
+                worker.in_place = frame.in_place
                 self.line.say("worker_ready", local=worker.local, life=worker.life, pid=worker.pid)
             case wire.Tracked():
                 worker.state, worker.tracked = State.TRACKED, frame
@@ -446,7 +447,7 @@ class Pod:
             ended=self.workers.ended_lives(),
             prepared=self.workers.prepared_lives(),
             taken=self._joining.step,
-            in_place=bool(self.settings.in_place),
+            in_place=self.workers.can_regroup(),
             leaving=self.leaving,
             acked=self._arming.acked,
             passed=self._arming.passed(self.level, current),

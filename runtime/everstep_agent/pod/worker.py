@@ -23,6 +23,8 @@ class Worker:
     spawned_at: float
     tail: output.Tail = field(default_factory=output.Tail)
     state: State = State.SPAWNED
+    in_place: bool = False
+    """It can keep its step when others are lost."""
     writer: asyncio.StreamWriter | None = None
     epoch: int = 0
     rank: int = 0

@@ -53,7 +53,6 @@ def build_start(
         save_every_steps=same.save_every_steps,
         guard_factor=same.guard_factor,
         guard_action=same.guard_action,
-        in_place=bool(settings.in_place),
     )
 
 

@@ -135,6 +135,11 @@ class WorkerSet:
             return ()
         return tuple(ready[n] if n in missing else 0 for n in range(self.count))
 
+    def can_regroup(self) -> bool:
+        """Whether all living workers can keep their step when others are lost."""
+        workers = [*self.current.values(), *self.fresh.values()]
+        return all(w.in_place for w in workers if w.alive and w.state is not State.SPAWNED)
+
     def trains(self, local: int) -> bool:
         """Whether this rank has a living worker in an epoch."""
         return local in self.current and self.current[local].alive
