@@ -149,6 +149,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="ranks that survive a loss go on in the same step, and the lost one joins them again; "
         "without it, all restart (default: in place)",
     )
+    run.add_argument(
+        "--drill",
+        action="store_true",
+        help="kill a rank after a few steps, show what happened, save and stop",
+    )
     run.add_argument("--verbose", action="store_true", help="show every line of the agents")
     run.add_argument("script", help="the training script; it must call everstep.run(main)")
     _add_readers(commands)
@@ -205,6 +210,7 @@ def _run(arguments: argparse.Namespace, args: list[str]) -> int:
         zygote=not arguments.no_zygote,
         preload=arguments.preload or "",
         in_place=arguments.in_place,
+        drill=arguments.drill,
         folder=os.getcwd(),
     )
     with line_writer.unblocked(LAST_WORDS_SECONDS):

@@ -256,6 +256,8 @@ class Seen:
     epoch: int = 0
     running: bool = False
     """The epoch has started and its members train."""
+    in_place: bool = False
+    """The epoch goes on with workers of the former one, in the same step."""
     coordinator: SlotAttempt | None = None
     members: tuple[Member, ...] = ()
     step: int = 0

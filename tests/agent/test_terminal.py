@@ -32,12 +32,10 @@ def test_a_start_a_checkpoint_and_a_note_are_shown_once():
 
 
 def test_an_epoch_that_goes_on_in_place_is_told_from_one_that_resumes():
-    member = levels.Member(slot=0, attempt=0, incarnation=1, rank=0, life=1)
-    first = levels.Seen(run="r", epoch=1, committed=AT, members=(member,))
-    again = levels.Member(slot=0, attempt=0, incarnation=1, rank=0, life=2)
-    in_place = levels.Seen(run="r", epoch=2, committed=AT, members=(member,))
-    resumed = levels.Seen(run="r", epoch=2, committed=AT, members=(again,))
-    assert terminal.describe_changes(first, in_place) == ["epoch 2: 1 of 1 workers go on in place"]
+    first = levels.Seen(run="r", epoch=1, committed=AT)
+    in_place = levels.Seen(run="r", epoch=2, committed=AT, in_place=True)
+    resumed = levels.Seen(run="r", epoch=2, committed=AT)
+    assert terminal.describe_changes(first, in_place) == ["epoch 2: goes on in place"]
     assert terminal.describe_changes(first, resumed) == ["epoch 2: resumes from step 50"]
 
 
@@ -50,7 +48,7 @@ def test_an_incident_is_shown_when_it_begins_and_with_its_phases_when_it_ends():
     quiet, lost = levels.Seen(run="r"), levels.Seen(run="r", incidents=(open_,))
     assert terminal.describe_changes(quiet, lost) == ["lost: rank 1 killed (WorkerDied)"]
     (line,) = terminal.describe_changes(lost, levels.Seen(run="r", incidents=(closed,)))
-    assert line == "recovered in 1.5 s from step 12, steps lost: 0 (first step 1.5)"
+    assert line == "recovered in 1.50 s from step 12, steps lost: 0 (first step 1.50)"
 
 
 def test_a_store_that_is_away_is_said_once_until_it_is_back():
@@ -71,7 +69,7 @@ def test_a_slot_that_leaves_is_not_said_to_be_lost():
     before, after = levels.Seen(incidents=(leaves,)), levels.Seen(incidents=(left,))
     assert terminal.describe_changes(levels.Seen(), before) == ["leave: slot 2 leaves"]
     (line,) = terminal.describe_changes(before, after)
-    assert line.startswith("moved in 0.0 s from step 7, steps lost: 0")
+    assert line.startswith("moved in 0.00 s from step 7, steps lost: 0")
 
 
 def test_the_pid_of_every_rank_is_shown_so_that_it_can_be_killed_by_hand():

@@ -54,6 +54,7 @@ def build_seen(
         generation=facts.generation,
         epoch=epoch.number if epoch else facts.epoch,
         running=epoch is not None and epoch.stage is Stage.RUNNING,
+        in_place=epoch is not None and epoch.in_place is not None,
         coordinator=facts.coordinator,
         members=members,
         step=min((m.step for m in members), default=held),

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from everstep_agent import logline
 from everstep_agent.local import agent_process, conclusion, memory_folder, terminal
 from everstep_agent.local.agent_process import AgentProcess, LocalJob
+from everstep_agent.local.drill import Drill
 from everstep_agent.local.plan import Plan
 from everstep_agent.local.progress import Interruptions
 from everstep_agent.peers.client import PeerClient, PeerError
@@ -23,6 +24,8 @@ from everstep_contract import levels, names, report
 
 PERIOD_SECONDS = 0.5
 """Between two checks of running agents; an agent that ends is handled at once."""
+DRILL_PERIOD_SECONDS = 0.05
+"""The same in a drill, whose figures it bounds."""
 CALL_SECONDS = 3.0
 """Limit for an agent to answer; it is asked again in the next period."""
 STOP_SECONDS = 60.0
@@ -57,6 +60,9 @@ class Launcher:
         self._lost = self._interrupted = Interruptions()
         self._restarts = 0
         self._said_start = False
+        self._drill = Drill(workers=plan.workers) if plan.drill else None
+        self._pids: dict[int, int] = {}
+        """Rank → pid, as the agents have reported."""
         self._clients: dict[str, PeerClient] = {}
         memory_folder.sweep()
         self._memory = memory_folder.create()
@@ -110,7 +116,7 @@ class Launcher:
             if not self._said_start and terminal.is_start_slow(now - self._began, self.seen):
                 self._said_start = True
                 self._say("the workers start: importing torch and the script can take a while")
-            await self._wait(PERIOD_SECONDS)
+            await self._wait(DRILL_PERIOD_SECONDS if self._drill else PERIOD_SECONDS)
 
     def _is_late(self, now: float, ended_at: float | None) -> bool:
         """`ended_at`: when the first agent had ended for good."""
@@ -202,6 +208,22 @@ class Launcher:
                 agent.kill()  # its report is written; the slot continues in another attempt
         self._lost = self._lost.reach(newest.step)
         self._count_interruptions(newest)
+        if self._drill is not None:
+            self._practise(self._drill)
+
+    def _practise(self, drill: Drill) -> None:
+        pid = drill.choose(self.seen, self._pids)
+        if pid is not None:
+            self._say(f"drill: SIGKILL to rank {drill.rank} (pid {pid})")
+            drill.killed_at = time.monotonic()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        elif drill.follow(self.seen, time.monotonic()) and self._stop is levels.Stop.NONE:
+            for line in drill.describe(self.seen):
+                self._say(line)
+            where = f"{self._plan.uri.removeprefix('file://')}/{self._plan.run}"
+            self._say(f"drill: saving and stopping; then prove the run: everstep verify {where}")
+            self._stop_run()
 
     def _count_interruptions(self, newest: levels.Seen) -> None:
         lost = {c: n for c, n in newest.restarts.items() if c not in levels.IN_ORDER}
@@ -231,6 +253,8 @@ class Launcher:
         for line in lines:
             known = logline.parse_line(line) if error else None
             text = terminal.describe_event(*known) if known else None
+            if known is not None and known[0] == "worker_runs":
+                self._pids[int(known[1]["rank"])] = int(known[1]["pid"])
             if text is not None:
                 self._say(text)
             elif known is None or self._plan.verbose:
@@ -247,8 +271,11 @@ class Launcher:
         self._interrupts += 1
         if self._interrupts == 1:
             self._say("stopping: saving first; press Ctrl-C again to stop at once")
-            self._stop, self._stop_at = levels.Stop.SUSPEND, time.monotonic()
-            self._revision += 1
+            self._stop_run()
+
+    def _stop_run(self) -> None:
+        self._stop, self._stop_at = levels.Stop.SUSPEND, time.monotonic()
+        self._revision += 1
 
     def _kill_all(self) -> None:
         for agent in self._slots.values():

@@ -22,6 +22,7 @@ class Plan:
     in_place: bool = True
     zygote: bool = True
     preload: str = ""
+    drill: bool = False
 
 
 def build_plan(
@@ -40,6 +41,7 @@ def build_plan(
     zygote: bool = True,
     in_place: bool = True,
     preload: str = "",
+    drill: bool = False,
     folder: str,
 ) -> Plan:
     """`folder`: base of relative paths."""
@@ -59,4 +61,5 @@ def build_plan(
         zygote=zygote,
         in_place=in_place,
         preload=preload,
+        drill=drill,
     )

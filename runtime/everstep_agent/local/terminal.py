@@ -15,7 +15,7 @@ def is_start_slow(elapsed: float, seen: levels.Seen) -> bool:
 def describe_changes(before: levels.Seen, after: levels.Seen) -> list[str]:
     lines: list[str] = []
     if after.epoch != before.epoch and after.epoch:
-        lines.append(f"epoch {after.epoch}: {_resumes(before, after)}")
+        lines.append(f"epoch {after.epoch}: {_resumes(after)}")
     lines += _committed(before, after)
     lines += _incidents(before, after)
     lines += [f"note: {note}" for note in after.notes if note not in before.notes]
@@ -31,14 +31,10 @@ def _same_trouble(before: levels.StorageError | None, after: levels.StorageError
     return before is not None and before.kind == after.kind
 
 
-def _resumes(before: levels.Seen, seen: levels.Seen) -> str:
-    if kept := len(_lives(before) & _lives(seen)):
-        return f"{kept} of {len(seen.members)} workers go on in place"
+def _resumes(seen: levels.Seen) -> str:
+    if seen.in_place:
+        return "goes on in place"
     return f"resumes from step {seen.committed.step}" if seen.committed else "starts at step 0"
-
-
-def _lives(seen: levels.Seen) -> set[tuple[int, int, int, int]]:
-    return {(m.slot, m.attempt, m.incarnation, m.life) for m in seen.members}
 
 
 def _committed(before: levels.Seen, after: levels.Seen) -> list[str]:
@@ -63,10 +59,10 @@ def _incidents(before: levels.Seen, after: levels.Seen) -> list[str]:
             lines.append(_describe_begin(now))
         if not now.open and (old is None or old.open):
             total = sum(p.ms for p in now.phases) / 1000
-            phases = ", ".join(f"{p.name.replace('_', ' ')} {p.ms / 1000:.1f}" for p in now.phases)
+            phases = ", ".join(f"{p.name.replace('_', ' ')} {p.ms / 1000:.2f}" for p in now.phases)
             verb = "moved" if now.cause in levels.IN_ORDER else "recovered"
             lines.append(
-                f"{verb} in {total:.1f} s from step {now.step}, steps lost: {now.steps_lost} ({phases})"
+                f"{verb} in {total:.2f} s from step {now.step}, steps lost: {now.steps_lost} ({phases})"
             )
     return lines
 
