@@ -103,11 +103,13 @@ class Loop:
         scaled = value * (amount / self._feed.global_batch)
         if scaler is not None:
             scaled = scaler.scale(scaled)
+        scale = float(scaler.get_scale()) if scaler is not None else 1.0
         group = self._group_if_last()
-        self._session.reducer.backward(scaled, overlap=group if self._overlap else None)
+        overlap = group if self._overlap else None
+        self._session.reducer.backward(scaled, overlap=overlap, scale=scale)
         self._losses[index] = value.detach()
         self._parts.weights[index] = amount
-        self._parts.scales[index] = float(scaler.get_scale()) if scaler is not None else 1.0
+        self._parts.scales[index] = scale
         if group is not None:
             self._send(group)
 
@@ -127,7 +129,7 @@ class Loop:
         self._todo = list(self._share)
         if len(self._share) > 1 or membership.can_regroup:
             self._buffers_before = self._session.buffers.hold()
-        self._session.reducer.begin(self._named)
+        self._session.reducer.begin(self._named, self._feed.micro_batches)
         self._session.meter.update(phase=Phase.COMPUTING, reduction=self._step.reductions)
 
     def _take_more(self) -> None:
@@ -250,7 +252,7 @@ class Loop:
         if session.most_reductions > 1 and step.reductions == 0:
             undo_step.keep_copy(step)
         factor = self._feed.global_batch / summary.total_weight if summary.total_weight else 1.0
-        gradients = session.reducer.deliver(parts.used.tolist(), factor)
+        gradients = session.reducer.deliver(parts.used.tolist(), factor, scale=summary.scale)
         session.buffers.take(parts.buffers)
         assert self._random is not None
         randomness.restore(self._random)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from everstep import shares
+from everstep import fixed_point, shares
 from everstep.errors import Misuse
 from everstep.group import Group
 
@@ -42,7 +42,10 @@ class _Bucket:
 class _Plan:
     """Buckets and buffers for one list of parameters; the same on every rank."""
 
-    def __init__(self, named: dict[str, torch.nn.Parameter], bucket_bytes: int) -> None:
+    def __init__(
+        self, named: dict[str, torch.nn.Parameter], bucket_bytes: int, *, exact: bool = False
+    ) -> None:
+        self._exact = exact
         self.names, self.parameters = list(named), list(named.values())
         self.index = {id(p): i for i, p in enumerate(self.parameters)}
         devices = {p.device.type for p in self.parameters}
@@ -50,7 +53,7 @@ class _Plan:
             raise Misuse(
                 f"parameters on {' and '.join(sorted(devices))}: train on one kind of device"
             )
-        described = [_describe(p) for p in self.parameters]
+        described = [self._describe(p) for p in self.parameters]
         self.views = [[torch.empty(0)] * len(self.parameters) for _ in range(2)]
         self.buckets = [self._allocate(i) for i in shares.plan_buckets(described, bucket_bytes)]
         self.bucket_of = {i: bucket for bucket in self.buckets for i in bucket.indices}
@@ -59,8 +62,7 @@ class _Plan:
         first = self.parameters[indices[0]]
         sizes = [self.parameters[i].numel() for i in indices]
         flats = [
-            torch.zeros(sum(sizes), dtype=sum_dtype(first.dtype), device=first.device)
-            for _ in range(2)
+            torch.zeros(sum(sizes), dtype=self._dtype(first), device=first.device) for _ in range(2)
         ]
         for turn, flat in enumerate(flats):
             self._set_views(turn, indices, flat)
@@ -77,16 +79,22 @@ class _Plan:
             bucket.flats[turn] = torch.zeros_like(bucket.flats[turn])
             self._set_views(turn, bucket.indices, bucket.flats[turn])
 
+    def _dtype(self, parameter: torch.nn.Parameter) -> torch.dtype:
+        return torch.int64 if self._exact else sum_dtype(parameter.dtype)
 
-def _describe(parameter: torch.nn.Parameter) -> shares.Parameter:
-    dtype = sum_dtype(parameter.dtype)
-    return shares.Parameter(
-        elements=parameter.numel(), item_bytes=dtype.itemsize, kind=f"{parameter.device}/{dtype}"
-    )
+    def _describe(self, parameter: torch.nn.Parameter) -> shares.Parameter:
+        dtype = self._dtype(parameter)
+        kind = f"{parameter.device}/{dtype}"
+        return shares.Parameter(elements=parameter.numel(), item_bytes=dtype.itemsize, kind=kind)
 
 
 class Reducer:
-    def __init__(self, bucket_bytes: int = BUCKET_BYTES) -> None:
+    """`exact`: gradients are added as fixed-point integers (`fixed_point.py`)."""
+
+    def __init__(self, bucket_bytes: int = BUCKET_BYTES, *, exact: bool = False) -> None:
+        self._exact = exact
+        self._micro_batches = 1
+        self._scale = 1.0
         self._group: Group | None = None
         """In which the present sums are launched."""
         self._bucket_bytes = bucket_bytes
@@ -109,11 +117,14 @@ class Reducer:
                 hook: Any = parameter.register_post_accumulate_grad_hook
                 self._hooked[id(parameter)] = hook(self._on_grad)
 
-    def begin(self, named: dict[str, torch.nn.Parameter]) -> None:
-        """A loop begins: no gradient yet, and `.grad` is None."""
+    def begin(self, named: dict[str, torch.nn.Parameter], micro_batches: int) -> None:
+        """A loop over so many micro-batches of all ranks begins: no gradient yet, and `.grad` is
+        None.
+        """
+        self._micro_batches = micro_batches
         key = tuple(id(p) for p in named.values())
         if key not in self._plans:
-            self._plans[key] = _Plan(named, self._bucket_bytes)
+            self._plans[key] = _Plan(named, self._bucket_bytes, exact=self._exact)
         self._plan = self._plans[key]
         self.watch(self._plan.parameters)
         self._own = [None] * len(key)
@@ -138,10 +149,11 @@ class Reducer:
         for bucket in self._plan.buckets:
             bucket.reset()
 
-    def backward(self, loss: torch.Tensor, *, overlap: Group | None) -> None:
+    def backward(self, loss: torch.Tensor, *, overlap: Group | None, scale: float = 1.0) -> None:
         """One backward. In this rank's last one, `overlap` is the group in which each bucket is
-        launched once it is full.
+        launched once it is full. `scale`: the loss scale of a GradScaler, which `loss` contains.
         """
+        self._scale = scale
         self._inside, self._counting = True, overlap is not None
         self._group = overlap
         try:
@@ -173,8 +185,11 @@ class Reducer:
         self.summed = self._group.wait(works)
         return self.summed and self._group.wait([last])
 
-    def deliver(self, used: Sequence[float], factor: float) -> list[torch.Tensor]:
-        """Set `.grad` to the reduced gradient × `factor`, or None where no rank had one.
+    def deliver(
+        self, used: Sequence[float], factor: float, *, scale: float = 1.0
+    ) -> list[torch.Tensor]:
+        """Set `.grad` to the reduced gradient × `factor`, or None where no rank had one. `scale`: as
+        in `backward`, the mean over the micro-batches.
 
         Returns:
             The gradients that were set.
@@ -192,7 +207,10 @@ class Reducer:
             parameter.grad = own
             grads.append(own)
         if grads:
-            torch._foreach_copy_([own for own, _ in copies], [view for _, view in copies])
+            sums = [view for _, view in copies]
+            if self._exact:
+                sums = [fixed_point.from_fixed(s, self._micro_batches).mul_(scale) for s in sums]
+            torch._foreach_copy_([own for own, _ in copies], sums)
             if factor != 1.0:
                 torch._foreach_mul_(grads, factor)
         self._own = [None] * len(self._plan.parameters)
@@ -230,6 +248,9 @@ class Reducer:
         if grad.layout != torch.strided:
             raise Misuse(f"the gradient of {self._plan.names[index]} is sparse; use sparse=False")
         own = self._own[index]
+        if self._exact:
+            grad = grad / self._scale if self._scale != 1.0 else grad
+            grad = fixed_point.to_fixed(grad, self._micro_batches, self._plan.names[index])
         if own is None:
             self._own[index] = grad
         elif own.dtype == sum_dtype(own.dtype):

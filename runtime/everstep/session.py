@@ -84,11 +84,12 @@ class Session:
         meter: Meter,
         start: wire.Start,
         seed: int,
+        exact_reduction: bool = False,
     ) -> None:
         self.agent, self.membership, self.meter = agent, membership, meter
         self.start, self.seed = start, seed
         self.tracked = Tracked()
-        self.reducer = Reducer()
+        self.reducer = Reducer(exact=exact_reduction)
         self.device = choose_device(start.local_rank)
         self.checkpoint = Checkpoint(start.manifest, start.chunks or "") if start.manifest else None
         self.buffers = Buffers(self.tracked)

@@ -81,20 +81,28 @@ class StartUp:
             )
 
 
-def run(main: Callable[[Job], None], *, seed: int = 0) -> None:
+def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = False) -> None:
     """Run `main` as one worker of the job, then end the process.
 
     Before `main` is called, all random numbers are seeded from `seed`, alike on every rank.
 
+    Args:
+        main: the training script.
+        seed: a whole number.
+        exact_reduction: add the gradients of micro-batches as fixed-point integers, in units of
+            2**-40: then the run is the same bit for bit whatever the number of ranks, at twice the
+            bytes on the network and more memory for gradients.
+
     Raises:
         NotUnderAgent: the process was not started by `everstep run`.
-        Misuse: `main` is no function, or `seed` no whole number.
+        Misuse: `main` is no function, `seed` no whole number, or `exact_reduction` no bool.
     """
     if not callable(main):
         raise Misuse(
             f"everstep.run({main!r}): give it the function: everstep.run(main), not main()"
         )
     validate.whole("everstep.run: seed", seed)
+    validate.flag("everstep.run: exact_reduction", exact_reduction)
     path = os.environ.get(env.AGENT_SOCKET)
     if not path:
         raise NotUnderAgent(
@@ -102,7 +110,7 @@ def run(main: Callable[[Job], None], *, seed: int = 0) -> None:
             f"Start it with: everstep run {os.path.basename(sys.argv[0]) or 'train.py'}"
         )
     _prepare()
-    session = _join(path, seed)
+    session = _join(path, seed, exact_reduction)
     job = Job(session)
     try:
         main(job)
@@ -121,7 +129,7 @@ def _prepare() -> None:
             reconfigure(line_buffering=True)
 
 
-def _join(path: str, seed: int) -> Session:
+def _join(path: str, seed: int, exact_reduction: bool) -> Session:
     start_up = StartUp()
     start_up.agent = agent_socket.connect(path, start_up.on_epoch)
     hello = wire.Hello(pid=os.getpid(), protocol=PROTOCOL, in_place=can_regroup())
@@ -131,14 +139,20 @@ def _join(path: str, seed: int) -> Session:
     meter = Meter(open_page(os.environ), epoch=start.epoch, applied=start.applied)
     if torch.cuda.is_available():
         torch.cuda.set_device(choose_device(start.local_rank))
-    session = _build(start_up.agent, start, meter, seed)
+    session = _build(start_up.agent, start, meter, seed, exact_reduction)
     start_up.session = session
     if start_up.agent.cut.is_set():
         session.membership.park()
     return session
 
 
-def _build(agent: agent_socket.AgentSocket, start: wire.Start, meter: Meter, seed: int) -> Session:
+def _build(
+    agent: agent_socket.AgentSocket,
+    start: wire.Start,
+    meter: Meter,
+    seed: int,
+    exact_reduction: bool,
+) -> Session:
     try:
         with meter.charging("wait", waiting=True):
             formed = group.LocalGroup() if start.join else _form(agent, start)
@@ -155,7 +169,14 @@ def _build(agent: agent_socket.AgentSocket, start: wire.Start, meter: Meter, see
     )
     randomness.seed_all("job", seed)
     try:
-        return Session(agent=agent, membership=membership, meter=meter, start=start, seed=seed)
+        return Session(
+            agent=agent,
+            membership=membership,
+            meter=meter,
+            start=start,
+            seed=seed,
+            exact_reduction=exact_reduction,
+        )
     except StateError as error:
         _fail_early(agent, start, error)
 

@@ -117,7 +117,10 @@ def test_buffers_follow_micro_batch_0_whatever_the_number_of_ranks(tmp_path: Pat
         assert all(torch.equal(value, found[name]) for name, value in alone.items()), rank
 
 
-def test_a_scaler_decides_the_same_on_a_rank_without_micro_batches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exact", [False, True], ids=["", "exact reduction"])
+def test_a_scaler_decides_the_same_on_a_rank_without_micro_batches(
+    tmp_path: Path, exact: bool
+) -> None:
     def main(job: Job) -> None:
         model = nn.Linear(6, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -137,7 +140,7 @@ def test_a_scaler_decides_the_same_on_a_rank_without_micro_batches(tmp_path: Pat
 
     folder = tmp_path / "scaler"
     folder.mkdir()
-    with agent(folder, lambda: run(main, seed=4), 3) as ours:
+    with agent(folder, lambda: run(main, seed=4, exact_reduction=exact), 3) as ours:
         ours.finish()
         lines = [
             line.split()[2:] for line in ours.output().splitlines() if line.startswith("scale")

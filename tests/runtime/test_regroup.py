@@ -89,6 +89,36 @@ def test_ranks_killed_at_random_moments_cost_nothing(
         assert_exact(ours, undisturbed, survivors)
 
 
+def states(ours: Agent) -> set[tuple[str, ...]]:
+    """(step, digest of the parameters, next random number), of all ranks."""
+    lines = ours.output().splitlines()
+    return {tuple(line.split()[1:]) for line in lines if line.startswith("state ")}
+
+
+def test_with_exact_reduction_the_bits_do_not_depend_on_how_many_ranks_are_left(
+    tmp_path: Path,
+) -> None:
+    main = a_script()
+    found = []
+    for world in (1, 3):
+        folder = tmp_path / str(world)
+        folder.mkdir()
+        with agent(folder, lambda: run(main, seed=4, exact_reduction=True), world) as ours:
+            ours.finish()
+            found.append(states(ours))
+    folder = tmp_path / "disturbed"
+    folder.mkdir()
+    with agent(folder, lambda: run(main, seed=4, exact_reduction=True), WORLD) as ours:
+        for number, victim in enumerate((3, 1)):
+            until_step(ours, 2 + 4 * number, [w.rank for w in ours.living])
+            ours.kill(ours.living[min(victim, len(ours.living) - 1)].rank)
+            ours.regroup()
+        ours.finish()
+        found.append(states(ours))
+    assert len(found[0]) == STEPS
+    assert found[0] == found[1] == found[2]
+
+
 def test_two_deaths_at_once(tmp_path: Path, undisturbed: list[wire.Applied]) -> None:
     with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD) as ours:
         until_step(ours, 3, [0, 1, 2, 3])
