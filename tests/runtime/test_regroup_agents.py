@@ -107,6 +107,40 @@ async def test_when_a_whole_pod_is_lost_the_others_go_on_in_place_and_its_next_o
         await assert_exact(gang, STEPS)
 
 
+async def test_a_pod_that_leaves_saves_first_and_the_others_go_on_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawner = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, 10**6), seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    async with Gang(tmp_path, 3, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        survivors = [gang.worker(slot) for slot in (0, 1)]
+        asked = gang.seen.step
+        gang.want(leave=(2,), leave_reason="its GPU fails")
+        await gang.until(lambda s: s.left)
+        left = gang.seen.left[0]
+        assert (left.slot, left.attempt) == (2, 0)
+        assert left.step >= asked
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        await gang.kill(2)
+        gang.want(leave=())
+        await gang.start(2, 1)
+        await gang.until(lambda s: s.epoch == 3 and s.running)
+        assert [gang.worker(slot) for slot in (0, 1)] == survivors
+        await gang.until(lambda s: all(not i.open for i in s.incidents))
+        gang.want(stop=levels.Stop.SUSPEND)
+        await gang.reports()
+        claims = (await gang.run_log()).claims
+        assert [(c.cause, len(c.members)) for c in claims] == [
+            ("Start", 3), ("Leave", 2), ("Grow", 3),
+        ]  # fmt: skip
+        incidents = {i.cause: i for s in gang.history for i in s.incidents if not i.open}
+        assert set(incidents) == {"Leave", "Grow"}
+        assert (incidents["Leave"].rung, incidents["Leave"].steps_lost) == ("move", 0)
+        assert gang.seen.stopped is not None
+        await assert_exact(gang, gang.seen.stopped.step)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("ranks", [1, 2], ids=["one rank a pod", "two ranks a pod"])

@@ -6,7 +6,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from everstep_agent.coordinator import boundaries, join_rules, rounds
+from everstep_agent.coordinator import boundaries, join_rules, regroup, rounds
+from everstep_agent.coordinator.boundaries import Id
 from everstep_agent.coordinator.gather import stop_here
 from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.term import Term
@@ -46,6 +47,8 @@ class Watch:
     """Why the armed boundary ends the epoch (`boundaries.why_stay`); empty: it only saves."""
     move: Move | None = None
     """Not yet opened as an incident."""
+    leave_at: int | None = None
+    """The step of the furthest worker when members were asked to leave in place; None: none is."""
     short_since: float | None = None
     """Since when the job has had fewer pods than its minimum; None: it has enough."""
 
@@ -129,17 +132,32 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
         waited=now - (watch.ready_at or now),
         gang=0.0 if in_place else term.settings.gang_seconds,
     ) or boundaries.why_renew(term.wanted, epoch)
+    if leaving := _list_leaving(term, purpose, recent) if in_place else ():
+        _let_leave(term, watch, workers, leaving, _describe_move(term, purpose, recent), now)
+        return
+    watch.leave_at = None
     joins = purpose == "Grow" and in_place
     if joins and not _invite(term, ready):
         purpose, joins = "", False
     if not purpose and not _is_save_due(term, watch, now):
         return
-    watch.purpose, watch.raises, watch.armed_at = purpose, 0, now
-    armed = boundaries.arm(
-        (w.applied for w in workers), stay=bool(purpose) and not joins, hold=joins
-    )
     watch.move = _describe_move(term, purpose, recent)
     _open_move(term, watch)
+    _arm_at(term, watch, workers, purpose, now, hold=joins)
+
+
+def _arm_at(
+    term: Term,
+    watch: Watch,
+    workers: Sequence[WorkerReport],
+    purpose: str,
+    now: float,
+    *,
+    hold: bool = False,
+) -> None:
+    watch.purpose, watch.raises, watch.armed_at = purpose, 0, now
+    steps = (w.applied for w in workers)
+    armed = boundaries.arm(steps, stay=bool(purpose) and not hold, hold=hold)
     term.line.say(
         "boundary_armed",
         step=armed.step,
@@ -147,6 +165,43 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
         incident=term.state.incidents.id,
     )
     term.change(term.state.arm(armed))
+
+
+def _list_leaving(term: Term, purpose: str, recent: Sequence[AgentReport]) -> tuple[Id, ...]:
+    """The members without which the others can go on in place; empty: all stay at a boundary.
+
+    The coordinator's own pod is not among them: an epoch ends with its coordinator.
+    """
+    if purpose not in ("Leave", "Shrink") or regroup.why_not_wanted(term):
+        return ()
+    members = term.running.members
+    told = boundaries.list_terminating(members, recent, coordinator=term.me.id)
+    slots = {*told, *term.wanted.leave}
+    found = tuple(m.id for m in members if m.slot in slots)
+    return found if term.me.slot not in slots and len(found) < len(members) else ()
+
+
+def _let_leave(
+    term: Term,
+    watch: Watch,
+    workers: Sequence[WorkerReport],
+    leaving: tuple[Id, ...],
+    move: Move | None,
+    now: float,
+) -> None:
+    """All save while they train on. Once that is committed, the leaving workers end, and the others
+    go on as after a loss.
+    """
+    if watch.leave_at is None:
+        watch.leave_at, watch.move = max((w.applied for w in workers), default=0), move
+    _open_move(term, watch)
+    if term.running.committed < max(1, watch.leave_at):
+        if not _is_saving(term):
+            _arm_at(term, watch, workers, "", now)
+    elif term.running.leaving != leaving:
+        term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
+        term.mark("commit")
+        term.change(term.state.let_leave(leaving))
 
 
 def _invite(term: Term, ready: Sequence[AgentReport]) -> bool:
@@ -164,8 +219,12 @@ def _is_save_due(term: Term, watch: Watch, now: float) -> bool:
     return boundaries.is_save_due(
         term.settings.save_every_seconds,
         since_last=now - watch.save_at,
-        busy=term.saves.busy or bool(term.saves.pending(term.running.number)),
+        busy=_is_saving(term),
     )
+
+
+def _is_saving(term: Term) -> bool:
+    return term.saves.busy or bool(term.saves.pending(term.running.number))
 
 
 def _describe_move(term: Term, purpose: str, recent: list[AgentReport]) -> Move | None:

@@ -258,6 +258,9 @@ def _of_worker(epoch: EpochLevel, member: EpochMember, worker: WorkerReport) -> 
             slot=member.slot,
             rank=rank,
         )
+    if worker.state is State.DEAD and member.id in epoch.leaving:
+        text = f"slot {member.slot} has left"
+        return Break(cause="Leave", message=text, slot=member.slot)
     if worker.state is State.DEAD:
         return Break(
             cause=worker.cause or ("WorkerHung" if worker.hung else "WorkerDied"),

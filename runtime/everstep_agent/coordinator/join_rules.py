@@ -118,6 +118,7 @@ def continue_epoch(
         boundary=None,
         joining=(),
         transfers=(),
+        leaving=(),
         cause="",
         in_place=InPlace(
             former=epoch.number,

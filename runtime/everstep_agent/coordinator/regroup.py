@@ -31,7 +31,7 @@ def why_not(term: Term, found: Break) -> str:
     """Why this loss must restart the epoch; empty if the survivors may go on in place."""
     if found.cause == BELOW_MINIMUM:
         return "the job waits for more pods"
-    return _why_not_wanted(term) or regroup_rules.why_not_in_place(
+    return why_not_wanted(term) or regroup_rules.why_not_in_place(
         term.running,
         term.recent(),
         found.cause,
@@ -42,10 +42,11 @@ def why_not(term: Term, found: Break) -> str:
 
 def why_not_taken_up(term: Term) -> str:
     """The same for an epoch whose coordinator is lost, and whose members have yet to be heard."""
-    return _why_not_wanted(term) or regroup_rules.why_not_now(term.running)
+    return why_not_wanted(term) or regroup_rules.why_not_now(term.running)
 
 
-def _why_not_wanted(term: Term) -> str:
+def why_not_wanted(term: Term) -> str:
+    """Why the job's settings, or its end, forbid to go on in place with fewer members."""
     if term.wanted.stop is not levels.Stop.NONE:
         return "the job is to stop"
     if not term.settings.in_place:

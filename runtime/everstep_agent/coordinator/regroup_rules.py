@@ -138,6 +138,7 @@ def continue_epoch(
         asked=None,
         joining=(),
         transfers=(),
+        leaving=(),
         cause="",
         in_place=InPlace(
             former=epoch.number,

@@ -136,9 +136,9 @@ def build_left(
     *,
     coordinator: tuple[int, int],
 ) -> tuple[levels.Left, ...]:
-    """Slots whose pod holds no state that the store lacks: in no running epoch, and its position is
-    committed. An epoch ends with its coordinator, so the coordinator's pod counts as inside even if
-    it is no member.
+    """Slots whose pod holds no state that only it has: in no running epoch, and its position is
+    committed, or the running epoch went on from it. An epoch ends with its coordinator, so the
+    coordinator's pod counts as inside even if it is no member.
 
     `unheard`: pods that may hold more state than we know of. A slot stays in the result until its
     next attempt reports.

@@ -148,6 +148,9 @@ class JobState:
     def open_incident(self, id: str, cause: Cause, now: float) -> "JobState":
         return self.with_incidents(self.incidents.open(id, cause, now=now))
 
+    def let_leave(self, ids: tuple[tuple[int, int, int], ...]) -> "JobState":
+        return self._with_epoch(leaving=ids)
+
     def name_incident(self) -> "JobState":
         """Gives the open incident's id to the epoch, its next claim and its agents' log lines."""
         return self._with_epoch(incident=self.incidents.id)

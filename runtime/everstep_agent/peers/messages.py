@@ -266,6 +266,8 @@ class EpochLevel:
     transfers: tuple["Transfer", ...] = ()
     asked: int | None = None
     """The rank that has to give its vector (stage HOLD)."""
+    leaving: tuple[tuple[int, int, int], ...] = ()
+    """Ids of members that leave: their workers end now, and the others go on in place."""
     saver: Saver | None = None
     committed: int = 0
     """Newest step committed on this epoch's lineage."""

@@ -148,6 +148,8 @@ class Pod:
             self.uploads.committed(level.number, level.committed)
         if self._arming.arm(level, current):
             self._touch()
+        if self.me.id in level.leaving:
+            self.workers.end_current()
         if level.stage is Stage.HOLD:
             self._hold(level)
         if level.stage is Stage.CUT:
