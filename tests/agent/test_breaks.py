@@ -22,6 +22,14 @@ def test_a_worker_with_an_exit_status_breaks_it():
     assert found.certain
 
 
+def test_the_end_of_a_worker_whose_pod_was_let_go_is_no_death():
+    epoch = an_epoch(leaving=((1, 0, 1),))
+    found = find(stepping(0), stepping(1, state=State.DEAD), epoch=epoch)
+    assert (found.cause, found.slots, found.message) == ("Leave", (1,), "slot 1 has left")
+    lost = find(stepping(0, state=State.DEAD), stepping(1, state=State.DEAD), epoch=epoch)
+    assert lost.cause == "WorkerDied", "another one died: that is no leaving"
+
+
 def test_a_hung_worker_that_was_killed_is_named_as_hung():
     found = find(stepping(0), stepping(1, state=State.DEAD, hung=True, why="hung: 300 s in step 6"))
     assert found.cause == "WorkerHung"

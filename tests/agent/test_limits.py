@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from agent.a_term import a_term
 from agent.given import a_report, a_worker, an_epoch, stepping, wanting
 from everstep_agent.coordinator import boundaries, boundary_turn, gather
@@ -85,6 +87,42 @@ async def test_a_save_that_is_due_does_not_wait_for_a_newcomer_that_gets_ready()
     boundary_turn.settle(term, watch, workers, 31.0)
     assert term.running.boundary is not None
     assert not term.running.boundary.hold
+
+
+async def test_a_member_that_leaves_saves_first_and_then_its_workers_end() -> None:
+    term = a_term(wanting(2, leave=(1,)), in_place=1)
+    term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING)))
+    for report in (stepping(0), stepping(1)):
+        term.take(replace(report, in_place=True))
+    watch, workers = boundary_turn.Watch.start(0.0), [a_worker(), a_worker()]
+    boundary_turn.settle(term, watch, workers, 1.0)
+    assert term.running.boundary == Boundary(step=6), "all save there, and nobody stays"
+    assert [(i.cause, i.slots) for i in term.state.incidents.levels()] == [("Leave", (1,))]
+    term.change(term.state.disarm().commit(1, 6))
+    boundary_turn.settle(term, watch, workers, 2.0)
+    assert term.running.leaving == ((1, 0, 1),)
+    assert term.running.boundary is None
+
+
+@pytest.mark.parametrize(
+    "changes", [{"in_place": 0}, {"on_loss": "Wait"}], ids=["all restart", "all wait"]
+)
+async def test_where_all_restart_a_member_leaves_at_a_boundary(changes: dict[str, object]) -> None:
+    term = a_term(wanting(2, leave=(1,)), **changes)
+    term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING)))
+    for report in (stepping(0), stepping(1)):
+        term.take(replace(report, in_place=True))
+    boundary_turn.settle(term, boundary_turn.Watch.start(0.0), [a_worker(), a_worker()], 1.0)
+    assert term.running.boundary == Boundary(step=6, stay=True)
+
+
+async def test_the_coordinator_s_own_pod_leaves_at_a_boundary() -> None:
+    term = a_term(wanting(2, leave=(0,)))
+    term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING)))
+    for report in (stepping(0), stepping(1)):
+        term.take(replace(report, in_place=True))
+    boundary_turn.settle(term, boundary_turn.Watch.start(0.0), [a_worker(), a_worker()], 1.0)
+    assert term.running.boundary == Boundary(step=6, stay=True)
 
 
 # --- one fault, one way back
