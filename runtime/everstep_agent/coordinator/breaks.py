@@ -182,9 +182,12 @@ def explain(found: Break, known: Sequence[Break]) -> Break:
     return replace(silent[0], others=tuple(silent[1:]))
 
 
-def _order(found: Break) -> tuple[bool, bool, int]:
-    """A death before its consequences; a user's error before the death of another rank."""
-    return not found.certain, found.failure is None, found.rank if found.rank is not None else -1
+def _order(found: Break) -> tuple[bool, bool, bool, int]:
+    """A death before its consequences, and before the end of who leaves; a user's error before the
+    death of another rank.
+    """
+    rank = found.rank if found.rank is not None else -1
+    return not found.certain, found.cause in levels.IN_ORDER, found.failure is None, rank
 
 
 def _newest_lives(reports: Iterable[AgentReport]) -> dict[int, AgentReport]:
