@@ -235,15 +235,16 @@ class Recovery(UserInput):
     """What happens after a loss, with its time limits and budgets."""
 
     in_place: bool = Field(
-        default=True,
-        description="True: workers that survive a loss go on in the same step, and the lost one joins them again. "
-        "False: all restart from a checkpoint that they save first. Workers on GPUs restart in any case.",
+        default=False,
+        description="True: workers that survive a loss go on in the same step, and the lost one joins "
+        "them again. False: all restart from a checkpoint that they save first. Workers on GPUs restart "
+        "in any case.",
     )
     on_loss: OnLoss = Field(
         default=OnLoss.SHRINK,
         strict=False,
-        description="Shrink: the others go on while the lost worker is replaced. Wait: they wait for it, so that the "
-        "run equals an undisturbed one bit for bit.",
+        description="With inPlace. Shrink: the others go on while the lost worker is replaced. Wait: they wait for "
+        "it, so that the run equals an undisturbed one bit for bit.",
     )
     below_min_seconds: int = Field(
         default=1800,

@@ -38,6 +38,11 @@ class Job:
         return self._session.membership.world
 
     @property
+    def epoch(self) -> int:
+        """The number of the present membership; it rises whenever ranks are lost or join."""
+        return self._session.epoch
+
+    @property
     def is_first(self) -> bool:
         """Whether this is rank 0: the one to print."""
         return self.rank == 0

@@ -50,7 +50,7 @@ class AgentEnv:
     grace_seconds: float = 25.0
     guard_factor: float = 10.0
     guard_action: str = "Note"
-    in_place: int = 1
+    in_place: int = 0
     """1: members that survive a loss go on in the same step; 0: all restart."""
     on_loss: str = OnLoss.SHRINK.value
     below_min_seconds: float = 1800.0

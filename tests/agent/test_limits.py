@@ -75,7 +75,7 @@ def test_a_job_below_its_minimum_is_short_since_the_first_loss_that_made_it_so()
 
 
 async def test_a_save_that_is_due_does_not_wait_for_a_newcomer_that_gets_ready() -> None:
-    term = a_term(wanting(3), save_every_seconds=30.0)
+    term = a_term(wanting(3), in_place=1, save_every_seconds=30.0)
     term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING)))
     for report in (stepping(0), stepping(1)):
         term.take(replace(report, in_place=True))
@@ -105,7 +105,9 @@ async def test_a_member_that_leaves_saves_first_and_then_its_workers_end() -> No
 
 
 @pytest.mark.parametrize(
-    "changes", [{"in_place": 0}, {"on_loss": "Wait"}], ids=["all restart", "all wait"]
+    "changes",
+    [{"in_place": 0}, {"in_place": 1, "on_loss": "Wait"}],
+    ids=["all restart", "all wait"],
 )
 async def test_where_all_restart_a_member_leaves_at_a_boundary(changes: dict[str, object]) -> None:
     term = a_term(wanting(2, leave=(1,)), **changes)
@@ -117,7 +119,7 @@ async def test_where_all_restart_a_member_leaves_at_a_boundary(changes: dict[str
 
 
 async def test_the_coordinator_s_own_pod_leaves_at_a_boundary() -> None:
-    term = a_term(wanting(2, leave=(0,)))
+    term = a_term(wanting(2, leave=(0,)), in_place=1)
     term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING)))
     for report in (stepping(0), stepping(1)):
         term.take(replace(report, in_place=True))

@@ -26,6 +26,13 @@ EDITS: dict[str, tuple[dict[str, Any], str, object]] = {
         9.0,
     ),
     "recovery.gangSeconds": ({"recovery": {"gangSeconds": 10}}, "gang_seconds", 10.0),
+    "recovery.inPlace": ({"recovery": {"inPlace": True}}, "in_place", True),
+    "recovery.onLoss": ({"recovery": {"onLoss": "Wait"}}, "on_loss", "Wait"),
+    "recovery.belowMinSeconds": (
+        {"recovery": {"belowMinSeconds": 60}},
+        "below_min_seconds",
+        60.0,
+    ),
     "checkpoint.keep": ({"checkpoint": {**CHECKPOINT, "keep": 11}}, "keep", 11),
     "guard.factor": ({"guard": {"factor": 12}}, "guard_factor", 12.0),
     "guard.action": ({"guard": {"action": "SaveAndStop"}}, "guard_action", "SaveAndStop"),

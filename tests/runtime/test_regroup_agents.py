@@ -51,7 +51,7 @@ async def test_the_survivors_of_a_killed_rank_go_on_in_place_and_it_joins_again(
     tmp_path: Path, forked: None, victim: int
 ) -> None:
     others = [slot for slot in range(3) if slot != victim]
-    async with Gang(tmp_path, 3, hang_seconds=60.0) as gang:
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 5)
         survivors = [gang.worker(slot) for slot in others]
         os.kill(gang.worker(victim), signal.SIGKILL)
@@ -72,7 +72,7 @@ async def test_the_survivors_of_a_killed_rank_go_on_in_place_and_it_joins_again(
 async def test_a_pod_that_loses_one_of_its_ranks_keeps_the_others_and_replaces_it(
     tmp_path: Path, forked: None
 ) -> None:
-    async with Gang(tmp_path, 2, workers=2, hang_seconds=60.0) as gang:
+    async with Gang(tmp_path, 2, workers=2, in_place=1, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 5)
         others = [(0, 0), (1, 0), (1, 1)]
         survivors = [gang.worker(*place) for place in others]
@@ -93,7 +93,7 @@ async def test_when_a_whole_pod_is_lost_the_others_go_on_in_place_and_its_next_o
     tmp_path: Path, forked: None, victim: int
 ) -> None:
     others = [slot for slot in range(3) if slot != victim]
-    async with Gang(tmp_path, 3, hang_seconds=60.0) as gang:
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 5)
         survivors = [gang.worker(slot) for slot in others]
         await gang.kill(victim)
@@ -112,7 +112,7 @@ async def test_a_pod_that_leaves_saves_first_and_the_others_go_on_without_a_rest
 ) -> None:
     spawner = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, 10**6), seed=2))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
-    async with Gang(tmp_path, 3, hang_seconds=60.0) as gang:
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 5)
         survivors = [gang.worker(slot) for slot in (0, 1)]
         asked = gang.seen.step
@@ -153,7 +153,7 @@ async def test_many_ranks_killed_at_random_moments_cost_no_step(
     chance, world = random.Random(SEED), 4
     print(f"seed {SEED}")
     pods = world // ranks
-    async with Gang(tmp_path, pods, workers=ranks, hang_seconds=60.0) as gang:
+    async with Gang(tmp_path, pods, workers=ranks, in_place=1, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 5)
         killed: set[int] = set()
         while len(killed) < KILLS:
@@ -212,7 +212,7 @@ async def test_a_step_that_a_slow_survivor_applies_after_the_regroup_is_in_its_l
 ) -> None:
     spawner = spawn.ForkSpawner(lambda: run(a_slow_survivor, seed=2))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
-    async with Gang(tmp_path, 3, hang_seconds=60.0) as gang:
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 2)
         gang.want(min_workers=2, want_workers=2, max_workers=2)
         await gang.reports()
@@ -239,7 +239,7 @@ async def test_a_coordinator_lost_between_claim_and_publication_costs_no_step(
 
     monkeypatch.setattr("everstep_agent.coordinator.faults.REST_SECONDS", (0.5, 0.5, 0.5))
     monkeypatch.setattr(regroup, "begin", fail_once)
-    async with Gang(tmp_path, 3, hang_seconds=60.0) as gang:
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 5)
         os.kill(gang.worker(2), signal.SIGKILL)
         ends = await gang.reports()
