@@ -34,7 +34,9 @@ def a_script(before: Callable[[Job], None] = lambda job: None) -> Callable[[Job]
                 time.sleep(0.002)
             optimizer.step()
             digest = sum(float(p.detach().double().abs().sum()) for p in model.parameters())
+            place = f"{job.rank} of {job.world_size} in {job.epoch}"
             print(f"state {step.number} {digest.hex()} {torch.rand(1).item()}", flush=True)
+            print(f"step {step.number}: rank {place}", flush=True)
 
     return main
 
@@ -117,6 +119,17 @@ def test_with_exact_reduction_the_bits_do_not_depend_on_how_many_ranks_are_left(
         found.append(states(ours))
     assert len(found[0]) == STEPS
     assert found[0] == found[1] == found[2]
+
+
+def test_the_script_sees_its_new_rank_world_size_and_epoch(tmp_path: Path) -> None:
+    with agent(tmp_path, lambda: run(a_script(), seed=4), 3) as ours:
+        until_step(ours, 3, [0, 1, 2])
+        ours.kill(1)
+        ours.regroup()
+        ours.finish()
+        lines = set(ours.output().splitlines())
+        assert {f"step 1: rank {r} of 3 in 1" for r in range(3)} <= lines
+        assert {f"step {STEPS}: rank {r} of 2 in 2" for r in range(2)} <= lines
 
 
 def test_two_deaths_at_once(tmp_path: Path, undisturbed: list[wire.Applied]) -> None:
