@@ -24,6 +24,9 @@ MINIMUM = 280
 """Of 324 when this was written: writes that only some plays make come and go with the machine's load, a scenario
 that falls out takes more with it."""
 
+ABSENT = 0.02
+"""Share of the cases whose write may come in no play: what is deleted before a run ends is a matter of time."""
+
 SAMPLE = (
     Case(scenario="finish", title="coordinator PUT log commit", occurrence=1, moment="after"),
     Case(scenario="recover", title="coordinator PUT log claim", occurrence=2, moment="lost"),
@@ -36,6 +39,7 @@ async def test_a_death_at_a_commit_and_an_answer_lost_at_a_claim_leave_the_run_e
 ) -> None:
     results = await asyncio.gather(*[run_case(s3, tmp_path, case) for case in SAMPLE])
     assert not [r.problem for r in results if r.problem]
+    assert all(r.met for r in results)
 
 
 @pytest.mark.long
@@ -57,6 +61,9 @@ async def test_an_agent_may_die_at_any_write(s3: objectstore.ObjectStore, tmp_pa
     )
     await run_all(s3, tmp_path, journal, [c for c in cases if c.name not in journal.done])
     journal.finish()
+    absent = [name for name, r in journal.done.items() if not r["met"] and not r["problem"]]
+    print(f"{len(absent)} writes came in no play: {absent}")
+    assert len(absent) <= len(cases) * ABSENT
     failed = [
         f"{name} ({r['met']}): {r['problem']}" for name, r in journal.done.items() if r["problem"]
     ]
@@ -105,6 +112,7 @@ async def run_all(
 
 def keep(journal: Journal, result: Result) -> None:
     words = f"FAILED: {result.problem}" if result.problem else "exact"
+    words = words if result.met else f"{words}, without that write"
     print(f"{result.case.name} ({result.met or 'no write'}, occurrence {result.case.occurrence}): "
           f"{words}, {result.seconds:.1f} s", flush=True)  # fmt: skip
     journal.keep(
