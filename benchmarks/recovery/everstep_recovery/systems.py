@@ -57,8 +57,8 @@ def environment(name: str) -> Path:
 
 
 SYSTEMS = (
-    System(name="everstep", settings="in place", command=_everstep("--in-place")),
-    System(name="everstep", settings="restart", command=_everstep()),
+    System(name="everstep", settings="in place", command=_everstep()),
+    System(name="everstep", settings="restart", command=_everstep("--no-in-place")),
     System(
         name="torchrun",
         settings="own store",
