@@ -141,7 +141,8 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
         purpose, joins = "", False
     if not purpose and not _is_save_due(term, watch, now):
         return
-    watch.move = _describe_move(term, purpose, recent)
+    # Who joins in place interrupts nobody: that is no incident.
+    watch.move = None if joins else _describe_move(term, purpose, recent)
     _open_move(term, watch)
     _arm_at(term, watch, workers, purpose, now, hold=joins)
 
