@@ -295,8 +295,8 @@ def test_so_does_one_whose_other_members_are_lost_with_their_pods():
     [
         ("the script failed", {"failure": True}),
         ("has not started yet", {"epoch": an_epoch(2, stage=Stage.STARTING)}),
-        ("in-place recovery is off", {"reports": [held(0), a_report(1, epoch=1)]}),
-        ("in-place recovery is off", {"reports": [held(0)]}),
+        ("a member cannot", {"reports": [held(0), a_report(1, epoch=1)]}),
+        ("a member cannot", {"reports": [held(0)]}),
         ("about to stop", {"epoch": an_epoch(2, boundary=Boundary(step=9, stay=True))}),
     ],
 )
