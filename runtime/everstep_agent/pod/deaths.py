@@ -94,9 +94,13 @@ class Deaths:
         if self._early < EARLY_DEATHS:
             return True
         how = worker.failed.message if worker.failed else f"the worker {worker.exit_text()}"
-        text = f"{how} before the epoch started, {self._early} times"
+        text = f"{how} before the epoch started, {self._early} times in a row"
         self.fatal = FailureReport(cause=death.cause.value, message=text)
         return False
+
+    def entered_epoch(self) -> None:
+        """The next workers lived long enough: earlier deaths of others say nothing of the pod."""
+        self._early = 0
 
     def survives_kill(self, worker: Worker) -> None:
         name = f"rank {worker.rank}" if worker.epoch else f"the worker of local rank {worker.local}"

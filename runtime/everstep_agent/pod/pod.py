@@ -173,6 +173,7 @@ class Pod:
             return
         self._ledger.begin(time.monotonic(), restore=0.0, first=self.epoch == 0)
         self._joining.enter(mine)
+        self.deaths.entered_epoch()
         self._enter_in_place(level, mine)
 
     def _continue_in_place(self, level: EpochLevel) -> None:
@@ -257,6 +258,7 @@ class Pod:
         self._arming, self._restorer.broken, self._notes = Arming(), None, ()
         self.book.rewind(level.resume)
         self.uploads = self._open_uploads(level.token)
+        self.deaths.entered_epoch()
         self.workers.begin(
             lambda worker: build_start(self.settings, worker.local, level, mine, fetched)
         )

@@ -1,0 +1,40 @@
+"""Workers that die before they are in an epoch: a few in a row end the container, which is then started anew."""
+
+import io
+from typing import Any
+
+from everstep_agent import logline
+from everstep_agent.identity import Identity
+from everstep_agent.pod import faults
+from everstep_agent.pod.deaths import EARLY_DEATHS, Deaths
+from everstep_agent.pod.worker import Worker
+from everstep_contract import report
+
+
+def deaths() -> Deaths:
+    me = Identity(slot=0, attempt=0, incarnation=1, address="host-0:7070")
+    return Deaths(me, logline.Log(io.StringIO()))
+
+
+def killed() -> Worker:
+    page: Any = None
+    worker = Worker(local=0, life=1, pid=7, page=page, page_path="", spawned_at=0.0)
+    worker.status = 9
+    worker.death = faults.Death(cause=report.Cause.WORKER_DIED)
+    return worker
+
+
+def test_so_many_in_a_row_end_the_container():
+    found = deaths()
+    tries = [found.died_early(killed()) for _ in range(EARLY_DEATHS)]
+    assert tries == [True] * (EARLY_DEATHS - 1) + [False]
+    assert found.fatal is not None
+    assert f"before the epoch started, {EARLY_DEATHS} times in a row" in found.fatal.message
+
+
+def test_those_of_a_long_life_do_not_add_up():
+    found = deaths()
+    for _ in range(5):
+        assert all(found.died_early(killed()) for _ in range(EARLY_DEATHS - 1))
+        found.entered_epoch()
+    assert found.fatal is None
