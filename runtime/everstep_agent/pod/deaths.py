@@ -13,8 +13,8 @@ from everstep_agent.pod.worker_report import Exit, build_exit_failure, build_fai
 from everstep_contract import levels, report, wire
 
 EARLY_DEATHS = 3
-"""This container ends after so many workers were ended by a signal or a fault before they joined an
-epoch.
+"""This container ends after so many workers in a row were ended by a signal or a fault before they
+joined an epoch.
 """
 
 
