@@ -107,6 +107,28 @@ async def test_when_a_whole_pod_is_lost_the_others_go_on_in_place_and_its_next_o
         await assert_exact(gang, STEPS)
 
 
+async def test_a_newcomer_that_dies_while_it_gets_ready_is_replaced_with_the_others_of_its_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawner = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, 10**6), seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    async with Gang(tmp_path, 2, workers=2, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 3)
+        workers = gang.agents[1].pod.workers
+        for local in (0, 1):
+            os.kill(gang.worker(1, local), signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while not any(w.joins for w in workers.fresh.values()):  # noqa: ASYNC110 no event tells
+                await asyncio.sleep(0.001)
+        newcomer = next(w for w in workers.fresh.values() if w.joins)
+        os.kill(newcomer.pid, signal.SIGKILL)
+        await gang.until(lambda s: s.epoch > 2 and is_whole(s, 4))
+        gang.want(stop=levels.Stop.SUSPEND)
+        await gang.reports()
+        assert gang.seen.stopped is not None
+        await assert_exact(gang, gang.seen.stopped.step)
+
+
 async def test_a_pod_that_leaves_saves_first_and_the_others_go_on_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,12 +40,15 @@ class InPlaceJoin:
         return mine if all(n in (0, m) for n, m in zip(prepared, mine.lives, strict=True)) else None
 
     def follow(self, level: EpochLevel | None) -> None:
-        """Does what the invitation asks for; without one, workers that got ready are replaced."""
-        invited = level.joining if level is not None else ()
+        """Does what the invitation asks for. Workers that got ready are replaced if there is none any
+        more, or if another worker that it names has ended: it will be renewed with the next ones.
+        """
+        invited = level.joining if level is not None and level.live else ()
         mine = next((m for m in invited if m.id == self._me.id), None)
-        self._workers.recycle(level.number if level is not None and level.live and mine else 0)
-        if level is None or mine is None:
+        if level is None or mine is None or not self._workers.are_fresh(mine.lives):
+            self._workers.recycle(0)
             return
+        self._workers.recycle(level.number)
         if self._workers.ready_lives() == mine.lives:
             self._workers.prepare(
                 mine.lives, lambda worker: build_join(self._settings, worker.local, level, mine)

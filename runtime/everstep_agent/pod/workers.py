@@ -205,6 +205,11 @@ class WorkerSet:
         mine = {local: worker.life for local, worker in self.current.items()}
         return all(mine.get(local) == life for local, life in enumerate(lives) if life)
 
+    def are_fresh(self, lives: Sequence[int]) -> bool:
+        """The same of fresh workers."""
+        mine = {local: worker.life for local, worker in self.fresh.items()}
+        return all(mine.get(local) == life for local, life in enumerate(lives) if life)
+
     def continue_in(self, lives: Sequence[int], build: Callable[[Worker], wire.Regroup]) -> None:
         """These workers enter the next epoch in place. One that has died since it was planned is a
         member, too: its death is one of that epoch.
