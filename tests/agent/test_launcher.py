@@ -18,12 +18,13 @@ pytestmark = pytest.mark.timeout(240)
 class Run:
     """A run of two stub workers; `said` has the launcher's lines."""
 
-    def __init__(self, folder: Path, hang_seconds: float = 60.0) -> None:
+    def __init__(self, folder: Path, hang_seconds: float = 60.0, drill: bool = False) -> None:
         self.said: list[str] = []
         self._new = asyncio.Event()
         plan = build_plan(
             script=STUB, args=(), workers=2, store="store", run="r", save_every=0, keep=2,
             hang_seconds=hang_seconds, guard_action="Note", guard_factor=10.0, verbose=False, folder=str(folder),
+            drill=drill,
         )  # fmt: skip
         self.launcher = launcher.Launcher(plan, say=self._say)
 
@@ -87,3 +88,25 @@ async def test_an_agent_whose_worker_outlives_sigkill_is_replaced(
         flag.unlink(missing_ok=True)
     assert any("agent of slot 1 lost: rank 1 has not ended" in line for line in run.said)
     assert sum(run.launcher.seen.restarts.values()) == 1
+
+
+async def test_a_drill_kills_a_rank_shows_what_it_cost_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_UNTIL", "1000000")
+    run = Run(tmp_path, drill=True)
+    assert await run.launcher.run() == 0
+    said = "\n".join(run.said)
+    assert "drill: SIGKILL to rank 1" in said
+    assert "steps lost         0" in said
+    assert "everstep verify" in said
+    assert "stopped on request" in said
+
+
+async def test_a_run_that_is_too_short_for_a_drill_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_UNTIL", "3")
+    run = Run(tmp_path, drill=True)
+    assert await run.launcher.run() == 0
+    assert "no rank was killed" in run.said[-1]

@@ -9,11 +9,8 @@ shorter than the latency of a report.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from everstep_agent.peers.messages import AgentReport, Boundary, EpochLevel, EpochMember
+from everstep_agent.peers.messages import AgentReport, Boundary, EpochLevel, EpochMember, Id
 from everstep_contract import levels
-
-Id = tuple[int, int, int]
-"""(slot, attempt, incarnation)"""
 
 
 def arm(steps: Iterable[int], *, stay: bool, hold: bool = False, margin: int = 1) -> Boundary:

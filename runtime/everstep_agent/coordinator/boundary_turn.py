@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from everstep_agent.coordinator import boundaries, join_rules, regroup, rounds
-from everstep_agent.coordinator.boundaries import Id
 from everstep_agent.coordinator.gather import stop_here
 from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.term import Term
-from everstep_agent.peers.messages import AgentReport, Boundary, State, WorkerReport
+from everstep_agent.peers.messages import AgentReport, Boundary, Id, State, WorkerReport
 from everstep_contract import levels, names
 
 ARM_SECONDS = 60.0

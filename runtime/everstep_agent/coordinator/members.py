@@ -6,6 +6,7 @@ from everstep_agent.peers.messages import (
     AgentReport,
     EpochLevel,
     EpochMember,
+    Id,
     State,
     WorkerReport,
 )
@@ -22,10 +23,6 @@ def list_inside(
         member = members.get(report.id)
         if member is not None and report.epoch == epoch.number:
             yield member, report
-
-
-Id = tuple[int, int, int]
-"""(slot, attempt, incarnation)"""
 
 
 def list_lost(

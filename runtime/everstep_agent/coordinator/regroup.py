@@ -16,7 +16,7 @@ from everstep_agent.coordinator.breaks import BELOW_MINIMUM, Break
 from everstep_agent.coordinator.gather import judge_claim, log_epoch
 from everstep_agent.coordinator.recover import cause_of, count_repeats, refine
 from everstep_agent.coordinator.term import Term
-from everstep_agent.peers.messages import EpochLevel, EpochMember
+from everstep_agent.peers.messages import EpochLevel, EpochMember, Id
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog import run_log
 from everstep_contract import levels, log
@@ -56,7 +56,7 @@ def why_not_wanted(term: Term) -> str:
     return ""
 
 
-def _list_lost(term: Term) -> frozenset[members.Id]:
+def _list_lost(term: Term) -> frozenset[Id]:
     return members.list_lost(term.running, term.reports.all(), term.state.gone)
 
 

@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from everstep_agent.coordinator.members import Id
 from everstep_agent.peers.messages import (
     AgentReport,
     EpochLevel,
     EpochMember,
+    Id,
     InPlace,
     Stage,
     State,

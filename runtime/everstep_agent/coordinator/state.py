@@ -16,6 +16,7 @@ from everstep_agent.peers.messages import (
     End,
     EpochLevel,
     EpochMember,
+    Id,
     Saver,
     Stage,
     Transfer,
@@ -148,7 +149,7 @@ class JobState:
     def open_incident(self, id: str, cause: Cause, now: float) -> "JobState":
         return self.with_incidents(self.incidents.open(id, cause, now=now))
 
-    def let_leave(self, ids: tuple[tuple[int, int, int], ...]) -> "JobState":
+    def let_leave(self, ids: tuple[Id, ...]) -> "JobState":
         return self._with_epoch(leaving=ids)
 
     def name_incident(self) -> "JobState":

@@ -209,9 +209,9 @@ class Launcher:
         self._lost = self._lost.reach(newest.step)
         self._count_interruptions(newest)
         if self._drill is not None:
-            self._practise(self._drill)
+            self._follow_drill(self._drill)
 
-    def _practise(self, drill: Drill) -> None:
+    def _follow_drill(self, drill: Drill) -> None:
         pid = drill.choose(self.seen, self._pids)
         if pid is not None:
             self._say(f"drill: SIGKILL to rank {drill.rank} (pid {pid})")
@@ -304,6 +304,8 @@ class Launcher:
             self._complain(found.complaint)
         if found.said:
             self._say(found.said)
+        if self._drill is not None and self._drill.rank is None:
+            self._say("drill: the run ended before there was time for one; no rank was killed")
         return found.status
 
     def _say(self, text: str) -> None:

@@ -12,6 +12,9 @@ from everstep_contract import levels, log, wire
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.ranges import Ranges
 
+Id = tuple[int, int, int]
+"""(slot, attempt, incarnation) of an agent"""
+
 
 class State(enum.Enum):
     """A worker's state as its agent sees it."""
@@ -158,7 +161,7 @@ class AgentReport:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
-    def id(self) -> tuple[int, int, int]:
+    def id(self) -> Id:
         return self.slot, self.attempt, self.incarnation
 
 
@@ -178,7 +181,7 @@ class EpochMember:
     address: str
 
     @property
-    def id(self) -> tuple[int, int, int]:
+    def id(self) -> Id:
         return self.slot, self.attempt, self.incarnation
 
     @property
@@ -266,7 +269,7 @@ class EpochLevel:
     transfers: tuple["Transfer", ...] = ()
     asked: int | None = None
     """The rank that has to give its vector (stage HOLD)."""
-    leaving: tuple[tuple[int, int, int], ...] = ()
+    leaving: tuple[Id, ...] = ()
     """Ids of members that leave: their workers end now, and the others go on in place."""
     saver: Saver | None = None
     committed: int = 0
