@@ -1,16 +1,15 @@
 """The ranks of one epoch as one process group, and leaving it when it breaks.
 
 gloo has no abort, so the sockets that appear while the group is formed are duplicated. To cut is to
-shut the duplicates down: every operation of every neighbour then fails within a millisecond. A gloo
-operation may still go on waiting (measured: in 3 of several hundred runs), so one that has not
-returned shortly after a cut is abandoned with its buffer.
+shut the duplicates down: every operation of every neighbour then fails within a millisecond. One that
+has not returned shortly after a cut is abandoned with its buffer.
 """
 
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -45,6 +44,9 @@ class Group(Protocol):
     def cut(self) -> None:
         """Make every operation fail, here and at the neighbours; from any thread, repeatable."""
 
+    def drop(self) -> None:
+        """Release what a group that was cut holds, once its operations have returned."""
+
 
 class LocalGroup:
     """A group of one rank: every sum is complete at once."""
@@ -62,6 +64,9 @@ class LocalGroup:
 
     def cut(self) -> None:
         self._cut.set()
+
+    def drop(self) -> None:
+        pass
 
 
 class TorchGroup:
@@ -97,6 +102,13 @@ class TorchGroup:
             _shut_down(duplicate)
         if self._over_nccl:
             self._group.abort()
+
+    def drop(self) -> None:
+        """The destructor of torch's group waits for every operation, and one may never return: it runs
+        in a thread of its own.
+        """
+        left, self._group = [self._group], None
+        threading.Thread(target=left.clear, name="everstep-group-end", daemon=True).start()
 
     def _returned(self, work: Any) -> bool:
         """`wait` raises for a failed operation and for our time limit alike. Only if the operation
@@ -150,8 +162,7 @@ def form(agent: store.Requests, *, epoch: int, rank: int, world: int, address: s
         world_size=world,
         timeout=LIMIT,
     )
-    numbers = sorted(_open_sockets() - before)
-    return TorchGroup(rank, world, _owned(numbers))
+    return TorchGroup(rank, world, _owned(list_new(before, _open_sockets())))
 
 
 class Pair:
@@ -201,15 +212,25 @@ def _interface() -> str:
     return os.environ.get("GLOO_SOCKET_IFNAME", "lo")
 
 
-def _open_sockets() -> set[int]:
-    found = set()
+def _open_sockets() -> dict[int, str]:
+    """Descriptor → the socket's identity, such as `socket:[4711]`."""
+    found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                found.add(int(name))
+            target = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:
             continue
+        if target.startswith("socket:"):
+            found[int(name)] = target
     return found
+
+
+def list_new(before: Mapping[int, str], after: Mapping[int, str]) -> list[int]:
+    """Descriptors of the sockets that have appeared. Not by number: gloo closes the sockets of the
+    former group meanwhile, and a new socket gets the number of one that was closed.
+    """
+    known = set(before.values())
+    return sorted(number for number, target in after.items() if target not in known)
 
 
 def _owned(numbers: Sequence[int]) -> list[socket.socket]:

@@ -280,15 +280,16 @@ class Membership:
         except (RuntimeError, TimeoutError) as error:
             self._send(wire.Regrouped(epoch=frame.epoch, problem=str(error)[:500]))
             return
+        left = group
         with self._news:
             wanted = frame.epoch == self.epoch and not self._held and not self._parked
             if wanted:
-                self._group = self._newest = group
+                left, self._group, self._newest = self._newest, group, group
             self._news.notify_all()
         if wanted:
             self._send(wire.Regrouped(epoch=frame.epoch))
-        else:
-            group.cut()
+        left.cut()
+        left.drop()
 
     # --- under the lock --------------------------------------------------------------------------
 

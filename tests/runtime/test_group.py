@@ -1,11 +1,16 @@
 """How a rank waits: its own time limit is not a failure, and a cut ends every wait."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+import torch
 
+from everstep import group as groups
 from everstep.group import TorchGroup
+from runtime.test_transfer import Keys
 
 
 class Operation:
@@ -53,3 +58,25 @@ def test_an_operation_that_never_returns_is_abandoned_after_a_cut(group: TorchGr
     assert not group.wait([Operation(complete_after=None)])
     assert group.abandoned
     assert time.monotonic() - began < 5
+
+
+def test_a_socket_that_got_the_number_of_a_closed_one_is_new() -> None:
+    before = {4: "socket:[1]", 5: "socket:[2]"}
+    after = {4: "socket:[1]", 5: "socket:[3]", 6: "socket:[4]"}
+    assert groups.list_new(before, after) == [5, 6]
+
+
+def test_to_drop_a_group_waits_for_no_operation(group: TorchGroup) -> None:
+    keys = Keys()
+    with ThreadPoolExecutor(2) as both:
+        formed = [both.submit(groups.form_pair, keys, epoch=1, key="k", rank=r) for r in (0, 1)]
+        ours, other = (f.result(timeout=60)._made for f in formed)
+    group._group = ours
+    group._group.allreduce([torch.ones(1)])
+    del ours, formed
+    group.drop()
+    [ending] = [t for t in threading.enumerate() if t.name == "everstep-group-end"]
+    assert ending.is_alive(), "the other rank has not come: the operation has not returned"
+    other.allreduce([torch.ones(1)]).wait()
+    ending.join(timeout=60)
+    assert not ending.is_alive()

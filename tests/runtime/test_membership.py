@@ -32,6 +32,9 @@ class Named:
     def cut(self) -> None:
         self.was_cut = True
 
+    def drop(self) -> None:
+        assert self.was_cut
+
 
 class Rank:
     """Rank 1 of 3 in epoch 1, with 6 micro-batches in each loop: 2 and 3 are its own."""

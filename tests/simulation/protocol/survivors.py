@@ -34,6 +34,9 @@ class Group:
     def cut(self) -> None:
         """The model lets a collective of a cut group go either way."""
 
+    def drop(self) -> None:
+        """The model has no resources."""
+
 
 GROUPS = [Group(epoch) for epoch in range(8)]
 
