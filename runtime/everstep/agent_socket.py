@@ -2,6 +2,7 @@
 request by number.
 """
 
+import faulthandler
 import itertools
 import os
 import queue
@@ -95,6 +96,8 @@ class AgentSocket:
                     self._on_epoch(envelope.frame)
                 case wire.Save() as save:
                     self._saves.put(save)
+                case wire.ShowStack():
+                    faulthandler.dump_traceback(file=2, all_threads=True)
                 case wire.Exit():
                     self._release()
                 case reply if envelope.id in self._open:

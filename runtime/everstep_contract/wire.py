@@ -129,6 +129,11 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShowStack:
+    """Write the stacks of all threads to stderr, and go on: this worker has waited long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
     """End with status 0."""
 
@@ -361,7 +366,7 @@ class StoreReply:
 
 
 FRAMES: tuple[type[Any], ...] = (
-    Start, Cut, Regroup, GiveVector, GiveState, TakeState, Save, Exit, Hello, Tracked, Standing, Regrouped,
+    Start, Cut, Regroup, GiveVector, GiveState, TakeState, Save, ShowStack, Exit, Hello, Tracked, Standing, Regrouped,
     StateTaken, Applied, AtBoundary, BoundaryReply, Staged, Parked, Finished, Failed,
     StoreSet, StoreGet, StoreAdd, StoreCompareSet, StoreCheck, StoreDelete, StoreReply,
 )  # fmt: skip

@@ -36,3 +36,15 @@ def test_a_scope_may_bring_its_own_limit():
 
 def test_time_before_the_start_does_not_count():
     assert classify(400.0, scope=Where.STEP, started=390.0) is None
+
+
+def waits(now, *, started=0.0, **fields):
+    return hang.waits_long(Position(**fields), started=started, limits=LIMITS, now=now)
+
+
+def test_a_rank_that_waits_as_long_as_a_hang_is_worth_a_stack():
+    assert waits(299.0, scope=Where.STEP, waiting=True) is None
+    assert waits(301.0, scope=Where.STEP, waiting=True) == 301.0
+    assert waits(301.0, scope=Where.STEP, waiting=True, started=10.0) is None
+    assert waits(301.0, scope=Where.STEP) is None
+    assert waits(31.0, scope=Where.PAUSE, waiting=True, limit_ms=30_000) == 31.0

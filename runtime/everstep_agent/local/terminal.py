@@ -80,7 +80,7 @@ def describe_event(event: str, fields: Mapping[str, str]) -> str | None:
             return f"rank {fields.get('rank')} runs as pid {fields.get('pid')}"
         case "store_waits" | "upload_waits":
             return f"store: {fields.get('message')}"
-        case "worker_hung":
+        case "worker_hung" | "worker_waits":
             return f"rank {fields.get('rank')} {fields.get('message')}"
         case "zygote_unused" | "zygote_import_failed" | "zygote_ended" | "zygote_given_up":
             return f"slot {fields.get('slot')}: {fields.get('message')}"

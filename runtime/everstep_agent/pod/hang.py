@@ -52,6 +52,15 @@ def classify_hang(
     )
 
 
+def waits_long(position: Position, *, started: float, limits: Limits, now: float) -> float | None:
+    """Seconds since the scope began in which this rank waits for others, if a rank that does not wait
+    would count as hung by now; else None.
+    """
+    spent = now - max(position.since, started)
+    limit = _limit(position, limits)
+    return spent if position.waiting and 0 < limit < spent else None
+
+
 def _limit(position: Position, limits: Limits) -> float:
     if position.limit_ms > 0:
         return position.limit_ms / 1000

@@ -54,6 +54,8 @@ class Worker:
     failed: FailureReport | None = None
     death: faults.Death | None = None
     """What it died of; None: it is alive, or ended because it was asked to."""
+    shown: float = 0.0
+    """`position.since` of the scope whose stack this worker was asked for while it waited."""
     hung: str = ""
     hung_since: float | None = None
     killed_at: float | None = None

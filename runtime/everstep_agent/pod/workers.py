@@ -355,6 +355,24 @@ class WorkerSet:
                 found.append(worker)
         return found
 
+    def show_long_waits(self, limits: hang.Limits, now: float) -> list[tuple[Worker, float]]:
+        """Workers that wait for others so long that a group may be stuck, with the seconds; each is
+        asked for its stack, once in a scope.
+        """
+        found = []
+        for worker in self._all.values():
+            if worker.state is not State.TRACKED or worker.asked or worker.cut_at is not None:
+                continue
+            position = worker.position()
+            spent = hang.waits_long(
+                position, started=worker.started_at or now, limits=limits, now=now
+            )
+            if spent is not None and worker.shown != position.since:
+                worker.shown = position.since
+                worker.send(wire.ShowStack())
+                found.append((worker, spent))
+        return found
+
     def find_stuck(self, now: float) -> list[Worker]:
         """Workers that have just been found to survive SIGKILL."""
         found = []

@@ -1,0 +1,47 @@
+"""A rank that waits for others as long as a hang would take shows where, and is left alone."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent.gang import Gang, assert_exact
+from everstep import Job, run
+from everstep_agent.pod import spawn
+
+STEPS = 6
+
+
+def a_script(job: Job, may_go: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job.track(model=model, optimizer=optimizer)
+    data = job.batches(list(range(100)), global_batch=4, micro_batch=2)
+    for step in job.steps(until=STEPS):
+        for batch in step.batches(data):
+            step.backward(model(torch.tensor([[i / 1e2, 1.0] for i in batch])).mean())
+        optimizer.step()
+        if job.rank == 1 and step.number == 3:
+            with job.pause("a slow export", limit=60):
+                while not may_go.exists():
+                    time.sleep(0.01)
+
+
+async def test_a_long_wait_shows_its_stack_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    may_go = tmp_path / "may-go"
+    forked = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, may_go), seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
+    async with Gang(tmp_path, 2, hang_seconds=1.0) as gang:
+        await gang.until(lambda _: "event=worker_waits" in gang.shown(), seconds=60)
+        may_go.touch()
+        await gang.reports()
+        assert [c.epoch for c in (await gang.run_log()).claims] == [1]
+        await assert_exact(gang, STEPS)
+    assert "1 s in this step; its stack follows" in gang.shown()
+    assert gang.shown().count("event=worker_waits") == 1
+    shown = capfd.readouterr().err
+    assert "[1/0]   File" in shown
+    assert "in _returned" in shown
