@@ -1,0 +1,25 @@
+"""Trains 60 steps of at least 20 ms: long enough for a coordinator to be lost and found meanwhile."""
+
+import time
+
+import torch
+
+from everstep import Job, run
+
+STEPS = 60
+
+
+def main(job: Job) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job.track(model=model, optimizer=optimizer)
+    data = job.batches(list(range(1000)), global_batch=4, micro_batch=2)
+    for step in job.steps(until=STEPS):
+        for batch in step.batches(data):
+            step.backward(model(torch.tensor([[i / 1e3, 1.0] for i in batch])).mean())
+        optimizer.step()
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    run(main, seed=2)
