@@ -145,24 +145,35 @@ def form(agent: store.Requests, *, epoch: int, rank: int, world: int, address: s
     Raises:
         RuntimeError: the epoch ended, or a rank was lost meanwhile.
     """
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    with _forming:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        _copies.clear()
+        if world == 1:
+            return LocalGroup()
+        return _form(store.AgentStore(agent, epoch), rank, world, address)
+
+
+def _form(keys: store.AgentStore, rank: int, world: int, address: str | None) -> Group:
     # torch names a group by counting, and the name is part of its keys: after a formation that
     # failed here alone, this rank would wait for keys that no other one sets.
     dist.distributed_c10d._world.group_count = 0
-    _copies.clear()
-    if world == 1:
-        return LocalGroup()
     _register(address)
     before = _open_sockets()
     dist.init_process_group(
         f"cpu:{_BACKEND},cuda:nccl" if torch.cuda.is_available() else _BACKEND,
-        store=store.AgentStore(agent, epoch),
+        store=keys,
         rank=rank,
         world_size=world,
         timeout=LIMIT,
     )
-    return TorchGroup(rank, world, _owned(list_new(before, _open_sockets())))
+    return TorchGroup(rank, world, _own(list_new(before, _open_sockets())))
+
+
+_forming = threading.Lock()
+"""torch keeps its default group in globals. A formation that a second loss interrupts fails within
+`FORMING`; the next one waits for that.
+"""
 
 
 class Pair:
@@ -214,52 +225,64 @@ def _interface() -> str:
 
 def _open_sockets() -> dict[int, str]:
     """Descriptor → the socket's identity, such as `socket:[4711]`."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            continue
-        if target.startswith("socket:"):
-            found[int(name)] = target
-    return found
+    found = {int(name): _identify(int(name)) for name in os.listdir("/proc/self/fd")}
+    return {number: name for number, name in found.items() if name.startswith("socket:")}
 
 
-def list_new(before: Mapping[int, str], after: Mapping[int, str]) -> list[int]:
-    """Descriptors of the sockets that have appeared. Not by number: gloo closes the sockets of the
-    former group meanwhile, and a new socket gets the number of one that was closed.
+def _identify(number: int) -> str:
+    """What a descriptor stands for now; empty: it is closed."""
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except FileNotFoundError:
+        return ""
+
+
+def list_new(before: Mapping[int, str], after: Mapping[int, str]) -> dict[int, str]:
+    """The sockets that have appeared. Not by number: gloo closes the sockets of the former group
+    meanwhile, and a new socket gets the number of one that was closed.
     """
     known = set(before.values())
-    return sorted(number for number, target in after.items() if target not in known)
+    return {number: name for number, name in after.items() if name not in known}
 
 
-def _owned(numbers: Sequence[int]) -> list[socket.socket]:
+def _own(found: Mapping[int, str]) -> list[socket.socket]:
     """Duplicates of the group's sockets. No forked child may keep them open after our death: the
     peers would not notice it.
     """
-    duplicates = []
-    for number in numbers:
-        os.set_inheritable(number, False)
-        duplicate = socket.socket(fileno=os.dup(number))
-        # Shut down, gloo's listener makes its accept fail, and gloo answers with std::terminate.
-        if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            duplicate.close()
-        else:
-            duplicates.append(duplicate)
-    _copies[:] = [*numbers, *(d.fileno() for d in duplicates)]
+    duplicates = [d for number, name in found.items() if (d := _duplicate(number, name))]
+    _copies.update(found)
+    _copies.update({d.fileno(): _identify(d.fileno()) for d in duplicates})
     return duplicates
 
 
-_copies: list[int] = []
-"""The descriptors of the present group's sockets, which no forked child may keep."""
+def _duplicate(number: int, name: str) -> socket.socket | None:
+    """None: gloo has closed it, because a neighbour is lost; or it is the listener."""
+    try:
+        os.set_inheritable(number, False)
+        copy = os.dup(number)
+    except OSError:
+        return None
+    if _identify(copy) != name:
+        os.close(copy)
+        return None
+    duplicate = socket.socket(fileno=copy)
+    # Shut down, gloo's listener makes its accept fail, and gloo answers with std::terminate.
+    if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        duplicate.close()
+        return None
+    return duplicate
+
+
+_copies: dict[int, str] = {}
+"""The present group's sockets, which no forked child may keep: descriptor → identity. gloo closes
+its own after a loss, and something else may have the number then.
+"""
 
 
 def _close_copies() -> None:
-    for number in _copies:
-        try:
+    for number, name in _copies.items():
+        if _identify(number) == name:
             os.close(number)
-        except OSError:
-            continue
 
 
 os.register_at_fork(after_in_child=_close_copies)

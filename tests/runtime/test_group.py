@@ -1,5 +1,7 @@
 """How a rank waits: its own time limit is not a failure, and a cut ends every wait."""
 
+import os
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +65,27 @@ def test_an_operation_that_never_returns_is_abandoned_after_a_cut(group: TorchGr
 def test_a_socket_that_got_the_number_of_a_closed_one_is_new() -> None:
     before = {4: "socket:[1]", 5: "socket:[2]"}
     after = {4: "socket:[1]", 5: "socket:[3]", 6: "socket:[4]"}
-    assert groups.list_new(before, after) == [5, 6]
+    assert groups.list_new(before, after) == {5: "socket:[3]", 6: "socket:[4]"}
+
+
+def test_a_forked_child_closes_the_groups_sockets_and_nothing_that_has_got_their_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, former = socket.socketpair(), socket.socketpair()
+    names = {s.fileno(): groups._identify(s.fileno()) for s in (ours[0], former[0])}
+    number = former[0].fileno()
+    former[0].close()
+    with open("/dev/null") as file:
+        assert file.fileno() == number, "the lowest free number"
+        monkeypatch.setattr(groups, "_copies", names)
+        pid = os.fork()
+        if pid == 0:
+            kept = groups._identify(number) == "/dev/null"
+            closed = groups._identify(ours[0].fileno()) == ""
+            os._exit(0 if kept and closed else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    for one in (*ours, former[1]):
+        one.close()
 
 
 def test_to_drop_a_group_waits_for_no_operation(group: TorchGroup) -> None:
