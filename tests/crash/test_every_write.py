@@ -37,6 +37,7 @@ async def test_a_job_is_suspended_and_resumed_alike_wherever_the_operator_died(
         cases = list_certain(cases)[:SAMPLE]
         await runner.run(cases)
         assert not [r.problem for r in runner.results if r.problem]
+        assert any(r.met for r in runner.results)
         await assert_handed_over(rig)
 
 
@@ -65,6 +66,11 @@ MINIMUM, MINIMUM_LONE = 300, 75
 """Of 330 and 84 when this was written: each write that all undisturbed plays of a scenario made, at three moments.
 A tenth may come and go with the machine's load; a scenario that stops early, or a kind of write that is no longer
 seen, takes more with it."""
+
+
+ABSENT = 0.02
+"""Largest share of the cases whose write may come in no play. All its plays end at the right place, but the cases
+beside it crash the same operator, which then may have nothing to write."""
 
 
 async def run_all(rig: Rig, suite: str, names: Sequence[str], minimum: int) -> None:
@@ -102,7 +108,9 @@ def conclude(journal: Journal, cases: int) -> None:
     journal.finish()
     failed = [f"{name} ({r['met']}): {r['problem']}" for name, r in results.items() if r["problem"]]
     assert not failed, "\n".join(failed)
-    assert all(r["met"] for r in results.values())
+    absent = [name for name, r in results.items() if not r["met"]]
+    print(f"{len(absent)} writes came in no play: {absent}")
+    assert len(absent) <= cases * ABSENT
 
 
 async def assert_handed_over(rig: Rig) -> None:
