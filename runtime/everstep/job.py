@@ -226,16 +226,20 @@ class Job:
 
     @contextmanager
     def _aside(self, where: Where, category: str, limit: float = 0.0) -> Iterator[None]:
-        """A scope beside the step, with a time limit of its own."""
+        """A scope beside the step, with a time limit of its own. The ranks of an evaluation may hold
+        parts of one result, so the loss of one of them restarts all; a pause has none.
+        """
         session = self._session
         if session.step is not None:
             boundary.mark_applied(session, session.step)
         session.meter.enter(where, category=category, limit=limit)
-        session.membership.set_apart(f"its script is in job.{category}")
+        apart = where is not Where.PAUSE
+        if apart:
+            session.membership.set_apart(f"its script is in job.{category}")
         try:
             yield
         finally:
-            if session.settled and not session.finished:
+            if apart and session.settled and not session.finished:
                 session.membership.set_apart("")
             back = Where.STEP if session.step is not None else self._outside
             session.meter.enter(back, category=back.name.lower())

@@ -20,7 +20,12 @@ from runtime.test_ranks import a_dataset, a_model
 STEPS, WORLD = 12, 4
 
 
-def a_script(before: Callable[[Job], None] = lambda job: None) -> Callable[[Job], None]:
+def a_script(
+    before: Callable[[Job], None] = lambda job: None,
+    after: Callable[[Job, int], None] = lambda job, step: None,
+) -> Callable[[Job], None]:
+    """`after`: called at the end of each step."""
+
     def main(job: Job) -> None:
         model = a_model()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -37,6 +42,7 @@ def a_script(before: Callable[[Job], None] = lambda job: None) -> Callable[[Job]
             place = f"{job.rank} of {job.world_size} in {job.epoch}"
             print(f"state {step.number} {digest.hex()} {torch.rand(1).item()}", flush=True)
             print(f"step {step.number}: rank {place}", flush=True)
+            after(job, step.number)
 
     return main
 
@@ -130,6 +136,28 @@ def test_the_script_sees_its_new_rank_world_size_and_epoch(tmp_path: Path) -> No
         lines = set(ours.output().splitlines())
         assert {f"step 1: rank {r} of 3 in 1" for r in range(3)} <= lines
         assert {f"step {STEPS}: rank {r} of 2 in 2" for r in range(2)} <= lines
+
+
+def test_a_rank_that_is_in_a_pause_when_another_is_lost_pauses_on(
+    tmp_path: Path, undisturbed: list[wire.Applied]
+) -> None:
+    may_go = tmp_path / "may-go"
+
+    def pause(job: Job, step: int) -> None:
+        if job.rank == 0 and step == 3:
+            with job.pause("an export", limit=60):
+                print("pauses", flush=True)
+                while not may_go.exists():
+                    time.sleep(0.002)
+
+    with agent(tmp_path, lambda: run(a_script(after=pause), seed=4), WORLD) as ours:
+        until_step(ours, 3, [0])
+        ours.kill(2)
+        ours.regroup()
+        may_go.touch()
+        ours.finish()
+        assert_exact(ours, undisturbed, [0, 1, 3])
+        assert ours.output().count("pauses") == 1
 
 
 def test_two_deaths_at_once(tmp_path: Path, undisturbed: list[wire.Applied]) -> None:
