@@ -1,4 +1,4 @@
-"""How the survivors of a loss go on in the same step: by value."""
+"""Unit tests: how the survivors of a loss go on in the same step."""
 
 import itertools
 
@@ -27,7 +27,7 @@ def standing(applied: int = 5, reductions: int = 0, share=None, **changes: objec
 
 
 def held(slot: int, **changes: object) -> AgentReport:
-    """A pod of one rank that has told its standing."""
+    """The report of a pod with one rank that has sent its standing."""
     worker = a_worker(state=State.HELD, standing=standing(**changes))
     return a_report(slot, epoch=1, fresh=(), in_place=True, workers=(worker,))
 
@@ -60,7 +60,7 @@ def test_a_rank_keeps_a_share_that_is_larger_than_the_others():
 def test_each_micro_batch_once_survivors_keep_theirs_and_the_largest_share_is_smallest(
     micro_batches,
 ):
-    """For every way to hold some of them, by two or three ranks."""
+    """For every way in which two or three ranks can hold some of the micro-batches."""
     for ranks in (2, 3):
         for owners in itertools.product(range(-1, ranks), repeat=micro_batches):
             have = [[i for i, o in enumerate(owners) if o == r] for r in range(ranks)]
@@ -237,6 +237,15 @@ def test_of_survivors_that_stand_apart_one_is_asked():
 
 
 # --- continue_epoch ------------------------------------------------------------------------------
+
+
+def test_a_group_that_broke_without_a_death_is_formed_anew_if_it_has_completed_a_step():
+    epoch = an_epoch(3)
+    plan = Plan(applied=epoch.resume + 1, reductions=0)
+    assert not regroup_rules.why_not_again(epoch, epoch.members, plan)
+    none = Plan(applied=epoch.resume, reductions=0)
+    assert "completed no step" in regroup_rules.why_not_again(epoch, epoch.members, none)
+    assert not regroup_rules.why_not_again(epoch, epoch.members[:2], none), "a member is lost"
 
 
 def test_the_next_epoch_gives_the_survivors_new_ranks_and_their_shares_in_that_order():

@@ -1,5 +1,5 @@
-"""Real ranks under real agents: the survivors of a death go on in the same step, and the slot that
-was lost joins them again.
+"""Real ranks under real agents: the survivors of a death go on in the same step, and the lost slot
+joins them again.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,15 @@ SEED = int(os.environ.get("EVERSTEP_REGROUP_SEED", "0")) or random.SystemRandom(
 )
 
 
-def a_script(job: Job, until: int = STEPS) -> None:
+def a_script(
+    job: Job, until: int = STEPS, before: Callable[[int], None] = lambda step: None
+) -> None:
     model = a_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job.track(model=model, optimizer=optimizer)
     data = job.batches(a_dataset(), global_batch=24, micro_batch=2)
     for step in job.steps(until=until):
+        before(step.number)
         for inputs, wanted in step.batches(data):
             step.backward(nn.functional.cross_entropy(model(inputs), wanted))
             time.sleep(0.004)
@@ -66,6 +70,33 @@ async def test_the_survivors_of_a_killed_rank_go_on_in_place_and_it_joins_again(
         claims = (await gang.run_log()).claims
         assert [len(c.members) for c in claims] == [3, 2, 3]
         assert [(link.epoch, link.last_step) for link in claims[1].chain] == [(1, incident.step)]
+        await assert_exact(gang, STEPS)
+
+
+def a_script_with_a_broken_link(job: Job) -> None:
+    """Rank 1 loses its connections once, in step 5."""
+
+    def cut(step: int) -> None:
+        if job.rank == 1 and job.epoch == 1 and step == 5:
+            job._session.membership.group.cut()
+
+    a_script(job, before=cut)
+
+
+async def test_a_group_that_breaks_without_a_death_is_formed_anew_by_the_same_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawner = spawn.ForkSpawner(lambda: run(a_script_with_a_broken_link, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 1)
+        ranks = [gang.worker(slot) for slot in range(3)]
+        await gang.until(lambda s: any(not i.open for i in s.incidents))
+        incident = gang.seen.incidents[0]
+        assert (incident.cause, incident.rung, incident.steps_lost) == ("GroupBroken", "regroup", 0)
+        assert [gang.worker(slot) for slot in range(3)] == ranks, "no rank is new"
+        await gang.reports()
+        assert [len(c.members) for c in (await gang.run_log()).claims] == [3, 3]
         await assert_exact(gang, STEPS)
 
 
@@ -169,7 +200,7 @@ async def test_a_pod_that_leaves_saves_first_and_the_others_go_on_without_a_rest
 async def test_many_ranks_killed_at_random_moments_cost_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    """One, two at once, one more while the others regroup, one while a newcomer joins."""
+    """Kill one to three, up to 0.5 s apart, so that some die during a regroup or a join."""
     spawner = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, 10**6), seed=2))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
     chance, world = random.Random(SEED), 4
@@ -200,7 +231,7 @@ def is_whole(seen: levels.Seen, world: int) -> bool:
 
 
 def kill_one(gang: Gang, chance: random.Random, killed: set[int]) -> None:
-    """A rank, or a newcomer that gets ready; not the last rank, with which the state would go."""
+    """Kill a rank or a newcomer that gets ready, but not the last rank, which has the state."""
     workers = [a.pod.workers for a in gang.agents.values()]
     ranks = {w.pid for s in workers for w in s.current.values() if w.alive} - killed
     newcomers = {w.pid for s in workers for w in s.fresh.values() if w.joins} - killed
@@ -212,7 +243,7 @@ def kill_one(gang: Gang, chance: random.Random, killed: set[int]) -> None:
 
 
 def a_slow_survivor(job: Job) -> None:
-    """Rank 1 is still in the optimizer's step 8 when rank 2 has applied it and rank 0 dies."""
+    """Rank 1 has yet to apply step 8 when rank 2 has applied it and rank 0 dies."""
     model = a_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job.track(model=model, optimizer=optimizer)
@@ -245,7 +276,7 @@ async def test_a_step_that_a_slow_survivor_applies_after_the_regroup_is_in_its_l
 async def test_a_coordinator_lost_between_claim_and_publication_costs_no_step(
     tmp_path: Path, forked: None, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:
-    """Its successor finds the claim of an epoch that nobody has heard of."""
+    """Its successor finds the claim of an epoch that was never published."""
     begin, failed = regroup.begin, []
 
     def fail_once(*given: object) -> None:

@@ -108,8 +108,8 @@ async def _go_on(
     term: Term, found: Break, survivors: Sequence[EpochMember], plan: regroup_rules.Plan
 ) -> str:
     former = term.running
-    if tuple(survivors) == former.members:
-        return "no member is known to be dead"
+    if why := regroup_rules.why_not_again(former, survivors, plan):
+        return why
     count_repeats(term, found, plan.applied + 1)
     if term.ended:
         return ""

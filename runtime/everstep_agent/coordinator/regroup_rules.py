@@ -121,6 +121,17 @@ def decide_regroup(
     return tuple(survivors), plan_regroup(standings)
 
 
+def why_not_again(epoch: EpochLevel, survivors: Sequence[EpochMember], plan: Plan) -> str:
+    """Why the same members may not go on together; empty if they may, or if some are lost.
+
+    A group can break, or get stuck, without a death: all have told their standing, so they form it
+    anew. Only if this group has completed a step: where none gets through, the next rung is due.
+    """
+    if tuple(survivors) != epoch.members or plan.applied > epoch.resume:
+        return ""
+    return "no member is known to be dead, and this group has completed no step"
+
+
 def continue_epoch(
     epoch: EpochLevel, survivors: Sequence[EpochMember], plan: Plan, *, number: int, token: str
 ) -> EpochLevel:
