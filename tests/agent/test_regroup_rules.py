@@ -184,6 +184,15 @@ def test_it_waits_for_a_member_that_has_not_answered(reports, message):
     assert decide(reports) == ((), Wait(message=message))
 
 
+def test_a_pod_that_is_asked_to_leave_is_no_survivor_though_it_answers():
+    epoch = an_epoch(3, leaving=((2, 0, 1),))
+    reports = [held(0), held(1), held(2)]
+    waits = Wait(message="slot 2 has not left yet")
+    assert regroup_rules.decide_regroup(epoch, reports) == ((), waits)
+    survivors, decision = regroup_rules.decide_regroup(epoch, [held(0), held(1), dead(2)])
+    assert ([m.slot for m in survivors], type(decision)) == ([0, 1], Plan)
+
+
 def test_a_pod_that_lost_some_of_its_ranks_goes_on_with_the_others():
     pods = place_members([a_member(s, lives=(1, 1, 1)) for s in (0, 1, 2)])
     epoch = an_epoch(members=pods)

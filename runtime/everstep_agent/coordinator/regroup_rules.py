@@ -111,6 +111,8 @@ def decide_regroup(
         if len(workers) < len(member.ranks):
             return (), Wait(message=f"slot {member.slot} has not reported")
         alive = {w.local: w for w in workers if w.state is not State.DEAD}
+        if alive and member.id in epoch.leaving:
+            return (), Wait(message=f"slot {member.slot} has not left yet")
         told = {member.ranks[n]: w.standing for n, w in alive.items() if w.standing is not None}
         if len(told) < len(alive):
             return (), Wait(message=f"slot {member.slot} has not told how far it is")
