@@ -1,4 +1,4 @@
-"""The chart's files and what is read from a rendering."""
+"""The chart's files, and what can be read from its rendering."""
 
 from collections.abc import Awaitable, Callable, Iterable
 

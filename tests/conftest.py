@@ -1,9 +1,12 @@
-"""A test that is named by its id runs, whatever its marks; what a run leaves out, it says."""
+"""A test named by its id runs, whatever its marks.
+
+A run reports how many long tests it left out.
+"""
 
 import pytest
 
 LEFT_OUT = "not long"
-"""The marks that `addopts` in pyproject.toml selects when nobody gives others."""
+"""The mark expression that `addopts` in pyproject.toml selects by default."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -13,7 +16,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long tests of files and folders that stand beside the named ids stay out."""
+    """Leave out the long tests of files and folders that are named beside the ids."""
     if not config.stash.get(LIFTED, False):
         return
     named = _named(config)
@@ -37,7 +40,7 @@ LIFTED = pytest.StashKey[bool]()
 
 
 def _named(config: pytest.Config) -> tuple[str, ...]:
-    """Ids on the command line, as pytest spells them."""
+    """The test ids on the command line, as pytest spells them."""
     root, here = config.rootpath, config.invocation_params.dir
     found = []
     for argument in config.args:
@@ -48,5 +51,5 @@ def _named(config: pytest.Config) -> tuple[str, ...]:
 
 
 def _is_named(nodeid: str, name: str) -> bool:
-    """The id itself, or that of a test without its parameters, or of a class."""
+    """Whether `name` is this id, the id without its parameters, or the id of its class."""
     return nodeid == name or nodeid.startswith((name + "[", name + "::"))

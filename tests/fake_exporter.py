@@ -1,4 +1,4 @@
-"""An exporter on loopback that answers with a page, or fails in a chosen way; its pod."""
+"""An exporter on loopback that answers with a page or fails in a chosen way, and its pod."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ from aiohttp import web
 
 
 class FakeExporter:
-    """`mode`: page, hang, http500, empty, garbage, huge, redirect, broken."""
+    """`mode` is page, hang, http500, empty, garbage, huge, redirect or broken."""
 
     def __init__(self, page: str = "") -> None:
         self.page, self.mode = page, "page"
@@ -64,7 +64,7 @@ async def running_exporter(page: str = "") -> AsyncIterator[FakeExporter]:
 
 
 def an_exporter(name: str = "exporter", *, node: str = "node-1", **changes: Any) -> dict[str, Any]:
-    """`changes`: namespace, owner, address, ports, phase, ready, deleting."""
+    """`changes` may have namespace, owner, address, ports, phase, ready and deleting."""
     owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "controller": True, "uid": "ds"}
     ports = changes.get("ports", [{"name": "metrics", "containerPort": 9400}])
     ready = "True" if changes.get("ready", True) else "False"

@@ -1,6 +1,6 @@
-"""Cases of a long suite that are done already, so that a run which was ended goes on where it stood.
+"""The finished cases of a long suite, so that a run that was stopped continues where it was.
 
-They are kept by a digest of the code that they tried: with other code, everything is tried again.
+They are kept under a digest of the code that they tested: with other code, all cases run again.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ FOLDER = ROOT / "build" / "finished"
 
 
 class Finished:
-    """One suite's file, a name a line. Delete it, or the folder, to begin anew."""
+    """The file of one suite, with one name per line. Delete it, or the folder, to start over."""
 
     def __init__(self, suite: str, digest: str, folder: Path = FOLDER) -> None:
         self.path = folder / f"{suite}-{digest}.txt"
@@ -32,7 +32,10 @@ class Finished:
 
 
 def digest_of(places: Iterable[str | Path]) -> str:
-    """Of all Python files in these folders, and of these files; relative to the repository."""
+    """Digest of these files and of all Python files in these folders.
+
+    `places` are relative to the repository.
+    """
     found = hashlib.sha256()
     for place in map(ROOT.joinpath, places):
         files = sorted(place.rglob("*.py")) if place.is_dir() else [place]

@@ -1,4 +1,4 @@
-"""A fleet of nodes, what is found on them, and passes with a fake clock."""
+"""A fleet of nodes, the faults found on them, and passes with a fake clock."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ START = 1_000_000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What stands on a GPU, as the rules would find it."""
+    """A fault of a GPU, as the rules would find it."""
 
     node: str
     gpu: str = "GPU-a"
@@ -66,7 +66,7 @@ class Fleet:
         return self
 
     def restart(self) -> "Fleet":
-        """A restarted operator: it knows only what is in the cluster."""
+        """Restart the operator: it then knows only what is in the cluster."""
         self.memory = FleetMemory()
         self.faults = [
             Fault(node=f.node, gpu=f.gpu, kind=f.kind, code=f.code, at=self.now, state=f.state, appeared=False)
@@ -93,7 +93,7 @@ class Fleet:
         )
 
     def verdicts(self) -> dict[str, NodeVerdict]:
-        """What the jobs are told as of the next pass."""
+        """The verdicts that the next pass publishes to the jobs."""
         observed = self.observe()
         memory = self.plan().memory
         held = Held(quarantines=tuple(memory.alive.values()), admitted=memory.admitted)
@@ -107,7 +107,7 @@ class Fleet:
         return decide(self.observe(), self.memory, self.policy, self.now)
 
     async def step(self, *, only: int | None = None) -> list[Action]:
-        """One pass; `only` that many actions of it are done."""
+        """Run one pass; with `only`, carry out just that many of its actions."""
         planned = self.plan()
         self.memory = planned.memory
         actions = list(planned.actions)[:only]
@@ -115,7 +115,7 @@ class Fleet:
         return actions
 
     async def settle(self, seconds: float = 3.0, *, pace: float = 0.5) -> "Fleet":
-        """Passes until nothing is left to do, and some more time."""
+        """Run passes for `seconds`, each time until nothing is left to do."""
         end = self.now + seconds
         while self.now < end:
             for _ in range(20):
@@ -127,7 +127,7 @@ class Fleet:
         return self
 
     async def delete(self, *names: str, observed: bool = True) -> "Fleet":
-        """`observed`: the watch tells of it, as it does unless it was cut."""
+        """Delete quarantines, by default all. `observed`: the watch reports it (it was not cut)."""
         for name in names or [q.name for q in self.cluster.quarantines()]:
             gone = to_quarantine(self.cluster.remove(kube.QUARANTINES, name))
             if observed:

@@ -31,7 +31,7 @@ def a_node(**changes: Any) -> NodeFacts:
 
 
 def a_gpu(uuid: str, **changes: Any) -> GpuSample:
-    """`changes`: xid, xid_counts, double_bit, remap_failed, or fields of the sample."""
+    """`changes` may have xid, xid_counts, double_bit, remap_failed, or fields of the sample."""
     index = "01"["ab".index(uuid[-1])]
     shown: dict[str, dict[int, float]] = {
         "DCGM_FI_DEV_XID_ERRORS": {0: changes.pop("xid", 0)},
@@ -56,7 +56,7 @@ def a_failure(kind: FailureKind = FailureKind.REFUSED) -> ScrapeFailure:
 
 @dataclass(slots=True)
 class History:
-    """One node under observation: every scrape is one second after the last."""
+    """One node under observation: each scrape is one second after the previous one."""
 
     facts: NodeFacts = field(default_factory=a_node)
     now: float = START
@@ -65,7 +65,7 @@ class History:
     energy: float = 0.0
 
     def scrape(self, *outcomes: Page | ScrapeFailure, moving: bool = True) -> "History":
-        """`moving`: every GPU used energy since the last page."""
+        """Scrape once per outcome. With `moving`, every GPU has used energy since the last page."""
         for outcome in outcomes:
             self.now += 1.0
             self.energy += 300.0 if moving else 0.0
@@ -79,7 +79,7 @@ class History:
         return replace(page, gpus=gpus)
 
     def restarted(self) -> "History":
-        """The operator restarts: it knows only what is recorded on the node."""
+        """Restart the operator: it then knows only what is recorded on the node."""
         self.memory = signals.NodeMemory()
         self.died_at = None
         return self

@@ -49,7 +49,7 @@ class Receiver:
 
 @dataclass(slots=True)
 class Rig:
-    """Two GPU nodes, an exporter on the first."""
+    """Two GPU nodes, with an exporter on the first one."""
 
     exporter: FakeExporter
     cluster: ToyCluster
@@ -73,7 +73,7 @@ class Rig:
         )
 
     async def rounds(self, count: int = 1, **page: object) -> "Rig":
-        """Scrapes one second apart, each followed by a pass."""
+        """Scrape `count` times, one second apart, with a pass after each scrape."""
         self.page = page or self.page
         for _ in range(count):
             self.now += 1

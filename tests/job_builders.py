@@ -27,7 +27,7 @@ TEMPLATE: dict[str, Any] = {
 
 
 def a_spec(*, replicas: int = 3, **changes: Any) -> dict[str, Any]:
-    """The document; `changes` merge into the top level."""
+    """The spec of a job; `changes` replace its top-level fields."""
     spec: dict[str, Any] = {
         "workers": {"replicas": replicas, "template": TEMPLATE},
         "checkpoint": {"uri": "s3://bucket/folder", "everySteps": 25},
@@ -60,13 +60,13 @@ def a_slot(slot: int, attempt: int = 1, **changes: Any) -> SlotStatus:
 
 
 def a_status(replicas: int = 3, **changes: Any) -> JobStatus:
-    """Of a job that has been under way: epoch 1 was seen."""
+    """The status of a job that has already trained: epoch 1 was seen."""
     status = JobStatus(slots=[a_slot(s) for s in range(replicas)], epoch=1, step=40)
     return status.model_copy(update=changes)
 
 
 def a_pod(slot: int, attempt: int = 1, **changes: Any) -> Pod:
-    """Running, on a node of its own."""
+    """A running pod on a node of its own."""
     pod = Pod(
         name=f"lm-{slot}-{attempt}",
         uid=f"uid-{slot}-{attempt}",
@@ -92,7 +92,7 @@ def an_end(
 def a_seen(
     members: Sequence[tuple[int, int]] = ((0, 1), (1, 1), (2, 1)), **changes: Any
 ) -> levels.Seen:
-    """Epoch 1 runs at step 42 with these (slot, attempt)."""
+    """The report of a job that runs epoch 1 at step 42 with these (slot, attempt)."""
     seen = levels.Seen(
         epoch=1,
         running=True,
@@ -122,7 +122,7 @@ def a_verdict(node: str, state: NodeState, **changes: Any) -> NodeVerdict:
 
 
 def an_observation(**changes: Any) -> Observed:
-    """Three slots train at epoch 1, all is well."""
+    """Three slots train in epoch 1, and nothing is wrong."""
     observed = Observed(
         job=a_job(status=a_status()),
         pods=tuple(a_pod(s) for s in range(3)),

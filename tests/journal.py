@@ -1,7 +1,8 @@
-"""What a run over all cases has done so far, in a file, so that a later run goes on from there.
+"""A file of what a run over all cases has done so far, so that a later run continues from there.
 
-A run belongs to a seed and to a state of the code: results of other code prove nothing about this one. The file
-has one JSON document a line: the plan first, then each result as it comes, at the end that it is finished.
+A run belongs to a seed and to a version of the code: results of other code prove nothing about this
+one. The file has one JSON document per line: first the plan, then each result as it comes, and at
+the end a line that says that the run is finished.
 """
 
 import hashlib
@@ -34,7 +35,10 @@ def hash_code() -> str:
 
 
 class Journal:
-    """`suite`: which long test; `seed` 0: that of the newest unfinished run of this code, or a new one."""
+    """`suite` is the name of a long test.
+
+    `seed` 0 stands for the newest unfinished run of this code, or else for a new seed.
+    """
 
     def __init__(self, suite: str, seed: int, folder: Path = FOLDER) -> None:
         stem = f"{suite}-{hash_code()}"
@@ -48,18 +52,18 @@ class Journal:
         if self.path.exists() and _is_finished(self.path):
             self.path.unlink()
         self._lines = _read(self.path)
-        # Half a line that a run left when it was cut must not spoil the next one.
+        # Remove a partial line that an interrupted run has left: it would spoil the next one.
         self.path.write_text("".join(json.dumps(line) + "\n" for line in self._lines))
         self.resumed = len(self.done)
 
     @property
     def plan(self) -> Any:
-        """None: nothing has been planned yet."""
+        """The plan; None if nothing has been planned yet."""
         return next((line["plan"] for line in self._lines if "plan" in line), None)
 
     @property
     def done(self) -> dict[str, Mapping[str, Any]]:
-        """Results by the case's name."""
+        """The results by the name of the case."""
         return {line["case"]: line for line in self._lines if "case" in line}
 
     def keep_plan(self, plan: Any) -> None:

@@ -1,4 +1,4 @@
-"""A lab on a network of its own, beside whatever other lab runs."""
+"""A lab on a network of its own, beside any other lab that runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +13,11 @@ _up: list[tuple[Lab, Last]] = []
 
 @contextmanager
 def own_lab(config: LabConfig, network: int | None, last: Last = lambda lab: None) -> Iterator[Lab]:
-    """`network` None: the one that the environment names, which stays as it is: pytest may end a fixture late.
+    """A lab on `network`; None stands for the one that the environment names.
 
-    It ends a fixture of a folder with the session, in fact; so the next folder's lab ends the last one. `last` is
-    called before a lab goes.
+    The environment is not changed, because pytest may end a fixture late: it ends a folder's
+    fixture only with the session. So starting the next folder's lab ends the last one. `last` is
+    called before a lab ends.
     """
     while _up:
         _end().down()

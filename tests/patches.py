@@ -1,4 +1,4 @@
-"""Patches as an API server applies them: RFC 7386 (merge) and what of RFC 6902 (JSON patch) is used here."""
+"""Patches as an API server applies them: RFC 7386 (merge) and parts of RFC 6902 (JSON patch)."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ Object = dict[str, Any]
 
 
 class DoesNotFit(Exception):
-    """A JSON patch for another document: the API server answers 422."""
+    """The JSON patch was made for another document: the API server answers 422."""
 
 
 def merge(target: Any, patch: Any) -> Any:
@@ -24,7 +24,7 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def apply_operations(target: Object, operations: Sequence[Mapping[str, Any]]) -> Object:
-    """All or nothing: `target` itself stays as it is."""
+    """Apply all operations or none; `target` itself is not changed."""
     result = copy.deepcopy(target)
     for operation in operations:
         path = operation["path"]

@@ -1,4 +1,4 @@
-"""Operator processes beside a lab, under the rights that the chart ships."""
+"""Operator processes beside a lab, under the rights that the chart grants."""
 
 import json
 import os
@@ -18,19 +18,21 @@ LEASE = "everstep-system/everstep-operator"
 ELECTION = ("--lease-seconds=10", "--renew-seconds=7", "--retry-seconds=1", f"--lease={LEASE}")
 FLAGS = ("--http-port=0", "--scrape-seconds=1", "--agent-seconds=0.5", "--figures-seconds=0.5")
 TOKEN_HOURS = 24
-"""By default one hour, which a long test outlives: the API server then refuses all that it asks."""
+"""The default is one hour. A long test takes longer, and the API server would then refuse all its
+requests.
+"""
 ACCOUNT = "--nodes-service-account=everstep-system/everstep-nodes"
 
 
 def install(lab: Lab, folder: Path) -> Path:
-    """CRDs, rights and policies of the chart; a kubeconfig of the operator's account."""
+    """Install the chart's CRDs, rights and policies; return the operator account's kubeconfig."""
     apply(lab, chart.read_installed(observe_only=False))
     lab.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
     return connect(lab, folder)
 
 
 def connect(lab: Lab, folder: Path) -> Path:
-    """A kubeconfig of the operator's account, which is there."""
+    """A kubeconfig of the operator's account, which must exist."""
     url, _ = kubeconfig.read(lab.kubeconfig)
     authority = (lab.places.certs / "ca.crt").read_bytes()
     account = ("create", "token", "everstep-operator", "-n", "everstep-system")
@@ -68,7 +70,7 @@ class Replica:
         return self.log.read_text()
 
     def fetch(self, path: str) -> str:
-        """ "" while it does not answer."""
+        """The text of a page; empty while the replica does not answer."""
         found = re.search(r"metrics on \('([\d.]+)', (\d+)\)", self.said)
         if found is None:
             assert self.process.poll() is None, self.said
@@ -91,7 +93,7 @@ class Replica:
 
 
 def until(what: str, happens: Callable[[], bool], limit: float = 90.0) -> float:
-    """Seconds that it took."""
+    """Wait until `happens` is true; returns the seconds that it took."""
     began = time.monotonic()
     while not happens():
         if time.monotonic() - began > limit:

@@ -1,4 +1,7 @@
-"""A server at a peer's address that has not the job's token: it answers as it likes, or relays to a real agent."""
+"""A server at a peer's address that lacks the job's token.
+
+It answers as it likes, or relays to a real agent.
+"""
 
 import asyncio
 import contextlib
@@ -8,8 +11,9 @@ from everstep_contract import auth
 
 
 class Stranger:
-    """Gives a nonce to whoever asks, and `body` with `headers` for everything else; with `token` (of a job of its own)
-    it proves that it has that one.
+    """Gives a nonce to anyone, and answers every other request with `body` and `headers`.
+
+    With `token`, which is that of a job of its own, it proves that it has that token.
     """
 
     def __init__(
@@ -30,11 +34,11 @@ class Stranger:
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ""
         self.asked: list[str] = []
-        """First lines of what came."""
+        """The first lines of the requests."""
         self.relayed: list[str] = []
-        """Status of each answer that a real agent gave to a question that was relayed to it."""
+        """The status of each answer of a real agent to a relayed request, nonces excepted."""
         self.cut_off = asyncio.Event()
-        """Somebody hung up before the whole answer was sent."""
+        """Set when a client hangs up."""
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self._server = await asyncio.start_server(self._connected, host, port)
@@ -130,7 +134,7 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[str, int, bytes]:
 
 
 async def exchange(address: str, raw: bytes) -> bytes:
-    """Send these bytes, and give all that comes back until the connection is closed."""
+    """Send these bytes and return all that arrives until the connection is closed."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(raw)

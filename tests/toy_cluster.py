@@ -1,6 +1,6 @@
 """A toy API server for nodes and NodeQuarantines: merge patches, versions, a CRD that can vanish.
 
-It stands behind the same port as `everstep_operator.kube.Kube`, and counts what is written.
+It has the interface of `everstep_operator.kube.Kube`, and records what is written.
 """
 
 import copy
@@ -21,7 +21,7 @@ Objects = list[dict[str, Any]]
 
 
 def a_node_object(name: str, **changes: Any) -> dict[str, Any]:
-    """`changes`: gpus, machine, boot, unschedulable, taints, annotations."""
+    """`changes` may have gpus, machine, boot, unschedulable, taints and annotations."""
     gpus = str(changes.get("gpus", 2))
     return {
         "metadata": {
@@ -51,7 +51,7 @@ class ToyCluster:
     crd: str = "served"
     """served, terminating (nothing can be created) or missing."""
     crd_created_at: float | None = 0.0
-    """None: whoever asks has no right to look."""
+    """None: the client has no right to read it."""
     clock: Callable[[], float] = lambda: 1.0
     refuses_lists: bool = False
     """The API server answers 503 to lists of NodeQuarantines."""
@@ -68,7 +68,7 @@ class ToyCluster:
             self.add(kube.NODES, a_node_object(f"node-{index}", **changes))
 
     def change_node(self, name: str, patch: Mapping[str, Any]) -> None:
-        """By somebody else."""
+        """Change the node as somebody else."""
         self._store(kube.NODES, merge(self.objects["nodes", name], patch))
 
     def remove(self, kind: kube.Kind, name: str) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class ToyCluster:
         return [event["reason"] for event in self.events]
 
     def shape(self) -> Any:
-        """All that matters at the end: no versions, no times."""
+        """All that matters in the final state, without versions and times."""
         nodes = {
             n.name: (
                 n.unschedulable,
@@ -124,7 +124,7 @@ class ToyCluster:
         return copy.deepcopy(found), str(self.version)
 
     async def get(self, kind: kube.Kind, name: str, namespace: str | None = None) -> dict[str, Any]:
-        """Of CustomResourceDefinitions only."""
+        """Read the CustomResourceDefinition; no other kind can be read."""
         if self.crd == "missing":
             raise kube.Gone(404, "NotFound", name)
         if self.crd_created_at is None:

@@ -1,9 +1,9 @@
-"""A cluster small enough to be cut anywhere: an API server's rules on objects, a kubelet, a job
-that trains.
+"""A cluster that is small enough to be stopped anywhere.
 
-It keeps what matters for convergence: UIDs, resourceVersions, create-once, UID preconditions, merge
-patches, graceful deletion, nodes that die, and a runtime that leaves when asked and regroups when
-all its peers are there.
+It has an API server's rules for objects, a kubelet, and a job that trains. It keeps what matters
+for convergence: UIDs, resourceVersions, create-once, UID preconditions, merge patches, graceful
+deletion, nodes that die, and a runtime that leaves when asked and regroups when all its peers are
+there.
 """
 
 import copy
@@ -26,12 +26,15 @@ START = 1_000_000.0
 
 
 class Cut(BaseException):
-    """The operator dies here: nothing of it handles it."""
+    """The operator dies here: none of its code handles this exception."""
 
 
 @dataclass
 class Cutter:
-    """Dies at the n-th write, before its effect or after it (the answer is lost)."""
+    """Ends the operator at write number `at`, before its effect or, if `after`, after it.
+
+    In the second case, the answer is lost.
+    """
 
     at: int | None = None
     after: bool = False
@@ -65,17 +68,17 @@ class ToyCluster:
     now: float = START
     dead_nodes: set[str] = field(default_factory=set)
     stuck_nodes: set[str] = field(default_factory=set)
-    """Their kubelets bind pods and start none."""
+    """Nodes whose kubelets never start the pods that are bound to them."""
     refusing_nodes: set[str] = field(default_factory=set)
-    """Their kubelets refuse pods (UnexpectedAdmissionError)."""
+    """Nodes whose kubelets refuse pods (UnexpectedAdmissionError)."""
     refuses: str = ""
-    """Not empty: why no pod is taken (a quota)."""
+    """If not empty: why no pod is accepted (a quota)."""
     made: list[str] = field(default_factory=list)
     deleted: list[Deletion] = field(default_factory=list)
-    """By the operator, in this order."""
+    """Pods that the operator deleted, in this order."""
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
 
-    # --- what the port does
+    # --- the methods of the port
 
     async def create(
         self, kind: kube.Kind, body: Object, namespace: str | None = None, *,
@@ -192,7 +195,7 @@ class ToyCluster:
         self._touch(node)
 
     def tick(self) -> None:
-        """Scheduler and kubelets."""
+        """Let the scheduler and the kubelets work for one second."""
         self.now += 1
         for pod in self.pods():
             node = pod["spec"].get("nodeName")
@@ -226,7 +229,7 @@ class ToyCluster:
         self._touch(pod)
 
     def feed(self, world: World) -> None:
-        """The watches."""
+        """Bring the world up to date, as the watches do."""
         for mirror, plural in (
             (world.jobs, names.PLURAL), (world.pods, "pods"), (world.nodes, "nodes"),
         ):  # fmt: skip
@@ -244,7 +247,10 @@ def _avoided(pod: Object) -> set[str]:
 
 @dataclass
 class ToyJob:
-    """The runtime: an epoch of members, which ends by a leave, a stop or a death and starts anew with all its peers."""
+    """The runtime: an epoch of members, which ends with a leave, a stop or a death.
+
+    The next epoch starts once `want_workers` peers are ready.
+    """
 
     cluster: ToyCluster
     wanted: levels.Wanted | None = None
@@ -257,7 +263,7 @@ class ToyJob:
     step: int = 0
     done: bool = False
 
-    # --- what a pass uses of `Agents`
+    # --- the methods of `Agents` that a pass uses
 
     def tell(self, key: Any, token: str, wanted: levels.Wanted, pods: dict[str, str]) -> None:
         self.wanted, self.pods = wanted, pods

@@ -1,4 +1,7 @@
-"""Many jobs for which there is no room, under an operator's own passes, on a clock that jumps to whatever is due."""
+"""Many jobs for which there is no room, under an operator's own passes.
+
+The clock jumps to whatever is due next.
+"""
 
 import copy
 import heapq
@@ -19,11 +22,11 @@ from toy_jobs import ToyCluster
 
 NO_ROOM = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 SPARED = "node-spared"
-"""A node with a verdict against it: the pods of all jobs shut it out."""
+"""A node with a verdict against it, which the pods of all jobs avoid."""
 
 
 class Silent:
-    """Agents that nobody has heard of: no pod runs."""
+    """Agents that have never reported, because no pod runs."""
 
     def report_on(self, key: Key) -> JobReport:
         return JobReport()
@@ -35,7 +38,7 @@ class Silent:
 
 @dataclass
 class Waiting:
-    """`passes_of`: how many passes each job has had."""
+    """`passes_of` counts the passes of each job."""
 
     jobs: int
     replicas: int = 2
@@ -74,7 +77,7 @@ class Waiting:
         self.board.publish(found, {})
 
     async def run(self, seconds: float) -> int:
-        """How many passes there were until then."""
+        """Run all passes that are due within `seconds`; returns their number."""
         end, made = self.cluster.now + seconds, 0
         while self._heap and self._heap[0][0] <= end:
             at, key = heapq.heappop(self._heap)
@@ -92,7 +95,7 @@ class Waiting:
         return made
 
     def _watch(self) -> None:
-        """The scheduler looks at each new pod, and the watch tells of it."""
+        """Let the scheduler look at each new pod, and the watch report the result."""
         for (plural, name), pod in list(self.cluster.objects.items()):
             if plural == "pods" and "status" not in pod:
                 self._say_no_room(name, pod)
@@ -103,7 +106,7 @@ class Waiting:
         self.tell_of(name)
 
     def place(self, name: str, node: str) -> None:
-        """The scheduler has found a node for it; its image is pulled for ever."""
+        """Let the scheduler find a node for the pod, whose image pull then never ends."""
         self.cluster.add_node(node)
         self.world.nodes.put(copy.deepcopy(self.cluster.objects["nodes", node]))
         self.cluster.objects["pods", name]["spec"]["nodeName"] = node
@@ -117,7 +120,7 @@ class Waiting:
             self.wake(key)
 
     def delete_marked(self) -> None:
-        """Kubelets and garbage collection: whatever is being deleted is gone."""
+        """Do the work of kubelets and garbage collection: remove whatever is being deleted."""
         for (plural, name), pod in list(self.cluster.objects.items()):
             if plural == "pods" and "deletionTimestamp" in pod["metadata"]:
                 del self.cluster.objects[plural, name]
@@ -137,7 +140,7 @@ class Waiting:
 
 
 async def start(jobs: int, **given: Any) -> Waiting:
-    """All pods are made, none has a node, and a verdict stands against one node."""
+    """Run jobs until all pods exist; none has a node, and there is a verdict against one node."""
     found = Waiting(jobs, **given)
     found.publish(SPARED)
     await found.run(30.0)

@@ -1,4 +1,4 @@
-"""The cost of a call in executed bytecodes of a package, independent of clock and machine."""
+"""The cost of a call in executed bytecodes of a package, whatever the clock and the machine."""
 
 import sys
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Meter:
-    """Counts while it is entered."""
+    """Counts the executed bytecodes while its `with` block runs."""
 
     def __init__(self, package: str = "everstep_operator") -> None:
         self._part = f"/{package}/"

@@ -73,7 +73,7 @@ def entry(step: int, epoch: int = 1, **changes: object) -> LedgerEntry:
 
 
 def feeds(step: int) -> dict[str, object]:
-    """The records after `step`, of a feed from which each step drew as in `entry`."""
+    """The feed records after `step`: one feed, from which each step drew as in `entry`."""
     order = Order(length=1000, seed=0, shuffle=False)
     segment = Segment(step=1, sample=0, global_batch=4, micro_batch=2, draws=step, order=order)
     return encode_records({"1": FeedRecord(segments=(segment,))})
@@ -85,8 +85,8 @@ def content(step: int) -> bytes:
 
 
 def stage(folder: Path, *, epoch: int, step: int, rank: int, world: int) -> Staged:
-    """One rank's share of the state after `step`: rows of `w`; the lead adds a tensor of its own
-    and the tree.
+    """Stage one rank's share of the state after `step`: rows of `w`. The lead also stages a tensor
+    of its own and the state tree.
     """
     first, last = ROWS * rank // world, ROWS * (rank + 1) // world
     path = folder / f"{epoch}-{step}-{rank}-{world}.staged"
@@ -129,7 +129,7 @@ async def upload(
     world: int = 2,
     since: int = 0,
 ) -> list[Part]:
-    """Stage and upload every rank's part; the lead's ledger starts after step `since`."""
+    """Stage and upload every rank's part. The ledger entries start after step `since`."""
     folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240
     entries = [entry(s, epoch) for s in range(since + 1, step + 1)]
     return [
@@ -141,7 +141,7 @@ async def upload(
 
 
 class ARun:
-    """A run as its coordinator drives it: claims, and saves that are committed."""
+    """A run as its coordinator drives it: claims and committed saves."""
 
     def __init__(self, store: ObjectStore, folder: Path) -> None:
         self.store, self.folder = store, folder

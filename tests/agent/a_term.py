@@ -1,4 +1,4 @@
-"""A coordinator's term without a job: values in, its state and levels out."""
+"""Builds a coordinator's term without a job, for tests of its state and levels."""
 
 import io
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A real S3 server beside the agent's tests: the lab's MinIO, one for the session."""
+"""Stores for the agent's tests, among them a real S3 server: the lab's MinIO, one per session."""
 
 import os
 import secrets

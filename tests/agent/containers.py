@@ -1,5 +1,5 @@
-"""Agents as a kubelet runs them: each the main process of its own "container", started again while
-its exit status asks for that, with a folder in memory that outlives it.
+"""Agents as a kubelet runs them. Each is the main process of its own "container", which restarts
+while the exit status asks for that. The container's memory folder outlives the agent.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ def is_zygote(pid: int) -> bool:
 
 
 class Container:
-    """Slot `slot`, one attempt, over all restarts of its container."""
+    """The container of one attempt of slot `slot`, over all its restarts."""
 
     def __init__(
         self, folder: Path, slot: int, environ: Mapping[str, str], **settings: object
@@ -43,7 +43,7 @@ class Container:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Output goes to a file, or to the end of a pipe that a test put in its place."""
+        """Start the agent. Its output goes to a file, or to a pipe that a test put there."""
         settings = env.AgentEnv(
             **{
                 "job": "ns/job", "job_uid": "uid-1", "slot": self.slot, "attempt": 0, "token": TOKEN,
@@ -67,7 +67,7 @@ class Container:
         return self._process.pid
 
     def children(self) -> list[int]:
-        """Its processes but the agent."""
+        """The pids of all processes below the agent."""
         found, queue = [], [self.pid]
         while queue:
             parent = queue.pop()
@@ -78,14 +78,14 @@ class Container:
         return found
 
     def workers(self) -> list[int]:
-        """The agent's children but the zygote."""
+        """The pids of the agent's children, except the zygote."""
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
             return [pid for pid in map(int, text.split()) if not is_zygote(pid)]
         return []
 
     def kill_all(self) -> None:
-        """As the OOM killer with a whole cgroup: every process at once, the agent first."""
+        """Kill every process, the agent first, as the OOM killer does with a whole cgroup."""
         for pid in [self.pid, *self.children()]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -106,7 +106,7 @@ class Container:
 
 
 class Containers:
-    """The kubelet's and the operator's part for a job of such containers."""
+    """Does what the kubelet and the operator do for a job of such containers."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Containers:
         attempt: int = 0,
         **settings: object,
     ) -> None:
-        """`environ`: of all slots, or of each. The store is a folder unless `uri` names another."""
+        """`environ`: for all slots, or one per slot. The store is a folder unless `uri` is set."""
         store = folder / "store"
         store.mkdir(parents=True, exist_ok=True)
         self.store = str(settings.setdefault("uri", f"file://{store}"))
@@ -148,7 +148,7 @@ class Containers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep(self, container: Container) -> None:
-        """restartPolicy: OnFailure; each end is reported to the others, as the operator does."""
+        """Do as `restartPolicy: OnFailure`; report each end to the agents, as the operator does."""
         while True:
             container.start()
             if await container.ended() == report.EXIT_FOR_GOOD:

@@ -1,5 +1,5 @@
-"""A job of real agents on loopback, in this process, with stub workers as child processes and a
-folder as store.
+"""A job of real agents on loopback. The agents run in this process, the stub workers are child
+processes, and the store is a folder.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class Gang:
         self.stub = {"STUB_UNTIL": "20", "STUB_STEP_MS": "15"}
         self.log = io.StringIO() if os.environ.get("GANG_LOG") is None else sys.stderr
         self.asks_after_end = True
-        """False: as an operator that has seen the end and turns to other jobs."""
+        """False: behave like an operator that has seen the job's end and turned to others."""
         self._poster: asyncio.Task[None] | None = None
         (tmp_path / "store").mkdir(exist_ok=True)
 
@@ -101,7 +101,7 @@ class Gang:
         return agent
 
     async def kill(self, slot: int, *, say: bool = True) -> None:
-        """As SIGKILL of the agent: everything in its pod ends at once, without any message."""
+        """End everything in the pod at once and without a message, as SIGKILL of the agent does."""
         task, agent = self.tasks.pop(slot), self.agents[slot]
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -148,7 +148,7 @@ class Gang:
                 await client.close()
 
     def worker(self, slot: int, local: int = 0) -> int:
-        """Pid of the worker that trains there now."""
+        """The pid of the worker that trains in this slot now."""
         return self.agents[slot].pod.workers.current[local].pid
 
     async def until(
@@ -168,7 +168,7 @@ class Gang:
         return self.seen
 
     async def _show_stacks(self) -> None:
-        """Of workers that run Everstep's runtime, on stderr: where they wait."""
+        """Make the workers that run Everstep's runtime print on stderr where they wait."""
         for agent in self.agents.values():
             for worker in agent.pod.workers.current.values():
                 if worker.alive and worker.tracked is not None:
@@ -176,7 +176,7 @@ class Gang:
         await asyncio.sleep(0.5)
 
     async def reports(self, seconds: float = 180.0) -> dict[int, report.ExitReport]:
-        """The end of every running agent."""
+        """Wait for the end of every running agent; return the exit reports by slot."""
         tasks = dict(self.tasks)
         await asyncio.wait(tasks.values(), timeout=seconds)
         late = [slot for slot, task in tasks.items() if not task.done()]
@@ -207,7 +207,7 @@ async def assert_exact(gang: Gang, steps: int) -> None:
 
 
 def dump_tasks() -> None:
-    """Every task with all frames that it is suspended in."""
+    """Print every task with all the frames in which it is suspended."""
     for task in asyncio.all_tasks():
         print(f"--- {task.get_name()} cancelling={task.cancelling()}", file=sys.stderr)
         waits: Any = task.get_coro()

@@ -1,6 +1,6 @@
-"""The agents' connections, each through a proxy of its own pair, that a test can cut and mend.
+"""Routes the agents' connections through proxies, one per pair, that a test can cut and mend.
 
-A cut link is one on which packets vanish: open connections fall silent, new ones get no answer.
+On a cut link packets vanish: open connections fall silent, and new ones get no answer.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Network:
         return all((one in half) == (other in half) for half in self.halves)
 
     def through(self, dialer: str, address: str) -> str:
-        """Where `dialer` has to connect to, to reach `address` over this network."""
+        """Return where `dialer` must connect to reach `address` over this network."""
         pair = (dialer, address)
         if pair not in self._listeners:
             listener = socket.create_server(("127.0.0.1", 0))
@@ -100,7 +100,7 @@ class Network:
 
 @contextlib.contextmanager
 def routed(network: Network, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every connection that an agent opens inside goes through `network`; the operator's do not."""
+    """In this context, agents connect through `network`; the operator still connects directly."""
     plain = asking.dial
 
     async def dial(address: str) -> socket.socket:

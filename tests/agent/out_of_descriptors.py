@@ -1,6 +1,6 @@
-"""Run by itself: an agent's server in a process that has no file descriptor left until a line comes on stdin.
+"""An agent's server in its own process, without a free file descriptor until stdin gets a line.
 
-Prints its address, then what the server says, a line each.
+Prints its address, then each message of the server on a line of its own.
 """
 
 import asyncio

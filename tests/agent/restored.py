@@ -1,4 +1,4 @@
-"""What a coordinator and its agents do with a broken checkpoint, in one call: the newest whole one is taken."""
+"""Does what a coordinator and its agents do: restores the newest checkpoint that is intact."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,9 +1,10 @@
-"""A worker without torch: speaks the agent's wire, steps, saves and resumes a few numbers.
+"""A worker without torch. It speaks the agent's wire protocol; it steps, saves and resumes a few
+numbers.
 
-Its group is a barrier over the group's store; its state is one tensor of four float64 (cut along
-dim 0 among the ranks) and the step in the state tree. Environment: STUB_UNTIL, STUB_STEP_MS,
-STUB_SAY_LINES (so many lines of 100 bytes on stdout and stderr at each step), STUB_MODE (see
-`misbehave`).
+Its process group is a barrier over the group's store. Its state is one tensor of four float64 (cut
+along dim 0 among the ranks) and the step in the state tree. Environment: STUB_UNTIL, STUB_STEP_MS,
+STUB_SAY_LINES (the number of 100-byte lines that it prints on stdout and on stderr at each step),
+STUB_MODE (see `misbehave`).
 """
 
 import ctypes
@@ -28,7 +29,7 @@ LENGTH = 4
 
 
 def state_after(step: int) -> dict[str, object]:
-    """Two samples of a feed without shuffling for each step."""
+    """The state tree after `step`, where each step used two samples of a feed without shuffling."""
     order = feed.Order(length=2**20, seed=0, shuffle=False)
     used = feed.Segment(step=1, sample=0, global_batch=2, micro_batch=2, draws=step, order=order)
     records = {"1": feed.FeedRecord(segments=(used,))} if step else {}
@@ -200,7 +201,7 @@ class Worker:
         self.wait_keys(tuple(f"{number}/{r}" for r in range(world)))
 
     def wait_others(self, number: int) -> None:
-        """Until the other ranks have applied all steps before this one, and wait in it for this rank."""
+        """Wait until the other ranks have applied all earlier steps and wait for this rank."""
         others = (r for r in range(self.start.world) if r != self.start.rank)
         self.wait_keys(tuple(f"{number}/{r}" for r in others))
 
@@ -263,9 +264,12 @@ class Worker:
 
 
 def misbehave(worker: Worker, number: int) -> None:
-    """STUB_MODE `fail:STEP`, `nan:STEP`, `hang:STEP:FLAGFILE`, `segv:STEP`: rank 1 does so at that
-    step; `killed:STEP:FOLDER:TIMES` and `says:STEP:FOLDER:TIMES:TEXT` (an exception with this text):
-    so often in a row. `stuck:STEP:FLAGFILE`: no SIGKILL ends it while the file is there.
+    """Misbehave in rank 1 at the step that STUB_MODE names.
+
+    `fail:STEP`, `nan:STEP`, `segv:STEP`: a script error, a loss that is not finite, or SIGSEGV,
+    every time. `hang:STEP:FLAGFILE`: hang once. `killed:STEP:FOLDER:TIMES` and
+    `says:STEP:FOLDER:TIMES:TEXT`: SIGKILL, or an exception with this text, TIMES times in a row.
+    `stuck:STEP:FLAGFILE`: SIGKILL does not end the worker while the file exists.
     """
     kind, _, rest = MODE.partition(":")
     if (
@@ -311,8 +315,10 @@ PTRACE_SEIZE, PTRACE_O_TRACEEXIT, PR_SET_PTRACER = 0x4206, 0x40, 0x59616D61
 
 
 def outlive_sigkill(flag: str) -> None:
-    """Hang, held by a tracer that stops us on our way out: as a process that waits in a driver for a device that will
-    never answer, it has its SIGKILL and does not end. Ends when the file is removed.
+    """Hang so that SIGKILL does not end this process: a tracer stops it on its way out.
+
+    It is then like a process that waits in a driver for a device that never answers. It ends when
+    the file is removed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long] * 4
@@ -332,7 +338,7 @@ def outlive_sigkill(flag: str) -> None:
 
 
 def misses_part(worker: Worker) -> bool:
-    """STUB_MODE `noroom:FLAGFILE`: rank 1 has no room for its first part."""
+    """With STUB_MODE `noroom:FLAGFILE`, return True for rank 1's first part: it has no room."""
     kind, _, flag = MODE.partition(":")
     if kind != "noroom" or worker.start.rank != 1 or os.path.exists(flag):
         return False
@@ -341,8 +347,8 @@ def misses_part(worker: Worker) -> bool:
 
 
 def misbehave_at_save() -> str:
-    """STUB_MODE `save:HOW:FLAGFILE`: the first that is asked to save the whole dies of it, stops,
-    or leaves a file that is too short.
+    """With STUB_MODE `save:HOW:FLAGFILE`, the first rank that is asked for a post-mortem save dies,
+    stops, or leaves a file that is too short.
     """
     kind, _, rest = MODE.partition(":")
     how, _, flag = rest.partition(":")

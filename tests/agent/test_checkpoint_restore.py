@@ -18,7 +18,7 @@ from everstep_contract import manifest as manifests
 
 
 def read_w(fetched: Fetched) -> bytes:
-    """The tensor as a worker assembles it from the files."""
+    """Assemble the tensor `w` from the fetched files, as a worker does."""
     loaded = manifests.decode(fetched.manifest_path.read_bytes())
     (tensor,) = [t for t in loaded.tensors if t.name == "w"]
     whole = bytearray(ROWS * ROW_BYTES)

@@ -207,7 +207,7 @@ async def test_what_a_killed_probe_left_behind_is_deleted_with_the_first_retirem
 
 
 class TidiedMeanwhile(UnreliableStore):
-    """Another coordinator deletes what it finds under probe/ whenever it can."""
+    """Deletes each object before it is read, like a coordinator that tidies up under probe/."""
 
     async def get(self, key: str) -> bytes:
         await self.inner.delete(key)

@@ -1,4 +1,4 @@
-"""How a run on one machine ended, by value."""
+"""Unit tests of the conclusion of a run on one machine."""
 
 import pytest
 

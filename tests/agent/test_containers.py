@@ -1,4 +1,4 @@
-"""Real agent processes that are killed: nothing of theirs lives on, and the run does."""
+"""Real agent processes are killed: no process that they started survives, and the run goes on."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from everstep_contract import report
 
 pytestmark = pytest.mark.timeout(300)
 SIGKILLED = -signal.SIGKILL
-"""As a shell and Kubernetes say it: 137."""
+"""The status in Python; a shell and Kubernetes report it as 137."""
 
 
 def is_over(pid: int) -> bool:

@@ -20,7 +20,7 @@ UNTIL = 20
 
 
 class Faulty:
-    """Instead of a function of the coordinator: raises the first times that it is called after `step`."""
+    """Replaces a function of the coordinator. The first `times` calls raise, later ones do not."""
 
     def __init__(self, call: Callable[..., Any], times: int) -> None:
         self.call, self.times, self.raised = call, times, 0
@@ -116,7 +116,7 @@ async def test_where_even_the_last_try_fails_the_job_ends_all_the_same(
         assert {r.cause for r in ends.values()} == {report.Cause.COORDINATOR}
 
 
-# --- what follows, by value
+# --- what follows from a fault: unit tests
 
 
 def a_fault(n: int = 1) -> CoordinatorFault:

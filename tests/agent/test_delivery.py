@@ -1,4 +1,4 @@
-"""Parts on their way to whoever has the coordinator's role: here, or in another agent."""
+"""Delivery of parts to the coordinator, in this agent or in another one."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ Parts = dict[tuple[int, int, int], Part]
 
 @dataclass
 class Term:
-    """Takes parts, as a coordinator's does."""
+    """Takes parts, as a coordinator's term does."""
 
     id: str
     taken: list[Part] = field(default_factory=list)
@@ -63,7 +63,7 @@ async def delivering(state: AgentState, parts: Parts) -> AsyncIterator[Delivery]
 
 @asynccontextmanager
 async def an_agent(term: Term, *, answers: bool = True) -> AsyncIterator[str]:
-    """An agent that acts as coordinator; returns its address."""
+    """Start an agent that acts as coordinator; yield its address."""
 
     async def take(body: bytes) -> bytes:
         term.add_part(codec.loads(Part, body))
@@ -95,7 +95,7 @@ async def test_a_save_of_the_whole_follows_the_share_of_the_same_step_and_nothin
 
 
 async def test_whoever_takes_the_role_twice_gets_the_parts_twice() -> None:
-    """Its second term starts with nothing, here as in another agent."""
+    """A second term starts without parts, in this agent as in another one."""
     first, second, third = Term("1"), Term("2"), Term("3")
     state: Any = AgentState(coordinator=None)
     async with delivering(state, {(1, 28, 1): WHOLE}):
@@ -130,7 +130,7 @@ async def test_a_coordinator_that_stands_still_is_not_waited_for_once_another_ha
 
 
 async def test_a_part_that_another_term_took_is_sent_again() -> None:
-    """The role moved before this agent learned of it."""
+    """The role moved to a newer term before this agent learned of it."""
     term = Term("newer")
     state = AgentState()
     async with an_agent(term) as address, delivering(state, {(1, 28, 1): WHOLE}):
@@ -139,6 +139,6 @@ async def test_a_part_that_another_term_took_is_sent_again() -> None:
         state.following = Holder(address=address, term="newer")
         await term.got(3)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2.5):  # it is retried every second
+            async with asyncio.timeout(2.5):  # a part is retried every second
                 await term.got(4)
     assert len(term.taken) == 3

@@ -1,4 +1,4 @@
-"""The drill of `everstep run --drill`: by value."""
+"""Unit tests of the drill of `everstep run --drill`."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Workers that die before they are in an epoch: a few in a row end the container, which is then started anew."""
+"""Workers die before they are in an epoch: after a few in a row the container is restarted."""
 
 import io
 from typing import Any

@@ -1,4 +1,4 @@
-"""Settings that are edited while the job runs: what counts at once, and what all members must have alike."""
+"""Settings edited while the job runs: some apply at once, some must be equal on all members."""
 
 import dataclasses
 from dataclasses import replace
@@ -92,7 +92,7 @@ def test_members_of_one_epoch_begin_alike_whenever_their_pods_were_made() -> Non
 
 
 async def test_a_shorter_hang_limit_reaches_the_ranks_that_train(tmp_path: Path) -> None:
-    """Their pods were made with a limit of five minutes, which this test does not have."""
+    """Their pods were made with a limit of five minutes, longer than this test waits."""
     gang = Gang(tmp_path, 2, hang_seconds=300.0)
     gang.stub["STUB_MODE"] = f"hang:6:{tmp_path}/flag"
     async with gang:

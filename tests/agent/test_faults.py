@@ -1,4 +1,4 @@
-"""Classification of a worker's failure; the texts of CUDA errors are compared with the library's."""
+"""Classification of a worker's failure. CUDA error texts are checked against the CUDA library."""
 
 import ctypes
 import importlib.util
@@ -124,7 +124,7 @@ def test_what_the_worker_knows_better_stands(cause: Cause) -> None:
 
 
 def cuda_texts() -> dict[int, str]:
-    """Of the CUDA runtime that torch brings: `cudaGetErrorString` needs no GPU."""
+    """The error texts of torch's CUDA runtime. `cudaGetErrorString` needs no GPU."""
     found = importlib.util.find_spec("nvidia")
     places = [Path(p) for p in found.submodule_search_locations or ()] if found else []
     paths = [p for place in places for p in place.glob("*/lib/libcudart.so.*")]

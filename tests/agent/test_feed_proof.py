@@ -23,7 +23,7 @@ def segment(
 
 
 def ledger(*batches: Sequence[int], feed: str = "1") -> list[LedgerEntry]:
-    """Entries of steps 1, 2, …; an empty batch is a step that drew from another feed."""
+    """The entries of steps 1, 2, …; an empty batch means that the step drew from another feed."""
     return [
         entry(step, samples=tuple(batch), feed=feed)
         for step, batch in enumerate(batches, start=1)
@@ -49,7 +49,7 @@ def test_another_global_batch_at_the_next_sample_is_in_order_and_noted() -> None
 
 
 def test_samples_used_twice_are_counted_with_both_steps() -> None:
-    """What a smaller global batch did when the place was computed from the step alone."""
+    """A smaller global batch caused this when the position was computed from the step alone."""
     entries = ledger(PASS[:4], PASS[4:], PASS[4:6], PASS[6:])
     segments = (segment(1, 2), segment(3, 2, sample=4, global_batch=2))
     assert problems(entries, *segments) == ["feed 1: step 3 goes on with sample 4, but 8 came next"]

@@ -1,5 +1,5 @@
-"""What a pod does that cannot bring a checkpoint into its memory: it waits, says why, and goes back to no
-older one.
+"""What a pod does when it cannot load a checkpoint into its memory: it waits, reports why, and does
+not fall back to an older checkpoint.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ async def test_where_there_is_no_room_for_a_checkpoint_it_is_said_and_waited_for
     await run.claim(1)
     newest = await run.save(2)
     folder = tmp_path / "restore"
-    folder.write_bytes(b"")  # nothing can be written in it
+    folder.write_bytes(b"")  # a file in the folder's place: nothing can be written in it
     said: list[levels.StorageError | None] = []
     told = asyncio.Event()
 

@@ -23,7 +23,7 @@ def target() -> ObjectStore:
 
 
 async def a_run_of_two_epochs(store: UnreliableStore, folder: Path) -> None:
-    """Checkpoints of steps 4 and 9."""
+    """Make checkpoints of step 4 in epoch 1 and of step 9 in epoch 2."""
     run = ARun(store, folder)
     await run.claim(1)
     saved = await run.save(4)

@@ -1,4 +1,4 @@
-"""The agents' HTTP with real clients and servers: authentication, and how much is read before it."""
+"""The agents' HTTP with real clients and servers: authentication, and what is read before it."""
 
 import asyncio
 import secrets
@@ -155,7 +155,7 @@ async def test_a_client_whose_connection_was_closed_meanwhile_opens_another(
         assert (await ask(client, 7)).slot == 7
 
 
-# --- answers of strangers -------------------------------------------------------------------------
+# --- answers from strangers -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ async def test_an_answer_that_proves_nothing_is_not_believed(
 async def test_the_answer_of_another_agent_that_a_stranger_passes_on_is_not_believed(
     address: str,
 ) -> None:
-    """The stranger relays question and answer, and offers that agent's nonce as its own."""
+    """The stranger relays request and answer, and presents that agent's nonce as its own."""
     async with Stranger(relay_to=address) as stranger:
         async with PeerClient(stranger.address, TOKEN) as client:
             with pytest.raises(PeerError) as caught:
@@ -189,7 +189,7 @@ async def test_the_answer_of_another_agent_that_a_stranger_passes_on_is_not_beli
 
 
 async def test_an_answer_that_was_recorded_is_not_believed_a_second_time() -> None:
-    """The stranger knows a nonce and the agent's answer to the same question with it."""
+    """The stranger knows a nonce and the agent's answer to the same request with that nonce."""
     signer, server = auth.Signer(TOKEN, "x:1"), auth.Verifier(TOKEN, "x:1", "0f" * 16)
     body = codec.dumps(After())
     signer.begin(server.nonce)
@@ -229,7 +229,7 @@ async def test_a_proven_answer_of_many_members_is_read_whole(address: str) -> No
 
 
 async def test_a_server_that_proves_the_jobs_token_is_believed() -> None:
-    """The stranger of these tests, with the right token: it is the token that makes the difference."""
+    """The same stranger with the right token: only the token makes the difference."""
     async with (
         Stranger(codec.dumps(Accepted(acting=True)), token=TOKEN) as peer,
         PeerClient(peer.address, TOKEN) as client,
@@ -237,11 +237,11 @@ async def test_a_server_that_proves_the_jobs_token_is_believed() -> None:
         assert (await client.call("/v1/report", {}, Accepted, timeout=5.0)).acting
 
 
-# --- questions of strangers -----------------------------------------------------------------------
+# --- requests from strangers ----------------------------------------------------------------------
 
 
 async def test_a_stranger_is_answered_before_its_body_is_read(address: str) -> None:
-    """The header announces 60 MB; the server does not wait for the body."""
+    """The header announces almost 64 MiB; the server answers without waiting for the body."""
     head = f"POST /v1/part HTTP/1.1\r\nhost: x\r\ncontent-length: {BODY_BYTES - 1}\r\n\r\n"
     async with asyncio.timeout(5):
         answer = await exchange(address, head.encode())
@@ -284,7 +284,7 @@ async def test_a_body_other_than_the_one_that_was_signed_is_refused(address: str
 
 
 async def test_an_operator_of_one_minor_version_before_is_understood(address: str) -> None:
-    """It proves its question in the older way, its body being small, and expects no proof."""
+    """It sends the older proof, which counts for a small body only, and expects no proof back."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
         async with session.get(f"http://{address}/v1/nonce") as response:
             nonce = (await response.json())["nonce"]
@@ -354,7 +354,7 @@ async def test_out_of_descriptors_the_server_pauses_says_so_once_and_goes_on() -
             async with PeerClient(address, "token") as client:
                 asking = asyncio.create_task(client.call("/v1/report", {}, Accepted, timeout=30))
                 assert b"ulimit -n" in await process.stdout.readline()
-                await asyncio.sleep(3 * accepting.PAUSE_SECONDS)  # it tries again meanwhile
+                await asyncio.sleep(3 * accepting.PAUSE_SECONDS)  # the server retries meanwhile
                 process.stdin.write(b"\n")
                 assert (await asking).acting, "who waited in the backlog is answered"
             again = (await process.stdout.readline()).decode().strip()

@@ -1,4 +1,4 @@
-"""An interruption from its cause to the first new step; values in, values out."""
+"""Unit tests of an incident, from its cause to the first new step."""
 
 from everstep_agent.coordinator.incidents import Cause, Incidents, from_levels
 from everstep_contract import levels

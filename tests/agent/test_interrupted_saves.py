@@ -1,4 +1,4 @@
-"""A member, or the coordinator, that dies while a save is on its way: staged, uploaded, committed."""
+"""A member or the coordinator dies while a save is staged, uploaded or committed."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from everstep_contract import levels
 
 
 class Gate(UnreliableStore):
-    """Writes to keys that begin with `closed` wait; `late`: they have happened, only the answer waits."""
+    """Writes to keys that begin with `closed` wait. With `late`, only their answers wait."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
@@ -41,7 +41,7 @@ class Gate(UnreliableStore):
 
 @pytest.fixture
 def gates(monkeypatch: pytest.MonkeyPatch) -> list[Gate]:
-    """One for each agent, in the order of their starts."""
+    """One gate per agent, in the order in which the agents start."""
     found: list[Gate] = []
 
     def open_gated(*given: Any) -> Retrying:
@@ -58,7 +58,7 @@ def close(gates: list[Gate], prefix: str, *, late: bool = False) -> None:
 
 
 def move(gates: list[Gate], prefix: str) -> None:
-    """What waits there goes on; what comes to `prefix` waits."""
+    """Let the waiting writes continue; new writes to keys that begin with `prefix` wait."""
     for gate in gates:
         waiting, gate.closed = gate.opened, prefix
         gate.opened, gate.met = asyncio.Event(), asyncio.Event()
@@ -123,7 +123,7 @@ async def test_a_save_of_the_whole_outlives_the_share_that_is_uploaded_after_it(
         close(gates, "chunks/")
         await met(gates)
         furthest = gang.seen.step
-        await gang.until(lambda s: s.step >= furthest + 4)  # of the last steps only shares wait
+        await gang.until(lambda s: s.step >= furthest + 4)  # older saves are dropped
         assert gang.seen.coordinator is not None
         holds = gang.seen.coordinator.slot
         os.kill(gang.worker(holds), signal.SIGKILL)
@@ -190,7 +190,7 @@ async def test_who_is_told_to_leave_stays_until_the_upload_that_fails_comes_thro
 async def test_a_part_that_cannot_be_had_is_said_and_the_next_save_is_taken(
     tmp_path: Path,
 ) -> None:
-    """Like a pod with full memory: one rank's copy is missing, once."""
+    """Like a pod whose memory is full: one rank's part is missing, once."""
     gang = Gang(tmp_path, 2, save_every_seconds=1)
     gang.stub |= {"STUB_UNTIL": "200", "STUB_MODE": f"noroom:{tmp_path}/flag"}
     async with gang:
@@ -218,7 +218,7 @@ async def test_the_coordinator_and_a_rank_of_another_slot_are_lost_at_once(tmp_p
 
 
 def jumping(step: float) -> Callable[[], float]:
-    """A wall clock that jumps forward and back by days at each call."""
+    """Return a wall clock that jumps by `step` seconds at each call, and back when out of range."""
     now = [1_000_000_000.0]
 
     def look() -> float:

@@ -1,4 +1,4 @@
-"""Which workers join a running epoch in place, and who hands the state to whom: by value."""
+"""Unit tests: which workers join a running epoch in place, and who sends the state to whom."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The launcher's part as operator, in this process: real agents, real kills."""
+"""The launcher in the operator's role, in this process: real agents, real kills."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 class Run:
-    """A run of two stub workers; `said` has the launcher's lines."""
+    """A run of two stub workers; `said` holds the launcher's output lines."""
 
     def __init__(self, folder: Path, hang_seconds: float = 60.0, drill: bool = False) -> None:
         self.said: list[str] = []
@@ -33,7 +33,7 @@ class Run:
         self._new.set()
 
     async def line(self, pattern: str, since: int = 0) -> re.Match[str]:
-        """The first that matches, of the lines after `since` and of those to come."""
+        """Wait for the first line that matches, after the first `since` lines."""
         async with asyncio.timeout(60):
             while True:
                 self._new.clear()
@@ -47,7 +47,7 @@ async def test_agents_that_are_lost_again_and_again_end_no_run_that_takes_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "LOST_AGENTS", 1)
-    monkeypatch.setenv("STUB_UNTIL", "200")  # not over before the fourth kill
+    monkeypatch.setenv("STUB_UNTIL", "200")  # long enough for four kills
     run = Run(tmp_path)
     running = asyncio.create_task(run.launcher.run())
     for _ in range(4):

@@ -127,7 +127,7 @@ async def test_the_coordinator_s_own_pod_leaves_at_a_boundary() -> None:
     assert term.running.boundary == Boundary(step=6, stay=True)
 
 
-# --- one fault, one way back
+# --- one fault, one recovery
 
 
 def grows(eligible: int, waited: float, want: int = 4) -> str:

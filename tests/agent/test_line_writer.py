@@ -1,4 +1,4 @@
-"""A real pipe that is read, not read, and read again."""
+"""The line writer on a real pipe that is read, not read, and read again."""
 
 import os
 import re
@@ -20,7 +20,7 @@ class Pipe:
     writer: LineWriter
 
     def read_until(self, end: str) -> str:
-        """Blocks until the text has come; the test's own limit ends it otherwise."""
+        """Read until `end` has arrived. Only the test's own time limit interrupts this."""
         text = ""
         while end not in text:
             text += os.read(self.reader, 1 << 16).decode()
@@ -33,7 +33,7 @@ def pipe() -> Iterator[Pipe]:
     found = Pipe(reader, LineWriter(end))
     yield found
     os.close(reader)
-    found.writer.finish(30.0)  # no thread may write to a descriptor that is another's by then
+    found.writer.finish(30.0)  # no thread may still write when the descriptor is reused
     os.close(end)
 
 

@@ -61,12 +61,12 @@ def test_an_entry_is_found_by_its_value() -> None:
     assert known.find_commit(2, 15) == (4, commit(2, 15))
 
 
-# --- compared with reading all of it
+# --- compared with reading the whole log
 
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Entry]:
-    """Claims that go on from any commit before them; commits and retirements of any."""
+    """Logs of claims that resume any earlier commit, of any commits, and of any retirements."""
     entries: list[Entry] = [claim(1)]
     for _ in range(draw(st.integers(0, 25))):
         newest = [e for e in entries if isinstance(e, Claim)][-1]
@@ -138,7 +138,7 @@ def long_log(count: int) -> LogIndex:
 
 
 def ask(known: LogIndex) -> object:
-    """What a turn of the coordinator and a commit ask."""
+    """Query what one turn of the coordinator and one commit query."""
     return (
         known.newest_resumable, known.newest_claim, known.restarts("uid"), known.done,
         known.next_epoch, known.find_commit(1, 7), known.is_retired("9/1"), len(known.standing),

@@ -1,4 +1,4 @@
-"""Members that are lost: killed, hung, silent, replaced; nothing that a living rank holds is lost with
+"""Lost members: killed, hung, silent or replaced. No state that a surviving rank holds is lost with
 them.
 """
 
@@ -66,7 +66,7 @@ async def test_when_a_save_fails_another_sound_rank_saves_and_nothing_is_lost(
 
 
 async def die_between_two_steps(gang: Gang, slot: int) -> None:
-    """While all others wait for what it will never give: none of them can come a step ahead."""
+    """Kill the worker while all others wait for it, so that none of them gets a step ahead."""
     dying = gang.agents[slot].pod.workers.current[0]
     others = [a.pod.workers.current[0] for s, a in gang.agents.items() if s != slot]
     async with asyncio.timeout(20):
@@ -77,7 +77,7 @@ async def die_between_two_steps(gang: Gang, slot: int) -> None:
 
 
 async def stop_while_it_computes(worker: Worker) -> None:
-    """A rank that waits may have given its part of the next step, or not."""
+    """Stop it only if it does not wait: a waiting rank may already have contributed to the step."""
     while True:
         os.kill(worker.pid, signal.SIGSTOP)
         while not stopped(worker.pid):  # noqa: ASYNC110
@@ -156,7 +156,7 @@ async def test_a_hung_rank_is_named_killed_and_recovered(tmp_path: Path) -> None
 async def test_a_node_that_falls_silent_is_named_while_its_end_is_not_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Like a node that loses power: nothing proves its death until the operator declares it gone."""
+    """Like a node without power: nothing proves its death until the operator declares it gone."""
     for module in ("breaks", "recover"):
         monkeypatch.setattr(f"everstep_agent.coordinator.{module}.SILENT_SECONDS", 1.0)
     async with Gang(tmp_path, 3) as gang:
@@ -215,7 +215,7 @@ async def test_a_pod_whose_slot_has_a_newer_attempt_is_fenced(tmp_path: Path) ->
         zombie = gang.tasks.pop(1)
         gang.want(gone=(levels.SlotAttempt(slot=1, attempt=0),))
         await gang.start(1, 1)
-        gang.agents[2], gang.tasks[2] = old, zombie  # still receives `wanted`
+        gang.agents[2], gang.tasks[2] = old, zombie  # the old attempt still receives `wanted`
         found = await asyncio.wait_for(zombie, 120)
         assert found.cause is report.Cause.FENCED
         assert "attempt 1 of slot 1" in found.message

@@ -13,13 +13,13 @@ UNTIL = 20
 
 
 def share_of(step: int, claim: str) -> str:
-    """Key of the chunk that a stub worker of two stores for a step: half of four numbers."""
+    """Return the key of the chunk that one of two stub workers stores: half of the four numbers."""
     digest = hashlib.sha256(struct.pack("<2d", step, step)).hexdigest()
     return f"chunks/{claim[:8]}/{step:010d}/{digest}"
 
 
 async def retire_shares(log: RunLog, *steps: int) -> None:
-    """As a coordinator whose deletion of these keys comes before their commit."""
+    """Act as a coordinator that deletes the chunks of these steps before their commit."""
     await log.refresh()
     claim = log.newest_claim
     assert claim is not None

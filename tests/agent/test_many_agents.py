@@ -1,4 +1,4 @@
-"""What the coordinator's work costs as the job grows."""
+"""The cost of the coordinator's work as the job grows."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from everstep_contract import levels
 
 FEW, MANY = 32, 1024
 NOISE = 8
-"""The square would be four times what is allowed."""
+"""Work that grows with the square of the agents would cost four times what is allowed."""
 
 
 def best(call: Callable[[], object]) -> float:

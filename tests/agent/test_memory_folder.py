@@ -1,4 +1,4 @@
-"""A run's memory folder is removed by its own launcher, or by another once that launcher is dead."""
+"""A run's memory folder is removed by its own launcher, or by another after that one has died."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder(tmp_path: Path):
-    """Another launcher; it has printed where its folder is."""
+    """Another launcher; it prints the path of its folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -48,7 +48,7 @@ async def test_of_two_halves_that_reach_the_store_one_goes_on_and_the_other_is_f
     tmp_path: Path, network: Network, least: int
 ) -> None:
     gang = SplitGang(tmp_path, 2, gang_seconds=2.0)
-    # The half that goes on is not done before the other looks: it would find the job at its end.
+    # The half that goes on must not finish before the other looks, which would find the job done.
     gang.stub |= {"STUB_STEP_MS": "80", "STUB_UNTIL": "100"}
     async with gang:
         gang.want(min_workers=least)
@@ -60,7 +60,7 @@ async def test_of_two_halves_that_reach_the_store_one_goes_on_and_the_other_is_f
         await gang.start(CUT_OFF, 1)
         end = await asyncio.wait_for(zombie, 180)
         assert end.cause is report.Cause.FENCED
-        # Either word ends it, whichever it meets first: the other half's claim in the log, or its slot's next attempt.
+        # It ends by what it finds first: the other half's claim or its slot's next attempt.
         words = {"the claim": f"without slot {CUT_OFF}", "the attempt": "attempt 1 of slot"}
         assert sum(text in end.message for text in words.values()) == 1, end.message
         assert not worker.alive
@@ -77,7 +77,7 @@ async def test_of_two_halves_that_reach_the_store_one_goes_on_and_the_other_is_f
 async def test_a_member_that_was_away_comes_back_with_what_it_alone_holds(
     tmp_path: Path, network: Network
 ) -> None:
-    """Its only fellow has lost its worker while the line was down, longer than silence is borne."""
+    """The link is cut longer than silence may last; meanwhile the other member loses its worker."""
     async with SplitGang(tmp_path, 2) as gang:
         await gang.until(lambda s: s.step >= 5)
         assert gang.seen.coordinator is not None
@@ -85,7 +85,7 @@ async def test_a_member_that_was_away_comes_back_with_what_it_alone_holds(
         network.cut(addresses(gang, 1 - holds))
         os.kill(gang.worker(holds), signal.SIGKILL)
         await gang.until(lambda s: s.incidents)
-        await asyncio.sleep(8.0)  # longer than a silent member is waited for
+        await asyncio.sleep(8.0)  # longer than the job waits for a silent member
         assert gang.seen.epoch == 1
         network.mend()
         seen = await gang.until(lambda s: s.epoch > 1 and s.running)

@@ -1,4 +1,4 @@
-"""Saves that wait for their parts, and the one for which the whole job waits."""
+"""Saves that wait for their parts, and the save for which the whole job waits."""
 
 import io
 from pathlib import Path

@@ -11,7 +11,7 @@ from everstep_contract.log import Commit
 
 
 class SlowStore:
-    """A retention whose reads wait until they are let through."""
+    """Replaces the retention; its reads wait until the test lets them end."""
 
     def __init__(self) -> None:
         self.read: list[int] = []

@@ -1,4 +1,4 @@
-"""A worker's requests to the process group's store, on their way to a coordinator that fails at times."""
+"""A worker's requests to the process group's store, relayed to a coordinator that may fail."""
 
 import asyncio
 import io
@@ -26,7 +26,7 @@ ADD = wire.StoreAdd(epoch=EPOCH, key="count", amount=1)
 
 @dataclass
 class Worker:
-    """What the relay uses of one."""
+    """The part of a worker that the relay uses."""
 
     rank: int = 0
     cut_at: float | None = None
@@ -45,7 +45,9 @@ class Worker:
 
 @dataclass
 class Coordinator:
-    """A real server and group store; the next `failures` calls fail after they were heard, or before."""
+    """A real server and group store. The next `failures` calls fail: after they took effect if
+    `heard`, before that otherwise.
+    """
 
     group: GroupStore = field(default_factory=GroupStore)
     failures: int = 0
@@ -124,7 +126,7 @@ async def test_what_must_not_be_done_twice_is_not_repeated(scene: Scene) -> None
 
 
 async def test_once_its_epoch_is_over_a_rank_waits_for_no_coordinator(scene: Scene) -> None:
-    """One that is frozen holds the call; the successor has cut the epoch."""
+    """A frozen coordinator holds the call, and its successor has cut the epoch."""
     scene.coordinator.held = True
     scene.send(GET, 1)
     await asyncio.wait_for(scene.coordinator.came.wait(), 10)

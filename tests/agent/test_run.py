@@ -20,8 +20,8 @@ class Command:
         self.text = ""
 
     async def line(self, pattern: str) -> re.Match[str]:
-        """The first line that matches, of those already read or of those to come: lines of
-        different agents come in any order.
+        """Return the first matching line, among those already read and those to come: lines of
+        different agents arrive in any order.
         """
         assert self.process.stdout is not None
         if found := re.search(pattern, self.text):
@@ -182,7 +182,7 @@ async def test_an_agent_that_is_told_to_end_saves_first_and_is_replaced(everstep
     "told", ["the survivor", pytest.param("whose rank died", marks=pytest.mark.long)]
 )
 async def test_an_agent_that_is_told_to_end_in_a_recovery_costs_no_step(everstep, told: str):
-    """The survivor holds the only whole state: it has to save it before it goes."""
+    """The survivor holds the only complete state: it has to save it before it leaves."""
     command = await everstep("run", "--workers", "2", STUB, STUB_STEP_MS="100")
     ranks = [int((await command.line(rf"rank {r} runs as pid (\d+)"))[1]) for r in (0, 1)]
     agents = [pid_of_agent(pid) for pid in ranks]
@@ -213,7 +213,7 @@ async def test_the_command_ends_with_its_words_said_and_without_finalizing_the_i
 
 
 async def test_a_run_in_another_pid_namespace_leaves_a_living_run_its_memory(everstep, tmp_path):
-    """As two containers that share /dev/shm: neither sees the other's processes."""
+    """Like two containers that share /dev/shm: neither sees the other's processes."""
     apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     probe = await asyncio.create_subprocess_exec(*apart, "true", stderr=asyncio.subprocess.DEVNULL)
     if await probe.wait() != 0:

@@ -178,7 +178,7 @@ def test_a_claim_that_is_heard_of_late_begins_nothing_once_a_newer_one_stands() 
 
 @pytest.mark.parametrize("judge", ["may_claim", "build_left_out"])
 def test_a_claim_is_judged_in_as_many_steps_as_it_has_members(judge: str) -> None:
-    """Half of an epoch is dead: each member is looked up, not compared with each proof."""
+    """Half of an epoch is dead: each member is looked up instead of compared with every proof."""
 
     def work(size: int) -> int:
         old, new = claim(1, range(size)), [member(s) for s in range(size // 2)]

@@ -97,7 +97,7 @@ async def test_the_coordinators_own_slot_can_leave(tmp_path: Path) -> None:
 
 
 async def test_a_coordinator_that_leaves_has_its_heir_begin_the_next_epoch(tmp_path: Path) -> None:
-    """Had it begun that one itself, its going would end it again."""
+    """If it began that epoch itself, its own leaving would end the epoch again."""
     async with Gang(tmp_path, 3) as gang:
         await gang.until(lambda s: s.step >= 3)
         assert gang.seen.coordinator is not None

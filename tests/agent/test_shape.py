@@ -1,4 +1,4 @@
-"""House rules, checked in the source code."""
+"""Rules for the source code, checked in the source code."""
 
 import ast
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def test_no_constructor_takes_more_than_six_arguments() -> None:
 
 
 def test_what_calls_itself_pure_is_held_to_it() -> None:
-    """Each module whose docstring begins with a sentence that ends in "Pure." stands in the contract."""
+    """Each module whose docstring contains "Pure" is listed in the contract in `.importlinter`."""
     contract = (AGENT.parents[1] / ".importlinter").read_text()
     pure = [
         "everstep_agent." + ".".join(path.relative_to(AGENT).with_suffix("").parts)

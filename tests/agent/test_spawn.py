@@ -1,4 +1,4 @@
-"""Starting workers and proof of their end, with real processes."""
+"""Starting workers and proving their end, with real processes."""
 
 import asyncio
 import gc
@@ -186,7 +186,7 @@ SHOW_LIMITS = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE)
 async def test_the_agent_may_open_all_files_that_it_can_and_the_worker_has_the_limit_as_it_was(
     tmp_path: Path,
 ) -> None:
-    """Container runtimes start with 1024, and a coordinator has two connections of each pod."""
+    """Container runtimes start with a limit of 1024; a coordinator has two connections per pod."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lower = (512, before[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, lower)

@@ -65,7 +65,7 @@ async def test_a_takeover_does_not_count_the_living_agents_seconds_twice(tmp_pat
             lambda s: s.coordinator is not None and s.coordinator.slot != lost
             and s.epoch > epoch and len(s.members) == 3 and s.running
         )  # fmt: skip
-        # Before the loss each rank stepped for 3 s or more; a sum that counts two of them twice passes the
-        # clock's, since a fourth agent lived only after the third had died.
+        # Before the loss each rank stepped for 3 s or more. A sum that counts two of them twice
+        # exceeds the clock, because the fourth agent started only after the third had died.
         ranks = 3 * (time.monotonic() - began)
         assert sum(seen.seconds.values()) <= ranks

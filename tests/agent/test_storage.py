@@ -1,4 +1,4 @@
-"""One suite for every store: memory, a folder, a real S3 server."""
+"""One test suite for every kind of store: memory, a folder, a real S3 server."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Real errors of storage libraries, and their classification."""
+"""Classification of errors as real storage libraries raise them."""
 
 import pytest
 

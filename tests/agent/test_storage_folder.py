@@ -1,4 +1,4 @@
-"""A folder as object store: what a power cut and a killed writer leave behind."""
+"""A folder as object store: what remains after a power cut or a killed writer."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ KEY = f"chunks/token/5/{'a' * 64}"
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Paths in the order in which they were fsynced, as they were called then."""
+    """The fsynced paths in order, each with the name that it had at that moment."""
     found: list[str] = []
     fsync = os.fsync
 
@@ -61,7 +61,7 @@ asyncio.run(store.put(sys.argv[2], b"x" * 2**29))
 
 
 def kill_a_writer(folder: Path) -> list[Path]:
-    """Files that stand in the folder after a writer was killed in the middle of a write."""
+    """Kill a writer in the middle of a write; return the files that it left in the folder."""
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, f"file://{folder}", KEY], stdout=subprocess.PIPE, text=True
     )

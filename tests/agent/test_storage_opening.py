@@ -127,7 +127,7 @@ async def test_a_server_that_comes_back_is_waited_for(
         server.stop(kill=True)
         waiting = asyncio.create_task(store.get("a"))
         while store.trouble is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # the store shows its trouble, it does not announce it
+            await asyncio.sleep(0.01)  # the store raises no event for its trouble
         server.start()
         assert await waiting == b"x"
         assert store.trouble is None

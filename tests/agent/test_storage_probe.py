@@ -10,7 +10,7 @@ from everstep_agent.storage.retrying import Patience, Retrying
 
 
 class CheckThenPut(UnreliableStore):
-    """Create-only as a server does it that looks, takes the body, and writes then."""
+    """A server whose create is not atomic: it checks the key, receives the body, then writes."""
 
     async def create(self, key: str, body: bytes | memoryview) -> None:
         if key in await self.inner.list():

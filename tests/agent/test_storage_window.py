@@ -7,7 +7,7 @@ from everstep_agent.storage.window import Window
 
 
 class Server:
-    """Serves so many at a time and refuses the rest; counts."""
+    """Serves up to `room` requests at a time and refuses the others; counts both."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -24,7 +24,7 @@ class Server:
 
 
 async def send(server: Server, count: int, window: Window | None) -> None:
-    """`count` bodies, each tried until it is taken."""
+    """Send `count` requests; retry each until the server accepts it."""
 
     async def one() -> None:
         while True:

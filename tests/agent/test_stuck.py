@@ -1,4 +1,4 @@
-"""A process that SIGKILL does not end costs its pod, not the job."""
+"""A process that SIGKILL does not end costs the job its pod, but does not end the job."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ KILLED_FOR = 0.5
 
 @pytest.fixture
 async def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gang]:
-    """Three slots; the worker of slot 1 hangs at step 6, and no SIGKILL ends it while `flag` is there."""
+    """Three slots. Slot 1's worker hangs at step 6; SIGKILL does not end it while `flag` exists."""
     monkeypatch.setattr(workers, "KILL_SECONDS", KILLED_FOR)
     flag = tmp_path / "flag"
     gang = Gang(tmp_path, 3, hang_seconds=1.0)
@@ -29,7 +29,7 @@ async def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def get_stuck(gang: Gang) -> int:
-    """The pid of the process that outlives its SIGKILL."""
+    """Wait until the process that SIGKILL does not end hangs; return its pid."""
     await gang.until(lambda s: s.step >= 5)
     pid = gang.worker(1)
     await gang.until(lambda _: (gang.tmp / "flag").exists())
@@ -39,7 +39,7 @@ async def get_stuck(gang: Gang) -> int:
 
 
 def runs(pid: int) -> bool:
-    """A zombie has ended."""
+    """Return whether the process still runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:

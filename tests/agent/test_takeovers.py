@@ -1,5 +1,5 @@
-"""A coordinator that knows less than those it coordinates, or than the run log: nothing that a living
-rank holds is given up for it.
+"""A coordinator that knows less than its agents or the run log: the job still keeps all state that
+a surviving rank holds.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ def read_pages(tmp_path: Path) -> dict[Path, bytes]:
 async def test_a_newcomer_saves_what_the_only_survivor_holds_though_that_one_must_leave(
     tmp_path: Path,
 ) -> None:
-    """Of two slots on one bad node, one has lost its GPU and the other is asked to leave."""
+    """Two slots share a bad node: one has lost its GPU, and the other is asked to leave."""
     async with Gang(tmp_path, 2) as gang:
         await gang.until(lambda s: s.step >= 5)
         assert gang.seen.coordinator is not None
@@ -48,7 +48,7 @@ async def test_a_newcomer_saves_what_the_only_survivor_holds_though_that_one_mus
 async def test_a_coordinator_that_could_hear_of_no_epoch_adopts_the_one_that_still_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The survivor is too busy to answer while the newcomer looks around."""
+    """As if the survivor were too busy to answer when the newcomer asks for a running epoch."""
     monkeypatch.setattr(follower, "choose_witness", lambda answers, known: None)
     async with Gang(tmp_path, 2) as gang:
         await gang.until(lambda s: s.step >= 5)
@@ -120,7 +120,7 @@ async def test_when_every_container_was_restarted_the_steps_lost_are_said(tmp_pa
         pages = read_pages(tmp_path)
         for slot in (0, 1):
             await gang.kill(slot)
-        for path, page in pages.items():  # as SIGKILL of a whole container leaves them
+        for path, page in pages.items():  # as they are after SIGKILL of the whole container
             path.write_bytes(page)
         committed = (await gang.run_log()).commits[-1].step
         for slot in (0, 1):
@@ -165,7 +165,7 @@ async def test_the_coordinator_is_lost_while_a_boundary_is_armed(tmp_path: Path)
 
 
 async def test_a_coordinator_that_only_coordinates_leaves_at_a_boundary(tmp_path: Path) -> None:
-    """Its node is under suspicion, so it is in no epoch; the others have begun one without it."""
+    """Its node is suspect, so it is in no epoch; the others have started one without it."""
     gang = Gang(tmp_path, 3, gang_seconds=0.5)
     gang.stub["STUB_UNTIL"] = "40"
     gang.want(min_workers=2)

@@ -1,4 +1,4 @@
-"""What a coordinator may conclude if no agent reports an epoch, though the log has one."""
+"""What a coordinator may conclude if no agent reports the epoch that the run log has."""
 
 from agent.given import a_report, an_epoch, stepping, wanting
 from everstep_agent.coordinator import rounds

@@ -20,7 +20,7 @@ CHATTER = {"STUB_SAY_LINES": "2000", "STUB_UNTIL": "20"}
 
 
 async def until_done(uri: str, run: str) -> None:
-    """By the run log, so that nobody has to read any output."""
+    """Wait for `Done` in the run log, so that the test need not read any output."""
     async with asyncio.timeout(90):
         found = RunLog(storage.open_store(uri, run, {}))
         while not any(isinstance(e, log.Done) for e in found.entries):
@@ -49,7 +49,7 @@ async def test_a_log_driver_that_is_stuck_stops_no_agent(tmp_path: Path) -> None
 
 
 async def test_a_terminal_that_is_stopped_stops_no_run(tmp_path: Path) -> None:
-    """As Ctrl-S, or `| less`: what is read later says how much is missing."""
+    """Like Ctrl-S or `| less`: the output, read later, says how many lines are missing."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "everstep_agent.cli", "run", "--workers", "2", STUB,
         cwd=tmp_path,
@@ -70,6 +70,6 @@ async def test_a_terminal_that_is_stopped_stops_no_run(tmp_path: Path) -> None:
             await process.wait()
     dropped = re.findall(r"dropped ([\d,]+) lines: nobody read", text)
     assert dropped
-    # A lower bound: an agent tells of its own gaps in lines that the launcher may drop.
+    # A lower bound: an agent reports its own gaps in lines that the launcher may drop.
     assert sum(int(d.replace(",", "")) for d in dropped) > 2000
     assert "done: trained to step 20" in text

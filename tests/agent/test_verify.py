@@ -17,7 +17,7 @@ def bad_day() -> UnreliableStore:
 
 
 async def a_disturbed_run(store: UnreliableStore, folder: Path) -> ARun:
-    """Steps 1 to 4 in epoch 1; a worker dies; steps 5 to 9 in epoch 2, which ends the run."""
+    """Steps 1 to 6 in epoch 1; epoch 2 resumes after step 4 and ends the run with step 9."""
     run = ARun(store, folder)
     await run.claim(1)
     saved = await run.save(4)

@@ -1,4 +1,4 @@
-"""Waiting with a limit, by value."""
+"""Unit tests of waiting with a limit."""
 
 import asyncio
 

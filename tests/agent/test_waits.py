@@ -1,4 +1,4 @@
-"""Every wait of the agent and the coordinator is in the README's tables, with its limit as it is in the code."""
+"""The README's tables list every wait of the agent and the coordinator, with the code's limit."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ AGENT = Path(__file__).parents[2] / "runtime" / "everstep_agent"
 LIMITED = re.compile(r"^\| `([\w/.]+)` `(\w+_SECONDS)` \| ([^|]+) \|", re.MULTILINE)
 UNLIMITED = re.compile(r"^\| `([\w/.]+\.py)` `([a-z_]+)` \|", re.MULTILINE)
 AT = {"sleep": 0, "timeout": 0, "wait_for": 1, "happens": 1, "until": 1, "result_unless": 2}
-"""Where a call of that name has its limit."""
+"""The position of the limit among the arguments, by the name of the called function."""
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -28,7 +28,7 @@ def list_limits() -> Iterator[tuple[str, str, str]]:
 
 
 def waits_without_limit(function: ast.AST) -> Iterator[ast.Call]:
-    """Calls that wait and have no limit, or one without a name."""
+    """Yield the calls that wait without a limit, or with a limit that has no name."""
     for call in ast.walk(function):
         if isinstance(call, ast.Call) and _waits(call):
             limit = _limit(call)
@@ -40,7 +40,7 @@ def waits_without_limit(function: ast.AST) -> Iterator[ast.Call]:
 
 
 def _called(call: ast.Call) -> tuple[str, str]:
-    """Name, and of what it is called."""
+    """Return the name of the called function, and the name of the object that it belongs to."""
     if isinstance(call.func, ast.Attribute):
         return call.func.attr, getattr(call.func.value, "id", "")
     return getattr(call.func, "id", ""), ""

@@ -1,4 +1,4 @@
-"""The agent's socket: where it lies, and that its end leaves nothing behind."""
+"""The agent's socket: its path, and that closing it leaves nothing behind."""
 
 import asyncio
 import io

@@ -33,7 +33,7 @@ class End:
 
 
 class Zygotes:
-    """Starts scripts with a zygote."""
+    """Starts scripts through a zygote."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ async def zygotes(tmp_path: Path) -> AsyncIterator[Zygotes]:
 
 @pytest.fixture(autouse=True)
 def leave_orphans_alone() -> Iterator[None]:
-    """A zygote makes this process adopt orphans; the tests after these are not prepared for it."""
+    """Undo that a zygote makes this process adopt orphans: other tests do not expect that."""
     yield
     ctypes.CDLL(None).prctl(spawn.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
@@ -106,7 +106,7 @@ async def _collect(fd: int, chunks: list[str]) -> None:
 
 
 async def follow(child: spawn.Spawned) -> End:
-    """Its output and wait status."""
+    """Wait until the worker has ended; return its output and wait status."""
     async with asyncio.timeout(LIMIT):
         out, err = await asyncio.gather(read(child.stdout), read(child.stderr))
         await spawn.wait_ended(child.pid)
@@ -119,7 +119,7 @@ def is_forked(child: spawn.Spawned) -> bool:
     return zygote.PROGRAM in Path(f"/proc/{child.pid}/cmdline").read_text()
 
 
-# --- as the interpreter itself -------------------------------------------------------------------
+# --- the same as with the interpreter itself -----------------------------------------------------
 
 SCRIPTS = {
     "returns": "print('out'); import sys; print('err', file=sys.stderr)",
@@ -257,7 +257,7 @@ SHOW = "import os; print(open('/proc/self/cmdline').read())"
 
 
 async def use(zygotes: Zygotes, spawner: ZygoteSpawner) -> bool:
-    """Whether the next worker was forked; it has run its script in any case."""
+    """Start a worker, which runs its script in any case; return whether it was forked."""
     end = await follow(await spawner.spawn(ENV))
     assert end.status == 0, end.err
     return zygote.PROGRAM in end.out
@@ -381,7 +381,7 @@ async def test_a_script_that_is_no_source_has_no_zygote(zygotes: Zygotes):
 
 
 async def test_a_start_that_is_cancelled_leaves_no_worker(zygotes: Zygotes):
-    """The worker waits for its agent's word."""
+    """A forked worker runs nothing of the script before its agent says go."""
     ran, others = zygotes.folder / "ran", set(children())
     spawner = await zygotes.open(f"open({str(ran)!r}, 'w')")
     await zygotes.said_once("zygote_ready")
@@ -398,7 +398,7 @@ async def test_a_start_that_is_cancelled_leaves_no_worker(zygotes: Zygotes):
 
 
 def children() -> list[int]:
-    """Of this process; those that have ended and were adopted are reaped first."""
+    """Return this process's children, after reaping the adopted ones that have ended."""
     spawn.reap_orphans(set())
     return list_children(os.getpid())
 
@@ -460,7 +460,7 @@ def test_the_options_of_a_pods_command_count_in_a_cluster():
 
 
 async def between_of(zygote: int) -> list[int]:
-    """The process that waits for the next request."""
+    """Return the child of the zygote that waits for the next request."""
     await until(lambda: bool(list_children(zygote)))
     return list_children(zygote)
 

@@ -1,4 +1,4 @@
-"""A store around another that does what real ones do on a bad day. Faults are armed by the test,
+"""A store that wraps another one and fails as real stores sometimes do. The test arms the faults,
 one at a time.
 """
 
@@ -12,12 +12,12 @@ class UnreliableStore:
         self.uri = inner.uri
         self.away = False
         self.lost_answers = 0
-        """So many writes reach the store, and their answers do not come back."""
+        """The number of next writes that reach the store but whose answers get lost."""
         self.lost_requests = 0
         self.refusals = 0
         self.corrupt: set[str] = set()
         self.stale: list[str] | None = None
-        """What LIST answers, whatever is true."""
+        """If set, LIST returns this, whatever the store holds."""
         self.calls: list[tuple[str, str]] = []
 
     async def put(self, key: str, body: bytes | memoryview) -> None:

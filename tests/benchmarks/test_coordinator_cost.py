@@ -1,4 +1,4 @@
-"""The figures of the coordinator's decisions can be compared with those before."""
+"""The costs of the coordinator's decisions can be compared with earlier figures."""
 
 from everstep_scale import coordinator_cost
 

@@ -1,4 +1,4 @@
-"""The table of the operator's costs: each row is measured, and stands beside what it was before."""
+"""The table of the operator's costs: each row is measured and shown beside its earlier figure."""
 
 from everstep_scale import operator_cost
 
@@ -16,7 +16,7 @@ def test_each_row_is_measured_and_has_a_figure_from_before() -> None:
 
 
 def test_what_does_not_grow_any_more() -> None:
-    """Counts, not times."""
+    """These figures are counts, not times."""
     found = {f.name: f.value for f in operator_cost.measure_large_job(2_000)}
     assert found["status write, one slot of so many"] < 400
     waiting = {f.name: f.value for f in operator_cost.measure_waiting_jobs(1_000)}

@@ -1,4 +1,4 @@
-"""What `make bench-recovery` reads out of the ranks' logs, by value."""
+"""Unit tests of what `make bench-recovery` reads from the ranks' logs."""
 
 import pytest
 
@@ -11,7 +11,7 @@ SIZE = 2
 def lines(
     *rows: tuple[float, int, int, int, tuple[int, ...]], began: dict[int, float] | None = None
 ) -> list[Line]:
-    """(t, pid, step, rank, samples); the world is that of the line's pid: SIZE unless pid ≥ 90."""
+    """Rows are (t, pid, step, rank, samples). The world is SIZE, or 1 for pids ≥ 90."""
     begins = began or {}
     found = [
         Line(

@@ -1,4 +1,4 @@
-"""The arithmetic of `make bench-steady`, and one short run of each side with two ranks."""
+"""The arithmetic of `make bench-steady`, and one short run of each system with two ranks."""
 
 import json
 from pathlib import Path

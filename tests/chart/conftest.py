@@ -1,4 +1,4 @@
-"""One lab with one node for this folder, without an operator of its own, and one `helm`."""
+"""One lab with one node and without an operator of its own, and one `helm`, for this folder."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -22,7 +22,7 @@ def helm() -> Path:
 
 @pytest.fixture(scope="session")
 def defaults(helm: Path) -> list[Object]:
-    """What is installed with the values as they are shipped."""
+    """The objects that the chart installs with its default values."""
     return read_documents(chart.render(helm))
 
 
@@ -34,7 +34,7 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="package")
 def installed(lab: Lab) -> Lab:
-    """Rights, policies and CRDs are there, as of an armed release."""
+    """The lab with the rights, policies and CRDs of an armed release."""
     apply(lab, chart.read_installed(observe_only=False))
     lab.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
     return lab
@@ -48,7 +48,7 @@ async def admin(lab: Lab) -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def acting(installed: Lab, admin: Api) -> AsyncIterator[As]:
-    """A client with a fresh token of that namespace's ServiceAccount."""
+    """A function that returns a client with a fresh token of a namespace's ServiceAccount."""
     async with AsyncExitStack() as stack:
 
         async def act(namespace: str, account: str) -> Api:

@@ -1,4 +1,4 @@
-"""An operator with `watchNamespaces` and no health, under the Roles that the chart makes for it."""
+"""An operator with `watchNamespaces` and without health, under the Roles that the chart creates."""
 
 import json
 import re

@@ -32,7 +32,10 @@ def a_secret() -> Object:
 
 @pytest.fixture
 async def operator(installed: Lab, acting: As, admin: Api) -> Api:
-    """Its token, once the policy is in force; a pod needs the namespace's ServiceAccount."""
+    """A client with the operator's token, once the policy is in force.
+
+    It also waits for the namespace's ServiceAccount, which a pod needs.
+    """
     await asyncio.to_thread(apply, installed, TEAM)
     api = await acting(chart.NAMESPACE, "everstep-operator")
     for _ in range(150):
@@ -47,7 +50,7 @@ async def operator(installed: Lab, acting: As, admin: Api) -> Api:
 
 
 async def refusal(api: Api, kind: str, body: Object, namespace: str = "team") -> str:
-    """Why the API server refuses to create it; empty if it does not. Nothing is made."""
+    """Why the API server refuses to create the object, in a dry run; empty if it accepts it."""
     body["metadata"]["namespace"] = namespace
     try:
         await api.create(f"{CORE}/{namespace}/{kind}?dryRun=All", body)

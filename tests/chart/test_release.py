@@ -1,7 +1,7 @@
-"""A release is installed, upgraded and uninstalled by Helm on a real API server.
+"""Helm installs, upgrades and uninstalls a release on a real API server.
 
-Its pods do not run here: the lab's nodes have no such image. Hooks are left out for that reason; a
-cluster with kubelets has them in its stories.
+The release's pods do not run here, because the lab's nodes have no such image. The hooks are left
+out for the same reason; the stories of a cluster with kubelets run them.
 """
 
 import base64
@@ -30,7 +30,7 @@ JOBS_CRD = "resilienttrainingjobs.everstep.dev"
 
 @pytest.fixture
 def run_helm(installed: Lab, helm: Path) -> Iterator["Helm"]:
-    """With what the lab has installed without Helm; it is put back at the end."""
+    """Helm, on a lab that has the objects without it; they are put back at the end."""
     yield Helm(installed, helm)
     Helm(installed, helm)("uninstall", "everstep", "--no-hooks", "--ignore-not-found")
     installed.kubectl("delete", "secret", "everstep-operator-key", AT_HOME, "--ignore-not-found")
@@ -118,7 +118,7 @@ class Ready(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def ready_url() -> Iterator[str]:
-    """Stands for the operator's Service."""
+    """The URL of a server that stands in for the operator's Service."""
     server = HTTPServer(("127.0.0.1", 0), Ready)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -131,7 +131,7 @@ def ready_url() -> Iterator[str]:
 def test_helms_test_says_what_is_missing(
     installed: Lab, defaults: list[Object], ready_url: str, tmp_path: Path
 ) -> None:
-    """The pod's own script with the pod's own account; only the pod is missing."""
+    """Runs the test pod's own script with its own account; only the pod is missing."""
     for kind in ("ServiceAccount", "Role", "RoleBinding"):
         apply(installed, json.dumps(find(defaults, kind, "everstep-test")))
     token = installed.kubectl("create", "token", "everstep-test", AT_HOME)

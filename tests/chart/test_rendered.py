@@ -76,13 +76,13 @@ def test_the_charts_crds_are_those_of_the_models(helm: Path, keep: bool) -> None
 
 @pytest.fixture(scope="module")
 def ready_lab(installed: Lab, defaults: list[Object]) -> Lab:
-    """With the CRDs of the Prometheus Operator and a namespace in which `restricted` is enforced."""
+    """The lab with the Prometheus Operator's CRDs and a namespace that enforces `restricted`."""
     lab = installed
     lab.kubectl("apply", "-f", str(MONITORING))
     lab.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
     label = "pod-security.kubernetes.io/enforce=restricted"
     lab.kubectl("label", "--overwrite", "namespace", chart.NAMESPACE, label)
-    # A dry run of a pod finds only what is really there.
+    # A dry run of a pod needs the real ServiceAccount.
     for account in ("everstep-release", "everstep-test"):
         apply(lab, json.dumps(find(defaults, "ServiceAccount", account)))
     return lab
@@ -104,12 +104,12 @@ def test_an_api_server_accepts_everything(helm: Path, ready_lab: Lab, case: Path
 def test_each_pod_runs_where_restricted_is_enforced(
     helm: Path, ready_lab: Lab, case: Path | None
 ) -> None:
-    """A Deployment or Job is not held to it when it is made, its pods are."""
+    """A Deployment or Job itself is not checked against `restricted` at creation; its pods are."""
     pods = []
     for document in render(helm, case):
         if "template" in document.get("spec", {}):
             spec = copy.deepcopy(document["spec"]["template"]["spec"])
-            spec.pop("priorityClassName", None)  # Not there in a dry run.
+            spec.pop("priorityClassName", None)  # The class does not exist in a dry run.
             metadata = {"name": f"trial-{len(pods)}", "namespace": chart.NAMESPACE}
             pods.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     text = "\n---\n".join(map(json.dumps, pods))
@@ -138,7 +138,7 @@ def test_a_lab_installs_all_rights_and_policies_of_the_chart(defaults: list[Obje
 
 
 def selectors(expression: str) -> set[str]:
-    """Names of the metrics in a PromQL expression; raises if it is none."""
+    """The names of the metrics in a PromQL expression; raises an exception if it does not parse."""
     found: set[str] = set()
 
     def visit(node: Any) -> None:
@@ -159,7 +159,7 @@ def selectors(expression: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def exposed() -> set[str]:
-    """Names of the samples that the operator's page can show."""
+    """The metric names that the operator's metrics page can show."""
     port = Kube(None, Bucket(1, 1))  # type: ignore[arg-type]
     operator = Metrics([port], World(), lambda: True, observe_only=False)
     page = operator.render().decode() + HealthMetrics().render()

@@ -1,4 +1,4 @@
-"""The chart's rights are exactly these; a new right must be added here too."""
+"""The chart grants exactly these rights; a new right must be added here too."""
 
 import itertools
 from collections.abc import Iterator
@@ -47,7 +47,9 @@ TEST_AT_HOME = {("coordination.k8s.io", "leases/everstep-operator"): {"get"}}
 
 
 def rights_of(documents: list[Object], account: str) -> dict[str, dict[Right, set[str]]]:
-    """By the kind of the binding: for the whole cluster, or within the namespace."""
+    """The account's rights by the kind of the binding: for the whole cluster, or within a
+    namespace.
+    """
     found: dict[str, dict[Right, set[str]]] = {"ClusterRoleBinding": {}, "RoleBinding": {}}
     for (kind, _), rights in rights_by_place(documents, account).items():
         for key, verbs in rights.items():
@@ -58,7 +60,7 @@ def rights_of(documents: list[Object], account: str) -> dict[str, dict[Right, se
 def rights_by_place(
     documents: list[Object], account: str
 ) -> dict[tuple[str, str], dict[Right, set[str]]]:
-    """By the kind of the binding and its namespace, which is empty for the whole cluster."""
+    """The account's rights by the binding's kind and namespace (empty: the whole cluster)."""
     found: dict[tuple[str, str], dict[Right, set[str]]] = {}
     for binding in documents:
         if account not in [each["name"] for each in binding.get("subjects", ())]:
@@ -77,7 +79,7 @@ def _rights(rules: list[Object]) -> Iterator[tuple[Right, set[str]]]:
 
 
 def _rules(documents: list[Object], binding: Object) -> list[Object]:
-    """A Role is looked up in the binding's own namespace."""
+    """The rules of the role that is bound; a Role is looked up in the binding's own namespace."""
     role, namespace = binding["roleRef"], binding["metadata"].get("namespace")
     for document in documents:
         metadata = document["metadata"]

@@ -1,4 +1,4 @@
-"""Values: a wrong one is refused by name, each is described, and the README's table is theirs."""
+"""The chart's values: a wrong one is refused by name; each is described and in the README."""
 
 import json
 import subprocess

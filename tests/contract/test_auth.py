@@ -1,4 +1,4 @@
-"""Proofs of the job's token, by value: what they cover, and that nothing that was heard can be used again."""
+"""Unit tests of the proofs of the job's token: what they cover, and that none can be replayed."""
 
 import dataclasses
 
@@ -86,7 +86,7 @@ def test_an_answer_is_believed_for_its_own_question_status_and_body() -> None:
 
 
 def test_a_question_proves_no_answer() -> None:
-    """Who only hears questions cannot send one back as its answer."""
+    """A listener cannot send a request's proof back as the proof of an answer."""
     signer, _ = a_connection()
     question, headers = signer.sign("POST", PATH, BODY, CHALLENGE)
     assert signer.believe(question, 200, headers) is None
@@ -99,7 +99,7 @@ def test_nothing_but_a_nonce_is_signed(nonce: str) -> None:
 
 
 def test_a_server_of_one_minor_version_before_can_check_what_the_operator_wants() -> None:
-    """It computes this HMAC over what it received, and asks for no more."""
+    """That server computes this HMAC over what it received, and requires nothing else."""
     signer, verifier = a_connection()
     question, headers = signer.sign("POST", names.WANTED_PATH, BODY, CHALLENGE)
     assert headers[auth.OLD_PROOF] == auth.prove_as_before("token", question, BODY)

@@ -1,4 +1,4 @@
-"""Every document between processes is unchanged after encoding and decoding."""
+"""Every document that processes exchange is unchanged after encoding and decoding."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What differs between the states of two ranks is named by tensor, rank and shape."""
+"""Differences between the states of ranks are reported by tensor, rank and shape."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Micro-batches as ranges, and back."""
+"""Conversion of micro-batch indices to ranges, and back."""
 
 from everstep_contract.ranges import list_ranges, to_ranges
 

@@ -1,4 +1,4 @@
-"""One case: a scenario, and the operator that dies at one of the writes that it makes for it."""
+"""One case: a scenario and one of its writes, at which the operator dies or the answer is lost."""
 
 import asyncio
 import time
@@ -18,16 +18,18 @@ Turn = TypeVar("Turn")
 QUIET_SECONDS = 2.0
 SETTLE_SECONDS = 45.0
 PLAYS = 2
-"""Of a case whose write did not come: the cases beside it crash the same operator, and its writes may then
-come in another order. One more play follows (`choose_write`). If it does not come then either, the case has
-shown only that the scenario ends at the right place; `conclude` limits how many such cases there may be."""
+"""Plays of a case before its write may be changed. A write may not come, because the cases on the
+other lanes crash the same operator, and its writes may then come in another order. One more play
+follows (`choose_write`). If the write does not come then either, the case has shown only that the
+scenario reaches the right end state; `conclude` limits how many such cases there may be.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     case: Case
     met: str
-    """The write at which it happened; "" if the scenario ended without it."""
+    """The write that was hit; "" if the scenario ended without it."""
     problem: str
     seconds: float
     plays: int = 1
@@ -35,7 +37,7 @@ class Result:
 
 @dataclass(slots=True)
 class CrashPoint(Fault):
-    """Counts the lane's writes and strikes at one of them, once."""
+    """Records the lane's writes and injects the fault at one of them, once."""
 
     lane: Lane
     operator: Operator
@@ -69,14 +71,16 @@ class CrashPoint(Fault):
         return build_refusal(500, "InternalError", "the answer was lost on its way")
 
     async def _crash(self, call: Call) -> None:
-        """Of the replica whose write it is: the leader."""
+        """Kill the replica that made the write: the leader."""
         self.met = self.lane.title_of(call)
         await self.operator.crash(call.caller)
         raise HungUp
 
 
 class Runner:
-    """Cases on lanes, side by side. A crash for one lane's case is a crash for the others', too."""
+    """Runs cases side by side, one at a time on each lane. A crash for one lane's case also affects
+    the cases on the other lanes.
+    """
 
     def __init__(
         self,
@@ -91,8 +95,9 @@ class Runner:
         self.results: list[Result] = []
 
     async def run_clean(self, names: Sequence[str], plays: int = 1) -> None:
-        """Each scenario with nothing in its way, on the lanes side by side. Raises `NotReached` where two
-        plays of one end differently."""
+        """Play each scenario undisturbed, on the lanes side by side. Raises `NotReached` if two
+        plays of a scenario end differently.
+        """
         played: dict[str, list[Clean]] = {n: [] for n in names if n not in self.clean}
 
         async def play(lane: Lane, turn: tuple[str, int]) -> None:
@@ -111,7 +116,7 @@ class Runner:
     async def run(
         self, cases: Sequence[Case], keep: Callable[[Result], None] = lambda result: None
     ) -> None:
-        """All of them; each result is kept as it comes."""
+        """Run all cases; `keep` gets each result as soon as it is known."""
 
         async def work(lane: Lane, case: Case) -> None:
             result = await self._run_one(lane, case)
@@ -169,7 +174,9 @@ class Runner:
 
 
 async def _settle(lane: Lane, point: CrashPoint, clean: Shape | None) -> Shape:
-    """Once it is where it should be and nothing has been written for a while; or when time is up."""
+    """Wait until the job has the expected shape, if one is given, and nothing has been written for
+    a while, or until time is up. Returns the shape; raises `NotReached` if writes still come then.
+    """
     end = time.monotonic() + SETTLE_SECONDS
     while True:
         quiet = time.monotonic() - point.written_at > QUIET_SECONDS
@@ -184,8 +191,9 @@ async def _settle(lane: Lane, point: CrashPoint, clean: Shape | None) -> Shape:
 
 
 def choose_write(write: Write | None, played: Sequence[Sequence[str]]) -> Write | None:
-    """Where the next play of a case is struck. A write that is tried again until it succeeds comes more often
-    on a busy machine: if one of its repetitions did not come in any play, the last that came is struck.
+    """The write at which the next play of a case is struck. A write that is retried until it
+    succeeds comes more often on a busy machine. If `PLAYS` plays did not reach this occurrence of
+    the write, the last occurrence that all of them reached is struck instead.
     """
     if write is None or len(played) < PLAYS:
         return write

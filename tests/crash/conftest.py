@@ -1,4 +1,4 @@
-"""One lab for this folder, without an operator: each test brings its own, behind the proxy."""
+"""One lab for this folder, without an operator. Each test brings its own, behind the proxy."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,11 +26,13 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="package")
 def account(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kubeconfig of the operator's ServiceAccount; the chart's CRDs, rights and policies are installed."""
+    """Kubeconfig of the operator's ServiceAccount. Installs the chart's CRDs, permissions and
+    policies.
+    """
     return replicas.install(lab, tmp_path_factory.mktemp("account"))
 
 
 @pytest.fixture(scope="package")
 def cleans() -> dict[str, Clean]:
-    """Each scenario's undisturbed end, played once for all tests that compare with it."""
+    """The undisturbed end of each scenario, played once for all tests that compare with it."""
     return {}

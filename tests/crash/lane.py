@@ -1,6 +1,6 @@
-"""A few nodes of the lab and one job at a time on them, so that several cases go on side by side.
+"""A lane: a few nodes of the lab with one job at a time, so that several cases run side by side.
 
-What a user, an administrator and the hardware do comes from here, past the proxy.
+The actions of a user, an administrator and the hardware start here. They bypass the proxy.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ _QUARANTINES = f"/apis/{names.GROUP}/{names.VERSION}/{names.QUARANTINE_PLURAL}"
 
 
 class NotReached(AssertionError):
-    """What was awaited did not come."""
+    """An expected state was not reached."""
 
 
 def _as_merge(document: Any) -> Object:
-    """What a write says of the object; of a JSON patch the fields of the status that it sets as a whole."""
+    """The object that a write sends. For a JSON patch: the top-level status fields that it sets."""
     if not isinstance(document, list):
         return document or {}
     status = {
@@ -51,13 +51,15 @@ class Lane:
         self.job = ""
 
     async def label(self) -> None:
-        """The lane's jobs run on its nodes, by a label."""
+        """Label the lane's nodes; the lane's jobs select them by this label."""
         for node in self.nodes:
             change = {"metadata": {"labels": {LABEL: str(self.index)}}}
             await self.api.patch(f"/api/v1/nodes/{node}", change)
 
     async def until_noted(self) -> None:
-        """The operator notes on each node how many GPUs it has, once in the node's life: in no later play."""
+        """Wait until the operator has annotated each node with its number of GPUs. It does so once
+        for each node, so this write comes in no later play.
+        """
 
         async def noted() -> bool:
             found = [n["metadata"].get("annotations") or {} for n in await self.own_nodes()]
@@ -66,7 +68,9 @@ class Lane:
         await self.until("the GPUs of all nodes noted", noted)
 
     def concerns(self, call: Call) -> bool:
-        """Whether a write is about this lane's job or nodes. Tokens of the operator's are nobody's."""
+        """Whether a call is about this lane's job or nodes. Requests for the operator's own tokens
+        belong to no lane.
+        """
         subject = f"{call.bare} {call.body.decode(errors='replace')} "
         if self.job and self.job in subject:
             return True
@@ -74,8 +78,9 @@ class Lane:
         return any(node + end in subject for node in self.nodes for end in ends)
 
     def title_of(self, call: Call) -> str:
-        """What is written, in words that are the same in every run: without this job's name, and without
-        what chance chose (the node, the incident, an Event's digest). A status says which state it brings.
+        """Describe a write in words that are the same in every run: without this job's name, and
+        without random parts (the node, the incident, an Event's digest). If the write sets a state
+        in the status, the words include that state.
         """
         document = _as_merge(call.document)
         words = call.title
@@ -106,10 +111,11 @@ class Lane:
         *,
         limit: float = LIMIT_SECONDS,
     ) -> None:
-        """Poll until it is so. An API server that is away for a while is no failure of what is awaited.
+        """Poll until `is_so` returns true. An API server that is unavailable for a while is not a
+        failure.
 
         Raises:
-            NotReached: with what was awaited and how the job stands.
+            NotReached: with what was awaited and the state of the job.
         """
         end = time.monotonic() + limit
         while time.monotonic() < end:
@@ -135,7 +141,9 @@ class Lane:
         return f"--- {pod}:\n{await self.board.logs(pod, tailLines='30')}"
 
     async def until_running(self, *, limit: float = LIMIT_SECONDS, **attempts: int) -> None:
-        """All members step, at the attempts given as slot_0=…, and nothing is under way any more."""
+        """Wait until both members run and nothing is in progress. `attempts` gives the lowest
+        attempt of a slot, as slot_0=….
+        """
         wanted = {int(k.removeprefix("slot_")): v for k, v in attempts.items()}
 
         async def runs() -> bool:
@@ -170,7 +178,7 @@ class Lane:
         await self.until("no pod left", none)
 
     async def break_gpu(self, slot: int, xid: int) -> str:
-        """On the GPU of that slot's pod; the node's name."""
+        """Break the GPU of that slot's pod with this XID. Returns the node's name."""
         pod = await self.board.current_pod(self.job, slot)
         assert pod is not None
         await asyncio.to_thread(faults.break_gpu, self.lab, pod, xid)
@@ -183,7 +191,7 @@ class Lane:
         await self.until(f"{node} cordoned and tainted", marked)
 
     async def release(self, node: str) -> None:
-        """The machine is repaired and its NodeQuarantine deleted: again, if it was put back."""
+        """Repair the machine and delete its NodeQuarantine, again if it comes back."""
         await asyncio.to_thread(self.lab.heal, node)
 
         async def free() -> bool:
@@ -195,7 +203,7 @@ class Lane:
         await self.until(f"{node} released", free)
 
     async def lives(self) -> set[tuple[str, int]]:
-        """(pod, how often its container was started again)"""
+        """(pod, number of its container's restarts)"""
         return {(p.name, p.restarts) for p in await self.board.pods(self.job)}
 
     async def own_nodes(self) -> list[Object]:
@@ -211,7 +219,7 @@ class Lane:
         return build_shape(job, pods, await self.own_nodes(), await self.quarantines())
 
     async def end(self) -> None:
-        """`kubectl delete`: nothing of it may be left, on nodes neither. Raises `NotReached`."""
+        """Delete the job and wait until nothing of it is left. Raises `NotReached`."""
         job, self.job = self.job, ""
         if not job:
             return

@@ -1,8 +1,10 @@
-"""Operators that start at once: one process has imported `everstep_operator` and forks each of them.
+"""Operators that start quickly: one process has imported `everstep_operator` and forks each of
+them.
 
-What runs is `everstep_operator.__main__.main` in a process of its own, as the console script runs
-it; only the import (2 s of processor time) is spared, for hundreds of starts. Ordered on standard
-input, a word and a replica's number on each line; the answer is the replica's pid, 0 once it is reaped.
+Each operator runs `everstep_operator.__main__.main` in its own process, as the console script does.
+Only the import (2 s of CPU time) is saved, for hundreds of starts. Commands come on standard input,
+one a line: a word and a replica's number. The answer is the replica's pid, or 0 once it has been
+reaped.
 """
 
 import asyncio
@@ -23,7 +25,8 @@ _START_SECONDS = 120.0
 
 
 class Operator:
-    """Replicas of the operator, each at most once at a time; all write to `log`. Use it with `async with`.
+    """Replicas of the operator, at most one process for each. All write to `log`. Use it with
+    `async with`.
 
     `configs`: the kubeconfig of each replica.
     """
@@ -47,26 +50,27 @@ class Operator:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """The nursery ends with its standard input, and its operators with it."""
+        """Close the nursery's standard input: it ends, and its operators with it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
 
     async def start(self) -> None:
-        """All replicas."""
+        """Start all replicas."""
         async with self._turn:
             for replica in range(len(self.pids)):
                 self.pids[replica] = int(await self._order("start", replica))
 
     async def kill(self) -> None:
-        """SIGKILL of all replicas; returns when nothing of them is left."""
+        """Send SIGKILL to all replicas; returns when they have ended."""
         async with self._turn:
             for replica in range(len(self.pids)):
                 await self._order("kill", replica)
 
     async def crash(self, replica: int = 0) -> None:
-        """SIGKILL of one. A lone operator is started again at once; a replica after the second that a
-        kubelet takes, as the next standby, so that it is the warm one that takes over.
+        """Send SIGKILL to one replica. A lone operator is restarted at once. One of several is
+        restarted after a second, as by a kubelet, and becomes the next standby, so that the warm
+        standby takes over.
         """
         async with self._turn:
             self.crashes += 1
@@ -77,7 +81,7 @@ class Operator:
             self.pids[replica] = int(await self._order("start", replica))
 
     async def end(self, replica: int) -> None:
-        """SIGTERM: it hands over, and is started again."""
+        """Send SIGTERM to one replica: it hands over and is started again."""
         async with self._turn:
             await self._order("end", replica)
 
@@ -94,12 +98,14 @@ class Operator:
 
     @property
     def ends(self) -> int:
-        """How often one ended without being killed; it was started again then."""
+        """How often a replica ended by itself with an error; it was then started again."""
         return self.log.read_text(errors="replace").count(ENDED)
 
     @property
     def leaders(self) -> list[str]:
-        """Names of the replicas in the order in which they took the lease. (A holder is `name_<life>`.)"""
+        """The replicas' names in the order in which they took the lease. (A holder is
+        `name_<life>`.)
+        """
         text = self.log.read_text(errors="replace")
         return re.findall(r"lease \S+ taken as (replica-\d+)_", text)
 
@@ -133,12 +139,12 @@ def _fork(flags: Sequence[str], config: str) -> int:
 
 
 class Cot:
-    """One replica; what ends without an order to stay away is started again, as by a kubelet."""
+    """One replica. If it ends without a `kill` command it is started again, as by a kubelet."""
 
     def __init__(self, flags: Sequence[str], config: str) -> None:
         self._flags, self._config, self._pid = flags, config, 0
         self._back_at = 0.0
-        """When it is started again (monotonic); 0: it is not."""
+        """When it will be started again (monotonic clock); 0: no restart is due."""
 
     def obey(self, word: str) -> int:
         match word:
@@ -162,7 +168,7 @@ class Cot:
         self._pid, self._back_at = 0, 0.0
 
     def look(self) -> None:
-        """Notes its end, and starts it again when it is time."""
+        """Record that the process has ended, and start it again when that is due."""
         pid, status = os.waitpid(self._pid, os.WNOHANG) if self._pid else (0, 0)
         if pid:
             self._pid, self._back_at = 0, time.monotonic() + RESTART_SECONDS

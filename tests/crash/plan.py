@@ -1,4 +1,4 @@
-"""What there is to try: the writes of the undisturbed plays, and a case for each of them and each moment. Pure."""
+"""The cases to try: one for each write of the undisturbed plays and each moment. Pure functions."""
 
 import ast
 import hashlib
@@ -13,17 +13,19 @@ from crash.shape import Shape, describe_difference
 
 BEFORE, AFTER, LOST = "before", "after", "lost"
 MOMENTS = (BEFORE, AFTER, LOST)
-"""SIGKILL before the API server hears of the write; once it is done and before the answer; done, and
-the operator, alive, is told that it failed."""
+"""`before`: SIGKILL before the API server gets the write. `after`: SIGKILL once the write is done,
+before the answer. `lost`: the write is done, and the operator stays alive and is told that it
+failed.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Write:
-    """Told by what it writes, not by its place in the order, which differs between runs."""
+    """Identified by what it writes, not by its place in the order, which differs between runs."""
 
     title: str
     occurrence: int
-    """Among the writes of this title, from 1."""
+    """Number among the writes with this title, from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -35,7 +37,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Also the job's. The same in every run."""
+        """Also the job's name. The same in every run."""
         if self.write is None:
             return f"{self.scenario}-{self.moment}"
         digest = hashlib.sha256(f"{self.write.title} {self.write.occurrence}".encode())
@@ -44,11 +46,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clean:
-    """The scenario undisturbed."""
+    """What the undisturbed plays of a scenario showed."""
 
     shape: Shape
     writes: tuple[Write, ...]
-    """Those that every play of it made."""
+    """The writes that every play made."""
     seconds: float
 
 
@@ -62,9 +64,9 @@ def list_writes(titles: Sequence[str]) -> tuple[Write, ...]:
 
 
 def merge(name: str, played: Sequence[Clean]) -> Clean:
-    """Of writes those that every play made: one that only some make (a status in between, which a slower
-    moment leaves out) is no place at which every run can be struck. Of a title that comes more often in one
-    play than in another, only the first.
+    """Keep only the writes that every play made. A write that only some plays make (such as an
+    intermediate status, which a slower run leaves out) cannot be struck in every run. If a title
+    comes more often in one play than in another, only its first write is kept.
     """
     first, *others = played
     for other in others:
@@ -83,7 +85,9 @@ def merge(name: str, played: Sequence[Clean]) -> Clean:
 
 
 def build_cases(clean: Mapping[str, Clean], seed: int) -> list[Case]:
-    """Every write of every scenario at every moment, in an order that the seed draws."""
+    """One case for every write of every scenario at every moment, in a random order drawn from the
+    seed.
+    """
     cases = [
         Case(scenario=name, write=write, moment=moment)
         for name, found in sorted(clean.items())
@@ -95,7 +99,9 @@ def build_cases(clean: Mapping[str, Clean], seed: int) -> list[Case]:
 
 
 def list_certain(cases: Sequence[Case]) -> list[Case]:
-    """Of writes whose title comes once in a play: how often another comes depends on the machine's load."""
+    """The cases of writes whose title comes once in a play. How often another write comes depends
+    on the machine's load.
+    """
     often = {(c.scenario, c.write.title) for c in cases if c.write and c.write.occurrence > 1}
     return [c for c in cases if c.write and (c.scenario, c.write.title) not in often]
 

@@ -1,7 +1,7 @@
-"""A reverse proxy between one operator and the API server: it sees every call, and faults may stand
-in the way of any.
+"""A reverse proxy between one operator and the API server. It sees every call, and a fault may act
+on any of them.
 
-The operator is untouched: only its kubeconfig names the proxy. Faults are asked in the order in
+The operator is unchanged; only its kubeconfig names the proxy. Faults are asked in the order in
 which they were added; the first that refuses a call answers it.
 """
 
@@ -31,15 +31,15 @@ class HungUp(Exception):
 class Call:
     method: str
     path: str
-    """With its query."""
+    """Includes the query."""
     query: Mapping[str, str]
     body: bytes
     caller: int = 0
-    """Which replica of the operator: each knows the proxy by another port."""
+    """Which replica of the operator calls: each one uses its own port of the proxy."""
 
     @property
     def writes(self) -> bool:
-        """Also what is only tried (dry runs): the operator may die there as well."""
+        """Dry runs count, too: the operator may die there as well."""
         return self.method in WRITES
 
     @property
@@ -59,7 +59,9 @@ class Call:
 
     @property
     def title(self) -> str:
-        """`POST pods a-0-1`: method, kind, name, with the subresource and a dry run's mark."""
+        """For example `POST pods a-0-1`: method, kind and name, with the subresource and a dry
+        run's mark.
+        """
         parts = self.bare.strip("/").split("/")
         parts = parts[2:] if parts[0] == "api" else parts[3:]
         if len(parts) > 2 and parts[0] == "namespaces":
@@ -78,18 +80,22 @@ class Answer:
 
 
 class Fault:
-    """Nothing wrong; what is wrong is said by overriding."""
+    """A fault that does nothing; subclasses override its methods."""
 
     async def refuse(self, call: Call) -> Answer | None:
-        """Before the API server hears of the call: an answer instead, `HungUp`, or None."""
+        """Called before the API server gets the call. Returns an answer to send instead, or None;
+        may raise `HungUp`.
+        """
         return None
 
     async def answer(self, call: Call, answer: Answer) -> Answer:
-        """What the caller is told of a call that the API server has done. Not of watches."""
+        """The answer that the caller gets once the API server has handled the call. Not called for
+        open watches.
+        """
         return answer
 
     def lines(self, call: Call, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """What a watch shows, line by line. `HungUp` ends it in the middle."""
+        """The lines that a watch delivers. Raising `HungUp` ends it in the middle."""
         return lines
 
 
@@ -101,13 +107,13 @@ class Proxy:
         self._callers = callers
         self.faults: list[Fault] = []
         self.written: list[tuple[float, str]] = []
-        """When (monotonic) and what: every write that came, in order."""
+        """(monotonic time, title) of every write that came, in order."""
         self._streams: list[tuple[str, web.Request]] = []
         self._ports: list[int] = []
 
     @property
     def urls(self) -> list[str]:
-        """One for each replica."""
+        """One URL for each replica."""
         return [f"http://{self._host}:{port}" for port in self._ports]
 
     async def __aenter__(self) -> Self:
@@ -131,7 +137,7 @@ class Proxy:
 
     @property
     def watching(self) -> set[str]:
-        """Kinds of which a watch is open: one whose reader has died counts no more."""
+        """Kinds with an open watch. A watch whose reader has died does not count."""
         return {
             kind
             for kind, request in self._streams
@@ -158,7 +164,7 @@ class Proxy:
                     return _respond(refusal)
             return await self._forward(request, call)
         except (HungUp, aiohttp.ClientError, ConnectionError):
-            # Seen by the caller as a connection that breaks, whatever broke it.
+            # Whatever failed, the caller sees a connection that breaks.
             if request.transport is not None:
                 request.transport.abort()
             raise asyncio.CancelledError from None
@@ -232,7 +238,7 @@ def _respond(answer: Answer) -> web.Response:
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Whole lines, their end included; a watch's event may be longer than any reader's limit."""
+    """Complete lines with their line ends. A watch event may be longer than any reader's limit."""
     rest = b""
     async for chunk in content.iter_any():
         *whole, rest = (rest + chunk).split(b"\n")

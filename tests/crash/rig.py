@@ -13,11 +13,13 @@ from crash.proxy import Proxy
 from everstep_lab import Lab, kubeconfig
 
 NODES_OF_A_LANE = 3
-"""Two for the job, one for whoever has to leave."""
+"""Two for the job, and a spare one for a pod that has to leave its node."""
 ELECTION = (
     "--lease-seconds=3", "--renew-seconds=2.4", "--retry-seconds=0.4", f"--lease={replicas.LEASE}",
 )  # fmt: skip
-"""Of the chart's 15, 10 and 2 a fifth: a case waits for a takeover, and those beside it do, too."""
+"""Shorter than the chart's 15, 10 and 2 s: a case waits for a takeover, and so do the cases beside
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +34,11 @@ class Rig:
 async def a_rig(
     lab: Lab, folder: Path, account: Path, *flags: str, standby: bool = False
 ) -> AsyncIterator[Rig]:
-    """`account` is the kubeconfig of the operator's ServiceAccount; the operator runs.
+    """Start the operator and prepare the lanes. `account` is the kubeconfig of the operator's
+    ServiceAccount.
 
-    `standby`: two replicas with a lease between them, as the chart installs them; else one without.
+    `standby`: two replicas with a lease between them, as the chart installs them; otherwise one
+    replica without a lease.
     """
     upstream, token = kubeconfig.read(account)
     authority = lab.places.certs / "ca.crt"

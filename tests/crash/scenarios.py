@@ -1,4 +1,6 @@
-"""What happens to a job, from `kubectl apply` to a place that must not depend on the operator's luck."""
+"""What happens to a job, from `kubectl apply` to an end state that must not depend on when the
+operator dies.
+"""
 
 from collections.abc import Awaitable, Callable
 
@@ -8,13 +10,13 @@ from stub_image.given import build_stub_job
 SHORT = 40
 XID_STILL_COMPUTES = 64
 XID_OFF_THE_BUS = 79
-"""What the two acts of the demo play."""
+"""The XIDs of the demo's two acts."""
 
 Scenario = Callable[[Lane, str], Awaitable[None]]
 
 
 async def finish(lane: Lane, name: str) -> None:
-    """Applied, trained, complete; the pods stay for their logs."""
+    """The job is applied, trains and completes; its pods stay for their logs."""
     await lane.create(build_stub_job(name, until=SHORT))
     await lane.until_condition("Complete")
 
@@ -25,7 +27,7 @@ async def finish(lane: Lane, name: str) -> None:
 
 
 async def pause(lane: Lane, name: str) -> None:
-    """Suspended while it trains, resumed."""
+    """The job is suspended while it trains, then resumed."""
     await lane.create(build_stub_job(name))
     await lane.until_running()
     await lane.suspend(True)
@@ -36,12 +38,14 @@ async def pause(lane: Lane, name: str) -> None:
 
 
 async def leave(lane: Lane, name: str) -> None:
-    """The first act: a GPU goes bad that still computes. Saved, left, repaired, released."""
+    """The demo's first act: a GPU goes bad but still computes. The job saves and leaves the node;
+    the node is repaired and released.
+    """
     await _lose_a_node(lane, name, XID_STILL_COMPUTES)
 
 
 async def die(lane: Lane, name: str) -> None:
-    """The second act: a GPU falls off the bus, and the rank with it."""
+    """The demo's second act: a GPU falls off the bus, and its rank dies."""
     await _lose_a_node(lane, name, XID_OFF_THE_BUS)
 
 

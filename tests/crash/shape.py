@@ -1,4 +1,6 @@
-"""What must be the same at the end, whatever happened on the way: no times, no UIDs, no figures."""
+"""The part of the end state that must be the same whatever happened before: no times, UIDs or
+figures.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +11,9 @@ from everstep_contract import names
 Object = dict[str, Any]
 OUR_MARK = "everstep.dev/cordoned-by"
 STEADY = ("Running", "Recovering", "Suspended", "Complete", "Failed")
-"""Not compared: `ObserveOnly` and `Stalled` hold for a job in any scenario alike or are told by time alone."""
+"""The conditions that are compared. `ObserveOnly` and `Stalled` are not: they are the same in every
+scenario or depend on time alone.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,17 +24,19 @@ class Shape:
     slots: tuple[tuple[int, int, str], ...]
     """(slot, attempt, cause)"""
     restarts: tuple[tuple[str, int], ...]
-    """(cause, number): each fault once, also where it killed a rank more than once before somebody moved it."""
+    """(cause, number). Each fault counts once, even if it killed a rank more than once before the
+    rank was moved.
+    """
     uncounted: int
-    """By how much restarts.total is not the sum of its causes: 0."""
+    """Difference between restarts.total and the sum of its causes; must be 0."""
     incidents: tuple[tuple[str, int, int, bool], ...]
     """(cause, slot, attempt, open)"""
     pods: tuple[tuple[str, str, bool], ...]
-    """(name without the job's, phase, being deleted)"""
+    """(name without the job's prefix, phase, whether it is being deleted)"""
     ready: str
-    """While it is not over."""
+    """The world's summary; empty once the job is over."""
     marks: tuple[tuple[bool, bool, bool], ...]
-    """Of each marked node: (cordoned, tainted, annotated)."""
+    """(cordoned, tainted, annotated) of each marked node."""
     quarantines: tuple[tuple[str, str], ...]
     """(verdict, state)"""
 
@@ -73,8 +79,9 @@ def _uncounted(restarts: Object) -> int:
 
 
 def _is_echo(incident: Object, incidents: Sequence[Object]) -> bool:
-    """A rank that died of what convicts its node later. With the operator dead in between, the job mends
-    it by itself first: two interruptions, which status must join by the quarantine.
+    """Whether the incident is the death of a rank from a fault that convicts its node later. If the
+    operator is dead in between, the job first recovers by itself. That makes two interruptions,
+    which the status must link by the quarantine.
     """
     if "attempt" in incident or incident.get("open") or "quarantine" not in incident:
         return False
@@ -102,7 +109,9 @@ def mark_of(node: Object) -> tuple[bool, bool, bool]:
 
 
 def _conditions(status: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
-    """A checkpoint's health is told only where it is bad: how far the first one is, is chance."""
+    """`CheckpointHealthy` is kept only if it is False: how far the first checkpoint has come is
+    chance.
+    """
     found = [(c["type"], c["status"], c["reason"]) for c in status.get("conditions", [])]
     kept = [c for c in found if c[0] in STEADY or (c[0] == "CheckpointHealthy" and c[1] == "False")]
     return tuple(sorted(kept))

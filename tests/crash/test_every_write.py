@@ -1,4 +1,4 @@
-"""The operator dies at each of its writes, and everything ends where it would have ended."""
+"""The operator is killed at each of its writes, and every job still reaches the same end state."""
 
 import asyncio
 import os
@@ -20,10 +20,10 @@ from journal import Journal
 pytestmark = [pytest.mark.lab]
 SEED = int(os.environ.get("EVERSTEP_CRASH_SEED", "0"))
 ONLY = os.environ.get("EVERSTEP_CRASH_ONLY", "")
-"""As the output names a case: `pause-3f09ab-after`."""
+"""A case's name, as in the output: `pause-3f09ab-after`."""
 SAMPLE = 4
 CLEAN_PLAYS = 3
-"""A write is struck at if all of so many undisturbed plays made it."""
+"""A write becomes a case if all of this many undisturbed plays made it."""
 
 
 @pytest.mark.timeout(300)
@@ -44,7 +44,7 @@ async def test_a_job_is_suspended_and_resumed_alike_wherever_the_operator_died(
 @pytest.mark.long
 @pytest.mark.timeout(0)
 async def test_the_operator_may_die_at_any_write(lab: Lab, account: Path, tmp_path: Path) -> None:
-    """Two replicas: the leader is killed, the warm standby takes over."""
+    """Two replicas: the leader is killed, and the warm standby takes over."""
     async with a_rig(lab, tmp_path, account, standby=True) as rig:
         await run_all(rig, "standby", tuple(SCENARIOS), minimum=MINIMUM)
         await assert_handed_over(rig)
@@ -55,7 +55,7 @@ async def test_the_operator_may_die_at_any_write(lab: Lab, account: Path, tmp_pa
 async def test_a_lone_operator_may_die_at_any_write(
     lab: Lab, account: Path, tmp_path: Path
 ) -> None:
-    """One replica without a lease: started again, it has to find everything out anew."""
+    """One replica without a lease: after its restart it has to find everything out again."""
     async with a_rig(lab, tmp_path, account) as rig:
         await run_all(rig, "lone", ("pause",), minimum=MINIMUM_LONE)
 
@@ -63,18 +63,21 @@ async def test_a_lone_operator_may_die_at_any_write(
 TAKEOVER_SECONDS = 30.0
 """Ten times the lease."""
 MINIMUM, MINIMUM_LONE = 300, 75
-"""Of 330 and 84 when this was written: each write that all undisturbed plays of a scenario made, at three moments.
-A tenth may come and go with the machine's load; a scenario that stops early, or a kind of write that is no longer
-seen, takes more with it."""
+"""The least number of cases. There were 330 and 84 when this was written: each write that all
+undisturbed plays of a scenario made, at three moments. A tenth may come and go with the machine's
+load. A scenario that stops early, or a kind of write that is no longer seen, removes more.
+"""
 
 
 ABSENT = 0.02
-"""Largest share of the cases whose write may come in no play. All its plays end at the right place, but the cases
-beside it crash the same operator, which then may have nothing to write."""
+"""The largest share of cases whose write may come in no play. All plays of such a case reach the
+right end state, but the cases on the other lanes crash the same operator, which then may have
+nothing to write.
+"""
 
 
 async def run_all(rig: Rig, suite: str, names: Sequence[str], minimum: int) -> None:
-    """From where an earlier run with this seed and this code stopped, to the end."""
+    """Run all cases, continuing where an earlier run with this seed and this code stopped."""
     journal = Journal(suite, SEED)
     runner = Runner(rig.proxy, rig.operator, rig.lanes)
     if journal.plan is None:
@@ -100,7 +103,7 @@ async def run_all(rig: Rig, suite: str, names: Sequence[str], minimum: int) -> N
 
 
 def conclude(journal: Journal, cases: int) -> None:
-    """Also of what earlier runs did."""
+    """Check all results, including those of earlier runs."""
     results = journal.done
     print(f"moments: {dict(Counter(name.rpartition('-')[2] for name in results))}; "
           f"{sum(r['plays'] > 1 for r in results.values())} came in their second play")  # fmt: skip
@@ -114,8 +117,8 @@ def conclude(journal: Journal, cases: int) -> None:
 
 
 async def assert_handed_over(rig: Rig) -> None:
-    """Each crash of a leader is followed by a takeover, and it is the other one that takes over. The last
-    case may be over before the lease of its dead leader is: that takeover is waited for.
+    """Each crash of a leader is followed by a takeover by the other replica. The last case may end
+    before the lease of its dead leader expires, so this waits for that takeover.
     """
     crashes = rig.operator.crashes
     end = time.monotonic() + TAKEOVER_SECONDS

@@ -1,4 +1,4 @@
-"""The leader is told to end (SIGTERM: a roll-out, a drained node) in the middle of a recovery."""
+"""The leader gets SIGTERM (as in a roll-out or a node drain) in the middle of a recovery."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A long run that is stopped goes on where it stopped; one that is over begins anew."""
+"""A long run that was stopped continues where it stopped; a finished one starts over."""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""The operator's whole memory is the API server. Here that memory is wrong: wiped, old, or read old."""
+"""The operator keeps all its state in the API server. Here that state is wrong: wiped, restored
+from an older copy, or read from old lists.
+"""
 
 import asyncio
 import os
@@ -25,7 +27,7 @@ def attempts_of(found: dict) -> dict[int, int]:
 
 
 async def lose_pod(lane: Lane, slot: int) -> None:
-    """Somebody deletes the pod; the next attempt runs."""
+    """Delete the slot's pod and wait until its next attempt runs."""
     pod = await lane.board.current_pod(lane.job, slot)
     assert pod is not None
     await lane.board.delete_pod(pod.name)
@@ -33,7 +35,7 @@ async def lose_pod(lane: Lane, slot: int) -> None:
 
 
 async def until_quiet(rig: Rig, seconds: float = 4.0) -> None:
-    """No write of the operator's for a while."""
+    """Wait until the operator has written nothing for `seconds`."""
 
     async def quiet() -> bool:
         loop = asyncio.get_running_loop()
@@ -65,7 +67,9 @@ async def test_a_status_that_was_wiped_by_hand_is_rebuilt_and_no_attempt_is_used
 
 
 async def wipe(lane: Lane) -> None:
-    """`kubectl replace --subresource=status` of a job without one."""
+    """Remove all status fields, like `kubectl replace --subresource=status` with a job without a
+    status.
+    """
     place = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/default/{names.PLURAL}/{lane.job}"
     fields = (await lane.status()).keys()
     await lane.api.patch(f"{place}/status", {"status": dict.fromkeys(fields)})
@@ -74,7 +78,9 @@ async def wipe(lane: Lane) -> None:
 async def test_etcd_restored_to_an_older_state_uses_no_attempt_again_and_takes_nothing_back(
     lab: Lab, account: Path, tmp_path: Path
 ) -> None:
-    """Kept at attempt 1, restored after attempt 3: pods come back that had gone, and are not run."""
+    """The copy is made at attempt 1 and restored after attempt 3: deleted pods come back, and are
+    not run.
+    """
     name = "restored"
     async with a_rig(lab, tmp_path, account) as rig:
         lane = rig.lanes[0]
@@ -103,7 +109,7 @@ async def test_etcd_restored_to_an_older_state_uses_no_attempt_again_and_takes_n
 async def test_an_operator_that_starts_on_old_lists_ends_at_the_same_place(
     lab: Lab, account: Path, tmp_path: Path
 ) -> None:
-    """It sees the world of before an attempt, for a while, and then the true one."""
+    """For a while the operator sees the lists from before an attempt, and then the true ones."""
     stale = Stale(random.Random(SEED))
     async with a_rig(lab, tmp_path, account, "--resync-seconds=5") as rig:
         rig.proxy.faults.append(stale)

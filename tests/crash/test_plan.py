@@ -1,4 +1,4 @@
-"""Which writes of the undisturbed plays are cases."""
+"""Which writes of the undisturbed plays become cases."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""Calls and watches that go wrong, again and again, while jobs live: the end is the undisturbed one."""
+"""Calls and watches fail again and again while jobs run; the jobs still end as undisturbed ones."""
 
 import asyncio
 import os
@@ -62,14 +62,18 @@ TROUBLES: dict[str, Make] = {
 ENDS_THE_PROCESS = frozenset(
     {"500 in the stream", "410 instead of a watch", "answers that are cut, or no JSON"}
 )
-"""kopf gives such a watch up and its process ends; another one is started, and lists everything."""
+"""After these troubles kopf gives up a watch, and the operator's process ends. Another process is
+started and lists everything.
+"""
 
 
 @pytest.mark.parametrize("title", TROUBLES)
 async def test_the_same_place_in_spite_of(
     title: str, lab: Lab, account: Path, tmp_path: Path, cleans: dict[str, Clean]
 ) -> None:
-    """What was lost is looked for by the full lists, every 5 s here. Of the two health acts one each."""
+    """The full lists, every 5 s here, find what was lost. Each trouble plays one of the two health
+    acts.
+    """
     played = ("pause", "finish", ACTS[_number(title) % 2])
     async with a_rig(lab, tmp_path, account, "--resync-seconds=5") as rig:
         runner = Runner(rig.proxy, rig.operator, rig.lanes, cleans)
@@ -126,7 +130,7 @@ async def test_a_right_that_was_taken_away_is_told_on_the_job_and_missed_no_long
 
 @asynccontextmanager
 async def without_right(api: Api, *resources: str) -> AsyncIterator[None]:
-    """No role may write these objects any more."""
+    """Within this context no role of Everstep's may patch or update these resources."""
     path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
     roles = [r for r in await api.list(path) if r["metadata"]["name"].startswith("everstep")]
     for role in roles:
@@ -178,7 +182,7 @@ async def test_a_job_trains_on_while_the_api_server_is_away_for_a_minute(
 
 
 async def test_a_watch_that_went_silent_is_noticed(lab: Lab, account: Path, tmp_path: Path) -> None:
-    """The connection is open and nothing comes, not even a bookmark."""
+    """The connection stays open, but nothing arrives, not even a bookmark."""
     silent = Silent(random.Random(SEED), share=1.0, on=False)
     async with a_rig(lab, tmp_path, account) as rig:
         await bring(rig, silent)
@@ -195,7 +199,9 @@ async def test_a_watch_that_went_silent_is_noticed(lab: Lab, account: Path, tmp_
 
 
 async def bring(rig: Rig, trouble: Trouble) -> None:
-    """Watches that are open already are none of its business, so the operator starts anew."""
+    """Add the trouble and restart the operator, because a trouble does not act on watches that are
+    already open.
+    """
     rig.proxy.faults.append(trouble)
     await rig.operator.crash()
 

@@ -1,4 +1,4 @@
-"""What a network, a proxy or an API server in distress does to calls and watches, for as long as it
+"""What a failing network, proxy or API server does to calls and watches, for as long as the trouble
 is switched on.
 """
 
@@ -35,7 +35,9 @@ def status_patches(call: Call) -> bool:
 
 @dataclass(slots=True)
 class Trouble(Fault):
-    """Of what it is about, the first is struck, and then a `share`, as `chance` has it."""
+    """Strikes the first call or event that it is about, and then a random `share` of them, drawn
+    from `chance`.
+    """
 
     chance: random.Random
     share: float = 0.3
@@ -50,7 +52,7 @@ class Trouble(Fault):
 
 @dataclass(slots=True)
 class Refused(Trouble):
-    """Answered with an error; with `applied`, although it was done."""
+    """The call is answered with an error; with `applied`, after the API server has done it."""
 
     which: Which = everything
     status: int = 500
@@ -74,7 +76,7 @@ class Refused(Trouble):
 
 @dataclass(slots=True)
 class Garbled(Trouble):
-    """The answer to a call is cut in its middle, or is no JSON at all."""
+    """The answer to a call is cut off in the middle, or is not JSON at all."""
 
     which: Which = everything
 
@@ -87,7 +89,7 @@ class Garbled(Trouble):
 
 @dataclass(slots=True)
 class Broken(Trouble):
-    """The connection breaks after some seconds in which nothing came, done or not."""
+    """The call is carried out, but the connection breaks after `seconds` without an answer."""
 
     which: Which = everything
     seconds: float = 1.0
@@ -101,7 +103,7 @@ class Broken(Trouble):
 
 @dataclass(slots=True)
 class Away(Trouble):
-    """There is no API server: nothing is answered, and watches break."""
+    """The API server is unavailable: no call is answered, and watches break."""
 
     share: float = 1.0
 
@@ -129,7 +131,7 @@ class Away(Trouble):
 
 @dataclass(slots=True)
 class Dropped(Trouble):
-    """Events of a watch that never come."""
+    """Some events of a watch never arrive."""
 
     async def lines(self, call: Call, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for line in lines:
@@ -139,7 +141,7 @@ class Dropped(Trouble):
 
 @dataclass(slots=True)
 class Repeated(Trouble):
-    """Events come twice, and old ones again much later."""
+    """Some events arrive twice, and old ones arrive again."""
 
     async def lines(self, call: Call, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         old: list[bytes] = []
@@ -155,7 +157,7 @@ class Repeated(Trouble):
 
 @dataclass(slots=True)
 class Late(Trouble):
-    """Events of one kind are held back for seconds, so that kinds overtake each other."""
+    """Some events are held back for up to `seconds`, so that other kinds overtake them."""
 
     seconds: float = 3.0
 
@@ -168,8 +170,8 @@ class Late(Trouble):
 
 @dataclass(slots=True)
 class Failing(Trouble):
-    """A watch ends: with an ERROR event of that code, in the middle of a line (`code` 0), or as if the
-    server had closed it (-1).
+    """A watch ends: with an ERROR event with this `code`, in the middle of a line (`code` 0), or as
+    if the server had closed it (-1).
     """
 
     code: int = 410
@@ -191,7 +193,7 @@ class Failing(Trouble):
 
 @dataclass(slots=True)
 class Stale(Trouble):
-    """Lists as they were when they were last read before `frozen`."""
+    """Lists are answered as they were when they were last read before `frozen` was set."""
 
     share: float = 1.0
     on: bool = False
@@ -213,7 +215,7 @@ class Stale(Trouble):
 
 @dataclass(slots=True)
 class Silent(Trouble):
-    """Watches that are open when it begins show nothing any more; newer ones do."""
+    """Watches that are open when `hush` is called deliver nothing any more; newer ones do."""
 
     hushed: set[int] = field(default_factory=set)
     open: set[int] = field(default_factory=set)

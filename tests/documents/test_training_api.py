@@ -1,4 +1,4 @@
-"""The training API in `examples/README.md` is that of the code."""
+"""`examples/README.md` documents the training API as it is in the code."""
 
 import ast
 import inspect
@@ -21,7 +21,7 @@ ALSO_READ = re.compile(r"`(?:job|step)\.(\w+)`")
 
 
 def parts(function: ast.FunctionDef) -> tuple[str, str]:
-    """Arguments without `self`, and what is returned."""
+    """Return the arguments without `self`, and the return type."""
     function.args.args = [a for a in function.args.args if a.arg != "self"]
     returned = ast.unparse(function.returns) if function.returns else ""
     return ast.unparse(function.args), returned

@@ -1,4 +1,4 @@
-"""A real API server asked thousands of times whether it would take an object: dry runs, strictly validated."""
+"""A client that asks a real API server whether it would accept an object, by strict dry runs."""
 
 import http.client
 import json
@@ -14,7 +14,7 @@ JOBS = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/default/{names.PLURAL}"
 
 
 class ApiServer:
-    """One connection, kept open; not for several threads."""
+    """One connection that stays open. Not safe for use by several threads."""
 
     def __init__(self, url: str, *, token: str, ca: Path) -> None:
         place = urlsplit(url)
@@ -27,7 +27,7 @@ class ApiServer:
         self._line.close()
 
     def ask(self, body: Object) -> tuple[int, Object]:
-        """Status and answer of creating it, which changes nothing."""
+        """Return the status and the answer of creating the object in a dry run."""
         return self.send("POST", f"{JOBS}?dryRun=All&fieldValidation=Strict", body)
 
     def send(

@@ -1,4 +1,4 @@
-"""A lab without an operator: its API server judges what is put in."""
+"""A lab without an operator: its API server alone accepts or refuses objects."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Specs that somebody might send: a good one with some of its fields replaced, the way the schema invites it."""
+"""Specs that a user might send: a valid one with fields replaced by values the schema suggests."""
 
 import copy
 import math
@@ -27,7 +27,7 @@ OTHER_TYPES: tuple[Any, ...] = (None, True, False, 0, 1, -1, 1.5, "", "3", [], [
 
 
 def fields(schema: dict[str, Any], path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every field of the spec, parts and leaves; of a list its first entry."""
+    """Yield every field of the spec, both objects and leaves; for a list, its first entry."""
     for name, inner in (schema.get("properties") or {}).items():
         yield (*path, name), inner
         yield from fields(inner, (*path, name))
@@ -40,7 +40,7 @@ FIELDS = tuple(fields(crd.build_schema(model.JobSpec)))
 
 
 def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Of its type, around its bounds, and of other types."""
+    """Values of the field's type, values around its bounds, and values of other types."""
     kinds = {"integer": _numbers, "number": _numbers, "string": _strings, "array": _lists}
     own = kinds.get(schema.get("type", ""))
     closed = schema.get("type") == "object" and "properties" in schema
@@ -73,7 +73,7 @@ def _lists(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
 
 @st.composite
 def specs(draw: st.DrawFn) -> tuple[dict[str, Any], list[Path]]:
-    """A spec and the fields that were replaced in it."""
+    """A spec, and the paths of the fields that were replaced in it."""
     spec: dict[str, Any] = a_spec()
     chosen = draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3))
     for path, schema in chosen:
@@ -82,7 +82,7 @@ def specs(draw: st.DrawFn) -> tuple[dict[str, Any], list[Path]]:
 
 
 def replaced(document: Any, path: Path, value: Any) -> Any:
-    """A copy with the value there; what is not there on the way is made."""
+    """Return a copy with `value` at `path`. What is missing on the way is created."""
     if not path:
         return copy.deepcopy(value)
     key, rest = path[0], path[1:]
@@ -94,7 +94,7 @@ def replaced(document: Any, path: Path, value: Any) -> Any:
 
 
 def as_stored(document: Any) -> Any:
-    """As the API server keeps it: a field that is null is absent, and 3.0 is 3."""
+    """Return the document as the API server stores it: null fields are absent, and 3.0 is 3."""
     if isinstance(document, dict):
         return {k: as_stored(v) for k, v in document.items() if v is not None}
     if isinstance(document, list):

@@ -1,4 +1,6 @@
-"""What is handed to the training API in a wrong type or range is refused with call, argument, value, fix."""
+"""The training API refuses values of a wrong type or range. The error names the call, the argument,
+the value and the fix.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""What people see on the terminal when a script has a mistake in it: the cause and the fix, once, and no second try.
+"""What users see on the terminal when a script has a mistake: the cause and fix, once, no retry.
 
-Each script of `scripts/` is sound but for the mistake that names it.
+Each script in `scripts/` is correct except for the mistake that its name says.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 async def train(folder: Path, name: str, *arguments: str, run: str = "trial") -> tuple[int, str]:
-    """`everstep run` as a user would call it; returns status and output."""
+    """Run `everstep run` as a user would; return its status and output."""
     everstep = Path(sys.executable).parent / "everstep"
     child = await asyncio.create_subprocess_exec(
         str(everstep), "run", "--store", str(folder / "store"), "--run", run, str(folder / name),
@@ -72,7 +72,7 @@ async def test_a_mistake_ends_the_run_with_its_cause_and_the_fix(folder: Path, n
     found, shown = await train(folder, f"{name}.py")
     assert found == status
     assert re.search(words, shown, re.M), shown
-    # Once steps were taken, a sample may have been hurt on the way: the same step is tried three times.
+    # After a first step, a sample may have been damaged on the way: the step is tried three times.
     tries = 3 if name == "raises_on_one_sample" else 1
     assert len(re.findall(r"Traceback", shown)) <= tries
     lost = len(re.findall(r"s  lost: ", shown))
@@ -80,7 +80,7 @@ async def test_a_mistake_ends_the_run_with_its_cause_and_the_fix(folder: Path, n
 
 
 async def test_a_model_of_another_shape_names_the_tensor_and_spoils_nothing(folder: Path) -> None:
-    """A run begun with one shape, tried with another, then gone on with in the first."""
+    """A run is started with one shape, tried with another, then continued with the first."""
     status, shown = await train(folder, "base.py", "4")
     assert status == 0, shown
     status, shown = await train(folder, "base.py", "8")

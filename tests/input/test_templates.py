@@ -1,4 +1,4 @@
-"""A template that the schema lets through is built into a pod, or is a condition: it never breaks a pass."""
+"""A template that the schema accepts becomes a pod or a condition: it never breaks a pass."""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""What the on-call reads: lines with the incident's id, each said once; metrics as the page lists them."""
+"""What the person on call reads: log lines with the incident's id, each logged once, and metrics as
+the page lists them.
+"""
 
 import asyncio
 import logging
@@ -105,7 +107,7 @@ QUIET = {
 
 @pytest.mark.parametrize("case", QUIET)
 def test_nothing_is_written_or_said_while_nothing_changes(case: str) -> None:
-    """After the passes that count and tell what has happened."""
+    """The first two passes count and report what has happened; later ones are quiet."""
     observed, status = QUIET[case], JobStatus()
     for number in range(8):
         planned = plan.plan(observed, NOW + number)
@@ -135,7 +137,7 @@ def families() -> list[Metric]:
 
 
 def listed() -> dict[str, str]:
-    """Metric → type, from the page's table."""
+    """Return each metric's type, from the page's table."""
     found: dict[str, str] = {}
     for names, kind in re.findall(
         r"^\| ((?:`everstep_\w+`(?:, )?)+) \| (\w+)", PAGE.read_text(), re.M

@@ -1,4 +1,4 @@
-"""One lab for this folder; a job is shared by the tests of a file where its outcome allows."""
+"""One lab for this folder. The tests of a file share a job where its outcome allows."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Both acts of the demo on a small job, then its end. One job, in the order of the file."""
+"""Both acts of the demo on a small job, then its end: one job, in the order of the tests here."""
 
 import pytest
 
@@ -19,7 +19,7 @@ async def trial(lab: Lab, board: Board) -> Trial:
 
 
 async def start_once(lab: Lab, board: Board, job: dict) -> Trial:
-    """The job of this file, created by the first test that asks for it."""
+    """This file's job; the first test that asks for it creates it."""
     name = job["metadata"]["name"]
     watch = RunWatch(URI, f"{NAMESPACE}/{name}", lab.store_environment)
     if not await board.exists(name):
@@ -28,7 +28,7 @@ async def start_once(lab: Lab, board: Board, job: dict) -> Trial:
 
 
 async def hurt(lab: Lab, trial: Trial, slot: int, xid: int) -> str:
-    """Breaks the GPU that the slot's pod holds; the node's name."""
+    """Break the GPU that the slot's pod holds; returns the node's name."""
     pod = await trial.board.current_pod(trial.name, slot)
     assert pod is not None
     faults.break_gpu(lab, pod, xid, NAMESPACE)

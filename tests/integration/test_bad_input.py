@@ -1,4 +1,4 @@
-"""The most common mistakes lead to a condition with the fix, without endless restarts."""
+"""The most common mistakes lead to a condition that names the fix, without endless restarts."""
 
 import asyncio
 
@@ -40,7 +40,10 @@ async def test_a_wrong_resource_is_refused_with_the_field_and_the_fix(board: Boa
 
 
 async def fails(lab: Lab, board: Board, job: dict, *, limit: float = 60.0) -> tuple[str, str]:
-    """Reason and message of Failed; the job is deleted, and no container was started for ever."""
+    """The reason and message of the job's Failed condition.
+
+    Also checks that no container is restarted without end, and deletes the job.
+    """
     name = job["metadata"]["name"]
     await board.create(job)
     watch = RunWatch(URI, f"{NAMESPACE}/{name}", lab.store_environment)

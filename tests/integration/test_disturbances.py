@@ -1,4 +1,4 @@
-"""One job without an end under many faults; each test continues where the last one ended."""
+"""One endless job under many faults; each test continues where the previous one ended."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Somebody without the job's token gets the address of a dead pod, and answers operator and agents there."""
+"""Somebody without the job's token takes a dead pod's address and answers operator and agents."""
 
 import asyncio
 import json
@@ -18,7 +18,9 @@ NAME = "impersonated"
 
 
 def build_lie() -> bytes:
-    """Read as any document: the run is done, has failed, is fenced, all have left; it coordinates; the job is over."""
+    """A document that lies in whatever format it is read: the run is done, has failed, is fenced,
+    all have left; it coordinates; the job is over.
+    """
     seen = levels.Seen(
         epoch=1000,
         done=True,
@@ -76,7 +78,7 @@ async def test_a_stranger_at_a_dead_pods_address_can_neither_end_the_job_nor_lea
 
 
 async def until_bound(stranger: Stranger, address: str) -> None:
-    """Once the dead agent has let go of it."""
+    """Start the stranger at the address, as soon as the dead agent no longer occupies it."""
     async with asyncio.timeout(30):
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Every command of the plugin's README, as written, in a sensible order."""
+"""Every command of the plugin's README, exactly as written, in a sensible order."""
 
 import asyncio
 import os
@@ -23,13 +23,13 @@ STEP = 400
 
 
 def commands(*starts: str) -> list[str]:
-    """Lines of the README that begin so."""
+    """The README's kubectl commands that start with one of `starts`."""
     lines = [line.strip() for line in re.findall(r"^    (kubectl .*)$", README, re.M)]
     return [line for line in lines if line.startswith(starts)]
 
 
 class Shell:
-    """A user's, with the lab's kubectl and the plugin in PATH."""
+    """A user's shell, with the lab's kubectl and the plugin in PATH."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self._folder = folder

@@ -1,5 +1,6 @@
-"""Two slots on one node, and one of its GPUs falls off the bus: one pod has lost its state, the other
-must save and leave, both at once.
+"""Two slots run on one node, and one of its GPUs falls off the bus.
+
+At the same time, one pod has lost its state and the other one must save and leave.
 """
 
 import pytest
@@ -14,7 +15,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
 
 def build_crowded_job(name: str, node: str) -> dict:
-    """Its pods want to be on that node, and may be elsewhere."""
+    """A job whose pods prefer that node but may run elsewhere."""
     job = build_job(name, env={"TINY_STEPS": "100000"})
     here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
     near = {"weight": 100, "preference": {"matchExpressions": [here]}}

@@ -1,7 +1,8 @@
-"""What a stranger tries with its own rights, on the real API server, and what becomes of it: nothing.
+"""What a stranger tries with its own rights on the real API server, and that it achieves nothing.
 
-The tenant may do what the ClusterRole `edit` allows in a namespace of its own; the neighbour the same in
-the namespace of the job. Who has stolen the operator's token may do what RBAC and the policies leave.
+The tenant may do what the ClusterRole `edit` allows in its own namespace; the neighbour may do the
+same in the namespace of the job. Somebody who has stolen the operator's token may do what RBAC and
+the policies allow.
 """
 
 import asyncio
@@ -74,7 +75,7 @@ class Scene:
         self.board = Board(admin)
 
     async def acting(self, namespace: str, account: str) -> Api:
-        """A client with a fresh token of that account."""
+        """A client with a fresh token of that ServiceAccount."""
         path = f"{CORE}/{namespace}/serviceaccounts/{account}/token"
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = (await self.admin.create(path, body))["status"]["token"]
@@ -83,7 +84,7 @@ class Scene:
         return await self._stack.enter_async_context(Api(url, token=token, ca=ca))
 
     async def create_pod(self, api: Api, body: Object) -> str:
-        """Its path; it is deleted at the end."""
+        """Create the pod, to be deleted at the end, and return its path."""
         path = f"{CORE}/{body['metadata']['namespace']}/pods"
         await until(f"{path} takes a pod", lambda: _created(api, path, body))
         mine = f"{path}/{body['metadata']['name']}"
@@ -91,7 +92,7 @@ class Scene:
         return mine
 
     async def until_ended(self, path: str) -> None:
-        """Its container has written its message, or the garbage collector was quicker."""
+        """Wait until the pod's container has ended, or the pod has been garbage-collected."""
 
         async def ended() -> bool:
             pod = await self.find(path)
@@ -117,7 +118,7 @@ class Scene:
 
 
 async def _created(api: Api, path: str, body: Object) -> bool:
-    """A pod can be made once its namespace has its ServiceAccount, and the right has been heard of."""
+    """Create the pod; False until its namespace has a ServiceAccount and the right is in effect."""
     try:
         await api.create(path, body)
     except ApiError as error:
@@ -162,7 +163,7 @@ async def victim(scene: Scene) -> AsyncIterator[Trial]:
 
 
 async def lives(trial: Trial) -> list[tuple[int, str]]:
-    """Attempt and pod of each slot, as status has them."""
+    """The attempt and the pod UID of each slot, from the job's status."""
     slots = (await trial.job())["status"]["slots"]
     return [(slot["attempt"], slot["podUid"]) for slot in slots]
 
@@ -195,8 +196,9 @@ def a_pod(namespace: str, name: str, script: str, **env: str) -> Object:
 
 
 def a_forgery(pod: Object, namespace: str, attempt: int) -> Object:
-    """Everything that can be copied from a pod of the job: labels, owner, annotations, proof. It says that the
-    job is done.
+    """A pod with all that can be copied from the job's pod: labels, owner, annotations, proof.
+
+    It reports that the job is done.
     """
     said = ExitReport(cause=Cause.DONE, message="", attempt=attempt, epoch=1, step=1, done=True)
     log, text = names.TERMINATION_LOG, report.encode(said).decode()
@@ -246,7 +248,7 @@ async def test_a_forged_attempt_beside_the_job_is_not_adopted_not_even_after_a_l
 
 
 def a_page(node: Object, xid: int) -> str:
-    """Of a dcgm-exporter that sees these GPUs, the first with that XID."""
+    """The page of a dcgm-exporter that sees this node's GPUs, the first one with this XID."""
     lines = []
     for gpu in node["gpus"]:
         labels = f'gpu="{gpu["index"]}",UUID="{gpu["uuid"]}",Hostname="x"'
@@ -255,7 +257,7 @@ def a_page(node: Object, xid: int) -> str:
 
 
 def an_exporter(node: str, shown: Object, xid: int) -> Object:
-    """A tenant's pod with the labels of an exporter, on a node that it names."""
+    """A tenant's pod with the labels of an exporter, which names the node that it runs on."""
     body = a_pod("tenant", f"exporter-{node}", SERVE, PAGE=a_page(shown, xid))
     body["metadata"]["labels"] = {
         "app.kubernetes.io/name": "dcgm-exporter", "app": "nvidia-dcgm-exporter",
@@ -272,8 +274,9 @@ async def listens(scene: Scene, path: str) -> bool:
 
 
 async def test_a_tenants_exporter_convicts_no_node_and_hides_no_fault(scene: Scene) -> None:
-    """It accuses one node, and speaks well of another whose GPU really fails: the second verdict shows that
-    the operator has looked at both.
+    """It accuses one node, and shows as healthy another node whose GPU really fails.
+
+    The verdict on the second node shows that the operator has looked at both.
     """
     stranger = await scene.acting("tenant", "stranger")
     shown = (await asyncio.to_thread(scene.lab.status))["nodes"]
@@ -301,12 +304,12 @@ async def test_a_tenants_exporter_convicts_no_node_and_hides_no_fault(scene: Sce
 
 
 async def list_exporters(scene: Scene) -> None:
-    """A new operator lists them; a running one would once a minute."""
+    """Restart the operator: a new one lists the exporters at once, a running one once a minute."""
     await asyncio.to_thread(scene.lab.operator_restart)
 
 
 async def release(scene: Scene, node: str) -> None:
-    """Healed, and no longer quarantined: a quarantine that is deleted answers the evidence."""
+    """Heal the node, delete the quarantines (which answers the evidence), and wait for release."""
     await asyncio.to_thread(scene.lab.heal, node)
     for quarantine in await scene.board.quarantines():
         await scene.board.release(quarantine["metadata"]["name"])
@@ -320,7 +323,7 @@ async def release(scene: Scene, node: str) -> None:
 async def test_a_second_exporter_makes_its_node_unknown_with_an_event_and_nothing_else(
     scene: Scene,
 ) -> None:
-    """Made by somebody who may create DaemonSets in a namespace that is believed."""
+    """Somebody who may create DaemonSets in a trusted namespace has created it."""
     shown = (await asyncio.to_thread(scene.lab.status))["nodes"]
     node = sorted(shown)[-1]
     labels = {"app": "nvidia-dcgm-exporter", "second": "yes"}

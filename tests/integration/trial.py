@@ -1,4 +1,4 @@
-"""The names that the tests of this folder use; everything is `everstep_demo.trial`'s."""
+"""The names that this folder's tests use, all from `everstep_demo.trial`."""
 
 from everstep_demo.trial import NAMESPACE, URI, Trial, build_job
 

@@ -1,4 +1,4 @@
-"""What a real cluster said (the lab: two GPUs broken under a job of two pods)."""
+"""Recordings of a real cluster (the lab: two GPUs broken under a job of two pods)."""
 
 import copy
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 HERE = Path(__file__).parent / "recorded"
 NOW = 1795299029.0
-"""2026-11-21 22:10:29 UTC, when it was recorded."""
+"""The time of the recording: 2026-11-21 22:10:29 UTC."""
 
 
 def job(**status: Any) -> dict[str, Any]:

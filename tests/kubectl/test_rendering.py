@@ -1,4 +1,4 @@
-"""What an engineer reads, from what a real cluster said."""
+"""What an engineer reads, rendered from the recordings of a real cluster."""
 
 from everstep_kubectl import checkpoints, incidents, jobs, nodes, text, timeline
 from kubectl import recordings

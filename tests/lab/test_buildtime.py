@@ -1,4 +1,4 @@
-"""How long a first build still takes, told from how far it has come."""
+"""The estimate of how long a first build still takes, from its progress."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The exporter's page as a function of GPU state and time; its shape is what operators parse."""
+"""The exporter's page as a function of GPU state and time; operators parse its format."""
 
 from dataclasses import replace
 from pathlib import Path

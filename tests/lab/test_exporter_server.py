@@ -1,4 +1,4 @@
-"""The exporter over HTTP: a page per collect interval, and each of its silences."""
+"""The exporter over HTTP: one page per collect interval, and each way to fail."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ URL = f"http://{HOST}:{PORT}/metrics"
 
 
 class Machine:
-    """What the server reads: GPUs, holders and a clock that stands still."""
+    """What the server reads: GPUs, their holders and a clock that stands still."""
 
     def __init__(self) -> None:
         self.gpus: list[Gpu] = [build_gpu(0, "node-1", 0)]
@@ -28,7 +28,7 @@ class Machine:
 @pytest.fixture
 async def machine() -> AsyncIterator[Machine]:
     machine = Machine()
-    # The interval is longer than any test: each calls `collect` itself.
+    # The interval is longer than any test, so each test calls `collect` itself.
     task = asyncio.create_task(machine.server.run(HOST, PORT, interval=3600))
     await machine.server.listening.wait()
     yield machine

@@ -1,4 +1,4 @@
-"""The device plugin against a stand-in of the kubelet's side over real gRPC; the rest by value."""
+"""The device plugin over real gRPC against a stand-in for the kubelet, the rest on values."""
 
 import asyncio
 import contextlib
@@ -111,7 +111,7 @@ def test_nobody_holds_a_gpu_that_no_container_was_given() -> None:
     assert find_holder("g0", [process(1, 0, 9)]) is None
 
 
-# --- what outlives the container of the lab-node ----------------------------------------------
+# --- state that outlives the lab-node's container ---------------------------------------------
 
 
 def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_read_is_an_empty_state(tmp_path: Path, text: str)
 
 
 class Stage:
-    """Counts blows: whoever asks for a holder is about to strike."""
+    """Counts requests for the holder of a GPU: code that asks for a holder is about to kill it."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -167,7 +167,7 @@ async def test_a_fault_taken_up_again_is_shown_again_and_kills_nobody_a_second_t
 
 
 class Kubelet:
-    """The kubelet's end: takes a registration, then connects to the plugin as it was told."""
+    """The kubelet's side: accepts a registration, then connects to the plugin as registered."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -234,7 +234,7 @@ async def test_it_registers_again_with_a_kubelet_that_started_anew(tmp_path: Pat
     async with running(a_plugin(tmp_path, lambda: GPUS)):
         async with kubelet.serving():
             await kubelet.requests.get()
-        (tmp_path / ENDPOINT).unlink()  # as a kubelet does at its start
+        (tmp_path / ENDPOINT).unlink()  # as a kubelet does when it starts
         async with kubelet.serving():
             async with asyncio.timeout(20):
                 await kubelet.requests.get()

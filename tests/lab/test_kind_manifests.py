@@ -1,4 +1,4 @@
-"""What the kind lab asks for, by value; that it works is what the stories of e2e/ show."""
+"""What the kind lab requests, on plain values; the stories of e2e/ show that it works."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The shim with real processes: output, exit, signals, and that nothing is left of a container."""
+"""The shim with real processes: output, exit, signals, and that a container leaves nothing."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ def log_of(folder: Path) -> bytes:
 
 
 async def until_said(folder: Path, process: ContainerProcess, text: bytes) -> None:
-    """Until the log holds `text`; the container must be running."""
+    """Wait until the log contains `text`; the container must be running."""
     async with asyncio.timeout(20):
         async for chunk in follow(folder / "log", Wanted(follow=True), lambda: True):
             if text in chunk:
@@ -112,7 +112,7 @@ async def test_kill_ends_everything_however_it_was_started(tmp_path: Path) -> No
 
 
 async def test_a_shim_that_is_told_to_end_takes_the_container_with_it(tmp_path: Path) -> None:
-    """That is what it is told by the kernel when the lab is killed."""
+    """The kernel sends this signal to the shim when the lab is killed."""
     process = await start(tmp_path, PYTHON, "-c", SPAWN_DAEMON + "time.sleep(300)")
     assert await process.started()
     await until_said(tmp_path, process, b"up")

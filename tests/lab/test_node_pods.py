@@ -1,4 +1,4 @@
-"""Pods on a real control plane: what a person with kubectl sees of a simulated node."""
+"""Pods on a real control plane: what a user of kubectl sees of a simulated node."""
 
 import json
 import select
@@ -92,7 +92,7 @@ def get(lab: LabClass, kind: str, name: str, *more: str) -> Pod:
 
 
 def wait(lab: LabClass, name: str, path: str, value: str, seconds: int = 60) -> Pod:
-    """Until the field has the value, as `kubectl wait` sees it; the pod then."""
+    """Wait, with `kubectl wait`, until the field has the value; returns the pod."""
     lab.kubectl(
         "wait", f"pod/{name}", f"--for=jsonpath={{{path}}}={value}", f"--timeout={seconds}s"
     )
@@ -129,7 +129,7 @@ def page(lab: LabClass, node: str) -> str:
 
 
 def until(condition: Callable[[], bool], lab: LabClass, what: str) -> None:
-    """Asks every 0.2 s for up to a minute; for what kubectl cannot wait for."""
+    """Check every 0.2 s for up to a minute. For conditions that kubectl cannot wait for."""
     for _ in range(300):
         if condition():
             return
@@ -189,7 +189,7 @@ def test_what_a_pod_refers_to_reaches_its_environment_and_files(
     )  # fmt: skip
     pod = wait(lab, "refers", ".status.phase", "Succeeded")
     said = lab.kubectl("logs", "refers").split()
-    # The API server adds labels of its own, the node's topology.
+    # The API server adds labels of its own: the topology of the node.
     assert said[:3] == [pod["status"]["podIP"], "s3cret", "hello"]
     assert 'shown="yes"' in said
 
@@ -277,7 +277,7 @@ def test_a_pod_deleted_by_force_leaves_no_process(lab: LabClass, apply: Callable
 
 
 def pods_of(lab: LabClass) -> set[str]:
-    """Names of the pods that the nodes themselves still have."""
+    """Names of the pods that the simulated nodes themselves still have."""
     nodes = lab.status()["nodes"].values()
     return {pod["name"] for node in nodes for pod in node["pods"]}
 

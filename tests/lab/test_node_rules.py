@@ -1,4 +1,4 @@
-"""What a kubelet decides, by value: environment, paths, volumes, devices, phase, back-off."""
+"""A kubelet's decisions on plain values: environment, paths, volumes, devices, phase, back-off."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,6 +1,6 @@
-"""A lab comes up, is steered, and leaves nothing behind, however it ends.
+"""A lab starts, can be controlled, and leaves nothing behind, however it ends.
 
-Each lab here has a network of its own, so that one which the developer runs is not disturbed.
+Each lab here has its own network, so that it does not disturb a lab that the developer runs.
 """
 
 import contextlib
@@ -53,14 +53,14 @@ def network() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shared(network: None) -> Iterator[Lab]:
-    """One lab for the tests that leave it whole."""
+    """One lab for all tests that do not break it."""
     with Lab(BARE, say=print) as lab:
         yield lab
 
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    """One to break; one lab runs per network, so it has another."""
+    """A lab that a test may break, on another network: only one lab can run per network."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
         with Lab(BARE, say=print) as lab:
@@ -73,7 +73,7 @@ def leftovers(lab: Lab) -> list[object]:
 
 
 def running(word: str) -> list[str]:
-    """Command lines of all processes that contain the word."""
+    """Command lines of all other processes that contain the word."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -173,7 +173,7 @@ def test_a_killed_guardian_makes_the_lab_go_down(lab: Lab) -> None:
 
 @pytest.fixture
 def foreground(monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[str]"]:
-    """`everstep-lab up --foreground`, up."""
+    """A running `everstep-lab up --foreground`."""
     monkeypatch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
     argv = ["up", "--nodes", "0", "--no-operator", "--foreground"]
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What a test of this folder may do on the lab, and how it is cleared away."""
+"""What a test of this folder can do on the lab, and how that is cleaned up."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from everstep_lab.api import Api
 from stub_image.given import build_stub_job
 
 LIMIT = 240.0
-"""For each wait; a quiet machine needs seconds."""
+"""Seconds for each wait; an idle machine needs only a few."""
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 
 
@@ -24,7 +24,9 @@ class Scene:
         self._paths: list[str] = []
 
     async def start(self, name: str, **given: Any) -> Trial:
-        """A stub job; `given` as for `build_stub_job`, and `run`, if it is another's."""
+        """Start a stub job. `given` is passed to `build_stub_job`; `run` is the run to use, if it
+        is not the job's own.
+        """
         run = given.pop("run", None)
         job = build_stub_job(name, **given)
         if run is not None:
@@ -39,7 +41,7 @@ class Scene:
         return Trial(name, self.board, RunWatch(URI, run, self.lab.store_environment))
 
     async def create(self, path: str, body: Object) -> None:
-        """Any other object, deleted at the end."""
+        """Create any other object; it is deleted at the end of the test."""
         await self.api.create(path, body)
         self._paths.append(f"{path}/{body['metadata']['name']}")
 
@@ -47,7 +49,7 @@ class Scene:
         return await trial.until_stepping(limit=LIMIT)
 
     async def further(self, trial: Trial, than: int | None = None) -> None:
-        """A step after `than`; after the present one, if that is not given."""
+        """Wait for a step after `than`, by default after the current step."""
         step = await trial.step() if than is None else than
 
         async def is_further() -> bool:
@@ -59,7 +61,7 @@ class Scene:
         return await trial.until_condition(kind, limit=LIMIT)
 
     async def told(self, trial: Trial, reason: str) -> str:
-        """The message, once Running is False for that reason."""
+        """Wait until the condition Running has this reason; returns its message."""
 
         async def says() -> bool:
             found = condition(await trial.job(), "Running")
@@ -71,7 +73,7 @@ class Scene:
         return str(found["message"])
 
     async def nothing_left(self, name: str) -> None:
-        """Neither the job nor anything that belongs to it."""
+        """Wait until neither the job nor anything that belongs to it is left."""
 
         async def gone() -> bool:
             pods = await self.board.pods(name)
@@ -94,7 +96,9 @@ class Scene:
         await until("every node free again", self._is_clear)
 
     async def _is_clear(self) -> bool:
-        """A node that is healed boots for a moment: until it has power the API server still shows what was."""
+        """Whether every node is free again; releases quarantines and uncordons nodes. A healed node
+        takes a moment to boot: until it has power, the API server still shows its old state.
+        """
         if any(node["broken"] for node in (await self._nodes()).values()):
             return False
         for quarantine in await self.board.quarantines():
@@ -107,7 +111,7 @@ class Scene:
         return len(ready) == len(nodes) and not await self.board.quarantines()
 
     async def _nodes(self) -> dict[str, dict[str, Any]]:
-        """The lab's nodes; `broken`: a fault is being played there."""
+        """The lab's nodes; `broken` says whether a fault is being played on a node."""
         nodes = (await asyncio.to_thread(self.lab.status))["nodes"]
         return {n: {**d, "broken": is_broken(d)} for n, d in nodes.items()}
 
@@ -146,7 +150,7 @@ async def until(what: str, is_so: Callable[[], Awaitable[object]], limit: float 
 
 @contextlib.asynccontextmanager
 async def nodes_taken(scene: Scene, count: int) -> Any:
-    """So many nodes are cordoned by hand meanwhile; their names."""
+    """Cordon `count` nodes by hand within this context; yields their names."""
     names = sorted(await scene.board.nodes())[:count]
     for name in names:
         await scene.cordon(name)

@@ -1,4 +1,6 @@
-"""Too few nodes, too little quota, a pod of higher priority, deletion by others."""
+"""Jobs that lack nodes or quota, lose a pod to one of higher priority, or have pods deleted by
+others.
+"""
 
 import time
 
@@ -38,7 +40,9 @@ async def test_of_two_jobs_with_room_for_one_the_younger_gives_its_pods_back_and
 
 
 async def _is_old(trial: Trial) -> bool:
-    """Which of two jobs is the older one, their creation times say, in whole seconds."""
+    """Whether a job that is created now would be younger: creation times, in whole seconds, decide
+    which of two jobs is older.
+    """
     created = to_seconds((await trial.job())["metadata"]["creationTimestamp"])
     now = time.time()  # noqa: TID251 it stands beside the clock of the API server
     return created is not None and now > created + 1
@@ -132,7 +136,7 @@ async def test_a_pod_deleted_by_force_is_replaced_once_though_its_gpu_is_not_fre
     assert not is_true(job, "Failed")
     status = job["status"]
     assert [i["cause"] for i in status["incidents"]] == ["PodDeleted"], await trial.explain()
-    # A node that refuses the pod while the GPU is taken costs an attempt and no restart.
+    # A node that refuses the pod while the GPU is still in use costs an attempt but no restart.
     assert status["slots"][2].get("cause") in ("PodDeleted", "Rescheduled"), status["slots"]
     assert status["restarts"]["byCause"] == {"PodDeleted": 1}, await trial.explain()
     assert status["restarts"]["total"] == 1

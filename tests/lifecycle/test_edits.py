@@ -1,4 +1,4 @@
-"""A running job is edited: it is applied, or refused with the reason."""
+"""Edits of a running job are applied, or refused with the reason."""
 
 import asyncio
 import json
@@ -56,7 +56,8 @@ async def test_replicas_edited_in_the_middle_of_a_recovery(scene: Scene, replica
         counted = (job["status"].get("restarts") or {}).get("total") == 1
         return counted and is_true(job, "Recovering")
 
-    # Counted before it is acted on: were the slot given up before that, there would be no interruption of it to count.
+    # Wait for the count before the edit: if the slot were given up earlier, there would be no
+    # interruption to count.
     await trial.until("a recovery that is counted", recovers, limit=LIMIT)
     await scene.board.patch(name, {"spec": {"workers": {"replicas": replicas}}})
     await until_world(scene, trial, replicas)
@@ -73,8 +74,8 @@ async def test_replicas_edited_in_the_middle_of_a_recovery(scene: Scene, replica
 
 
 async def test_a_new_interval_counts_for_all_ranks_from_the_next_epoch_on(scene: Scene) -> None:
-    """The edit ends the epoch at a checkpoint. Slot 1 then comes back with the new interval in its environment, slot
-    0 has the old one.
+    """The edit ends the epoch at a checkpoint. When slot 1's pod is replaced later, its environment
+    has the new interval, while slot 0's still has the old one.
     """
     trial = await scene.start("interval")
     await scene.stepping(trial)
@@ -97,7 +98,7 @@ async def test_a_new_interval_counts_for_all_ranks_from_the_next_epoch_on(scene:
 
 
 async def _commits_by_seven(trial: Trial) -> None:
-    """Three more of them."""
+    """Wait for three more commits at multiples of 7."""
     seen: list[int] = []
 
     async def enough() -> bool:
@@ -156,7 +157,9 @@ async def test_what_would_lose_the_runs_past_is_refused_with_the_way_out(scene: 
 async def test_a_manifest_applied_again_and_again_through_a_recovery_changes_nothing(
     scene: Scene, tmp_path: Path
 ) -> None:
-    """As Argo CD or Flux do it: server-side, under a manager of their own, whatever the operator has written."""
+    """Applied as Argo CD or Flux do it: server-side, under a field manager of their own, overriding
+    what others have written.
+    """
     manifest = tmp_path / "job.json"
     manifest.write_text(json.dumps(build_stub_job("gitops")))
     trial = await scene.apply(json.loads(manifest.read_text()))

@@ -1,4 +1,4 @@
-"""How a job ends: its deadline, its TTL, a node that dies in its last moment."""
+"""How a job ends: by its deadline, by its TTL, or while a node dies at the last moment."""
 
 import asyncio
 import time
@@ -57,7 +57,7 @@ async def test_a_node_that_dies_between_done_and_the_last_exit_takes_nothing_bac
     await trial.until("done in the run log", done, limit=LIMIT)
     scene.lab.fault(node, kill_node=True)
     await scene.condition(trial, "Complete")
-    await asyncio.sleep(15.0)  # longer than a node is given up after
+    await asyncio.sleep(15.0)  # longer than it takes to give up a node
     job = await trial.job()
     assert is_true(job, "Complete")
     assert not is_true(job, "Failed")

@@ -77,7 +77,9 @@ async def _is_marked(scene: Scene, node: str) -> bool:
 
 
 async def test_all_quarantines_deleted_at_once_release_all_their_nodes(scene: Scene) -> None:
-    """More than may vanish without a word: each has its watch event, and the CRD is as old as before."""
+    """More quarantines than may vanish unannounced, but each has its watch event, and the CRD has
+    not been created again.
+    """
     nodes = sorted(await scene.board.nodes())
     assert len(nodes) > Policy().many_lost
     for node in nodes:
@@ -165,7 +167,7 @@ async def test_the_crd_deleted_under_us_releases_no_node(scene: Scene) -> None:
     finally:
         scene.lab.kubectl("apply", "-f", str(CRD))
         scene.lab.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    # A watch whose kind is gone ends the process; in a cluster its kubelet starts it again.
+    # If a watched kind is gone, the operator's process ends; in a cluster its kubelet restarts it.
     if scene.lab.status()["operator"]["pid"] is None:
         await asyncio.to_thread(scene.lab.operator_start)
 

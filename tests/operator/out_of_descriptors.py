@@ -1,6 +1,7 @@
-"""Run by itself: the operator's server in a process that has no file descriptor left until a line comes on stdin.
+"""A script: the operator's server in a process that has no free file descriptor until a line
+arrives on stdin.
 
-Prints its port, then what it logs, a line each.
+It prints the server's port, then each log message on a line of its own.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""What an event costs does not grow with the fleet: bytecodes are counted, at one size and at ten times that size."""
+"""The cost of an event does not grow with the fleet.
+
+The tests count bytecodes at one size and at ten times that size.
+"""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -31,7 +34,7 @@ PAGE = "".join(
     for uuid in ("GPU-a", "GPU-b")
 )
 SLACK = 1.3
-"""Sets and dicts of another size take another number of steps here and there."""
+"""Tolerance: sets and dicts of another size take slightly more or fewer bytecodes."""
 
 
 def a_node(name: str, version: int = 1, ready: str = "True") -> dict[str, Any]:
@@ -42,7 +45,7 @@ def a_node(name: str, version: int = 1, ready: str = "True") -> dict[str, Any]:
 
 
 def a_pod(index: int) -> dict[str, Any]:
-    """A job for each two pods, a node for each pod."""
+    """Pod number `index`: each job has two pods, and each pod has a node of its own."""
     job = f"job-{index // 2}"
     owner = {"kind": "ResilientTrainingJob", "name": job, "uid": f"uid-{job}", "controller": True}
     metadata = {
@@ -109,7 +112,7 @@ class _Deaf:
 
 @asynccontextmanager
 async def a_loop(size: int) -> AsyncIterator[tuple[HealthLoop, World, ToyCluster]]:
-    """Every node is watched and healthy, and all is written down."""
+    """A loop that watches `size` healthy nodes and has already noted the GPUs of each."""
     async with running_exporter() as exporter:
         cluster, world = ToyCluster(), World()
         cluster.add_nodes(size)
@@ -161,7 +164,7 @@ async def test_a_fleet_pass_costs_the_same_whatever_healthy_nodes_there_are(even
 @pytest.mark.parametrize("observe_only", [False, True], ids=["armed", "observing"])
 def test_a_plan_grows_with_the_nodes_at_fault_and_no_faster(observe_only: bool) -> None:
     def work(size: int) -> int:
-        """Half of them are in quarantine."""
+        """Plan for `size` nodes at fault, half of them in quarantine."""
         fleet = Fleet(observe_only=observe_only)
         fleet.cluster.add_nodes(size)
         for index in range(size):

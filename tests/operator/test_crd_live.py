@@ -1,4 +1,4 @@
-"""The same rules, judged by a real API server: it refuses what the model refuses, with the field and the fix."""
+"""A real API server refuses what the CRDs' model refuses, and names the field and the fix."""
 
 import copy
 import json
@@ -102,7 +102,9 @@ async def test_a_name_that_would_not_fit_a_pods_is_refused(port: Kube) -> None:
 
 
 async def test_one_slot_of_many_is_written_in_a_few_hundred_bytes(port: Kube) -> None:
-    """As the operator writes it: the API server takes the places, and tells an older version from the newest."""
+    """A JSON patch as the operator writes it: the API server applies it by index, and refuses it
+    for any version but the newest.
+    """
     made = await port.create(kube.JOBS, a_document({"suspend": True}, "large"), "default")
     try:
         slots = [{"slot": s, "attempt": 1, "podUid": f"uid-{s}"} for s in range(2000)]

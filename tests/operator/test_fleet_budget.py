@@ -1,4 +1,4 @@
-"""What the cordon budget does not admit is a suspicion for the jobs, armed or not."""
+"""For the jobs, a verdict beyond the cordon budget is a suspicion, armed or observe-only."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`--observe-only`: all is told, nothing is touched but what an administrator gives back."""
+"""`--observe-only` reports everything and changes only nodes that an administrator gives back."""
 
 from everstep_operator import kube
 from everstep_operator.fleet.actions import Tell

@@ -1,4 +1,4 @@
-"""NodeQuarantines that are no more: deleted by people, or lost with their CRD or a backup."""
+"""NodeQuarantines that have disappeared: deleted by people, or lost with their CRD or a backup."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from fleet_given import START, Fleet
 
 
 async def a_rack(count: int = 5) -> Fleet:
-    """So many nodes of eight are in quarantine."""
+    """A fleet of eight nodes, `count` of them in quarantine."""
     fleet = Fleet(policy=Policy(budget=Budget(number=8)))
     fleet.cluster.add_nodes(8)
     for index in range(count):
@@ -59,7 +59,7 @@ async def test_deletions_that_the_watch_tells_of_late_release_as_well() -> None:
 
 
 async def test_many_that_vanish_without_a_word_are_put_back_and_say_why() -> None:
-    """A list that forgets: etcd restored to an older state, or a storage that lost a part."""
+    """A list that lacks objects: etcd was restored to an older state, or a storage lost a part."""
     fleet = await (await a_rack()).delete(observed=False)
     assert len(cordoned(fleet)) == 5
     await fleet.settle(15)
@@ -88,7 +88,7 @@ async def test_what_was_put_back_can_be_deleted_for_good() -> None:
 
 
 async def test_a_crd_that_was_deleted_and_made_anew_at_once_releases_nothing() -> None:
-    """Its end deletes every object, each with an event like any other."""
+    """The deletion of the CRD deletes every object, each with an ordinary event."""
     fleet = await a_rack()
     fleet.now += 100
     fleet.cluster.crd_created_at = fleet.now
@@ -156,7 +156,7 @@ async def test_over_budget_quarantines_that_were_lost_come_back_as_they_were() -
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_few_that_vanish_without_an_event_count_as_deleted(late: bool) -> None:
-    """A watch that was cut tells nothing; the list is fresh, and its kind is the same."""
+    """A watch that was cut reports nothing, but the list is fresh and the CRD is the same."""
     fleet = await a_rack(2)
     fleet.now += 50 if late else 0
     await fleet.delete(observed=False)

@@ -1,4 +1,7 @@
-"""Every prefix of every fleet plan is legal: cut after any action, forget or keep the memory, replan."""
+"""Every prefix of a fleet plan is a legal state.
+
+The plan is cut after any action, the memory is kept or dropped, and the operator plans again.
+"""
 
 from collections.abc import Awaitable, Callable
 
@@ -96,7 +99,7 @@ async def test_a_plan_cut_after_any_action_leads_to_the_same_end(
 
 
 async def release_again(fleet: Fleet, straight: Fleet) -> None:
-    """An operator that restarts before it acted on a deletion puts the object back: delete it again."""
+    """Delete again what the operator put back: it restarted before it had acted on the deletion."""
     wanted = {q.name for q in straight.cluster.quarantines()}
     for quarantine in fleet.cluster.quarantines():
         if quarantine.name not in wanted:

@@ -1,4 +1,4 @@
-"""The loop as a whole: real exporters on loopback, a toy API server, a fake clock."""
+"""The whole health loop: real exporters on loopback, a toy API server, a fake clock."""
 
 import asyncio
 import time
@@ -176,7 +176,7 @@ async def test_a_restarted_operator_says_the_same_of_the_same_incident(rig: Rig)
 async def test_a_new_leader_under_a_gone_quarantine_spares_the_neighbours(
     rig: Rig, marked_only: bool
 ) -> None:
-    """Who held the lost GPU is known from pages that no later leader sees."""
+    """Only pages that a later leader does not see tell which pod held the lost GPU."""
     await rig.rounds(2, pod="byte-lm-0-1")
     await rig.rounds(3, uuids=(B,))
     before = rig.receiver.verdicts["node-0"]
@@ -217,7 +217,7 @@ async def test_without_the_crd_a_new_leader_heeds_the_mark_on_the_node(rig: Rig)
 
 
 async def test_a_new_leader_that_cannot_list_quarantines_publishes_nothing_yet(rig: Rig) -> None:
-    """An empty list of verdicts would call back whoever is leaving."""
+    """An empty list of verdicts would call back every pod that is leaving."""
     await rig.rounds(1)
     await rig.rounds(1, xid=64)
     rig.restart()
@@ -266,7 +266,7 @@ JOB, OTHER = ("team", "lm"), ("team", "other")
 async def test_pods_of_two_slots_that_did_not_start_make_the_node_suspect_and_no_more(
     rig: Rig, told: dict[tuple[str, str], dict[str, int]], suspect: set[str]
 ) -> None:
-    """node-1 has no exporter: nothing but the pods tells of it."""
+    """node-1 has no exporter: only its pods give signals about it."""
     await rig.rounds(1)
     for job, nodes in told.items():
         rig.loop.starts_failed(job, nodes)
@@ -281,7 +281,7 @@ async def test_pods_of_two_slots_that_did_not_start_make_the_node_suspect_and_no
 
 
 async def test_the_time_of_the_last_judged_sample_is_published_with_the_verdicts(rig: Rig) -> None:
-    """On the monotonic clock: the page before the one on which energy had moved."""
+    """It is a monotonic time: that of the page before the one on which the energy had moved."""
     begun = time.monotonic()
     await rig.rounds(1)
     assert rig.receiver.judged_at == {}

@@ -1,4 +1,4 @@
-"""A page of an exporter, whole, odd or broken, as values."""
+"""Parsing an exporter's page, whether complete, odd or broken, into values."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ FIELDS = (*METRICS, *parse.ALWAYS)
 
 
 def shown(gpu: parse.GpuSample, name: str, code: int = 0) -> float | None:
-    """`name`: how the metric's name ends."""
+    """The GPU's value of the metric whose name ends with `name`."""
     (metric,) = [metric for metric in METRICS if metric.endswith(name)]
     return gpu.values.get(metric, {}).get(code)
 

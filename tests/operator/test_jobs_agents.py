@@ -1,4 +1,7 @@
-"""The operator's half of the dialogue, against the agents' own HTTP server and against strangers at their address."""
+"""The operator's side of its dialogue with agents.
+
+It talks to the agents' own HTTP server, and to strangers at their address.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,13 +25,13 @@ KEY = ("team", "lm")
 
 @dataclass
 class ToyAgent:
-    """An agent's server; what it says is set by the test."""
+    """An agent's HTTP server whose answers the test sets."""
 
     seen: levels.Seen = field(default_factory=a_seen)
     told: list[levels.Wanted] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     asked: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
-    """One more for each question that was answered."""
+    """Released once for each request that was answered or refused."""
     server: http.Server | None = None
 
     @property
@@ -46,7 +49,7 @@ class ToyAgent:
         await self.server.close()
 
     async def answered(self, count: int) -> None:
-        """Until so many questions in all have been answered."""
+        """Wait until `count` requests have been answered in total."""
         async with asyncio.timeout(10):
             while len(self.told) + len(self.refused) < count:
                 await self.asked.acquire()
@@ -229,7 +232,10 @@ async def test_of_a_stranger_a_few_kilobytes_are_read(dialogue: Agents, listener
 async def test_the_job_of_an_older_runtime_goes_on_through_an_upgrade_of_the_operator(
     dialogue: Agents, listener: Listener
 ) -> None:
-    """Its agents check the older proof, and prove no answer. That it steps is believed; its end is the kubelet's."""
+    """Its agents check the older proof and prove none of their answers.
+
+    The operator believes that the job steps, but not that it is done: the kubelet reports its end.
+    """
     member = levels.Member(slot=0, attempt=1, incarnation=1, rank=0, life=1, step=7)
     stray = replace(member, slot=5, attempt=1 << 40)
     said = levels.Seen(run="r", epoch=3, running=True, members=(member, stray), step=7, done=True)
@@ -264,7 +270,7 @@ def test_that_answers_prove_nothing_is_said_once_of_each_pod() -> None:
     assert "lm-0-1" not in last.message
 
 
-# --- which word counts, and who is asked ----------------------------------------------------------
+# --- which report counts, and which agents are asked ----------------------------------------------
 
 
 def test_the_end_outranks_the_highest_epoch_which_outranks_the_youngest_word() -> None:

@@ -1,4 +1,4 @@
-"""A job that waits for room is left alone until something that it waits for changes, or a limit of its own is over."""
+"""A job without room gets no pass until what it waits for changes or one of its limits is over."""
 
 import random
 from dataclasses import replace
@@ -29,7 +29,7 @@ CASES = 300
 
 
 def a_wait(chance: random.Random) -> Observed:
-    """A job of three slots before its first epoch, in any state of waiting."""
+    """A job of three slots before its first epoch, in a random state of waiting."""
     spec = a_spec()
     if chance.random() < 0.3:
         spec["activeDeadlineSeconds"] = chance.choice([100, 5000])
@@ -89,7 +89,10 @@ def some_failures(chance: random.Random) -> list[StartFailure]:
 
 
 def settle(observed: Observed) -> Observed | None:
-    """Its status as the passes leave it; None if there is something to do."""
+    """The observation once passes no longer change the status.
+
+    None if a pass has something to do, or the job does not wait for room.
+    """
     for _ in range(5):
         planned = plan(observed, NOW)
         if planned.actions or planned.counts:
@@ -101,7 +104,7 @@ def settle(observed: Observed) -> Observed | None:
 
 
 def later(observed: Observed, seconds: float) -> Observed:
-    """Nothing has happened; only time has passed."""
+    """The same observation `seconds` later: only its ages have grown."""
 
     def aged(held: Any) -> dict[str, float]:
         return {name: age + seconds for name, age in held.items()}

@@ -1,4 +1,7 @@
-"""An edit of the spec reaches the running job, or is refused; `observedGeneration` says which have."""
+"""An edit of the spec reaches the running job or is refused.
+
+`observedGeneration` says which edits have reached it.
+"""
 
 import re
 from collections.abc import Iterator
@@ -37,11 +40,11 @@ EDITS: dict[str, tuple[dict[str, Any], str, object]] = {
     "guard.factor": ({"guard": {"factor": 12}}, "guard_factor", 12.0),
     "guard.action": ({"guard": {"action": "SaveAndStop"}}, "guard_action", "SaveAndStop"),
 }
-"""Field → an edit of it, and what the job is told."""
+"""Field → (an edit of it, the setting that the job receives, the value of that setting)."""
 
 
 def edited(generation: int = 2, **spec: Any) -> Observed:
-    """A job that trains, as it was acted on at generation 1."""
+    """A training job that acted on generation 1 and now has this generation and spec."""
     status = a_status(observed_generation=1)
     job = a_job(a_spec(**spec), status=status, generation=generation)
     return an_observation(job=job, seen=a_seen(generation=1))
@@ -70,7 +73,7 @@ def leaves(kind: type[BaseModel], path: str = "") -> Iterator[str]:
 
 
 def read_table() -> dict[str, str]:
-    """Field → what an edit of it does, from the README."""
+    """Field → what an edit of it does, as operator/README.md says."""
     text = README.read_text().partition("## Edits of a running job")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
     return {name: says.strip() for cell, says in rows for name in re.findall(r"`([\w.]+)`", cell)}

@@ -26,7 +26,7 @@ def not_running(since: float) -> Condition:
 
 
 def half_placed(*, waited: float = 301, replicas: int = 2, **spec: object) -> Observed:
-    """Slot 0 has a node and its agent waits; no other slot finds one."""
+    """A job whose slot 0 has a node and a waiting agent, while no other slot finds a node."""
     slots = [a_slot(s) for s in range(replicas)]
     status = JobStatus(slots=slots, conditions=[not_running(NOW - waited)], state="Pending")
     document = a_spec(replicas=replicas, **spec)

@@ -1,4 +1,4 @@
-"""Which pods belong to a job, and which only claim to."""
+"""Which pods really belong to a job, and which only claim to."""
 
 import copy
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Change = Callable[[Object], Any]
 
 
 def a_pod(slot: int = 0, attempt: int = 1, *, uid: str = "u1", key: bytes = KEY) -> Object:
-    """As the operator makes it, and the API server stores it."""
+    """A pod as the operator creates it and the API server stores it."""
     job = a_job()
     assert job.spec is not None
     proof = genuine.derive_proof(genuine.derive_keys(key, UID), slot, attempt)
@@ -95,7 +95,7 @@ def test_labels_say_nothing_about_slot_and_attempt() -> None:
 
 
 def test_a_pod_that_status_has_recorded_needs_no_proof() -> None:
-    """One made before there were proofs, or one whose annotation somebody removed."""
+    """The pod was created before there were proofs, or somebody removed its annotation."""
     pod = a_pod()
     without_proof(pod)
     assert own(pod, status={"slots": [{"slot": 0, "attempt": 1, "podUid": "u1"}]}) == [(0, 1, "u1")]
@@ -156,7 +156,7 @@ def attempts(cluster: ToyCluster) -> list[int]:
 
 
 def forge(cluster: ToyCluster, source: str, attempt: int) -> None:
-    """A copy of a pod of the job, proof and all, that claims another attempt of slot 0."""
+    """Add a copy of the job's pod `source`, with its proof, that claims `attempt` of slot 0."""
     body = copy.deepcopy(cluster.objects["pods", source])
     for field in ("uid", "creationTimestamp", "resourceVersion"):
         del body["metadata"][field]

@@ -1,4 +1,4 @@
-"""One interruption, one incident, two clocks."""
+"""One interruption is one incident with times from two clocks: the job's and the operator's."""
 
 from dataclasses import replace
 
@@ -141,7 +141,7 @@ def test_the_last_incident_is_told_as_a_story_and_announced_once() -> None:
 
 
 def lost_node(**changes: object) -> Observed:
-    """The group broke, by whom nobody knew; node-2 has been away for a minute."""
+    """The group broke and nobody knew because of which rank; node-2 has not been Ready for 61 s."""
     broken = told(cause="GroupBroken", message="rank 0: a peer is gone", slot=None, rank=None)
     nodes = {f"node-{s}": NodeFact(name=f"node-{s}") for s in range(3)}
     nodes["node-2"] = NodeFact(name="node-2", not_ready_for=61.0, why="no heartbeat")

@@ -1,4 +1,4 @@
-"""An interval that is edited while the job runs reaches all ranks of an epoch alike."""
+"""When the save interval is edited while the job runs, all ranks of an epoch use the same one."""
 
 from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
 from everstep_agent.pod.worker_start import build_start

@@ -1,4 +1,4 @@
-"""How much of a job moves at once: a tenth of its nodes, and one pod for each node that is free again."""
+"""How much of a job moves at once: a tenth of its nodes, and one pod per node that is free."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ NO_ROOM = "0/40 nodes are available"
 
 
 def a_large_job(slots: int = 30, **changes: object) -> Observed:
-    """Trains on a node for each slot."""
+    """A training job with one node for each slot."""
     observed = an_observation(
         job=a_job(a_spec(replicas=slots), status=a_status(slots)),
         pods=tuple(a_pod(s) for s in range(slots)),
@@ -115,7 +115,7 @@ def test_nodes_that_all_lose_their_heartbeats_are_not_all_left_while_their_ranks
 
 
 def test_pods_with_a_deadline_are_all_asked_at_once() -> None:
-    """A drain, an eviction: what does not save within the grace period is lost."""
+    """A drain or an eviction sets a deadline: what is not saved within the grace period is lost."""
     pods = tuple(a_pod(s, deleting_until=NOW + 30) for s in range(4))
     assert asked(plan(a_large_job(4, pods=pods), NOW)) == (0, 1, 2, 3)
 
@@ -146,7 +146,7 @@ def test_a_slot_is_held_out_of_an_epoch_for_a_minute_at_most(
 
 
 def waiting(slots: int, *, avoids: frozenset[str], scouts: int = 0) -> Observed:
-    """Pods without a node; the first `scouts` of them may use any node."""
+    """A job whose pods have no node; all but the first `scouts` shut out the nodes in `avoids`."""
     pods = tuple(
         a_pod(
             s, phase="Pending", node="", running_since=None, scheduling=NO_ROOM,

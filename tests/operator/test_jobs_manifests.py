@@ -1,4 +1,4 @@
-"""The worker pod, from template to body."""
+"""Building a worker pod's manifest from the template."""
 
 import copy
 from typing import Any

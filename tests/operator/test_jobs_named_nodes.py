@@ -1,4 +1,4 @@
-"""How many nodes a pod names in its affinity: bounded, the ones that matter most first."""
+"""A pod names a bounded number of nodes in its affinity, the most important ones first."""
 
 from dataclasses import replace
 from types import MappingProxyType
@@ -19,14 +19,14 @@ FLEET = 500
 
 
 def a_waiting_job(state: NodeState, **changes: Any) -> Observed:
-    """All its pods are still to be made, and much of the fleet is at fault."""
+    """A job without pods yet; FLEET nodes have the verdict `state`."""
     verdicts = {f"n{i:03}": a_verdict(f"n{i:03}", state, **changes) for i in range(FLEET)}
     job = a_job(status=a_status(slots=[], epoch=None))
     return an_observation(job=job, pods=(), seen=None, verdicts=verdicts)
 
 
 def named(observed: Observed) -> list[str]:
-    """By the first pod, in requirements and preferences."""
+    """The nodes that the first new pod names, in requirements and preferences."""
     body = next(a.body for a in plan(observed, NOW).actions if isinstance(a, CreatePod))
     affinity = (body["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
@@ -65,7 +65,7 @@ def test_of_suspects_those_beyond_the_budget_come_first() -> None:
 
 
 def test_nodes_on_which_pods_failed_to_start_are_within_the_same_bound() -> None:
-    """Two slots failed on each of many nodes, and as many have verdicts against them."""
+    """Two slots failed on each of FLEET nodes, and FLEET other nodes have verdicts."""
     observed = a_waiting_job(NodeState.LEAVING)
     failures = [
         StartFailure(node=f"bad{i:03}", at=to_stamp(NOW - 60), reason="StartError")

@@ -1,4 +1,4 @@
-"""Verdicts beyond the cordon budget, as a job tells of them and acts on them."""
+"""How a job reports verdicts beyond the cordon budget, and how it acts on them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a pass does around its plan: it looks twice before it counts a loss, and says where it fails."""
+"""What a pass does around its plan: it confirms a loss before counting it, and reports errors."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -72,7 +72,7 @@ async def test_what_may_pass_by_itself_is_for_the_log(monkeypatch: pytest.Monkey
 
 
 async def placed_pods(cluster: ToyCluster, operator: passes.Passes) -> None:
-    """Three pods, bound to node-0..2 and running; all watches have told of them."""
+    """Create three pods that run on node-0 to node-2 and that all watches have reported."""
     for number in range(3):
         cluster.add_node(f"node-{number}")
     operator.verdicts = {}
@@ -138,7 +138,7 @@ async def test_nodes_on_which_pods_do_not_start_are_told_and_taken_back_with_the
 
 
 async def test_a_pod_that_is_up_for_moments_is_not_started() -> None:
-    """A container that crashes in a loop runs now and then; the wait for it goes on meanwhile."""
+    """A container in a crash loop runs now and then; its time to start keeps counting."""
     clocks, up = Clocks(), an_observation(callers=frozenset({"uid-0-1"}), seen=None)
     down = with_container(up, running_since=None)
     assert measure(clocks, down, 0.0).starting_for["uid-0-1"] == 0.0
@@ -150,5 +150,5 @@ async def test_a_pod_that_is_up_for_moments_is_not_started() -> None:
 
 
 def with_container(observed: Observed, **changes: Any) -> Observed:
-    """Slot 0's alone."""
+    """Change only the pod of slot 0."""
     return replace(observed, pods=(replace(observed.pods[0], **changes),))

@@ -1,4 +1,4 @@
-"""How many passes jobs have that wait for room: none, until what they wait for changes."""
+"""How many passes jobs get while they wait for room: none, until what they wait for changes."""
 
 from everstep_operator.jobs.waiting import REFUSED_SECONDS
 from waiting_jobs import SPARED, Waiting, start
@@ -41,7 +41,7 @@ async def test_a_limit_that_is_over_wakes_its_job() -> None:
 
 
 async def test_a_gang_that_waits_for_its_rest_is_looked_at_when_its_limits_are_over() -> None:
-    """The younger one gives back first; then it is the older one's turn to wait."""
+    """The younger job gives its pods back first; the older one keeps waiting."""
     waiting = await start(2)
     for number in range(2):
         waiting.place(f"job-{number:04}-0-1", f"node-{number}")

@@ -1,4 +1,4 @@
-"""Decisions of a pass, by value."""
+"""The decisions of a pass: `plan` called on plain values."""
 
 from dataclasses import replace
 from typing import Any
@@ -199,7 +199,7 @@ def test_a_new_coordinator_that_has_not_read_the_log_yet_takes_no_figure_back() 
     assert plan(an_observation(job=a_job(status=status), seen=resumed), NOW).status.step == 200
 
 
-# --- a node in question -----------------------------------------------------------------------------------
+# --- a node with a verdict or without heartbeats ----------------------------------------------------------
 
 
 def test_a_verdict_leaving_asks_the_job_and_deletes_nothing() -> None:
@@ -390,7 +390,7 @@ def test_no_pod_is_made_before_the_nodes_have_been_judged() -> None:
 def test_a_slot_that_left_a_node_shuns_it_though_nothing_is_said_against_it_yet(
     cause: str, shunned: list[str]
 ) -> None:
-    """The operator that decided it died before it could mark the node."""
+    """The operator that moved the slot died before it could mark the node."""
     left = a_slot(2, 2, pod_uid=None, cause=cause, former_node="node-5")
     job = a_job(status=a_status(slots=[a_slot(0), a_slot(1), left]))
     observed = an_observation(job=job, pods=(a_pod(0), a_pod(1)), seen=a_seen(running=False))
@@ -401,7 +401,7 @@ def test_a_slot_that_left_a_node_shuns_it_though_nothing_is_said_against_it_yet(
     assert [v for f in fields if f["operator"] == "NotIn" for v in f["values"]] == shunned
 
 
-# --- a pod that goes --------------------------------------------------------------------------------------
+# --- a pod that is deleted or vanishes --------------------------------------------------------------------
 
 
 def test_a_pod_that_somebody_deletes_may_save_until_its_grace_ends() -> None:
@@ -588,7 +588,7 @@ def test_a_finished_job_goes_after_its_time() -> None:
     assert plan(observed, NOW - 11).wake_after == pytest.approx(10)
 
 
-# --- never called -----------------------------------------------------------------------------------------
+# --- agents that never call -------------------------------------------------------------------------------
 
 
 def never_called(**pod: Any) -> Observed:
@@ -682,7 +682,7 @@ def test_suspend_does_not_wait_for_ever() -> None:
 
 
 def test_a_pod_that_stays_on_a_lost_node_does_not_keep_the_job_suspending() -> None:
-    """No kubelet is there to end it, and its attempt is over."""
+    """No kubelet is left to end the pod, and its attempt is over."""
     slots = [a_slot(s, 2, pod_uid=None, node=None) for s in range(3)]
     observed = suspended(pods=(a_pod(1, deleting_until=NOW - 5),), seen=None)
     job = replace(observed.job, status=a_status(slots=slots))

@@ -1,5 +1,8 @@
-"""The contract with a queueing controller (Kueue): it flips `spec.suspend`, and reads status. No pod of a suspended
-job exists; its label is the job's alone; what it writes into the template while the job waits is what the pods get."""
+"""The contract with a queueing controller (Kueue), which flips `spec.suspend` and reads the status.
+
+A suspended job has no pods. The queue's label is on the job only. What the queue writes into the
+template while the job waits is what the pods get.
+"""
 
 from typing import Any
 
@@ -49,7 +52,7 @@ def test_what_the_queue_writes_into_the_template_is_what_the_pods_get() -> None:
 
 
 def test_the_queues_label_is_the_jobs_and_not_the_pods() -> None:
-    """A pod that bore it would be queued a second time, by itself."""
+    """The queue would treat a pod with this label as a second workload of its own."""
     for action in pods(plan(a_queued_job(suspend=False), NOW)):
         assert not any(
             key.startswith("kueue.x-k8s.io/") for key in action.body["metadata"]["labels"]

@@ -1,4 +1,4 @@
-"""One fault is one incident and one restart, under one cause; budgets count over a window."""
+"""One fault is one incident and one restart with one cause; budgets count within a time window."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,7 +43,7 @@ def mended(number: int = 1, cause: str = "WorkerDied", **changes: Any) -> Runtim
 
 
 def again(observed: Observed, now: float, **changes: Any) -> Observed:
-    """What the next pass sees after the status of this one was written."""
+    """What the next pass observes after this pass's status was written."""
     status = plan(observed, now).status
     return replace(observed, job=replace(observed.job, status=status), **changes)
 
@@ -59,7 +59,7 @@ def ids(status: JobStatus) -> list[tuple[str, str, list[int]]]:
 
 
 def a_lost_node(*slots: int, **changes: Any) -> Observed:
-    """These slots' pods are on node-9, whose kubelet has been silent for a minute; all answer no more."""
+    """These slots' pods are on node-9, whose kubelet has been silent for 61 s; no agent answers."""
     pods = tuple(a_pod(s, node="node-9" if s in slots else f"node-{s}") for s in range(3))
     nodes = {f"node-{s}": NodeFact(name=f"node-{s}") for s in range(6)}
     nodes["node-9"] = NodeFact(name="node-9", not_ready_for=61.0, why="no heartbeat")
@@ -70,7 +70,7 @@ def a_lost_node(*slots: int, **changes: Any) -> Observed:
 
 
 def test_a_lost_node_with_two_slots_is_one_incident_and_one_restart() -> None:
-    """Seen on a partitioned node: two incidents, two restarts."""
+    """Regression: a partitioned node was counted as two incidents and two restarts."""
     status = plan(a_lost_node(1, 2), NOW).status
     assert [r.attempt for r in status.slots] == [1, 2, 2]
     assert ids(status) == [("nodelost-1-1", "NodeLost", [1, 2])]
@@ -78,7 +78,7 @@ def test_a_lost_node_with_two_slots_is_one_incident_and_one_restart() -> None:
 
 
 def test_what_the_job_tells_of_the_lost_node_is_part_of_the_same_incident() -> None:
-    """`restarts.total` said 2 while the causes added up to 4."""
+    """Regression: `restarts.total` was 2 while the counts by cause added up to 4."""
     lost = told(cause="AgentLost", slot=1, slots=(1, 2))
     silent = replace(a_lost_node(1, 2), seen=a_seen(running=False, incidents=(lost,)))
     first = again(silent, NOW)
@@ -246,7 +246,9 @@ def test_every_cause_that_counts_has_a_budget() -> None:
 
 
 def run_with(deaths: int, every: float, **recovery: Any) -> JobStatus:
-    """The status of a job after so many deaths of ranks, mended in place; stops if the job fails."""
+    """The job's status after `deaths` deaths of ranks, `every` seconds apart, from each of which
+    the job recovered. Stops early if the job fails.
+    """
     observed = an_observation(job=a_job(a_spec(recovery=recovery), status=a_status()))
     now = NOW
     for number in range(deaths):
@@ -259,7 +261,7 @@ def run_with(deaths: int, every: float, **recovery: Any) -> JobStatus:
 
 
 def test_a_job_with_a_death_in_three_hours_goes_on_for_ever() -> None:
-    """Without a window it failed at the 21st failure."""
+    """Regression: without a window, the job failed at the 21st failure."""
     status = run_with(100, 3 * HOUR)
     assert not conditions.is_true(status, "Failed")
     assert restarts(status) == {"WorkerDied": 100}
@@ -297,7 +299,7 @@ def test_a_charge_that_moves_to_another_cause_moves_in_the_window_too() -> None:
 
 
 def test_counters_of_an_older_operator_are_kept() -> None:
-    """It counted some interruptions under two causes; they are not counted against any budget."""
+    """An older operator counted some interruptions under two causes; no budget counts them."""
     old = a_status(restarts=Restarts(total=2, by_cause={"NodeLost": 2, "AgentLost": 2}))
     assert restarts(plan(an_observation(job=a_job(status=old)), NOW).status) == {
         "NodeLost": 2,

@@ -1,4 +1,4 @@
-"""Pods that do not start: replaced on another node within a limit, at any time in the job's life."""
+"""Pods that do not start are replaced on another node, up to a limit, even late in a job."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ def with_pod(observed: Observed, slot: int, **changes: Any) -> Observed:
 
 
 def not_up(*, seconds: float = LIMIT + 1, **pod: Any) -> Observed:
-    """The job has trained; slot 1 has a new pod, which does not come up on node-4."""
+    """A job that has trained; the new pod of slot 1 has not come up on node-4 for `seconds`."""
     slots = [a_slot(0), a_slot(1, 2, node="node-4"), a_slot(2)]
     fresh = a_pod(1, 2, phase="Pending", node="node-4", running_since=None)
     return an_observation(
@@ -136,7 +136,7 @@ def test_a_pod_that_never_came_up_is_no_interruption() -> None:
 
 
 def test_a_node_on_which_a_job_s_first_pod_cannot_start_does_not_fail_the_job() -> None:
-    """Two of its agents have called, so image and command are good."""
+    """Two of the job's agents have called, so the image and the command are good."""
     words = {"waiting": "CrashLoopBackOff", "restarts": 9, "last_ended": an_end(code=128)}
     observed = not_up(seconds=5, **words)
     fresh = replace(
@@ -232,7 +232,7 @@ def test_only_the_newest_failures_of_a_slot_are_kept() -> None:
 
 
 def test_a_pod_that_finds_no_other_node_may_use_the_one_that_failed() -> None:
-    """Better a node that failed once than none, after a pause that doubles."""
+    """After a pause that doubles: a node that failed once is better than none."""
     failed = a_slot(1, 2, node=None, start_failures=[a_failure("node-4")], cause="PodNotStarted")
     status = a_status(slots=[a_slot(0), failed, a_slot(2)])
     nowhere = {"node": "", "phase": "Pending", "running_since": None, "scheduling": "no room"}

@@ -1,4 +1,4 @@
-"""A status write carries what has changed: one slot of two thousand is a few hundred bytes."""
+"""A status write has only what changed: for one slot of two thousand, a few hundred bytes."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Deaths that `health` is told of: each once, and what is remembered of them does not grow."""
+"""Deaths reported to `health`: each is reported once, and the memory of them does not grow."""
 
 from dataclasses import replace
 from typing import Any
@@ -30,7 +30,7 @@ def test_what_was_so_at_the_first_look_is_no_news_and_each_later_death_is_told_o
 
 
 def test_an_incident_that_is_not_told_for_a_moment_is_not_told_again() -> None:
-    """A new coordinator knows of it once it has read the log."""
+    """A new coordinator does not know of the incident until it has read the run log."""
     told = ToldDeaths()
     told.take_new(with_incidents(0, 0))
     assert told.take_new(with_incidents(0, 2)) == ["node-0", "node-0"]

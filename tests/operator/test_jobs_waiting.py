@@ -1,4 +1,4 @@
-"""Why a job does not run, with the message of the component that knows."""
+"""Why a job does not run, in the words of the component that knows."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from job_builders import NOW, a_job, a_pod, a_seen, a_status, an_observation
 
 
 def away(seconds: float) -> Observed:
-    """node-2 has not been Ready for so long, and the job waits for who was there."""
+    """node-2 has not been Ready for `seconds`, and the job waits for the slot that was there."""
     lost = RuntimeIncident(id="lm-1", cause="AgentLost", message="slot 2 has been silent", slot=2)
     nodes = {f"node-{s}": NodeFact(name=f"node-{s}") for s in range(3)}
     nodes["node-2"] = NodeFact(name="node-2", not_ready_for=seconds, why="Kubelet stopped posting.")
@@ -46,7 +46,7 @@ def test_a_job_that_steps_waits_for_nobody() -> None:
 def test_a_job_that_waits_for_nodes_is_woken_by_what_changes(
     epoch: int, pause: float | None
 ) -> None:
-    """One that has trained is asked after its agents, too."""
+    """A job that has trained also wakes after a pause to ask its agents."""
     nowhere = {"phase": "Pending", "node": "", "ip": "", "running_since": None}
     waiting = an_observation(
         job=a_job(status=a_status(epoch=epoch)),

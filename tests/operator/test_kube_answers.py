@@ -1,4 +1,4 @@
-"""Answers of a distressed API server, as they come over the wire."""
+"""Answers of an API server in trouble, as they arrive over HTTP."""
 
 import asyncio
 import logging
@@ -16,7 +16,9 @@ from everstep_operator.scheduler import Scheduler
 
 @pytest.fixture
 async def answers() -> AsyncIterator[list[web.Response]]:
-    """What is said next, whatever was asked; `url` of the server in its first place is a header."""
+    """The answers that the server gives next, to any request. The first holds the server's URL in
+    its header `url`.
+    """
     said: list[web.Response] = []
 
     async def handle(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""The port to the API server, against a real HTTP server that answers as one."""
+"""The port to the API server, against a real HTTP server that answers like an API server."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ Answer = Callable[[web.Request], Any]
 
 
 class Server:
-    """Answers every request with `status` and `body`, and notes what was asked."""
+    """Answers each request with the next (status, body) of `answers`, and records the request."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, str, Any]] = []
@@ -203,7 +203,7 @@ class Clock:
 
 @pytest.fixture
 async def nodes(port: Kube) -> AsyncIterator[tuple[Kube, Clock]]:
-    """Another identity's port, and the clock by which its tokens age."""
+    """A port under another identity, and the clock that determines the age of its tokens."""
     clock = Clock()
     found = port.build_other("nodes", AccountTokens(port, ("ns", "everstep-nodes"), clock))
     yield found, clock

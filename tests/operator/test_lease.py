@@ -44,7 +44,7 @@ def test_only_a_record_that_changed_starts_the_wait_anew() -> None:
 
 
 def test_the_holders_clock_is_never_read() -> None:
-    """A renewal that claims to be of next year, or of 1970, counts from when we saw it."""
+    """A renewal counts from when we saw it, even if it claims to be of 2099 or of 1970."""
     for renewed in ("2099-01-01T00:00:00.000000Z", "1970-01-01T00:00:00.000000Z"):
         seen = lease.build_sighting(None, held_by("other", renewed=renewed), 0.0)
         assert decide_lease(seen, "me", 14.9) == Wait(holder="other", seconds=pytest.approx(0.1))
@@ -61,7 +61,7 @@ def test_taking_over_counts_a_transition_and_renewing_does_not() -> None:
 
 @dataclass(slots=True)
 class ToyServer:
-    """One Lease, compare-and-set by its version; `away`: nothing answers."""
+    """Holds one Lease, replaced only at its current version; does not answer while `away`."""
 
     object: dict[str, Any] | None = None
     version: int = 0
@@ -108,7 +108,7 @@ class ToyServer:
 
 @dataclass(slots=True)
 class Two:
-    """Two electors; their clocks run alike and show different times."""
+    """Two electors whose clocks run at the same rate but show different times."""
 
     server: ToyServer = field(default_factory=ToyServer)
     now: float = 0.0
@@ -174,7 +174,9 @@ async def test_there_is_a_time_in_which_nobody_acts() -> None:
 
 
 async def test_a_holder_that_wakes_from_a_long_sleep_may_write_nothing() -> None:
-    """SIGSTOP, a paused machine: the gate is a clock, no task has to run to close it."""
+    """After SIGSTOP or on a paused machine: the gate depends on the clock alone, so no task has to
+    run to close it.
+    """
     two = Two()
     await two.a.turn()
     two.now += 10

@@ -1,4 +1,4 @@
-"""What a list corrects, and when one is asked for."""
+"""What a list corrects, and when the operator requests one."""
 
 import asyncio
 from typing import cast
@@ -43,7 +43,7 @@ async def test_after_a_watch_has_begun_anew_what_was_deleted_meanwhile_is_notice
 
 
 async def test_a_job_that_changed_without_an_event_is_looked_at_after_the_next_list() -> None:
-    """A suspended one waits for a change of its spec, and for nothing else."""
+    """A suspended job waits only for a change of its spec."""
     cluster, world, looked = ToyCluster(), World(), asyncio.Event()
 
     async def look(key: tuple[str, str]) -> None:

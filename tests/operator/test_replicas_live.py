@@ -1,4 +1,7 @@
-"""Two operator processes on a real API server: one acts, its end is the other's beginning. Each test finds both."""
+"""Two operator processes on a real API server: when the leader ends, the standby takes over.
+
+Each test starts with a leader and a standby.
+"""
 
 import contextlib
 import re
@@ -32,7 +35,7 @@ def lab() -> Iterator[Lab]:
 
 @dataclass(slots=True)
 class Pair:
-    """One replica that leads and a warm standby; after a test that ended one, the next finds two again."""
+    """A leader and a warm standby. If a test ended one of them, `mend` starts another."""
 
     lab: Lab
     config: Path
@@ -42,7 +45,7 @@ class Pair:
     made: int = 2
 
     def mend(self) -> None:
-        """Whoever leads now is the leader; beside it a standby that is ready."""
+        """Make whichever replica leads now the `leader`, and wait for a ready standby."""
         if self.leader.process.poll() is not None:
             self.leader, self.standby = self.standby, self.leader
         if self.leader.process.poll() is not None:
@@ -81,7 +84,7 @@ def pair(kept_pair: Pair) -> Pair:
 
 
 def cordon(lab: Lab, node: str) -> None:
-    """By a fault that convicts it, unless an earlier test has done so."""
+    """Cordon the node with a fault that convicts it, unless an earlier test has done so."""
     if not is_cordoned(lab, node):
         lab.fault(node, gpu=0, xid=64)
         until(f"{node} is cordoned", lambda: is_cordoned(lab, node))
@@ -103,7 +106,9 @@ def test_when_the_leader_is_killed_the_other_acts_after_the_lease(lab: Lab, pair
 
 
 def test_a_leader_that_slept_writes_nothing_and_ends_when_it_wakes(lab: Lab, pair: Pair) -> None:
-    """SIGSTOP, longer than its lease: the standby leads meanwhile, and the sleeper finds its gate shut."""
+    """SIGSTOP for longer than the lease: the standby leads meanwhile, and the old leader may not
+    write when it wakes.
+    """
     sleeper, successor = pair.leader, pair.standby
     sleeper.process.send_signal(signal.SIGSTOP)
     try:
@@ -119,7 +124,7 @@ def test_a_leader_that_slept_writes_nothing_and_ends_when_it_wakes(lab: Lab, pai
 def test_nodes_are_written_under_the_other_identity_alone(lab: Lab, pair: Pair) -> None:
     cordon(lab, "node-1")
     cordoned = pair.leader.fetch("/metrics")
-    if 'identity="nodes",outcome="Done",verb="PATCH"' not in cordoned:  # a former leader did it
+    if 'identity="nodes",outcome="Done",verb="PATCH"' not in cordoned:  # an earlier leader did
         lab.kubectl("uncordon", "node-1")
         until("our mark is put back", lambda: is_cordoned(lab, "node-1"))
     shown = pair.leader.fetch("/metrics")
@@ -178,7 +183,7 @@ async def test_one_line_in_the_template_brings_a_pod_into_a_restricted_namespace
     namespace = {"metadata": {"name": "strict", "labels": enforced}}
     await admin.create(kube.Kind("", "v1", "namespaces"), namespace)
     account = {"metadata": {"name": "default"}}
-    with contextlib.suppress(kube.AlreadyExists):  # the controller was quicker
+    with contextlib.suppress(kube.AlreadyExists):  # the controller created it first
         await admin.create(kube.ACCOUNTS, account, "strict")
     body = a_body(securityContext={"runAsNonRoot": True})
     await admin.create(kube.PODS, body, "strict", dry_run=True)

@@ -1,4 +1,4 @@
-"""Every reason that a condition can carry stands in the page that on-call engineers open."""
+"""Every reason that a condition can have is in the page that on-call engineers open."""
 
 import ast
 import re
@@ -15,7 +15,9 @@ JOBS = ROOT / "operator" / "everstep_operator" / "jobs"
 SPEAK = ("conditions", "waiting", "failures", "ending", "membership", "plan", "passes")
 WORD = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*$")
 NO_REASON = frozenset({"NotFailed", "NotFinished", "NotSuspended", "Adopted", "Rescheduled"})
-"""Of conditions that are False because nothing is said, and of attempts that are no interruption."""
+"""Reasons of conditions that are False because there is nothing to report, and causes of attempts
+that are not interruptions.
+"""
 OF_ACTIONS = frozenset({"CheckTemplate", "CreatePod", "Token", "Expired", "Probe", "FormerAttempt"})
 ENDS_OF_A_POD = frozenset({"Left", "Stopped"})
 

@@ -1,4 +1,4 @@
-"""The table of waits in operator/README.md is the code's."""
+"""The table of waits in operator/README.md agrees with the code."""
 
 import ast
 import importlib
@@ -28,7 +28,7 @@ NO_WAIT = {
     "recovery.hangSeconds": "the agents' limit, see runtime/README.md",
     "--figures-seconds": "how often figures are written",
 }
-"""Seconds that nobody waits for."""
+"""Durations that are not waits → what they mean."""
 
 
 def read_rows() -> list[list[str]]:
@@ -38,7 +38,7 @@ def read_rows() -> list[list[str]]:
 
 
 def read_limits() -> list[tuple[str, str]]:
-    """(what is named, its value as the table has it)"""
+    """(name of the limit, its value in the table)"""
     found = [match for _, limit, _ in read_rows() for match in LIMIT.findall(limit)]
     return [(name, seconds or never) for name, seconds, never in found]
 
@@ -54,7 +54,7 @@ def list_constants() -> Iterator[str]:
 
 
 def list_fields(kind: type[BaseModel], path: str = "") -> Iterator[tuple[str, object]]:
-    """Spec fields in seconds with their default."""
+    """Each spec field that is in seconds, with its default."""
     for name, field in kind.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel) and name != "template":

@@ -1,4 +1,4 @@
-"""What a watch event wakes: whom it concerns, and nobody else."""
+"""A watch event wakes what it concerns and nothing else."""
 
 import copy
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Change = Callable[[dict[str, Any]], None]
 
 
 class Woken:
-    """A fleet loop that counts."""
+    """Counts its calls, in place of the function that wakes the fleet loop."""
 
     def __init__(self) -> None:
         self.times = 0

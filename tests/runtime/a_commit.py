@@ -1,5 +1,5 @@
-"""What an agent does with staged parts, without a store: chunks under their digests, and a
-manifest.
+"""What an agent does with staged parts, without a store: it writes chunks under their digests, and
+a manifest.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from everstep_contract import codec, manifest, wire
 
 
 def commit(folder: Path, staged: list[wire.Staged]) -> dict[str, Any]:
-    """Fields of `wire.Start` for workers that resume from these parts."""
+    """Return the fields of `wire.Start` for workers that resume from these parts."""
     chunks, pieces = [], {}
     for part in staged:
         raw = Path(part.path).read_bytes()

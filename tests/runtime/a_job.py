@@ -1,5 +1,5 @@
-"""A job of one worker in this process: a line that records what it is told, and ends instead of
-exiting.
+"""A job of one worker in this process. `AgentRecord` replaces the connection to the agent: it
+records the frames, and raises `Ended` instead of exiting.
 """
 
 import threading
@@ -17,7 +17,7 @@ from everstep_contract import wire
 
 
 class Ended(BaseException):
-    """In place of the end of the process; no script may catch it."""
+    """Raised instead of ending the process; a BaseException, so that no script catches it."""
 
 
 class AgentRecord:
@@ -47,7 +47,7 @@ class AgentRecord:
 
 
 class Trial:
-    """`job` and what stands behind it, with a linear model and 12 samples."""
+    """A `job` with its session, a linear model and 12 samples."""
 
     def __init__(self, folder: Path, **start: Any) -> None:
         self.agent = AgentRecord()
@@ -82,7 +82,7 @@ class Trial:
         return torch.nn.functional.mse_loss(self.model(inputs), wanted)
 
     def take(self, step: Any) -> None:
-        """One whole step as a script would take it."""
+        """Take one complete step, as a script would."""
         for batch in step.batches(self.data):
             step.backward(self.loss(batch))
         self.optimizer.step()

@@ -1,4 +1,4 @@
-"""Trains 60 steps of at least 20 ms: long enough for a coordinator to be lost and found meanwhile."""
+"""Trains 60 steps of at least 20 ms: long enough to lose the coordinator and find one again."""
 
 import time
 

@@ -1,8 +1,8 @@
-"""The smallest thing that speaks the agent's side of `everstep_contract.wire`, for as many workers
-as a test wants.
+"""The smallest program that speaks the agent's side of `everstep_contract.wire`, for any number of
+workers.
 
-It keeps the group's keys, records every frame and does what the test says; no decision is made
-here. Workers are forked from this process, which has imported torch once.
+It keeps the group's keys, records every frame and does what the test says; it makes no decisions.
+Workers are forked from this process, which has imported torch once.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ LIMIT = float(os.environ.get("AN_AGENT_LIMIT", "120"))
 
 
 class Gone(Exception):
-    """The worker ended before it did what was awaited."""
+    """The worker ended before it did what the test waited for."""
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Agent:
         ranks: Sequence[int] | None = None,
         limit: float = LIMIT,
     ) -> None:
-        """Until `what` is true of the workers named (default: all)."""
+        """Wait until `what` is true for the workers of `ranks` (default: all)."""
         wanted = [self.workers[r] for r in (range(self.world) if ranks is None else ranks)]
         with self._news:
             if not self._news.wait_for(lambda: all(what(w) for w in wanted), timeout=limit):
@@ -121,7 +121,7 @@ class Agent:
                 raise TimeoutError(f"last frames: {found}\n{self.output()[-14000:]}")
 
     def _show_stacks(self) -> None:
-        """In the output, which is part of the failure's message."""
+        """Make workers print their stacks into the output, which the failure's message quotes."""
         for worker in self.living:
             os.kill(worker.pid, signal.SIGUSR1)
         time.sleep(1.0)
@@ -147,8 +147,8 @@ class Agent:
         return [w for w in self.workers if w.status is None]
 
     def regroup(self, before_start: Callable[[], None] = lambda: None) -> regroup_rules.Plan:
-        """Cut the epoch, and have all who live go on in the next one. `before_start` is called
-        when their standings are known.
+        """Cut the epoch and let all surviving workers continue in the next one. Call `before_start`
+        once their standings are known.
         """
         old, members = self.epoch, self.living
         for worker in members:
@@ -192,7 +192,7 @@ class Agent:
         return found(worker)[-1]
 
     def until_printed(self, word: str, times: int) -> None:
-        """Look again and again: a file has no bell."""
+        """Poll the output file until it contains `word` at least `times` times."""
         end = time.monotonic() + LIMIT
         while self.output().count(word) < times:
             if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""One thread, one import of torch; workers are forked from this process."""
+"""Torch is imported once, with one thread; workers are forked from this process."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Run by `test_no_room.py` where the folder `sys.argv[1]` is a tmpfs of 1 MiB: a worker of one rank that
-saves after each step, and room that comes and goes.
+"""Run by `test_no_room.py` with a tmpfs of 1 MiB as the folder `sys.argv[1]`: a worker of one rank
+saves after each step, while room comes and goes.
 """
 
 import os
@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     send = trial.agent.send
 
     def free(frame: object) -> None:
-        """As the agent: once the last save is waited for, an older one is uploaded."""
+        """Act as the agent: when the last save finds no room, upload and remove an older part."""
         send(frame)
         told = trial.agent.frames[-1]
         if isinstance(told, wire.Staged) and told.problem and told.step == 4:

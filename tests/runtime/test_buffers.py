@@ -1,4 +1,4 @@
-"""Small buffers travel as bits."""
+"""Small buffers are transferred without any change to their bits."""
 
 import math
 import struct
@@ -52,7 +52,7 @@ def test_every_dtype_arrives_with_its_bits(name: str) -> None:
     buffers = track(sender)
     packed = buffers.pack(buffers.hold())
     assert packed.shape == (buffers.numbers,)
-    summed = packed + np.zeros_like(packed)  # what the other ranks add
+    summed = packed + np.zeros_like(packed)  # the other ranks add zeros
     track(receiver).take(summed)
     assert bits_of(receiver) == bits_of(sender)
 

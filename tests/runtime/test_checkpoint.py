@@ -1,4 +1,4 @@
-"""What is tracked, staged by several ranks and read back by any number of them."""
+"""State that is tracked, staged by several ranks, and read back by any number of ranks."""
 
 import json
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def test_a_manifest_that_is_broken_is_refused(tmp_path: Path) -> None:
 
 
 class Ema:
-    """Somebody's own object: no module, but with both methods."""
+    """An object of the user's own: no module, but it has `state_dict` and `load_state_dict`."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {"decay": 0.9, "shadow": [torch.zeros(2)]}

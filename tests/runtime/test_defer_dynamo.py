@@ -1,4 +1,4 @@
-"""An optimizer works without torch's compiler, and with it as soon as somebody loads it."""
+"""An optimizer works without torch's compiler, and with it once a script imports it."""
 
 import importlib
 import os

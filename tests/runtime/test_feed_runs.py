@@ -1,4 +1,6 @@
-"""A run whose script was edited between two starts: which samples it used, and what `everstep verify` says about it."""
+"""A run whose script was edited between two starts: which samples it used, and what
+`everstep verify` says about it.
+"""
 
 import asyncio
 import os
@@ -36,7 +38,7 @@ SECONDS = 120.0
 
 
 async def everstep(folder: Path, *arguments: str, **environ: object) -> tuple[int, str]:
-    """The command as a person would call it; status and all that it printed."""
+    """Run the command as a user would; return its status and all its output."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "everstep_agent.cli", *arguments,
         cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1", **{n: str(v) for n, v in environ.items()}},
@@ -59,7 +61,7 @@ async def train(folder: Path, **environ: object) -> tuple[int, str]:
 
 @pytest.fixture
 async def half_a_run(tmp_path: Path) -> Path:
-    """Four steps of 12 samples: 48 samples, all there are, once."""
+    """Take four steps of 12 samples, so that each of the 48 samples is used once."""
     (tmp_path / "script.py").write_text(SCRIPT)
     status, _ = await train(tmp_path, BATCH=12, UNTIL=4)
     assert status == 0

@@ -1,4 +1,4 @@
-"""Where a feed goes on: across steps, resumes and edits of the script."""
+"""Where a feed continues: across steps, resumes and edits of the script."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ SIZE = 24
 
 
 class Life:
-    """One life of a worker, as far as its feeds go; `drawn` has the samples of each step."""
+    """The feeds in one life of a worker; `drawn` holds the samples of each step."""
 
     def __init__(self, before: "Life | None" = None, *, recorded: bool = True) -> None:
         self.applied = before.applied if before else 0
@@ -39,7 +39,7 @@ class Life:
         return made
 
     def take(self, feed: Batches, *, count: bool = True) -> list[int]:
-        """One step that draws from `feed`."""
+        """Take one step that draws from `feed`; return its samples."""
         self.feeds.close()
         step = self.applied + 1
         first = self.feeds.draw(feed, step)

@@ -1,4 +1,4 @@
-"""Sums of gradients as fixed-point integers: by value, and through the reducer."""
+"""Sums of gradients as fixed-point integers: the functions alone, and through the reducer."""
 
 import pytest
 import torch

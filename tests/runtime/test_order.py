@@ -84,7 +84,7 @@ def test_data_that_cannot_be_cut_is_refused(
 
 
 class Counting(IterableDataset[int]):
-    """Ten samples, the same each time it is begun."""
+    """Ten samples, the same in each iteration."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(100, 110))

@@ -1,4 +1,4 @@
-"""Real processes, real gloo: what several ranks compute is what one computes."""
+"""Real processes with real gloo: several ranks compute what one rank computes."""
 
 import os
 import signal
@@ -18,8 +18,8 @@ STEPS = 6
 
 
 def a_model() -> nn.Module:
-    """One parameter fills several buckets' worth in this test, one is never used, one layer has
-    buffers.
+    """A model in which one parameter is larger than several of this test's buckets, one parameter
+    is never used, and one layer has buffers.
     """
     model = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 2))
     model.register_parameter("idle", nn.Parameter(torch.zeros(3)))
@@ -45,7 +45,7 @@ def train(job: Job, global_batch: int, micro_batch: int) -> None:
 
 
 def applied(folder: Path, world: int, main: Callable[[Job], None]) -> list[list[wire.Applied]]:
-    """All `Applied` frames, by rank."""
+    """Run `main` to its end; return all `Applied` frames by rank."""
     folder.mkdir()
     with agent(folder, lambda: run(main, seed=4), world) as ours:
         ours.finish()
@@ -80,7 +80,7 @@ def test_two_runs_at_one_size_are_equal_to_the_last_bit(tmp_path: Path) -> None:
 
 
 class Counted(nn.Module):
-    """Counts in a buffer that float64 cannot hold exactly; forward reads it."""
+    """Counts its calls in a buffer that float64 cannot hold exactly; `forward` reads the buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def test_buffers_follow_micro_batch_0_whatever_the_number_of_ranks(tmp_path: Pat
     def main(job: Job) -> None:
         torch.manual_seed(5)
         model = nn.Sequential(Counted(), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 2))
-        # Parameters stay: sums in another order would move them, and with them the statistics.
+        # lr=0.0: sums in another order would change the parameters, and with them the statistics.
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         job.track(model=model, optimizer=optimizer)
         data = job.batches(a_dataset(), global_batch=14, micro_batch=2)
@@ -130,7 +130,7 @@ def test_a_scaler_decides_the_same_on_a_rank_without_micro_batches(
         for step in job.steps(until=5):
             for inputs, wanted in step.batches(data):
                 loss = nn.functional.cross_entropy(model(inputs), wanted)
-                # one gradient overflows on rank 0 alone
+                # a gradient overflows on rank 0 only
                 spoil = float("inf") if step.number == 3 and job.rank == 0 else 1.0
                 model.weight.register_hook(lambda g, s=spoil: g * s) if spoil != 1 else None
                 step.backward(loss, scaler=scaler)
@@ -176,7 +176,7 @@ def test_a_main_that_returns_early_is_an_error(tmp_path: Path) -> None:
 
 
 def test_survivors_of_a_kill_come_out_by_themselves(tmp_path: Path) -> None:
-    """Nobody tells them: the first that errs cuts, and its neighbours follow."""
+    """No agent tells them: the first rank with an error cuts, and its neighbours follow."""
 
     def main(job: Job) -> None:
         die_in_step_3(job)
@@ -192,7 +192,7 @@ def test_survivors_of_a_kill_come_out_by_themselves(tmp_path: Path) -> None:
 
 
 def test_a_child_of_the_dead_rank_does_not_keep_the_others_blind(tmp_path: Path) -> None:
-    """A forked data loader inherits every descriptor; the group's sockets must not live on in it."""
+    """A forked data loader inherits every descriptor; it must not keep the group's sockets open."""
     children = tmp_path / "child"
 
     def main(job: Job) -> None:

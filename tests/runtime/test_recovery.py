@@ -1,8 +1,8 @@
-"""A rank is killed in each phase of a step: what goes on is what would have been, to the last bit.
+"""A rank is killed in each phase of a step: the run continues as without the kill, to the last bit.
 
-The pairs of all columns are covered (phase, world, and each feature on or off); the recovery is the
-one that agents do: survivors park, one that stands furthest saves the whole state, a new epoch
-resumes from it.
+The cases cover every pair of values of any two columns (phase, world, and each feature on or off).
+The recovery is the one that agents do: the survivors park, one of those that are furthest saves the
+full state, and a new epoch resumes from it.
 """
 
 import itertools
@@ -84,8 +84,8 @@ def test_the_cases_cover_every_pair() -> None:
 def a_script(
     case: Case, mark: str, before: Callable[[Job], None] = lambda job: None
 ) -> Callable[[Job], None]:
-    """A training script with the features of the case; it prints each time its body goes on after
-    the loops.
+    """Return a training script with the features of the case. It prints a line each time its body
+    continues after the loops.
     """
 
     def main(job: Job) -> None:
@@ -142,7 +142,7 @@ def die(case: Case, phase: str, job: Job, step: int, mark: str) -> None:
 
 
 def set_the_trap(case: Case) -> Callable[[Job], None]:
-    """Two phases lie between lines of the library: in the victim those lines kill."""
+    """Return a patch that kills the victim in the two phases that lie inside the library."""
 
     def trap(job: Job) -> None:
         last_loop = 2 if case.two_optimizers else 1
@@ -164,8 +164,8 @@ def set_the_trap(case: Case) -> Callable[[Job], None]:
 
 
 def lines(ours: Agent, mark: str, rank: int) -> dict[int, list[str]]:
-    """What the body printed after its loops: step → random numbers drawn there, once each time it
-    ran.
+    """Return what the body printed after its loops: step → the random numbers drawn there, one for
+    each time that it ran.
     """
     found: dict[int, list[str]] = {}
     for line in ours.output().splitlines():
@@ -229,7 +229,7 @@ def test_a_killed_rank_costs_no_step_and_changes_no_bit(case: Case, tmp_path: Pa
 
 
 def cut_after_the_death(ours: Agent, victim: int) -> dict[int, wire.Parked]:
-    """What the agents do: the death is known, everybody else is told that the epoch is over."""
+    """Do what the agents do after a death: tell all other ranks that the epoch is over."""
     ours.wait_ended([victim])
     others = [r for r in range(ours.world) if r != victim]
     for rank in others:

@@ -1,4 +1,4 @@
-"""The same deaths under real agents, a real store and a real run log: from `Start` to `done`."""
+"""The same deaths with real agents, a real store and a real run log, from `Start` to `done`."""
 
 import asyncio
 import sys
@@ -22,7 +22,7 @@ CHOSEN = [c for c in CASES if c.name.startswith(("computing-3", "reduced-4", "ap
 
 
 def a_worker(case: Case, body: Path, trap: bool) -> Callable[[], None]:
-    """What a forked worker runs; the body of the script writes to a file, one line each time."""
+    """What a forked worker runs. Each time the script's body runs, it writes a line to a file."""
 
     def main(job: Job) -> None:
         mark = "first" if trap and job._session.start.epoch == 1 else "later"
@@ -34,7 +34,7 @@ def a_worker(case: Case, body: Path, trap: bool) -> Callable[[], None]:
 
 
 async def the_run(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, trap: bool) -> Any:
-    """Run to `done`: the ledger along the lineage, what the job said of itself, the body's lines."""
+    """Run to `done`; return the ledger along the lineage, the last `seen`, and the body's lines."""
     await asyncio.to_thread(folder.mkdir)
     body = folder / "body"
     forked = spawn.ForkSpawner(a_worker(case, body, trap))

@@ -1,4 +1,4 @@
-"""Ranks are killed at any moment of a step; the others go on in it, and the sums stay exact."""
+"""Ranks are killed at any moment of a step; the others continue it, and the sums stay exact."""
 
 import os
 import random
@@ -60,7 +60,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[wire.Applied]:
 
 
 def assert_exact(ours: Agent, undisturbed: list[wire.Applied], living: list[int]) -> None:
-    """Survivors took every step once, with the same samples and sums, and hold the same state."""
+    """Check that survivors took each step once, with equal samples and sums and equal state."""
     statuses = [ours.workers[r].status for r in living]
     assert statuses == [0] * len(living), f"{statuses}\n{ours.output()[-6000:]}"
     first = entries(ours, living[0])
@@ -98,7 +98,7 @@ def test_ranks_killed_at_random_moments_cost_nothing(
 
 
 def states(ours: Agent) -> set[tuple[str, ...]]:
-    """(step, digest of the parameters, next random number), of all ranks."""
+    """Return (step, digest of the parameters, next random number) of all ranks."""
     lines = ours.output().splitlines()
     return {tuple(line.split()[1:]) for line in lines if line.startswith("state ")}
 
@@ -185,7 +185,7 @@ def test_a_death_while_the_others_regroup(tmp_path: Path, undisturbed: list[wire
 def test_a_vector_that_one_survivor_holds_is_handed_to_the_others(
     tmp_path: Path, undisturbed: list[wire.Applied], ahead: int
 ) -> None:
-    """The victim dies with the sums complete; one survivor has its vector, the other is cut before."""
+    """The victim dies with the sums complete; one survivor has the vector, the other does not."""
 
     def before(job: Job) -> None:
         membership, rank = job._session.membership, job.rank

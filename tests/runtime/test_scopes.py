@@ -1,5 +1,5 @@
-"""A rank that is killed where it is not in a step's forward or backward: while it loads data, in an
-evaluation, in a pause, at start-up. Real agents, forked workers with torch.
+"""A rank is killed outside of a step's forward and backward: while it loads data, in an evaluation,
+in a pause, or at start-up. Real agents, forked workers with torch.
 """
 
 import os
@@ -21,7 +21,7 @@ LATER = ("startup", "evaluation", "pause")
 
 
 class Samples(torch.utils.data.Dataset):
-    """`hit` is called for each sample that is fetched."""
+    """A dataset that calls `hit` for each sample that is fetched."""
 
     def __init__(self, hit: Callable[[], None]) -> None:
         self._hit = hit
@@ -37,7 +37,7 @@ class Samples(torch.utils.data.Dataset):
 
 
 def a_script(where: str, flag: Path) -> Callable[[Job], None]:
-    """Rank 1 ends itself once, `where` says when; the flag remembers that it did."""
+    """Return a script whose rank 1 kills itself once, at `where`; the flag file records that."""
 
     def main(job: Job) -> None:
         at = [0]

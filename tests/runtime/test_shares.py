@@ -1,4 +1,4 @@
-"""Micro-batches, buckets and parts of a save over ranks."""
+"""How micro-batches, buckets and the parts of a save are divided among the ranks."""
 
 from hypothesis import given
 from hypothesis import strategies as some

@@ -1,4 +1,4 @@
-"""State as JSON and tensors, and names that survive a wrapper."""
+"""State encoded as JSON and tensors, and parameter names that do not change with a wrapper."""
 
 import collections
 import json

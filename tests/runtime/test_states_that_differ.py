@@ -1,4 +1,4 @@
-"""State that is not the same on every rank makes no checkpoint: the job says so at its first save."""
+"""A job whose state has other shapes on some ranks makes no checkpoint: its first save fails it."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from everstep_contract import report
 
 
 class Held:
-    """As large as its rank."""
+    """An object whose size its rank chooses."""
 
     def __init__(self, rows: int) -> None:
         self.rows = torch.zeros(rows, 2)
@@ -29,7 +29,7 @@ class Held:
 def a_script(job: Job) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    # Small beside the model's share: only the first rank would store it, as its own shape says.
+    # Small beside the rest: only the first rank would store it, with the shape that it has there.
     job.track(held=Held(3 if job.rank < 2 else 5), model=model, optimizer=optimizer)
     data = job.batches(list(range(1000)), global_batch=6, micro_batch=2)
     for step in job.steps(until=4):

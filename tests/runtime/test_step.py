@@ -16,7 +16,7 @@ from runtime.a_job import Ended, Trial
 
 
 def gradient_of(trial: Trial, samples: Any, weights: list[float] | None = None) -> torch.Tensor:
-    """The same by hand, in one backward."""
+    """Compute the gradient by hand, in one backward pass."""
     inputs, wanted = trial.dataset[list(samples)]
     each = (trial.model(inputs) - wanted).square().flatten()
     share = torch.tensor(weights or [1.0] * len(each))
@@ -157,7 +157,7 @@ def test_a_loss_that_is_no_number_stops_before_it_is_applied(trial: Trial) -> No
 
 
 def run_until_bad(trial: Trial, factor: float, *, spoil: bool = False) -> None:
-    """Three good steps; in the fourth the loss is multiplied."""
+    """Take three good steps; in the fourth, multiply the loss by `factor`."""
     for step in trial.job.steps(until=9):
         for batch in step.batches(trial.data):
             step.backward(trial.loss(batch) * (factor if step.number == 4 else 1))
@@ -245,7 +245,7 @@ def test_saves_fall_on_their_interval_and_on_the_end(a_trial: Callable[..., Tria
 
 
 class Armed:
-    """Stands in for the page's armed word."""
+    """Replaces the position page, and names `step` as the armed boundary."""
 
     def __init__(self, trial: Trial, step: int) -> None:
         trial.session.meter._page = self  # type: ignore[assignment]

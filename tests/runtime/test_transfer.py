@@ -13,7 +13,7 @@ from everstep_contract import wire
 
 
 class Keys:
-    """The agent's keys, in this process."""
+    """The keys that an agent would hold, in this process."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}

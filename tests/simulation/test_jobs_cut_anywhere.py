@@ -1,5 +1,5 @@
 """Every prefix of every plan is a legal state: the operator is killed at each of its writes, before
-or after the effect, and a new one must arrive at the same place.
+or after the effect, and a new operator must reach the same end state.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,14 +25,14 @@ PASSES = 60
 
 @dataclass
 class Story:
-    """One run of the toy: an operator that is replaced by a new one when it is cut."""
+    """One run on the toy cluster; an operator that is killed is replaced by a new one."""
 
     cutter: Cutter = field(default_factory=Cutter)
     verdicts: dict[str, NodeVerdict] = field(default_factory=dict)
     begun: int = 0
     """Writes until the job trained for the first time."""
     checked: int = 0
-    """Deletions that have been judged."""
+    """Number of deletions that have been checked."""
 
     def __post_init__(self) -> None:
         self.cluster = ToyCluster(cutter=self.cutter)
@@ -73,14 +73,16 @@ class Story:
         self._check()
 
     async def _restless(self) -> bool:
-        """At rest nothing but figures is written; the time between two of those has not passed."""
+        """Whether the operator still acts. At rest it writes only figures, and no more than once in
+        two turns.
+        """
         writes = self.cutter.writes
         await self._turn()
         await self._turn()
         return self.cutter.writes > writes + 1
 
     def _check(self) -> None:
-        """What may never be, not even for a moment."""
+        """What must hold at every moment."""
         status = self.cluster.job().get("status") or {}
         attempts = {s["slot"]: s["attempt"] for s in status.get("slots") or ()}
         for pod in self.cluster.pods():
@@ -89,9 +91,11 @@ class Story:
             assert attempt <= attempts.get(slot, attempt), "a pod ahead of its count"
 
     def _check_deletions(self) -> None:
-        """A member of the running epoch is deleted only if the job said that it left, or its node is gone.
+        """A member of the running epoch is deleted only if the job said that it left, or its node
+        is gone.
 
-        Judged before the kubelets and the job act: afterwards the deleted pod is no member any more.
+        Checked before the kubelets and the job act, because afterwards the deleted pod is no longer
+        a member.
         """
         new, self.checked = self.cluster.deleted[self.checked :], len(self.cluster.deleted)
         for pod in new:
@@ -156,7 +160,9 @@ async def pod_deleted(story: Story) -> None:
 
 
 async def pod_stuck_on_its_node(story: Story) -> None:
-    """The former pod's node is free[0] after a deletion; its kubelet starts nothing any more."""
+    """After the deletion the former pod's node is the first free one (`free[0]`), so the next pod
+    is bound to it; but its kubelet starts nothing any more.
+    """
     await story.play(trains)
     story.cluster.stuck_nodes.add("node-0")
     story.cluster.mark_deleted(kube.PODS, "lm-0-1")
@@ -240,7 +246,9 @@ async def test_the_pod_that_replaces_another_is_on_another_node_under_another_na
 
 
 async def test_a_former_pod_of_whose_end_no_watch_told_is_deleted_once() -> None:
-    """An API server that comes back knows no history: a watch begins anew, and what was deleted is not told."""
+    """An API server that comes back has no history: a watch starts again, and does not report what
+    was deleted.
+    """
     story = Story()
     await story.play(trains)
     story.job.left.add((1, 1))

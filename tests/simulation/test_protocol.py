@@ -1,4 +1,6 @@
-"""The protocol, explored: `README.md` beside this file says how, and what is set by which variable."""
+"""The searches through the protocol. `README.md` beside this file explains them and their
+variables.
+"""
 
 import os
 import random
@@ -20,7 +22,7 @@ STATES = int(os.environ.get("EVERSTEP_PROTOCOL_STATES", "4000"))
 SECONDS = float(os.environ.get("EVERSTEP_PROTOCOL_SECONDS", "300"))
 SEED = int(os.environ.get("EVERSTEP_PROTOCOL_SEED", str(time.time_ns() % 1_000_000)))
 AMPLE = 3600.0
-"""A quick search is bounded by states, not by a clock that runs slower on a busy machine."""
+"""Quick searches are bounded by states, not by time, in which a busy machine does less."""
 
 
 def show(name: str, found: Found) -> None:
@@ -41,7 +43,7 @@ def test_without_faults_every_order_reaches_the_end() -> None:
 
 
 def test_the_one_move_that_the_last_layer_builds_is_the_first_of_all() -> None:
-    """On walks at random, with a fault of every kind."""
+    """Checked on random walks, with a fault of every kind."""
     model = Membership(Rules(steps=1))
     chance, looked = random.Random(1), 0
     for _ in range(12):
@@ -152,7 +154,9 @@ def test_random_walks_with_every_fault_keep_every_invariant() -> None:
 
 
 def test_a_claim_that_is_heard_of_too_late_is_caught_by_the_walk_that_found_it() -> None:
-    """A cut, a word too early, a lost answer and a rival in one story: no search of a pair goes there."""
+    """It takes a cut, a pod declared gone too early, a lost answer and a rival in one story: no
+    search of a pair goes there.
+    """
     broken = walk(
         (model := Membership(Rules(look_again=False))), model.start(3, KINDS[:10]), 167602,
         walks=1, seconds=AMPLE, length=150,

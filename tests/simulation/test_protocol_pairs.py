@@ -1,4 +1,6 @@
-"""Every pair of faults, exhausted: the long part of the protocol's search. It goes on where a former run stood."""
+"""The long part of the protocol's search: it exhausts every pair of faults. It continues where an
+earlier run stopped.
+"""
 
 import itertools
 import os
@@ -16,7 +18,7 @@ from simulation.protocol.search import Bounds, Found, search
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(0)]
 SECONDS = float(os.environ.get("EVERSTEP_PROTOCOL_PAIRS_SECONDS", "840"))
-"""Of this process's CPU."""
+"""CPU seconds of this process."""
 STATES = int(os.environ.get("EVERSTEP_PROTOCOL_PAIRS_STATES", "5000000"))
 PAIRS = list(itertools.combinations_with_replacement(KINDS, 2))
 FAIR_EVERY = 500
@@ -28,11 +30,14 @@ class Round:
     delays: int
     steps: int
     share: float
-    """Of all the time: a round that is too large must leave some to the next, which also has what is left over."""
+    """Share of all the time. A round that is too large must leave some time to the next one, which
+    also gets what is left over.
+    """
     first_seconds: float
-    """For each pair at first; those that need more are tried again with more."""
+    """Seconds for each pair at first; pairs that need more are tried again with more."""
     at_least: int
-    """So many pairs must be exhausted when the time is up, those of former runs included."""
+    """Number of pairs that must be exhausted when the time is up, including those of earlier runs.
+    """
 
     @property
     def name(self) -> str:
@@ -44,7 +49,9 @@ ROUNDS = (
     Round(slots=3, delays=0, steps=2, share=0.45, first_seconds=5, at_least=48),
     Round(slots=3, delays=1, steps=1, share=0.3, first_seconds=15, at_least=18),
 )
-"""In this order. With one delay a pair on three slots has thirty times as many states as with none."""
+"""Searched in this order. With one delay a pair on three slots has thirty times as many states as
+with none.
+"""
 
 
 def test_each_pair_of_faults_breaks_no_invariant() -> None:
@@ -63,7 +70,9 @@ def test_each_pair_of_faults_breaks_no_invariant() -> None:
 def exhaust(
     round_: Round, finished: Finished, sizes: dict[tuple[str, str], int], until: float
 ) -> None:
-    """The small pairs first, as the round before saw them: each has a share of time, which grows from pass to pass."""
+    """Exhaust the pairs, the small ones first, by the sizes that the round before found. Each pair
+    has the same time limit, which grows from pass to pass.
+    """
     share = round_.first_seconds
     waiting = [pair for pair in PAIRS if case(round_, pair) not in finished]
     waiting.sort(key=lambda pair: sizes[pair])

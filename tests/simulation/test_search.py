@@ -8,7 +8,9 @@ from simulation.protocol.search import Bounds, search
 
 @dataclass
 class Graph:
-    """Worlds and, of each, the worlds that come next: the first by itself, any other one as a delay."""
+    """A graph as a model: for each world the worlds that come next. The first one needs no delay,
+    any other one does.
+    """
 
     next: dict[str, list[str]]
     bad: str = ""
@@ -29,7 +31,9 @@ class Graph:
 
 
 DETOUR = {"a": ["b", "c"], "b": ["c"], "c": ["d"], "d": ["end"]}
-"""`c` is met first as the second choice of `a`, which is a delay, and then by itself, behind `b`."""
+"""`c` is met first as the second choice of `a`, which is a delay, and then without a delay, after
+`b`.
+"""
 
 
 def test_what_is_met_first_by_a_delay_is_visited_when_it_is_reached_without_one() -> None:

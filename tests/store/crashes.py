@@ -1,4 +1,4 @@
-"""A job of real agent processes, of which one is killed at one of its writes to the store."""
+"""A job of real agent processes, one of which is killed at one of its writes to the store."""
 
 import asyncio
 import contextlib
@@ -27,8 +27,10 @@ from store.proxy import Answer, Forward, Request, S3Proxy, lose_answer
 
 BEFORE, AFTER, LOST = "before", "after", "lost"
 MOMENTS = (BEFORE, AFTER, LOST)
-"""SIGKILL of the agent and all its processes before the store hears of the write; once it is done and before
-the answer; done, and the agent, alive, is told 500."""
+"""`before`: SIGKILL of the agent and all its processes before the store gets the write. `after`:
+the same once the write is done, before the answer. `lost`: the write is done, and the agent stays
+alive and gets a 500.
+"""
 UNTIL, EVERY, KILLED_AT = 30, 10, 13
 RUN = "ns/job"
 PLAYS = 2
@@ -50,7 +52,9 @@ class Case:
 
 
 def title_of(slot: int, request: Request) -> str:
-    """Who writes what, in words that are the same in every run: either slot may hold the coordinator."""
+    """Describe who writes what, in words that are the same in every run. The coordinator's writes
+    name no slot, because either slot may hold the role.
+    """
     deleted = request.target.endswith("?delete")  # S3's DeleteObjects, with the keys in its body
     found = _TARGET.search(request.body.decode() if deleted else request.target.partition("?")[0])
     assert found is not None, request.target
@@ -62,13 +66,13 @@ def title_of(slot: int, request: Request) -> str:
     step = _STEP.search(rest.partition("/")[2] if folder == "chunks" else rest)
     if folder == "probe" or step is None:
         return words
-    # Saves after a death are of whatever step it struck in.
+    # A save after a death is of the step in which the death came.
     return f"{words} {'between' if int(step[1]) % EVERY else int(step[1])}"
 
 
 @dataclass(slots=True)
 class StorePoint:
-    """Counts the writes of all agents and strikes at one of them, once."""
+    """Records the writes of all agents and injects the fault at one of them, once."""
 
     case: Case | None
     victims: Sequence[Container] = ()
@@ -106,7 +110,7 @@ Scenario = Callable[["Play"], Awaitable[None]]
 
 @dataclass(slots=True)
 class Play:
-    """One life of a run, on a store and in a folder of its own."""
+    """One play of a run, with its own folder in the store and on disk."""
 
     s3: objectstore.ObjectStore
     folder: Path
@@ -157,7 +161,7 @@ def _said(gang: Containers) -> str:
 
 
 async def finish(play: Play) -> None:
-    """Saved at intervals, trained to its end."""
+    """The job saves at intervals and trains to its end."""
     async with play.gang():
         pass
 
@@ -182,7 +186,7 @@ async def takeover(play: Play) -> None:
 
 
 async def stop(play: Play) -> None:
-    """Suspended between two saves, and resumed with new pods."""
+    """The job is suspended between two saves and resumed with new pods."""
     async with play.gang() as gang:
         await gang.until_step(KILLED_AT)
         gang.want(stop=levels.Stop.SUSPEND)
@@ -194,8 +198,10 @@ SCENARIOS: dict[str, Scenario] = {
     "finish": finish, "recover": recover, "takeover": takeover, "stop": stop,
 }  # fmt: skip
 TWO_DEATHS = frozenset({"recover", "takeover"})
-"""The scenario kills and the case kills, maybe at one moment: then nobody who lives holds what was trained since
-the newest commit, and those steps are lost. In the others one member dies at most; the survivor holds everything."""
+"""In these scenarios both the scenario and the case kill a member, maybe at the same moment. Then
+no survivor holds the steps trained since the newest commit, and those steps are lost. In the other
+scenarios at most one member dies, and the survivor holds everything.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +216,7 @@ class Result:
 async def play_one(
     s3: objectstore.ObjectStore, folder: Path, scenario: str, point: StorePoint
 ) -> None:
-    """Raises AssertionError with what is wrong with the run at its end."""
+    """Play a scenario. Raises AssertionError with what is wrong with the run at its end."""
     case = point.case
     async with contextlib.AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(S3Proxy(s3.endpoint).open()) for _ in range(2)]
@@ -225,8 +231,8 @@ async def play_one(
 
 
 def assert_continues_newest(entries: Sequence[log.Entry]) -> None:
-    """Each epoch goes on from the newest commit before its claim: how many steps lie between depends on how
-    long a commit took, but no committed step is lost.
+    """Each epoch continues from the newest commit before its claim. How many steps lie between
+    depends on how long a commit took, but no committed step is lost.
     """
     newest: tuple[int, int] | None = None
     for entry in entries:
@@ -238,7 +244,9 @@ def assert_continues_newest(entries: Sequence[log.Entry]) -> None:
 
 
 async def assert_whole(store: ObjectStore) -> None:
-    """Every step once, and nothing in the store that neither belongs to the run nor would be collected."""
+    """Every step was taken once, and each object in the store belongs to the run, is retired, or
+    would be collected as garbage.
+    """
     found = await verify.verify_run(store)
     assert found.ok, found.problems
     assert [e.step for e in found.entries] == list(range(1, UNTIL + 1))
@@ -260,8 +268,9 @@ async def assert_whole(store: ObjectStore) -> None:
 
 
 async def run_case(s3: objectstore.ObjectStore, folder: Path, case: Case) -> Result:
-    """A write that did not come is played once more: agents race, and one of two may be first. If it
-    does not come again, `met` is empty, and the play was exact without a death.
+    """Run one case. If its write did not come, the case is played once more, because the agents
+    race and either may be first. If the write does not come again, `met` is empty, and the play was
+    exact without a death.
     """
     began, problem, play = time.monotonic(), "", 0
     point = StorePoint(case)

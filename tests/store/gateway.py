@@ -1,4 +1,6 @@
-"""A real S3 server whose create-only PUT is not atomic: versitygw 1.7 on a folder, on loopback."""
+"""A real S3 server whose create-only PUT is not atomic: versitygw 1.7, serving a folder on
+loopback.
+"""
 
 import contextlib
 import secrets
@@ -23,7 +25,9 @@ _READY_SECONDS = 60.0
 
 @contextlib.contextmanager
 def versitygw(folder: Path) -> Iterator[Mapping[str, str]]:
-    """What S3 clients expect in their environment; data and log stay in `folder`."""
+    """Run the server. Yields the environment variables that S3 clients expect; data and log stay in
+    `folder`.
+    """
     binary = build.ensure(MODULE) / "versitygw"
     (folder / "objects" / BUCKET).mkdir(parents=True)
     (folder / "metadata").mkdir()

@@ -29,7 +29,9 @@ def a_store(
 
 
 class S3Gang(Gang):
-    """A job whose agents know the store by the proxy's address; the test itself looks behind it."""
+    """A job whose agents reach the store through the proxy; the test itself reads the store
+    directly.
+    """
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class S3Gang(Gang):
 
 
 def make_impatient(monkeypatch: pytest.MonkeyPatch, patience: Patience = SHORT) -> None:
-    """Agents whose calls to the store give up soon, and say so."""
+    """Make the agents' calls to the store give up soon and report it."""
 
     def open_impatient(*given: object) -> Retrying:
         return Retrying(opening.open_raw(*given), patience)  # type: ignore[arg-type]

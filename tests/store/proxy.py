@@ -1,7 +1,8 @@
-"""An S3 endpoint in front of a real one that has a bad day on request.
+"""An S3 proxy in front of a real server; it injects faults on request.
 
-The request goes on as it came, `Host` included, so its signature stays right. Each request meets the
-first armed fault that it matches; without one it is only forwarded, and noted in `seen`.
+A request is forwarded as it came, `Host` included, so its signature stays valid. The first armed
+fault that matches a request acts on it; without a match the request is only forwarded. Every
+request is noted in `seen`.
 """
 
 import asyncio
@@ -43,7 +44,9 @@ Act = Callable[[Request, Forward], Awaitable[Answer | web.StreamResponse]]
 
 @dataclass(slots=True)
 class Fault:
-    """`act` happens to requests whose method and target match, `times` of them (None: all)."""
+    """Applies `act` to requests whose method and target match: to `times` of them (None: all), each
+    with probability `chance`.
+    """
 
     act: Act
     method: str = ".*"
@@ -111,7 +114,7 @@ class S3Proxy:
         answer = await (fault.act(request, self.forward) if fault else self.forward(request))
         if isinstance(answer, web.StreamResponse):
             return answer
-        with contextlib.suppress(ConnectionError):  # it may have given up meanwhile
+        with contextlib.suppress(ConnectionError):  # the client may have given up meanwhile
             return await send(request, answer, answer.body)
         return web.Response(status=499)
 
@@ -132,7 +135,7 @@ class S3Proxy:
 
 
 async def send(request: Request, answer: Answer, body: bytes) -> web.StreamResponse:
-    """`answer`'s head, its length included, and this much of a body."""
+    """Send `answer`'s head, with the length of its body, but only `body` as the body."""
     out = web.StreamResponse(status=answer.status)
     for name, value in answer.headers:
         if name.lower() not in _HOP:
@@ -148,11 +151,11 @@ async def send(request: Request, answer: Answer, body: bytes) -> web.StreamRespo
     return out
 
 
-# --- what can happen -----------------------------------------------------------------------------
+# --- faults --------------------------------------------------------------------------------------
 
 
 def refuse(status: int, code: str, message: str = "as told") -> Act:
-    """The store answers so, and does nothing."""
+    """The store answers with this error and does nothing."""
 
     async def act(request: Request, forward: Forward) -> Answer:
         return _error(status, code, message)
@@ -161,7 +164,7 @@ def refuse(status: int, code: str, message: str = "as told") -> Act:
 
 
 def serve_at_most(count: int) -> Act:
-    """SlowDown for whoever comes while so many are being served."""
+    """Answer SlowDown to a request that comes while `count` others are being served."""
     under_way = 0
 
     async def act(request: Request, forward: Forward) -> Answer:
@@ -178,7 +181,7 @@ def serve_at_most(count: int) -> Act:
 
 
 def lose_answer(status: int = 500, code: str = "InternalError") -> Act:
-    """The store does what it is asked; what comes back is an error."""
+    """The store carries out the request, but the client gets an error."""
 
     async def act(request: Request, forward: Forward) -> Answer:
         await forward(request)
@@ -188,7 +191,7 @@ def lose_answer(status: int = 500, code: str = "InternalError") -> Act:
 
 
 def hang(after_head: bool) -> Act:
-    """Nothing comes, or only the head; the connection stays."""
+    """The client gets nothing, or only the head; the connection stays open."""
 
     async def act(request: Request, forward: Forward) -> web.StreamResponse:
         if after_head:
@@ -200,7 +203,7 @@ def hang(after_head: bool) -> Act:
 
 
 def drop(part: float = 0.0) -> Act:
-    """The connection breaks after this part of the answer's body."""
+    """The connection breaks after this fraction of the answer's body."""
 
     async def act(request: Request, forward: Forward) -> web.StreamResponse:
         answer = await forward(request)
@@ -213,7 +216,7 @@ def drop(part: float = 0.0) -> Act:
 
 
 def change(how: Callable[[bytes], bytes]) -> Act:
-    """The answer says that all is well; the body is another."""
+    """The answer reports what the store reported, but `how` changes its body."""
 
     async def act(request: Request, forward: Forward) -> Answer:
         answer = await forward(request)
@@ -223,10 +226,10 @@ def change(how: Callable[[bytes], bytes]) -> Act:
 
 
 def store_other(how: Callable[[bytes], bytes]) -> Act:
-    """What is written is not what was sent; the writer is told that all is well."""
+    """`how` changes the body before the store gets it; the writer gets the store's answer."""
 
     async def act(request: Request, forward: Forward) -> Answer:
-        # Unsigned payloads are what the client sends; one that was signed would be refused here.
+        # The headers stay unchanged: a store that checks a signed payload refuses the body.
         changed = Request(
             method=request.method, target=request.target, headers=request.headers,
             body=how(request.body), wire=request.wire,
@@ -240,8 +243,8 @@ Put = Callable[[str, bytes], Awaitable[None]]
 
 
 def ignore_condition(put: Put) -> Act:
-    """A server without create-only PUT, to which `If-None-Match` is noise. The header is signed: the
-    object is written past the proxy, by `put`.
+    """A server without create-only PUT, which ignores `If-None-Match`. The header is signed and
+    cannot be removed, so `put` writes the object directly, past the proxy.
     """
 
     async def act(request: Request, forward: Forward) -> Answer:
@@ -252,7 +255,9 @@ def ignore_condition(put: Put) -> Act:
 
 
 def look_then_put(put: Put, pause: float = 0.05) -> Act:
-    """Create-only as gateways do it (versitygw 1.7 did): it looks, and writes a moment later."""
+    """Create-only PUT as gateways do it (versitygw 1.7 did): it checks for the object, and writes a
+    moment later.
+    """
     taken: set[str] = set()
 
     async def act(request: Request, forward: Forward) -> Answer:

@@ -1,6 +1,6 @@
-"""Seeded bad days: jobs under random faults of the store, with ranks and agents that die meanwhile.
+"""Bad days: jobs under random faults of the store, drawn from a seed, while ranks and agents die.
 
-EVERSTEP_STORE_SEED names the first day, EVERSTEP_STORE_SECONDS how long new days are begun.
+EVERSTEP_STORE_SEED is the seed of the first day. New days begin for EVERSTEP_STORE_SECONDS.
 """
 
 import asyncio
@@ -86,7 +86,9 @@ async def a_day(
 
 
 async def a_death(gang: S3Gang, dice: random.Random) -> str:
-    """A rank, an agent with its pod, or nobody; a job that has ended has none to lose."""
+    """Kill a rank, an agent with its pod, or nobody. Returns what was killed; nobody dies if the
+    job has ended.
+    """
     slot, kind = dice.randrange(gang.count), dice.choice(["rank", "agent", "nobody"])
     workers = gang.agents[slot].pod.workers.current
     if kind == "nobody" or gang.tasks[slot].done() or gang.seen.done or not workers:

@@ -1,4 +1,6 @@
-"""The content of a run's folder is validated, never trusted: foreign, damaged, hostile or missing objects."""
+"""A run's folder is validated, never trusted: its objects may be foreign, damaged, hostile or
+missing.
+"""
 
 import hashlib
 import pickle
@@ -131,7 +133,7 @@ async def test_a_retire_that_names_places_of_the_log_deletes_none(
     assert await memory.list("log") == before
 
 
-# --- manifests that somebody committed, digest and all
+# --- forged manifests, committed with a matching digest
 
 Forge = Callable[[dict[str, Any]], None]
 
@@ -196,7 +198,7 @@ async def test_a_hostile_manifest_is_passed_over_and_named(
 
 
 async def replace_commit(run: ARun, digest: str, **changes: str) -> None:
-    """As if the newest commit had named this digest."""
+    """Rewrite the newest commit so that it names this digest."""
     newest = run.log.commits[-1]
     entry = {"kind": "commit", **codec.encode(newest), "digest": digest, **changes}
     await run.store.put(log.key(len(run.log.entries) - 1), codec.json.dumps(entry).encode())
@@ -234,7 +236,7 @@ async def plant_pickle(store: ObjectStore, keys: list[str]) -> None:
 
 
 async def expire(store: ObjectStore, keys: list[str]) -> None:
-    """A lifecycle rule that somebody has set on the bucket."""
+    """Delete a chunk, as a lifecycle rule on the bucket would."""
     await store.delete(keys[-1])
 
 
@@ -253,7 +255,7 @@ async def test_chunks_that_are_not_what_was_committed_send_the_run_one_checkpoin
     keys = [k for k in await memory.list("chunks") if "/0000000006/" in k]
     await damage(memory, keys)
     found = await restored(run, tmp_path)
-    if found.skipped:  # the ledger's chunk may be the one that was hit: state is whole then
+    if found.skipped:  # if the ledger's chunk was hit, the state itself is intact
         assert any(k in found.skipped[0].reason for k in keys)
     assert found.fetched is not None
     assert found.fetched.commit.step == (4 if found.skipped else 6)

@@ -1,4 +1,6 @@
-"""An agent dies at each of its writes to the store: the run goes on, exact, and leaves nothing behind."""
+"""An agent is killed at each of its writes to the store; the run continues, stays exact, and leaves
+no garbage.
+"""
 
 import asyncio
 import os
@@ -15,17 +17,22 @@ from store.crashes import MOMENTS, SCENARIOS, Case, Result, StorePoint, play_one
 
 SEED = int(os.environ.get("EVERSTEP_CRASH_SEED", "0"))
 ONLY = os.environ.get("EVERSTEP_CRASH_ONLY", "")
-"""As the output names a case: `stop-3f09ab-after`."""
+"""A case's name, as in the output: `stop-3f09ab-after`."""
 LANES = 3
 CLEAN_PLAYS = 3
 PROBES = 2
-"""Of the 24 races of a probe, which are alike, one: its two PUTs and its DELETE."""
+"""At most this many of each write of the probe. Its 24 races are alike, so one is enough: two PUTs
+and a DELETE.
+"""
 MINIMUM = 280
-"""Of 324 when this was written: writes that only some plays make come and go with the machine's load, a scenario
-that falls out takes more with it."""
+"""The least number of cases; there were 324 when this was written. Writes that only some plays make
+come and go with the machine's load; a scenario that is missing removes more.
+"""
 
 ABSENT = 0.02
-"""Share of the cases whose write may come in no play: what is deleted before a run ends is a matter of time."""
+"""The largest share of cases whose write may come in no play: what is deleted before a run ends
+depends on timing.
+"""
 
 SAMPLE = (
     Case(scenario="finish", title="coordinator PUT log commit", occurrence=1, moment="after"),
@@ -45,7 +52,7 @@ async def test_a_death_at_a_commit_and_an_answer_lost_at_a_claim_leave_the_run_e
 @pytest.mark.long
 @pytest.mark.timeout(0)
 async def test_an_agent_may_die_at_any_write(s3: objectstore.ObjectStore, tmp_path: Path) -> None:
-    """From where an earlier run with this seed and this code stopped, to the end."""
+    """Run all cases, continuing where an earlier run with this seed and this code stopped."""
     journal = Journal("store", SEED)
     if journal.plan is None:
         journal.keep_plan(await list_writes(s3, tmp_path))
@@ -71,7 +78,7 @@ async def test_an_agent_may_die_at_any_write(s3: objectstore.ObjectStore, tmp_pa
 
 
 async def list_writes(s3: objectstore.ObjectStore, folder: Path) -> dict[str, dict[str, int]]:
-    """Scenario → title → how often every undisturbed play writes it."""
+    """Scenario → title → how often every undisturbed play makes this write, at least."""
     found = {}
     for name in SCENARIOS:
         points = [StorePoint(None) for _ in range(CLEAN_PLAYS)]

@@ -1,4 +1,6 @@
-"""Jobs of real agents with a faulty store: they keep stepping, lose nothing, and report the fix."""
+"""Jobs of real agents with a faulty store: they keep stepping, lose nothing, and report how to fix
+it.
+"""
 
 import asyncio
 import os
@@ -18,7 +20,7 @@ from store.given import S3Gang, make_impatient
 from store.proxy import Act, S3Proxy
 
 FAR = 120.0
-"""Seconds; a busy machine is no reason to fail."""
+"""Seconds; long enough for a busy machine."""
 
 
 async def ends_well(gang: S3Gang, steps: int) -> None:
@@ -45,7 +47,7 @@ class MakeGang(Protocol):
 def make_gang(
     tmp_path: Path, s3: objectstore.ObjectStore, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> MakeGang:
-    """Of impatient agents that save `every` so many steps."""
+    """Makes jobs of impatient agents that save after every `every` steps."""
     make_impatient(monkeypatch)
     monkeypatch.setattr(fence, "FENCE_SECONDS", 0.3)
 
@@ -131,7 +133,7 @@ async def test_a_rank_that_dies_while_the_store_refuses_costs_no_step(
         await gang.until(lambda s: s.storage_error, FAR)
         os.kill(gang.worker(1), signal.SIGKILL)
         await gang.until(lambda s: s.incidents, FAR)
-        await asyncio.sleep(2.0)  # several times the patience of a call
+        await asyncio.sleep(2.0)  # much longer than a refused call is retried
         assert not any(t.done() for t in gang.tasks.values())
         proxy.mend()
         await ends_well(gang, 60)

@@ -1,4 +1,4 @@
-"""The negative case of the start-up probe, with a real server."""
+"""The start-up probe refuses a real server whose create-only PUT is not atomic."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -172,7 +172,7 @@ async def test_a_body_that_was_changed_on_its_way_is_refused_by_its_signature_an
     assert await store.get("chunks/a") == b"hello"
 
 
-# --- create-only, on which the log relies
+# --- create-only PUT, on which the log relies
 
 
 @pytest.mark.parametrize("gateway", [bad.ignore_condition, bad.look_then_put])

@@ -1,5 +1,5 @@
-"""The kubelet's and the operator's part for the storm's job: pods that are started again or replaced, and the exchange
-of `wanted` and `seen`.
+"""Plays the kubelet and the operator for the storm's job: restarts and replaces pods, and exchanges
+`wanted` and `seen` with them.
 """
 
 import asyncio
@@ -17,17 +17,19 @@ from storm.wish import Wish
 
 LOOK_SECONDS = 0.1
 AGAIN_SECONDS = 0.2
-"""Before a container that ended is started again."""
+"""Delay before a container that ended is started again."""
 OF_THE_JOB = frozenset({report.Cause.DONE, report.Cause.STOPPED})
-"""Ends after which the slot's pod is not replaced."""
+"""Causes of an end after which the slot's pod is not replaced."""
 
 
 class Failed(Exception):
-    """The job ended, and not as it should."""
+    """The job failed, or did not do in time what it should."""
 
 
 class Journal:
-    """What was done and seen, with the clock that the workers' records use; the witness reads it."""
+    """What was done and seen, with the clock that the workers' records use, too. The witness reads
+    it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._out = path.open("a", buffering=1)
@@ -46,7 +48,7 @@ class Cluster:
         self.pods: dict[int, Pod] = {}
         """The current attempt of each slot."""
         self.handled: set[int] = set()
-        """Slots whose pod a fault replaces by itself."""
+        """Slots whose pod is replaced by a fault, not by `Cluster`."""
         self.may_create = asyncio.Event()
         """Not set while the job is suspended."""
         self.may_create.set()
@@ -81,22 +83,26 @@ class Cluster:
         return pod
 
     async def replace(self, slot: int) -> Pod:
-        """The slot's next attempt, once the job is not suspended; the old one is given up, whether it lives or not."""
+        """Create the slot's next attempt, once the job is not suspended. The old attempt is
+        declared gone, whether it still runs or not.
+        """
         old = self.pods[slot]
         self.wish = self.wish.with_gone(slot, old.attempt)
         await self.may_create.wait()
-        if self.pods[slot] is not old:  # the end of a suspension has made all anew
+        if self.pods[slot] is not old:  # resuming has created all pods again
             return self.pods[slot]
         return self.create(slot, old.attempt + 1)
 
     async def remove(self, pod: Pod) -> None:
-        """As a pod that is deleted with its node: at once, and without a word."""
+        """End the pod at once and without notice, as when it is deleted with its node."""
         pod.removed = True
         pod.kill()
         await pod.over.wait()
 
     async def _keep(self, pod: Pod) -> None:
-        """restartPolicy: OnFailure; each end is told to the others as the operator tells it."""
+        """Restart the container as with restartPolicy OnFailure. Each end is announced to the other
+        pods as the operator announces it.
+        """
         try:
             while not pod.removed:
                 pod.start()
@@ -118,7 +124,9 @@ class Cluster:
             self._begin(self._after(pod))
 
     async def _after(self, pod: Pod) -> None:
-        """A pod that ended for good by itself: its slot's next attempt, unless the job has ended."""
+        """After a pod has ended for good by itself: create its slot's next attempt, unless the job
+        has ended.
+        """
         found = pod.report
         ours = pod is self.pods[pod.slot] and pod.slot not in self.handled
         if found is None or found.cause in OF_THE_JOB or not ours:
@@ -148,7 +156,9 @@ class Cluster:
                 await asyncio.sleep(LOOK_SECONDS)
 
     def _hear(self, seen: levels.Seen) -> None:
-        """Of two halves the later epoch is believed, as it alone can be claimed."""
+        """If the job is split in two halves, the later epoch is believed, because only that one can
+        be claimed.
+        """
         if seen.coordinator is None or seen.epoch < self.seen.epoch:
             return
         if (seen.epoch, seen.running) not in self._heard:
@@ -159,7 +169,7 @@ class Cluster:
             self._failed = f"the job has failed: {seen.failure}"
 
     async def until(self, what: Callable[[levels.Seen], object], seconds: float, why: str) -> None:
-        """Raises Failed at the limit, or as soon as the job fails."""
+        """Wait until `what` holds. Raises Failed at the limit, or as soon as the job fails."""
         end = time.monotonic() + seconds
         while not what(self.seen):
             if self._failed:

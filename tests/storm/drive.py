@@ -1,7 +1,10 @@
-"""Plays one storm in namespaces of its own: `python -m storm.drive FOLDER --seed N --rounds N [--brief]`.
+"""Plays one storm in namespaces of its own.
 
-Leaves in FOLDER what the witness reads: `records/` of the workers, `journal.jsonl`, `objects/` of the store. Exit
-status 0: the job was done; the witness says whether it was right.
+Usage: `python -m storm.drive FOLDER --seed N --rounds N [--brief]`.
+
+Leaves in FOLDER what the witness reads: `records/` of the workers, `journal.jsonl`, `objects/` of
+the store. Exit status 0 means that the job was done; the witness decides whether the result is
+right.
 """
 
 import argparse
@@ -24,7 +27,9 @@ COUNT = 3
 TORCH = WORKER.with_name("torch_worker.py")
 TORCH_STEPS = 80
 STARTUP_SECONDS, TORCH_STARTUP_SECONDS = 30.0, 120.0
-"""For a worker to start and restore; one that is stopped meanwhile counts as hung afterwards."""
+"""How long a worker may take to start and restore. One that is stopped meanwhile counts as hung
+after that time.
+"""
 RECOVERED_SECONDS = 120.0
 DONE_SECONDS = 180.0
 AHEAD = 60
@@ -32,7 +37,7 @@ AHEAD = 60
 
 
 async def play(arguments: argparse.Namespace, server: objectstore.ObjectStore) -> None:
-    """Raises Failed."""
+    """Play the storm. Raises Failed."""
     folder: Path = arguments.folder
     field, gate = Ground(), Gate((server.ip, server.port))
     environ = server.environment() | {"AWS_ENDPOINT_URL": await gate.open()}
@@ -101,7 +106,7 @@ def end_at(folder: Path, step: int) -> None:
 
 
 def copy_objects(server: objectstore.ObjectStore, folder: Path) -> None:
-    """Every object of the run, by a reader that is not the product's."""
+    """Copy every object of the run, with a reader that is not part of the product."""
     given = server.environment()
     store = S3Store(
         server.bucket,
@@ -121,7 +126,7 @@ def copy_objects(server: objectstore.ObjectStore, folder: Path) -> None:
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[objectstore.ObjectStore]:
-    """The lab's S3 server; loopback must be up."""
+    """Run the lab's S3 server; loopback must be up."""
     folder.mkdir()
     with objectstore.minio(folder) as server:
         yield server

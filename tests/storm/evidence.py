@@ -30,10 +30,10 @@ class Life:
     start: int
     """The step whose state it began with."""
     digest: str
-    """Of that state."""
+    """Digest of that state."""
     born: float
     used: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """(step, the samples it gave to it), in the order of writing."""
+    """(step, the samples that it contributed to the step), in the order of writing."""
     applied: tuple[tuple[int, str, float], ...] = ()
     """(step, digest of the state after it, time), in the order of writing."""
 
@@ -55,9 +55,9 @@ class Strike:
 class Evidence:
     lives: tuple[Life, ...]
     entries: tuple[Mapping[str, Any], ...]
-    """The run log's, in the order of their places."""
+    """The run log's entries, in the order of their places."""
     objects: Mapping[str, bytes] = field(default_factory=dict)
-    """By key relative to the run."""
+    """The store's objects by key, relative to the run."""
     strikes: tuple[Strike, ...] = ()
 
 
@@ -75,14 +75,14 @@ def read(folder: Path) -> Evidence:
 
 
 def read_log(objects: Mapping[str, bytes]) -> tuple[Mapping[str, Any], ...]:
-    """Raises AssertionError where a place is missing."""
+    """The entries of the run log. Raises AssertionError if a place is missing."""
     keys = sorted(k for k in objects if k.startswith("log/"))
     assert keys == [f"log/{n:012d}.json" for n in range(len(keys))], "the log has a hole"
     return tuple(json.loads(objects[k]) for k in keys)
 
 
 def read_life(path: Path) -> Life:
-    """A last line that the end of its process cut short is left out."""
+    """A last line that was cut short when its process ended is left out."""
     raw = path.read_bytes()
     lines = [json.loads(line) for line in raw[: raw.rfind(b"\n") + 1].splitlines()]
     head, *rest = lines
@@ -106,14 +106,16 @@ def read_strikes(lines: Sequence[str]) -> tuple[Strike, ...]:
 
 
 def read_tensors(objects: Mapping[str, bytes], manifest: Mapping[str, Any]) -> dict[str, bytes]:
-    """Put together from their pieces, row-major. Raises KeyError or AssertionError."""
+    """The tensors, assembled from their pieces, row-major. Raises KeyError or AssertionError."""
     keys = {c["digest"]: c["key"] for c in manifest["chunks"]}
     chunks = {digest: objects[key] for digest, key in keys.items()}
     return {t["name"]: _read_tensor(t, chunks) for t in manifest["tensors"]}
 
 
 def _read_tensor(tensor: Mapping[str, Any], chunks: Mapping[str, bytes]) -> bytes:
-    """Pieces are cut along the first dimension only, as the product cuts them: a piece is a run of whole rows."""
+    """Pieces are cut along the first dimension only, as the product cuts them: a piece is a run of
+    complete rows.
+    """
     shape, size = tensor["shape"], ITEM_BYTES[tensor["dtype"]]
     row = math.prod(shape[1:]) * size
     whole = bytearray()

@@ -13,9 +13,9 @@ from storm.pods import Pod
 from storm.wish import HANG_SECONDS
 
 BY_NOW = 120.0
-"""How long a strike may take to be answered."""
+"""How long the job may take to react to a strike."""
 ZOMBIE_SECONDS = 60.0
-"""How long a pod that was given up may take to find out."""
+"""How long a pod that was declared gone may take to notice that and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Sky:
 
 
 async def strike(sky: Sky, what: Strike) -> None:
-    """Raises Failed if its end is not what it must be."""
+    """Carry out a strike. Raises Failed if it does not end as it must."""
     await asyncio.sleep(what.after)
     where = {}
     if what.slot is not None:
@@ -54,7 +54,7 @@ async def stop_worker(sky: Sky, what: Strike) -> None:
 
 
 async def hang_worker(sky: Sky, what: Strike) -> None:
-    """Until its agent has killed it, or another has taken its place."""
+    """Stop the workers until their agent has killed them, or others have taken their place."""
     pod = _pod(sky, what)
     stopped = pod.workers()
     pod.signal_workers(signal.SIGSTOP)
@@ -97,7 +97,9 @@ async def cut_network(sky: Sky, what: Strike) -> None:
 
 
 async def cut_for_good(sky: Sky, what: Strike) -> None:
-    """The operator cannot reach it either, and gives it up: that another has claimed the run it reads in the log."""
+    """The operator cannot reach the pod either, and declares it gone. The pod reads in the run log
+    that another epoch has claimed the run.
+    """
     pod = _pod(sky, what)
     pod.reachable = False
     with _handled(sky.cluster, pod):
@@ -108,7 +110,7 @@ async def cut_for_good(sky: Sky, what: Strike) -> None:
 
 
 async def declare_gone(sky: Sky, what: Strike) -> None:
-    """Too early: it lives, and its slot has another pod already."""
+    """Declare the pod gone too early: it still runs, and its slot already has another pod."""
     pod = _pod(sky, what)
     with _handled(sky.cluster, pod):
         await sky.cluster.replace(pod.slot)
@@ -131,7 +133,7 @@ async def leave(sky: Sky, what: Strike) -> None:
 
 
 async def sigterm(sky: Sky, what: Strike) -> None:
-    """As a pod that is deleted; its end is answered as any other's."""
+    """Send SIGTERM to the agent, as when its pod is deleted. Its end is handled like any other."""
     pod = _pod(sky, what)
     pod.signal_agent(signal.SIGTERM)
     await sky.cluster.until(lambda _: pod.over.is_set(), BY_NOW, f"slot {pod.slot} ends")
@@ -163,7 +165,7 @@ async def suspend(sky: Sky, what: Strike) -> None:
 
 
 async def edit(sky: Sky, what: Strike) -> None:
-    """Of settings that count at once, and of one that counts from the next epoch on."""
+    """Edit a setting that applies at once, and one that applies from the next epoch on."""
     cluster = sky.cluster
     now = cluster.wish
     keep = 5 if now.settings.keep != 5 else 3
@@ -183,7 +185,7 @@ def _others(cluster: Cluster, pod: Pod) -> list[str]:
 
 
 class _handled:  # noqa: N801 used as a function is
-    """The fault replaces this slot's pod; nobody else does meanwhile."""
+    """Within this context only the fault replaces this slot's pod."""
 
     def __init__(self, cluster: Cluster, pod: Pod) -> None:
         self._cluster, self._slot = cluster, pod.slot

@@ -1,5 +1,6 @@
-"""The network that the storm's pods run in: a namespace for each node, links that a fault cuts, and a gate before
-the store. Runs inside a namespace of the storm's own (`unshare`), so it needs no privilege and meets nobody's network.
+"""The network that the storm's pods run in: a namespace for each node, links that a fault cuts, and
+a gate in front of the store. It runs inside the storm's own namespace (`unshare`), so it needs no
+privilege and touches no other network.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 HOME = "10.72.0.254"
-"""Where the operator and the gate to the store are, for every node."""
+"""Address of the operator and of the gate to the store, for every node."""
 
 
 def ip(*words: str) -> None:
@@ -25,7 +26,7 @@ class Ground:
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
     def add_node(self) -> tuple[str, list[str]]:
-        """Its address, and what to put before a command that runs there."""
+        """Add a node. Returns its address, and the command prefix that runs a command there."""
         number = len(self._holders) + 1
         holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         self._holders.append(holder)
@@ -47,7 +48,9 @@ class Ground:
         return address, inside
 
     def cut(self, one: Iterable[str], other: Iterable[str]) -> None:
-        """Packets between the two sets vanish; both still reach the store and the operator."""
+        """Drop the packets between the two sets of addresses; both still reach the store and the
+        operator.
+        """
         self._rules("add", one, other)
 
     def mend(self, one: Iterable[str], other: Iterable[str]) -> None:
@@ -67,7 +70,7 @@ class Ground:
 
 
 def _until_apart(pid: int) -> None:
-    """`unshare` has made the namespace."""
+    """Wait until `unshare` has created the namespace."""
     ours = Path("/proc/self/ns/net").readlink()
     end = time.monotonic() + 20
     while Path(f"/proc/{pid}/ns/net").readlink() == ours:
@@ -76,7 +79,9 @@ def _until_apart(pid: int) -> None:
 
 
 class Gate:
-    """A TCP proxy before the store: open, silent (nothing passes, connections stay) or shut (connections are reset)."""
+    """A TCP proxy in front of the store: open, silent (nothing passes, connections stay) or shut
+    (connections are reset).
+    """
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target

@@ -1,4 +1,4 @@
-"""The plan of a storm: a value that depends on its seed alone. Pure."""
+"""The plan of a storm: a value that depends on its seed alone. Pure functions."""
 
 import random
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ BRIEF = (
     "store refuses",
     "edit",
 )
-"""What no member outlasts a limit of many seconds for."""
+"""Faults for which no member has to wait out a limit of many seconds."""
 HURTS = frozenset(
     {
         "kill worker",
@@ -48,7 +48,9 @@ HURTS = frozenset(
         "declare gone",
     }
 )
-"""The member that is struck may lose what it holds; after every other fault nobody may."""
+"""Faults after which the struck member may lose what it holds. After any other fault no member may
+lose anything.
+"""
 SECONDS = {
     "stop worker shortly": (0.5, 2.0),
     "stop agent shortly": (0.5, 3.0),
@@ -64,11 +66,11 @@ SECONDS = {
 class Strike:
     kind: str
     slot: int | None
-    """None: it strikes the job, not a member."""
+    """None: the job is struck, not a member."""
     after: float
     """Seconds from the beginning of its round."""
     seconds: float
-    """How long it lasts, where that is the storm's choice."""
+    """How long it lasts, if the plan chooses that; otherwise 0."""
 
 
 Round = tuple[Strike, ...]
@@ -76,9 +78,11 @@ Round = tuple[Strike, ...]
 
 
 def draw(seed: int, count: int, rounds: int, kinds: Sequence[str] = KINDS) -> tuple[Round, ...]:
-    """Two strikes a round, of different members; each kind comes before any comes again.
+    """Draw two strikes for each round, on different members. Every kind comes once before any kind
+    comes again.
 
-    At least one member of each round is struck by nothing, so nothing that it held may be lost: `count` is 3 or more.
+    At least one member of each round is not struck, so nothing that it held may be lost. For this,
+    `count` must be 3 or more.
     """
     dice = random.Random(seed)
     deck: list[str] = []

@@ -1,4 +1,6 @@
-"""A pod of the storm: one attempt of a slot, on a node of its own, over all lives of its container."""
+"""A pod of the storm: one attempt of a slot, on a node of its own, across all starts of its
+container.
+"""
 
 import asyncio
 import contextlib
@@ -36,9 +38,9 @@ class Pod:
         self.address = f"{self.ip}:{PORT}"
         self.lives = 0
         self.removed = False
-        """The operator has deleted it: nothing starts it again."""
+        """The operator has deleted it: it is not started again."""
         self.reachable = True
-        """By the operator."""
+        """Whether the operator can reach it."""
         self.report: report.ExitReport | None = None
         """Why its container has ended for good."""
         self.over = asyncio.Event()
@@ -82,7 +84,7 @@ class Pod:
         return self._process is not None and self._process.poll() is None
 
     def workers(self) -> list[int]:
-        """Its agent's children and theirs, without the zygote, which ends with the agent."""
+        """PIDs of the agent's descendants, without the zygote, which ends with the agent."""
         found = []
         queue = [self._process.pid] if self._process is not None else []
         while queue:
@@ -104,7 +106,7 @@ class Pod:
                 os.kill(pid, number)
 
     def kill(self) -> None:
-        """Every process at once, as when a node loses its power."""
+        """Kill every process at once, as when a node loses its power."""
         pids = self.workers()
         self.signal_agent(signal.SIGKILL)
         for pid in pids:

@@ -1,4 +1,6 @@
-"""What a worker of the storm writes for the witness: one file for each life, by single appends of a JSON line."""
+"""What a worker of the storm writes for the witness: one file for each life, to which it appends
+one JSON line at a time.
+"""
 
 import json
 import os
@@ -9,8 +11,10 @@ from everstep_contract import env
 
 
 class Record:
-    """Who it is, then for each step the samples that it gives to it (before the others can have them) and the state
-    that it holds after it (before anybody is told)."""
+    """First the worker's identity. Then for each step the samples that it contributes (written
+    before other ranks can have them) and the state that it holds after the step (written before
+    anyone is told).
+    """
 
     def __init__(self, *, epoch: int, rank: int, world: int, start: int, digest: str) -> None:
         slot, attempt = (int(os.environ[env.PREFIX + name]) for name in ("SLOT", "ATTEMPT"))

@@ -1,5 +1,6 @@
-"""Random faults, two at a time, on agents that are processes of their own: the run ends, exact, and nothing that an
-unhurt member held is lost. `EVERSTEP_STORM_SEEDS=1,2,3` chooses the seeds of the long runs.
+"""Random faults, two at a time, on agents that are separate processes: the run ends with the exact
+result, and nothing that an unhurt member held is lost. `EVERSTEP_STORM_SEEDS=1,2,3` chooses the
+seeds of the long runs.
 """
 
 import os
@@ -15,14 +16,18 @@ TESTS = Path(__file__).parents[1]
 APART = (
     "unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--mount-proc", "--kill-child",
 )  # fmt: skip
-"""Namespaces of its own: their end is the end of every process in them, whatever happened."""
+"""Runs a command in namespaces of its own. When they end, every process in them ends, whatever
+happened.
+"""
 SEEDS = [int(s) for s in os.environ.get("EVERSTEP_STORM_SEEDS", "1,2,3,4,5").split(",")]
 BRIEF_SEED = 1
 TORCH_SEED = 6
 
 
 def play(folder: Path, seed: int, rounds: int, *options: str, limit: float) -> str:
-    """The storm's last words. Raises AssertionError with its plan if the job did not get through."""
+    """Play a storm; returns its plan, output and journal. Raises AssertionError with the same text
+    if the job did not get through.
+    """
     command = [
         *APART, sys.executable, "-m", "storm.drive", str(folder),
         f"--seed={seed}", f"--rounds={rounds}", *options,
@@ -58,7 +63,7 @@ def end_of(folder: Path) -> int:
 
 
 def verify(folder: Path) -> None:
-    """What the product says of the same run; it agrees with the witness."""
+    """The product's own `verify` accepts the same run."""
     command = [sys.executable, "-m", "everstep_agent.cli", "verify", str(folder / "objects")]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert said.returncode == 0, said.stdout + said.stderr

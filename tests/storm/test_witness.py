@@ -1,4 +1,6 @@
-"""The witness objects to forged histories, and to nothing in the true one that they are made of."""
+"""The witness objects to forged histories, and has no objection to the true one from which they are
+made.
+"""
 
 import hashlib
 import json
@@ -103,7 +105,7 @@ def change(number: int, **changes: object) -> Forgery:
 
 
 def entries(*order: int, **changes: object) -> Forgery:
-    """These of the true entries, in this order; the last of them changed."""
+    """Keeps these of the true entries, in this order, and changes the last one."""
 
     def forge(e: Evidence) -> Evidence:
         found = [dict(e.entries[n]) for n in order]
@@ -119,7 +121,7 @@ def spoil_chunk(e: Evidence) -> Evidence:
 
 
 def other_checkpoint(e: Evidence) -> Evidence:
-    """Whole and consistent, but not what an undisturbed run holds."""
+    """A complete and consistent checkpoint, but not the one that an undisturbed run holds."""
     objects: dict[str, bytes] = {}
     states = STATES[UNTIL]
     STATES[UNTIL] = [1, 2, 3, 4]
@@ -129,7 +131,7 @@ def other_checkpoint(e: Evidence) -> Evidence:
 
 
 def resumes_too_early(e: Evidence) -> Evidence:
-    """Epoch 2 takes step 6 anew, which slot 0 held unhurt."""
+    """Epoch 2 takes step 6 again, which slot 0 held unhurt."""
     again = tuple(life(2, slot, CUT, UNTIL, born=10.0) for slot in (0, 1))
     claim = {**e.entries[2], "chain": [link(1, CUT - 1)]}
     log = (e.entries[0], claim, *e.entries[3:])

@@ -1,4 +1,4 @@
-"""A worker of the storm with torch: a small model, and a record of its own for the witness."""
+"""A worker of the storm with torch: it trains a small model and writes a record for the witness."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ class Rows(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
 
 
 def digest_of(model: torch.nn.Module) -> str:
-    """Of the parameters; the optimizer's state is compared in the last checkpoint."""
+    """Digest of the parameters; the optimizer's state is compared in the last checkpoint."""
     found = hashlib.sha256()
     for name, value in model.state_dict().items():
         found.update(name.encode() + value.numpy().tobytes())

@@ -1,7 +1,9 @@
-"""The model that the storm trains: a few whole numbers, so that a sum is exact in any order. Pure.
+"""The model that the storm trains: a few integers, so that a sum is exact in any order. Pure
+functions.
 
-A step adds what each of its samples contributes. Which samples a step uses depends on the step alone, and what a
-sample contributes on the seed and the sample alone, so any number of ranks takes the same steps.
+A step adds the contribution of each of its samples. Which samples a step uses depends on the step
+alone, and a sample's contribution on the seed and the sample alone. So any number of ranks takes
+the same steps.
 """
 
 import hashlib
@@ -21,7 +23,7 @@ def samples_of(step: int) -> range:
 
 
 def share_of(step: int, rank: int, world: int) -> tuple[int, ...]:
-    """The micro-batches of this rank, one sample after the other."""
+    """The samples of this rank's micro-batches, in order."""
     samples = samples_of(step)
     parts = [samples[i : i + MICRO] for i in range(0, BATCH, MICRO)]
     return tuple(s for number, part in enumerate(parts) if number % world == rank for s in part)

@@ -1,4 +1,6 @@
-"""What the test's operator wants of the job: a value, and the changes that events make to it. Pure."""
+"""What the test's operator wants from the job: a value, and the changes that events make to it.
+Pure functions.
+"""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +15,7 @@ class Wish:
     revision: int = 1
     generation: int = 1
     peers: dict[int, levels.Peer] = field(default_factory=dict)
-    """Each slot's pod of the current attempt."""
+    """The current attempt's pod of each slot."""
     dead: dict[int, levels.DeadAgent] = field(default_factory=dict)
     gone: dict[int, levels.SlotAttempt] = field(default_factory=dict)
     leave: frozenset[int] = frozenset()
@@ -44,12 +46,12 @@ class Wish:
         return self._next(peers={**self.peers, slot: peer})
 
     def with_dead(self, slot: int, attempt: int, incarnation: int) -> "Wish":
-        """A container has ended, and its kubelet says so."""
+        """A container has ended, and its kubelet reports it."""
         dead = levels.DeadAgent(slot=slot, attempt=attempt, incarnation=incarnation)
         return self._next(dead={**self.dead, slot: dead})
 
     def with_gone(self, slot: int, attempt: int) -> "Wish":
-        """This attempt is given up, whether it lives or not."""
+        """This attempt is declared gone, whether it still runs or not."""
         gone = levels.SlotAttempt(slot=slot, attempt=attempt)
         return self._next(gone={**self.gone, slot: gone})
 

@@ -1,7 +1,7 @@
-"""Judges a storm by what it left behind. Pure, and outside the product: it uses none of the product's code.
+"""Judges a storm by what it left behind. Pure functions that use none of the product's code.
 
-Each check returns objections in words; a run that is right has none. The reference is an undisturbed run: of the toy
-model it is computed here from the seed, of one with torch it is a run of its own.
+Each check yields its objections as text; a correct run has none. The reference is an undisturbed
+run: for the toy model it is computed here from the seed, for torch it is a separate run.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from storm import toy
 from storm.evidence import Evidence, Life, Strike, read_tensors
 
 ANSWER_SECONDS = 180.0
-"""From a strike to the first new step after it."""
+"""Time limit from a strike to the first new step after it."""
 SHOWN = 20
 
 
@@ -24,11 +24,11 @@ class Reference:
     """What an undisturbed run does and holds."""
 
     digests: tuple[str, ...]
-    """Of the state after 0, 1, … steps."""
+    """Digests of the state after 0, 1, … steps."""
     samples: Mapping[int, tuple[int, ...]]
     """Step → its samples, sorted."""
     tensors: Mapping[str, bytes]
-    """Of the last checkpoint, by name."""
+    """Tensors of the last checkpoint, by name."""
 
     @property
     def until(self) -> int:
@@ -36,7 +36,7 @@ class Reference:
 
 
 def judge(evidence: Evidence, reference: Reference) -> list[str]:
-    """Every objection, at most `SHOWN` of each check."""
+    """All objections; at most `SHOWN` from each of `checks`."""
     found = list(check_writers(evidence.entries))
     if [e["step"] for e in evidence.entries if e["kind"] == "done"] != [reference.until]:
         found.append(f"the log does not end with the end of the run at step {reference.until}")
@@ -55,7 +55,7 @@ def judge(evidence: Evidence, reference: Reference) -> list[str]:
 
 
 def compute(seed: int, until: int) -> Reference:
-    """Of the toy model, from the seed."""
+    """The reference of the toy model, computed from the seed."""
     states = list_states(seed, until)
     return Reference(
         digests=tuple(toy.digest_of(v) for v in states),
@@ -65,7 +65,9 @@ def compute(seed: int, until: int) -> Reference:
 
 
 def take(evidence: Evidence) -> Reference:
-    """Of a run that nothing disturbed: one epoch. Raises AssertionError if it was none."""
+    """The reference from an undisturbed run, which has a single epoch. Raises AssertionError if the
+    run was disturbed.
+    """
     assert {life.epoch for life in evidence.lives} == {1}, "the reference was disturbed"
     first = evidence.lives[0]
     samples: dict[int, list[int]] = defaultdict(list)
@@ -91,7 +93,9 @@ def list_states(seed: int, until: int) -> list[list[int]]:
 
 
 def check_writers(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """One epoch writes at a time: whatever follows a claim is of its epoch, until the next claim."""
+    """Only one epoch writes at a time: each entry after a claim belongs to that claim's epoch,
+    until the next claim.
+    """
     newest: Mapping[str, Any] | None = None
     done = False
     committed = 0
@@ -118,8 +122,9 @@ def _resumes_at(claim: Mapping[str, Any]) -> int:
 
 
 def _continues(chain: Sequence[Mapping[str, Any]], before: Mapping[str, Any]) -> bool:
-    """It holds the former chain; behind it at most a link of the former epoch itself. Links that end where the one
-    before them ends say nothing."""
+    """Whether the chain begins with the former claim's chain. Links that end where the link before
+    them ends are ignored.
+    """
     former = _cuts(before["chain"])
     return _cuts(chain)[: len(former)] == former
 
@@ -146,7 +151,9 @@ def list_lineage(entries: Sequence[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def check_lives(lives: Sequence[Life], digests: Sequence[str]) -> Iterator[str]:
-    """Each began with the reference's state, and took each next step once, to the reference's state."""
+    """Each life began with the reference's state, took each following step once, and reached the
+    reference's state with each. In an epoch, only one life took steps as a rank.
+    """
     for life in lives:
         if life.digest != digests[life.start]:
             yield f"{life.name} began at step {life.start} with another state"
@@ -163,7 +170,9 @@ def check_lives(lives: Sequence[Life], digests: Sequence[str]) -> Iterator[str]:
 
 
 def check_steps(lives: Sequence[Life], lineage: Mapping[int, int], until: int) -> Iterator[str]:
-    """Every step of the lineage was applied by all ranks of its epoch; near the epoch's end one of them is enough."""
+    """Every step of the lineage was applied by all ranks of its epoch. For an epoch's last two
+    steps one rank is enough, except for the run's last step.
+    """
     if sorted(lineage) != list(range(1, until + 1)):
         yield f"the lineage has the steps {_brief(sorted(lineage))}, not 1..{until}"
     ends = {epoch: step for step, epoch in sorted(lineage.items())}
@@ -182,7 +191,7 @@ def check_steps(lives: Sequence[Life], lineage: Mapping[int, int], until: int) -
 def check_samples(
     lives: Sequence[Life], lineage: Mapping[int, int], samples: Mapping[int, Sequence[int]]
 ) -> Iterator[str]:
-    """The ranks of the step's epoch gave it each sample once, and no other."""
+    """For each step, the ranks of its epoch used each of its samples once, and no other sample."""
     given: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     for life in lives:
         for step, part in life.used:
@@ -196,7 +205,7 @@ def check_samples(
 
 
 def check_lost(lives: Sequence[Life], strikes: Sequence[Strike]) -> Iterator[str]:
-    """A step is taken anew only if all that held it were hurt."""
+    """A step is taken again only if all lives that held it were hurt."""
     hurt = {life for strike in strikes if strike.hurts for life in struck(lives, strike)}
     held: dict[int, list[Life]] = defaultdict(list)
     for life in sorted(lives, key=lambda x: x.epoch):
@@ -208,7 +217,7 @@ def check_lost(lives: Sequence[Life], strikes: Sequence[Strike]) -> Iterator[str
 
 
 def struck(lives: Sequence[Life], strike: Strike) -> list[Life]:
-    """The pod's life at that moment; the one that is about to begin, if none has."""
+    """The pod's newest life at the moment of the strike; empty if none had begun."""
     of_pod = [x for x in lives if (x.slot, x.attempt) == (strike.slot, strike.attempt)]
     before = [x for x in of_pod if x.born <= strike.at]
     return [max(before, key=lambda x: x.born)] if before else []
@@ -246,7 +255,7 @@ def check_final(evidence: Evidence, reference: Reference) -> Iterator[str]:
 
 
 def check_answers(lives: Sequence[Life], strikes: Sequence[Strike], until: int) -> Iterator[str]:
-    """After each strike the job took a step that nobody had taken before, within the limit."""
+    """After each strike the job took, within the limit, a step that no rank had taken before."""
     steps = sorted((at, step) for life in lives for step, _, at in life.applied)
     for strike in strikes:
         before = max((step for at, step in steps if at <= strike.at), default=0)

@@ -1,4 +1,6 @@
-"""A worker of the storm: the stub's wire, the toy model, and a record of its own for the witness."""
+"""A worker of the storm: it speaks the stub's wire, trains the toy model, and writes a record for
+the witness.
+"""
 
 import base64
 import json
@@ -16,7 +18,9 @@ from storm.record import Record
 
 SEED = int(os.environ["STORM_SEED"])
 END = Path(os.environ["STORM_END"])
-"""Holds the last step, once the storm is over; it is far enough ahead for every rank to read it in time."""
+"""The file that holds the run's last step, once the storm is over. That step is far enough ahead
+for every rank to read the file in time.
+"""
 
 
 class Recorder(stub_worker.Worker):
@@ -35,7 +39,7 @@ class Recorder(stub_worker.Worker):
         return toy.digest_of([int(v) for v in self.values])
 
     def check_restored(self) -> None:
-        """The witness compares; a worker believes what it is given."""
+        """Does nothing: the witness compares the state, not the worker."""
 
     def state(self) -> dict[str, object]:
         order = feed.Order(length=2**20, seed=0, shuffle=False)
@@ -74,7 +78,9 @@ class Recorder(stub_worker.Worker):
             self.boundary(number)
 
     def boundary(self, number: int) -> None:
-        """Whoever waits for the agents to agree is not hung."""
+        """A rank that waits for the agents to agree is marked as waiting, so that it does not count
+        as hung.
+        """
         self.at(position.Phase.APPLIED, waiting=True)
         super().boundary(number)
         self.at(position.Phase.APPLIED)

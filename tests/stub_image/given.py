@@ -23,7 +23,7 @@ def build_stub_job(
     spec: Mapping[str, Any] | None = None,
     workers: Mapping[str, Any] | None = None,
 ) -> Object:
-    """`spec` and `workers` go on top of what `build_job` gives."""
+    """`spec` and `workers` are applied on top of what `build_job` gives."""
     env = {"STUB_UNTIL": str(until), "STUB_STEP_MS": str(step_ms), "STUB_MODE": mode}
     job = build_job(
         name, replicas=replicas, image=IMAGE, command=COMMAND, env=env, spec=dict(spec or {})

@@ -1,4 +1,4 @@
-"""A small sound training script; the others differ from it in the mistake that gives them their names."""
+"""A small correct training script. The other scripts contain the mistake that their names say."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Raises in its third step, as a script with a mistake in it does."""
+"""A training script with a mistake: it raises an exception in its third step."""
 
 import torch
 from torch.utils.data import TensorDataset

@@ -1,7 +1,8 @@
-"""An armed boundary, explored: how ranks that step on come to stop at one step.
+"""Model of an armed boundary: how ranks that keep stepping come to stop at the same step.
 
-The coordinator's half is the runtime's (`boundaries.arm`, `advance`); the agent's half, arm first and
-look second, and the worker's, ask at the armed step, are told again.
+The coordinator's part is the runtime's own code (`boundaries.arm`, `advance`). Modelled here are
+the agent's part (arm first, look at the worker's step second) and the worker's (ask at the armed
+step).
 """
 
 from collections.abc import Iterator
@@ -12,20 +13,22 @@ from everstep_agent.peers.messages import AgentReport, Boundary, EpochMember
 from simulation.protocol.rules import Move
 
 LAST = 6
-"""The run's end; a boundary is raised further each time, but not as far as this with so few raises."""
+"""The run's last step. A boundary is raised further each time, but not as far as this, because
+there are so few raises.
+"""
 
 
 class Rank(NamedTuple):
     applied: int = 0
     page: int = 0
-    """The boundary that its agent has written to its page."""
+    """The boundary that its agent has written to the position page."""
     acked: int = 0
     heard: int = 0
-    """The boundary in the newest level that its agent got."""
+    """The boundary in the newest level that its agent has received."""
     asks: bool = False
     stopped: bool = False
     told: tuple[int, int, int] = (0, 0, 0)
-    """What the coordinator last heard of it: (applied, acked, passed)."""
+    """What the coordinator last heard about it: (applied, acked, passed)."""
 
 
 class Stop(NamedTuple):
@@ -36,7 +39,7 @@ class Stop(NamedTuple):
 
 
 class Arming:
-    """`armed` False: a variant in which a number counts as soon as it is said."""
+    """`armed` False: a variant in which a boundary counts as soon as it is announced."""
 
     def __init__(self, *, armed: bool = True) -> None:
         self.armed = armed
@@ -102,7 +105,7 @@ class Arming:
 
 
 def _answer(world: Stop, i: int, rank: Rank) -> Iterator[Move]:
-    """The agent answers from the level that it has heard."""
+    """The agent answers from the newest level that it has received."""
     if rank.heard != rank.applied:
         yield Move("goes on", i, None, _with(world, i, rank._replace(asks=False)))
     elif world.confirmed and world.boundary == rank.applied:
@@ -111,7 +114,7 @@ def _answer(world: Stop, i: int, rank: Rank) -> Iterator[Move]:
 
 
 def _may_step(world: Stop, rank: Rank) -> bool:
-    """Every other takes part in the step, or has it behind."""
+    """Whether every rank takes part in the step, or has already applied it."""
     return all(
         r.applied > rank.applied or (r.applied == rank.applied and not r.asks and not r.stopped)
         for r in world.ranks

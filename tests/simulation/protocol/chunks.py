@@ -1,5 +1,6 @@
-"""What is committed stays readable until it is retired: chunks, commits, retirement, late deletions and
-listings that lag, explored. The rules are the runtime's; the content of a step repeats every other step.
+"""Model of retention: what is committed must stay readable until it is retired. It covers chunks,
+commits, retirement, late deletions and listings that lag. The rules are the runtime's own; the
+content of a step repeats every other step.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ DIGESTS = ("0" * 64, "1" * 64)
 
 
 class Writer(NamedTuple):
-    """An agent that coordinates, saves and tidies up, all in one."""
+    """An agent that coordinates, saves and deletes old data, all in one."""
 
     token: str = ""
     epoch: int = 0
@@ -30,14 +31,14 @@ class Writer(NamedTuple):
     staged: str = ""
     """Key of the chunk that it has uploaded for `step`."""
     listed: frozenset[str] | None = None
-    """A listing of the store that it has asked for, once."""
+    """A listing of the store, which it requests once."""
 
 
 class Shelf(NamedTuple):
     log: tuple[int, ...] = ()
     keys: frozenset[str] = frozenset()
     doomed: frozenset[str] = frozenset()
-    """Named by an entry `retire`: deleted by anyone, at any time, as often as one likes."""
+    """Keys that a `retire` entry names: anyone may delete them, at any time."""
     named: frozenset[tuple[str, str]] = frozenset()
     """(manifest, chunk)"""
     writers: tuple[Writer, ...] = ()
@@ -46,7 +47,7 @@ class Shelf(NamedTuple):
 
 
 class Shelves:
-    """`keyed` False: chunk keys without claim and step."""
+    """`keyed` False: a variant with chunk keys without claim and step."""
 
     def __init__(self, *, keyed: bool = True) -> None:
         self.keyed = keyed
@@ -84,7 +85,7 @@ class Shelves:
         return found
 
     def events(self, world: Shelf) -> list[Move]:
-        """A deletion that lingers on its way, or is made twice; a writer that is lost with what it held."""
+        """A deletion that comes late or is repeated; a writer that is lost with what it held."""
         found = []
         for i, writer in enumerate(world.writers):
             if world.crashes and writer.token:
@@ -127,7 +128,7 @@ class Shelves:
         yield Move("commits step", i, writer.step, after._replace(named=named))
 
     def _tidy(self, world: Shelf, i: int, writer: Writer) -> Iterator[Move]:
-        """Retention, and the collection of what nobody committed, from a listing of any age."""
+        """Retention, and garbage collection of what nobody committed, from a listing of any age."""
         if writer.listed is None and writer.token:
             listed = _with(world, i, writer._replace(listed=world.keys))
             yield Move("lists the store", i, None, listed)

@@ -1,5 +1,5 @@
-"""What a coordinator does next. The runtime's own functions decide; only the way from a decision to its
-deed is told again here.
+"""What a coordinator does next. The runtime's own functions decide; only the step from a decision
+to its action is modelled here.
 """
 
 from collections.abc import Iterator
@@ -87,7 +87,7 @@ def _behind(one: Coordinator) -> bool:
 
 
 def _refreshed(world: World, one: Coordinator) -> World:
-    """It looks at what was written meanwhile; a gang that is fenced by it ends."""
+    """The coordinator reads what was written meanwhile; if that fences its gang, the gang ends."""
     after, level = one._replace(read=len(world.log)), one.level
     if level is not None and level.live:
         newest = runlog_rules.newest_claim(world.entries())
@@ -189,7 +189,9 @@ def _build_epoch(
 
 
 def _hear_of_claim(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
-    """It sends the claim again, and is told that its own entry stands there; or that another does."""
+    """The coordinator sends the claim again, and learns whether its own entry or another one stands
+    there.
+    """
     assert one.owed is not None
     entry, level = one.owed
     settled = one._replace(owed=None, kept=level)
@@ -212,7 +214,7 @@ def _hear_of_claim(world: World, one: Coordinator, rules: Rules) -> Iterator[Mov
 
 
 def is_free(world: World, place: int, rules: Rules) -> bool:
-    """Whether a create-only PUT at this place of the log comes about."""
+    """Whether a create-only PUT at this place of the log succeeds."""
     return not rules.create_only or place >= len(world.log) or world.log[place] == 0
 
 
@@ -231,7 +233,9 @@ def without(faults: tuple[str, ...], kind: str) -> tuple[str, ...]:
 
 
 def _commit(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
-    """Also of a save that was staged under an older epoch, if the chain of our own holds it."""
+    """Commit the complete save, even one that was staged under an older epoch, if the chain of the
+    current claim holds it.
+    """
     level = one.level
     assert level is not None
     assert one.saved is not None
@@ -255,7 +259,7 @@ def _commit(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         yield Move("drops a save", one.place, step, dropped)
         return
     if not is_free(world, one.read, rules):
-        return  # the place is taken: it reads on, and decides anew
+        return  # the place is taken: it reads the log and decides again
     log = written(world, one.read, keep(entry), rules)
     after = world._replace(log=log)
     heard = after.with_coordinator(_committed(one._replace(read=len(log)), step))
@@ -272,7 +276,7 @@ def _committed(one: Coordinator, step: int) -> Coordinator:
 
 
 def _stage(world: World, one: Coordinator, level: EpochLevel) -> Iterator[Move]:
-    """All parts of a step are there."""
+    """A save is complete once all parts of its step are there."""
     if one.saved is not None:
         return
     snaps = [s for s in one.view if s.epoch == level.number]
@@ -286,7 +290,7 @@ def _stage(world: World, one: Coordinator, level: EpochLevel) -> Iterator[Move]:
 
 
 def _history_of(world: World, level: EpochLevel, step: int) -> History | None:
-    """Parts are with the agents: of a pod that is gone there are none."""
+    """The history up to this step. None if a pod is gone, because the agents hold the parts."""
     pods = [world.pod((m.slot, m.attempt)) for m in level.members]
     if any(p is None or p.snap.epoch != level.number or len(p.history) < step for p in pods):
         return None
@@ -297,7 +301,9 @@ def _history_of(world: World, level: EpochLevel, step: int) -> History | None:
 
 
 def _watch(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
-    """A running epoch: it breaks, it is suspected, a step of it is saved, or it is at its end."""
+    """A running epoch: it breaks, a member is out of reach, a step is saved, it halts, or it is
+    done.
+    """
     found = find_cause(one.kept, one.view, orders_heard(world, one, rules))
     if found is not None or _out_of_reach(world, one, level):
         cause = found or "AgentLost"

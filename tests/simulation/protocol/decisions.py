@@ -1,6 +1,7 @@
-"""The runtime's decisions about a round, a break and the save after it, remembered by what they were asked.
+"""The runtime's decisions about a round, a break and the save after it, cached by their arguments.
 
-A search asks each of them millions of times, and some thousands of times with something new.
+A search asks for each of them millions of times, but only some thousands of times with new
+arguments.
 """
 
 from functools import lru_cache
@@ -24,7 +25,7 @@ def decide_start(
 
 @lru_cache(maxsize=1 << 16)
 def find_cause(level: int, view: tuple[Snap, ...], orders: Orders) -> str | None:
-    """Why the running epoch has to end, as far as the reports tell."""
+    """Why the running epoch has to end, as far as the reports show."""
     aged = [(build_report(s), 0.0) for s in view]
     found = breaks.find_break(kept(level), aged, build_wanted(*orders), idle=0.0, hang=NEVER)
     return found.cause if found is not None else None
@@ -38,7 +39,7 @@ def decide_saver(
     failed: frozenset[int],
     waited: float,
 ) -> postmortem.Decision:
-    """`heard`: the last report of each, and whether it is within reach still."""
+    """`heard`: the last report of each member, and whether the member is still within reach."""
     level = kept(level_kept)
     aged = [(build_report(snap), 0.0 if within else NEVER) for snap, within in heard]
     ranks = postmortem.list_ranks(

@@ -1,4 +1,4 @@
-"""What must always hold of a job's membership, whatever happened before."""
+"""What must always hold for a job's membership, whatever happened before."""
 
 import itertools
 
@@ -35,7 +35,9 @@ def _never_rewritten(before: World, after: World) -> str:
 
 
 def _one_lineage(world: World) -> str:
-    """Each commit extends the one before it in what it trained."""
+    """Each commit extends the training history of the one before it, and holds as many steps as it
+    says.
+    """
     commits = [e for e in world.entries() if isinstance(e, Commit)]
     held = [pods.read_history(c.digest) for c in commits]
     for older, newer in itertools.pairwise(held):
@@ -52,8 +54,9 @@ def _one_claim_a_number(world: World) -> str:
 
 
 def _nothing_passed_over(before: World, after: World) -> str:
-    """A claim leaves out a living member only if it was declared gone, or is outvoted and has not
-    stepped; and does not resume behind one that its claimer reaches and nobody gave up.
+    """A claim leaves out a living member only if that member was declared gone, or is outvoted and
+    has not stepped. It does not resume behind a living member that its claimer reaches and that
+    nobody gave up.
     """
     claim = after.entries()[-1]
     former = [e for e in before.entries() if isinstance(e, Claim)]
@@ -78,7 +81,9 @@ def _nothing_passed_over(before: World, after: World) -> str:
 
 
 def _nothing_thrown_away(before: World, after: World) -> str:
-    """A worker of the newest epoch is ended only when what it holds is committed."""
+    """A worker of the newest epoch is ended only when what it holds is committed, or its pod was
+    declared gone or given up.
+    """
     entries = before.entries()
     newest = runlog_rules.newest_claim(entries)
     if newest is None:
@@ -98,8 +103,9 @@ def _nothing_thrown_away(before: World, after: World) -> str:
 
 
 def _one_gang_steps(before: World, after: World) -> str:
-    """While a newer epoch steps, nobody steps in another who was not declared gone; and the members of
-    an epoch were all trained by the same steps.
+    """While a newer epoch steps, a pod steps in an older one only if it was declared gone. The
+    members of an epoch were all trained by the same steps, and none begins its epoch again behind
+    where it stood.
     """
     for now in after.pods:
         pod = before.pod(now.snap.place)
@@ -125,7 +131,9 @@ def _one_gang_steps(before: World, after: World) -> str:
 
 
 def _stops_with_all_saved(before: World, after: World) -> str:
-    """Who says that the job has stopped reaches nobody who holds more than is committed."""
+    """A coordinator that says that the job has stopped reaches no pod that holds more than is
+    committed.
+    """
     entries = after.entries()
     newest = runlog_rules.newest_claim(entries)
     for one in after.coordinators:
@@ -145,7 +153,7 @@ def _stops_with_all_saved(before: World, after: World) -> str:
 
 
 def _leaves_with_all_saved(world: World, move: Move) -> str:
-    """Who is said to have left holds nothing that is not committed."""
+    """A pod that is said to have left holds nothing that is not committed."""
     entries = world.entries()
     newest, pod = runlog_rules.newest_claim(entries), world.pod(move.whom)
     if pod is None or newest is None or pod.snap.place in world.given_up:
@@ -159,7 +167,7 @@ def _leaves_with_all_saved(world: World, move: Move) -> str:
 
 
 def _has_stepped(pod: Pod) -> bool:
-    """In its epoch; to begin one with what the commit holds is no step."""
+    """Whether the pod has stepped in its epoch; to start from the commit's state is no step."""
     return pod.history[-1] == pod.snap.epoch
 
 
@@ -168,7 +176,9 @@ def _token(pod: Pod) -> str:
 
 
 def _ends_when_fenced(world: World) -> str:
-    """Nobody trains on who has read a newer claim that names none of the gang."""
+    """A coordinator that has read a newer claim that names none of its gang does not go on with its
+    epoch.
+    """
     for one in world.coordinators:
         level = one.level
         if one.ended or level is None or is_over(level) or not level.live or one.owed is not None:

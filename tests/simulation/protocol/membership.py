@@ -1,4 +1,4 @@
-"""The model of a job's membership: its moves, its faults, its end."""
+"""Model of a job's membership: its moves, its faults, its end."""
 
 from collections.abc import Iterator
 
@@ -25,11 +25,11 @@ KINDS = (
     "stop",
     "leave",
 )
-"""Killed worker; agent started again; node lost (the operator's word is true); declared gone though it
-lives; two pods lose each other; one loses all others; one
-stands still for a while; a rival coordinator; a PUT is applied and its
-answer lost; a report comes a second time, later; the operator wants the job saved and stopped;
-or one pod to save and leave.
+"""In this order: a worker is killed; an agent is started again; a node is lost (what the operator
+says is true); a pod is declared gone although it still runs; two pods lose each other; one pod
+loses all others; one pod stands still for a while; a rival coordinator appears; a PUT is applied
+and its answer lost; a report comes a second time, later; the operator wants the job saved and
+stopped; the operator wants one pod to save and leave.
 """
 SLOW = frozenset({TURN, "lays the role down", "is removed", "gets the next attempt"})
 SLOW_KINDS = "claims with fewer", "claims at last", "gives up", "waits no longer"
@@ -48,13 +48,13 @@ class Membership:
         return World(pods=first, slots=slots, faults=tuple(sorted(faults)))
 
     def moves(self, world: World) -> list[Move]:
-        """What happens by itself, the quick before the slow."""
+        """What happens without a fault; quick moves come before slow ones."""
         found = list(self._moves(world))
         found.sort(key=_is_slow)
         return found
 
     def first_move(self, world: World) -> Move | None:
-        """The first of `moves`; most of the others need not be built for it."""
+        """The first of `moves`, without building most of the others."""
         slow = None
         for move in self._moves(world):
             if not _is_slow(move):
@@ -82,8 +82,8 @@ class Membership:
         yield from self._operate(world)
 
     def _operate(self, world: World) -> Iterator[Move]:
-        """What has gone for good is declared gone, and its slot gets the next attempt; what was declared
-        gone is removed.
+        """The operator declares a lost pod gone and creates its slot's next attempt. It removes a
+        pod that was declared gone.
         """
         for slot in range(world.slots):
             place = slot, world.current(slot)
@@ -94,7 +94,7 @@ class Membership:
                 yield Move("is removed", pod.snap.place, None, _lost(world, pod))
 
     def events(self, world: World) -> list[Move]:
-        """What may strike at any time; and the network that comes back."""
+        """Faults, which may strike at any time, and the ends of those that pass by themselves."""
         found: list[Move] = []
         if world.links:
             found.append(
@@ -164,7 +164,7 @@ def _cut_off(world: World, pod: Pod, kind: str) -> Iterator[Move]:
 
 
 def _repeat(world: World) -> Iterator[Move]:
-    """A report that was heard is on its way once more."""
+    """A report that was already heard is sent once more."""
     for one in world.coordinators:
         for snap in one.view:
             again = world._replace(late=(one.place, snap))

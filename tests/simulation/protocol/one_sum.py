@@ -1,4 +1,4 @@
-"""What must hold of the sums of a step and of those who applied them, whoever dies."""
+"""What must hold for the sums of a step and the ranks that applied them, whichever ranks die."""
 
 from simulation.protocol.ranks import Gang, Rank
 from simulation.protocol.rules import Move
@@ -19,14 +19,16 @@ def check(before: Gang, move: Move) -> str:
 
 
 def _one_copy(rank: Rank) -> str:
-    """Nobody needs another's state."""
+    """No rank needs another rank's state."""
     if rank.lacks:
         return f"rank {rank.number} lacks the sums of the vector that it was handed"
     return ""
 
 
 def _once(after: Gang, was: Rank, rank: Rank) -> str:
-    """Each micro-batch once in each sum, and none computed twice for the same reduction by those who live."""
+    """Each micro-batch is in each sum once, and living ranks compute none twice for the same
+    reduction.
+    """
     new = rank.held - was.held
     for other in after.ranks if new else ():
         if other.number != rank.number and other.reduced > rank.reduced:
@@ -45,7 +47,7 @@ def _once(after: Gang, was: Rank, rank: Rank) -> str:
 
 
 def _alike(after: Gang, was: Rank, rank: Rank) -> str:
-    """Those who live applied the same sums, and name the same epoch for the same step."""
+    """Living ranks applied the same sums, and name the same epoch for the same step."""
     others = [r for r in after.ranks if r.number != rank.number]
     if rank.reduced > was.reduced:
         if was.kept.held:

@@ -1,4 +1,6 @@
-"""What the operator orders, and how a coordinator carries it out: the job is to stop, or a pod to leave."""
+"""The operator's orders, and how a coordinator carries them out: the job must stop, or a pod must
+leave.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,7 +28,9 @@ from simulation.protocol.world import (
 
 
 def halt(world: World, one: Coordinator, level: EpochLevel) -> Iterator[Move]:
-    """All agree on a boundary and halt there (how: `boundary.py`); once it is committed the job has stopped."""
+    """All members agree on a boundary and halt there (see `boundary.py`). Once that step is
+    committed, the epoch ends; if the order was to stop, the job has stopped.
+    """
     if level.boundary is not None:
         if level.committed >= level.boundary.step:
             over = one._replace(kept=keep(replace(level, stage=Stage.OVER, boundary=None)))
@@ -53,7 +57,9 @@ def must_leave(world: World, one: Coordinator, level: EpochLevel) -> bool:
 
 
 def let_go(world: World, one: Coordinator, place: Place, rules: Rules) -> Iterator[Move]:
-    """Nothing is left with it that the store lacks; the operator takes it away, and its slot's next attempt follows."""
+    """Once the pod holds nothing that the store lacks, the operator takes it away, and its slot's
+    next attempt follows.
+    """
     claim = runlog_rules.newest_claim(world.entries(one.read))
     if rules.ask_first and one.read < len(world.log):
         return
@@ -70,8 +76,9 @@ def let_go(world: World, one: Coordinator, place: Place, rules: Rules) -> Iterat
 def nobody_unheard(
     world: World, one: Coordinator, reports: Sequence[AgentReport], rules: Rules
 ) -> bool:
-    """By the newest entry: none may hold what is not saved; or patience is over, which begins anew when one of them
-    speaks: who can be reached follows us by then, was told what we know, and has answered.
+    """Whether the job may stop, by the newest log entry: no pod may hold unsaved state, or patience
+    is over. Patience starts again when such a pod reports. So when it is over, each pod within
+    reach follows this coordinator, was told what it knows, and has answered.
     """
     if one.read < len(world.log):
         return False
@@ -92,7 +99,9 @@ def stopped(world: World, one: Coordinator) -> Move:
 
 
 def has_heard_all(world: World, one: Coordinator, members: set[Place]) -> bool:
-    """Patience is longer than any report takes: who can be reached has been heard when it is over."""
+    """Whether all members within reach have been heard. Patience is longer than any report takes,
+    so this holds when patience is over.
+    """
     pods = [world.pod(place) for place in members if reaches(world, one, place)]
     return all(pod is not None and pod.snap in one.view for pod in pods)
 
@@ -106,10 +115,10 @@ def wanted_by(world: World, one: Coordinator, rules: Rules) -> levels.Wanted:
 
 
 def orders_heard(world: World, one: Coordinator, rules: Rules) -> Orders:
-    """What `build_wanted` is made of, as far as this coordinator has heard it."""
+    """The arguments of `build_wanted`, as far as this coordinator has heard them."""
     return world.words[: one.words], world.slots, rules.least, one.leave
 
 
 def replaced(world: World, place: Place) -> World:
-    """Declared gone, and its slot's next attempt is there."""
+    """The pod is declared gone, and its slot's next attempt exists."""
     return world._replace(words=(*world.words, place)).with_pod(Pod(Snap(place[0], place[1] + 1)))

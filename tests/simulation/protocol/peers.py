@@ -1,7 +1,8 @@
-"""Who follows whom, as the runtime's `choose_coordinator` and `choose_witness` decide it.
+"""Which agent follows which, as the runtime's `choose_coordinator` and `choose_witness` decide it.
 
-A pod asks its peers: the operator's newest list, and the members of the newest epoch that it heard of. Whether it
-has heard already that it is to leave is open, so each is a candidate.
+A pod asks its peers: the pods of the operator's newest list, and the members of the newest epoch
+that it has heard of. The model leaves open whether a pod has already heard that it must leave, so
+each pod is a candidate.
 """
 
 from collections.abc import Iterable
@@ -12,11 +13,13 @@ from everstep_agent.peers.messages import EpochLevel, Who
 from simulation.protocol.world import Coordinator, Place, Pod, World
 
 FOREVER = 1e9
-"""Seconds alone after which every turn has come and every doubt is over."""
+"""Seconds without a coordinator after which every turn has come and every doubt is over."""
 
 
 def follows(world: World, pod: Pod) -> Place | None:
-    """Its own role; else whom it follows already, for as long as it reaches that one; else its choice."""
+    """The coordinator that a pod follows: itself if it has the role; else the one that it already
+    follows, while it reaches that one; else its choice.
+    """
     place = pod.snap.place
     if not world.coordinators:
         return None
@@ -29,12 +32,14 @@ def follows(world: World, pod: Pod) -> Place | None:
 
 
 def choose(world: World, pod: Pod, *, alone_for: float) -> Choice:
-    """Of an agent that follows nobody."""
+    """The choice of an agent that follows no coordinator."""
     return _choose(_who(world, pod), _answers(world, pod, _peers(world, pod)), alone_for)
 
 
 def has_rival(world: World, one: Coordinator) -> bool:
-    """Another coordinator within reach that precedes it. Its peers are those of the operator's words that it heard."""
+    """Whether another coordinator within reach precedes this one. Its peers follow from the
+    operator's words that it has heard.
+    """
     pod = world.pod(one.place)
     if len(world.coordinators) < 2 or pod is None or one.ended:
         return False
@@ -44,7 +49,9 @@ def has_rival(world: World, one: Coordinator) -> bool:
 
 
 def hear_witness(world: World, pod: Pod) -> EpochLevel | None:
-    """What the peer knows that was in a newer epoch than the one that this pod heard of."""
+    """The level of a peer that was in a newer epoch than this pod has heard of; None if there is
+    none.
+    """
     known = pod.level.number if pod.level else 0
     answers = _answers(world, pod, _peers(world, pod))
     address = choose_witness({a.address: a for a in answers}, known=known)

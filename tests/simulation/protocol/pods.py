@@ -1,4 +1,6 @@
-"""What a pod does next: its worker steps, it is told, it takes the coordinator's role."""
+"""What a pod does next: its worker steps, it is told its coordinator's levels, or it takes the
+coordinator's role.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +30,7 @@ from simulation.protocol.world import (
 
 
 def train(world: World, pod: Pod, rules: Rules) -> Iterator[Move]:
-    """A step is applied once every member's part of it is there."""
+    """The worker applies a step once every member's part of it is available."""
     snap, level = pod.snap, pod.level
     if snap.work != IN or snap.step >= rules.steps or level is None or level.number != snap.epoch:
         return
@@ -44,7 +46,9 @@ def train(world: World, pod: Pod, rules: Rules) -> Iterator[Move]:
 
 
 def _contributes(world: World, pod: Pod, other: Pod | None) -> bool:
-    """Its part is there: it was at this step with us, or has applied it already."""
+    """Whether the other pod's part is available: it is at this step and within reach, or has
+    already applied it.
+    """
     if other is None or other.snap.epoch != pod.snap.epoch:
         return False
     if other.snap.step > pod.snap.step:
@@ -54,7 +58,7 @@ def _contributes(world: World, pod: Pod, other: Pod | None) -> bool:
     return world.linked(pod.snap.place, other.snap.place)
 
 
-# --- being told -------------------------------------------------------------------------------------------
+# --- receiving levels -------------------------------------------------------------------------------------
 
 
 def tell(world: World, pod: Pod, one: Coordinator, rules: Rules) -> Iterator[Move]:
@@ -68,7 +72,7 @@ def tell(world: World, pod: Pod, one: Coordinator, rules: Rules) -> Iterator[Mov
 
 
 def _apply(world: World, pod: Pod, one: Coordinator, rules: Rules) -> Pod:
-    """As `Pod.apply` of the agent: compare with the levels, do what is missing."""
+    """As the agent's `Pod.apply`: compare with the levels, and do what is missing."""
     if one.ended:
         return pod._replace(up=False)
     known = one.number
@@ -81,7 +85,7 @@ def _apply(world: World, pod: Pod, one: Coordinator, rules: Rules) -> Pod:
 
 @lru_cache(maxsize=1 << 18)
 def _compare(pod: Pod, by: Place, level_kept: int, round_: int, known: int, rules: Rules) -> Pod:
-    """`known`: the newest epoch that who coordinates can prove to stand."""
+    """`known`: the newest epoch that the coordinator can prove to be claimed."""
     snap, level = pod.snap, kept(level_kept)
     number = level.number if level else 0
     if level is not None and not level.live:
@@ -121,7 +125,7 @@ def _begin(pod: Pod, level: EpochLevel, rules: Rules) -> Pod:
 
 
 def write_history(history: tuple[int, ...]) -> str:
-    """The model's manifest: what the state was trained by."""
+    """The model's manifest: the epochs in which the state's steps were applied."""
     return ".".join(map(str, history))
 
 
@@ -133,7 +137,9 @@ def read_history(digest: str) -> tuple[int, ...]:
 
 
 def take_role(world: World, pod: Pod, rules: Rules) -> Iterator[Move]:
-    """Who follows nobody takes the role when `choose_coordinator` says so: at once, or when its turn has come."""
+    """An agent that follows no coordinator takes the role when `choose_coordinator` says so: at
+    once, or when its turn has come.
+    """
     if choose(world, pod, alone_for=0.0).act:
         yield Move("coordinates", pod.snap.place, None, with_role(world, pod, rules))
     elif choose(world, pod, alone_for=FOREVER).act:
@@ -156,7 +162,9 @@ def with_role(world: World, pod: Pod, rules: Rules) -> World:
 
 
 def _why_over(world: World, level: EpochLevel | None) -> str:
-    """As `Coordinator._open`: the run is done, or a newer claim ends the epoch that we heard of."""
+    """As `Coordinator._open`: the run is done, or a newer claim ends the epoch that the pod has
+    heard of.
+    """
     entries = world.entries()
     newest = runlog_rules.newest_claim(entries)
     done = next((e for e in entries if isinstance(e, Done)), None)

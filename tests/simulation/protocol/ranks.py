@@ -1,4 +1,4 @@
-"""What a rank of a step's collectives is, and the gang of them."""
+"""The values of the reduction's model: a rank, and the gang of all ranks."""
 
 from typing import NamedTuple
 
@@ -7,8 +7,9 @@ from simulation.protocol import survivors
 from simulation.protocol.survivors import Kept
 
 BETWEEN, LOOP, OUT, PAST, APPLYING = "between", "loop", "out", "past", "applying"
-"""Where the main thread is: out of a loop; in it; behind a reduction that failed or does not count; the
-regroup is known, but not yet whether a vector came with it; in the optimizer's step.
+"""Where the main thread is: outside a loop; in a loop; past a reduction that failed or does not
+count; past the news of a regroup, not knowing yet whether a vector came with it; in the optimizer's
+step.
 """
 VECTOR = "vector"
 NOBODY = survivors.first(0, 0)
@@ -22,18 +23,20 @@ class Rank(NamedTuple):
     held: frozenset[int] = frozenset()
     """Micro-batches in its accumulators."""
     sent: int = 0
-    """Epoch of the group in which its sums were launched; 0: they are not."""
+    """Epoch of the group in which its sums were launched; 0: not launched."""
     done: int = 0
-    """Of these collectives, complete here: one thread, one after the other."""
+    """How many of these collectives are complete on this rank; one thread runs them one after the
+    other.
+    """
     sums: tuple[int, ...] = ()
     """Epoch of the sum in each bucket of the reduced copy; 0: none."""
     reduced: int = 0
-    """Reductions that it has delivered to its script."""
+    """Number of reductions that it has delivered to its script."""
     last: tuple[int, ...] = ()
-    """The epochs of the newest one's sums, and of its vector."""
+    """The epochs of the newest reduction's sums and of its vector, then the reduction's number."""
     steps: int = 0
     attributed: int = 0
-    """The epoch to which its newest step counts."""
+    """The epoch to which its newest step belongs."""
     told: wire.Standing | None = None
     lacks: bool = False
     """It was handed the vector of sums that it does not hold."""
@@ -42,13 +45,13 @@ class Rank(NamedTuple):
 class Gang(NamedTuple):
     ranks: tuple[Rank, ...]
     dead: tuple[Rank, ...] = ()
-    """As they stood."""
+    """The dead ranks, as they were when they died."""
     members: tuple[tuple[int, ...], ...] = ()
-    """Of each epoch."""
+    """The members of each epoch."""
     orders: tuple[tuple[int, wire.Regroup], ...] = ()
-    """On their way to a rank."""
+    """Orders on their way to a rank: (rank, order)."""
     given: tuple[tuple[int, int, str], ...] = ()
     """Vectors that a rank handed over: (rank, epoch, value)."""
     deaths: int = 2
     stuck: str = ""
-    """Why its survivors cannot go on in place."""
+    """Why the survivors cannot go on in place."""

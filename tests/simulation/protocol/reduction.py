@@ -1,8 +1,10 @@
-"""The collectives of a step, explored, and the survivors that go on in it when a rank dies at any point.
+"""Model of the collectives of a step, and of the survivors that go on in it when a rank dies at any
+point.
 
-Which reductions are complete for a rank, what it tells, and what it does with its orders is decided by
-`everstep.membership`; what follows from all that was told, by `regroup_rules` (`survivors.py`,
-`regrouping.py`). Told again here: the order of a rank's own calls (`everstep.loop`), the collectives, and deaths.
+`everstep.membership` decides which reductions are complete for a rank, what it reports, and what it
+does with its orders. `regroup_rules` decides what follows from all reports (`survivors.py`,
+`regrouping.py`). Modelled here are the order of a rank's own calls (`everstep.loop`), the
+collectives, and deaths.
 """
 
 from collections.abc import Iterator
@@ -32,18 +34,18 @@ from simulation.protocol.survivors import MICRO_BATCHES, Kept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What is explored; or a variant."""
+    """What is explored: the product, or a variant."""
 
     steps: int = 2
     loops: int = 1
-    """In each step."""
+    """Loops in each step."""
     buckets: int = 1
     vector_last: bool = True
     keyed: bool = True
     """A vector belongs to the epoch in which it was given."""
     membership: type[Membership] = Membership
     promises: bool = True
-    """A rank tells what it will still compute, too."""
+    """A rank also reports what it will still compute."""
     rescue_waits: bool = True
     """A rank that is held takes no vector that was handed to it."""
     mark_waits: bool = True
@@ -86,7 +88,9 @@ class Reducing:
         return found
 
     def _act(self, rank: Rank, name: str, *args: Any) -> tuple[Rank, Any]:
-        """A call on the rank's `Membership`; a standing that it sends is told."""
+        """Make a call on the rank's `Membership`; a standing that it sends becomes the rank's
+        report.
+        """
         done = survivors.act(self.kind, rank.kept, name, *args)
         told = next((f for f in done.sent if isinstance(f, wire.Standing)), rank.told)
         return rank._replace(kept=done.kept, told=told), done.result
@@ -108,7 +112,7 @@ class Reducing:
         after = _with(world, entered._replace(told=None))._replace(orders=orders)
         return _form(after, frame.epoch)
 
-    # --- who coordinates ---------------------------------------------------------------------
+    # --- the coordinator ---------------------------------------------------------------------
 
     def _coordinate(self, world: Gang) -> Iterator[Move]:
         epoch = len(world.members)
@@ -147,7 +151,9 @@ class Reducing:
         return standing and replace(standing, vector=self._given(world, rank))
 
     def _given(self, world: Gang, rank: Rank) -> str:
-        """The agent forgets the standing of a former epoch (`WorkerSet.continue_in`)."""
+        """The vector that the rank gave in its epoch, if any. The agent forgets the standing of a
+        former epoch (`WorkerSet.continue_in`).
+        """
         for number, epoch, value in world.given:
             if number == rank.number and (epoch == rank.kept.epoch or not self.step.keyed):
                 return value
@@ -217,7 +223,7 @@ class Reducing:
         return Move(kind, rank.number, rank.reduced, _with(world, after))
 
     def _come_out(self, world: Gang, rank: Rank) -> Move:
-        """Behind the regroup: the vector was handed on, or the reduction is taken again."""
+        """After the regroup: the rank is handed the vector, or takes the reduction again."""
         after, value = self._act(rank, "take_rescue")
         if value is None:
             again = after._replace(at=LOOP, sent=0, done=0, sums=(0,) * self.step.buckets)
@@ -252,17 +258,19 @@ def _has_lost(world: Gang, epoch: int) -> bool:
 
 
 def _has_begun(other: Rank, rank: Rank) -> bool:
-    """Its part of the collective that `rank` waits for is on its way, also if it has died since."""
+    """Whether the other rank's part of the collective that `rank` waits for is on its way, even if
+    the other has died since.
+    """
     if other.reduced != rank.reduced:
         return other.reduced > rank.reduced
     return other.sent == rank.sent and other.done >= rank.done
 
 
 def _form(world: Gang, epoch: int) -> Gang:
-    """The group is there once every member has entered the epoch and lives."""
+    """The group exists once every member has entered the epoch and is alive."""
     members = world.members[epoch - 1]
     here = {r.number for r in world.ranks if r.kept.epoch == epoch}
-    if len(here) == len(world.ranks):  # what the dead have sent in former epochs matters no more
+    if len(here) == len(world.ranks):  # what the dead sent in former epochs no longer matters
         dead = tuple(d if d.sent == epoch else Rank(d.number, NOBODY) for d in world.dead)
         world = world._replace(dead=dead)
     if not here.issuperset(members):

@@ -1,4 +1,4 @@
-"""From what the ranks told to their orders, by the agent's own functions; remembered by what they were asked."""
+"""From the ranks' reports to their orders, by the agent's own functions; cached by arguments."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ from everstep_contract.ranges import Ranges, list_ranges, to_ranges
 
 
 class Told(NamedTuple):
-    """What the agent of a rank reports of it: one pod for each rank."""
+    """What a rank's agent reports about it; each rank has a pod of its own."""
 
     number: int
     epoch: int
@@ -33,7 +33,7 @@ class Told(NamedTuple):
 def decide(
     epoch: int, members: tuple[int, ...], told: tuple[Told, ...], rules: "Rules"
 ) -> tuple[tuple[int, ...], regroup_rules.Decision | regroup_rules.Wait]:
-    """The survivors, by the number of each, and what follows for them."""
+    """The numbers of the survivors, and the decision about them."""
     standings = tuple(t._replace(standing=rules.tell(t.standing)) for t in told)
     reports = [_report(t) for t in standings]
     survivors, decision = regroup_rules.decide_regroup(_level(epoch, members), reports)
@@ -44,7 +44,7 @@ def decide(
 def order(
     epoch: int, members: tuple[int, ...], survivors: tuple[int, ...], plan: "Planned"
 ) -> tuple[wire.Regroup, ...]:
-    """What each survivor receives."""
+    """The order that each survivor receives."""
     former = _level(epoch, members)
     kept = [m for m in former.members if m.slot in survivors]
     following = regroup_rules.continue_epoch(
@@ -54,7 +54,7 @@ def order(
 
 
 class Planned:
-    """A plan as part of a key: by what it says."""
+    """A plan as part of a cache key; it is compared by its content."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -71,7 +71,7 @@ class Planned:
 
 
 class Rules:
-    """The product's; a subclass is a variant that must fail."""
+    """The product's rules; a subclass is a variant that must fail."""
 
     def tell(self, standing: wire.Standing | None) -> wire.Standing | None:
         return standing
@@ -86,7 +86,7 @@ PRODUCT = Rules()
 
 
 class Backmost(Rules):
-    """The position of who is furthest behind."""
+    """Variant: the plan has the position of the rank that is furthest behind."""
 
     def plan(self, decision, reports):  # type: ignore[no-untyped-def]
         if isinstance(decision, Plan):
@@ -96,7 +96,7 @@ class Backmost(Rules):
 
 
 class Twice(Rules):
-    """What a lost member leaves goes to every survivor."""
+    """Variant: what a lost member leaves goes to every survivor."""
 
     def plan(self, decision, reports):  # type: ignore[no-untyped-def]
         if isinstance(decision, Plan) and decision.shares:
@@ -108,7 +108,7 @@ class Twice(Rules):
 
 
 class Anew(Rules):
-    """All micro-batches are shared out, whoever holds them."""
+    """Variant: all micro-batches are shared out again, whichever rank holds them."""
 
     def plan(self, decision, reports):  # type: ignore[no-untyped-def]
         if isinstance(decision, Plan) and decision.shares:

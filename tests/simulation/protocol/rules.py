@@ -1,4 +1,4 @@
-"""The protocol, or a variant of it that must fail; and what a move is."""
+"""The rules of the protocol, or of a variant that must fail; and what a move is."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,7 +25,9 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rules:
-    """Each flag off is a variant. Compared by identity: it is part of the key of every cached decision."""
+    """The protocol's rules; each flag that is off makes a variant. Compared by identity, because
+    they are part of the key of every cached decision.
+    """
 
     steps: int = 2
     least: int = 1
@@ -33,22 +35,31 @@ class Rules:
     entries_stay: bool = True
     """Places of the log are never deleted."""
     proof_needed: bool = True
-    """Rule 2: whom a claim leaves out is dead or declared gone."""
+    """Rule 2: each member that a claim leaves out is dead or declared gone."""
     claim_first: bool = True
-    """A new epoch's members step after its claim stands."""
+    """A new epoch's members step only after its claim stands."""
     incarnations_count: bool = True
     lives_count: bool = True
     know_before_ending: bool = True
-    """A worker is ended for a newer epoch that is claimed, not for a round that knows nothing of its own."""
+    """A worker is ended for a newer epoch that is claimed, not for a round whose coordinator does
+    not know of the worker's epoch.
+    """
     catch_up: bool = True
-    """A newcomer that coordinates hears of the newest epoch first, and takes up what still lives of it."""
+    """A newcomer that takes the coordinator's role first hears of the newest epoch, and adopts what
+    survives of it.
+    """
     saves_on_chain: bool = True
-    """A staged save is committed under a later claim only if that one's chain holds it."""
+    """A staged save is committed under a later claim only if that claim's chain holds it."""
     state_on_chain: bool = True
-    """A member of a new epoch begins with what its claim goes on from, not with what it held."""
+    """A member of a new epoch begins with the state from which its claim continues, not with the
+    state that it held.
+    """
     ask_first: bool = True
-    """Who stops the job, or lets a pod go, reads the log first and hears who may hold what is not saved."""
+    """Before a coordinator stops the job or lets a pod go, it reads the log and hears from the pods
+    that may hold unsaved state.
+    """
     hear_out: bool = True
-    """Before it stops the job, who has just come over to it may answer."""
+    """Before it stops the job, it lets a pod answer that has just come over to it."""
     look_again: bool = True
-    """An epoch whose claim is heard of late begins only if no newer claim stands."""
+    """If a coordinator hears late of its own claim, the epoch begins only if no newer claim stands.
+    """

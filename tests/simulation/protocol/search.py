@@ -1,9 +1,11 @@
-"""Every order of what can happen, breadth first; the first broken invariant comes with its story.
+"""Breadth-first search through every order of events. The first broken invariant comes with the
+moves that led to it.
 
-Without a bound every order is visited. With one, everything happens at once and in one order, but for
-as many delays as the bound says: a delay holds one move back for as long as one likes, or lets one
-overtake what is quicker. Faults strike at any time and cost nothing. So a search goes through whole
-jobs of three and four slots, and says how many delays it has seen through.
+Without a bound the search visits every order. With a bound, everything happens at once and in one
+order, except for as many delays as the bound allows. A delay holds one move back for any time, or
+lets a move overtake quicker ones. Faults strike at any time and cost no delay. In this way a search
+goes through complete jobs of three and four slots, and reports up to how many delays it has visited
+everything.
 """
 
 import random
@@ -29,7 +31,7 @@ class Model(Protocol):
 
 @runtime_checkable
 class Quick(Model, Protocol):
-    """A model that finds the first of its moves without the others."""
+    """A model that can build its first move without the others."""
 
     def first_move(self, world: Any) -> Move | None: ...
 
@@ -40,7 +42,7 @@ class Found:
     moves: int = 0
     depth: int = 0
     delays: int = -1
-    """All that happens with this many delays was visited."""
+    """Everything that can happen with this many delays was visited."""
     complete: bool = False
     """Every reachable state was visited (up to the bound of delays)."""
     broken: str = ""
@@ -59,9 +61,9 @@ class Bounds:
     """None: every order."""
     states: int = 1_000_000
     seconds: float = 60.0
-    """Of this process's CPU: what is covered does not depend on who else uses the machine."""
+    """CPU seconds of this process: the coverage does not depend on who else uses the machine."""
     fair_every: int = 50
-    """Of how many states one is run on fairly, without faults, until the run is done."""
+    """One in this many states is run on fairly, without faults, until the run is done."""
 
 
 def search(model: Model, first: Any, bounds: Bounds) -> Found:
@@ -69,17 +71,17 @@ def search(model: Model, first: Any, bounds: Bounds) -> Found:
 
 
 class _Search:
-    """Layer by layer: first all that needs no delay, then all that needs one, and so on.
+    """Searches layer by layer: first all that needs no delay, then all that needs one, and so on.
 
-    A state belongs to the first layer in which it can be reached, so a way that costs a delay does not count it as
-    visited: a cheaper way to it may come later in the same layer.
+    A state belongs to the first layer in which it can be reached. So a path that costs a delay does
+    not mark the state as visited: a cheaper path to it may come later in the same layer.
     """
 
     def __init__(self, model: Model, start: State, bounds: Bounds) -> None:
         self.model, self.start, self.bounds = model, start, bounds
         self.found = Found()
         self.came: dict[int, int] = {}
-        """Of each state's hash, that of the state it was reached from."""
+        """Hash of each state → hash of the state from which it was reached."""
         bounded = bounds.delays is not None
         self.quick = model if bounded and isinstance(model, Quick) else None
         self.until = time.process_time() + bounds.seconds
@@ -107,8 +109,10 @@ class _Search:
         layer: dict[int, tuple[State, int, int]],
         later: dict[int, tuple[State, int, int]] | None,
     ) -> bool:
-        """Whether all states of the layer were seen and nothing is broken. `layer`: hash → (state, depth, from where);
-        `later`: those that need one more delay, None if there are none left.
+        """Visit a layer. Returns whether all its states were seen and nothing is broken.
+
+        `layer`: hash → (state, depth, hash of the state before it); `later`: collects the states
+        that need one more delay, None if no delay is left.
         """
         queue: deque[tuple[State, int]] = deque()
         for number, (state, depth, here) in layer.items():
@@ -146,7 +150,7 @@ class _Search:
                 found.broken, found.story = problem, [str(number)]
                 return False
             if move is not None and self.model.is_done(after[0]):
-                found.finished += 1  # nothing follows: there is nothing to remember
+                found.finished += 1  # nothing follows, so there is nothing to remember
             elif cost and later is not None:
                 later[number] = (after, depth + 1, here)
             else:
@@ -155,13 +159,17 @@ class _Search:
         return True
 
     def _list_next(self, state: State, last: bool) -> Iterable[tuple[Move | None, State, int]]:
-        """In the last layer no more delays are left, so where nothing is held back one move alone can follow."""
+        """The states that can follow. In the last layer no delay is left, so where nothing is held
+        back only one move can follow, besides faults.
+        """
         if last and self.quick is not None and not state[1]:
             return _first_successors(self.quick, state[0])
         return _successors(self.model, state, self.bounds.delays is not None)
 
     def _ends_fairly(self, state: State, here: int) -> bool:
-        """Tried from the first state, and from every n-th."""
+        """Whether a fair run from this state reaches the end. Tried from the first state, and from
+        every n-th.
+        """
         every, found = self.bounds.fair_every, self.found
         if not every or found.visited % every != 1 % every:
             return True
@@ -172,7 +180,7 @@ class _Search:
 
 
 def _first_successors(model: "Quick", world: Any) -> Iterator[tuple[Move | None, State, int]]:
-    """Those of `_successors` that cost no delay, of a state that holds nothing back."""
+    """The results of `_successors` that cost no delay, for a state that holds nothing back."""
     for event in model.events(world):
         yield event, (event.after, NOTHING), 0
     if (move := model.first_move(world)) is not None:
@@ -203,7 +211,9 @@ def _successors(
 
 
 def run_fairly(model: Model, world: Any, limit: int = 400) -> str:
-    """Without further faults and with every move getting its turn, the run reaches its end."""
+    """Run on without further faults and with every move getting its turn. Returns an empty string
+    if the run reaches its end, else the problem.
+    """
     turns: dict[tuple[Any, ...], int] = {}
     story: deque[str] = deque(maxlen=24)
     for turn in range(limit):
@@ -222,14 +232,14 @@ def run_fairly(model: Model, world: Any, limit: int = 400) -> str:
 
 
 def heals(event: Move) -> bool:
-    """What heals by itself."""
+    """Whether the event is a recovery that comes by itself."""
     return event.kind in ("reach each other again", "goes on again", "hears, late, of")
 
 
 def _retell(
     model: Model, start: State, came: dict[int, int], last: list[str], bounds: Bounds
 ) -> list[str]:
-    """The moves that lead to a state, by the hashes of those on the way."""
+    """The moves that lead to a state, found by the hashes of the states on the way."""
     path, at = [], int(last[0])
     while at != hash(start):
         path.append(at)
@@ -253,7 +263,9 @@ class Walked:
 
 
 def walk(model: Model, start: Any, seed: int, *, walks: int, seconds: float, length: int) -> Walked:
-    """Walks at random, each `length` moves far and then fairly to the end; deeper than any search."""
+    """Random walks, each of `length` moves and then run fairly to the end. They go deeper than any
+    search.
+    """
     found, until = Walked(), time.monotonic() + seconds
     while found.walks < walks and time.monotonic() < until and not found.broken:
         chance = random.Random(seed + found.walks)
@@ -277,4 +289,4 @@ def walk(model: Model, start: Any, seed: int, *, walks: int, seconds: float, len
 
 
 STRIKES = 0.08
-"""Share of the moves of a walk that are faults, while there are any left."""
+"""Share of a walk's moves that are faults, while any are left."""

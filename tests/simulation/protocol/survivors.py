@@ -1,7 +1,7 @@
-"""`everstep.membership.Membership`, as a value: each call is made on the product's object, which is set
-to that value before and read afterwards.
+"""`everstep.membership.Membership` as a value: each call is made on the product's object, which is
+set to that value before the call and read afterwards.
 
-Nothing here waits: a call that would block is none of the model's moves.
+Nothing here waits: a call that would block is not a move of the model.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ MICRO_BATCHES = 4
 
 
 class Group:
-    """The process group of an epoch, by its number."""
+    """The process group of an epoch, identified by the epoch's number."""
 
     abandoned, rank, world = False, 0, 0
 
@@ -32,17 +32,19 @@ class Group:
         raise AssertionError("the model has collectives of its own")
 
     def cut(self) -> None:
-        """The model lets a collective of a cut group go either way."""
+        """Does nothing: in the model a collective of a cut group may succeed or fail."""
 
     def drop(self) -> None:
-        """The model has no resources."""
+        """Does nothing: the model has no resources."""
 
 
 GROUPS = [Group(epoch) for epoch in range(8)]
 
 
 class Kept(NamedTuple):
-    """The fields of `Membership` under names without the underscore; groups by their epoch, 0: none."""
+    """The fields of `Membership`, named without the underscore. A group is given by its epoch; 0:
+    none.
+    """
 
     epoch: int
     rank: int
@@ -73,7 +75,9 @@ def first(rank: int, world: int) -> Kept:
 
 
 class LateRescue(Membership):
-    """A variant: a handed vector counts though this rank is held, and has told that it lacks it."""
+    """A variant: a vector that is handed to a rank counts although the rank is held and has
+    reported that it lacks it.
+    """
 
     def take_rescue(self) -> Any:
         vector, self._rescue = self._rescue, None
@@ -83,7 +87,7 @@ class LateRescue(Membership):
 
 
 class LateReduction(Membership):
-    """A variant: a reduction counts though the standing was told without it."""
+    """A variant: a reduction counts although the standing was reported without it."""
 
     def complete(self, group: Any, vector: Any) -> bool:
         if group is not self._group:
@@ -102,7 +106,9 @@ class EarlyMark(Membership):
 
 @lru_cache(maxsize=1 << 18)
 def act(kind: type[Membership], kept: Kept, name: str, *args: Any) -> Done:
-    """What the method leaves, returns and sends. A vector, or a group by its epoch, may be an argument."""
+    """The state that the method leaves, what it returns, and what it sends. An argument may be a
+    vector, or a group, given by its epoch.
+    """
     sent: list[Any] = []
     membership = _restore(kind, kept, sent.append)
     if name == "regroup":  # without the thread that forms the group

@@ -1,4 +1,6 @@
-"""Variants of the protocol, each with the invariant that it breaks: what a rule is for."""
+"""Variants of the protocol, each with the invariant that it breaks. They show what each rule is
+for.
+"""
 
 from dataclasses import dataclass
 
@@ -10,10 +12,12 @@ class Variant:
     rules: Rules
     faults: tuple[str, ...]
     breaks: str
-    """Words of the invariant that it must break."""
+    """Part of the message of the invariant that it must break."""
     delays: int = 0
     walks: int = 0
-    """Random walks at most, instead of a search: it takes too many faults in one story."""
+    """If not 0: random walks, at most this many, instead of a search, because it takes too many
+    faults in one story.
+    """
 
 
 VARIANTS = {

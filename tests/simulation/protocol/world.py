@@ -1,8 +1,8 @@
-"""Values of the protocol's model: what is true at one moment of a job, small enough to enumerate.
+"""Values of the protocol's model: the state of a job at one moment, small enough to enumerate.
 
-One worker a pod, and no clock. A pod's knowledge is what it heard: its coordinator's levels; a
-coordinator's is what it read of the log, the operator's words that reached it, and the last report
-that it got from each pod.
+Each pod has one worker, and there is no clock. A pod knows what it heard: its coordinator's levels.
+A coordinator knows what it has read of the log, the operator's words that reached it (each declares
+a pod gone), and the last report that it got from each pod.
 """
 
 from functools import lru_cache
@@ -15,14 +15,16 @@ from everstep_contract.log import Claim, Entry
 Place = tuple[int, int]
 """(slot, attempt)"""
 History = tuple[int, ...]
-"""Epoch in which each step was applied: what a state was trained by."""
+"""The epoch in which each step was applied: the history by which a state was trained."""
 
 _VALUES: list[Any] = [None]
 _NUMBERS: dict[Any, int] = {None: 0}
 
 
 def keep(value: Any) -> int:
-    """A number for a value, the same for equal ones: worlds are compared and hashed millions of times."""
+    """A number that stands for a value; equal values have the same number. Worlds are compared and
+    hashed millions of times.
+    """
     number = _NUMBERS.setdefault(value, len(_VALUES))
     if number == len(_VALUES):
         _VALUES.append(value)
@@ -35,7 +37,7 @@ def kept(number: int) -> Any:
 
 @lru_cache(maxsize=1 << 16)
 def list_entries(log: tuple[int, ...]) -> tuple[Entry, ...]:
-    """Without the places that a variant has deleted."""
+    """The log's entries, without the places that a variant has deleted."""
     return tuple(_VALUES[n] for n in log if n)
 
 
@@ -55,14 +57,14 @@ class Snap(NamedTuple):
     attempt: int
     incarnation: int = 1
     life: int = 0
-    """Of the worker that is, or was last, in an epoch."""
+    """Life of the worker that is in an epoch, or was last in one."""
     work: str = NONE
     epoch: int = 0
     step: int = 0
     joined: int = 0
     cut: int = 0
     held: int = 0
-    """The level of its living worker's epoch, while who coordinates does not know of it."""
+    """The level of its living worker's epoch, while the coordinator does not know of that epoch."""
 
     @property
     def place(self) -> Place:
@@ -79,7 +81,7 @@ class Pod(NamedTuple):
     up: bool = True
     history: History = ()
     kept: int = 0
-    """The newest epoch that it heard of."""
+    """The level of the newest epoch that it has heard of."""
     follows: Place | None = None
 
     @property
@@ -91,24 +93,26 @@ class Pod(NamedTuple):
 class Coordinator(NamedTuple):
     place: Place
     read: int = 0
-    """Entries of the log that it knows."""
+    """Number of log entries that it has read."""
     view: tuple[Snap, ...] = ()
     round: int = 0
     burnt: int = 0
     kept: int = 0
     """The level of its epoch."""
     saved: tuple[int, int, History, int | None] | None = None
-    """(epoch, step, …) of a save that is complete and not committed; and the rank that saved the whole."""
+    """(epoch, step, history, rank) of a save that is complete and not committed; `rank` is the one
+    that saved the full state, or None.
+    """
     unsaved: frozenset[tuple[int, int]] = frozenset()
-    """(epoch, rank) whose save of the whole could not be committed."""
+    """(epoch, rank) whose save of the full state could not be committed."""
     words: int = 0
     """How many of the operator's words it has heard."""
     owed: tuple[int, int] | None = None
-    """(claim, level) that it has sent off; whether the claim stands, it does not know."""
+    """(claim, level) that it has sent, not knowing yet whether the claim stands."""
     stop: bool = False
-    """It has heard that the job is to save and stop."""
+    """It has heard that the job must save and stop."""
     leave: Place | None = None
-    """It has heard that this one is to save and leave."""
+    """The pod that must save and leave, as far as it has heard."""
     ended: str = ""
     """The job's end, as it publishes it."""
 
@@ -125,25 +129,27 @@ class Coordinator(NamedTuple):
 class World(NamedTuple):
     log: tuple[int, ...] = ()
     pods: tuple[Pod, ...] = ()
-    """By place; what has gone for good is no longer there."""
+    """Sorted by place; a pod that is gone for good is no longer listed."""
     coordinators: tuple[Coordinator, ...] = ()
     slots: int = 2
     words: tuple[Place, ...] = ()
-    """Declared gone by the operator, in this order; each slot's next attempt follows at once."""
+    """Pods that the operator declared gone, in this order; each slot's next attempt follows at
+    once.
+    """
     links: frozenset[tuple[Place, Place]] = frozenset()
-    """Pairs that do not reach each other."""
+    """Pairs of pods that do not reach each other."""
     given_up: frozenset[Place] = frozenset()
-    """Members that were out of reach for longer than is waited for what they hold."""
+    """Members that were out of reach for longer than a coordinator waits for what they hold."""
     faults: tuple[str, ...] = ()
-    """Still to strike."""
+    """Faults that are still to strike."""
     paused: Place | None = None
-    """Its agent and worker stand still (SIGSTOP), with all that they knew."""
+    """The pod whose agent and worker stand still (SIGSTOP), with all that they knew."""
     stop: bool = False
     """The operator wants the job saved and stopped."""
     leave: Place | None = None
-    """The operator wants this one to save and leave."""
+    """The operator wants this pod to save and leave."""
     late: tuple[Place, Snap] | None = None
-    """A report that is still on its way to (a coordinator), again."""
+    """(coordinator, report): a repeated report that is still on its way."""
 
     def entries(self, count: int | None = None) -> tuple[Entry, ...]:
         return list_entries(self.log[:count])
@@ -193,7 +199,7 @@ def _slot_and_attempt(pod: Pod) -> Place:
 
 @lru_cache(maxsize=1 << 16)
 def build_report(snap: Snap) -> AgentReport:
-    """As `pod.build_report` would tell it."""
+    """The report that `pod.build_report` would make."""
     worker = WorkerReport(
         local=0,
         life=snap.life,
