@@ -1,4 +1,4 @@
-"""`make bench-recovery`: what a lost rank costs, beside other systems; see README.md."""
+"""`make bench-recovery`: what a lost rank costs, compared with other systems; see README.md."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`make bench-steady`: what an undisturbed step costs beside stock DDP; see README.md."""
+"""`make bench-steady`: what an undisturbed step costs compared with stock DDP; see README.md."""
 
 import sys
 

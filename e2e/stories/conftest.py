@@ -1,4 +1,7 @@
-"""One cluster, one installation and one long-running job for all stories; a table of figures at the end."""
+"""All stories share one cluster, one installation and one long-running job.
+
+The run ends with a table of figures.
+"""
 
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -79,13 +82,13 @@ def cluster(request: pytest.FixtureRequest, timeline: Timeline) -> Iterator[Clus
 
 @pytest.fixture(scope="session")
 def bare_system(cluster: Cluster) -> System:
-    """Everstep, not necessarily installed."""
+    """Everstep, which may not be installed yet."""
     return System(cluster)
 
 
 @pytest.fixture(scope="session")
 def system(bare_system: System, timeline: Timeline) -> System:
-    """Everstep, installed."""
+    """Everstep, installed first if needed."""
     if bare_system.by_helm and (took := bare_system.install()):
         timeline.say("helm", f"installed and ready after {took:.1f} s")
     return bare_system
@@ -123,7 +126,7 @@ async def scene(
 
 @pytest.fixture
 async def survivor(scene: Scene) -> Trial:
-    """A job without an end that trains through most stories; it is stepping when a story begins."""
+    """A very long job that trains through most stories. It is taking steps when a story begins."""
     trial = await scene.start(build_job(SURVIVOR))
     await trial.until_stepping(limit=180)
     return trial

@@ -49,7 +49,10 @@ async def test_training_needs_no_api_server(scene: Scene, survivor: Trial) -> No
 
 
 async def until_it_leads_again(scene: Scene, component: str, limit: float = 200.0) -> None:
-    """It exits when it loses its lease, and is restarted with a back-off; later stories need it."""
+    """Wait until the component renews its Lease, because later stories need it.
+
+    It exits when it loses its Lease, and is restarted with a back-off.
+    """
     renewed: set[str] = set()
     async with asyncio.timeout(limit), contextlib.aclosing(
         scene.api.follow(LEASES, fieldSelector=f"metadata.name={component}")

@@ -1,4 +1,4 @@
-"""A job without faults: applied, trained, Complete, and checked with `everstep verify`."""
+"""A job without faults: it trains, becomes Complete, and passes `everstep verify`."""
 
 import asyncio
 import os

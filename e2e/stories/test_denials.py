@@ -1,4 +1,4 @@
-"""Forbidden actions, tried with the operator's own tokens and with those of an unrelated ServiceAccount."""
+"""Forbidden requests are denied, with the operator's own tokens and with that of an unrelated ServiceAccount."""
 
 import base64
 import contextlib
@@ -24,7 +24,7 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 async def acting_as(
     scene: Scene, account: str, folder: Path, *, namespace: str = NAMESPACE
 ) -> AsyncIterator[Api]:
-    """A client with only the ServiceAccount's token."""
+    """An API client whose only credential is the ServiceAccount's token."""
     token = scene.cluster.kubectl("create", "token", account, "-n", namespace).strip()
     view = json.loads(scene.cluster.kubectl("config", "view", "--raw", "--minify", "-o", "json"))[
         "clusters"

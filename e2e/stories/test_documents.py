@@ -1,4 +1,4 @@
-"""Every command of the platform team's documents, run as written: install, arm, break a GPU, upgrade, uninstall."""
+"""Runs every command of the platform team's documents as written: install, arm, break a GPU, upgrade, uninstall."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ OWN_KEY = (
     '--from-literal=key="$(openssl rand -hex 32)"',
     "helm install everstep charts/everstep -n everstep-system --set key.existingSecret=everstep-key",
 )
-"""The other way to install; removed again at the end."""
+"""The other way to install, with a key of your own. It runs at the end and is then uninstalled."""
 
 
 async def test_every_command_of_the_documents_works_as_documented(
@@ -81,7 +81,7 @@ def _blanks(cluster: Cluster) -> dict[str, str]:
 
 
 def _make_bare(cluster: Cluster, system: System) -> None:
-    """The state before the first page: no release, no job, no Secret."""
+    """Create the state before the first document: no release, no job, no Secret."""
     system.helm("uninstall", RELEASE, "-n", NAMESPACE, "--ignore-not-found", "--wait")
     for what in (
         ("secret", "object-store", "-n", "default"),

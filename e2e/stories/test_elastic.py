@@ -1,4 +1,4 @@
-"""An elastic job shrinks and grows by `kubectl scale`; every sample is still used once."""
+"""An elastic job shrinks and grows with `kubectl scale`; every sample is still used once."""
 
 import pytest
 

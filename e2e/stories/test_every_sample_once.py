@@ -1,4 +1,4 @@
-"""After all stories the ledger of the job `survivor` has no gap, and the job stops when it is deleted."""
+"""After all its stories the ledger of the job `survivor` has no gap, and deleting the job removes its pods."""
 
 import asyncio
 

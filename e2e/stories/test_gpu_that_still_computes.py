@@ -1,4 +1,7 @@
-"""XID 64, a failed row remap: the job saves and moves, the node is cordoned, no step is lost; later it is released."""
+"""XID 64, a failed row remap: the job saves and moves, the node is cordoned, no step is lost.
+
+The end of the story releases the node (`Scene.tidy`).
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The namespace of a running job is deleted: nothing delays it, no finalizer is left."""
+"""The namespace of a running job is deleted: no finalizer delays the deletion."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Suspend, edit, resume: the job saves and releases its GPUs; then it continues from that step."""
+"""Suspend, edit, resume: the job saves and releases its GPUs, then continues from the saved step."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Two jobs and GPUs for one: the second waits, with the scheduler's message in its condition, then trains."""
+"""Two jobs, GPUs for one: the second waits, with the scheduler's message in its condition, then trains."""
 
 import asyncio
 

@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that started processes end, too
     rows: list[Row] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     known = {_cell(row) for row in rows}
     chosen = [s for s in SYSTEMS if not options.only or s.title in options.only]
@@ -76,7 +76,10 @@ _COLUMNS = (
 
 
 def build_table(rows: Sequence[Row]) -> str:
-    """A line a system: median (least to most) of its runs; ×: the first column divided by Everstep's."""
+    """One line per system: the median (minimum to maximum) of its runs.
+
+    × is the first column divided by Everstep's.
+    """
     titles = list(dict.fromkeys(_cell(row)[0] for row in rows))
     own = [r for r in rows if r["system"] == "everstep" and r["settings"] != "restart"]
     ours = _values(own, "seconds_to_next_step")

@@ -1,4 +1,4 @@
-"""A virtual environment for each peer, so that none of them changes what Everstep runs with."""
+"""A virtual environment for each peer, so that no peer changes the packages of Everstep's own."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ PINS = {"torchft": ("torchft==0.2.0", "torch>=2.15,<2.16", "numpy")}
 
 
 def make(name: str) -> None:
-    """Unless it is there. Raises `CalledProcessError`; uv says why."""
+    """Make the environment, unless it is there. Raises `CalledProcessError`; uv says why."""
     python = environment(name)
     marker = python.parent.parent / ".complete"
     if marker.exists() and marker.read_text() == " ".join(PINS[name]):

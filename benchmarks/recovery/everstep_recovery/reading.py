@@ -12,7 +12,7 @@ class Line:
 
     t: float
     began: float
-    """When its process began."""
+    """When the rank's process began."""
     pid: int
     step: int
     rank: int
@@ -22,21 +22,24 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of one fault. None: not within the limit of the run."""
+    """The cost of one fault. None means: not within the limit of the run."""
 
     seconds_to_next_step: float | None
-    """From the fault until all members of the group have applied a step that nobody had applied before it."""
+    """From the fault until all members have applied a step that none had applied before it."""
     seconds_to_full_size: float | None
     """The same with as many members as before."""
     steps_lost: int
     """Steps that every member had applied before the fault, and that were taken again."""
     samples_lost: int
-    """Samples that the order had passed, and that are in no step of the final history."""
+    """Samples that the order had passed and that no step of the final history used."""
     samples_repeated: int
 
 
 def parse_lines(records: Iterable[dict[str, Any]]) -> list[Line]:
-    """By time. The records of a process are in its own order, its begin first."""
+    """The applied steps, sorted by time.
+
+    The records of a process must be in its own order, its begin first.
+    """
     began: dict[int, float] = {}
     found: list[Line] = []
     for r in records:
@@ -54,7 +57,7 @@ def parse_lines(records: Iterable[dict[str, Any]]) -> list[Line]:
 
 
 def judge(lines: Sequence[Line], fault: float, size: int) -> Cost:
-    """`fault`: its time; `size`: of the group at its start."""
+    """The cost of a fault at the time `fault`, for a group that started with `size` members."""
     before = [line for line in lines if line.t <= fault]
     after = [line for line in lines if line.t > fault]
     newest = max((line.step for line in before), default=0)
@@ -69,8 +72,10 @@ def judge(lines: Sequence[Line], fault: float, size: int) -> Cost:
 
 
 def list_history(lines: Sequence[Line]) -> list[Line]:
-    """Without what was rolled back: once a process that began later takes a step, all lines of that step and later
-    ones that were written before it began count no more.
+    """The lines without what was rolled back.
+
+    Once a process that began later takes a step, all lines of that step and of later steps that
+    were written before the process began no longer count.
     """
     first = {line.pid: line for line in reversed(lines)}
     return [
@@ -81,8 +86,10 @@ def list_history(lines: Sequence[Line]) -> list[Line]:
 
 
 def count_samples(history: Sequence[Line], size: int) -> tuple[int, int]:
-    """(lost, repeated). Each of `size` shards takes every size-th sample of the order, so a shard has lost what lies
-    below the furthest that it used.
+    """(lost, repeated).
+
+    Each of `size` shards takes every size-th sample of the order. So a shard has lost the samples
+    below the furthest one that it used, if it did not use them.
     """
     used = Counter(sample for line in history for sample in line.samples)
     furthest: dict[int, int] = defaultdict(lambda: -1)
@@ -96,7 +103,7 @@ def count_samples(history: Sequence[Line], size: int) -> tuple[int, int]:
 
 
 def _find_complete(after: Sequence[Line], newest: int, least: int) -> float | None:
-    """When the first step beyond `newest` was applied by a whole group of at least `least` members."""
+    """When a complete group of at least `least` members had applied a step after `newest`."""
     ranks: dict[tuple[int, int], set[int]] = defaultdict(set)
     for line in after:
         if line.step <= newest or line.world < least:

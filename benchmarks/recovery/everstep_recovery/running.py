@@ -1,4 +1,4 @@
-"""One run: start a system, wait until it trains, kill a rank, wait until it is whole again, end it."""
+"""One run: start a system, wait until it trains, kill a rank, wait for its recovery, end it."""
 
 import contextlib
 import json
@@ -21,9 +21,9 @@ from everstep_recovery.systems import System, build_environ
 START_SECONDS = 120.0
 LOOK_SECONDS = 0.05
 SETTLED_STEPS = 12
-"""Steps before the fault: past the first checkpoint, so that no system has to begin anew."""
+"""Steps before the fault: past the first checkpoint, so that no system has to start from step 1."""
 AFTER_STEPS = 5
-"""Steps at full size after which a run is over."""
+"""A run is over after so many steps at full size."""
 
 
 class RunFailed(Exception):
@@ -34,12 +34,12 @@ class RunFailed(Exception):
 class Plan:
     ranks: int
     limit: float
-    """Seconds after the fault; what has not come by then is "not within"."""
+    """Seconds after the fault; what has not happened by then is reported as "not within"."""
     seed: int
 
 
 def play(system: System, plan: Plan) -> Cost:
-    """Raises `RunFailed`."""
+    """Play one run and return the cost of its fault. Raises `RunFailed`."""
     folder = Path(tempfile.mkdtemp(prefix="everstep-recovery-"))
     try:
         with _started(system, plan.ranks, folder) as process:
@@ -61,7 +61,7 @@ def read(folder: Path) -> list[Line]:
 
 @contextlib.contextmanager
 def _started(system: System, ranks: int, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """In a session of its own, which ends as a whole."""
+    """Start the system in a session of its own; kill all its processes at the end."""
     out = {workload.OUT: str(folder), workload.STEPS: "100000"}
     with (folder / "output.txt").open("wb") as sink:
         process = subprocess.Popen(
@@ -91,7 +91,7 @@ def _wait_training(process: "subprocess.Popen[bytes]", folder: Path, ranks: int)
 
 
 def _kill_one(folder: Path, plan: Plan) -> float:
-    """SIGKILL of a random rank at a random moment of a step; the moment."""
+    """Kill a random rank with SIGKILL at a random moment of a step; returns that moment."""
     chance = random.Random(plan.seed)
     ranks = {line.rank: line.pid for line in read(folder)}
     time.sleep(chance.uniform(0, 0.5))
@@ -100,7 +100,7 @@ def _kill_one(folder: Path, plan: Plan) -> float:
 
 
 def _wait_whole(process: "subprocess.Popen[bytes]", folder: Path, fault: float, plan: Plan) -> None:
-    """Until the group has taken some steps at full size, or the limit, or the system ends itself."""
+    """Wait until the group took some steps at full size, the limit is over, or the system ends."""
     while time.monotonic() < fault + plan.limit and process.poll() is None:
         lines = read(folder)
         cost = judge(lines, fault, plan.ranks)
@@ -116,7 +116,7 @@ def _list_ranks(folder: Path) -> list[int]:
 
 
 def _list_tree(root: int) -> list[int]:
-    """The process and all that it started, by parent."""
+    """The pids of the process and of all that it started, found by parent."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):

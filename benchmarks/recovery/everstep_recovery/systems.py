@@ -1,4 +1,4 @@
-"""The systems side by side: how each is started, and what it is told."""
+"""The systems that are compared: how each is started, and with which settings."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
 Command = Callable[[Path, int], list[str]]
-"""(folder of the run, ranks) → arguments."""
+"""(folder of the run, number of ranks) → arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class System:
     command: Command
     environ: Mapping[str, str] = field(default_factory=dict)
     needs: str = ""
-    """The virtual environment that it runs in; empty: Everstep's."""
+    """The virtual environment that it runs in; if empty, Everstep's."""
 
     @property
     def title(self) -> str:
@@ -73,7 +73,10 @@ SYSTEMS = (
 
 
 def build_environ(system: System, out: Mapping[str, str]) -> dict[str, str]:
-    """Bytecode is compiled and kept: else each restart would compile torch anew."""
+    """The environment of a run.
+
+    Compiled bytecode is kept, because otherwise each restart would compile torch again.
+    """
     path = os.pathsep.join([str(SCRIPTS.parent.parent), os.environ.get("PYTHONPATH", "")])
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **system.environ, **out}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,4 +1,4 @@
-"""What all systems train, and the log that each rank writes. No system's library is used here."""
+"""What all systems train, and the log that each rank writes. It uses no system's library."""
 
 import json
 import os
@@ -11,19 +11,19 @@ import torch
 WIDTH, LAYERS = 512, 12
 MICRO_BATCH = 32
 MICRO_BATCHES = 2
-"""Of a rank in a step, at full size."""
+"""Micro-batches per rank and step, at full size."""
 SAMPLES = 1_000_000
-"""More than a run takes, so that each sample should be used once at most."""
+"""More than a run takes, so that each sample should be used at most once."""
 LEARNING_RATE = 0.01
 SAVE_EVERY = 10
 """Steps between checkpoints, for the systems that go back to one."""
 OUT = "EVERSTEP_RECOVERY_OUT"
-"""Environment variable: the folder for the logs, one file a process."""
+"""Environment variable: the folder for the logs, one file per process."""
 STEPS = "EVERSTEP_RECOVERY_STEPS"
 
 
 class Numbers(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
-    """(index, [WIDTH] numbers that depend on the index alone)."""
+    """Items of (index, [WIDTH] numbers that depend only on the index)."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -49,7 +49,10 @@ def steps() -> int:
 
 
 class StepLog:
-    """One line a step, written at once, with CLOCK_MONOTONIC, which all processes of a machine share."""
+    """One line per step, written at once.
+
+    Its time is CLOCK_MONOTONIC, which all processes of a machine share.
+    """
 
     def __init__(self) -> None:
         path = Path(os.environ[OUT], f"{os.getpid()}.jsonl")
@@ -57,7 +60,7 @@ class StepLog:
         self._write({"event": "begin"})
 
     def step(self, number: int, rank: int, world: int, samples: Sequence[int]) -> None:
-        """A step was applied on this rank, with these samples of its own in the gradient."""
+        """Log that this rank applied a step, with its own samples in the gradient."""
         values = {"step": number, "rank": rank, "world": world, "samples": list(samples)}
         self._write({"event": "step", **values})
 

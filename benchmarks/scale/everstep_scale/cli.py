@@ -15,7 +15,9 @@ from everstep_scale.objects import Size
 from everstep_scale.table import Phase, render
 
 LONGEST_SECONDS = 1200.0
-"""For the phases of one run; with the default sizes they take 6 to 12 minutes on two busy cores."""
+"""Time limit of one run's phases; with the default sizes they take 6 to 12 minutes on two busy
+cores.
+"""
 DAY = 86_400
 """Long, because the simulated kubelets post heartbeats less often than a lab expects."""
 
@@ -83,7 +85,7 @@ async def measure(lab: Lab, size: Size, seconds: float) -> list[Phase]:
 
 
 def find_problems(phases: list[Phase]) -> list[str]:
-    """If nothing changes, there must be no writes, by the operator's count and by the API server's."""
+    """If nothing changes, there must be no writes by the operator's or the API server's count."""
     quiet = [phase for phase in phases if phase.name in ("quiet", "new operator")]
     return [
         f"{phase.name}: {phase.usage.writes} writes, {phase.changed} objects changed; expected none"

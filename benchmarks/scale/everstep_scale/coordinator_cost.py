@@ -1,6 +1,7 @@
 """CPU cost of the coordinator's decisions with a long run log and with many agents.
 
-No cluster and no network: the coordinator's code on values, in CPU milliseconds, the minimum of several tries.
+Calls the coordinator's code on plain values, without cluster or network. Times are CPU
+milliseconds, the minimum of several tries.
 """
 
 import asyncio
@@ -226,7 +227,7 @@ def load_before(path: Path = BEFORE) -> dict[tuple[str, int], float]:
 
 
 def render(costs: list[Cost], before: dict[tuple[str, int], float]) -> str:
-    """CPU milliseconds, before and now."""
+    """A table of CPU milliseconds, before and now."""
     lines = [f"{'':<42} {'size':>8} {'before ms':>11} {'now ms':>9}"]
     for c in costs:
         was = before.get((c.name, c.size))

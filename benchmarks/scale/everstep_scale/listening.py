@@ -9,7 +9,10 @@ Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 async def listen(answer: Answer, addresses: Iterable[str], port: int) -> web.ServerRunner:
-    """`answer` uses `address_of` to find the requested pod. The caller cleans up the runner."""
+    """Serve `answer` on all addresses.
+
+    `answer` uses `address_of` to find the requested pod. The caller cleans up the runner.
+    """
     runner = web.ServerRunner(web.Server(answer, access_log=None))
     await runner.setup()
     for address in addresses:

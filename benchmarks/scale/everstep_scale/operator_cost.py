@@ -1,6 +1,7 @@
 """What an event costs the operator with large jobs, many jobs and many nodes.
 
-No cluster and no network: the operator's own code on values. CPU milliseconds are the least of several tries.
+Calls the operator's code on plain values, without cluster or network. Times are CPU milliseconds,
+the minimum of several tries.
 """
 
 import csv
@@ -72,7 +73,7 @@ def measure_large_job(pods: int) -> list[Figure]:
 
 
 def measure_waiting_jobs(jobs: int) -> list[Figure]:
-    """The pause of a plan says how often a job is looked at that waits for nodes."""
+    """Passes per hour of jobs that wait for nodes (from a plan's pause), and a look for rivals."""
     pause = plan(build_unplaced(), NOW).wake_after
     hourly = 0.0 if pause is None else jobs * HOUR / pause
     world, mine = build_half_placed(jobs)
@@ -128,7 +129,7 @@ def count_named(nodes: int) -> int:
 
 
 def count_remembered(nodes: int) -> int:
-    """After all of them have been not Ready, and were deleted."""
+    """How many nodes the operator remembers after all of them were not Ready and then deleted."""
     world = build_nodes(nodes)
     passes = build_passes(world)
     for n in range(nodes):
@@ -142,7 +143,10 @@ def count_remembered(nodes: int) -> int:
 
 
 def best(call: Callable[[], object], tries: int = 5) -> float:
-    """CPU milliseconds of one call: the least of several tries, each long enough for the clock of the CPU."""
+    """CPU milliseconds of one call: the minimum of several tries.
+
+    Each try is long enough for the CPU clock.
+    """
     calls = 1
     while (spent := _spend(call, calls)) < LEAST_SECONDS:
         calls *= 4
@@ -156,7 +160,7 @@ def _spend(call: Callable[[], object], calls: int) -> float:
     return time.process_time() - began
 
 
-# --- what it is measured with
+# --- input of the measurements
 
 
 def build_spec(replicas: int) -> dict[str, Any]:
@@ -212,7 +216,7 @@ def build_verdict(node: str) -> NodeVerdict:
 
 
 def build_half_placed(jobs: int) -> tuple[World, Object]:
-    """Each has a node for one of its two pods; the oldest asks."""
+    """Jobs that have a node for one of their two pods, and the oldest of these jobs."""
     world = World()
     for number in range(jobs):
         job = f"job-{number}"
@@ -239,7 +243,7 @@ def build_pod_object(job: str, slot: int, node: str) -> dict[str, Any]:
 
 
 def find_pods(world: World, job: Object) -> tuple[Pod, ...]:
-    """As parsed; whose they are is another question."""
+    """The job's pods, parsed, without a check that they are genuine."""
     metadata = job["metadata"]
     found = world.pods_of(metadata["namespace"], metadata["uid"])
     places = (genuine.Place(slot=n, attempt=1) for n in range(len(found)))
@@ -247,7 +251,7 @@ def find_pods(world: World, job: Object) -> tuple[Pod, ...]:
 
 
 def build_passes(world: World) -> Passes:
-    """Nothing is asked of a cluster or of agents."""
+    """Passes that ask neither a cluster nor agents."""
     return Passes(
         port=cast(Kube, None), world=world, agents=cast(Agents, None), key=b"", clock=lambda: NOW,
         figures_seconds=1.0,
@@ -255,7 +259,7 @@ def build_passes(world: World) -> Passes:
 
 
 def build_nodes(nodes: int) -> World:
-    """A pod on each, a job for each two."""
+    """Nodes with one pod on each, and one job for every two pods."""
     world = World()
     for n in range(nodes):
         world.nodes.put(build_node(f"node-{n}"))

@@ -13,7 +13,7 @@ from everstep_steady.launching import Measured
 from everstep_steady.statistics_of import pair
 
 SYSTEMS = ("everstep", "ddp", "ddp again")
-"""The last against the second is the null: what this machine makes of no difference at all."""
+"""`ddp again` is the control: its ratio to `ddp` is what the machine shows without a difference."""
 RESULTS = Path("build/bench/steady.json")
 Runs = dict[str, list[Measured]]
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe(world: int, runs: Runs) -> str:
-    """One block a world size: ratios with intervals, and what they are made of."""
+    """One block for a world size: the ratios with their intervals, and the figures behind them."""
 
     def ratio(system: str, figure: str) -> str:
         ours = [getattr(m, figure) for m in runs[system]]

@@ -1,4 +1,4 @@
-"""One run of one system; what its ranks measured."""
+"""Runs one system once, and reads what its ranks measured."""
 
 import json
 import os
@@ -19,24 +19,24 @@ LIMIT_SECONDS = 300.0
 
 
 class RunFailed(Exception):
-    """A run did not measure every rank; the message has the end of its output."""
+    """Not every rank was measured; the message has the end of the output or the missing ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One run. Seconds a step; MiB."""
+    """The figures of one run, in seconds per step and MiB."""
 
     wall_s: float
-    """Median over the steps of the slowest rank."""
+    """The median over the steps of the slowest rank."""
     cpu_s: float
-    """All ranks, and their agents."""
+    """The sum over all ranks and their agents."""
     agents_cpu_s: float
     peak_mib: float
-    """The largest rank's."""
+    """That of the largest rank."""
 
 
 def run(system: str, world: int, steps: int) -> Measured:
-    """`system`: everstep or ddp. Raises `RunFailed`."""
+    """Run `system` (everstep or ddp) once. Raises `RunFailed`."""
     folder = Path(tempfile.mkdtemp(prefix="everstep-steady-"))
     try:
         environ = {
@@ -54,7 +54,7 @@ def run(system: str, world: int, steps: int) -> Measured:
 
 
 def read(folder: Path, world: int) -> Measured:
-    """Raises `RunFailed` if a rank is missing."""
+    """Read the figures that the ranks wrote. Raises `RunFailed` if a rank is missing."""
     files = [folder / f"{rank}.json" for rank in range(world)]
     if missing := [file.stem for file in files if not file.exists()]:
         raise RunFailed(f"ranks {', '.join(missing)} wrote no figures")
@@ -86,7 +86,7 @@ def _run_all(
     environs: list[Mapping[str, str]] | list[dict[str, str]],
     folder: Path,
 ) -> None:
-    """Side by side; on failure all are killed by their pid."""
+    """Run the commands side by side; on a timeout, kill the rest. Raises `RunFailed`."""
     output = folder / "output.txt"
     with output.open("wb") as sink:
         processes = [

@@ -21,7 +21,10 @@ class Ratio:
 
 
 def pair(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> Ratio:
-    """Values of one place come from runs side by side in time. Bootstrap over pairs."""
+    """The median of the ratios, with an interval by bootstrap over the pairs.
+
+    The two values at an index come from runs side by side in time.
+    """
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     chance = random.Random(seed)
     drawn = sorted(median(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))

@@ -1,4 +1,7 @@
-"""The same loop under stock DistributedDataParallel. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set."""
+"""The same training loop under stock DistributedDataParallel.
+
+The environment must have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+"""
 
 import torch
 import torch.distributed as dist

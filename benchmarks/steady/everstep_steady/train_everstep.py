@@ -1,4 +1,4 @@
-"""The loop under Everstep."""
+"""The training loop under Everstep."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What both sides train: model, data, and the clock of the script. Neither side's library is used here."""
+"""What both sides train: model, data, and the script's clock. It uses neither side's library."""
 
 import json
 import os
@@ -10,18 +10,18 @@ import torch
 
 WIDTH, LAYERS = 512, 16
 BATCH = 32
-"""Samples of a rank in a step: one micro-batch."""
+"""Samples per rank and step: one micro-batch."""
 SAMPLES = 4096
 WARM_UP = 20
-"""Steps that are not measured: first allocations, connections, bucket plans."""
+"""Steps that are not measured: they have first allocations, connections and bucket plans."""
 LEARNING_RATE = 0.01
 OUT = "EVERSTEP_STEADY_OUT"
-"""Environment variable: the folder for one JSON file a rank."""
+"""Environment variable: the folder for one JSON file per rank."""
 STEPS = "EVERSTEP_STEADY_STEPS"
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):
-    """[SAMPLES, WIDTH] fixed random numbers; a batch is one row selection on both sides."""
+    """[SAMPLES, WIDTH] fixed random numbers; on both sides, a batch is one row selection."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -49,12 +49,14 @@ def compute_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 def steps() -> int:
-    """How many, the warm-up among them."""
+    """The number of steps, including the warm-up."""
     return int(os.environ[STEPS])
 
 
 class Clock:
-    """Called at the end of each step. Seconds of wall, of this process's CPU, and of its parent's.
+    """Measures steps in seconds: wall time, and the CPU time of this process and of its parent.
+
+    Call `tick` at the end of each step.
 
     Args:
         parent: whether the parent process works for the training (an agent does).
@@ -74,7 +76,7 @@ class Clock:
             self._walls.append(time.perf_counter())
 
     def write(self, rank: int) -> None:
-        """Seconds of every measured step, CPU seconds a step, peak memory in MiB."""
+        """Write each measured step's seconds, CPU seconds per step, and the peak memory in MiB."""
         own, parent = (now - then for now, then in zip(self._read_cpu(), self._cpu, strict=True))
         count = len(self._walls) - 1
         found = {
@@ -91,6 +93,6 @@ class Clock:
 
 
 def _cpu_of(pid: int) -> float:
-    """User and system seconds of a living process, without its children."""
+    """User and system CPU seconds of a running process, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

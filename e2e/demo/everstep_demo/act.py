@@ -51,7 +51,7 @@ async def play(stage: Stage, act: Act, *, limit: float = 120.0) -> Incident:
 
 
 class _Playing:
-    """Polls until all milestones are reached; each is printed once, as soon as it is seen."""
+    """Looks for the act's milestones at each poll, and prints each once, as soon as it is seen."""
 
     def __init__(
         self, stage: Stage, act: Act, pod: Pod, *, epoch: int, step: int, known: Iterable[Noted]
@@ -148,7 +148,7 @@ class _Playing:
             self._reach(FIRST_STEP, f"step {first}, in the training script's own log", at=at)
 
     def _reach(self, milestone: str, detail: str, *, at: float | None = None) -> None:
-        """`at`: the exact time (monotonic clock), if known; else the time of this poll."""
+        """`at`: the exact time (monotonic clock), if known; else the time of this poll counts."""
         self.reached[milestone] = (time.monotonic() if at is None else at) - self.began
         self._stage.timeline.say(milestone, detail)
 

@@ -19,7 +19,7 @@ class Pod:
     phase: str
     deleting: bool
     restarts: int
-    """How often its kubelet has started its container again."""
+    """How often the kubelet has restarted its containers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Board:
         await self._api.delete(f"{self._jobs}/{job}")
 
     async def job(self, job: str) -> Object:
-        """Raises `ApiError` 404 if it does not exist."""
+        """The job. Raises `ApiError` 404 if it does not exist."""
         return await self._api.get(f"{self._jobs}/{job}")
 
     async def exists(self, job: str) -> bool:
@@ -75,7 +75,7 @@ class Board:
         await self._api.delete(f"{self._core}/pods/{name}")
 
     async def logs(self, pod: str, **params: str) -> str:
-        """Empty if there is no log yet."""
+        """The pod's log; empty if it cannot be read, for example because there is none yet."""
         try:
             return await self._api.text(f"{self._core}/pods/{pod}/log", **params)
         except ApiError:

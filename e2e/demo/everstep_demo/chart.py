@@ -15,7 +15,7 @@ def draw(
     reference: Sequence[LedgerEntry],
     incidents: Sequence[Incident],
 ) -> None:
-    """Writes a PNG."""
+    """Write the chart as a PNG."""
     import matplotlib as mpl
 
     mpl.use("Agg")

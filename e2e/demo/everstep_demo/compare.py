@@ -28,7 +28,7 @@ class Comparison:
 
 
 def compare(run: Sequence[LedgerEntry], reference: Sequence[LedgerEntry]) -> Comparison:
-    """Both must be ordered by step; a step that is missing in one of them counts as different."""
+    """Both must be ordered by step. A step that is missing in one of them counts as different."""
     used = Counter(sample for entry in run for sample in entry.samples)
     wanted = Counter(sample for entry in reference for sample in entry.samples)
     pairs = list(itertools.zip_longest(run, reference))
@@ -59,7 +59,7 @@ def _alike(ours: LedgerEntry, theirs: LedgerEntry) -> bool:
 
 
 def _gap(ours: LedgerEntry, theirs: LedgerEntry) -> float:
-    """Largest difference between the losses; infinite if their numbers differ."""
+    """Largest difference between the losses; infinite if one step has more losses."""
     if len(ours.losses) != len(theirs.losses):
         return float("inf")
     pairs = zip((ours.loss, *ours.losses), (theirs.loss, *theirs.losses), strict=True)

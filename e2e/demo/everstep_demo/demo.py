@@ -73,7 +73,7 @@ class Demo:
         self._timeline.say("applied", f"{shown}: {self._replicas} workers, fixed world size")
 
     async def _until_steady(self) -> None:
-        """Wait until the running epoch has a commit and has taken some steps."""
+        """Wait until the run has a commit and the current epoch has taken STEADY_STEPS steps."""
         await self._watch.refresh()
         began = await self._step()
         epoch = self._watch.epoch
@@ -177,7 +177,7 @@ def build_job(log: StepLog) -> Object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """The state of job and nodes when the job was Complete."""
+    """The state of the job and its nodes when the job was Complete."""
 
     quarantined: tuple[str, ...]
     goodput: float
@@ -185,7 +185,7 @@ class _End:
 
 
 class _Limit:
-    """`asyncio.timeout` whose error says what was awaited and the job's state instead."""
+    """Like `asyncio.timeout`, but the error says what was awaited and the job's state."""
 
     def __init__(self, seconds: float, awaited: str, explain: Any) -> None:
         self._seconds, self._awaited, self._explain = seconds, awaited, explain

@@ -7,7 +7,7 @@ from everstep_demo.board import Pod
 
 
 class Breakable(Protocol):
-    """A cluster with simulated GPUs, of either kind."""
+    """A lab with simulated GPUs, local or on kind."""
 
     def status(self) -> dict[str, Any]: ...
 

@@ -1,4 +1,4 @@
-"""Keeps the logs of a lab and its pods for a diagnosis."""
+"""Keeps the logs of a lab and its pods, so that a failure can be diagnosed."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The undisturbed run: same script, seed and world size, no cluster, a folder as store."""
+"""The undisturbed run: same script, seed and world size, but no cluster and a folder as store."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ RUN = "undisturbed"
 
 
 class UndisturbedError(Exception):
-    """The undisturbed run failed; the message has the end of its log."""
+    """The undisturbed run failed; the message contains the end of its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

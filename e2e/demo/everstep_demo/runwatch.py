@@ -39,7 +39,7 @@ class RunWatch:
 
     @property
     def incidents(self) -> set[str]:
-        """Incidents for which there were new claims."""
+        """Ids of the incidents that the claims name."""
         return {e.incident for _, e in self._read if isinstance(e, Claim) and e.incident}
 
     @property

@@ -37,9 +37,9 @@ class StepLog:
 
 
 def find_first(log: Iterable[Applied], step: int, after: float) -> float | None:
-    """When a rank first applied `step` for good after `after`; None if no rank has yet.
+    """The first time after `after` at which a rank applied `step`; None if no rank has yet.
 
-    If a rank went back and applied it twice, its last time counts.
+    If a rank went back and applied the step twice, only its last time counts.
     """
     last = {a.rank: a.at for a in log if a.step == step}
     return min((at for at in last.values() if at > after), default=None)

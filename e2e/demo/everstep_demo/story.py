@@ -12,7 +12,7 @@ FIRST_STEP = "first new step"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """One fault on the node that holds `slot`."""
+    """One fault on the node that runs the pod of `slot`."""
 
     title: str
     """Empty if the act is part of a section with its own heading."""

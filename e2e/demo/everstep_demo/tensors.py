@@ -25,11 +25,11 @@ class Checkpoint:
     step: int
     tensors: Mapping[str, Value]
     state: Any
-    """The state that is not a tensor: the optimizer's settings, the schedule, the feeds."""
+    """The state other than tensors: the optimizer's settings, the schedule, the feeds."""
 
 
 async def load_newest(store: ObjectStore) -> Checkpoint:
-    """Raises AssertionError if nothing was committed."""
+    """Load the run's last committed checkpoint. Raises AssertionError if there is none."""
     log = RunLog(store)
     commits = [e for e in await log.refresh() if isinstance(e, Commit)]
     assert commits, "the run has no checkpoint"

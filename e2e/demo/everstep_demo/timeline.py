@@ -6,7 +6,7 @@ from typing import TextIO
 
 
 class Timeline:
-    """Seconds since construction; after `fault` also those since the fault. Monotonic clock."""
+    """Shows the seconds since its creation, and after `fault` also those since then (monotonic)."""
 
     def __init__(self, out: TextIO = sys.stdout) -> None:
         self._out = out
@@ -26,7 +26,7 @@ class Timeline:
         self._write(f"{self.seconds:6.1f} s  {since:>9}  {what:<16} {detail}".rstrip())
 
     def fault(self, detail: str) -> None:
-        """From now on lines also have the seconds since the fault."""
+        """From now until the next heading, lines also show the seconds since the fault."""
         self._fault = time.monotonic()
         self.say("fault", detail)
 

@@ -65,7 +65,7 @@ def build_job(
 
 
 class Trial:
-    """A job that was applied."""
+    """A job that was applied to a cluster."""
 
     def __init__(self, name: str, board: Board, watch: RunWatch) -> None:
         self.name, self.board, self.watch = name, board, watch
@@ -79,7 +79,7 @@ class Trial:
     async def until(
         self, what: str, is_so: Callable[[], Awaitable[object]], *, limit: float = 60.0
     ) -> None:
-        """Poll until `is_so` holds; the failure says what was awaited and the job's state."""
+        """Poll until `is_so` holds. The error says what was awaited and the job's state."""
         try:
             async with asyncio.timeout(limit):
                 while not await is_so():

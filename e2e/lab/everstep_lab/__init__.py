@@ -1,7 +1,8 @@
 """The lab: a real Kubernetes cluster on one machine, with simulated GPUs.
 
-`Lab` (nodes simulated, no root) and `KindLab` (kubelets and containers real, needs docker and kind)
-are its interface for tests and the demo; `everstep-lab` is its command line.
+Tests and the demo use it through two classes. `Lab` simulates the nodes and needs no root.
+`KindLab` has real kubelets and containers and needs docker and kind. `everstep-lab` is the command
+line.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Lazily, because the guardian imports this package and must stay small."""
+    """Import a class on first use: the guardian imports this package and must stay small."""
     if name == "Lab":
         from everstep_lab.client import Lab
 

@@ -1,4 +1,4 @@
-"""A minimal Kubernetes REST client: paths, plain dicts, one token, one CA."""
+"""A minimal Kubernetes REST client: takes paths and plain dicts, and has one token and one CA."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=33
 
 
 class ApiError(Exception):
-    """A response that is not 2xx; `reason` is that of metav1.Status: NotFound, Conflict, …"""
+    """An error response; `reason` is the one in metav1.Status: NotFound, Conflict, …"""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -38,14 +38,14 @@ class UnreachableError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """`type` is ADDED, MODIFIED or DELETED; `Api.follow` adds LISTED, with the whole list."""
+    """`type` is ADDED, MODIFIED or DELETED. `Api.follow` adds LISTED, whose `object` is a list."""
 
     type: str
     object: Object
 
 
 class Api:
-    """One client of one cluster. Use it with `async with`, or call `close`."""
+    """A client of one cluster. Use it with `async with`, or call `close`."""
 
     def __init__(self, url: str, *, token: str, ca: Path | str) -> None:
         self.url = url.rstrip("/")
@@ -86,11 +86,11 @@ class Api:
         return await self._call("PATCH", path, body=body, content_type=kind, params=params)
 
     async def apply(self, path: str, body: Object, *, owner: str = "everstep-lab") -> Object:
-        """Server-side apply, forced: creates or updates."""
+        """Create or update the object by a forced server-side apply."""
         return await self.patch(path, body, kind=APPLY, fieldManager=owner, force="true")
 
     async def delete(self, path: str, *, grace: int | None = None, uid: str | None = None) -> None:
-        """Delete it; a missing object is no error. With `uid`, only the object with that uid."""
+        """Delete an object; a missing one is no error. With `uid`, only an object with that uid."""
         options: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
@@ -110,7 +110,7 @@ class Api:
     async def watch(
         self, path: str, *, resource_version: str, **params: str
     ) -> AsyncIterator[Event]:
-        """Events after `resource_version`; ends when the server closes the stream.
+        """Yield the events after `resource_version`, until the server closes the stream.
 
         Raises:
             ApiError: 410 if the version is too old; the caller must list again.
@@ -131,9 +131,11 @@ class Api:
                 yield Event(type=event["type"], object=event["object"])
 
     async def follow(self, path: str, **params: str) -> AsyncIterator[Event]:
-        """List, then watch, without end: a LISTED event with the whole list comes first and after each interruption.
+        """List, then watch, without end. After each interruption, list again.
 
-        Bookmarks are not passed on. Raises `ApiError` only for errors that a retry cannot fix (401,
+        Each list is yielded as one LISTED event.
+
+        Bookmarks are not yielded. Raises `ApiError` only for errors that a retry cannot fix (401,
         403, 404).
         """
         while True:
@@ -202,7 +204,7 @@ class Api:
 
 
 class _Answer:
-    """Converts aiohttp's errors and statuses into ours, also while the body is read."""
+    """Turns aiohttp's errors and error statuses into this module's, also while the body is read."""
 
     def __init__(self, pending: Any) -> None:
         self._pending = pending
@@ -236,7 +238,7 @@ def _error(status: int, text: str) -> ApiError:
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length (a watch event may exceed StreamReader's line limit)."""
+    """Yield lines of any length; a watch event may exceed StreamReader's line limit."""
     rest = b""
     async for chunk in content.iter_any():
         *whole, rest = (rest + chunk).split(b"\n")

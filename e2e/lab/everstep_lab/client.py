@@ -1,4 +1,4 @@
-"""Start and control a lab: used by the command line, the tests and the demo."""
+"""Starts and controls a lab. The command line, the tests and the demo use it."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from everstep_lab.seam import FaultRequest, LabError
 Say = Callable[[str], None]
 _DOWN_SECONDS = 45.0
 _OPERATOR_SECONDS = 200.0
-"""The supervisor allows itself up to 180 s to become ready."""
+"""The supervisor waits up to 180 s for the operator to become ready."""
 
 
 def _silent(_: str) -> None:
@@ -30,10 +30,10 @@ def _silent(_: str) -> None:
 
 
 class Lab:
-    """A running lab.
+    """A lab on this machine.
 
-    `with Lab(LabConfig(nodes=4)) as lab:` starts one that ends with the block, or with this process
-    however it ends; `Lab.running()` connects to the one that `everstep-lab up` started.
+    `with Lab(LabConfig(nodes=4)) as lab:` starts one. It ends with the block, or when this process
+    ends for any reason. `Lab.running()` connects to the lab that `everstep-lab up` started.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Lab:
 
     @classmethod
     def running(cls) -> "Lab":
-        """Raises LabError if none runs."""
+        """Connect to the running lab. Raises LabError if none runs."""
         lab = cls()
         lab.described = lab.status()
         return lab
@@ -64,10 +64,10 @@ class Lab:
         self.down()
 
     def up(self) -> None:
-        """Build missing binaries, start, return when the lab is usable.
+        """Build missing binaries and start the lab. Returns when it is usable.
 
         Raises:
-            LabError: a lab runs already, a build failed, or the lab did not start (with the reason).
+            LabError: a lab runs already, a build failed, or the start failed (with the reason).
         """
         self._config.check()
         _check_kubeconfig(self._config.kubeconfig)
@@ -85,7 +85,7 @@ class Lab:
             os.close(lock)
 
     def down(self) -> str:
-        """End the lab and remove its files, or the leftovers of a killed one. Returns what was found."""
+        """End the lab and remove its files, or what a killed lab left; returns what it found."""
         if (lock := guardian.take_lock(self.places.lock)) is None:
             self._ask_down()
             self._close_lifeline()
@@ -101,7 +101,10 @@ class Lab:
         return status
 
     def fault(self, node: str, **fields: Any) -> str:
-        """Fields of `seam.FaultRequest`: gpu, xid, exporter, kill_node, partition."""
+        """Inject a fault.
+
+        Takes fields of `seam.FaultRequest`: gpu, xid, exporter, kill_node, partition.
+        """
         request = dataclasses.asdict(FaultRequest(**fields))
         return str(self.ask({"do": "fault", "node": node, "fault": request}))
 
@@ -115,32 +118,32 @@ class Lab:
         return str(self.ask({"do": "operator", "action": "stop"}))
 
     def operator_kill(self) -> str:
-        """SIGKILL."""
+        """Send SIGKILL to the operator."""
         return str(self.ask({"do": "operator", "action": "kill"}))
 
     def operator_restart(self) -> str:
         return str(self.ask({"do": "operator", "action": "restart"}, timeout=_OPERATOR_SECONDS))
 
     def operator_logs(self) -> str:
-        """Its output since the lab started."""
+        """The operator's output since the lab started."""
         log = Path(self.status()["operator"]["log"])
         if not log.exists():
             raise LabError("the operator was never started: run `everstep-lab operator start`")
         return log.read_text()
 
     def objectstore_stop(self) -> str:
-        """Stop the S3 server: connections are refused, its data are kept."""
+        """Stop the S3 server. It refuses connections from then on; its data are kept."""
         return str(self.ask({"do": "objectstore", "action": "stop"}))
 
     def objectstore_start(self) -> str:
         return str(self.ask({"do": "objectstore", "action": "start"}))
 
     def etcd_keep(self) -> str:
-        """Take a copy of etcd's data as they are now."""
+        """Copy etcd's current data."""
         return str(self.ask({"do": "etcd", "action": "keep"}))
 
     def etcd_restore(self) -> str:
-        """Restart the control plane with the data of the last `etcd_keep`."""
+        """Restart the control plane with the copy that the last `etcd_keep` took."""
         request = {"do": "etcd", "action": "restore"}
         return str(control.ask(self.places.socket, request, timeout=240.0))
 
@@ -181,7 +184,10 @@ class Lab:
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 60.0
     ) -> str:
-        """Standard output of `kubectl`. Raises LabError with its standard error if it fails."""
+        """Run `kubectl` and return its standard output; with `check=False` also its standard error.
+
+        Raises LabError with the standard error if it fails and `check` is set.
+        """
         done = subprocess.run(
             [self.described["kubectl"], *arguments], input=stdin, text=True, timeout=timeout,
             env={**os.environ, "KUBECONFIG": str(self.kubeconfig)}, capture_output=True,
@@ -257,11 +263,11 @@ class Lab:
             raise
 
     def _ask_down(self) -> None:
-        """Request it, then wait for the lock: when it is free, all processes and files are gone."""
+        """Request `down`, then wait for the lock: it is free once processes and files are gone."""
         try:
             self.ask({"do": "down"})
         except LabError:
-            self._close_lifeline()  # It is starting or going down right now: wait for the lock.
+            self._close_lifeline()  # The lab is starting or going down now: wait for the lock.
         end = time.monotonic() + _DOWN_SECONDS
         while (lock := guardian.take_lock(self.places.lock)) is None:
             if time.monotonic() > end:

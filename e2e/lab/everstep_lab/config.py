@@ -1,4 +1,4 @@
-"""The configuration of a lab: written by the command line, read by the supervisor."""
+"""The configuration of a lab: written by the process that starts it, read by the supervisor."""
 
 import dataclasses
 import json
@@ -10,10 +10,10 @@ from everstep_lab.places import NODES_MAX
 from everstep_lab.seam import LabError
 
 KIND_NODES = 3
-"""Default number of workers of a kind cluster; each is a container with a kubelet."""
+"""Default number of worker nodes of a kind cluster. Each is a container with a kubelet."""
 
 KIND_GRACE_SECONDS = 16
-"""Real kubelets share the machine with training: with 8 s a busy node would become NotReady."""
+"""Real kubelets share the machine with training. With 8 s, a busy node would become NotReady."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,21 +21,21 @@ class LabConfig:
     nodes: int = 4
     gpus_per_node: int = 2
     kubeconfig: str = ""
-    """An additional file for the administrator's kubeconfig; removed with the lab."""
+    """An additional file for the administrator's kubeconfig. `down` removes it."""
     operator: bool = True
     operator_args: tuple[str, ...] = ()
     """Additional flags for `everstep-operator`, such as --cordon-budget=2."""
     node_grace_seconds: int = 8
-    """controller-manager's --node-monitor-grace-period; Kubernetes' default is 50."""
+    """The controller-manager's --node-monitor-grace-period. Kubernetes' default is 50."""
     seed: int = 0
     images: str = ""
-    """The file that maps image names; empty for the lab's own."""
+    """The file that maps image names to folders. Empty means the lab's own `images.yaml`."""
     control_plane: str = ""
-    """Folder of the control plane's binaries."""
+    """The folder with the control plane's binaries."""
     object_store: str = ""
 
     def check(self) -> None:
-        """Raises LabError, which names the option."""
+        """Raises LabError if a value is not allowed. The error names the option."""
         if not 0 <= self.nodes <= NODES_MAX:
             raise LabError(f"--nodes {self.nodes}: expected 0 to {NODES_MAX}")
         if not 0 <= self.gpus_per_node <= 16:

@@ -1,4 +1,4 @@
-"""Requests of the command line to the supervisor: one JSON line each way over a unix socket."""
+"""Requests from the command line to the supervisor: one JSON line each way over a unix socket."""
 
 import asyncio
 import contextlib
@@ -16,10 +16,10 @@ _LIMIT = 1 << 20
 
 
 def ask(path: Path, request: dict[str, Any], *, timeout: float = 60.0) -> Any:
-    """Sends a request and returns its result.
+    """Send a request and return its result.
 
     Raises:
-        LabError: no lab runs, it did not answer in time, or it refused (with its message).
+        LabError: no lab runs, the lab did not answer in time, or it refused (with its message).
     """
     try:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -43,7 +43,7 @@ def ask(path: Path, request: dict[str, Any], *, timeout: float = 60.0) -> Any:
 
 
 async def serve(path: Path, answer: Answerer) -> asyncio.Server:
-    """Answer requests on `path`; a LabError from `answer` is returned as the error."""
+    """Answer requests on the socket `path`. A LabError from `answer` is sent back as the error."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, ValueError):

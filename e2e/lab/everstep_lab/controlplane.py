@@ -25,7 +25,7 @@ _COMPONENTS = ("kube-controller-manager", "kube-scheduler")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Bearer tokens, by user."""
+    """Bearer tokens of the users `admin`, components and nodes."""
 
     admin: str
     components: Mapping[str, str]
@@ -40,7 +40,7 @@ class Tokens:
         )
 
     def to_csv(self) -> str:
-        """The API server's --token-auth-file: token, user, uid, groups."""
+        """The content of the API server's --token-auth-file: rows of token, user, uid, groups."""
         rows = [f'{self.admin},admin,admin,"system:masters"']
         rows += [f"{token},system:{name},{name}" for name, token in self.components.items()]
         rows += [
@@ -51,7 +51,7 @@ class Tokens:
 
 
 class ControlPlane:
-    """Owns the four processes; `start` returns when the API server is ready."""
+    """Owns the four processes. `start` waits until the API server is ready."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ControlPlane:
         return f"https://{self._ip}:{self._port}"
 
     async def start(self) -> None:
-        """Raises LabError with the end of the log if a process ends or is not ready in time."""
+        """Start all. Raises LabError with the log's end if one ends or is not ready in time."""
         self._write_files()
         await self._launch()
 
@@ -91,7 +91,7 @@ class ControlPlane:
         self._spawn("kube-scheduler", self._scheduler_flags())
 
     def keep_etcd(self) -> None:
-        """Copy etcd's data as they are now, like a backup; replaces the last copy."""
+        """Copy etcd's current data, like a backup. The new copy replaces the last one."""
         etcd = self._running["etcd"]
         etcd.send_signal(signal.SIGSTOP)
         try:
@@ -101,9 +101,9 @@ class ControlPlane:
             etcd.send_signal(signal.SIGCONT)
 
     async def restore_etcd(self) -> None:
-        """Stop the control plane, replace etcd's data with the copy, start again (as etcd's documentation advises).
+        """Stop the control plane, replace etcd's data with the copy, and start again.
 
-        Raises LabError if there is no copy.
+        This is the order that etcd's documentation advises. Raises LabError if there is no copy.
         """
         if not self._kept.exists():
             raise LabError("there is no copy of etcd's data: call `etcd_keep` first")
@@ -124,7 +124,7 @@ class ControlPlane:
         return {name: process.pid for name, process in self._running.items()}
 
     def stop(self) -> None:
-        """In reverse order, by SIGKILL: its data are not kept."""
+        """Kill the processes in reverse order by SIGKILL, because their data need not be kept."""
         for process in reversed(self._running.values()):
             procs.stop(process, grace=0.0)
         self._running.clear()

@@ -1,8 +1,9 @@
-"""The lab's outermost process: starts the supervisor, and cleans up after it however it ends.
+"""The lab's outermost process: it starts the supervisor and cleans up however the supervisor ends.
 
-It is a child subreaper: if the supervisor is killed, its remaining processes become the guardian's
-children, and it kills them. If the guardian itself is killed, the supervisor gets SIGTERM
-from the kernel and goes down in order. It must stay small: no asyncio, no third-party module.
+The guardian is a child subreaper: if the supervisor is killed, its remaining processes become
+children of the guardian, which kills them. If the guardian itself is killed, the kernel sends the
+supervisor SIGTERM, and the supervisor stops the lab in order. The guardian must stay small: no
+asyncio, no third-party module.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from everstep_lab import kubeconfig, places, procs
 BROKE_DOWN = 1
 """Exit status of a supervisor whose lab failed after `up`."""
 TOLD = 3
-"""… whose failure was already reported to the caller of `up`."""
+"""Exit status of a supervisor that reported its failure to the caller of `up`."""
 _ORDERLY_SECONDS = 30.0
 
 
@@ -49,8 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def remove(root: Path, memory: Path) -> None:
-    """Call with the lock held. The lock's file is in `root` and is removed last: from then on waiters
-    continue, and another lab may use the same names; hence the renaming.
+    """Remove the lab's files. Call it with the lock held.
+
+    The lock's file is in `root`. It is removed last, because from then on another lab may start and
+    use the same names. For the same reason `root` is renamed before it is deleted.
     """
     _remove_kubeconfig(root)
     shutil.rmtree(memory, ignore_errors=True)
@@ -66,7 +69,7 @@ def remove(root: Path, memory: Path) -> None:
 
 
 def _remove_kubeconfig(root: Path) -> None:
-    """The copy that `up --kubeconfig FILE` wrote."""
+    """Remove the copy that `up --kubeconfig FILE` wrote."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         copy = json.loads((root / "config.json").read_text())["kubeconfig"]
         if copy and kubeconfig.is_ours(Path(copy)):
@@ -74,9 +77,9 @@ def _remove_kubeconfig(root: Path) -> None:
 
 
 def remove_leftovers(root: Path, memory: Path) -> str:
-    """End the processes and remove the files of a killed lab; returns a description of them.
+    """End the processes and remove the files of a killed lab; returns what was done.
 
-    Call with the lock held; the lock's file is kept.
+    Call it with the lock held. The lock's file is kept.
     """
     killed = procs.kill_all(lambda: procs.marked(root))
     _remove_kubeconfig(root)
@@ -94,7 +97,7 @@ def remove_leftovers(root: Path, memory: Path) -> str:
 
 
 def failed_log(root: Path) -> Path:
-    """The one file that a failed lab leaves, until the next `up` or `down`."""
+    """The only file that a failed lab leaves. The next `up` or `down` removes it."""
     return root.with_name(f"{root.name}.failed.log")
 
 
@@ -104,7 +107,7 @@ def _keep_log(root: Path) -> None:
 
 
 def take_lock(path: Path) -> int | None:
-    """The lock's file descriptor (inheritable), or None if another lab holds the lock."""
+    """Take the lock. Returns its inheritable file descriptor, or None if another lab holds it."""
     while True:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -123,7 +126,10 @@ def take_lock(path: Path) -> int | None:
 
 
 def _wait(supervisor: int) -> int:
-    """Wait until the supervisor has ended; meanwhile reap orphans and forward SIGTERM and SIGINT."""
+    """Wait until the supervisor has ended and return its exit status.
+
+    Meanwhile reap orphans, and send the supervisor SIGTERM on SIGTERM or SIGINT.
+    """
     limit: float | None = None
     while True:
         watched = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)

@@ -1,4 +1,4 @@
-"""Kubeconfig documents, and files that only their owner may read."""
+"""Builds and reads kubeconfig documents, and writes files that only their owner may read."""
 
 import base64
 import json
@@ -9,7 +9,7 @@ HEADER = "# everstep-lab"
 
 
 def build(url: str, ca: bytes, token: str, user: str, cluster: str = "everstep-lab") -> str:
-    """One cluster, one user, one context, as text; JSON is YAML."""
+    """A kubeconfig with one cluster, one user and one context, as JSON, which is valid YAML."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -44,6 +44,6 @@ def write_private(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> tuple[str, str]:
-    """The API server's URL and the token in a file that `build` made."""
+    """Read the API server's URL and the token from a file that `build` made."""
     document = json.loads(path.read_text().removeprefix(HEADER))
     return document["clusters"][0]["cluster"]["server"], document["users"][0]["user"]["token"]

@@ -1,4 +1,4 @@
-"""The simulated nodes of one lab: one task each, in the supervisor's event loop."""
+"""The simulated nodes of one lab: one task per node, in the supervisor's event loop."""
 
 import asyncio
 from pathlib import Path
@@ -46,7 +46,7 @@ class NodeSet:
                 raise LabError(f"{task.get_name()} failed: {error!r}") from error
 
     async def stop(self) -> None:
-        """Stop all; the guardian kills nodes that do not end in time."""
+        """Stop all nodes. The guardian kills the processes of nodes that do not end in time."""
         stops = [asyncio.create_task(node.stop()) for node in self._nodes.values()]
         if stops:
             await asyncio.wait(stops, timeout=_STOP_SECONDS)

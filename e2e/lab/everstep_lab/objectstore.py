@@ -1,7 +1,7 @@
-"""A real S3 server for the lab and for tests: MinIO, on one folder, on loopback.
+"""A real S3 server for the lab and for tests: MinIO with one folder of data, on loopback.
 
-MinIO because its create-only PUT is atomic under a race (measured: one winner on 500 of 500 keys).
-It is only a test tool, built from source on the testing machine and never shipped.
+MinIO was chosen because its create-only PUT is atomic under a race (measured: one winner on 500 of
+500 keys). It is only a test tool: built from source on the testing machine and never shipped.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _READY_SECONDS = 120.0
 
 
 class ObjectStore:
-    """One MinIO process; `start` after `stop` restarts it with the same port and data."""
+    """A MinIO server. `start` after `stop` starts it again with the same port and data."""
 
     bucket = BUCKET
     region = REGION
@@ -55,10 +55,10 @@ class ObjectStore:
         }
 
     def start(self) -> None:
-        """Start the process; `is_ready` reports when it serves. Call from the main thread."""
+        """Start the process. `is_ready` tells when it serves. Call `start` from the main thread."""
         if self._process is not None:
             return
-        # MinIO takes a top-level folder of its data as a bucket.
+        # MinIO treats each top-level folder of its data as a bucket.
         (self._data / self.bucket).mkdir(parents=True, exist_ok=True)
         env = {
             "PATH": os.environ.get("PATH", ""),
@@ -77,7 +77,7 @@ class ObjectStore:
         self._process = procs.spawn(argv, log=self._log, mark=self._data.parent, env=env)
 
     def check(self) -> None:
-        """Raises LabError if it was started and ended unexpectedly."""
+        """Raises LabError if the server was started and has ended unexpectedly."""
         if self._process is not None and self._process.poll() is not None:
             raise LabError(
                 f"the object store ended with {self._process.returncode}:\n{procs.tail(self._log)}"
@@ -91,7 +91,7 @@ class ObjectStore:
             return False
 
     def wait(self, seconds: float = _READY_SECONDS) -> None:
-        """Block until it serves. Raises LabError with the end of its log if it does not."""
+        """Block until it serves. Raises LabError with the log's end if it does not in time."""
         end = time.monotonic() + seconds
         while not self.is_ready():
             self.check()
@@ -103,7 +103,7 @@ class ObjectStore:
             time.sleep(0.05)
 
     def stop(self, *, kill: bool = False) -> None:
-        """Stop the server; its data are kept. `kill`: by SIGKILL, connections are not closed in order."""
+        """Stop the server; its data are kept. With `kill`, send SIGKILL: connections break off."""
         if self._process is None:
             return
         if kill and self._process.poll() is None:
@@ -114,7 +114,7 @@ class ObjectStore:
 
 @contextlib.contextmanager
 def minio(folder: Path) -> Iterator[ObjectStore]:
-    """A separate server on a free port; data and log are in `folder`, which the caller removes."""
+    """Run a separate server on a free port. Data and log are in `folder`; the caller removes it."""
     binary = build.ensure(build.OBJECT_STORE) / "minio"
     port = places.choose_port("127.0.0.1", 0)
     server = ObjectStore(binary, folder, ip="127.0.0.1", port=port, log=folder / "minio.log")

@@ -1,4 +1,7 @@
-"""The operator's process, with only the CRDs, rights and policies of the chart and a token of its ServiceAccount."""
+"""The operator's process.
+
+It has a token of its ServiceAccount, and only the CRDs, rights and policies of the chart.
+"""
 
 import asyncio
 import secrets
@@ -24,7 +27,10 @@ _CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 class Operator:
-    """One `everstep-operator` process; its signing key is kept across restarts, as in a cluster's Secret."""
+    """One `everstep-operator` process.
+
+    A restart keeps its signing key, which is in a Secret in a real cluster.
+    """
 
     def __init__(
         self,
@@ -55,13 +61,13 @@ class Operator:
 
     @property
     def ended(self) -> int | None:
-        """Exit status, if it ended unexpectedly."""
+        """The exit status if it ended unexpectedly, else None."""
         return self._process.poll() if self._process else None
 
     async def start(self, api: Api) -> None:
-        """Install CRDs and RBAC if they are missing; start the process; wait until it is ready.
+        """Start the process and wait until it is ready. The first start installs the chart's parts.
 
-        Raises LabError with the end of the log if it ends instead, or is not ready in time.
+        Raises LabError with the end of the log if the process ends or is not ready in time.
         """
         if self.pid is not None:
             return
@@ -101,7 +107,7 @@ class Operator:
             self._process = None
 
     def kill(self) -> int:
-        """SIGKILL. Returns the pid; raises LabError if it does not run."""
+        """Send SIGKILL. Returns the pid. Raises LabError if the operator does not run."""
         pid = self.pid
         if self._process is None or pid is None:
             raise LabError("the operator does not run: start it with `everstep-lab operator start`")

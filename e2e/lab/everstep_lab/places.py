@@ -1,6 +1,6 @@
-"""The files and addresses of a lab: all follow from its network's number.
+"""The files and addresses of a lab. All are derived from the number of its network.
 
-One lab runs per network. The default is 64: node *n* is 127.64.0.n, its pods are 127.64.n.x.
+One lab can run per network. The default is 64: node *n* is 127.64.0.n, its pods are 127.64.n.x.
 """
 
 import os
@@ -21,7 +21,7 @@ _SHM = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """`root` is on disk, `memory` on tmpfs if there is one; `down` removes both."""
+    """`root` is a folder on disk. `memory` is on tmpfs if there is one. `down` removes both."""
 
     network: int
     root: Path
@@ -29,9 +29,9 @@ class Places:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> "Places":
-        """EVERSTEP_LAB_NETWORK (64 … 95) selects the network, for a second lab beside the first."""
+        """EVERSTEP_LAB_NETWORK (64 to 95) selects the network, so that a second lab can run."""
         raw = environ.get("EVERSTEP_LAB_NETWORK", str(DEFAULT_NETWORK))
-        # 96 is the Service network.
+        # Network 96 is used for Services.
         if not raw.isascii() or not raw.isdigit() or not 64 <= int(raw) < 96:
             raise LabError(f"EVERSTEP_LAB_NETWORK={raw}: expected a number from 64 to 95")
         suffix = "" if int(raw) == DEFAULT_NETWORK else f"-{raw}"
@@ -74,7 +74,7 @@ class Places:
 
     @property
     def control_ip(self) -> str:
-        """etcd and the API server."""
+        """The address of etcd and the API server."""
         return f"127.{self.network}.0.251"
 
     @property
@@ -87,7 +87,7 @@ class Places:
 
 
 def choose_port(ip: str, preferred: int) -> int:
-    """The preferred port if it is free on `ip`, else one that the kernel assigns."""
+    """Return the preferred port if it is free on `ip`, else one that the kernel assigns."""
     for port in (preferred, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

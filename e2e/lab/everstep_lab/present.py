@@ -1,11 +1,11 @@
-"""Text for the terminal, made from the supervisor's description of the lab. Pure."""
+"""Makes text for the terminal from the supervisor's description of the lab. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def render_up(lab: Mapping[str, Any]) -> str:
-    """What `up` made, and the next commands."""
+    """What `up` started, and commands to try next."""
     config = lab["config"]
     return "\n".join(
         [
@@ -64,7 +64,7 @@ def render_gpu(gpu: Mapping[str, Any]) -> str:
 
 
 def _operator(operator: Mapping[str, Any]) -> str:
-    ended = operator.get("ended")  # a lab that an older version started does not report it
+    ended = operator.get("ended")  # missing if an older version started the lab
     if ended is not None:
         return f"ended with {ended}: see `everstep-lab operator logs`"
     return _process(operator["pid"], operator["metrics"])

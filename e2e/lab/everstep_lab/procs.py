@@ -12,7 +12,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MARK = "EVERSTEP_LAB_MARK"
-"""Environment variable with the lab's folder, in every process of a lab: it identifies leftovers."""
+"""Environment variable with the lab's folder, set in all its processes to identify leftovers."""
 
 _PREFERRED = -10
 
@@ -20,13 +20,16 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
-    """From now on orphaned descendants become our children."""
+    """Make this process a child subreaper: orphaned descendants become its children."""
     if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Call in the child. The kernel sends the signal when the *thread* that forked ends: fork from the main thread."""
+    """Let the kernel send `signum` to this process when its parent ends. Call it in the child.
+
+    The kernel sends the signal when the *thread* that forked ends, so fork from the main thread.
+    """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _libc.prctl(PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent:
@@ -43,7 +46,7 @@ def spawn(
     death_signal: int = signal.SIGKILL,
     pass_fds: Sequence[int] = (),
 ) -> "subprocess.Popen[bytes]":
-    """A child in a session of its own, output appended to `log`; call from the main thread."""
+    """Start a child in its own session; append its output to `log`. Call from the main thread."""
     parent = os.getpid()
     out = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -58,10 +61,10 @@ def spawn(
 
 
 def prefer(pid: int) -> bool:
-    """Give the session of `pid` a higher priority than pods; False if that is not permitted.
+    """Give the session of `pid` a higher priority than pods have; False if that is not permitted.
 
-    Each session is a scheduling group (autogroup), and the group has a priority of its own. The priority of the
-    process would be inherited by pods.
+    Each session is a scheduling group (autogroup) with a priority of its own. The priority of the
+    process is not changed, because pods would inherit it.
     """
     try:
         Path(f"/proc/{pid}/autogroup").write_text(str(_PREFERRED))
@@ -71,7 +74,7 @@ def prefer(pid: int) -> bool:
 
 
 def stop(process: "subprocess.Popen[bytes]", grace: float = 5.0) -> None:
-    """SIGTERM, then SIGKILL after `grace` seconds; blocks."""
+    """Send SIGTERM, then SIGKILL after `grace` seconds. Blocks until the process has ended."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -89,7 +92,7 @@ def tail(log: Path, lines: int = 15) -> str:
 
 
 def descendants(root: int) -> list[int]:
-    """All living descendants of `root`, zombies left out."""
+    """All running descendants of `root`, without zombies."""
     parents: dict[int, list[int]] = {}
     for pid, state, parent in _processes():
         if state != "Z":
@@ -104,7 +107,7 @@ def descendants(root: int) -> list[int]:
 
 
 def marked(mark: Path | str) -> list[int]:
-    """Living processes of this user with this mark, without the caller."""
+    """Running processes of this user that have this mark, without the calling process."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for pid, state, _ in _processes():
@@ -117,7 +120,10 @@ def marked(mark: Path | str) -> list[int]:
 
 
 def kill_all(find: Callable[[], list[int]], limit: float = 10.0) -> int:
-    """SIGKILL what `find` returns until it returns nothing; returns the number of processes."""
+    """Send SIGKILL to what `find` returns until it returns nothing, for at most `limit` seconds.
+
+    Returns the number of processes.
+    """
     killed: set[int] = set()
     end = time.monotonic() + limit
     while (pids := find()) and time.monotonic() < end:
@@ -132,7 +138,7 @@ def kill_all(find: Callable[[], list[int]], limit: float = 10.0) -> int:
 
 
 def reap() -> None:
-    """Reap every child that has ended; only for a process that waits for no particular child."""
+    """Reap every child that has ended. Not for a process that waits for a particular child."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -150,13 +156,13 @@ def memory_bytes(pids: Iterable[int]) -> int:
 
 
 def _processes() -> list[tuple[int, str, int]]:
-    """(pid, state, parent) of every process that we may see."""
+    """(pid, state, parent) of every process that this user may see."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError):
-            # The name, in parentheses, may contain any character, parentheses too.
+            # The name is in parentheses and may itself contain parentheses.
             fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
             found.append((int(entry), fields[0], int(fields[1])))
     return found

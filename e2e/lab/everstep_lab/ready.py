@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ReadyPipe:
-    """JSON lines to the caller of `up`: progress, then ready or error."""
+    """Sends JSON lines to the caller of `up`: progress, then ready or error."""
 
     def __init__(self, descriptor: int) -> None:
         self._file = os.fdopen(descriptor, "w")
@@ -21,7 +21,7 @@ class ReadyPipe:
         self._file.close()
 
     def say_error(self, text: str) -> bool:
-        """Whether the caller was still waiting."""
+        """Send the error. Returns whether the caller was still waiting."""
         waited = not self._file.closed
         self._send({"error": text})
         return waited
@@ -32,4 +32,4 @@ class ReadyPipe:
                 self._file.write(json.dumps(document) + "\n")
                 self._file.flush()
         except BrokenPipeError:
-            pass  # The caller no longer waits; the lab continues.
+            pass  # The caller no longer waits. The lab continues.

@@ -1,7 +1,7 @@
 """The effects of a fault on exporter, rank and node.
 
-Pure: a fault and a seed give a list of timed effects, the same each time. The table follows NVIDIA's
-published descriptions of the XIDs; a node applies the effects (`node/faults.py`).
+Pure: the same fault and seed always give the same list of timed effects. The table follows
+NVIDIA's published descriptions of the XIDs. A node applies the effects (`node/faults.py`).
 """
 
 import random
@@ -31,7 +31,7 @@ class ShowIncident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddToGpu:
-    """Adds to the GPU's counters; for 0/1 flags `SetOnGpu`."""
+    """Adds to the GPU's counters. For 0/1 flags use `SetOnGpu`."""
 
     counters: Mapping[str, int]
 
@@ -48,15 +48,15 @@ class SetExporter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillRank:
-    """SIGKILL the process that holds the GPU: the rank's, not the agent's."""
+    """Send SIGKILL to the process that holds the GPU: the rank's process, not the agent."""
 
     lasting: bool = False
-    """A process that uses the GPU later dies too, at its first CUDA call."""
+    """If set, a process that uses the GPU later is killed too, at its first CUDA call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangRank:
-    """SIGSTOP it, like a call into the driver that never returns."""
+    """Stop that process by SIGSTOP; it then behaves as in a driver call that never returns."""
 
 
 Effect = ShowXid | ShowIncident | AddToGpu | SetOnGpu | SetExporter | KillRank | HangRank
@@ -79,7 +79,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """The lab's only source of randomness; the same seed gives the same effects."""
+    """The source of a fault's random choices. The same seed gives the same effects."""
 
     seed: int = 0
     _random: random.Random = field(init=False, repr=False)
@@ -88,12 +88,16 @@ class Scenario:
         object.__setattr__(self, "_random", random.Random(self.seed))
 
     def plan_xid(self, code: int) -> Course:
-        """The effects of an XID on one GPU; a code without a row here only appears on the exporter."""
+        """The effects of an XID on one GPU; see `build_course`."""
         return build_course(code, self._random)
 
 
 def build_course(code: int, chance: random.Random) -> Course:
-    """Raises `ValueError` for a code that no driver reports."""
+    """The effects of an XID on one GPU.
+
+    A code without a row in the table has only the effects of `_always`, and the exporter shows it.
+    Raises `ValueError` for a code outside 1 to 185: no driver reports it.
+    """
     if not 1 <= code <= 185:
         raise ValueError(f"XID {code}: expected a code from 1 to 185")
     row = _ROWS.get(code)
@@ -108,7 +112,7 @@ _EXPORTER_ONLY = "the exporter shows the code; the rank continues"
 
 
 def _always(code: int) -> list[Timed]:
-    """Effects of the code alone: the watch ALL, and a second later the device plugin."""
+    """Effects of the code alone: at once on the watch ALL, a second later on the device plugin."""
     steps = []
     if code in DEVASTATING and code != 79:
         steps.append(
@@ -133,7 +137,7 @@ def _at(at: float, effect: Effect) -> Timed:
 
 
 def _soon(chance: random.Random) -> float:
-    """Within a second: at the next CUDA call."""
+    """A delay of less than a second, until the next CUDA call."""
     return chance.uniform(0.1, 0.9)
 
 
@@ -188,7 +192,7 @@ def _gsp_timeout(chance: random.Random) -> _Row:
 
 
 def _nvlink(chance: random.Random) -> _Row:
-    """About half of the ranks on such a link get an NCCL error, the others continue."""
+    """About half of the ranks on such a link get an NCCL error; the others continue."""
     dies = [_at(_soon(chance), KillRank())] if chance.random() < 0.5 else []
     fate = "its rank dies" if dies else "its rank continues"
     return f"NVLink error: CRC, replay and recovery counters rise; {fate}", [

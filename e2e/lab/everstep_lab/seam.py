@@ -1,7 +1,7 @@
-"""Types shared by the cluster side of the lab and its node side (pods, exporter).
+"""Types that the cluster side of the lab and its node side (pods, exporter) share.
 
-The supervisor creates a `NodeSpec` and a `Cluster` for each node and runs one `Node` for it,
-all in its own asyncio loop.
+The supervisor creates one `Cluster`, and for each node a `NodeSpec` and a `Node`. All nodes run in
+the supervisor's asyncio loop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class LabError(Exception):
-    """An error for the user at the terminal: what was found, and what to do."""
+    """An error for the user at the terminal. It says what was found and what to do."""
 
 
 class BadRequestError(LabError):
-    """A fault that cannot be injected: names the value and what is possible."""
+    """A fault that cannot be injected. The message names the value and what is possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +26,16 @@ class NodeSpec:
     """One simulated GPU node. Its processes bind only `ip` and addresses under `pod_prefix`."""
 
     index: int
-    """From 1."""
+    """Counted from 1."""
     name: str
     """`node-1`, …"""
     ip: str
-    """InternalIP, for example 127.64.0.1; the kubelet port is 10250 on it."""
+    """The InternalIP, for example 127.64.0.1. The kubelet listens on its port 10250."""
     pod_prefix: str
-    """`127.64.1.` with the dot: pods get .10 to .254, .2 is the exporter's."""
+    """For example `127.64.1.`, with the dot. Pods get .10 to .254; .2 is the exporter's address."""
     gpus: int
     token: str
-    """Bearer token of the user `system:node:<name>` in group `system:nodes`."""
+    """Bearer token of the user `system:node:<name>` in the group `system:nodes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,21 +44,21 @@ class Cluster:
 
     api_url: str
     ca_file: Path
-    """CA of the API server's certificate and of the nodes' serving certificates."""
+    """The CA of the API server's certificate and of the nodes' serving certificates."""
     admin_token: str
-    """A system:masters token, for actions of a DaemonSet or an administrator."""
+    """A token of the group system:masters, for actions of a DaemonSet or an administrator."""
     certs: Path
-    """Serving certificates of nodes: `<node name>.crt` and `<node name>.key`."""
+    """Folder of the nodes' serving certificates: `<node name>.crt` and `<node name>.key`."""
     state: Path
-    """On disk: each node makes a sub-folder with its name."""
+    """Folder on disk. Each node makes a sub-folder with its name."""
     memory: Path
-    """On tmpfs: likewise, for volumes of medium Memory."""
+    """Folder on tmpfs, with a sub-folder per node, for volumes of medium Memory."""
     images: Path
     """The file that maps image names to a folder and an interpreter."""
     logs: Path
-    """Folder for the lab's own logs."""
+    """Folder of the lab's own logs."""
     seed: int = 0
-    """Seed of everything random: UUIDs, delays."""
+    """Seed of the GPUs' UUIDs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class FaultRequest:
     kill_node: bool = False
     partition: bool = False
     freeze_node: bool = False
-    """Every process of the node is frozen until `heal`; kind only."""
+    """Freeze every process of the node until `heal`; only with kind."""
 
     @property
     def asks_for_node(self) -> bool:
@@ -80,29 +80,29 @@ class FaultRequest:
 
 
 class Node(Protocol):
-    """`everstep_lab.node.SimulatedNode(spec, cluster, scenario)`."""
+    """The interface of `everstep_lab.node.SimulatedNode(spec, cluster, scenario)`."""
 
     async def run(self) -> None:
-        """Register, then run until `stop` or cancellation. An exception ends the lab."""
+        """Register the node, then run until `stop` or cancellation. An exception ends the lab."""
 
     async def stop(self) -> None:
-        """End every process of the node and close its servers; returns when all have ended."""
+        """End every process of the node and close its servers. Returns when all have ended."""
 
     async def fault(self, request: FaultRequest) -> str:
-        """Inject the fault; returns a sentence that describes what was done. Raises `BadRequestError`."""
+        """Inject the fault and return a sentence on what was done. Raises `BadRequestError`."""
 
     async def heal(self) -> str:
-        """Undo every fault of this node, like a repair and a reboot; returns what was done."""
+        """Undo every fault of this node, like a repair and a reboot. Returns what was done."""
 
     def describe(self) -> dict[str, object]:
-        """For `everstep-lab status`: plain JSON values (faults in force, pods, GPUs)."""
+        """The node's state for `everstep-lab status`, as JSON values: faults, pods and GPUs."""
 
 
 class RunningLab(Protocol):
-    """The common interface of `Lab` (local) and `KindLab`; every method that fails raises `LabError`."""
+    """The common interface of `Lab` (local) and `KindLab`. Methods that fail raise `LabError`."""
 
     described: dict[str, Any]
-    """The result of `status` at the end of `up`."""
+    """The description of the lab at the end of `up`."""
 
     def up(self) -> None: ...
     def down(self) -> str: ...
@@ -115,10 +115,10 @@ class RunningLab(Protocol):
         """Names of the GPU nodes."""
 
     def fault(self, node: str, **fields: Any) -> str:
-        """Takes the fields of `FaultRequest`; returns a sentence that describes what was done."""
+        """Inject a fault, given as `FaultRequest` fields. Returns a sentence on what was done."""
 
     def heal(self, node: str) -> str:
-        """Undo every fault of this node; returns what was done."""
+        """Undo every fault of this node. Returns what was done."""
 
     def operator_start(self) -> str: ...
     def operator_stop(self) -> str: ...
@@ -136,9 +136,12 @@ class RunningLab(Protocol):
         """The AWS_… environment variables for an S3 client on this machine."""
 
     def api(self) -> "Api":
-        """A client with administrator rights, for the running event loop; the caller closes it."""
+        """A client with administrator rights, for the running event loop. The caller closes it."""
 
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 60.0
     ) -> str:
-        """Standard output; with `check=False` also standard error, and no exception."""
+        """Run `kubectl` and return its standard output.
+
+        With `check=False`, it also returns standard error, and a failure raises no exception.
+        """

@@ -1,7 +1,8 @@
-"""One process owns the whole lab: control plane, object store, operator, simulated nodes.
+"""The process that owns the whole lab: control plane, object store, operator, simulated nodes.
 
-It reports its progress on the ready pipe, answers the command line on a unix socket, and goes down
-in order at SIGTERM, at `down`, or when its lifeline closes (a pipe from the process whose end ends the lab).
+It reports its progress on the ready pipe and answers the command line on a unix socket. It stops
+the lab in order at SIGTERM, at `down`, or when its lifeline closes. The lifeline is a pipe from the
+process that started the lab, if the lab must end with that process.
 """
 
 import argparse
@@ -113,7 +114,11 @@ class Supervisor:
             kubeconfig.write_private(Path(self._config.kubeconfig), document)
 
     async def _until_usable(self) -> None:
-        """Creating a pod needs the ServiceAccount, binding it a Ready node; health checks need the exporters."""
+        """Wait until the lab is usable.
+
+        Creating a pod needs the ServiceAccount, and binding it needs a Ready node. Health checks
+        need the exporters.
+        """
         while not (
             await self._has_account()
             and await self._are_nodes_ready()
@@ -139,7 +144,7 @@ class Supervisor:
         return sum(map(is_node_ready, nodes)) == self._config.nodes
 
     async def _create_exporters(self) -> None:
-        """Retried: the API server creates their namespace a moment after it is ready."""
+        """Retry until the namespace exists: the API server creates it shortly after it is ready."""
         while True:
             try:
                 await self._api.create(_DAEMONSETS, objects.build_exporters())
@@ -187,7 +192,7 @@ class Supervisor:
         self._control.stop()
 
     async def answer(self, request: dict[str, Any]) -> Any:
-        """Answer one request of the command line. Raises LabError to refuse it."""
+        """Answer one request from the command line. Raises LabError to refuse it."""
         match request:
             case {"do": "status"}:
                 return self.describe()
@@ -234,7 +239,7 @@ class Supervisor:
         return "etcd was restored from the copy"
 
     def describe(self) -> dict[str, Any]:
-        """What `everstep-lab status` shows, as JSON values."""
+        """The lab's state for `everstep-lab status`, as JSON values."""
         guardian = os.getppid()
         return {
             "supervisor": os.getpid(),
@@ -302,7 +307,7 @@ def main() -> int:
     parser.add_argument("--ready", type=int, required=True)
     parser.add_argument("--lifeline", type=int)
     arguments = parser.parse_args()
-    # We hold the lock until we end; a child must not inherit it and hold it longer.
+    # The supervisor holds the lock until it ends. A child must not inherit it and hold it longer.
     for descriptor in (arguments.lock, arguments.ready, arguments.lifeline):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)

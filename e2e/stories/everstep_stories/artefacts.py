@@ -11,7 +11,7 @@ LINES = 60
 
 
 def print_artefacts(cluster: Cluster, system: System, namespace: str) -> None:
-    """Print operator log, Events, the jobs' incidents, pods and their logs. Never raises."""
+    """Print the operator's log, Events, the jobs' incidents, pods and their logs. Never raises."""
     sections: tuple[tuple[str, Callable[[], str]], ...] = (
         ("nodes", lambda: cluster.kubectl("get", "nodes", "-o", "wide", check=False)),
         (

@@ -52,7 +52,7 @@ class Cluster(Protocol):
 
 
 class Given:
-    """Any cluster, with kubectl and helm from the PATH; GPUs cannot be broken, nor the store stopped."""
+    """Any cluster, with kubectl and helm from the PATH. It cannot break GPUs or stop the store."""
 
     def __init__(self, kubeconfig: Path, context: str = "") -> None:
         self._kubeconfig, self._context = kubeconfig, context
@@ -96,7 +96,7 @@ class Given:
         return done.stdout if check else done.stdout + done.stderr
 
     def api(self) -> Api:
-        """Through `kubectl proxy`, which supports every kind of authentication."""
+        """A client of `kubectl proxy`, which supports every kind of authentication."""
         if self._proxy is None:
             self._proxy = subprocess.Popen(
                 ["kubectl", "proxy", "--port=0"], text=True, stdout=subprocess.PIPE,
@@ -135,7 +135,9 @@ class Given:
 
 @contextlib.contextmanager
 def open_cluster(kind: str, kubeconfig: str, say: Any) -> Iterator[Cluster]:
-    """`kind` of KINDS; all but a running and a given cluster end with the block.
+    """Open a cluster of a kind of KINDS, and close it after the block.
+
+    A `running` or `given` cluster is not deleted.
 
     Raises:
         LabError: docker, kind or helm is missing, or the cluster did not start (with the reason).

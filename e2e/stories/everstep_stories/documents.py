@@ -36,7 +36,7 @@ def list_commands(text: str, heading: str) -> list[str]:
 
 
 def read_section(text: str, heading: str) -> str:
-    """Raises LookupError if there is none."""
+    """The section with that heading. Raises LookupError if there is none."""
     found: dict[str, list[str]] = {}
     name, fenced = "", False
     for line in text.splitlines():
@@ -69,7 +69,7 @@ def _is_command(line: str) -> bool:
 
 
 def read_all() -> list[str]:
-    """Each command of SECTIONS once, in order."""
+    """The commands of all SECTIONS in order, without repetitions."""
     found = [
         command
         for path, heading in SECTIONS

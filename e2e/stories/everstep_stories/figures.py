@@ -8,7 +8,7 @@ from everstep_demo.timeline import Timeline
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """One line of the table: a story, which may be several tests."""
+    """One row of the table: a story, which may consist of several tests."""
 
     story: str
     seconds: float = 0.0

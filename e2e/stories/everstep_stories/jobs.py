@@ -13,9 +13,9 @@ from everstep_stories.clusters import Cluster
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 IMAGE = os.environ.get("EVERSTEP_E2E_IMAGE", "everstep/e2e-trainer:dev")
 URI = f"{os.environ.get('EVERSTEP_E2E_STORE', 's3://everstep/stories')}/{secrets.token_hex(4)}"
-"""A folder for this execution: a job that continued a finished run would be Complete at once."""
+"""A new folder for each test run: a job that continued a finished run would be Complete at once."""
 DATASET, BATCH = 512, 8
-"""Number of samples of scripts/tiny.py, and of samples in a step."""
+"""The number of samples in the dataset of scripts/tiny.py, and in one of its steps."""
 SECRET, SCRIPTS_MAP, SCRIPTS_PATH = "object-store", "scripts", "/scripts"
 USER = 65532
 NAMESPACE = "apiVersion: v1\nkind: Namespace\nmetadata:\n"
@@ -64,7 +64,7 @@ class Workplace:
         self.cluster, self.namespace = cluster, namespace
 
     def make(self) -> None:
-        """Create or update it."""
+        """Create or update the namespace and its contents; delete the jobs in it."""
         kubectl = self.cluster.kubectl
         labels = "".join(f"    {k}: {v}\n" for k, v in RESTRICTED.items())
         kubectl(
@@ -75,7 +75,7 @@ class Workplace:
         self._apply("configmap", SCRIPTS_MAP, f"--from-file={SCRIPTS}")
 
     def _share_store(self) -> None:
-        """Create the Secret; in the kind lab pods reach the store at another address than this machine."""
+        """Create the Secret. In the kind lab, pods reach the store at a different address."""
         share = getattr(self.cluster, "share_store", None)
         if share is not None:
             share(self.namespace)

@@ -29,7 +29,7 @@ FURTHER = (
 
 
 def place_of(story: str) -> int:
-    """Raises LookupError for a story that is not in the order."""
+    """The position of the story in the order. Raises LookupError if it is not there."""
     stories = CORE + FURTHER
     if story not in stories:
         raise LookupError(

@@ -22,7 +22,7 @@ class Reader:
         self._recorder = recorder
         self.blanks = dict(blanks)
         self.typed: list[str] = []
-        """The commands that were run, as they stand in the documents."""
+        """The commands that were run, as written in the documents."""
 
     async def follow(self, path: str, heading: str, *, later: Sequence[str] = ()) -> None:
         """Run each command of the section that has not run yet, except those in `later`."""
@@ -31,7 +31,7 @@ class Reader:
                 await self.type(command)
 
     async def type(self, command: str, *, until: str = "Running") -> str:
-        """Run one command; one that watches is ended when a line contains `until`. Raises LabError."""
+        """Run one command; if it watches, end it once it prints `until`. Raises LabError."""
         self.typed.append(command)
         text = command
         for blank in sorted(self.blanks, key=len, reverse=True):

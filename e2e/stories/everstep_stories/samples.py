@@ -9,7 +9,7 @@ from everstep_contract.ledger import LedgerEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The result for a ledger that should hold the steps 1, 2, 3, …"""
+    """The result of checking a ledger, which should hold the steps 1, 2, 3, …"""
 
     steps: int
     gaps: tuple[int, ...]
@@ -23,9 +23,10 @@ class Account:
 
 
 def build_account(entries: Sequence[LedgerEntry], *, dataset: int, batch: int) -> Account:
-    """The run passes repeatedly over `dataset` samples, `batch` of them per step, without leaving any out.
+    """Check a run that passes repeatedly over `dataset` samples and uses `batch` of them per step.
 
-    In the last, incomplete pass only samples that were used more than once are errors.
+    Each complete pass must use every sample once. In the last, incomplete pass only samples that
+    were used more than once are errors.
     """
     steps = Counter(e.step for e in entries)
     last = max(steps, default=0)

@@ -17,7 +17,7 @@ RELEASE, NAMESPACE = "everstep", "everstep-system"
 APP_VERSION = "0.1.0"
 LEASE = "everstep-operator"
 SELECTOR = f"app.kubernetes.io/name=everstep-operator,app.kubernetes.io/instance={RELEASE}"
-# Armed, as in the README; two of three nodes may be cordoned, and status is updated often enough to test.
+# Armed, as in the README. Two of three nodes may be cordoned, and status is updated often enough for tests.
 VALUES = {
     "observeOnly": False,
     "cordonBudget": "2",
@@ -27,7 +27,7 @@ VALUES = {
 
 
 class System:
-    """Methods raise NotHereError if the cluster has no Helm release."""
+    """The operator on a cluster. Without Helm, `helm` and `install` raise NotHereError."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -44,7 +44,10 @@ class System:
         return str(self._helm(*arguments, timeout=timeout))
 
     def install(self, chart: Path = CHART) -> float:
-        """Install or upgrade it to our values, once; returns the seconds until it was ready."""
+        """Install or upgrade the release with VALUES; return the seconds until it was ready.
+
+        Only the first call does so; later calls return 0.
+        """
         began = time.monotonic()
         if self._prepared:
             return 0.0
@@ -63,7 +66,7 @@ class System:
         return settings
 
     def pods(self) -> list[Object]:
-        """The operator's pods, without terminating ones."""
+        """The operator's pods, except terminating ones."""
         text = self.cluster.kubectl("get", "pods", "-n", NAMESPACE, "-l", SELECTOR, "-o", "json")
         found: list[Object] = json.loads(text)["items"]
         return [p for p in found if "deletionTimestamp" not in p["metadata"]]
@@ -80,7 +83,7 @@ class System:
         return holder.partition("_")[0]
 
     async def until_leader(self, *, other_than: str = "", limit: float = 60.0) -> tuple[str, float]:
-        """Wait for a leader; returns the Lease's holder and the seconds waited."""
+        """Wait for a leader; return its pod, which holds the Lease, and the seconds waited."""
         began = time.monotonic()
         while time.monotonic() - began < limit:
             found = await asyncio.to_thread(self.leader)

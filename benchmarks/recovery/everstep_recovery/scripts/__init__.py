@@ -1,1 +1,1 @@
-"""What runs in the training processes."""
+"""The scripts that run in the training processes."""

@@ -1,4 +1,4 @@
-"""One step's gradients under DistributedDataParallel: what torchrun's and torchft's loops share."""
+"""One step's gradients under DistributedDataParallel, shared by the torchrun and torchft loops."""
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -10,7 +10,7 @@ from everstep_recovery.workload import MICRO_BATCH, MICRO_BATCHES
 def accumulate(
     wrapped: DistributedDataParallel, data: workload.Numbers, step: int, rank: int, world: int
 ) -> list[int]:
-    """Run all micro-batches of this rank, reducing with the last; the dataset indices that they used."""
+    """Run this rank's micro-batches, reducing with the last; returns the dataset indices used."""
     used: list[int] = []
     for number in range(MICRO_BATCHES):
         indices = list_indices(step, number, rank, world)
@@ -26,8 +26,9 @@ def accumulate(
 
 
 def list_indices(step: int, number: int, rank: int, world: int) -> list[int]:
-    """Dataset indices of a rank's micro-batch `number` of a step (from 1), as a DistributedSampler without
-    shuffle draws them: rank, rank + world, …
+    """Dataset indices of a rank's micro-batch `number` of a step; steps count from 1.
+
+    They are those that a DistributedSampler without shuffle draws: rank, rank + world, …
     """
     first = ((step - 1) * MICRO_BATCHES + number) * MICRO_BATCH
     return [place * world + rank for place in range(first, first + MICRO_BATCH)]

@@ -1,6 +1,9 @@
-"""torchft's lighthouse, and one training process a replica, started again when it ends: what a cluster would do.
+"""Runs torchft's lighthouse and one training process per replica.
 
-Arguments: replicas; milliseconds without a heartbeat until a replica is given up; milliseconds between heartbeats.
+It starts a training process again when it ends, as a cluster would.
+
+Arguments: the number of replicas; milliseconds without a heartbeat until a replica is given up;
+milliseconds between heartbeats.
 """
 
 import os

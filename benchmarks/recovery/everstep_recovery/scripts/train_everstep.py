@@ -1,4 +1,4 @@
-"""Under Everstep."""
+"""The training script under Everstep."""
 
 import torch
 

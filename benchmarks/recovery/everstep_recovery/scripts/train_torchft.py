@@ -1,4 +1,7 @@
-"""Under torchft: each process is a replica group of one rank. `supervise_torchft.py` starts it."""
+"""The training script under torchft: each process is a replica group of one rank.
+
+`supervise_torchft.py` starts it.
+"""
 
 import os
 from datetime import timedelta
@@ -52,8 +55,8 @@ def train(manager: Manager, model: torch.nn.Module, optimizer: torch.optim.Optim
     while manager.current_step() < workload.steps():
         manager.start_quorum()
         optimizer.zero_grad()
-        # The shard's place follows the step, so a replica that comes back repeats nothing. The quorum
-        # says at which step it joins.
+        # The position in the shard follows from the step: a replica that comes back repeats nothing.
+        # The quorum says at which step it joins.
         manager.wait_quorum()
         step = manager.current_step() + 1
         used = accumulate(wrapped, data, step, REPLICA, REPLICAS)

@@ -1,4 +1,4 @@
-"""Under torchrun: stock DDP; all ranks restart from the newest checkpoint."""
+"""The training script under torchrun: stock DDP; all ranks restart from the newest checkpoint."""
 
 import os
 from pathlib import Path
@@ -41,7 +41,7 @@ def save(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) ->
 
 
 def load(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The first step to take."""
+    """Load the checkpoint, if there is one; returns the first step to take."""
     if not CHECKPOINT.exists():
         return 1
     held = torch.load(CHECKPOINT)

@@ -1,8 +1,8 @@
 """The exporter's metrics: its default CSV, and the health CSV that a cluster should use.
 
-Names, order, types and help texts are those of dcgm-exporter (its TYPE lines wrongly call the windowed
-`DCGM_EXP_*` gauges counters; readers must ignore that). A function returns the value for one
-GPU; None leaves the series out, as the exporter does with DCGM's blank values.
+Names, order, types and help texts are those of dcgm-exporter. Its TYPE lines wrongly call the
+windowed `DCGM_EXP_*` gauges counters; a reader must ignore that. The function `Field.value` returns
+the value for one GPU. None leaves the series out, as the exporter does with DCGM's blank values.
 """
 
 from collections.abc import Callable

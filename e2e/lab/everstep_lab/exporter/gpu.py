@@ -1,7 +1,7 @@
 """The state of one simulated GPU, as driver and DCGM report it.
 
-Only the count windows clear by themselves: other values stay latched until the driver is
-reloaded, and those in the InfoROM (aggregate ECC, remapped rows, a failed remap) outlive that.
+Only the count windows clear by themselves. Other values stay latched until the driver is reloaded.
+Those in the InfoROM (aggregate ECC, remapped rows, a failed remap) remain even after a reload.
 """
 
 import hashlib
@@ -37,16 +37,16 @@ class Gpu:
     index: int
     uuid: str
     present: bool = True
-    """False if NVML no longer lists it; then all series of its UUID are missing."""
+    """False if NVML no longer lists the GPU. Then all series of its UUID are missing."""
     device_healthy: bool = True
     """The device plugin's view: an unhealthy device is not allocatable."""
     loaded_at: float = 0.0
-    """When the driver was loaded."""
+    """The time at which the driver was loaded."""
     xid: int = 0
-    """Last XID, latched."""
+    """The last XID, latched."""
     xids: tuple[XidEvent, ...] = ()
     health: tuple[HealthIncident, ...] = ()
-    """Latched, newest last; of two in one watch only the last one is shown."""
+    """Latched, newest last. Of several in one watch, the exporter shows only the last."""
     sbe_volatile: int = 0
     dbe_volatile: int = 0
     sbe_aggregate: int = 0
@@ -77,7 +77,7 @@ def build_gpu(seed: int, node: str, index: int) -> Gpu:
 
 
 def with_xid(gpu: Gpu, code: int, now: float) -> Gpu:
-    """Record an XID. A later code overwrites the gauge; the count window keeps both."""
+    """Record an XID. It overwrites the gauge of the last XID; the count window keeps all codes."""
     return replace(gpu, xid=code, xids=(*gpu.xids, XidEvent(at=now, code=code)))
 
 
@@ -87,7 +87,7 @@ def with_incident(gpu: Gpu, watch: str, level: int, code: str) -> Gpu:
 
 
 def reload_driver(gpu: Gpu, now: float) -> Gpu:
-    """The state after a reboot: a pending remap is done, a failed one stays (NVML never clears it)."""
+    """The state after a reboot. A pending remap is done; NVML never clears a failed one."""
     return Gpu(
         index=gpu.index,
         uuid=gpu.uuid,

@@ -1,4 +1,7 @@
-"""A GPU's utilization values, busy or idle: waves, temperature that follows power, harmless clock events."""
+"""The utilization values of a busy or idle GPU.
+
+The load varies in waves, the temperature follows the power, and the clock events are harmless.
+"""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +25,7 @@ class Load:
 
 
 def build_load(gpu: Gpu, *, busy: bool, now: float) -> Load:
-    """Depends on (GPU, busy, now) only, so that a page can be repeated exactly."""
+    """The values depend only on the arguments, so that a page can be repeated exactly."""
     wave = math.sin(now / 7.0 + gpu.index * 1.7)
     share = (0.9 + 0.08 * wave) if busy else 0.0
     watts = round(IDLE_WATTS + (BUSY_WATTS - IDLE_WATTS) * share + 2.0 * wave, 3)

@@ -1,7 +1,7 @@
-"""Renders GPU state at a given time as dcgm-exporter's Prometheus text.
+"""Renders the state of GPUs at a given time as dcgm-exporter's Prometheus text.
 
-The order of labels is the exporter's own: gpu, UUID, pci_bus_id, device, modelName, Hostname,
-the CSV's `label` fields, then per-sample attributes and the pod that holds the device.
+The labels are in the exporter's order: gpu, UUID, pci_bus_id, device, modelName, Hostname, the
+CSV's `label` fields, then the attributes of the sample and the pod that holds the device.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,7 +66,7 @@ class Options:
     csv: str = "health"
     """`default` or `health`."""
     hostname_label: str = "Hostname"
-    """Name of the host label: `hostname` since May 2026."""
+    """Name of the host label. The real exporter calls it `hostname` since May 2026."""
     pod_labels: bool = True
 
 
@@ -78,7 +78,7 @@ def render(
     now: float,
     options: Options = Options(),
 ) -> str:
-    """The whole page. `holders` is keyed by UUID; `now` is on the clock of `Gpu.xids`."""
+    """The whole page. `holders` is keyed by GPU UUID. `now` is on the clock of `Gpu.xids`."""
     page = _Page(node=node, holders=holders, options=options)
     present = [gpu for gpu in gpus if gpu.present]
     if not present:
@@ -132,7 +132,10 @@ def _xid_labels(gpu: Gpu) -> list[tuple[str, str]]:
 
 
 def _xid_counts(gpus: Sequence[Gpu], page: _Page, now: float) -> list[str]:
-    """A series per (GPU, code) inside the window; a GPU with none has one series of value 0, without `xid`."""
+    """One series per GPU and XID code in the window.
+
+    A GPU without XIDs in the window has one series of value 0, without the label `xid`.
+    """
     name = "DCGM_EXP_XID_ERRORS_COUNT"
     lines = _head(name, "counter", _XID_COUNT_HELP)
     window = ("window_size_in_ms", str(WINDOW_MS))
@@ -149,7 +152,7 @@ def _xid_counts(gpus: Sequence[Gpu], page: _Page, now: float) -> list[str]:
 
 
 def _clock_counts(gpus: Sequence[Gpu], page: _Page, now: float) -> list[str]:
-    """Power capping under load and idling are common and harmless, so one of them is always counted."""
+    """One harmless event per GPU is always counted: power capping under load, idling otherwise."""
     name = "DCGM_EXP_CLOCK_EVENTS_COUNT"
     lines = _head(name, "counter", _CLOCK_COUNT_HELP)
     for gpu in gpus:
@@ -184,5 +187,5 @@ def _escape(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Integers as they are, others with six digits, like the exporter's %f."""
+    """Integers as they are, other numbers with six decimal places, like the exporter's %f."""
     return str(value) if isinstance(value, int) else f"{value:.6f}"

@@ -1,7 +1,7 @@
-"""Serves one node's page as dcgm-exporter does, with its modes of failure.
+"""Serves one node's page as dcgm-exporter does, and can fail in the same ways.
 
-The page is made once per collect interval, and scrapes in between repeat it. Its pod labels are those of the
-previous collect, because the real exporter learns of an allocation one sample late.
+The page is rendered once per collect interval; scrapes in between get the same page. Its pod labels
+are those of the previous collect, because the real exporter sees an allocation one sample late.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from everstep_lab.exporter.render import Holder, Options, render
 
 PORT = 9400
 MODES = ("ok", "refused", "hang", "http500", "empty", "frozen")
-"""Modes of the server; `refused` also closes the listening socket."""
+"""Modes of the server. `refused` closes the listening socket."""
 
 Holders = Mapping[str, Holder]
 
 
 class ExporterServer:
-    """`gpus` and `holders` are called at each collect; `clock` is that of `Gpu.xids`, in seconds."""
+    """`gpus` and `holders` are called at each collect. `clock` is `Gpu.xids`' clock, in seconds."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ExporterServer:
         return self._page
 
     def collect(self) -> None:
-        """Take one sample; in mode `frozen` the previous values are kept."""
+        """Take one sample. In the mode `frozen`, keep the previous page instead."""
         if self.mode == "frozen":
             return
         self._page = render(
@@ -71,7 +71,7 @@ class ExporterServer:
             await self._close()
 
     def restart(self) -> None:
-        """Forget the pod labels: they appear again one collect later, as after a start."""
+        """Reset the mode and forget the pod labels, which then appear one collect later."""
         self.mode = "ok"
         self._known = {}
 

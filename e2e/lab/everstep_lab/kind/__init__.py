@@ -1,1 +1,1 @@
-"""The lab on kind: real kubelets and containers, simulated GPUs. `client.KindLab` is its interface."""
+"""The lab on kind: real kubelets and containers, simulated GPUs. See `client.KindLab`."""

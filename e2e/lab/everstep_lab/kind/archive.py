@@ -1,4 +1,4 @@
-"""Loading images into kind's nodes."""
+"""Loads images into the nodes of a kind cluster."""
 
 import threading
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from everstep_lab.seam import LabError
 
 
 class Archive:
-    """One archive of several images, so that shared layers are copied once; written in the background."""
+    """An archive of several images, so that shared layers are copied once. A thread writes it."""
 
     def __init__(self, path: Path, tags: Sequence[str], nodes: Sequence[str]) -> None:
         self._path, self._tags, self._nodes = path, tags, nodes
@@ -20,7 +20,7 @@ class Archive:
         self._thread.start()
 
     def load(self, cluster: str) -> None:
-        """Load it into all its nodes at once. Raises LabError if that or writing the archive failed."""
+        """Load the archive into its nodes. Raises LabError if writing or loading it fails."""
         self._thread.join()
         if self._error is not None:
             raise self._error

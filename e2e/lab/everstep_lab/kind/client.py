@@ -30,12 +30,16 @@ def _silent(_: str) -> None:
 
 
 class KindLab:
-    """A kind cluster with simulated GPUs; see `seam.RunningLab`.
+    """A kind cluster with simulated GPUs. Implements `seam.RunningLab`.
 
-    `with KindLab(LabConfig(nodes=3)) as lab:` creates one and deletes it after the block;
-    `KindLab.running()` connects to the one that `everstep-lab up --kind` made. Nodes have kind's names
-    (`everstep-worker`, `everstep-worker2`) or by the local lab's (`node-1`, `node-2`).
+    `with KindLab(LabConfig(nodes=3)) as lab:` creates one and deletes it after the block.
+    `KindLab.running()` connects to the one that `everstep-lab up --kind` created. Its methods
+    accept kind's names of nodes (`everstep-worker`, `everstep-worker2`) and the local lab's
+    (`node-1`, `node-2`).
     """
+
+    freezes_nodes = True
+    """A node can be frozen with all its processes."""
 
     def __init__(
         self, config: LabConfig | None = None, *, say: Say = _silent, operator: bool | None = None
@@ -48,7 +52,7 @@ class KindLab:
 
     @classmethod
     def running(cls) -> "KindLab":
-        """Raises LabError if none runs."""
+        """Connect to the running lab. Raises LabError if none runs."""
         lab = cls()
         lab._load()
         return lab
@@ -72,10 +76,10 @@ class KindLab:
     # --- create and delete ----------------------------------------------------------------------
 
     def up(self) -> None:
-        """Build missing images, create the cluster, return when it is usable.
+        """Build missing images and create the cluster. Returns when it is usable.
 
         Raises:
-            LabError: docker or kind is missing, a kind lab runs already, or a build or a step failed.
+            LabError: docker or kind is missing, a kind lab runs already, or a step failed.
         """
         begun = time.monotonic()
         self._config.check()
@@ -99,7 +103,7 @@ class KindLab:
             self.operator_start()
 
     def down(self) -> str:
-        """Delete cluster, volumes and files; also those of an interrupted `up`."""
+        """Delete cluster, volumes and files, including those of an interrupted `up`."""
         there = self.places.cluster in tools.list_clusters()
         self._delete()
         return (
@@ -130,7 +134,10 @@ class KindLab:
         }
 
     def _archives(self, built: Sequence[images.Image]) -> list[Archive]:
-        """The store runs beside the control plane, the rest on workers: each node loads only its images."""
+        """The object store runs on the control plane's node, the rest on workers.
+
+        Each node therefore loads only the images that it runs.
+        """
         root = self.places.root
         parts = {"workers": self._workers(), "store": [self.places.control_plane]}
         return [
@@ -181,7 +188,10 @@ class KindLab:
     # --- faults ---------------------------------------------------------------------------------
 
     def fault(self, node: str, **fields: Any) -> str:
-        """Fields of `seam.FaultRequest`: gpu, xid, exporter, kill_node, partition, freeze_node."""
+        """Inject a fault.
+
+        Takes fields of `seam.FaultRequest`: gpu, xid, exporter, kill_node, partition, freeze_node.
+        """
         name, request = self._node(node), FaultRequest(**fields)
         said = []
         if request.xid is not None or request.exporter is not None or not request.asks_for_node:
@@ -195,7 +205,7 @@ class KindLab:
         return "\n".join(said)
 
     def heal(self, node: str) -> str:
-        """Undo every fault of this node; reloading a GPU's driver ends the processes on it."""
+        """Undo every fault of this node. Reloading a GPU's driver ends the processes on it."""
         name, control = self._node(node), self.places.control_plane
         said = [back] if (back := nodes.regain(name)) else []
         if nodes.is_cut_off(name, control):
@@ -205,14 +215,14 @@ class KindLab:
         return f"{name}: " + "; ".join(found)
 
     def api_server_stop(self) -> str:
-        """Stop the control plane's API server; nodes and pods continue. kind only."""
+        """Stop the API server; nodes and pods continue. Only the kind lab has this method."""
         return nodes.stop_api_server(self.places.control_plane)
 
     def api_server_start(self) -> str:
         return nodes.start_api_server(self.places.control_plane)
 
     def objectstore_stop(self) -> str:
-        """Stop the S3 server; its data are kept."""
+        """Stop the S3 server. Its data are kept."""
         self._scale_store(0)
         return "object store stopped; its data are kept"
 
@@ -238,23 +248,26 @@ class KindLab:
         return operator.stop(self)
 
     def operator_kill(self) -> str:
-        """SIGKILL to the leader: its pod is deleted without grace."""
+        """Kill the leader: delete its pod with a grace period of 0."""
         return operator.kill(self)
 
     def operator_restart(self) -> str:
         return operator.restart(self)
 
     def operator_logs(self) -> str:
-        """The logs of all replicas, each line with its pod's name."""
+        """The logs of all replicas. Each line has the name of its pod."""
         return operator.logs(self)
 
     @property
     def follow_operator(self) -> list[str]:
-        """The arguments of `kubectl` to follow the operator's log."""
+        """The arguments with which `kubectl` follows the operator's log."""
         return operator.build_logs(follow=True)
 
     def helm(self, *arguments: str, check: bool = True, timeout: float = 300.0) -> str:
-        """Standard output of `helm`. Raises LabError with the end of its error output if it fails."""
+        """Run `helm` and return its standard output; with `check=False` also its standard error.
+
+        Raises LabError with the end of its output if it fails and `check` is set.
+        """
         binary = str(build.ensure_helm(self._say))
         done = tools.run(
             [binary, *arguments], env=self._environment(), timeout=timeout, check=check
@@ -285,7 +298,7 @@ class KindLab:
 
     @property
     def store_environment(self) -> Mapping[str, str]:
-        """The AWS_… environment variables for a client on this host; pods have the Secret `object-store`."""
+        """The AWS_… variables for an S3 client on this host. Pods use the Secret `object-store`."""
         return self._store_environment("host")
 
     @property
@@ -298,14 +311,17 @@ class KindLab:
         self.kubectl("apply", "-f", "-", stdin=json.dumps(secret))
 
     def api(self) -> Api:
-        """A client with administrator rights, for the running event loop; the caller closes it."""
+        """A client with administrator rights, for the running event loop. The caller closes it."""
         server, token = kubeconfig.read(self.kubeconfig)
         return Api(server, token=token, ca=self.places.ca)
 
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 60.0
     ) -> str:
-        """Standard output of `kubectl`. Raises LabError with its standard error if it fails."""
+        """Run `kubectl` and return its standard output; with `check=False` also its standard error.
+
+        Raises LabError with the end of its output if it fails and `check` is set.
+        """
         done = tools.run(
             [self.described["kubectl"], *arguments], stdin=stdin, check=check, timeout=timeout,
             env=self._environment(),
@@ -313,7 +329,7 @@ class KindLab:
         return done.stdout if check else done.stdout + done.stderr
 
     def load_image(self, *tags: str) -> None:
-        """Load images from the docker engine into every node."""
+        """Load images from the docker engine into every node of the cluster."""
         argv = [tools.find("kind"), "load", "docker-image", *tags, "--name", self.places.cluster]
         tools.run(argv, timeout=300)
 
@@ -343,7 +359,7 @@ class KindLab:
         return found
 
     def _load(self) -> None:
-        """Read the description that the process which created the cluster saved."""
+        """Read the description that `up` saved. Raises LabError if there is none."""
         saved = self._saved()
         if not saved:
             raise LabError("no kind lab is running: `everstep-lab up --kind` starts one")

@@ -1,4 +1,4 @@
-"""Creating and deleting the kind cluster, and its administrator's token."""
+"""Creates and deletes the kind cluster, and writes a kubeconfig with the administrator's token."""
 
 import base64
 import json
@@ -16,11 +16,11 @@ from everstep_lab.kind.archive import Archive
 
 TOKEN_HOURS = 240
 DELETE_SECONDS = 600.0
-"""Deleting containers with the mounts of a few hundred pods on a busy disk has taken more than 180 s."""
+"""Deleting containers with the mounts of a few hundred pods took over 180 s on a busy disk."""
 
 
 def own_kubeconfig(where: places.KindPlaces) -> Path:
-    """The kubeconfig that kind writes, with a client certificate; the lab's kubeconfig has a token."""
+    """The kubeconfig that kind writes. It has a client certificate; the lab's has a token."""
     return where.root / "kind.kubeconfig"
 
 
@@ -31,7 +31,7 @@ def create(
     archives: Sequence[Archive],
     say: Callable[[str], None],
 ) -> None:
-    """Create it; the images are written to archives while the nodes start. Raises LabError."""
+    """Create the cluster. The archives are written while the nodes start. Raises LabError."""
     document = manifests.build_cluster(
         nodes=config.nodes, grace_seconds=config.node_grace_seconds,
         packages=sysconfig.get_path("purelib"), store_port=store_port,
@@ -69,7 +69,10 @@ def write_kubeconfig(
 
 
 def delete(where: places.KindPlaces, extra: str) -> None:
-    """Delete the cluster, the lab's files, and the kubeconfig `extra` if a lab wrote it ("" for none)."""
+    """Delete the cluster and the lab's files.
+
+    `extra` is an additional kubeconfig, or empty. It is deleted if a lab wrote it.
+    """
     argv = [
         tools.find("kind"), "delete", "cluster", "--name", where.cluster,
         "--kubeconfig", str(own_kubeconfig(where)),

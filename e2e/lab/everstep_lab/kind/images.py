@@ -1,4 +1,4 @@
-"""The images of the kind lab: built if their inputs changed (a label holds the inputs' digest)."""
+"""The images of the kind lab, each built if its inputs changed. A label has the inputs' digest."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """Paths are relative to the repository's root."""
+    """An image to build. Its paths are relative to the repository's root."""
 
     tags: tuple[str, ...]
     dockerfile: str
@@ -35,7 +35,7 @@ class Image:
     target: str = ""
     context: Path = REPOSITORY
     built_on: tuple[str, ...] = ()
-    """Other images of this list that it copies from."""
+    """Names of other images of `list_images` from which it copies files."""
     part: str = "workers"
     """The nodes that run it: `workers`, `store`, or empty for none."""
 
@@ -50,7 +50,7 @@ def version() -> str:
 
 
 def list_images(minio: Path) -> list[Image]:
-    """In build order; `minio` is the folder of that binary."""
+    """The images, in build order. `minio` is the folder of the MinIO binary."""
     locks = (".ci/locked", "constraints.txt", "pyproject.toml")
     sources = ("Dockerfile", ".ci/install-wheel", *locks, "README.md", "LICENSE", *PACKAGES)
     wheel = "everstep/wheel:dev"
@@ -81,7 +81,7 @@ def list_images(minio: Path) -> list[Image]:
 
 
 def ensure_images(say: Say) -> list[Image]:
-    """Build missing and outdated images. Raises LabError with the end of a failed build."""
+    """Build missing and outdated images. Raises LabError with the last lines of a failed build."""
     images = list_images(build.ensure(build.OBJECT_STORE, say))
     base = _image_id(PYTHON_IMAGE)
     digests: dict[str, str] = {}
@@ -95,7 +95,7 @@ def ensure_images(say: Say) -> list[Image]:
 
 
 def hash_inputs(files: Iterable[Path], more: Sequence[str]) -> str:
-    """A digest of names, modes and contents; independent of the order of the files."""
+    """A digest of the files' names, modes and contents. The order of `files` does not matter."""
     total = hashlib.sha256(json.dumps(list(more)).encode())
     for path in sorted(files):
         mode = "x" if os.access(path, os.X_OK) else "-"
@@ -105,7 +105,7 @@ def hash_inputs(files: Iterable[Path], more: Sequence[str]) -> str:
 
 
 def build_arguments(environ: Mapping[str, str], index: str) -> list[str]:
-    """The host's pip mirror and proxies, as build arguments."""
+    """The host's pip mirror and proxies, as arguments of `docker build`."""
     passed = {name: environ[name] for name in _PASSED_ON if name in environ}
     if index:
         passed["PIP_INDEX_URL"] = index

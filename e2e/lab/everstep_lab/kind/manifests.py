@@ -1,4 +1,4 @@
-"""The manifests of the kind lab's cluster, as plain objects. Pure."""
+"""Builds the manifests of the kind lab's cluster as plain dicts. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,11 +12,11 @@ _GRACE_SHARE = 4
 
 
 def build_cluster(*, nodes: int, grace_seconds: int, packages: str, store_port: int) -> Object:
-    """The configuration for `kind create cluster`: one control plane, `nodes` workers.
+    """The configuration for `kind create cluster`: one control plane and `nodes` workers.
 
-    `packages` is the host's folder of Python packages, mounted at PYTHON_TREE on every worker;
-    the object store listens on 127.0.0.1:`store_port` of the host. A node becomes NotReady after
-    `grace_seconds` without a heartbeat (Kubernetes: 50).
+    `packages` is the host's folder of Python packages. It is mounted at PYTHON_TREE on every
+    worker. The object store listens on 127.0.0.1:`store_port` of the host. A node becomes NotReady
+    after `grace_seconds` without a heartbeat (Kubernetes: 50).
     """
     worker = {
         "role": "worker",
@@ -61,7 +61,7 @@ def _kubeadm(grace_seconds: int) -> str:
 
 
 def _kubelet(grace_seconds: int) -> str:
-    """The kubelet renews its lease four times in the lease's duration."""
+    """The kubelet renews its lease four times during the lease's duration."""
     return "\n".join(
         [
             "kind: KubeletConfiguration",
@@ -74,7 +74,7 @@ def _kubelet(grace_seconds: int) -> str:
 def build_objects(
     *, gpus: int, seed: int, store: Mapping[str, str], data_node: str
 ) -> list[Object]:
-    """Namespace, administrator, nodes' DaemonSet, object store."""
+    """The lab's objects: namespace, administrator, DaemonSet of the nodes, object store."""
     return [
         _object("v1", "Namespace", places.NAMESPACE),
         *_admin(),
@@ -90,7 +90,7 @@ def build_store_secret(environment: Mapping[str, str], namespace: str) -> Object
 
 
 def _admin() -> list[Object]:
-    """A ServiceAccount whose token is the user's; kind's own kubeconfig holds a certificate."""
+    """A ServiceAccount for the user's token; kind's own kubeconfig has a certificate instead."""
     account = _object("v1", "ServiceAccount", ADMIN, places.NAMESPACE)
     binding = _object("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", ADMIN)
     return [
@@ -118,7 +118,8 @@ def _lab_node(gpus: int, seed: int) -> Object:
         "name": "lab-node",
         "image": "everstep/lab-node:dev",
         "imagePullPolicy": "IfNotPresent",
-        # It kills processes of other containers, and reads from their environment which GPU they use.
+        # The lab-node kills processes of other containers, and reads their environments to find
+        # which GPU they use.
         "securityContext": {"privileged": True},
         "ports": [{"name": "metrics", "containerPort": 9400}],
         "env": [
@@ -167,7 +168,10 @@ def _away_from_control_plane() -> Object:
 
 
 def _store(environment: Mapping[str, str], node: str) -> Object:
-    """On the control plane's node: faults of workers do not affect it, and its data are kept there."""
+    """The object store. It runs on the control plane's node and keeps its data there.
+
+    Faults of workers therefore do not affect it.
+    """
     labels = {"app.kubernetes.io/name": places.STORE}
     server = {
         "MINIO_ROOT_USER": environment["AWS_ACCESS_KEY_ID"],

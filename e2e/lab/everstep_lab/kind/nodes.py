@@ -1,4 +1,4 @@
-"""Control of the node containers: power, pause, connection to the API server, the lab-node's socket."""
+"""Controls node containers: power, pause, connection to the API server, requests to lab-nodes."""
 
 import json
 import time
@@ -16,7 +16,7 @@ _ASIDE = "/etc/kubernetes/kube-apiserver.yaml.stopped"
 
 
 def ask(node: str, path: str, body: object = None, *, timeout: float = 30.0) -> Any:
-    """Send a request to the node's lab-node container. Raises LabError if it refuses or does not run."""
+    """Send a request to the node's lab-node. Raises LabError if it refuses or does not run."""
     argv = [
         "exec", "--interactive", node, "curl", "--silent", "--show-error", "--max-time", "20",
         "--unix-socket", SOCKET, f"http://lab-node/{path}",
@@ -30,7 +30,7 @@ def ask(node: str, path: str, body: object = None, *, timeout: float = 30.0) -> 
 
 
 def state(node: str) -> str:
-    """The container's state: running, paused, exited, …; `gone` if there is none."""
+    """The state of the node's container: running, paused, exited, …; `gone` if there is none."""
     done = tools.run(
         [tools.find("docker"), "inspect", "--format", "{{.State.Status}}", node], check=False
     )
@@ -38,19 +38,19 @@ def state(node: str) -> str:
 
 
 def lose_power(node: str) -> str:
-    """Kill the node's container; `regain` boots it."""
+    """Kill the node's container. `regain` boots it again."""
     tools.docker("kill", node)
     return "lost power"
 
 
 def freeze(node: str) -> str:
-    """Freeze kubelet and pods; connections stay open. `regain` continues them."""
+    """Freeze kubelet and pods. Connections stay open. `regain` resumes them."""
     tools.docker("pause", node)
     return "frozen, with kubelet and pods"
 
 
 def cut_off(node: str, control_plane: str) -> str:
-    """Cut the node and its pods off from the API server, in both directions; nothing else is affected."""
+    """Cut node and pods off from the API server, in both directions. Nothing else is affected."""
     _change_rules("-I", node, control_plane)
     return "cut off from the API server; its processes continue"
 
@@ -67,7 +67,7 @@ def reconnect(node: str, control_plane: str) -> str:
 
 
 def regain(node: str) -> str | None:
-    """Boots or resumes it and waits for its lab-node; None if there was nothing to do."""
+    """Boot the node and wait for its lab-node, or resume it. None if there was nothing to do."""
     match state(node):
         case "running":
             return None
@@ -85,7 +85,7 @@ def regain(node: str) -> str | None:
 
 
 def describe(node: str, control_plane: str) -> dict[str, Any]:
-    """As `Node.describe` of the local lab."""
+    """The node's state, in the form of `Node.describe` of the local lab."""
     powered = state(node)
     known: dict[str, Any] = {"powered": powered == "running", "connected": True, "exporter": "off"}
     if powered == "paused":
@@ -100,7 +100,7 @@ def describe(node: str, control_plane: str) -> dict[str, Any]:
 
 
 def stop_api_server(control_plane: str) -> str:
-    """Move its manifest aside, so that its kubelet ends it."""
+    """Move the API server's manifest aside, so that the kubelet ends the API server."""
     if not _running_api_server(control_plane):
         return "the API server is stopped already"
     tools.docker("exec", control_plane, "mv", _MANIFEST, _ASIDE)
@@ -115,7 +115,7 @@ def start_api_server(control_plane: str) -> str:
 
 
 def wait_for(is_true: Callable[[], bool], what: str, seconds: float, every: float = 0.3) -> None:
-    """Wait until `is_true` holds. Raises LabError, which names `what` did not happen."""
+    """Wait until `is_true` returns True. After `seconds`, raises LabError, which names `what`."""
     end = time.monotonic() + seconds
     while not is_true():
         if time.monotonic() > end:
@@ -146,13 +146,13 @@ def _address(container: str) -> str:
 
 
 def _change_rules(how: str, node: str, control_plane: str) -> None:
-    """Change all rules in one command: on a busy machine each `docker exec` costs seconds."""
+    """Change all rules in one command: on a busy machine each `docker exec` takes seconds."""
     lines = [" ".join(["iptables", how, *rule]) for rule in _rules(_address(control_plane))]
     tools.docker("exec", node, "sh", "-c", " && ".join(lines))
 
 
 def _rules(address: str) -> list[list[str]]:
-    """Requests and replies are both dropped: open connections go silent, as if the cable were unplugged."""
+    """Rules that drop requests and replies: connections go silent, as if a cable were unplugged."""
     away = ["-d", address, "-p", "tcp", "--dport", API_PORT, "-j", "DROP"]
     kubelet = ["-s", address, "-p", "tcp", "--dport", "10250", "-j", "DROP"]
     return [["OUTPUT", *away], ["FORWARD", *away], ["INPUT", *kubelet]]

@@ -1,4 +1,4 @@
-"""The operator of the kind lab: the chart, installed by Helm, and its pods."""
+"""The operator of the kind lab: Helm installs its chart; kubectl controls its pods."""
 
 import json
 import time
@@ -24,7 +24,10 @@ class Cluster(Protocol):
 
 
 def start(lab: Cluster, arguments: Sequence[str]) -> str:
-    """Raises LabError with Helm's message and the end of the pods' logs if it does not become ready."""
+    """Install the chart, or upgrade it.
+
+    Raises LabError with Helm's message and the end of the pods' logs if it does not become ready.
+    """
     if not Path(CHART / "Chart.yaml").exists():
         raise LabError(
             f"there is no chart in {CHART}: use `up --kind --no-operator`, or a whole checkout"
@@ -37,7 +40,10 @@ def start(lab: Cluster, arguments: Sequence[str]) -> str:
 
 
 def build_install(arguments: Sequence[str]) -> list[str]:
-    """Configured like the local lab's operator: armed (it cordons nodes), and scraping once a second."""
+    """The arguments of `helm`.
+
+    As in the local lab, the operator is armed (it cordons nodes) and scrapes once a second.
+    """
     extra = json.dumps([*_QUICK, *arguments])
     return [
         "upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE,
@@ -66,7 +72,7 @@ def kill(lab: Cluster) -> str:
 
 
 def leader(lab: Cluster) -> str:
-    """The pod that the Lease names, or the only one. Raises LabError if none runs."""
+    """The pod that the Lease names, or else the first one. Raises LabError if none runs."""
     holder = lab.kubectl(
         "-n", NAMESPACE, "get", "lease", _LEASE, "-o=jsonpath={.spec.holderIdentity}", check=False
     )

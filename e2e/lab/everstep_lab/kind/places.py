@@ -1,4 +1,4 @@
-"""Names, ports and folders of the kind lab, derived from the lab's network, as for the local lab."""
+"""Names, ports and folders of the kind lab. Like the local lab's, they depend on its network."""
 
 import os
 import re
@@ -12,20 +12,20 @@ from everstep_lab.places import DEFAULT_NETWORK, Places
 CONTROL_PLANE = "control-plane"
 NAMESPACE = "everstep-lab"
 EXPORTER_NAMESPACE = "kube-system"
-"""A namespace whose exporters the operator trusts by default."""
+"""In this namespace the operator trusts exporters by default."""
 STORE = "object-store"
 STORE_PORT = 9000
 STORE_NODE_PORT = 30900
 PYTHON_TREE = "/opt/host-packages"
-"""Mount path of the host's Python packages, on nodes and in containers with a GPU."""
+"""Mount path of the host's Python packages on worker nodes and in containers with a GPU."""
 NODE_FOLDER = "/var/lib/everstep-lab"
-"""Folder on a node: the state of its faults, the socket for requests, the object store's data."""
+"""Folder on a node for the state of its faults, the socket for requests and the store's data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindPlaces:
     cluster: str
-    """Name of the kind cluster, and prefix of its node containers."""
+    """Name of the kind cluster, and prefix of its node containers' names."""
     root: Path
 
     @classmethod
@@ -52,12 +52,12 @@ class KindPlaces:
         return f"{self.cluster}-{CONTROL_PLANE}"
 
     def worker(self, index: int) -> str:
-        """kind's own names: everstep-worker, everstep-worker2, …"""
+        """kind's name of a worker: everstep-worker, everstep-worker2, …"""
         return f"{self.cluster}-worker{index if index > 1 else ''}"
 
 
 def choose_node(places: KindPlaces, count: int, name: str) -> str | None:
-    """The worker with kind's name, or with the local lab's (`node-2`); None if there is none."""
+    """Find a worker by kind's name or by the local lab's (`node-2`). None if there is none."""
     workers = [places.worker(index) for index in range(1, count + 1)]
     if match := re.fullmatch(r"node-([1-9]\d*)", name):
         index = int(match[1])

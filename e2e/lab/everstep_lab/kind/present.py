@@ -1,4 +1,4 @@
-"""Text for the terminal, made from the description of the kind lab. Pure."""
+"""Makes text for the terminal from the description of the kind lab. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from everstep_lab import present
 
 
 def render_kind_up(lab: Mapping[str, Any]) -> str:
-    """What `up` made, and the next commands."""
+    """What `up` created, and commands to try next."""
     config = lab["config"]
     return "\n".join(
         [

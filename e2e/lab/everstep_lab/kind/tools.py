@@ -1,4 +1,4 @@
-"""docker, kind, kubectl and helm, as commands: a clear error if one is missing, and a time limit."""
+"""Runs docker, kind, kubectl and helm with a time limit. A missing one is a clear error."""
 
 import shutil
 import subprocess
@@ -22,7 +22,11 @@ def run(
     env: Mapping[str, str] | None = None,
     check: bool = True,
 ) -> "subprocess.CompletedProcess[str]":
-    """Raises LabError with the command and the end of its output if it fails or does not end in time."""
+    """Run a command.
+
+    Raises LabError if it does not end in time. With `check`, raises LabError also if it fails, with
+    the end of its output.
+    """
     words = [str(part) for part in argv]
     shown = " ".join([Path(words[0]).name, *words[1:]])
     try:
@@ -54,7 +58,7 @@ def find(name: str) -> str:
 
 
 def check_engine() -> None:
-    """Raises LabError if the docker engine cannot be used, or kind is missing."""
+    """Raises LabError if the docker engine cannot be used or kind is missing."""
     done = run([find("docker"), "info", "--format", "{{.ServerVersion}}"], check=False)
     if done.returncode != 0 or not done.stdout.strip():
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -69,7 +73,7 @@ def docker(*arguments: str, timeout: float = 60.0, stdin: str | None = None) -> 
 
 
 def find_kubectl() -> str:
-    """The one on the PATH, else the lab's own."""
+    """The `kubectl` on the PATH, else the lab's own."""
     return shutil.which("kubectl") or str(build.ensure(build.CONTROL_PLANE) / "kubectl")
 
 

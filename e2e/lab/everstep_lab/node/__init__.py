@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Lazily: the kind lab's nodes import GPUs and faults from here, and need no simulated kubelet."""
+    """Import `SimulatedNode` on first use: the nodes of the kind lab do not need it."""
     if name == "SimulatedNode":
         from everstep_lab.node.node import SimulatedNode
 

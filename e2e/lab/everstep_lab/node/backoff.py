@@ -1,7 +1,7 @@
-"""When a container that ended is restarted: the kubelet's rule.
+"""The kubelet's rule for when a container that ended is restarted.
 
-The first restart is immediate; each further one waits 10 s, 20 s, … up to 5 minutes after the
-container's end; a run of 10 minutes resets the delay.
+The first restart is immediate. Later ones wait 10 s, 20 s, … up to 5 minutes after the container's
+end. A run of 10 minutes resets the delay.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class BackoffRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """`delay` of the next restart, in seconds."""
+    """`delay` is the wait before the next restart, in seconds."""
 
     rule: BackoffRule
     delay: float = 0.0
@@ -28,7 +28,7 @@ class Backoff:
         return self
 
     def next(self) -> "Backoff":
-        """The back-off once the wait of `delay` is over."""
+        """The back-off after the wait of `delay` seconds is over."""
         doubled = min(max(self.rule.base, 2 * self.delay), self.rule.cap)
         return Backoff(rule=self.rule, delay=doubled)
 

@@ -1,4 +1,4 @@
-"""The only wall-clock reads of the node side, for timestamps in Kubernetes objects."""
+"""Wall-clock times for Kubernetes objects. Besides this module, only the shim reads that clock."""
 
 from datetime import UTC, datetime
 
@@ -8,12 +8,12 @@ def utc_now() -> datetime:
 
 
 def stamp(moment: datetime) -> str:
-    """metav1.Time: whole seconds."""
+    """The time as metav1.Time, in whole seconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def micro_stamp(moment: datetime) -> str:
-    """metav1.MicroTime."""
+    """The time as metav1.MicroTime."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

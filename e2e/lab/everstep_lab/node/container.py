@@ -1,4 +1,4 @@
-"""One run of a container: its files, its shim, and the shim's events until the end."""
+"""One run of a container: starts its shim and reads the shim's events until the container ends."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ class Ended:
     exit_code: int
     signal: int = 0
     failed_to_start: str = ""
-    """runc's message if the command could not be run; else empty."""
+    """A message in runc's style if the command could not be run, else empty."""
     started_at: datetime | None = None
     finished_at: datetime
 
@@ -38,7 +38,10 @@ class Command:
 
 
 class ContainerProcess:
-    """A running container; `wait` returns its end. `pid` is its main process, `shim` our child process."""
+    """A running container. `pid` is its main process, `shim` the parent of that process.
+
+    `wait` waits for the container's end and returns how it ended.
+    """
 
     def __init__(self, shim: asyncio.subprocess.Process, events: asyncio.StreamReader) -> None:
         self._shim = shim
@@ -52,7 +55,7 @@ class ContainerProcess:
         return self._shim.pid
 
     async def started(self) -> bool:
-        """False if the command could not be run; `wait` returns why."""
+        """Wait for the start. False if the command could not be run; `wait` then returns why."""
         event = await self._event()
         self.started_at = utc_now()
         if event is not None and "started" in event:
@@ -67,7 +70,7 @@ class ContainerProcess:
         now = utc_now()
         if self._problem:
             return Ended(exit_code=128, failed_to_start=self._problem, finished_at=now)
-        if event is None:  # the shim itself was killed, and all its descendants with it
+        if event is None:  # the shim was killed, and its descendants with it
             return Ended(
                 exit_code=EXIT_SIGKILL, signal=signal.SIGKILL, started_at=self.started_at,
                 finished_at=now,
@@ -78,13 +81,13 @@ class ContainerProcess:
         )  # fmt: skip
 
     def terminate(self) -> None:
-        """SIGTERM to the main process, the first step of a graceful stop."""
+        """Send SIGTERM to the main process, as the first step of a graceful stop."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL everything in the container; the shim reports the end."""
+        """Send SIGKILL to every process of the container. The shim then reports the end."""
         kill_all(self.processes())
 
     def processes(self) -> list[int]:
@@ -102,7 +105,7 @@ def kill_all(pids: Sequence[int]) -> None:
 
 
 async def start_container(command: Command, spec_file: Path, mark: str) -> ContainerProcess:
-    """Call from the main thread: the shim dies with the thread that started it."""
+    """Start a container, from the main thread: the shim dies with the thread that started it."""
     spec = {
         "parent": os.getpid(), "argv": list(command.argv), "env": dict(command.env),
         "cwd": command.cwd, "log": os.fspath(command.log),
@@ -120,7 +123,7 @@ async def start_container(command: Command, spec_file: Path, mark: str) -> Conta
 
 
 def _write_private(path: Path, text: str) -> None:
-    """The environment in it may hold secrets."""
+    """Write a file that only its owner may read: the environment in it may contain secrets."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
 

@@ -1,4 +1,4 @@
-"""Allocation of GPUs to pods, as device plugin and kubelet do it. Pure."""
+"""Allocates GPUs to pods, as device plugin and kubelet do. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def count_wanted(container: Mapping[str, Any]) -> int:
 
 
 def choose_devices(gpus: Sequence[Gpu], held: Collection[str], count: int) -> list[str] | None:
-    """UUIDs of the first `count` healthy free devices; None if there are fewer."""
+    """UUIDs of the first `count` devices that are healthy and free; None if there are fewer."""
     free = [gpu.uuid for gpu in gpus if gpu.device_healthy and gpu.uuid not in held]
     return free[:count] if len(free) >= count else None
 

@@ -1,4 +1,7 @@
-"""A container's environment, as the kubelet builds it from the pod and the objects it refers to. Pure."""
+"""Builds a container's environment as the kubelet does. Pure.
+
+The values come from the pod and from the ConfigMaps and Secrets to which it refers.
+"""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +21,7 @@ _SUFFIXES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """ConfigMaps and Secrets that the pod refers to: name → key → text."""
+    """The ConfigMaps and Secrets that the pod refers to: name → key → content."""
 
     config_maps: Mapping[str, Mapping[str, bytes]]
     secrets: Mapping[str, Mapping[str, bytes]]
@@ -26,7 +29,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the pod runs: values of the downward API."""
+    """Where the pod runs: values that the downward API needs."""
 
     node: str
     host_ip: str
@@ -34,7 +37,7 @@ class Place:
 
 
 def build_env(container: Object, pod: Object, sources: Sources, place: Place) -> dict[str, str]:
-    """`envFrom` first, then `env` in order; `$(NAME)` is replaced by a value that came before.
+    """Take `envFrom` first, then `env` in order. `$(NAME)` becomes an earlier variable's value.
 
     Raises:
         ConfigError: a required ConfigMap, Secret or key does not exist.
@@ -53,7 +56,7 @@ def build_env(container: Object, pod: Object, sources: Sources, place: Place) ->
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """`$(NAME)` becomes its value, `$$` a dollar; an unknown name stays as written."""
+    """Replace `$(NAME)` by its value and `$$` by a dollar. An unknown name stays as written."""
 
     def one(match: re.Match[str]) -> str:
         if match.group() == "$$":
@@ -64,7 +67,7 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 
 
 def field_value(path: str, pod: Object, place: Place) -> str:
-    """Raises `NotSimulatedError` for a field that the downward API does not have."""
+    """A downward API field. Raises `NotSimulatedError` for a field that the lab does not have."""
     meta, spec = pod["metadata"], pod["spec"]
     keyed = _KEYED.fullmatch(path)
     if keyed:
@@ -88,7 +91,7 @@ def field_value(path: str, pod: Object, place: Place) -> str:
 
 
 def resource_value(reference: Object, container: Object) -> str:
-    """`limits.memory` and the like, in units of the divisor, rounded up as the kubelet does."""
+    """A value such as `limits.memory`, in units of the divisor, rounded up as the kubelet does."""
     kind, _, resource = reference["resource"].partition(".")
     amount = ((container.get("resources") or {}).get(kind) or {}).get(resource, "0")
     divisor = parse_quantity(str(reference.get("divisor") or "1")) or 1.0
@@ -96,7 +99,7 @@ def resource_value(reference: Object, container: Object) -> str:
 
 
 def parse_quantity(text: str) -> float:
-    """A Kubernetes quantity: `1500m`, `2Gi`, `3`. Raises `ValueError`."""
+    """Parse a Kubernetes quantity, such as `1500m`, `2Gi` or `3`. Raises `ValueError`."""
     match = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?\d+)?)([A-Za-z]*)", text)
     if match is None or match.group(2) not in _SUFFIXES:
         raise ValueError(f"{text!r} is not a quantity; write for example 500m, 2 or 4Gi")

@@ -1,13 +1,13 @@
-"""Reasons why a pod cannot run here, with the kubelet's messages where it has them."""
+"""Reasons why a pod cannot run on a simulated node, with the kubelet's messages if it has any."""
 
 
 class NotSimulatedError(Exception):
-    """The pod uses something that the lab does not simulate; never retried."""
+    """The pod uses something that the lab does not simulate. Never retried."""
 
 
 class ConfigError(Exception):
-    """A ConfigMap, Secret or key does not exist (yet); retried."""
+    """A ConfigMap, Secret or key does not exist yet. Retried."""
 
 
 class ImageError(Exception):
-    """No such image; retried, because the file of images may be edited."""
+    """The image does not exist. Retried, because the user may edit the file of images."""

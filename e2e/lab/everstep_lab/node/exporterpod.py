@@ -1,4 +1,7 @@
-"""The exporter DaemonSet's pod on a node: the node itself serves the exporter, so the pod starts no process."""
+"""The exporter DaemonSet's pod on a node.
+
+The node itself serves the exporter, so the pod starts no process.
+"""
 
 from datetime import datetime
 
@@ -8,7 +11,10 @@ from everstep_lab.seam import NodeSpec
 
 
 class ExporterPod:
-    """See `link.Reported`. It is Running and Ready as long as its object exists, whatever its exporter answers."""
+    """Implements `link.Reported`. The pod is Running and Ready as long as its object exists.
+
+    Its status does not depend on what the exporter answers.
+    """
 
     over = False
 

@@ -23,15 +23,16 @@ from everstep_lab.scenario import (
     ShowXid,
 )
 
-# A program notices a dead GPU at its first CUDA call, that is after it has imported torch.
+# Seconds from a program's start to its first CUDA call, where it notices a dead GPU. Before that
+# call it imports torch.
 FIRST_CUDA_CALL = 3.0
 _LOOK = 0.25
 _ONCE = 2.0
-"""An effect that strikes once is skipped if it is later than this, in seconds."""
+"""An effect that kills a rank only once is skipped if it is later than this, in seconds."""
 
 
 class Stage(Protocol):
-    """What effects act on, besides the GPUs."""
+    """What the effects change besides the GPUs. A node implements it."""
 
     def gpus_changed(self) -> None: ...
     async def set_exporter(self, mode: str) -> None: ...
@@ -48,8 +49,12 @@ class Gpus:
         self.titles: list[str] = []
 
     def play(self, index: int, code: int, course: Course, begun: float | None = None) -> None:
-        """`begun` (monotonic) lies in the past for a fault that a restarted process continues: its past
-        effects on the GPU are applied again, but a rank is not killed a second time."""
+        """Apply the effects of a fault over time.
+
+        `begun` is the fault's start on the monotonic clock. It is in the past if a restarted
+        process continues a fault. The past effects on the GPU are then applied again, but a rank is
+        not killed a second time.
+        """
         self.titles.append(f"GPU {index}, XID {code}: {course.title}")
         self._spawn(self._play(index, course, time.monotonic() if begun is None else begun))
 
@@ -60,7 +65,7 @@ class Gpus:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def reload(self) -> None:
-        """A reboot: all faults end, latches are cleared as in `reload_driver`."""
+        """Reboot: all faults end, and latched values are cleared as in `reload_driver`."""
         await self.stop()
         self.titles.clear()
         now = time.monotonic()
@@ -103,7 +108,7 @@ class Gpus:
         self._stage.gpus_changed()
 
     def _strike(self, uuid: str, signum: int, lasting: bool) -> None:
-        """Signal the GPU's process; if the fault lasts, also processes that use the GPU later."""
+        """Signal the GPU's process. If `lasting`, also signal processes that use the GPU later."""
         first = self._stage.find_holder(uuid)
         if first is not None:
             _signal(first.pid, signum)

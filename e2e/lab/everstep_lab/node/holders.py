@@ -1,4 +1,4 @@
-"""Which process holds a GPU, found from outside the container, as a driver knows it."""
+"""Finds the process that holds a GPU, from outside the container, as a driver does."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from everstep_lab import procs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One process of a container; `env` is its environment at its start."""
+    """One process of a container. `env` is the environment with which it was started."""
 
     pid: int
     parent: int
@@ -26,9 +26,9 @@ def choose_holder(
 ) -> Candidate | None:
     """The process that uses GPU number `position` of the container's `gpus`.
 
-    Workers are the processes that have an agent's socket in their environment and whose parent has none; GPUs
-    are assigned to them in the order of their local ranks. In a container without workers the main process
-    holds all GPUs.
+    A worker is a process with an agent's socket in its environment whose parent has none. GPUs are
+    assigned to the workers in the order of their local ranks. In a container without workers, the
+    main process holds all GPUs.
     """
     known = {candidate.pid: candidate for candidate in candidates}
     workers = [
@@ -49,7 +49,7 @@ def _local_rank(worker: Candidate) -> int:
 
 
 def list_candidates(shim: int) -> list[Candidate]:
-    """Every process of the container whose shim this is."""
+    """Every process of the container with this shim."""
     found = []
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     for pid in procs.descendants(shim):

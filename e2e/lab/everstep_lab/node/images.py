@@ -17,15 +17,15 @@ REPOSITORY = Path(__file__).resolve().parents[4]
 class Image:
     name: str
     folder: Path | None
-    """Folder that is copied for each container; None means an empty one."""
+    """The folder that is copied for each container. None means an empty folder."""
     python: Path
     """The interpreter behind `python` and `python3`."""
     bin: Path | None
-    """A folder of console scripts, first on the PATH."""
+    """A folder of console scripts. It is first on the PATH."""
 
 
 def load_image(images: Path, name: str) -> Image:
-    """Read at each call, so that the next retry sees an edit of the file.
+    """Look up an image. Each call reads the file, so that the next retry sees an edit of it.
 
     Raises:
         ImageError: the name is not in the file, or its folder or interpreter does not exist.

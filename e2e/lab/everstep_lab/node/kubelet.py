@@ -1,4 +1,4 @@
-"""The kubelet: starts and ends a `pod.Pod` for each pod that is bound to this node."""
+"""The simulated kubelet: starts and ends a `pod.Pod` for each pod that is bound to its node."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Kubelet:
-    """Start it from the main thread: a pod's processes die with the thread that started them."""
+    """Use it from the main thread: a pod's processes die with the thread that started them."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Kubelet:
         self.powered = asyncio.Event()
         self.powered.set()
         self.synced = asyncio.Event()
-        """Set when the pods have been listed from the API server."""
+        """Set when the API server has listed the node's pods."""
         self._folders = Folders(disk=cluster.state / spec.name, memory=cluster.memory / spec.name)
         self._pods: dict[str, Pod] = {}
         self._exporters: dict[str, ExporterPod] = {}
@@ -71,12 +71,12 @@ class Kubelet:
         return list(self._pods.values())
 
     def find(self, namespace: str, name: str) -> Pod | None:
-        """The newer one, if two pods of this name exist."""
+        """Find a pod by name. If two pods have this name, return the newer one."""
         found = [p for p in self._pods.values() if (p.namespace, p.name) == (namespace, name)]
         return found[-1] if found else None
 
     async def stop(self) -> None:
-        """SIGKILL everything, wait until each pod has ended, remove the folders."""
+        """Send SIGKILL to everything, wait until each pod has ended, remove the folders."""
         self.powered.set()
         while pending := [task for task in self._tasks.values() if not task.done()]:
             for pod in self._pods.values():
@@ -88,7 +88,7 @@ class Kubelet:
         delete_folders(self._folders)
 
     async def lose_power(self) -> int:
-        """SIGKILL every process of every pod at once; returns their number."""
+        """Send SIGKILL to every process of every pod. Returns their number."""
         self.powered.clear()
         killed: set[int] = set()
         while alive := [pid for pod in self._pods.values() for pid in pod.processes()]:
@@ -98,7 +98,7 @@ class Kubelet:
         return len(killed)
 
     def regain_power(self) -> None:
-        """Restart the pods that still exist once the API server has listed them; volumes in memory are empty."""
+        """Empty the volumes in memory. Restart the pods that the API server still lists."""
         for pod in self._pods.values():
             pod.lose_memory()
         self.synced.clear()
@@ -165,7 +165,7 @@ class Kubelet:
     async def _run_pod(self, pod: Pod) -> None:
         try:
             await pod.run()
-        except Exception as error:  # an error of one pod must not end the node
+        except Exception as error:  # an error in one pod must not end the node
             log.exception("%s: pod %s/%s", self._spec.name, pod.namespace, pod.name)
             pod.fail("LabError", f"the lab could not run this pod: {error!r}")
         finally:
@@ -173,7 +173,7 @@ class Kubelet:
             self.changed(pod)
 
     async def _end(self, pod: Pod, grace: float) -> None:
-        """SIGTERM, `grace` seconds, SIGKILL."""
+        """End a pod: send SIGTERM, and after `grace` seconds SIGKILL."""
         task = self._tasks[pod.uid]
         pod.terminate()
         await asyncio.wait({task}, timeout=grace)
@@ -183,7 +183,10 @@ class Kubelet:
         self.changed(pod)
 
     def _vanished(self, pod: Pod, document: Object) -> None:
-        """The object no longer exists. Running processes get the grace period of its deletion, at least 1 s."""
+        """The pod's object no longer exists: end the pod.
+
+        Its processes get the grace period of the deletion, at least 1 s.
+        """
         grace = document["metadata"].get("deletionGracePeriodSeconds")
         if grace is None:
             grace = document["spec"].get("terminationGracePeriodSeconds", 30)
@@ -208,7 +211,7 @@ class Kubelet:
             log.error("%s: %r", self._spec.name, error)
 
     def _take_ip(self) -> str:
-        """The next free address; an address that was just released is not reused at once."""
+        """The next free address. An address that was just released is not reused immediately."""
         used = {pod.ip for pod in self._pods.values()}
         while True:
             number = _FIRST_IP + self._next_ip % _IPS

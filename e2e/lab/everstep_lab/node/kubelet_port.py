@@ -1,4 +1,4 @@
-"""The kubelet's port: logs over TLS; other requests of `kubectl` are refused as not simulated."""
+"""The kubelet's port. It serves logs over TLS and refuses other requests as not simulated."""
 
 import asyncio
 import ssl
@@ -22,7 +22,7 @@ class Logged(Protocol):
 
 
 Find = Callable[[str, str], Logged | None]
-"""Namespace and pod name to the pod."""
+"""Finds a pod by namespace and name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Wanted:
 
 
 def parse_wanted(query: Mapping[str, str], now: datetime) -> Wanted:
-    """Raises `ValueError` for an invalid number or time."""
+    """Parse the query of a log request. Raises `ValueError` for an invalid number or time."""
     since = None
     if "sinceSeconds" in query:
         since = now - timedelta(seconds=int(query["sinceSeconds"]))
@@ -53,7 +53,7 @@ def parse_wanted(query: Mapping[str, str], now: datetime) -> Wanted:
 
 
 def read_lines(raw: bytes, wanted: Wanted) -> list[bytes]:
-    """Lines of a CRI log (`time stream tag text`) as `kubectl logs` shows them."""
+    """The lines of a CRI log (`time stream tag text`), as `kubectl logs` shows them."""
     lines = [
         text for line in raw.split(b"\n") if line and (text := _line(line, wanted)) is not None
     ]
@@ -128,7 +128,7 @@ class KubeletPort:
 
 
 async def follow(path: Path, wanted: Wanted, running: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """The log so far; then, if requested, new lines until the container ends."""
+    """Yield the log so far. Then, if requested, yield new lines until the container ends."""
     with open(path, "rb") as file:  # noqa: ASYNC230 (a small file on a local disk)
         first = _whole_lines(file.read())
         file.seek(len(first))

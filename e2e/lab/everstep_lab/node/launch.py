@@ -1,4 +1,4 @@
-"""Turns a container's spec into a command on this machine: files, paths, environment."""
+"""Turns a container's spec into a command on this machine, with files, paths and environment."""
 
 import os
 import shutil
@@ -20,22 +20,25 @@ MESSAGE_LIMIT = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One run of one container."""
+    """What is needed for one run of a container."""
 
     container: Mapping[str, Any]
     image: Image
     env: Mapping[str, str]
-    """As in the pod's spec, mount paths not yet replaced."""
+    """The environment as in the pod's spec. Its mount paths are not yet replaced."""
     hostname: str
     gpus: Sequence[str]
     mounts: Mapping[str, str]
     folder: Path
-    """Folder of this run only: the copy of the image, the log, the termination message."""
+    """The folder of this run: it has the copy of the image, the log and the termination message."""
     marks: Mapping[str, str]
 
 
 def apply_order(order: Order) -> Command:
-    """Create the container's files. Raises `NotSimulatedError` if there is no command."""
+    """Create the container's files and return its command.
+
+    Raises `NotSimulatedError` if the spec has neither command nor args.
+    """
     spec = order.container
     argv = [*(spec.get("command") or []), *(spec.get("args") or [])]
     if not argv:
@@ -57,7 +60,7 @@ def apply_order(order: Order) -> Command:
 
 
 def read_message(folder: Path) -> str:
-    """The termination message, its last 4096 bytes."""
+    """The last 4096 bytes of the termination message."""
     try:
         raw = _message_file(folder).read_bytes()
     except OSError:
@@ -70,7 +73,7 @@ def _message_file(folder: Path) -> Path:
 
 
 def _make_root(image: Image, root: Path) -> None:
-    """A fresh copy of the image's folder, as in a new container; its files are small."""
+    """Make a fresh copy of the image's folder, as in a new container. The files are small."""
     shutil.rmtree(root, ignore_errors=True)
     if image.folder is None:
         root.mkdir(parents=True)
@@ -79,7 +82,10 @@ def _make_root(image: Image, root: Path) -> None:
 
 
 def _working_dir(wanted: str, paths: Paths, root: Path) -> Path:
-    """A folder of a volume, or below the image's; any other absolute one is the image's folder."""
+    """The working directory: a folder in a volume or in `root`.
+
+    An absolute path outside all volumes becomes `root`, the copy of the image's folder.
+    """
     rewritten = paths.rewrite(wanted)
     if rewritten == wanted:
         rewritten = "" if wanted.startswith("/") else wanted
@@ -89,7 +95,7 @@ def _working_dir(wanted: str, paths: Paths, root: Path) -> Path:
 
 
 def _base_env(order: Order, root: Path) -> dict[str, str]:
-    """The variables set by image and node. CUDA is disabled: the GPUs exist only as names."""
+    """The variables that image and node set. CUDA is off, because the GPUs exist only as names."""
     return {
         "PATH": _make_path(order.image, order.folder / "tools"),
         "HOME": os.fspath(root),
@@ -102,7 +108,7 @@ def _base_env(order: Order, root: Path) -> dict[str, str]:
 
 
 def _make_path(image: Image, tools: Path) -> str:
-    """A container's PATH: the image's scripts, its `python` and `python3`, then the machine's PATH."""
+    """A container's PATH: the image's scripts, its `python` and `python3`, this machine's PATH."""
     tools.mkdir(parents=True, exist_ok=True)
     for name in ("python", "python3"):
         link = tools / name

@@ -1,7 +1,7 @@
-"""The node's connection to the API server: all requests and watches, and the switch for a partition.
+"""The node's connection to the API server: all requests and watches. It can be cut for a partition.
 
-A partition loses no state: the node sends levels (a lease, a node status, pod statuses), and sends the
-current ones again afterwards. Events during a partition are lost.
+A partition loses no state: the node sends levels (a lease, a node status, pod statuses). After the
+partition it sends the current ones again. Events during a partition are lost.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from everstep_lab.seam import Cluster, NodeSpec
 
 Object = dict[str, Any]
 LEASE_EVERY = 1.0
-"""Seconds between renewals; a kubelet's 10 are too many for a grace period of a few seconds."""
+"""Seconds between renewals. A kubelet's 10 s are too long for a grace period of a few seconds."""
 STATUS_EVERY = 5.0
 _RETRY = 0.3
 _FORBIDDEN_TRIES = 20
@@ -39,7 +39,7 @@ class Reported(Protocol):
 
 
 class Link:
-    """`connect` and `disconnect` may be called at any time; `failed` receives a fatal error."""
+    """`connect` and `disconnect` may be called at any time. `failed` receives a fatal error."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Link:
         seen: Callable[[str, Object], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`seen` is called with LISTED and a list, or with ADDED, MODIFIED, DELETED and a pod."""
+        """`seen` is called with LISTED and a list, or with ADDED, MODIFIED or DELETED and a pod."""
         self._spec = spec
         self._api = Api(cluster.api_url, token=spec.token, ca=cluster.ca_file)
         self._node_status = node_status
@@ -75,7 +75,7 @@ class Link:
             self._task = asyncio.create_task(self._run(), name=f"link {self._spec.name}")
 
     async def disconnect(self) -> None:
-        """From now on nothing is sent to the API server."""
+        """Close the connection: from then on nothing is sent to the API server."""
         task, self._task = self._task, None
         self._up.clear()
         if task is not None:
@@ -100,7 +100,10 @@ class Link:
             )
 
     async def fetch(self, kind: str, namespace: str, name: str) -> Object | None:
-        """A ConfigMap or Secret, None if there is none; waits while disconnected."""
+        """Fetch a ConfigMap or Secret. Waits while disconnected.
+
+        Returns None if it does not exist, or if 20 tries have failed.
+        """
         path = f"/api/v1/namespaces/{namespace}/{kind.lower()}s/{name}"
         for _ in range(_FORBIDDEN_TRIES):
             await self._up.wait()
@@ -109,7 +112,7 @@ class Link:
             except ApiError as error:
                 if error.status == 404:
                     return None
-                # The node authorizer sees a new pod's references a moment after us: retry.
+                # The node authorizer sees a new pod's references later than the node: retry.
                 if error.status not in (403, 429) and error.status < 500:
                     raise
             except UnreachableError as error:
@@ -118,10 +121,10 @@ class Link:
         return None
 
     async def delete(self, pod: Object) -> None:
-        """Delete the pod's object, as a kubelet does when all containers have ended."""
+        """Delete the pod's object, as a kubelet does after all containers have ended."""
         meta = pod["metadata"]
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
-        with contextlib.suppress(ApiError):  # 409: another pod of this name
+        with contextlib.suppress(ApiError):  # 409: another pod has this name
             await self._api.delete(path, grace=0, uid=meta["uid"])
 
     # --- while connected ------------------------------------------------------------------------
@@ -144,7 +147,7 @@ class Link:
             self._failed(error)
 
     async def _patient(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Retry until it succeeds; an error of the API server is logged when it changes."""
+        """Retry until `call` succeeds. An error of the API server is logged only if it is new."""
         told = ""
         while True:
             try:
@@ -164,7 +167,7 @@ class Link:
         return uid
 
     async def _create(self, path: str, body: Object) -> Object:
-        """Create it, or fetch the existing one."""
+        """Create the object, or fetch the existing one."""
         try:
             return await self._api.create(path, body)
         except ApiError as error:
@@ -209,7 +212,7 @@ class Link:
                 await self._pods_dirty.wait()
 
     async def _report_pod(self, pod: Reported) -> bool:
-        """False if it must be retried."""
+        """Send the pod's status. Returns False if that must be retried."""
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/status"
         body = {"metadata": {"uid": pod.uid}, "status": pod.build_status(utc_now())}
         try:

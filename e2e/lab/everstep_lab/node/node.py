@@ -1,4 +1,4 @@
-"""One simulated node: a kubelet whose pods are processes of this machine, GPUs, a dcgm-exporter."""
+"""One simulated node: a kubelet whose pods are local processes, GPUs, and a dcgm-exporter."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ Object = objects.Object
 
 
 class SimulatedNode:
-    """See `seam.Node`. Create and run it in the main thread."""
+    """Implements `seam.Node`. Create and run it in the main thread."""
 
     def __init__(self, spec: NodeSpec, cluster: Cluster, scenario: Scenario) -> None:
         self.spec = spec
@@ -126,8 +126,11 @@ class SimulatedNode:
         return self._kubelet.powered.is_set()
 
     async def _lose_power(self) -> int:
-        """Stop heartbeats, processes, exporter and kubelet port at once. The connection is closed first, because
-        a node without power does not report how its containers ended."""
+        """Stop heartbeats, processes, exporter and kubelet port.
+
+        The connection is closed first, because a node without power does not report how its
+        containers ended.
+        """
         await self._link.disconnect()
         count = await self._kubelet.lose_power()
         await self._gpus.stop()
@@ -135,7 +138,7 @@ class SimulatedNode:
         return count
 
     async def heal(self) -> str:
-        """Heal the node; a fault of a GPU needs a reboot, which ends the node's processes."""
+        """Heal the node. A GPU fault needs a reboot, which ends the node's processes."""
         said = []
         if not self._powered or self._gpus.titles:
             said.append(await self._reboot())

@@ -1,4 +1,4 @@
-"""The Kubernetes objects that a node writes about itself: pure builders."""
+"""Builds the Kubernetes objects that a node writes about itself. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -46,7 +46,7 @@ def build_node(spec: NodeSpec) -> Object:
 def build_node_status(
     spec: NodeSpec, gpus: Sequence[Gpu], *, boot_id: str, ready_since: datetime, now: datetime
 ) -> Object:
-    """For a strategic merge patch, which keeps the conditions of other writers."""
+    """The node's status, for a strategic merge patch, which keeps other writers' conditions."""
     return {
         "status": {
             "addresses": [
@@ -108,8 +108,9 @@ def exporter_ip(spec: NodeSpec) -> str:
 
 
 def build_exporters() -> Object:
-    """The DaemonSet, as in dcgm-exporter's own chart. Its pods are bound like any other; the node itself serves
-    its exporter, see `node.py`.
+    """The exporters' DaemonSet, as in dcgm-exporter's own chart.
+
+    Its pods are bound like any other pods. The node itself serves the exporter, see `node.py`.
     """
     labels = {"app.kubernetes.io/name": EXPORTER, "app": f"nvidia-{EXPORTER}"}
     container = {

@@ -1,4 +1,4 @@
-"""One pod on a node: its containers run for real until they end or the pod is deleted."""
+"""One pod on a node. Its containers run as real processes until they end or the pod is deleted."""
 
 import asyncio
 import contextlib
@@ -32,19 +32,19 @@ class Host(Protocol):
     """Cleared between a power loss and the reboot."""
 
     async def fetch(self, kind: str, namespace: str, name: str) -> Object | None:
-        """A ConfigMap or Secret, None if there is none; waits while the API server cannot be reached."""
+        """A ConfigMap or Secret, None if there is none. Waits while the node is disconnected."""
 
     def changed(self, pod: "Pod") -> None: ...
 
     def event(self, pod: Object, kind: str, reason: str, message: str) -> None: ...
 
     def allocate(self, pod: "Pod", container: str, count: int) -> Sequence[str] | None:
-        """UUIDs of GPUs for this container; None if there are too few."""
+        """Allocate GPUs to this container. Returns their UUIDs, or None if there are too few."""
 
 
 @dataclass(slots=True)
 class PodContainer:
-    """What the pod knows of one of its containers."""
+    """The state of one container of the pod."""
 
     spec: Object
     record: status.Container
@@ -53,7 +53,7 @@ class PodContainer:
 
 
 class Pod:
-    """`run` returns when the containers have ended for good; `terminate` and `kill` end them."""
+    """`run` returns when no container runs or will run again. `terminate` and `kill` end them."""
 
     def __init__(self, document: Object, host: Host, folders: volumes.Folders, ip: str) -> None:
         self.document = document
@@ -70,7 +70,7 @@ class Pod:
         self._ids = itertools.count(1)
         self.by_name = {c["name"]: PodContainer(c, _new(c)) for c in document["spec"]["containers"]}
         self.over = False
-        """Set when no container runs or will run again."""
+        """True when no container runs and none will run again."""
 
     @property
     def ip(self) -> str:
@@ -85,7 +85,7 @@ class Pod:
         return status.build_status(self.document, state, now)
 
     def log_file(self, container: str, *, previous: bool = False) -> Path | None:
-        """The log of the container's last run, or of the previous one; None if there is none."""
+        """The log of the container's latest run, or of the one before it; None if there is none."""
         entry = self.by_name.get(container)
         if entry is None:
             return None
@@ -101,7 +101,7 @@ class Pod:
         return self._stopping.is_set()
 
     def update(self, document: Object) -> None:
-        """Take over the pod's object from the API server, unless ours is newer."""
+        """Replace the pod's object by the API server's, unless the known one is newer."""
         if _version(document) >= _version(self.document):
             self.document = document
 
@@ -126,7 +126,7 @@ class Pod:
             self._host.changed(self)
 
     def terminate(self) -> None:
-        """Begin a graceful stop: SIGTERM to each main process, no more restarts."""
+        """Begin a graceful stop: send SIGTERM to each main process, and restart nothing."""
         self._stopping.set()
         for entry in self.by_name.values():
             if entry.process:
@@ -139,7 +139,7 @@ class Pod:
                 entry.process.kill()
 
     def processes(self) -> list[int]:
-        """All descendants of the shims, then the shims themselves."""
+        """The pids of all descendants of the shims, then of the shims themselves."""
         alive = [entry.process for entry in self.by_name.values() if entry.process]
         below = [pid for process in alive for pid in process.processes()]
         return [*below, *(process.shim for process in alive)]
@@ -162,7 +162,7 @@ class Pod:
         return True
 
     async def _prepare(self) -> None:
-        """Prepare ConfigMaps, Secrets and volumes; wait for missing ones until the pod is stopped."""
+        """Fetch ConfigMaps and Secrets, create volumes; wait for missing ones until a stop."""
         while not self._stopping.is_set():
             try:
                 volumes.check_pod(self.document["spec"])
@@ -210,7 +210,7 @@ class Pod:
             backoff = backoff.next()
 
     async def _command(self, entry: PodContainer) -> containers.Command | None:
-        """None if the pod is stopped before the command can be built."""
+        """Build the command. Returns None if the pod is stopped before that succeeds."""
         while not self._stopping.is_set():
             try:
                 return await self._build_command(entry)
@@ -280,7 +280,7 @@ class Pod:
 
     def _record_end(self, entry: PodContainer, ended: containers.Ended, number: str) -> None:
         if not self._host.powered.is_set():
-            code, reason = 255, "Unknown"  # containerd after a reboot has no exit status
+            code, reason = 255, "Unknown"  # after a reboot containerd has no exit status
         else:
             code, reason = ended.exit_code, "Completed" if ended.exit_code == 0 else "Error"
         message = ended.failed_to_start or self._message(entry, code)
@@ -309,7 +309,7 @@ class Pod:
     # --- preparing a run ------------------------------------------------------------------------
 
     async def _build_command(self, entry: PodContainer) -> containers.Command:
-        """Raises `ImageError`, `ConfigError` or `NotSimulatedError`."""
+        """The next run's command. Raises `ImageError`, `ConfigError` or `NotSimulatedError`."""
         image = images.load_image(self._host.images, entry.spec["image"])
         env = environment.build_env(entry.spec, self.document, self._sources, self._place)
         order = launch.Order(
@@ -353,7 +353,7 @@ class Pod:
         self._host.event(self.document, kind, reason, message)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep, or return early when the pod is stopped."""
+        """Sleep; return early if the pod is stopped."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -370,7 +370,7 @@ def _new(container: Object) -> status.Container:
 
 @contextlib.asynccontextmanager
 async def _background(work: Awaitable[None]) -> AsyncIterator[None]:
-    """Run `work` while the block runs; an exception in it is an error of the lab."""
+    """Run `work` while the block runs. An exception in `work` is raised when the block ends."""
     task = asyncio.ensure_future(work)
     try:
         yield

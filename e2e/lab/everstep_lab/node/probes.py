@@ -13,16 +13,16 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
-    """Callbacks for the results of probes."""
+    """Callbacks for the results of the probes."""
 
     started: Callable[[], None]
     ready: Callable[[bool], None]
     unhealthy: Callable[[str], None]
-    """Liveness or startup failed as often as its threshold; the text names the probe."""
+    """Called when the liveness or startup probe has failed; the text names the probe."""
 
 
 async def probe_container(container: Object, host: str, effects: Effects) -> None:
-    """Run until cancelled at the container's end."""
+    """Probe the container; the caller cancels this when the container ends."""
     startup = container.get("startupProbe")
     if startup and not await _until(startup, container, host, good=True):
         effects.unhealthy("startup probe failed")
@@ -57,9 +57,10 @@ async def _liveness(container: Object, host: str, effects: Effects) -> None:
 async def _until(
     probe: Object, container: Object, host: str, *, good: bool, forever: bool = False
 ) -> bool:
-    """Probe until it succeeds (or fails) as often in a row as its threshold requires.
+    """Probe until it succeeds (or, without `good`, fails) as often in a row as its threshold.
 
-    Returns False when, not `forever`, the opposite came first.
+    Returns False if `failureThreshold` opposite results in a row come first and `forever` is not
+    set.
     """
     wanted = probe.get("successThreshold", 1) if good else probe.get("failureThreshold", 3)
     limit = probe.get("failureThreshold", 3)
@@ -100,7 +101,7 @@ async def _http(target: Object, container: Object, host: str) -> bool:
 
 
 def find_port(container: Object, port: int | str) -> int:
-    """A probe's port by number or by the name that the container gives it."""
+    """The number of a probe's port, given as a number or as the name of a container port."""
     if isinstance(port, int) or port.isdigit():
         return int(port)
     named = {entry.get("name"): entry["containerPort"] for entry in container.get("ports") or []}

@@ -1,4 +1,4 @@
-"""Validation of fault requests; the exporter modes and their descriptions."""
+"""Validates fault requests, and describes the exporter modes."""
 
 from everstep_lab.exporter.server import MODES
 from everstep_lab.seam import BadRequestError, FaultRequest
@@ -15,7 +15,7 @@ EXPORTER_EFFECTS = {
 
 
 def check_request(node: str, gpus: int, request: FaultRequest) -> None:
-    """Raises `BadRequestError`, which names the value and what is possible."""
+    """Raises `BadRequestError` for a bad request. It names the value and what is possible."""
     if request.exporter is not None and request.exporter not in EXPORTER_MODES:
         modes = ", ".join(EXPORTER_MODES)
         raise BadRequestError(f"exporter {request.exporter!r}: choose one of {modes}")

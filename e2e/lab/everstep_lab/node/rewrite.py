@@ -1,28 +1,28 @@
-"""Replaces mount paths in a pod's strings by paths of this machine.
+"""Replaces mount paths in a pod's strings by paths on this machine.
 
-A container here has no file system of its own, so a mount path such as `/everstep/memory` in its command,
-arguments, environment and working directory is replaced by the volume's folder. Paths inside a
-program's source or in a file are not replaced.
+A container of the lab has no file system of its own. A mount path such as `/everstep/memory` in its
+command, arguments, environment or working directory is therefore replaced by the volume's folder.
+Paths in a program's source or in a file are not replaced.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# A path starts at the beginning, after a space, a quote, `=`, `:` … or after file://, and
-# ends with its last component.
+# A match starts at the beginning of the text, after a space, a quote, `=`, `:` … or after file://.
+# It ends at the end of a path component.
 _START = r"(?:(?<![\w.\-/])|(?<=file://))"
 _END = r"(?![\w.\-])"
 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """`mapping`: mount path → folder or file on this machine."""
+    """`mapping` is from mount path to folder or file on this machine."""
 
     mapping: Mapping[str, str]
 
     def rewrite(self, text: str) -> str:
-        """Replace longer mount paths first, and no part of the text twice."""
+        """Replace mount paths, longer ones first. No part of the text is replaced twice."""
         known = {path.rstrip("/") or "/": host for path, host in self.mapping.items()}
         known.pop("/", None)
         if not known:

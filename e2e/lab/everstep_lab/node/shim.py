@@ -1,9 +1,10 @@
-"""The container's parent, run as a program: `python shim.py SPEC FD`, JSON lines of events on FD.
+"""The parent process of a container: `python shim.py SPEC FD` writes events as JSON lines to FD.
 
-It replaces containerd's shim and the container's PID namespace. It is a child subreaper, so that all processes
-of the container stay its descendants; the main process dies with it; when the main process has ended it
-kills the rest; when the lab dies it kills all and exits. It writes the container's log in
-the CRI format. It imports nothing of this package, because it must start in milliseconds.
+It replaces containerd's shim and the container's PID namespace. It is a child subreaper, so that
+all processes of the container stay its descendants. The main process dies with the shim. When the
+main process has ended, the shim kills the rest. When the lab dies, the shim kills all of them and
+exits. It writes the container's log in the CRI format. It imports nothing of this package, because
+it must start in milliseconds.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def tell(**event: object) -> None:
-    with contextlib.suppress(OSError):  # the lab has ended; our death signal follows
+    with contextlib.suppress(OSError):  # the lab has ended; the shim's death signal follows
         os.write(int(sys.argv[2]), json.dumps(event).encode() + b"\n")
 
 
@@ -67,7 +68,7 @@ def start(spec: Spec) -> tuple[int | None, Pipes]:
 
 
 def child(spec: Spec, parent: int, out: int, err: int, failed: int) -> None:
-    """Never returns."""
+    """Become the container's main process. Never returns."""
     try:
         os.setsid()
         _prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -104,7 +105,7 @@ def explain(command: str, problem: BaseException) -> str:
 
 
 class Loop:
-    """Copies output to the log until the main process and all its descendants have ended."""
+    """Copies output to the log until the main process ends, then kills its descendants."""
 
     def __init__(self, pid: int, pipes: Pipes, wake: int, log: int) -> None:
         self.pid, self.log, self.wake = pid, log, wake
@@ -141,7 +142,10 @@ class Loop:
         self.reap()
 
     def copy(self, fd: int, name: str) -> bool:
-        """False at the end of the stream, or if it is empty after the main process ended."""
+        """Copy what can be read to the log.
+
+        Returns False at the end of the stream, or if it is empty and the main process has ended.
+        """
         try:
             chunk = os.read(fd, 65536)
         except BlockingIOError:
@@ -174,7 +178,7 @@ class Loop:
                 self.status = status
 
     def kill_rest(self) -> None:
-        """SIGKILL all descendants until none is left (orphans become our children)."""
+        """Send SIGKILL to all descendants until none is left. The shim adopts orphans."""
         end = time.monotonic() + 10
         while time.monotonic() < end:
             alive = below(os.getpid())

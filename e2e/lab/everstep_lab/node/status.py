@@ -1,4 +1,4 @@
-"""A pod's status from the state of its containers, by the kubelet's rules. Pure."""
+"""Builds a pod's status from the state of its containers, by the kubelet's rules. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The node rejected or failed the whole pod."""
+    """Why the node rejected or failed the whole pod."""
 
     reason: str
     message: str
@@ -80,7 +80,7 @@ def choose_phase(policy: str, containers: Sequence[Container], *, deleted: bool 
 
 
 def build_status(pod: Object, state: PodState, now: datetime) -> Object:
-    """The status to patch; conditions of other writers (the scheduler's) are kept."""
+    """The status to patch. Conditions of other writers, such as the scheduler, are kept."""
     deleted = bool(pod["metadata"].get("deletionTimestamp"))
     phase = choose_phase(
         pod["spec"].get("restartPolicy", "Always"), state.containers, deleted=deleted
@@ -165,7 +165,7 @@ def _state(state: State) -> Object:
 
 
 def _terminated(state: Terminated) -> Object:
-    """A container that never ran has the epoch as its start, as with containerd."""
+    """A container that never ran has the Unix epoch as its start time, as with containerd."""
     started = stamp(state.started_at) if state.started_at else "1970-01-01T00:00:00Z"
     document: Object = {
         "exitCode": state.exit_code, "reason": state.reason, "startedAt": started,

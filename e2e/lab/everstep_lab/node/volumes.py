@@ -1,4 +1,4 @@
-"""A pod's volumes as folders: the supported kinds and their content."""
+"""A pod's volumes as folders: which kinds the lab supports, and their content."""
 
 import base64
 import os
@@ -17,7 +17,7 @@ KINDS = ("emptyDir", "configMap", "secret", "downwardAPI")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """The folders of this pod on this machine."""
+    """The folders of a pod, or of a node, on this machine."""
 
     disk: Path
     memory: Path
@@ -28,7 +28,7 @@ class Folders:
 
 
 def check_pod(spec: Object) -> None:
-    """Raises `NotSimulatedError` with a message for the pod's author."""
+    """Raises `NotSimulatedError` if the lab cannot run the pod, with a message for its author."""
     for volume in spec.get("volumes") or []:
         if not is_token(volume):
             _check_volume(volume)
@@ -71,7 +71,7 @@ def is_token(volume: Object) -> bool:
 
 
 def list_references(spec: Object) -> tuple[set[str], set[str]]:
-    """Names of the ConfigMaps and of the Secrets that the pod needs, optional ones too."""
+    """Names of the ConfigMaps and of the Secrets that the pod uses, including optional ones."""
     maps: set[str] = set()
     secrets: set[str] = set()
     for volume in spec.get("volumes") or []:
@@ -93,7 +93,7 @@ def _value_sources(container: Object) -> Iterable[Object]:
 
 
 def decode_content(kind: str, document: Object) -> dict[str, bytes]:
-    """The `data` of a ConfigMap or a Secret (base64), and a ConfigMap's `binaryData`."""
+    """Decode the `data` of a ConfigMap or a Secret (base64), and a ConfigMap's `binaryData`."""
     plain = document.get("data") or {}
     if kind == "Secret":
         return {key: base64.b64decode(value) for key, value in plain.items()}
@@ -104,7 +104,7 @@ def decode_content(kind: str, document: Object) -> dict[str, bytes]:
 
 
 def apply_volumes(pod: Object, sources: Sources, place: Place, folders: Folders) -> None:
-    """Create the folders; later changes of ConfigMaps and Secrets are not followed."""
+    """Create the volumes' folders. Later changes of ConfigMaps and Secrets are not followed."""
     for volume in pod["spec"].get("volumes") or []:
         path = folders.volume(volume)
         path.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,10 @@ def apply_volumes(pod: Object, sources: Sources, place: Place, folders: Folders)
 
 
 def build_files(volume: Object, pod: Object, sources: Sources, place: Place) -> dict[str, bytes]:
-    """Relative path → content. Raises `ConfigError` for a missing required object or key."""
+    """A volume's files: relative path → content.
+
+    Raises `ConfigError` if a required ConfigMap, Secret or key is missing.
+    """
     if "configMap" in volume:
         source = volume["configMap"]
         return _keyed(source, "configmap", source["name"], sources.config_maps)
@@ -156,7 +159,7 @@ def _downward(item: Object, pod: Object, place: Place) -> str:
 
 
 def map_mounts(pod: Object, container: Object, folders: Folders) -> dict[str, str]:
-    """Mount path → folder on this machine, for `rewrite.Paths`."""
+    """Map each mount path to a folder on this machine, for `rewrite.Paths`."""
     volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes") or []}
     mapping = {}
     for mount in container.get("volumeMounts") or []:

@@ -1,5 +1,5 @@
-"""The lab's pod on each node of the kind lab: the device plugin, the exporter and the faults of its GPUs.
+"""The lab's own pod on each node of the kind lab: device plugin, exporter and faults of the GPUs.
 
-It runs in its own container (`python -m everstep_lab.kind.labnode`); the host's lab does not
+It runs in its own container (`python -m everstep_lab.kind.labnode`). The lab on the host does not
 import it.
 """

@@ -1,4 +1,4 @@
-"""python -m everstep_lab.kind.labnode: see `node`."""
+"""Runs the lab-node: `python -m everstep_lab.kind.labnode`. See `node`."""
 
 import asyncio
 import contextlib

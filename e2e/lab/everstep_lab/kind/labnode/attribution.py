@@ -1,4 +1,4 @@
-"""Which pod holds a GPU, from the kubelet, and which process uses it, from /proc."""
+"""Finds which pod holds a GPU, from the kubelet, and which process uses it, from /proc."""
 
 import asyncio
 import contextlib
@@ -22,14 +22,14 @@ log = logging.getLogger("labnode.attribution")
 
 
 class PodResources:
-    """`holders` is from the kubelet's last answer; it is polled once a second, as dcgm-exporter does."""
+    """`holders` is the kubelet's last answer. It is asked once a second, as dcgm-exporter does."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self.holders: Mapping[str, Holder] = {}
 
     async def run(self) -> None:
-        """Poll until cancelled; while the kubelet does not answer, the last answer is kept."""
+        """Ask the kubelet until cancelled. While it does not answer, keep its last answer."""
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await self._follow()
@@ -56,7 +56,7 @@ def build_holders(held: Iterable[wire.Held]) -> dict[str, Holder]:
 
 
 def find_holder(uuid: str, processes: Sequence[Candidate]) -> Candidate | None:
-    """The process that uses this GPU, found by the list of devices in its environment."""
+    """The process that uses this GPU. The list of devices in its environment identifies it."""
     inside = [one for one in processes if uuid in one.env.get(VISIBLE, "").split(",")]
     if not inside:
         return None
@@ -67,14 +67,14 @@ def find_holder(uuid: str, processes: Sequence[Candidate]) -> Candidate | None:
 
 
 def _choose_main(inside: Sequence[Candidate]) -> Candidate:
-    """The oldest process whose parent is outside the container: its main process, not a probe's."""
+    """The container's main process: the oldest whose parent is outside (a probe's is younger)."""
     pids = {one.pid for one in inside}
     outermost = [one for one in inside if one.parent not in pids]
     return max(outermost or inside, key=lambda one: one.age)
 
 
 def list_processes(proc: Path = Path("/proc")) -> list[Candidate]:
-    """Every process of the node; needs the host's PID namespace and the right to read environments."""
+    """Every process of the node. Needs its PID namespace and the right to read environments."""
     uptime = float((proc / "uptime").read_text().split()[0])
     found = []
     for entry in os.listdir(proc):

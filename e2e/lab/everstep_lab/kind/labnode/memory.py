@@ -1,4 +1,4 @@
-"""The node's faults, kept on its disk so that a restarted lab-node container continues with them."""
+"""The node's faults, kept on its disk: a restarted lab-node container continues with them."""
 
 import json
 import os
@@ -11,27 +11,30 @@ from everstep_lab.exporter.gpu import Gpu, HealthIncident, XidEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """One injected fault: its effects follow from `code` and `seed`."""
+    """One injected fault. `code` and `seed` determine its effects."""
 
     gpu: int
     code: int
     seed: int
     at: float
-    """On the monotonic clock, which all containers of a machine share until it reboots."""
+    """A time on the monotonic clock, which all containers of a machine share until it reboots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     boot: str
-    """Boot id of the machine: after a reboot, monotonic times are void and no fault is in force."""
+    """The machine's boot id. After a reboot monotonic times are invalid and all faults are over."""
     base: tuple[Gpu, ...] = ()
-    """The GPUs as of the last reload of the driver; empty for new ones."""
+    """The GPUs as they were after the last reload of the driver; empty if they are new."""
     faults: tuple[Begun, ...] = ()
     exporter: str = "ok"
 
 
 def load_state(path: Path, boot: str) -> State:
-    """Empty if the file is missing, incomplete or from another boot."""
+    """Read the state. It is new if the file is missing or incomplete.
+
+    After a reboot of the machine, only `base` is kept.
+    """
     try:
         document = json.loads(path.read_text())
         state = _read(document)

@@ -1,4 +1,4 @@
-"""One node of the kind lab: its simulated GPUs, and what connects them to kubelet, exporter and faults."""
+"""One node of the kind lab: its simulated GPUs, connected to kubelet, exporter and faults."""
 
 import asyncio
 import contextlib
@@ -29,11 +29,11 @@ class Settings:
     gpus: int
     seed: int
     state: Path
-    """Folder on the node's disk."""
+    """A folder on the node's disk."""
     kubelet: Path
-    """/var/lib/kubelet of the node."""
+    """The kubelet's folder on the node, /var/lib/kubelet."""
     python_tree: str
-    """Folder of the node that is mounted at the same path in every container with a GPU; empty for none."""
+    """Folder of the node, mounted at the same path in containers with a GPU; empty for none."""
     boot: str
     """The machine's boot id."""
 
@@ -67,7 +67,7 @@ class LabNode:
         self._told: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Run until cancelled; if any part ends, all end."""
+        """Run until cancelled. If one part fails, all end."""
         self._take_up()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -78,7 +78,7 @@ class LabNode:
             await self._gpus.stop()
 
     def _take_up(self) -> None:
-        """Continue with the faults of the previous container."""
+        """Continue the faults that the previous lab-node container had."""
         for gpu in self._state.base[: len(self._gpus.all)]:
             self._gpus.all[gpu.index] = gpu
         for fault in self._state.faults:
@@ -106,7 +106,7 @@ class LabNode:
     # --- faults ---------------------------------------------------------------------------------
 
     async def fault(self, request: FaultRequest) -> str:
-        """Raises BadRequestError, which names the value and what is possible."""
+        """Inject a fault. Raises BadRequestError, which names the value and what is possible."""
         check_request(self._settings.node, self._settings.gpus, request)
         said = []
         if request.xid is not None:
@@ -128,7 +128,7 @@ class LabNode:
         return title
 
     async def heal(self) -> str:
-        """Heal the GPUs by reloading the driver, which ends every process that uses one."""
+        """Heal GPUs and exporter. Reloading the driver ends every process that uses a GPU."""
         said = []
         if self._gpus.titles:
             ended = self._end_holders()

@@ -1,4 +1,4 @@
-"""The device plugin: reports the GPUs to the kubelet, and allocates them to containers.
+"""The device plugin: it reports the GPUs to the kubelet and allocates them to containers.
 
 https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/
 """
@@ -24,9 +24,9 @@ log = logging.getLogger("labnode.plugin")
 
 
 class DevicePlugin:
-    """`gpus` returns the devices; `changed` sends them to the kubelet again.
+    """`gpus` returns the devices. `changed` sends them to the kubelet again.
 
-    `mounts` go into every container with a GPU, as the driver's libraries do on a real node.
+    Every container with a GPU gets `mounts`, as it gets the driver's libraries on a real node.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class DevicePlugin:
             self._news.notify_all()
 
     async def run(self) -> None:
-        """Serve and register until cancelled; register again after each restart of the kubelet.
+        """Serve and register until cancelled. Register again after each restart of the kubelet.
 
-        A starting kubelet removes every plugin's socket; that shows the restart.
+        A starting kubelet removes the sockets of all plugins, which shows that it restarted.
         """
         while True:
             server = await self._serve()
@@ -115,7 +115,7 @@ class DevicePlugin:
 
 
 def build_env(devices: Sequence[str]) -> Mapping[str, str]:
-    """The variable that NVIDIA's plugin sets; it also identifies the processes that hold a GPU."""
+    """The variable that NVIDIA's plugin sets. It also identifies the processes that hold a GPU."""
     return {"NVIDIA_VISIBLE_DEVICES": ",".join(devices)}
 
 

@@ -1,8 +1,9 @@
-"""Encoder for the few messages of the kubelet's device plugin (v1beta1) and pod-resources (v1) APIs.
+"""Encodes and decodes the kubelet's device plugin (v1beta1) and pod-resources (v1) messages.
 
 The field numbers are those of `k8s.io/kubelet/pkg/apis/{deviceplugin/v1beta1,podresources/v1}`
-(v0.36). Only strings, booleans, repeated messages and maps of strings occur, so an encoder fits on a
-page and no code generator is needed. https://protobuf.dev/programming-guides/encoding/
+(v0.36). The messages are few and contain only strings, booleans, repeated messages and maps of
+strings. The encoder therefore fits on a page, and no code generator is needed.
+https://protobuf.dev/programming-guides/encoding/
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ _VARINT, _BYTES = 0, 2
 
 
 class WireError(ValueError):
-    """Bytes that are not a valid message of these APIs."""
+    """The bytes are not a valid message of these APIs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """One container and its devices of one resource."""
+    """The devices of one resource that one container holds."""
 
     namespace: str
     pod: str
@@ -53,17 +54,17 @@ def build_devices(devices: Iterable[tuple[str, bool]]) -> bytes:
 
 
 def build_allocation(containers: Iterable[tuple[Mapping[str, str], Sequence[Mount]]]) -> bytes:
-    """An AllocateResponse: environment and mounts of each container."""
+    """An AllocateResponse, from the environment and mounts of each container."""
     return b"".join(_message(1, _container(env, mounts)) for env, mounts in containers)
 
 
 def read_allocate_request(data: bytes) -> list[list[str]]:
-    """The requested device ids, per container. Raises WireError."""
+    """The requested device ids of each container. Raises WireError."""
     return [_texts(container, 1) for container in _messages(data, 1)]
 
 
 def read_pod_resources(data: bytes) -> list[Held]:
-    """Raises WireError."""
+    """The devices that containers hold. Raises WireError."""
     return [
         Held(
             namespace=_first(pod, 2), pod=_first(pod, 1), container=_first(container, 1),
@@ -119,7 +120,7 @@ def _messages(data: bytes, number: int) -> list[bytes]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Length-delimited fields; numbers and unknown fields of a newer kubelet are skipped."""
+    """Yield the length-delimited fields; skip numbers, also those of a newer kubelet."""
     at = 0
     while at < len(data):
         tag, at = _read_varint(data, at)
