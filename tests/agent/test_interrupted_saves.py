@@ -139,6 +139,28 @@ async def test_a_save_of_the_whole_outlives_the_share_that_is_uploaded_after_it(
         await assert_exact(gang, 60)
 
 
+async def test_the_full_state_that_a_rank_staged_before_it_died_too_is_waited_for(
+    tmp_path: Path, gates: list[Gate]
+) -> None:
+    gang = Gang(tmp_path, 2)
+    gang.stub["STUB_UNTIL"] = "60"
+    async with gang:
+        await gang.until(lambda s: s.step >= 5)
+        close(gates, "chunks/")
+        os.kill(gang.worker(1), signal.SIGKILL)
+        await met(gates)
+        os.kill(gang.worker(0), signal.SIGKILL)
+        decided = ("event=save_awaited", "event=resume_point")
+        await gang.until(lambda _: any(event in gang.shown() for event in decided))
+        open_all(gates)
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        assert sum(i.steps_lost for i in gang.seen.incidents) == 0
+        assert gang.seen.committed is not None
+        assert gang.seen.committed.step >= 5
+        await gang.reports()
+        await assert_exact(gang, 60)
+
+
 async def test_a_coordinator_that_dies_between_a_commit_and_its_answer_has_committed_once(
     tmp_path: Path, gates: list[Gate]
 ) -> None:

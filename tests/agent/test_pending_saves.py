@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.given import a_worker, an_epoch
+from agent.given import a_report, a_worker, an_epoch
 from everstep_agent import logline
 from everstep_agent.checkpoint.parts import Part
-from everstep_agent.coordinator import last_save
+from everstep_agent.coordinator import last_save, members
 from everstep_agent.coordinator.background import Background
 from everstep_agent.coordinator.pending_saves import PendingSaves
 from everstep_agent.coordinator.saves import Saves
@@ -102,3 +102,14 @@ def test_one_that_does_not_come_is_lost_after_a_while_in_which_nothing_came(save
     found = find(saves, wait, 2 * limit + 10)
     assert found is not None
     assert "1 of 2 parts arrived, and none in the last 900 s" in found.message
+
+
+def test_a_state_is_complete_with_every_part_or_with_one_full_state() -> None:
+    epoch = an_epoch(2)
+    parts = [a_report(0, epoch=1, staged=12), a_report(1, epoch=1, staged=10)]
+    assert members.find_complete(epoch, parts) == 10
+    assert members.find_complete(epoch, parts[:1]) == 0, "the other part is unknown"
+    full = [a_report(0, epoch=1, staged=12, whole=12), a_report(1, epoch=1, staged=10)]
+    assert members.find_complete(epoch, full) == 12
+    assert members.find_complete(epoch, full[:1]) == 12
+    assert members.find_complete(epoch, []) == 0

@@ -19,6 +19,7 @@ from everstep_agent.peers.messages import State
 from everstep_agent.pod import hang, spawn
 from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.workers import Place, WorkerSet
+from everstep_contract import wire
 
 IDLE = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
@@ -81,6 +82,18 @@ async def test_a_death_is_noticed_with_its_signal_and_counts_as_proof(given: Fix
     assert worker.state is State.DEAD
     assert worker.exit_text() == "killed by signal 9 (SIGKILL)"
     assert workers.ended_lives()[0].life == 1
+
+
+async def test_what_a_worker_staged_in_an_epoch_is_not_known_of_in_the_next(given: Fixture):
+    workers = await given.open(IDLE)
+    await until(lambda: 0 in workers.fresh)
+    worker = workers.current[0] = workers.fresh.pop(0)
+    worker.staged = worker.whole = 40
+    order = wire.Regroup(
+        epoch=2, rank=0, world=1, local_world=1, node_rank=0, applied=41, reductions=0
+    )
+    workers.continue_in([1], lambda _: order)
+    assert (worker.epoch, worker.staged, worker.whole) == (2, 0, 0)
 
 
 async def test_the_last_words_of_a_script_are_kept(given: Fixture):

@@ -68,3 +68,12 @@ def list_unsaved(epoch: EpochLevel, reports: Iterable[AgentReport]) -> set[int]:
 def find_staged(epoch: EpochLevel, reports: Iterable[AgentReport]) -> int:
     """The newest step that all reporting agents have staged; 0: none."""
     return min((r.staged for _, r in list_inside(epoch, reports)), default=0)
+
+
+def find_complete(epoch: EpochLevel, reports: Iterable[AgentReport]) -> int:
+    """The newest step whose full state the agents hold, though their workers may be dead: every
+    member has staged its part, or one of them the full state; 0: none.
+    """
+    inside = [r for _, r in list_inside(epoch, reports)]
+    parts = min(r.staged for r in inside) if len(inside) == len(epoch.members) else 0
+    return max([parts, *(r.whole for r in inside)])

@@ -132,18 +132,19 @@ def refine(term: Term, found: Break, now: float, waited: float) -> Break:
 
 async def _drain(term: Term) -> None:
     """The agents of dead workers still hold complete staged saves: wait until these are committed."""
-    began = term.now()
+    began, said = term.now(), 0
     while True:
         epoch = term.running
         heard = {r.id for r in term.recent()}
         all_there = heard.issuperset(m.id for m in epoch.members)
         if term.now() > began + (term.settings.drain_seconds if all_there else DRAIN_SECONDS):
             return
-        inside = list(members.list_inside(epoch, term.reports.all()))
-        whole = len(inside) == len(epoch.members)
-        newest = min((r.staged for _, r in inside), default=0) if whole else 0
+        newest = members.find_complete(epoch, term.reports.all())
         if newest <= epoch.committed and not term.saves.busy:
             return
+        if newest > max(said, epoch.committed):
+            term.line.say("save_awaited", step=newest)
+            said = newest
         term.saves.pump(epoch, {}, term.spent())
         await term.tick()
 

@@ -135,6 +135,8 @@ class AgentReport:
     """Furthest step of a local worker if the boundary could not be acknowledged."""
     staged: int = 0
     """Newest step staged by every local worker in this epoch."""
+    whole: int = 0
+    """Newest step of which a local worker has staged the full state, by itself."""
     cut: int = 0
     """Newest epoch known to this agent as cut or over; if it has not started that epoch by then, it
     never will.

@@ -366,6 +366,8 @@ class Pod:
             self._unstaged(worker, frame)
             return
         worker.staged = max(worker.staged, frame.step)
+        if frame.whole:
+            worker.whole = frame.step
         if self.uploads is None or frame.epoch != self.epoch:
             os.unlink(frame.path)
             return
@@ -386,7 +388,7 @@ class Pod:
         """Reported, so that another rank may be asked to save."""
         for worker in self.workers.current.values():
             if worker.rank == rank and staged.whole:
-                worker.unsaved = True
+                worker.unsaved, worker.whole = True, 0
                 self._touch()
 
     @property
@@ -459,6 +461,7 @@ class Pod:
             acked=self._arming.acked,
             passed=self._arming.passed(self.level, current),
             staged=min((w.staged for w in current), default=0),
+            whole=max((w.whole for w in current), default=0),
             cut=self._cut_heard,
             held=self._held(),
             former_epoch=self._former.epoch,

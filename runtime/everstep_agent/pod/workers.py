@@ -219,6 +219,7 @@ class WorkerSet:
             frame = build(worker)
             worker.epoch, worker.rank = frame.epoch, frame.rank
             worker.standing, worker.asked_vector = None, False
+            worker.staged = worker.whole = 0  # what is not committed by now is dropped
             worker.store_error = ""
             worker.send(frame)
 
