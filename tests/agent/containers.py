@@ -5,6 +5,7 @@ while the exit status asks for that. The container's memory folder outlives the 
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agent.gang import STUB, TOKEN
+from agent.gang import STUB
 from everstep_agent.peers.client import PeerClient, PeerError
 from everstep_agent.pod import zygote_process
 from everstep_contract import env, levels, report
@@ -33,7 +34,7 @@ class Container:
         self, folder: Path, slot: int, environ: Mapping[str, str], **settings: object
     ) -> None:
         self.slot = slot
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = free_address()
         self.memory = folder / f"memory-{slot}"
         self.termination = folder / f"termination-{slot}"
         self.output = folder / f"output-{slot}"
@@ -46,8 +47,9 @@ class Container:
         """Start the agent. Its output goes to a file, or to a pipe that a test put there."""
         settings = env.AgentEnv(
             **{
-                "job": "ns/job", "job_uid": "uid-1", "slot": self.slot, "attempt": 0, "token": TOKEN,
-                "pod_ip": "127.0.0.1", "port": int(self.address.rpartition(":")[2]), "run": "ns/job",
+                "job": "ns/job", "job_uid": "uid-1", "slot": self.slot, "attempt": 0,
+                "pod_ip": self.address.partition(":")[0], "port": int(self.address.rpartition(":")[2]),
+                "run": "ns/job",
                 "memory": str(self.memory), "termination_log": str(self.termination),
                 **self._settings,
             }
@@ -120,6 +122,9 @@ class Containers:
         store = folder / "store"
         store.mkdir(parents=True, exist_ok=True)
         self.store = str(settings.setdefault("uri", f"file://{store}"))
+        self.token = secrets.token_hex(8)
+        """Not that of any other job: two may find the same free port."""
+        settings["token"] = self.token
         each = [environ or {}] * count if not isinstance(environ, Sequence) else environ
         self.attempt = attempt
         self.all = [
@@ -159,7 +164,7 @@ class Containers:
             self.want(dead=(*others, dead))
 
     async def _ask(self, container: Container) -> None:
-        async with PeerClient(container.address, TOKEN) as client:
+        async with PeerClient(container.address, self.token) as client:
             while True:
                 with contextlib.suppress(PeerError):
                     seen = await client.call("/v1/wanted", self.wanted, levels.Seen, timeout=2.0)
@@ -180,7 +185,9 @@ class Containers:
             await asyncio.gather(*self._tasks[: len(self.all)])
 
 
-def free_port() -> int:
+def free_address() -> str:
+    """A loopback address of its own, so that no other process takes the port before the agent does."""
+    host = f"127.{128 + os.getpid() % 100}.{secrets.randbelow(256)}.{1 + secrets.randbelow(254)}"
     with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+        found.bind((host, 0))
+        return f"{host}:{found.getsockname()[1]}"

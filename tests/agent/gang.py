@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import os
+import secrets
 import signal
 import sys
 import time
@@ -23,7 +24,6 @@ from everstep_agent.tools import verify
 from everstep_contract import env, levels, report
 
 STUB = str(Path(__file__).with_name("stub_worker.py"))
-TOKEN = "a-token"
 
 
 class Gang:
@@ -45,6 +45,8 @@ class Gang:
             **settings,
         }
         self.uid, self.job = uid, job
+        self.token = secrets.token_hex(8)
+        """Not that of any other gang: a port that an agent leaves may be another gang's next one."""
         self.agents: dict[int, Agent] = {}
         self.attempts: dict[int, int] = {}
         self.tasks: dict[int, asyncio.Task[report.ExitReport]] = {}
@@ -80,7 +82,8 @@ class Gang:
         memory = self.tmp / f"m-{self.uid}-{slot}-{attempt}"
         settings = env.AgentEnv(
             **{
-                "job": self.job, "job_uid": self.uid, "slot": slot, "attempt": attempt, "token": TOKEN,
+                "job": self.job, "job_uid": self.uid, "slot": slot, "attempt": attempt,
+                "token": self.token,
                 "pod_ip": "127.0.0.1", "port": 0, "memory": str(memory),
                 "termination_log": str(self.tmp / f"report-{self.uid}-{slot}-{attempt}"),
                 "grace_seconds": 10.0, **self.settings, **changes,
@@ -133,7 +136,7 @@ class Gang:
                     if starts or slot not in self.tasks or self.tasks[slot].done():
                         continue
                     client = clients.setdefault(
-                        agent.me.address, PeerClient(agent.me.address, TOKEN)
+                        agent.me.address, PeerClient(agent.me.address, self.token)
                     )
                     with contextlib.suppress(PeerError):
                         seen = await client.call(
