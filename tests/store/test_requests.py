@@ -110,6 +110,18 @@ async def test_a_server_that_hangs_is_asked_anew(
     assert fault.hits == 1
 
 
+async def test_a_list_that_hangs_is_asked_for_anew(
+    s3: objectstore.ObjectStore, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = a_store(s3, proxy, Patience(deadline_s=60.0, first_s=0.01))
+    await store.put("chunks/a", b"x")
+    monkeypatch.setattr(obstore_store, "STALL_SECONDS", 0.5)
+    fault = proxy.arm(bad.hang(False), "GET", times=1)
+    async with asyncio.timeout(30):  # without a limit of its own a request takes 60 s
+        assert await store.list("chunks/") == ["chunks/a"]
+    assert fault.hits == 1
+
+
 async def test_a_server_that_hangs_for_good_is_named(
     s3: objectstore.ObjectStore, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """The only file that uses obstore: folders, S3, Google Cloud Storage, Azure, memory."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -92,8 +92,9 @@ class ObstoreStore:
     async def list(self, prefix: str = "") -> list[str]:
         found: list[str] = []
         try:
-            async for batch in obstore.list(self._backend, prefix or None, chunk_size=1000):
-                found += [m["path"] for m in batch if not folders.is_staging(m["path"])]
+            pages = obstore.list(self._backend, prefix or None, chunk_size=1000)
+            async for page in _limited(pages):
+                found += [m["path"] for m in page if not folders.is_staging(m["path"])]
         except Exception as error:
             raise self._ours(error, "list", prefix) from None
         return sorted(found)
@@ -117,15 +118,19 @@ class ObstoreStore:
 
 
 async def _read(answer: Any) -> bytes:
-    """The body. Each part of it has a time limit, the whole has none."""
-    parts: list[bytes] = []
-    stream = aiter(answer.stream())
+    """The body."""
+    return b"".join([bytes(part) async for part in _limited(answer.stream())])
+
+
+async def _limited(stream: Any) -> AsyncIterator[Any]:
+    """Each part of a stream has a time limit, the whole has none. Raises `TimeoutError`."""
+    parts = aiter(stream)
     while True:
         async with asyncio.timeout(STALL_SECONDS):
-            part = await anext(stream, None)
+            part = await anext(parts, None)
         if part is None:
-            return b"".join(parts)
-        parts.append(bytes(part))
+            return
+        yield part
 
 
 def open_memory() -> ObstoreStore:
