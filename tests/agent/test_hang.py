@@ -38,13 +38,13 @@ def test_time_before_the_start_does_not_count():
     assert classify(400.0, scope=Where.STEP, started=390.0) is None
 
 
-def waits(now, *, started=0.0, **fields):
-    return hang.waits_long(Position(**fields), started=started, limits=LIMITS, now=now)
+def wait(now, *, started=0.0, **fields):
+    return hang.describe_long_wait(Position(**fields), started=started, limits=LIMITS, now=now)
 
 
 def test_a_rank_that_waits_as_long_as_a_hang_is_worth_a_stack():
-    assert waits(299.0, scope=Where.STEP, waiting=True) is None
-    assert waits(301.0, scope=Where.STEP, waiting=True) == 301.0
-    assert waits(301.0, scope=Where.STEP, waiting=True, started=10.0) is None
-    assert waits(301.0, scope=Where.STEP) is None
-    assert waits(31.0, scope=Where.PAUSE, waiting=True, limit_ms=30_000) == 31.0
+    assert wait(299.0, scope=Where.STEP, waiting=True) is None
+    assert wait(301.0, scope=Where.STEP, waiting=True, started=10.0) is None
+    assert wait(301.0, scope=Where.STEP) is None
+    assert "301 s in step 7" in wait(301.0, scope=Where.STEP, waiting=True, applied=6)
+    assert "31 s in evaluate" in wait(31.0, scope=Where.EVALUATE, waiting=True, limit_ms=30_000)

@@ -4,28 +4,23 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from agent.gang import Gang, assert_exact
 from everstep import Job, run
 from everstep_agent.pod import spawn
+from runtime import a_paced_script
 
 STEPS = 6
 
 
 def a_script(job: Job, may_go: Path) -> None:
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job.track(model=model, optimizer=optimizer)
-    data = job.batches(list(range(100)), global_batch=4, micro_batch=2)
-    for step in job.steps(until=STEPS):
-        for batch in step.batches(data):
-            step.backward(model(torch.tensor([[i / 1e2, 1.0] for i in batch])).mean())
-        optimizer.step()
-        if job.rank == 1 and step.number == 3:
+    def pause(step: int) -> None:
+        if job.rank == 1 and step == 3:
             with job.pause("a slow export", limit=60):
                 while not may_go.exists():
                     time.sleep(0.01)
+
+    a_paced_script.main(job, STEPS, pause)
 
 
 async def test_a_long_wait_shows_its_stack_and_ends_nothing(
@@ -40,7 +35,7 @@ async def test_a_long_wait_shows_its_stack_and_ends_nothing(
         await gang.reports()
         assert [c.epoch for c in (await gang.run_log()).claims] == [1]
         await assert_exact(gang, STEPS)
-    assert "4 s in this step; its stack follows" in gang.shown()
+    assert "waits for other ranks: 4 s in step 4; its stacks follow" in gang.shown()
     assert gang.shown().count("event=worker_waits") == 1, "once for each step"
     shown = capfd.readouterr().err
     assert "[1/0]   File" in shown

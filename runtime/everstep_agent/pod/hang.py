@@ -41,24 +41,33 @@ def classify_hang(
     spent = now - since
     if limit <= 0 or spent <= limit:
         return None
-    scope = position.scope.name.lower()
-    what = f"step {position.applied + 1}" if position.scope is Where.STEP else scope
+    what = _describe(position)
     if position.waiting:
         what = f"a collective of {what}, after its group was cut,"
     return Hang(
-        scope=scope,
+        scope=position.scope.name.lower(),
         seconds=spent,
         message=f"hung: {spent:.0f} s in {what}, the limit is {limit:.0f} s",
     )
 
 
-def waits_long(position: Position, *, started: float, limits: Limits, now: float) -> float | None:
-    """Seconds since the scope began in which this rank waits for others, if a rank that does not wait
-    would count as hung by now; else None.
+def describe_long_wait(
+    position: Position, *, started: float, limits: Limits, now: float
+) -> str | None:
+    """What to log about a rank that waits for others, once a rank that does not wait would count as
+    hung; else None.
     """
     spent = now - max(position.since, started)
-    limit = _limit(position, limits)
-    return spent if position.waiting and 0 < limit < spent else None
+    if not position.waiting or not 0 < _limit(position, limits) < spent:
+        return None
+    return f"waits for other ranks: {spent:.0f} s in {_describe(position)}; its stacks follow"
+
+
+def _describe(position: Position) -> str:
+    """The step or other scope in which a rank is."""
+    if position.scope is Where.STEP:
+        return f"step {position.applied + 1}"
+    return position.scope.name.lower()
 
 
 def _limit(position: Position, limits: Limits) -> float:

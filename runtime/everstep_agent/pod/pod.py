@@ -427,8 +427,7 @@ class Pod:
         limits = hang.Limits(step=live.hang_seconds, startup=live.startup_seconds)
         for worker in self.workers.check_hangs(limits, now):
             self.line.say("worker_hung", rank=worker.rank, pid=worker.pid, message=worker.hung)
-        for worker, seconds in self.workers.show_long_waits(limits, now):
-            text = f"waits for the other ranks, {seconds:.0f} s in this step; its stack follows"
+        for worker, text in self.workers.show_long_waits(limits, now):
             self.line.say("worker_waits", rank=worker.rank, pid=worker.pid, message=text)
 
     # --- report ----------------------------------------------------------------------------------

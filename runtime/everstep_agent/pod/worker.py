@@ -57,7 +57,7 @@ class Worker:
     death: faults.Death | None = None
     """What it died of; None: it is alive, or ended because it was asked to."""
     shown: float = 0.0
-    """`position.since` of the scope whose stack this worker was asked for while it waited."""
+    """`position.since` of the last scope in which it was asked for its stacks."""
     hung: str = ""
     hung_since: float | None = None
     killed_at: float | None = None

@@ -356,22 +356,22 @@ class WorkerSet:
                 found.append(worker)
         return found
 
-    def show_long_waits(self, limits: hang.Limits, now: float) -> list[tuple[Worker, float]]:
-        """Workers that wait for others so long that a group may be stuck, with the seconds; each is
-        asked for its stack, once in a scope.
+    def show_long_waits(self, limits: hang.Limits, now: float) -> list[tuple[Worker, str]]:
+        """Asks each worker that has waited for others as long as a hang would take for its stacks, once
+        in a step or other scope. Returns these workers, each with a message for the log.
         """
         found = []
         for worker in self._all.values():
             if worker.state is not State.TRACKED or worker.asked or worker.cut_at is not None:
                 continue
             position = worker.position()
-            spent = hang.waits_long(
+            text = hang.describe_long_wait(
                 position, started=worker.started_at or now, limits=limits, now=now
             )
-            if spent is not None and worker.shown != position.since:
+            if text is not None and worker.shown != position.since:
                 worker.shown = position.since
                 worker.send(wire.ShowStack())
-                found.append((worker, spent))
+                found.append((worker, text))
         return found
 
     def find_stuck(self, now: float) -> list[Worker]:
