@@ -1,5 +1,6 @@
-"""`helm upgrade` while a job runs, from an operator with the previous protocol: the pods and the epoch stay
-the same, steps continue, and the key is kept.
+"""`helm upgrade` while a job runs, from an operator with the previous protocol that knows no recovery in
+place: the pods and the epoch stay the same, steps continue, and the key is kept. Under either operator a
+deleted pod is replaced and no step is lost.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import subprocess
 import pytest
 
 from everstep_contract import PROTOCOL
+from everstep_demo.board import Pod
 from everstep_demo.trial import Trial
 from everstep_stories.clusters import NotHereError
 from everstep_stories.scene import Scene
@@ -17,13 +19,18 @@ from everstep_stories.system import APP_VERSION, CHART, NAMESPACE, RELEASE
 
 pytestmark = pytest.mark.timeout(400)
 CURRENT, FORMER = f"everstep/operator:{APP_VERSION}", "everstep/operator:former"
-# There is no earlier release; a copy of this one with a protocol number lowered by one takes its place.
+# There is no earlier release; a copy of this one takes its place, with a protocol number lowered by one,
+# which tells the agents nothing of recovery in place.
+NEWER = r"in_place=|on_loss=|below_min_seconds="
 DOCKERFILE = f"""
 FROM {CURRENT}
 USER root
 RUN f=$(python -c 'import everstep_contract as c; print(c.__file__)') \\
  && sed -i 's/^PROTOCOL = {PROTOCOL}$/PROTOCOL = {PROTOCOL - 1}/' "$f" \\
  && python -c 'import everstep_contract as c; assert c.PROTOCOL == {PROTOCOL - 1}'
+RUN f=$(python -c 'import everstep_operator.jobs as j; print(j.__path__[0])') \\
+ && sed -i -E '/^ +({NEWER})/d' "$f"/wanted.py "$f"/manifests.py \\
+ && ! grep -E '{NEWER}' "$f"/wanted.py "$f"/manifests.py
 USER 65532:65532
 """
 
@@ -54,6 +61,16 @@ def make_former(scene: Scene) -> None:
     load(FORMER)
 
 
+async def delete_a_pod(scene: Scene, survivor: Trial) -> None:
+
+    async def delete(pod: Pod) -> None:
+        await scene.kubectl("delete", "pod", pod.name, "--wait=false")
+
+    await scene.play(survivor, "kubectl delete pod", delete, slot=1)
+    assert scene.recorder.outcome.steps_lost == 0
+    assert (await survivor.incidents())[-1]["cause"] == "PodDeleted"
+
+
 async def test_an_upgrade_does_not_disturb_a_running_job(scene: Scene, survivor: Trial) -> None:
     if not scene.system.by_helm:
         raise NotHereError("the local lab runs the operator without Helm")
@@ -61,6 +78,7 @@ async def test_an_upgrade_does_not_disturb_a_running_job(scene: Scene, survivor:
         await asyncio.to_thread(make_former, scene)
     with scene.timed("helm upgrade to the former"):
         await upgrade(scene, "--set=image.tag=former")
+    await delete_a_pod(scene, survivor)
     epoch = await survivor.until_stepping()
     await scene.until_further(survivor, 20)
     pods = await scene.board.pods(survivor.name)
@@ -75,5 +93,5 @@ async def test_an_upgrade_does_not_disturb_a_running_job(scene: Scene, survivor:
     assert await survivor.until_stepping() == epoch
     assert await scene.board.pods(survivor.name) == pods
     assert keys(scene) == key
-    scene.recorder.outcome.steps_lost = 0
+    await delete_a_pod(scene, survivor)
     await scene.check_samples(survivor)

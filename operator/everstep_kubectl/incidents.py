@@ -1,5 +1,8 @@
-"""One incident, one timeline: the entries of `status.incidents` with one id, merged. Pure.
+"""One fault, one timeline: the entries of `status.incidents` that one quarantine explains, or that
+have one id, merged. Pure.
 
+A fault may interrupt the training twice: its GPU kills a rank, the others go on in place, and the
+verdict on the node moves the slot seconds later. What the two interruptions cost is added up.
 An operator of 0.1 wrote an entry for each slot that an incident moved. What began first counts for
 what was found and decided, what came last for what had to be done.
 
@@ -18,7 +21,7 @@ from everstep_kubectl.text import seconds_of
 
 Raw = Mapping[str, Any]
 FIRST = frozenset({"signal", "verdict", "cordon", "leave"})
-STEPPING = frozenset({"boundary"})
+STEPPING = frozenset({"boundary", "drain"})
 """Phases in which the ranks still step."""
 WHOLE = frozenset({"restart", "regroup", "first_step", "step"})
 """Phases that only a job that saw the end has measured."""
@@ -73,6 +76,9 @@ class Cost:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     id: str
+    """Of its first interruption."""
+    ids: tuple[str, ...]
+    """Of all its interruptions."""
     cause: str
     message: str
     started_at: str
@@ -97,11 +103,11 @@ class Incident:
 def build_incidents(job: Raw, quarantines: Iterable[Raw] = ()) -> tuple[Incident, ...]:
     """Those that status still knows, oldest first."""
     status = job.get("status") or {}
-    grouped: dict[str, list[Raw]] = {}
+    faults: dict[str, list[Raw]] = {}
     for entry in status.get("incidents") or ():
-        grouped.setdefault(str(entry["id"]), []).append(entry)
+        faults.setdefault(str(entry.get("quarantine") or entry["id"]), []).append(entry)
     gpus = count_gpus(job)
-    found = [_build(entries, list(quarantines), gpus) for entries in grouped.values()]
+    found = [_build(entries, list(quarantines), gpus) for entries in faults.values()]
     return tuple(sorted(found, key=lambda i: i.started))
 
 
@@ -120,11 +126,12 @@ def _build(entries: Sequence[Raw], quarantines: Sequence[Raw], gpus: int) -> Inc
     first = min(entries, key=lambda e: str(e.get("startedAt") or ""))
     spec = _quarantine_of(entries, quarantines)
     marks = _marks(entries)
-    phases = max((_phases(e) for e in entries), key=len)
+    interruptions = _list_interruptions(entries)
     open_ = any(e.get("open", True) for e in entries)
-    seconds, source = (None, UNFINISHED) if open_ else _stopped(marks, phases, _all_left(entries))
+    seconds, source = (None, UNFINISHED) if open_ else _count_stopped(interruptions)
     return Incident(
         id=str(first["id"]),
+        ids=tuple(str(each[0]["id"]) for each in interruptions),
         cause=str(first.get("cause") or ""),
         message=str(first.get("message") or spec.get("message") or ""),
         started_at=str(first.get("startedAt") or ""),
@@ -139,15 +146,46 @@ def _build(entries: Sequence[Raw], quarantines: Sequence[Raw], gpus: int) -> Inc
             Moment(name=n, seconds=s, meaning=MEANING.get(n, ""))
             for n, s in sorted(marks.items(), key=lambda m: m[1])
         ),
-        phases=phases,
+        phases=tuple(phase for each in interruptions for phase in _longest(each)),
         cost=Cost(
             seconds=seconds,
             gpus=gpus,
             gpu_seconds=None if seconds is None else round(seconds * gpus, 1),
-            steps_lost=_most(entries, "stepsLost"),
+            steps_lost=_count_lost(interruptions),
             source=source,
         ),
     )
+
+
+def _list_interruptions(entries: Sequence[Raw]) -> list[list[Raw]]:
+    """The entries of one fault by id, in the order in which they began."""
+    by_id: dict[str, list[Raw]] = {}
+    for entry in sorted(entries, key=lambda e: str(e.get("startedAt") or "")):
+        by_id.setdefault(str(entry["id"]), []).append(entry)
+    return list(by_id.values())
+
+
+def _longest(entries: Sequence[Raw]) -> tuple[Phase, ...]:
+    return max((_phases(e) for e in entries), key=len)
+
+
+def _count_stopped(interruptions: Sequence[Sequence[Raw]]) -> tuple[float | None, str]:
+    """Seconds without a step of any rank in all of them, and where they come from."""
+    stopped = [e for e in interruptions if not _is_plain_move(e)]
+    found = [_stopped(_marks(e), _longest(e), _all_left(e)) for e in stopped]
+    seconds = [s for s, _ in found if s is not None]
+    sources = " and ".join(dict.fromkeys(source for _, source in found))
+    return (round(sum(seconds), 3), sources) if len(seconds) == len(found) else (None, sources)
+
+
+def _is_plain_move(entries: Sequence[Raw]) -> bool:
+    """The job had gone on without the slot before it moved: only the operator says how that went."""
+    return all(e.get("rung") and not e.get("phases") for e in entries)
+
+
+def _count_lost(interruptions: Sequence[Sequence[Raw]]) -> int | None:
+    lost = [n for e in interruptions if (n := _most(e, "stepsLost")) is not None]
+    return sum(lost) if lost else None
 
 
 def _slots(entry: Raw) -> list[int]:
@@ -217,8 +255,8 @@ def choose(incidents: Sequence[Incident], wanted: str | None) -> Sequence[Incide
     """All, the last, or the one whose id begins so. Raises LookupError, which names what there is."""
     if wanted is None:
         return incidents
-    found = incidents[-1:] if wanted == "last" else [i for i in incidents if i.id == wanted]
-    found = found or [i for i in incidents if i.id.startswith(wanted)]
+    found = incidents[-1:] if wanted == "last" else [i for i in incidents if wanted in i.ids]
+    found = found or [i for i in incidents if any(id.startswith(wanted) for id in i.ids)]
     if len(found) == 1:
         return found
     known = ", ".join(i.id for i in incidents) or "none"

@@ -235,7 +235,7 @@ class Recovery(UserInput):
     """What happens after a loss, with its time limits and budgets."""
 
     in_place: bool = Field(
-        default=False,
+        default=True,
         description="True: workers that survive a loss go on in the same step, and the lost one joins "
         "them again. False: all restart from a checkpoint that they save first. Workers on GPUs restart "
         "in any case.",

@@ -4,7 +4,16 @@ from everstep_contract.ledger import LedgerEntry
 from everstep_demo.compare import compare
 from everstep_demo.report import build_report, build_table, find_problems
 from everstep_demo.steplog import Logs
-from everstep_demo.story import ACTS, COMMITTED, CORDONED, FIRST_STEP, Incident, Measured
+from everstep_demo.story import (
+    ACTS,
+    COMMITTED,
+    CORDONED,
+    FIRST_STEP,
+    FULL_SIZE,
+    MOVED,
+    Incident,
+    Measured,
+)
 
 
 def an_entry(step: int, *, epoch: int = 1, loss: float = 0.5) -> LedgerEntry:
@@ -29,7 +38,7 @@ def an_incident(**changes: object) -> Incident:
         act=ACTS[0],
         node="node-2",
         moved_to="node-4",
-        reached={CORDONED: 1.5, COMMITTED: 2.25, FIRST_STEP: 14.0},
+        reached={CORDONED: 1.5, COMMITTED: 2.25, FIRST_STEP: 14.0, MOVED: 15.0, FULL_SIZE: 16.5},
         resumed_from=60,
         steps_lost=0,
     )
@@ -107,6 +116,7 @@ def test_the_report_has_the_promised_keys() -> None:
     } <= report.keys()  # fmt: skip
     assert {
         "fault", "fault_to_cordon_s", "fault_to_committed_s", "fault_to_first_new_step_s",
+        "fault_to_full_size_s", "longest_pause_of_the_others_s", "usual_step_s",
     } <= report["incidents"][0].keys()  # fmt: skip
 
 
@@ -115,3 +125,18 @@ def test_the_table_says_what_was_not_reached() -> None:
         measured(incidents=(an_incident(reached={}),)), compare(REFERENCE, REFERENCE)
     )
     assert "not reached" in build_table(report)
+
+
+def test_the_table_says_how_long_the_others_paused() -> None:
+    paused = an_incident(others_pause=0.452, usual_pause=0.21)
+    report = build_report(measured(incidents=(paused,)), compare(REFERENCE, REFERENCE))
+    assert "0.45 s between two steps; 0.21 s before the fault" in build_table(report)
+    assert "unknown" in build_table(build_report(measured(), compare(REFERENCE, REFERENCE)))
+
+
+def test_a_worker_that_dies_saves_nothing_and_one_that_leaves_must() -> None:
+    leaves, dies = ACTS
+    reached = {CORDONED: 1.5, FIRST_STEP: 2.0, MOVED: 5.0, FULL_SIZE: 8.0}
+    assert an_incident(act=dies, reached=reached).missed == []
+    assert an_incident(act=leaves, reached=reached).missed == [COMMITTED]
+    assert an_incident().missed == []

@@ -7,12 +7,15 @@ from everstep_demo.steplog import (
     StepLog,
     compare_logs,
     find_first,
+    find_process,
+    find_whole,
+    list_pauses,
     list_recomputed,
 )
 
 
-def applied(rank: int, step: int, at: float, loss: float = 0.5) -> Applied:
-    return Applied(rank=rank, step=step, loss=loss, at=at, pid=100 + rank)
+def applied(rank: int, step: int, at: float, loss: float = 0.5, pid: int | None = None) -> Applied:
+    return Applied(rank=rank, step=step, loss=loss, at=at, pid=100 + rank if pid is None else pid)
 
 
 def run(*steps: int, rank: int = 0, begun: float = 0.0) -> list[Applied]:
@@ -46,6 +49,22 @@ def test_the_first_new_step_is_the_first_time_that_a_rank_applied_it_for_good() 
     log = [*run(1, 2, 3, begun=10.0), applied(1, 3, 11.5), applied(0, 3, 40.0), applied(1, 3, 41.0)]
     assert find_first(log, 3, after=11.0) == 40.0
     assert find_first(log, 4, after=11.0) is None
+
+
+def test_all_step_again_once_the_last_process_has_applied_the_step() -> None:
+    log = [applied(0, 7, 20.0), applied(1, 7, 20.5), applied(1, 7, 9.0, pid=55)]
+    assert find_whole(log, 7, 2, after=10.0) == 20.5
+    assert find_whole(log, 7, 3, after=10.0) is None, "one of the three is the process that died"
+
+
+def test_the_pauses_are_those_of_all_processes_but_the_one_that_the_fault_hit() -> None:
+    """Its neighbour has its rank after the loss."""
+    hit = [applied(1, 1, 1.0), applied(1, 2, 2.0)]
+    kept = [applied(2, 1, 1.1), applied(2, 2, 2.1), applied(1, 3, 4.0, pid=102)]
+    log = [*hit, *kept, *run(1, 2, 3, begun=1.0)]
+    assert find_process(log, rank=1, before=3.0) == 101
+    assert find_process(log, rank=1, before=0.5) is None
+    assert list_pauses(log, without=101) == [(2.1, 1.0), (4.0, 1.9)]
 
 
 def test_logs_of_two_runs_are_equal_step_by_step() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from everstep_demo import faults
-from everstep_demo.board import Board, condition
+from everstep_demo.board import Board, Pod, condition
 from everstep_demo.runwatch import RunWatch
 from everstep_demo.trial import NAMESPACE, URI, Trial, build_job
 from everstep_lab import Lab
@@ -27,12 +27,12 @@ async def start_once(lab: Lab, board: Board, job: dict) -> Trial:
     return Trial(name, board, watch)
 
 
-async def hurt(lab: Lab, trial: Trial, slot: int, xid: int) -> str:
-    """Break the GPU that the slot's pod holds; returns the node's name."""
+async def hurt(lab: Lab, trial: Trial, slot: int, xid: int) -> Pod:
+    """Break the GPU that the slot's pod holds; returns that pod."""
     pod = await trial.board.current_pod(trial.name, slot)
     assert pod is not None
     faults.break_gpu(lab, pod, xid, NAMESPACE)
-    return pod.node
+    return pod
 
 
 async def until_quarantined(trial: Trial, node: str) -> dict:
@@ -48,38 +48,41 @@ async def until_quarantined(trial: Trial, node: str) -> dict:
 async def test_a_failing_gpu_that_still_computes_is_left_after_a_commit(
     lab: Lab, trial: Trial
 ) -> None:
-    epoch = await trial.until_stepping()
-    node = await hurt(lab, trial, slot=1, xid=64)
-    quarantine = await until_quarantined(trial, node)
+    await trial.until_stepping()
+    pod = await hurt(lab, trial, slot=1, xid=64)
+    quarantine = await until_quarantined(trial, pod.node)
     assert quarantine["spec"]["verdict"] == "Leaving"
-    await trial.until_recovered(epoch)
+    await trial.until_replaced(pod)
     assert await trial.steps_lost() == 0
     moved = await trial.board.current_pod(trial.name, 1)
     assert moved is not None
-    assert moved.node != node
+    assert moved.node != pod.node
     incident = (await trial.job())["status"]["incidents"][-1]
     assert incident["id"] == quarantine["spec"]["incident"]
     assert {m["name"] for m in incident["marks"]} >= {"verdict", "left"}
 
 
 async def test_a_gpu_that_fell_off_the_bus_costs_no_step(lab: Lab, trial: Trial) -> None:
-    epoch = await trial.until_stepping()
+    await trial.until_stepping()
     before = {i["id"] for i in await trial.incidents()}
-    node = await hurt(lab, trial, slot=0, xid=79)
-    quarantine = await until_quarantined(trial, node)
+    restarts = (await trial.job())["status"]["restarts"]["total"]
+    pod = await hurt(lab, trial, slot=0, xid=79)
+    quarantine = await until_quarantined(trial, pod.node)
     assert quarantine["spec"]["verdict"] == "Gone"
-    await trial.until_recovered(epoch)
+    await trial.until_replaced(pod)
     assert await trial.steps_lost() == 0
     moved = await trial.board.current_pod(trial.name, 0)
     assert moved is not None
-    assert moved.node != node
-    new = [i for i in await trial.incidents() if i["id"] not in before]
-    assert [i["slot"] for i in new] == [0], new
-    incident = new[0]
-    assert incident["quarantine"] == quarantine["spec"]["incident"]
-    assert {p["name"] for p in incident["phases"]} >= {"detect", "save", "commit", "regroup"}
+    assert moved.node != pod.node
+    status = (await trial.job())["status"]
+    assert status["restarts"]["total"] == restarts + 1, "the death and the move are one fault"
+    new = [i for i in status["incidents"] if i["id"] not in before]
+    assert {i["quarantine"] for i in new} == {quarantine["spec"]["incident"]}, new
+    assert {i["slot"] for i in new} == {0}, new
+    assert {p["name"] for p in new[0]["phases"]} >= {"detect", "regroup", "first_step"}, new
+    assert new[0]["rung"] == "regroup", new
     await trial.watch.refresh()
-    assert incident["id"] in trial.watch.incidents, "the run log has the same id"
+    assert new[0]["id"] in trial.watch.incidents, "the run log has the same id"
 
 
 async def test_the_job_finishes_and_its_ledger_has_no_gap(lab: Lab, trial: Trial) -> None:

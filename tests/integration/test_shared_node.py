@@ -43,14 +43,15 @@ async def test_of_two_slots_on_the_bad_node_the_living_one_saves_and_both_move(
     node = await find_free_node(lab, board)
     await board.create(build_crowded_job(name, node))
     try:
-        epoch = await trial.until_stepping(limit=180)
+        await trial.until_stepping(limit=180)
         pods = [await board.current_pod(name, s) for s in (0, 1)]
         hurt, other = pods[slot], pods[1 - slot]
         assert hurt is not None
         assert other is not None
         assert hurt.node == other.node
         faults.break_gpu(lab, hurt, 79, NAMESPACE)
-        await trial.until_recovered(epoch)
+        await trial.until_replaced(hurt)
+        await trial.until_replaced(other)
         assert await trial.steps_lost() == 0
         for place in (0, 1):
             moved = await board.current_pod(name, place)

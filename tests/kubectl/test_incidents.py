@@ -62,6 +62,45 @@ def test_the_jobs_own_phases_count_if_it_saw_the_end_and_the_wait_for_the_bounda
     assert found.cost.steps_lost == 3
 
 
+def test_a_death_and_the_move_that_one_quarantine_explains_are_one_and_their_costs_add_up() -> None:
+    died = {
+        "id": "lm-1", "quarantine": "inc-1", "cause": "WorkerDied", "open": False, "slot": 1,
+        "startedAt": "2026-01-01T00:00:00.000Z", "rung": "regroup", "stepsLost": 0,
+        "phases": [{"name": "detect", "ms": 10}, {"name": "regroup", "ms": 90},
+                   {"name": "first_step", "ms": 200}],
+    }  # fmt: skip
+    moved = {
+        "id": "inc-1", "quarantine": "inc-1", "cause": "NodeLeaving", "open": False, "slot": 1,
+        "startedAt": "2026-01-01T00:00:02.000Z", "rung": "move", "stepsLost": 0,
+        "marks": [{"name": "verdict", "seconds": 0.5}, {"name": "running", "seconds": 6}],
+        "phases": [{"name": "drain", "ms": 1500}, {"name": "regroup", "ms": 100},
+                   {"name": "first_step", "ms": 300}],
+    }  # fmt: skip
+    (found,) = incidents.build_incidents(recordings.job(incidents=[died, moved]))
+    assert (found.id, found.cause, found.rung) == ("lm-1", "WorkerDied", "regroup")
+    assert found.cost.seconds == 0.7, "the steps went on while the leaving pod was drained"
+    assert found.cost.steps_lost == 0
+    assert found.cost.source == "measured by the job"
+    assert [(m.name, m.seconds) for m in found.moments] == [("verdict", 2.5), ("running", 8)]
+    assert [p.name for p in found.phases].count("first_step") == 2
+    assert incidents.choose([found], "inc-1") == [found], "an Event names the move"
+
+
+def test_a_move_without_which_the_job_had_gone_on_costs_no_time_without_steps() -> None:
+    died = {
+        "id": "lm-1", "quarantine": "inc-1", "open": False, "startedAt": "2026-01-01T00:00:01.000Z",
+        "rung": "regroup", "stepsLost": 0,
+        "phases": [{"name": "regroup", "ms": 100}, {"name": "first_step", "ms": 50}],
+    }  # fmt: skip
+    moved = {
+        "id": "inc-1", "quarantine": "inc-1", "open": False, "slot": 1, "phases": [],
+        "startedAt": "2026-01-01T00:00:00.000Z", "rung": "move", "stepsLost": 0,
+        "marks": [{"name": "verdict", "seconds": 2}, {"name": "running", "seconds": 11}],
+    }  # fmt: skip
+    (found,) = incidents.build_incidents(recordings.job(incidents=[died, moved]))
+    assert (found.cost.seconds, found.cost.source) == (0.15, "measured by the job")
+
+
 def test_entries_that_began_at_different_moments_are_put_on_one_clock() -> None:
     entries = [
         {"id": "a", "slot": 0, "startedAt": "2026-01-01T00:00:00.000Z", "open": False,

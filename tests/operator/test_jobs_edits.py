@@ -29,7 +29,7 @@ EDITS: dict[str, tuple[dict[str, Any], str, object]] = {
         9.0,
     ),
     "recovery.gangSeconds": ({"recovery": {"gangSeconds": 10}}, "gang_seconds", 10.0),
-    "recovery.inPlace": ({"recovery": {"inPlace": True}}, "in_place", True),
+    "recovery.inPlace": ({"recovery": {"inPlace": False}}, "in_place", False),
     "recovery.onLoss": ({"recovery": {"onLoss": "Wait"}}, "on_loss", "Wait"),
     "recovery.belowMinSeconds": (
         {"recovery": {"belowMinSeconds": 60}},

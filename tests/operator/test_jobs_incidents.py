@@ -140,6 +140,47 @@ def test_the_last_incident_is_told_as_a_story_and_announced_once() -> None:
     assert not [e for e in plan(after, NOW + 8).events if e.reason == "Recovered"]
 
 
+def test_a_death_mended_in_place_and_the_move_that_follows_are_told_as_one_fault() -> None:
+    mended = told(open=False, rung="regroup", steps_lost=0)
+    before = again(an_observation(seen=a_seen(incidents=(mended,))), NOW)
+    verdicts = {"node-1": a_verdict("node-1", NodeState.GONE)}
+    raised = again(replace(before, verdicts=verdicts), NOW + 3)
+    joined = told(id="inc-1", open=False, rung="regroup", steps_lost=0)
+    back = replace(
+        raised,
+        pods=(a_pod(0), a_pod(1, 2, node="node-3"), a_pod(2)),
+        seen=a_seen(((0, 1), (1, 2), (2, 1)), epoch=2, incidents=(mended, joined)),
+    )
+    planned = plan(back, NOW + 9)
+    (announced,) = [e for e in planned.events if e.reason == "Recovered"]
+    assert announced.incident == "inc-1"
+    death, move = announced.message.split("; then ")
+    assert "WorkerDied (slot 1)" in death
+    assert "recovered by regroup" in death
+    assert "[lm-1]" in death
+    assert "NodeGone (slot 1)" in move
+    assert "[inc-1]" in move
+    assert planned.status.restarts is not None
+    assert planned.status.restarts.total == 1
+
+
+def test_a_move_after_the_job_went_on_without_the_slot_interrupts_nothing() -> None:
+    mended = told(open=False, rung="regroup", steps_lost=0)
+    before = again(an_observation(seen=a_seen(((0, 1), (2, 1)), incidents=(mended,))), NOW)
+    verdicts = {"node-1": a_verdict("node-1", NodeState.GONE)}
+    raised = again(replace(before, verdicts=verdicts), NOW + 3)
+    pods = (a_pod(0), a_pod(1, 2, node="node-3"), a_pod(2))
+    seen = a_seen(((0, 1), (1, 2), (2, 1)), epoch=3, incidents=(mended,))
+    died, moved = incidents_after(replace(raised, pods=pods, seen=seen), NOW + 9)
+    assert (died.steps_lost, moved.steps_lost, moved.rung, moved.open) == (0, 0, "move", False)
+    unlinked = replace(seen, incidents=())
+    forgot = replace(raised, job=replace(raised.job, status=a_status(
+        incidents=[i for i in raised.job.status.incidents if i.slots]
+    )))  # fmt: skip
+    (alone,) = incidents_after(replace(forgot, pods=pods, seen=unlinked), NOW + 9)
+    assert alone.steps_lost is None, "whether the job lost something is not known"
+
+
 def lost_node(**changes: object) -> Observed:
     """The group broke and nobody knew because of which rank; node-2 has not been Ready for 61 s."""
     broken = told(cause="GroupBroken", message="rank 0: a peer is gone", slot=None, rank=None)

@@ -1,19 +1,23 @@
-"""One act of the demo: a fault on the node of one slot, observed until the job takes its first new step."""
+"""One act of the demo: a fault on the node of one slot, observed until all workers step again."""
 
 import asyncio
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from everstep_contract.log import Claim, Commit, Entry
+from everstep_contract.log import Claim, Commit, Entry, MemberId
 from everstep_demo import steplog
 from everstep_demo.board import Board, Object, Pod
 from everstep_demo.runwatch import RunWatch
 from everstep_demo.steplog import StepLog
-from everstep_demo.story import COMMITTED, CORDONED, FIRST_STEP, MOVED, Act, Incident
+from everstep_demo.story import COMMITTED, CORDONED, FIRST_STEP, FULL_SIZE, MOVED, Act, Incident
 from everstep_demo.timeline import Timeline
+from everstep_demo.trial import first_step_of
 
 POLL_SECONDS = 0.2
+USUAL_STEPS = 20
+"""Steps before the fault that tell how long a step usually takes."""
 Noted = tuple[str, str]
 """Id and cause of an incident in the job's status."""
 
@@ -33,18 +37,20 @@ class Stage:
 
 
 async def play(stage: Stage, act: Act, *, limit: float = 120.0) -> Incident:
-    """Run the act; return at the job's first new step, or `limit` seconds after the fault."""
+    """Run the act; return when all workers step again, or `limit` seconds after the fault."""
     pod = await stage.board.current_pod(stage.job, act.slot)
     assert pod is not None, f"slot {act.slot} of {stage.job} has no pod"
     await stage.watch.refresh()
     known = [(i["id"], i["cause"]) for i in await _incidents(stage)]
-    run = _Playing(stage, act, pod, epoch=stage.watch.epoch, step=await _step(stage), known=known)
+    assert stage.watch.newest_claim is not None, f"{stage.job} has not begun"
+    run = _Playing(stage, act, pod, before=stage.watch.newest_claim, known=known)
     if act.title:
         stage.timeline.heading(act.heading)
-    stage.timeline.fault(f"{pod.node}, which holds slot {pod.slot}, at step {run.step} or later")
+    step = await _step(stage)
+    stage.timeline.fault(f"{pod.node}, which holds slot {pod.slot}, at step {step} or later")
     run.began = time.monotonic()
     await stage.fault(pod, act)
-    while FIRST_STEP not in run.reached and time.monotonic() - run.began < limit:
+    while FULL_SIZE not in run.reached and time.monotonic() - run.began < limit:
         await run.look()
         await asyncio.sleep(POLL_SECONDS)
     return await run.end()
@@ -54,17 +60,18 @@ class _Playing:
     """Looks for the act's milestones at each poll, and prints each once, as soon as it is seen."""
 
     def __init__(
-        self, stage: Stage, act: Act, pod: Pod, *, epoch: int, step: int, known: Iterable[Noted]
+        self, stage: Stage, act: Act, pod: Pod, *, before: Claim, known: Iterable[Noted]
     ) -> None:
-        self._stage, self._act, self._pod, self._epoch = stage, act, pod, epoch
-        self.step = step
+        self._stage, self._act, self._pod = stage, act, pod
+        self._epoch, self._size = before.epoch, len(before.members)
         self.began = time.monotonic()
         self.reached: dict[str, float] = {}
         self._resumed = 0
         self._moved_to = ""
         self._known = set(known)
         self._verdict = False
-        self._claimed = False
+        self._whole_from = 0
+        """First step of the epoch that all workers are in again; 0: there is none yet."""
 
     async def look(self) -> None:
         await self._look_at_incidents()
@@ -76,11 +83,14 @@ class _Playing:
             self._look_at_entry(entry)
         if MOVED not in self.reached:
             await self._look_at_pod()
-        if self._claimed:
+        if self._resumed and FIRST_STEP not in self.reached:
             await self._look_for_step()
+        if self._whole_from and FULL_SIZE not in self.reached:
+            await self._look_for_full_size()
 
     async def end(self) -> Incident:
         lost, recomputed = await self._count_steps()
+        usual, pause = self._count_pauses()
         return Incident(
             act=self._act,
             node=self._pod.node,
@@ -89,13 +99,30 @@ class _Playing:
             resumed_from=self._resumed,
             steps_lost=lost,
             steps_recomputed=recomputed,
+            others_pause=pause,
+            usual_pause=usual,
         )
+
+    def _count_pauses(self) -> tuple[float | None, float | None]:
+        """Time between two steps of the other workers: the usual one, and the longest since the
+        fault.
+        """
+        if self._stage.log is None:
+            return None, None
+        log = self._stage.log.read()
+        hit = steplog.find_process(log, self._act.slot, self.began)
+        pauses = steplog.list_pauses(log, without=hit)
+        before = [seconds for end, seconds in pauses if end <= self.began][-USUAL_STEPS:]
+        until = self.began + self.reached.get(FULL_SIZE, float("inf"))
+        since = [seconds for end, seconds in pauses if self.began < end <= until]
+        return (statistics.median(before) if before else None), max(since, default=None)
 
     async def _count_steps(self) -> tuple[int | None, int | None]:
         if self._stage.log is None:
             return _steps_lost(await self._stage.board.job(self._stage.job)), None
         log = self._stage.log.read()
-        lived = [a for a in log if a.rank != self._act.slot]
+        hit = steplog.find_process(log, self._act.slot, self.began)
+        lived = [a for a in log if a.pid != hit]
         lost = steplog.list_recomputed(lived, after=self.began)
         return len(lost), len(steplog.list_recomputed(log, after=self.began))
 
@@ -120,15 +147,19 @@ class _Playing:
             self._stage.timeline.say("verdict", f"{spec['verdict']}, {spec['reason']}")
 
     def _look_at_entry(self, entry: Entry) -> None:
-        """The checkpoint of the act is the last commit before the new claim."""
-        if isinstance(entry, Commit) and not self._claimed:
-            self._resumed = entry.step
+        """The checkpoint of the act is the last commit before the first new claim."""
+        if isinstance(entry, Commit) and not self._resumed:
             self._reach(COMMITTED, f"checkpoint of step {entry.step}")
         elif isinstance(entry, Claim) and entry.epoch > self._epoch:
-            self._claimed = True
-            self._resumed = entry.chain[-1].last_step if entry.chain else 0
-            members = f"{len(entry.members)} workers continue from step {self._resumed}"
+            first = first_step_of(entry)
+            self._resumed = self._resumed or first - 1
+            whole = len(entry.members) >= self._size and any(map(self._replaces, entry.members))
+            self._whole_from = first if whole else 0
+            members = f"{len(entry.members)} workers continue from step {first - 1}"
             self._stage.timeline.say("claimed", f"epoch {entry.epoch}: {members}")
+
+    def _replaces(self, member: MemberId) -> bool:
+        return member.slot == self._pod.slot and member.attempt > self._pod.attempt
 
     async def _look_at_pod(self) -> None:
         pod = await self._stage.board.current_pod(self._stage.job, self._act.slot)
@@ -138,14 +169,26 @@ class _Playing:
 
     async def _look_for_step(self) -> None:
         if self._stage.log is None:
-            step = await _step(self._stage)
-            if step > self._resumed:
-                self._reach(FIRST_STEP, f"now at step {step}")
+            await self._look_at_status(FIRST_STEP, self._resumed + 1)
             return
         first = self._resumed + 1
         at = steplog.find_first(self._stage.log.read(), first, after=self.began)
         if at is not None:
             self._reach(FIRST_STEP, f"step {first}, in the training script's own log", at=at)
+
+    async def _look_for_full_size(self) -> None:
+        first = self._whole_from
+        if self._stage.log is None:
+            await self._look_at_status(FULL_SIZE, first)
+            return
+        at = steplog.find_whole(self._stage.log.read(), first, self._size, after=self.began)
+        if at is not None:
+            self._reach(FULL_SIZE, f"{self._size} workers have taken step {first}", at=at)
+
+    async def _look_at_status(self, milestone: str, first: int) -> None:
+        step = await _step(self._stage)
+        if step >= first:
+            self._reach(milestone, f"now at step {step}")
 
     def _reach(self, milestone: str, detail: str, *, at: float | None = None) -> None:
         """`at`: the exact time (monotonic clock), if known; else the time of this poll counts."""

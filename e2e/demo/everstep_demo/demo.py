@@ -70,7 +70,7 @@ class Demo:
         self._timeline.heading("A training job on three GPUs")
         await self._board.create(self._job)
         shown = MANIFEST.relative_to(REPOSITORY)
-        self._timeline.say("applied", f"{shown}: {self._replicas} workers, fixed world size")
+        self._timeline.say("applied", f"{shown}: {self._replicas} workers")
 
     async def _until_steady(self) -> None:
         """Wait until the run has a commit and the current epoch has taken STEADY_STEPS steps."""
@@ -212,11 +212,8 @@ def _share(text: str | None) -> float:
 
 
 def _late(incidents: list[Incident]) -> list[str]:
-    from everstep_demo.story import COMMITTED, CORDONED, FIRST_STEP, MOVED
-
     return [
         f"act {incident.act.number}: '{milestone}' was not reached in time"
         for incident in incidents
-        for milestone in (CORDONED, COMMITTED, MOVED, FIRST_STEP)
-        if milestone not in incident.reached
+        for milestone in incident.missed
     ]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from everstep_demo.compare import Comparison
-from everstep_demo.story import COMMITTED, CORDONED, FIRST_STEP, Incident, Measured
+from everstep_demo.story import COMMITTED, CORDONED, FIRST_STEP, FULL_SIZE, Incident, Measured
 
 
 def find_problems(measured: Measured, compared: Comparison) -> list[str]:
@@ -91,10 +91,17 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "fault_to_cordon_s": reached.get(CORDONED),
         "fault_to_committed_s": reached.get(COMMITTED),
         "fault_to_first_new_step_s": reached.get(FIRST_STEP),
+        "fault_to_full_size_s": reached.get(FULL_SIZE),
+        "longest_pause_of_the_others_s": _rounded(incident.others_pause),
+        "usual_step_s": _rounded(incident.usual_pause),
         "resumed_from_step": incident.resumed_from,
         "steps_lost": incident.steps_lost,
         "steps_recomputed": incident.steps_recomputed,
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 def build_table(report: dict[str, Any]) -> str:
@@ -103,8 +110,12 @@ def build_table(report: dict[str, Any]) -> str:
     for number, incident in enumerate(report["incidents"], 1):
         rows.append((f"act {number}", f"{incident['fault']} on {incident['node']}"))
         rows.append(("  fault to cordon", _seconds(incident["fault_to_cordon_s"])))
-        rows.append(("  fault to checkpoint committed", _seconds(incident["fault_to_committed_s"])))
+        if incident["fault_to_committed_s"] is not None:
+            committed = _seconds(incident["fault_to_committed_s"])
+            rows.append(("  fault to checkpoint committed", committed))
         rows.append(("  fault to first new step", _seconds(incident["fault_to_first_new_step_s"])))
+        rows.append(("  fault to full size again", _seconds(incident["fault_to_full_size_s"])))
+        rows.append(("  longest pause of the others", _describe_pause(incident)))
         rows.append(("  continued from step", str(incident["resumed_from_step"])))
     rows += [
         ("steps, and samples in them", f"{report['steps']}, {report['samples']}"),
@@ -121,6 +132,13 @@ def build_table(report: dict[str, Any]) -> str:
 def _tensors(report: dict[str, Any]) -> str:
     count, other = report["tensors_compared"], report["tensors_that_differ"]
     return f"{count}, {other} differ" if other else f"{count}, all equal to the last byte"
+
+
+def _describe_pause(incident: dict[str, Any]) -> str:
+    pause, usual = incident["longest_pause_of_the_others_s"], incident["usual_step_s"]
+    if pause is None or usual is None:
+        return "unknown"
+    return f"{pause:.2f} s between two steps; {usual:.2f} s before the fault"
 
 
 def _seconds(value: float | None) -> str:

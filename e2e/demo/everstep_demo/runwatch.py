@@ -29,7 +29,7 @@ class RunWatch:
     @property
     def epoch(self) -> int:
         """Epoch of the newest claim; 0 before the first."""
-        return max((e.epoch for _, e in self._read if isinstance(e, Claim)), default=0)
+        return self.newest_claim.epoch if self.newest_claim else 0
 
     @property
     def committed(self) -> int:
@@ -46,20 +46,9 @@ class RunWatch:
     def done(self) -> bool:
         return any(isinstance(e, Done) for _, e in self._read)
 
-    def claim_after(self, epoch: int) -> Claim | None:
-        """The first claim of a later epoch."""
-        claims = (e for _, e in self._read if isinstance(e, Claim) and e.epoch > epoch)
-        return next(claims, None)
-
-    def commit_before(self, claim: Claim) -> tuple[float, Commit] | None:
-        """The last commit before that claim, and when it was read."""
-        found = None
-        for when, entry in self._read:
-            if entry == claim:
-                return found
-            if isinstance(entry, Commit):
-                found = when, entry
-        return None
+    @property
+    def newest_claim(self) -> Claim | None:
+        return next((e for _, e in reversed(self._read) if isinstance(e, Claim)), None)
 
     async def checkpoint(self) -> tensors.Checkpoint:
         """The newest committed checkpoint, with the bytes of all its tensors."""

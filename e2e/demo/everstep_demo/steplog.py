@@ -45,6 +45,29 @@ def find_first(log: Iterable[Applied], step: int, after: float) -> float | None:
     return min((at for at in last.values() if at > after), default=None)
 
 
+def find_whole(log: Iterable[Applied], step: int, size: int, after: float) -> float | None:
+    """When the last of `size` processes applied `step`, if that is after `after`; else None."""
+    last = {a.pid: a.at for a in log if a.step == step and a.at > after}
+    return max(last.values()) if len(last) >= size else None
+
+
+def find_process(log: Iterable[Applied], rank: int, before: float) -> int | None:
+    """The process that took this rank's last step before that time."""
+    found = [a.pid for a in log if a.rank == rank and a.at <= before]
+    return found[-1] if found else None
+
+
+def list_pauses(log: Iterable[Applied], without: int | None) -> list[tuple[float, float]]:
+    """(end, seconds) between each two steps of all processes but one, ordered by time. A step ends
+    when the last of them has applied it.
+    """
+    ends: dict[int, float] = {}
+    for applied in log:
+        if applied.pid != without:
+            ends[applied.step] = max(applied.at, ends.get(applied.step, 0.0))
+    return [(at, at - ends[step - 1]) for step, at in sorted(ends.items()) if step - 1 in ends]
+
+
 def list_recomputed(log: Iterable[Applied], after: float = 0.0) -> list[int]:
     """Steps that a rank applied a second time after `after`."""
     seen: set[tuple[int, int]] = set()

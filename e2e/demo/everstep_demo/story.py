@@ -8,6 +8,9 @@ CORDONED = "cordoned"
 COMMITTED = "committed"
 MOVED = "moved"
 FIRST_STEP = "first new step"
+"""The first step of the first epoch that the fault causes."""
+FULL_SIZE = "full size"
+"""The first step of all workers, with the one that replaces the worker that the fault hit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,8 @@ class Act:
     xid: int = 0
     number: int = 0
     """Number of the act, from 1; 0 for a single act."""
+    saves: bool = False
+    """Whether the worker saves before it leaves."""
 
     @property
     def heading(self) -> str:
@@ -37,11 +42,23 @@ class Incident:
     moved_to: str
     reached: dict[str, float]
     resumed_from: int
-    """Step of the checkpoint from which the job continued."""
+    """Step after which the job continued."""
     steps_lost: int | None
     """Steps that a surviving rank had applied and that were rolled back; None if unknown."""
     steps_recomputed: int | None = None
     """Steps that a rank applied a second time; None if unknown."""
+    others_pause: float | None = None
+    """Longest time between two steps of the other workers, from the fault to the full size, in
+    seconds; None if unknown.
+    """
+    usual_pause: float | None = None
+    """Median of the same before the fault."""
+
+    @property
+    def missed(self) -> list[str]:
+        """Milestones that were not reached in time."""
+        awaited = [CORDONED, MOVED, FIRST_STEP, FULL_SIZE, *([COMMITTED] if self.act.saves else [])]
+        return [m for m in awaited if m not in self.reached]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +84,7 @@ ACTS = (
         title="a GPU fails and still computes: XID 64, row remap failure",
         slot=1,
         gpu_fault="XID 64, row remap failure",
+        saves=True,
         xid=64,
     ),
     Act(

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from everstep_contract import names
-from everstep_contract.log import Claim, Commit
-from everstep_demo.board import Board, Object, condition, is_true
+from everstep_contract.log import Claim
+from everstep_demo.board import Board, Object, Pod, condition, is_true
 from everstep_demo.runwatch import RunWatch
 
 NAMESPACE = "default"
@@ -62,6 +62,11 @@ def build_job(
             **(spec or {}),
         },
     }
+
+
+def first_step_of(claim: Claim) -> int:
+    """The first step that this epoch takes."""
+    return claim.chain[-1].last_step + 1 if claim.chain else 1
 
 
 class Trial:
@@ -129,22 +134,32 @@ class Trial:
         await self.until("steps", steps, limit=limit)
         return self.watch.epoch
 
-    async def until_recovered(self, epoch: int, *, limit: float = 90.0) -> tuple[Claim, Commit]:
-        """Wait until a later epoch has taken a step beyond the commit from which it resumed."""
+    async def until_recovered(self, epoch: int, *, limit: float = 90.0) -> None:
+        """Wait until a later epoch with as many workers as the job asks for has taken a step."""
+        awaited = f"a step of an epoch after {epoch} at full size"
+        await self._until_full_size(awaited, lambda claim: claim.epoch > epoch, limit)
 
-        async def recovered() -> bool:
+    async def until_replaced(self, pod: Pod, *, limit: float = 90.0) -> None:
+        """Wait until all workers, with the next attempt of this pod's slot, have taken a step."""
+
+        def is_member(claim: Claim) -> bool:
+            return any(m.slot == pod.slot and m.attempt > pod.attempt for m in claim.members)
+
+        awaited = f"a step at full size with the pod that replaces {pod.name}"
+        await self._until_full_size(awaited, is_member, limit)
+
+    async def _until_full_size(
+        self, awaited: str, holds: Callable[[Claim], bool], limit: float
+    ) -> None:
+        async def stepped() -> bool:
             await self.watch.refresh()
-            claim = self.watch.claim_after(epoch)
-            if claim is None or (held := self.watch.commit_before(claim)) is None:
+            job, claim = await self.job(), self.watch.newest_claim
+            if claim is None or not holds(claim) or not is_true(job, "Running"):
                 return False
-            return is_true(await self.job(), "Running") and await self.step() > held[1].step
+            whole = len(claim.members) >= int(job["spec"]["workers"]["replicas"])
+            return whole and await self.step() >= first_step_of(claim)
 
-        await self.until(f"steps of an epoch after {epoch}", recovered, limit=limit)
-        claim = self.watch.claim_after(epoch)
-        assert claim is not None
-        held = self.watch.commit_before(claim)
-        assert held is not None
-        return claim, held[1]
+        await self.until(awaited, stepped, limit=limit)
 
     async def incidents(self) -> list[Object]:
         found: list[Object] = (await self.job())["status"].get("incidents") or []

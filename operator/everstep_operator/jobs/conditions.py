@@ -348,18 +348,20 @@ def _announced(old: Condition | None, new: Condition) -> EventDraft | None:
 
 
 def _of_recoveries(old: JobStatus, new: JobStatus) -> list[EventDraft]:
-    """One for each interruption that has ended since; the end of the job is not a recovery."""
-    known = {entries[0].id for entries in incident_summary.list_over(old.incidents)}
+    """One for each fault whose last interruption has ended since; the end of the job is not a
+    recovery.
+    """
+    known = {fault[-1].id for fault in incident_summary.list_over(old.incidents)}
     over = [] if new.state in OVER else incident_summary.list_over(new.incidents)
     return [
         EventDraft(
             reason="Recovered",
-            message=incident_summary.summarize(entries),
-            incident=entries[0].id,
-            stamp=entries[0].id,
+            message=incident_summary.summarize(fault),
+            incident=fault[-1].id,
+            stamp=fault[-1].id,
         )
-        for entries in over
-        if entries[0].id not in known and entries[0].cause not in WISHES
+        for fault in over
+        if fault[-1].id not in known and fault[-1].cause not in WISHES
     ]
 
 

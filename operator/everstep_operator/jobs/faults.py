@@ -1,19 +1,33 @@
-"""To which incident a decision about a slot belongs. Pure.
+"""To which incident a decision about a slot belongs, and which incidents are of one fault. Pure.
 
 One fault has one id, from whichever side noticed it first. A slot keeps the incident that moves
 it until it trains again; what happens to it in the meantime is part of the same interruption.
 Slots that lose one node share one incident, because the id of a node's fault is chosen from all
 slots on that node.
+
+A fault may interrupt the training twice: its GPU kills a rank, the others go on in place, and the
+verdict on the node comes seconds later and moves the slot. These are two entries of
+`status.incidents` with one `quarantine`, and they are counted and told as one.
 """
+
+from collections.abc import Iterable
 
 from everstep_contract import names
 from everstep_operator.jobs import budgets
 from everstep_operator.jobs.observed import Observed, Pod
-from everstep_operator.model_status import SlotStatus
+from everstep_operator.model_status import Incident, SlotStatus
 
 LONGEST_ID = 128
 SCALED_DOWN = "ScaledDown"
 DELETED = "PodDeleted"
+
+
+def group_by_fault(incidents: Iterable[Incident]) -> list[list[Incident]]:
+    """The incidents that one quarantine explains, or that have one id, in the order of the list."""
+    faults: dict[str, list[Incident]] = {}
+    for incident in incidents:
+        faults.setdefault(incident.quarantine or incident.id, []).append(incident)
+    return list(faults.values())
 
 
 def choose_incident(

@@ -1,25 +1,29 @@
-"""A finished interruption in one sentence: what happened, how it was recovered, how long it took."""
+"""A finished fault in one sentence: what happened, how it was recovered, how long it took."""
 
 from collections.abc import Iterable, Sequence
 
+from everstep_operator.jobs import faults
 from everstep_operator.model_status import Incident
 
 
 def list_over(incidents: Iterable[Incident]) -> list[list[Incident]]:
-    """Finished incidents, newest last; each is a list of entries (an older operator wrote one for
-    each slot).
-    """
-    grouped: dict[str, list[Incident]] = {}
-    for incident in incidents:
-        grouped.setdefault(incident.id, []).append(incident)
-    return [entries for entries in grouped.values() if not any(i.open for i in entries)]
+    """The faults from which the job has recovered, newest last, each with its incidents."""
+    return [f for f in faults.group_by_fault(incidents) if not any(i.open for i in f)]
 
 
-def summarize(entries: Sequence[Incident]) -> str:
-    """The entries of one incident: signal, verdict, kind of recovery, checkpoint, steps lost,
-    seconds per phase.
+def summarize(fault: Sequence[Incident]) -> str:
+    """The interruptions of one fault, oldest first: signal, verdict, kind of recovery, checkpoint,
+    steps lost, seconds per phase.
     """
-    first = min(entries, key=lambda i: i.started_at)
+    interruptions: dict[str, list[Incident]] = {}
+    for incident in sorted(fault, key=lambda i: i.started_at):
+        interruptions.setdefault(incident.id, []).append(incident)
+    return "; then ".join(_summarize_one(entries) for entries in interruptions.values())
+
+
+def _summarize_one(entries: Sequence[Incident]) -> str:
+    """`entries` have one id: an operator of 0.1 wrote one for each slot."""
+    first = entries[0]
     parts = [
         f"{first.started_at} {first.cause}{_slots(entries)}: {first.message.rstrip('.')}",
         _describe_recovery(entries),

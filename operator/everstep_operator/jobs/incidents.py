@@ -4,8 +4,8 @@ measurements under one id. Pure.
 One fault is one incident, however many slots it moves; `faults` decides to which one a decision
 belongs. Two ids meet only if both sides noticed something before they learned of each other;
 the record then keeps both (`job_id`). A death that the job had already recovered from when the
-verdict came stays an entry of its own, with the verdict's `quarantine`: `restarts` counts both
-as one.
+verdict came stays an entry of its own, with the verdict's `quarantine`: both are counted and told
+as one (`faults.group_by_fault`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def build_incidents(
     incidents = [set_marks(observed, i, attempts, decisions, now) for i in incidents]
     for runtime in _recent(incidents, observed.seen.incidents if observed.seen else ()):
         incidents = _with_runtime(incidents, runtime, now, observed.job.status.step or 0)
-    return _keep(incidents)
+    return _keep(_with_plain_moves(incidents))
 
 
 def _keep(incidents: Sequence[Incident]) -> list[Incident]:
@@ -143,6 +143,17 @@ def _opened(observed: Observed, decision: Leave | Raise, now: float) -> Incident
         slots=[moved],
         started_at=to_fine_stamp(started),
     )
+
+
+def _with_plain_moves(incidents: Sequence[Incident]) -> list[Incident]:
+    """A move that interrupted nothing: the job had gone on without the slot when the verdict came."""
+    mended = {i.quarantine for i in incidents if not i.open and i.phases} - {None}
+    return [
+        i.model_copy(update={"rung": "move", "steps_lost": 0})
+        if not (i.open or i.phases or i.rung) and list_moved(i) and i.quarantine in mended
+        else i
+        for i in incidents
+    ]
 
 
 # --- what the job reports ------------------------------------------------------------------------

@@ -10,7 +10,7 @@ present charge.
 from collections.abc import Mapping, Sequence
 
 from everstep_contract.levels import IN_ORDER
-from everstep_operator.jobs import budgets
+from everstep_operator.jobs import budgets, faults
 from everstep_operator.jobs.incidents import UNEXPLAINED
 from everstep_operator.jobs.marks import list_moved
 from everstep_operator.model_status import Incident, RecentRestarts, Restarts
@@ -30,7 +30,7 @@ def charge(
     causes = dict(old.by_cause) if old else {}
     recent = list(old.recent) if old else []
     charged: dict[int, str | None] = {}
-    for entries in _list_faults(incidents):
+    for entries in faults.group_by_fault(incidents):
         wanted = _choose_cause(entries, attempts)
         held = [i.charged for i in entries if i.charged]
         if wanted is None or held == [wanted]:
@@ -54,13 +54,6 @@ def _with_charge(incident: Incident, charged: Mapping[int, str | None]) -> Incid
 def _build(causes: Mapping[str, int], recent: list[RecentRestarts]) -> Restarts:
     counted = {cause: n for cause, n in sorted(causes.items()) if n > 0}
     return Restarts(total=sum(counted.values()), by_cause=counted, recent=recent)
-
-
-def _list_faults(incidents: Sequence[Incident]) -> list[list[Incident]]:
-    faults: dict[str, list[Incident]] = {}
-    for incident in incidents:
-        faults.setdefault(incident.quarantine or incident.id, []).append(incident)
-    return list(faults.values())
 
 
 def _choose_cause(entries: Sequence[Incident], attempts: Mapping[int, int]) -> str | None:

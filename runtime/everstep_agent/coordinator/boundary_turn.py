@@ -200,7 +200,7 @@ def _let_leave(
             _arm_at(term, watch, workers, "", now)
     elif term.running.leaving != leaving:
         term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
-        term.mark("commit")
+        term.mark("drain")
         term.change(term.state.let_leave(leaving))
 
 
