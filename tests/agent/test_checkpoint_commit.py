@@ -213,6 +213,21 @@ async def test_a_gap_in_the_ledger_is_said_and_the_state_saved_all_the_same(
     assert outcome.notes == ("step 9: the ledger has steps 5 to 9 after step 0",)
 
 
+async def test_a_step_that_another_coordinator_committed_is_told_with_that_commit(
+    memory: ObjectStore, tmp_path: Path
+) -> None:
+    run = ARun(memory, tmp_path)
+    await run.claim(1)
+    parts = await upload(memory, tmp_path, token=TOKEN, epoch=1, step=2)
+    rival = RunLog(memory)
+    await rival.refresh()
+    theirs = commit(1, 3, token=TOKEN)
+    assert isinstance(await rival.append(theirs), Appended)
+    outcome = await run.committer.commit(parts, token=TOKEN, world=2)
+    assert isinstance(outcome, NotCommitted)
+    assert (outcome.reason, outcome.newest) == ("NotNewer", theirs)
+
+
 async def test_a_rivals_claim_stops_the_commit(memory: ObjectStore, tmp_path: Path) -> None:
     run = ARun(memory, tmp_path)
     await run.claim(1)

@@ -29,6 +29,14 @@ def joining(*slots: int, life: int = 3):
     return tuple(a_member(s, lives=(life,)) for s in slots)
 
 
+def test_newcomers_are_claimed_once_all_members_have_joined_the_next_epoch():
+    epoch = an_epoch(2, successor=5)
+    joined = [a_report(0, joined=5), a_report(1, joined=5)]
+    assert join_rules.have_joined(epoch, joined)
+    assert not join_rules.have_joined(epoch, joined[:1])
+    assert not join_rules.have_joined(epoch, [joined[0], a_report(1, joined=4)])
+
+
 # --- who may join --------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from everstep_agent.coordinator import boundaries, boundary_turn, gather
 from everstep_agent.coordinator.breaks import find_late_start
 from everstep_agent.peers.messages import Boundary, Stage, State
 from everstep_contract import levels
+from everstep_contract.log import Commit
 
 
 async def test_a_round_that_does_not_start_is_burnt_and_another_is_opened() -> None:
@@ -98,7 +99,8 @@ async def test_a_member_that_leaves_saves_first_and_then_its_workers_end() -> No
     boundary_turn.settle(term, watch, workers, 1.0)
     assert term.running.boundary == Boundary(step=6), "all save there, and nobody stays"
     assert [(i.cause, i.slots) for i in term.state.incidents.levels()] == [("Leave", (1,))]
-    term.change(term.state.disarm().commit(1, 6))
+    saved = Commit(epoch=1, token="t", step=6, manifest="m", digest="d")
+    term.change(term.state.disarm().commit(saved))
     boundary_turn.settle(term, watch, workers, 2.0)
     assert term.running.leaving == ((1, 0, 1),)
     assert term.running.boundary is None

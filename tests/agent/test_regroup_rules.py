@@ -1,6 +1,7 @@
 """Unit tests: how the survivors of a loss go on in the same step."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from everstep_agent.coordinator.members import list_lost
 from everstep_agent.coordinator.regroup_rules import AskVector, Impossible, Plan, Wait
 from everstep_agent.peers.messages import AgentReport, Boundary, Stage, State
 from everstep_agent.peers.places import place_members
+from everstep_contract.log import Commit
 from everstep_contract.ranges import to_ranges
 from everstep_contract.wire import Standing
 
@@ -182,6 +184,29 @@ def test_a_member_is_lost_by_a_newer_container_or_by_the_operator():
 )
 def test_it_waits_for_a_member_that_has_not_answered(reports, message):
     assert decide(reports) == ((), Wait(message=message))
+
+
+def test_no_survivor_counts_before_it_has_joined_the_next_epoch_or_after_it_joined_a_later_one():
+    """Regression: a coordinator that had been cut off claimed an epoch of a worker that trained in
+    the epoch of another coordinator by then.
+    """
+    asked = an_epoch(2, stage=Stage.HOLD, successor=7)
+    joined = [replace(held(0), joined=7), held(1)]
+    _, decision = regroup_rules.decide_regroup(asked, joined)
+    assert decision == Wait(message="slot 1 has not joined epoch 7")
+    later = [replace(held(0), joined=7), replace(held(1), joined=8)]
+    assert isinstance(regroup_rules.decide_regroup(asked, later)[1], Wait)
+    all_joined = [replace(held(n), joined=7) for n in (0, 1)]
+    assert isinstance(regroup_rules.decide_regroup(asked, all_joined)[1], Plan)
+
+
+def test_the_next_epoch_knows_the_newest_commit_whoever_made_it():
+    """Regression: a save of a step that another coordinator had committed was tried again for ever."""
+    epoch = an_epoch(2, committed=4)
+    commit = Commit(epoch=1, token="t", step=9, manifest="m", digest="d")
+    assert regroup_rules.note_commit(epoch, commit).committed == 9
+    assert regroup_rules.note_commit(epoch, replace(commit, step=3)).committed == 4
+    assert regroup_rules.note_commit(epoch, None).committed == 4
 
 
 def test_a_pod_that_is_asked_to_leave_is_no_survivor_though_it_answers():

@@ -176,6 +176,28 @@ def test_a_claim_that_is_heard_of_late_begins_nothing_once_a_newer_one_stands() 
     assert "epoch 2 was claimed before this coordinator learned" in rules.why_overtaken(mine, newer)
 
 
+def test_live_state_behind_the_newest_commit_may_not_be_continued() -> None:
+    """Regression: a coordinator that had stood still continued its own epoch behind the checkpoint
+    that another had saved meanwhile, which became void.
+    """
+    chain = (ChainLink(epoch=1, last_step=10), ChainLink(epoch=2, last_step=15))
+    assert "step 16 (epoch 2) is ahead" in rules.why_behind(commit(2, 16), chain)
+    assert rules.why_behind(commit(2, 15), chain) == ""
+    assert rules.why_behind(commit(1, 10), chain) == ""
+    assert rules.why_behind(None, chain) == ""
+
+
+def test_a_claim_that_never_began_is_found_by_the_epoch_that_it_continues() -> None:
+    first = claim(1, (0, 1))
+    second = replace(claim(2, (0,)), chain=(ChainLink(epoch=1, last_step=3),))
+    assert rules.find_successor(second, 1, first.members, second.job_uid) == second
+    assert rules.find_successor(second, 3, first.members, second.job_uid) is None
+    assert rules.find_successor(second, 1, first.members, "another job") is None
+    assert rules.find_successor(first, 1, first.members, first.job_uid) is None
+    stranger = replace(second, members=claim(2, (7,)).members)
+    assert rules.find_successor(stranger, 1, first.members, second.job_uid) is None
+
+
 @pytest.mark.parametrize("judge", ["may_claim", "build_left_out"])
 def test_a_claim_is_judged_in_as_many_steps_as_it_has_members(judge: str) -> None:
     """Half of an epoch is dead: each member is looked up instead of compared with every proof."""

@@ -38,16 +38,21 @@ class Round:
     at_least: int
     """Number of pairs that must be exhausted when the time is up, including those of earlier runs.
     """
+    in_place: bool = False
+    """Whether the survivors of a loss go on in place."""
 
     @property
     def name(self) -> str:
-        return f"{self.slots} slots, {self.delays} delays, {self.steps} steps"
+        how = ", in place" if self.in_place else ""
+        return f"{self.slots} slots, {self.delays} delays, {self.steps} steps{how}"
 
 
+ALL = len(PAIRS)
 ROUNDS = (
-    Round(slots=2, delays=0, steps=2, share=0.25, first_seconds=5, at_least=len(PAIRS)),
-    Round(slots=3, delays=0, steps=2, share=0.45, first_seconds=5, at_least=48),
-    Round(slots=3, delays=1, steps=1, share=0.3, first_seconds=15, at_least=18),
+    Round(slots=2, delays=0, steps=2, share=0.25, first_seconds=5, at_least=ALL),
+    Round(slots=2, delays=0, steps=2, share=0.15, first_seconds=5, at_least=ALL, in_place=True),
+    Round(slots=3, delays=0, steps=2, share=0.4, first_seconds=5, at_least=44),
+    Round(slots=3, delays=1, steps=1, share=0.2, first_seconds=15, at_least=12),
 )
 """Searched in this order. With one delay a pair on three slots has thirty times as many states as
 with none.
@@ -93,7 +98,7 @@ def exhaust(
 
 
 def explore(round_: Round, pair: tuple[str, str], seconds: float) -> Found:
-    model = Membership(Rules(steps=round_.steps))
+    model = Membership(Rules(steps=round_.steps, in_place=round_.in_place))
     bounds = Bounds(delays=round_.delays, states=STATES, seconds=seconds, fair_every=FAIR_EVERY)
     found = search(model, model.start(round_.slots, pair), bounds)
     end = "exhausted" if found.complete else "not exhausted"

@@ -10,6 +10,7 @@ from everstep_agent.checkpoint.commit_rules import build_manifest, decide_append
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.merging import merge_ledger
 from everstep_agent.checkpoint.parts import Part
+from everstep_agent.runlog.rules import Verdict
 from everstep_agent.runlog.run_log import Appended, RunLog
 from everstep_agent.storage.errors import AlreadyExists
 from everstep_agent.storage.store import ObjectStore
@@ -33,6 +34,8 @@ class NotCommitted:
     reason: str
     """NewerClaim, OffLineage, NotNewer, ChunksRetired."""
     message: str
+    newest: Commit | None = None
+    """If NotNewer: the commit of this step or a later one, by another coordinator."""
 
 
 class Committer:
@@ -72,7 +75,7 @@ class Committer:
         wanted = Commit(epoch=head.epoch, token=token, step=head.step, manifest="", digest="")
         verdict = decide_append(wanted, self._log.index)
         if not verdict.ok:
-            return NotCommitted(reason=verdict.reason, message=verdict.message)
+            return self._refused(verdict)
         given_up = list_given_up(parts, self._log.index)
         if given_up:
             text = f"its chunk {given_up[0]} was retired meanwhile"
@@ -93,6 +96,10 @@ class Committer:
         gap = ledger.find_gap(manifest.ledger, manifest.step)
         notes += [f"step {manifest.step}: {gap}"] if gap else []
         return await self._write(manifest, token, notes)
+
+    def _refused(self, verdict: Verdict) -> NotCommitted:
+        newest = self._log.index.newest_resumable if verdict.reason == "NotNewer" else None
+        return NotCommitted(reason=verdict.reason, message=verdict.message, newest=newest)
 
     def _standing(self, epoch: int, step: int) -> Committed | None:
         """A call that is repeated after an error may find its entry in the log."""
@@ -134,7 +141,7 @@ class Committer:
         while True:
             verdict = decide_append(commit, self._log.index)
             if not verdict.ok and self._log.index.place_of(commit) is None:
-                return NotCommitted(reason=verdict.reason, message=verdict.message)
+                return self._refused(verdict)
             outcome = await self._log.append(commit)
             if isinstance(outcome, Appended):
                 self._last = (key, manifest)

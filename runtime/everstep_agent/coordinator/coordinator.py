@@ -104,7 +104,7 @@ class Coordinator:
         """
         commit = self.term.newest_commit()
         if commit is not None:
-            self.term.change(self.term.state.commit(commit.epoch, commit.step))
+            self.term.change(self.term.state.commit(commit))
         await fence.check_fence(self.term)
 
     async def _read_spent_time(self) -> None:

@@ -22,7 +22,8 @@ async def admit(term: Term) -> None:
     """
     epoch = term.running
     term.mark("boundary")
-    term.change(term.state.begin_transfers(join_rules.plan_transfers(epoch, secrets.token_hex(4))))
+    transfers = join_rules.plan_transfers(epoch, secrets.token_hex(4))
+    term.change(term.state.begin_transfers(transfers, regroup.next_number(term)))
     joining, why = epoch.joining, ""
     try:
         async with asyncio.timeout(JOIN_SECONDS):
@@ -41,7 +42,10 @@ async def _wait_taken(term: Term) -> str:
     """Why the newcomers cannot join; empty if they hold the state."""
     epoch = term.running
     assert epoch.boundary is not None
-    while not join_rules.have_taken(epoch.joining, term.recent(), epoch.boundary.step):
+    while not (
+        join_rules.have_joined(epoch, term.recent())
+        and join_rules.have_taken(epoch.joining, term.recent(), epoch.boundary.step)
+    ):
         if why := join_rules.find_lost(epoch.joining, term.recent()):
             return why
         if _is_broken(term):
@@ -63,12 +67,13 @@ def _is_broken(term: Term) -> bool:
 
 async def _go_on(term: Term, joining: Sequence[EpochMember]) -> None:
     epoch = term.running
+    if not join_rules.have_joined(epoch, term.recent()):
+        return  # tried again, with another number
     workers = members.list_workers(epoch, term.reports.all())
     step = max(w.standing.applied for w in workers if w.standing is not None)
-    number = regroup.next_number(term)
     claim = await regroup.claim(
         term,
-        number,
+        epoch.successor,
         with_newcomers(epoch.members, joining),
         step,
         "Grow" if joining else "GrowFailed",

@@ -8,6 +8,7 @@ newcomer has taken the state of one of them.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from everstep_agent.coordinator.regroup_rules import has_joined
 from everstep_agent.coordinator.rounds import to_member
 from everstep_agent.peers.messages import (
     AgentReport,
@@ -89,6 +90,12 @@ def have_taken(joining: Sequence[EpochMember], reports: Iterable[AgentReport], s
     return all(taken.get(m.id) == (m.lives, step) for m in joining)
 
 
+def have_joined(epoch: EpochLevel, reports: Iterable[AgentReport]) -> bool:
+    """Whether all members are promised to the epoch that continues theirs."""
+    joined = {r.id for r in reports if has_joined(epoch, r)}
+    return all(m.id in joined for m in epoch.members)
+
+
 def find_lost(joining: Sequence[EpochMember], reports: Iterable[AgentReport]) -> str:
     """Why a newcomer cannot join any more; empty if all can."""
     by_id = {r.id: r for r in reports}
@@ -119,6 +126,7 @@ def continue_epoch(
         joining=(),
         transfers=(),
         leaving=(),
+        successor=0,
         cause="",
         in_place=InPlace(
             former=epoch.number,

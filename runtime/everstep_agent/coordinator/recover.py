@@ -10,6 +10,7 @@ from everstep_agent.coordinator.breaks import ENDS_THE_JOB, SILENT_SECONDS, Brea
 from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.term import STALE_SECONDS, Term
 from everstep_agent.peers.messages import Saver
+from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.storage.errors import StoreError
 from everstep_contract import report
 
@@ -49,11 +50,10 @@ def _write_as_successor(term: Term) -> None:
     publication: that claim is the newest, so what is saved here is committed under it.
     """
     epoch, newest = term.running, term.run_log.newest_claim
-    if newest is None or newest.job_uid != term.settings.job_uid or not newest.chain:
-        return
     members = {i for m in epoch.members for i in m.ids()}
-    if newest.chain[-1].epoch == epoch.number and set(newest.members) <= members:
-        term.change(term.state.write_as(newest.token))
+    found = runlog_rules.find_successor(newest, epoch.number, members, term.settings.job_uid)
+    if found is not None:
+        term.change(term.state.write_as(found.token))
 
 
 def cause_of(found: Break) -> Cause:

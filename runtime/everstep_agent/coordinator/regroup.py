@@ -78,6 +78,7 @@ async def regroup(term: Term, found: Break) -> Break | None:
     why = planned if isinstance(planned, str) else await _go_on(term, found, *planned)
     if not why or term.ended:
         return None
+    term.change(term.state.burn_round(term.running.successor))
     term.line.say("not_in_place", reason=why, incident=term.state.incidents.id)
     return found
 
@@ -88,6 +89,7 @@ Planned = tuple[Sequence[EpochMember], regroup_rules.Plan]
 async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned | str]:
     """The loss, and how its survivors go on, or why they cannot."""
     while True:
+        _propose(term)
         found = refine(term, found, term.now(), term.now() - began)
         if found.failure is not None:
             return found, f"{found.cause}: the script failed"
@@ -113,7 +115,7 @@ async def _go_on(
     count_repeats(term, found, plan.applied + 1)
     if term.ended:
         return ""
-    claimed = await claim(term, next_number(term), survivors, plan.applied, found.cause)
+    claimed = await claim(term, former.successor, survivors, plan.applied, found.cause)
     if isinstance(claimed, str):
         return claimed
     epoch = regroup_rules.continue_epoch(
@@ -122,6 +124,15 @@ async def _go_on(
     term.change(term.state.with_incidents(term.state.incidents.take_rung("regroup")))
     begin(term, epoch, found.cause)
     return ""
+
+
+def _propose(term: Term) -> None:
+    """Another coordinator may claim, or have members join a later epoch, at any time."""
+    number = rounds.choose_number(
+        term.running.successor, log_epoch(term), term.reports.all(), term.state.burnt
+    )
+    if number != term.running.successor:
+        term.change(term.state.propose(number))
 
 
 def next_number(term: Term) -> int:
@@ -137,6 +148,8 @@ async def claim(
     await term.persist(term.run_log.refresh)
     known = len(term.run_log.index)
     chain = runlog_rules.continued_chain(term.run_log.claims, term.running.number, step)
+    if behind := runlog_rules.why_behind(term.newest_commit(), chain):
+        return behind
     found = judge_claim(term, number, following, chain, cause)
     if isinstance(found, rounds.Wait):
         return found.message
@@ -149,6 +162,7 @@ async def claim(
 
 def begin(term: Term, epoch: EpochLevel, cause: str) -> None:
     """Publish the epoch, which is claimed. Its keys are kept here, whoever kept the former ones."""
+    epoch = regroup_rules.note_commit(epoch, term.newest_commit())
     epoch = replace(epoch, store=term.me.address)
     term.group.open_epoch(epoch.number)
     term.saves.drop_older(epoch.number, epoch.committed)

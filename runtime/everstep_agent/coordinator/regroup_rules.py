@@ -20,6 +20,7 @@ from everstep_agent.peers.messages import (
     State,
 )
 from everstep_agent.peers.places import place_members
+from everstep_contract import log
 from everstep_contract.ranges import Ranges, list_ranges, to_ranges
 from everstep_contract.wire import Standing
 
@@ -110,6 +111,8 @@ def decide_regroup(
         workers = held[member.id].workers if member.id in held else ()
         if len(workers) < len(member.ranks):
             return (), Wait(message=f"slot {member.slot} has not reported")
+        if not has_joined(epoch, held[member.id]):
+            return (), Wait(message=f"slot {member.slot} has not joined epoch {epoch.successor}")
         alive = {w.local: w for w in workers if w.state is not State.DEAD}
         if alive and member.id in epoch.leaving:
             return (), Wait(message=f"slot {member.slot} has not left yet")
@@ -121,6 +124,13 @@ def decide_regroup(
             lives = tuple(n if local in alive else 0 for local, n in enumerate(member.lives))
             survivors.append(replace(member, lives=lives))
     return tuple(survivors), plan_regroup(standings)
+
+
+def has_joined(epoch: EpochLevel, report: AgentReport) -> bool:
+    """Whether this member is promised to the successor of the epoch, and to no later one: no other
+    coordinator can have it in an epoch of its own.
+    """
+    return report.joined == epoch.successor if epoch.successor else True
 
 
 def why_not_again(epoch: EpochLevel, survivors: Sequence[EpochMember], plan: Plan) -> str:
@@ -152,6 +162,7 @@ def continue_epoch(
         joining=(),
         transfers=(),
         leaving=(),
+        successor=0,
         cause="",
         in_place=InPlace(
             former=epoch.number,
@@ -163,6 +174,13 @@ def continue_epoch(
             vector=plan.vector,
         ),
     )
+
+
+def note_commit(epoch: EpochLevel, newest: log.Commit | None) -> EpochLevel:
+    """`newest`: of the lineage that this epoch continues. A former coordinator may have committed it
+    without the present one's knowledge; a save of that step would be refused for ever.
+    """
+    return replace(epoch, committed=max(epoch.committed, newest.step if newest else 0))
 
 
 def plan_regroup(standings: Mapping[int, Standing]) -> Decision:

@@ -139,6 +139,8 @@ class Saves:
     ) -> None:
         if isinstance(outcome, committing.NotCommitted):
             self._give_up(key, outcome.reason, outcome.message)
+            if outcome.newest is not None:
+                self._on_commit(outcome.newest)
             return
         self._note(*self._pending.settle(key), *outcome.notes)
         self._line.say(

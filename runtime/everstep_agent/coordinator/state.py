@@ -22,6 +22,7 @@ from everstep_agent.peers.messages import (
     Transfer,
 )
 from everstep_contract import levels, report
+from everstep_contract.log import Commit
 
 NOTES = 3
 
@@ -92,18 +93,28 @@ class JobState:
     def disarm(self) -> "JobState":
         return self._with_epoch(boundary=None)
 
-    def commit(self, epoch: int, step: int) -> "JobState":
-        """A checkpoint of this epoch is in the log."""
-        if self.epoch is None or self.epoch.number != epoch or self.epoch.committed >= step:
+    def commit(self, newest: Commit) -> "JobState":
+        """A checkpoint of this epoch, or of one that it continues, is in the log."""
+        epoch = self.epoch
+        if epoch is None or newest.epoch > epoch.number or epoch.committed >= newest.step:
             return self
-        return self._with_epoch(committed=step)
+        return self._with_epoch(committed=newest.step)
 
     # --- a loss whose survivors go on in place ---------------------------------------------------
 
     def hold_epoch(self, cause: str) -> "JobState":
         return self._with_epoch(
-            stage=Stage.HOLD, boundary=None, saver=None, cause=cause, incident=self.incidents.id
+            stage=Stage.HOLD,
+            boundary=None,
+            saver=None,
+            cause=cause,
+            incident=self.incidents.id,
+            successor=0,
         )
+
+    def propose(self, successor: int) -> "JobState":
+        """Members that have joined an epoch of this number can be in none of a lower one."""
+        return self._with_epoch(successor=successor)
 
     def ask_vector(self, rank: int) -> "JobState":
         return self._with_epoch(asked=rank)
@@ -117,8 +128,8 @@ class JobState:
     def invite(self, joining: tuple[EpochMember, ...]) -> "JobState":
         return self._with_epoch(joining=joining)
 
-    def begin_transfers(self, transfers: tuple[Transfer, ...]) -> "JobState":
-        return self._with_epoch(transfers=transfers)
+    def begin_transfers(self, transfers: tuple[Transfer, ...], successor: int) -> "JobState":
+        return self._with_epoch(transfers=transfers, successor=successor)
 
     # --- the end of an epoch ---------------------------------------------------------------------
 

@@ -368,6 +368,6 @@ class Term:
             self.group.open_epoch(0)
 
     def _committed(self, commit: log.Commit) -> None:
-        self.change(self._state.commit(commit.epoch, commit.step))
+        self.change(self._state.commit(commit))
         self.background.start(self.post_commit.look_after(commit))
         self.reports.changed.set()

@@ -271,6 +271,10 @@ class EpochLevel:
     transfers: tuple["Transfer", ...] = ()
     asked: int | None = None
     """The rank that has to give its vector (stage HOLD)."""
+    successor: int = 0
+    """Number of the epoch that shall continue this one in place, while its members are asked how far
+    they are: who answers has joined it, and enters no epoch of a lower number. 0: none.
+    """
     leaving: tuple[Id, ...] = ()
     """Ids of members that leave: their workers end now, and the others go on in place."""
     saver: Saver | None = None

@@ -144,6 +144,9 @@ class Pod:
         if level is None or level.number < self.epoch:
             return
         self.level, current = level, list(self.workers.current.values())
+        if level.successor > self.joined:
+            self.joined = level.successor
+            self._touch()
         if self.uploads is not None and level.committed > level.resume:
             self.uploads.committed(level.number, level.committed)
         if self._arming.arm(level, current):
@@ -168,7 +171,7 @@ class Pod:
 
     def _join_in_place(self, level: EpochLevel | None) -> None:
         mine = self._joining.find_place(level)
-        if level is None or mine is None:
+        if level is None or mine is None or level.number < self.joined:
             self._joining.follow(level)
             return
         self._ledger.begin(time.monotonic(), restore=0.0, first=self.epoch == 0)
@@ -181,6 +184,8 @@ class Pod:
         mine = level.member(*self.me.id)
         if level.in_place is None or level.in_place.former != self.epoch or mine is None:
             return
+        if level.number < self.joined:
+            return  # it has joined a later epoch since
         if self.workers.are_current(mine.lives):
             self._enter_in_place(level, mine)
 

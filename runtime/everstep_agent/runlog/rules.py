@@ -211,6 +211,28 @@ def on_chain(epoch: int, step: int, chain: Iterable[ChainLink]) -> bool:
     return any(link.epoch == epoch and step <= link.last_step for link in chain)
 
 
+def why_behind(newest: Commit | None, chain: Iterable[ChainLink]) -> str:
+    """Why live state on this chain may not be continued: the newest commit is not on it. A former
+    coordinator may have saved a further step, which must not become void.
+    """
+    if newest is None or on_chain(newest.epoch, newest.step, chain):
+        return ""
+    return f"a checkpoint of step {newest.step} (epoch {newest.epoch}) is ahead of the survivors"
+
+
+def find_successor(
+    newest: Claim | None, epoch: int, members: Collection[MemberId], job_uid: str
+) -> Claim | None:
+    """The newest claim, if it continues this epoch in place with some of its members. If it never
+    began (its coordinator was lost before it could publish it), what is saved of this epoch is
+    committed under it.
+    """
+    if newest is None or newest.job_uid != job_uid or not newest.chain:
+        return None
+    continues = newest.chain[-1].epoch == epoch and set(newest.members) <= set(members)
+    return newest if continues else None
+
+
 def lineage_of(newest: Claim | None) -> tuple[ChainLink, ...]:
     """What may be continued: the newest claim's chain, and all of its own epoch."""
     if newest is None:

@@ -11,7 +11,9 @@ from everstep_agent.peers.messages import EpochLevel, Saver, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Claim, Commit, Done, MemberId
+from simulation.protocol import in_place
 from simulation.protocol.decisions import decide_saver, decide_start, find_cause
+from simulation.protocol.log_moves import is_free, without, written
 from simulation.protocol.orders import (
     halt,
     has_heard_all,
@@ -78,6 +80,8 @@ def coordinate(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         yield from _gather(world, one, rules)
     elif level is not None and level.stage is Stage.CUT:
         yield from _recover(world, one, level, rules)
+    elif level is not None and level.stage is Stage.HOLD:
+        yield from in_place.go_on(world, one, level, rules)
     elif level is not None:
         yield from _watch(world, one, level, rules)
 
@@ -200,6 +204,7 @@ def _hear_of_claim(world: World, one: Coordinator, rules: Rules) -> Iterator[Mov
         claim = kept(entry)
         if rules.look_again and runlog_rules.why_overtaken(claim, newest):
             late = one._replace(owed=None, read=len(world.log), burnt=claim.epoch, round=0)
+            late = _restarting(late)
             yield Move("finds its claim overtaken", one.place, None, world.with_coordinator(late))
             return
         found = world.with_coordinator(settled._replace(read=len(world.log)))
@@ -213,20 +218,12 @@ def _hear_of_claim(world: World, one: Coordinator, rules: Rules) -> Iterator[Mov
         yield Move("was too late to claim", one.place, None, world.with_coordinator(ended))
 
 
-def is_free(world: World, place: int, rules: Rules) -> bool:
-    """Whether a create-only PUT at this place of the log succeeds."""
-    return not rules.create_only or place >= len(world.log) or world.log[place] == 0
-
-
-def written(world: World, place: int, entry: int, rules: Rules) -> tuple[int, ...]:
-    if place < len(world.log) and world.log[place] == 0:
-        return (*world.log[:place], entry, *world.log[place + 1 :])
-    return (*(world.log if rules.create_only else world.log[:place]), entry)
-
-
-def without(faults: tuple[str, ...], kind: str) -> tuple[str, ...]:
-    at = faults.index(kind)
-    return (*faults[:at], *faults[at + 1 :])
+def _restarting(one: Coordinator) -> Coordinator:
+    """An epoch that was held is restarted if it cannot go on in place."""
+    level = one.level
+    if level is None or level.stage is not Stage.HOLD:
+        return one
+    return one._replace(kept=keep(replace(level, stage=Stage.CUT)))
 
 
 # --- saves ------------------------------------------------------------------------------------------------
@@ -242,7 +239,7 @@ def _commit(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
     epoch, step, history, rank = one.saved
     entry = Commit(
         epoch=epoch,
-        token=level.token,
+        token=_token(world, one, level),
         step=step,
         manifest=f"{epoch}-{step}-{level.token}",
         digest=write_history(history),
@@ -255,7 +252,11 @@ def _commit(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
     verdict = decide_append(entry, LogIndex(known))
     if not verdict.ok and (rules.saves_on_chain or verdict.reason != "OffLineage"):
         unsaved = one.unsaved if rank is None else one.unsaved | {(epoch, rank)}
-        dropped = world.with_coordinator(one._replace(saved=None, unsaved=unsaved))
+        after = one._replace(saved=None, unsaved=unsaved)
+        newest = LogIndex(known).newest_resumable
+        if verdict.reason == "NotNewer" and newest is not None and rules.know_commits:
+            after = _committed(after, newest.step)
+        dropped = world.with_coordinator(after)
         yield Move("drops a save", one.place, step, dropped)
         return
     if not is_free(world, one.read, rules):
@@ -267,6 +268,14 @@ def _commit(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
     if "answer" in world.faults:
         lost = after._replace(faults=without(world.faults, "answer"))
         yield Move("commits, unheard,", one.place, (epoch, step), lost)
+
+
+def _token(world: World, one: Coordinator, level: EpochLevel) -> str:
+    """As `recover._write_as_successor`."""
+    newest = runlog_rules.newest_claim(world.entries(one.read))
+    ids = {i for m in level.members for i in m.ids()}
+    found = runlog_rules.find_successor(newest, level.number, ids, JOB)
+    return found.token if found is not None and level.stage is Stage.CUT else level.token
 
 
 def _committed(one: Coordinator, step: int) -> Coordinator:
@@ -307,6 +316,11 @@ def _watch(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> I
     found = find_cause(one.kept, one.view, orders_heard(world, one, rules))
     if found is not None or _out_of_reach(world, one, level):
         cause = found or "AgentLost"
+        if in_place.may_hold(world, one, level, cause, rules):
+            held_level = replace(level, stage=Stage.HOLD, cause=cause, successor=0)
+            held = one._replace(kept=keep(in_place.propose(world, one, held_level, rules)))
+            yield Move("holds epoch", one.place, level.number, world.with_coordinator(held))
+            return
         cut = one._replace(kept=keep(replace(level, stage=Stage.CUT, cause=cause)))
         kind = "cuts epoch" if found else "cuts, for silence, epoch"
         yield Move(kind, one.place, level.number, world.with_coordinator(cut))

@@ -3,7 +3,7 @@
 import itertools
 
 from everstep_agent.runlog import rules as runlog_rules
-from everstep_contract.log import Claim, Commit
+from everstep_contract.log import Claim, Commit, MemberId
 from simulation.protocol import pods
 from simulation.protocol.rules import Move
 from simulation.protocol.world import IN, LIVING, OVER, Pod, World, is_over
@@ -71,13 +71,26 @@ def _nothing_passed_over(before: World, after: World) -> str:
         stepped = held and pod.history[-1:] == (pod.snap.epoch,)
         reached = place not in before.words and before.linked(claimer, place)
         outvoted = not stepped and runlog_rules.holds_majority(former[-1], claim.members)
-        if held and place not in after.words and not outvoted:
+        kept = any(m == _member(pod, m.rank) for m in claim.members)
+        if held and place not in after.words and not outvoted and not kept:
             return (
                 f"epoch {claim.epoch} leaves out {place}, which lives in epoch {former[-1].epoch}"
             )
         if held and reached and place not in before.given_up and pod.snap.step > resumed:
             return f"{place} holds step {pod.snap.step}, epoch {claim.epoch} resumes at {resumed}"
     return ""
+
+
+def _member(pod: Pod, rank: int) -> MemberId:
+    """Its living worker, as a claim names it."""
+    snap = pod.snap
+    return MemberId(
+        slot=snap.slot,
+        attempt=snap.attempt,
+        incarnation=snap.incarnation,
+        rank=rank,
+        life=snap.life,
+    )
 
 
 def _nothing_thrown_away(before: World, after: World) -> str:

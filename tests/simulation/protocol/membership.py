@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from everstep_contract.log import Done
 from simulation.protocol import coordinators, pods
-from simulation.protocol.coordinators import without
+from simulation.protocol.in_place import GIVES_UP
 from simulation.protocol.invariants import check
+from simulation.protocol.log_moves import without
 from simulation.protocol.orders import replaced
 from simulation.protocol.peers import follows
 from simulation.protocol.rules import TURN, Move, Rules
@@ -32,7 +33,7 @@ and its answer lost; a report comes a second time, later; the operator wants the
 stopped; the operator wants one pod to save and leave.
 """
 SLOW = frozenset({TURN, "lays the role down", "is removed", "gets the next attempt"})
-SLOW_KINDS = "claims with fewer", "claims at last", "gives up", "waits no longer"
+SLOW_KINDS = "claims with fewer", "claims at last", "gives up", GIVES_UP, "waits no longer"
 
 
 def _is_slow(move: Move) -> bool:

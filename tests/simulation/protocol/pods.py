@@ -10,10 +10,12 @@ from everstep_agent.peers.messages import EpochLevel, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Done
+from simulation.protocol import in_place
 from simulation.protocol.peers import FOREVER, choose, hear_witness
 from simulation.protocol.rules import JOB, TURN, Move, Rules
 from simulation.protocol.world import (
     DEAD,
+    HELD,
     IN,
     LIVING,
     OVER,
@@ -21,6 +23,7 @@ from simulation.protocol.world import (
     Coordinator,
     Place,
     Pod,
+    Snap,
     World,
     claimed,
     is_over,
@@ -32,12 +35,14 @@ from simulation.protocol.world import (
 def train(world: World, pod: Pod, rules: Rules) -> Iterator[Move]:
     """The worker applies a step once every member's part of it is available."""
     snap, level = pod.snap, pod.level
-    if snap.work != IN or snap.step >= rules.steps or level is None or level.number != snap.epoch:
+    if not _steps(snap, rules) or snap.step >= rules.steps:
+        return
+    if level is None or level.number != snap.epoch:
         return
     if level.boundary is not None and snap.step >= level.boundary.step:
         return
     for member in level.members:
-        if not _contributes(world, pod, world.pod((member.slot, member.attempt))):
+        if not _contributes(world, pod, world.pod((member.slot, member.attempt)), rules):
             return
     stepped = pod._replace(
         snap=snap._replace(step=snap.step + 1), history=(*pod.history, snap.epoch)
@@ -45,7 +50,11 @@ def train(world: World, pod: Pod, rules: Rules) -> Iterator[Move]:
     yield Move("applies a step", snap.place, None, world.with_pod(stepped))
 
 
-def _contributes(world: World, pod: Pod, other: Pod | None) -> bool:
+def _steps(snap: Snap, rules: Rules) -> bool:
+    return snap.work == IN or (snap.work == HELD and not rules.hold_first)
+
+
+def _contributes(world: World, pod: Pod, other: Pod | None, rules: Rules) -> bool:
     """Whether the other pod's part is available: it is at this step and within reach, or has
     already applied it.
     """
@@ -53,7 +62,7 @@ def _contributes(world: World, pod: Pod, other: Pod | None) -> bool:
         return False
     if other.snap.step > pod.snap.step:
         return True
-    if other.snap.step < pod.snap.step or other.snap.work != IN:
+    if other.snap.step < pod.snap.step or not _steps(other.snap, rules):
         return False
     return world.linked(pod.snap.place, other.snap.place)
 
@@ -88,12 +97,18 @@ def _compare(pod: Pod, by: Place, level_kept: int, round_: int, known: int, rule
     """`known`: the newest epoch that the coordinator can prove to be claimed."""
     snap, level = pod.snap, kept(level_kept)
     number = level.number if level else 0
-    if level is not None and not level.live:
+    if level is not None and level.stage in (Stage.CUT, Stage.OVER):
         snap = snap._replace(cut=max(snap.cut, number))
+    if level is not None and in_place.continues(pod, level, rules):
+        entered = in_place.enter(pod._replace(snap=snap, kept=level_kept, follows=by), level)
+        return entered._replace(snap=entered.snap._replace(held=0))
     if snap.epoch and known > snap.epoch:
         snap = snap._replace(work=OVER) if snap.work in LIVING else snap
     elif snap.epoch and level is not None and number == snap.epoch:
-        if level.stage is Stage.CUT and snap.work == IN:
+        snap = snap._replace(joined=max(snap.joined, level.successor))
+        if level.stage is Stage.HOLD and snap.work == IN:
+            snap = snap._replace(work=HELD)
+        if level.stage is Stage.CUT and snap.work in (IN, HELD):
             snap = snap._replace(work=PARKED)
         if level.stage is Stage.OVER and snap.work in LIVING:
             snap = snap._replace(work=OVER)
@@ -155,7 +170,8 @@ def with_role(world: World, pod: Pod, rules: Rules) -> World:
     if level is not None and commit and commit.epoch == level.number:
         level = replace(level, committed=max(level.committed, commit.step))
     if level is not None and level.stage is not Stage.OVER:
-        level = replace(level, stage=Stage.CUT, saver=None)
+        stage = Stage.HOLD if in_place.may_take_up(level, rules) else Stage.CUT
+        level = replace(level, stage=stage, saver=None, successor=0)
     words = world.words.index(place) if place in world.words else len(world.words)
     one = Coordinator(place, read=len(world.log), kept=keep(level), words=words)
     return world.with_coordinator(one._replace(ended=_why_over(world, level)))

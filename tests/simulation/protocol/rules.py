@@ -60,6 +60,18 @@ class Rules:
     """
     hear_out: bool = True
     """Before it stops the job, it lets a pod answer that has just come over to it."""
+    in_place: bool = False
+    """The survivors of a loss go on without a restart."""
+    silence_is_death: bool = False
+    """A variant: members that are out of reach count as lost."""
+    extend_commits: bool = True
+    """Survivors go on in place only if their state extends the newest commit."""
+    know_commits: bool = True
+    """An epoch that goes on in place knows the newest commit of the log, whoever made it."""
+    join_first: bool = True
+    """Before survivors are claimed they join the new epoch: they enter none of a lower number."""
+    hold_first: bool = True
+    """They leave their group before they tell how far they are."""
     look_again: bool = True
     """If a coordinator hears late of its own claim, the epoch begins only if no newer claim stands.
     """

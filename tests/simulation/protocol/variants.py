@@ -68,6 +68,32 @@ VARIANTS = {
     "state is continued off the chain": Variant(
         rules=Rules(state_on_chain=False), faults=("worker",), breaks="are in one epoch", delays=1
     ),
+    "a claim leaves out whom nobody declared dead, in place": Variant(
+        rules=Rules(in_place=True, silence_is_death=True), faults=("link",), breaks="leaves out"
+    ),
+    "survivors go on before their claim": Variant(
+        rules=Rules(in_place=True, claim_first=False),
+        faults=("duel", "worker"),
+        breaks="in different gangs",
+        delays=1,
+    ),
+    "survivors tell how far they are and step on": Variant(
+        rules=Rules(in_place=True, hold_first=False),
+        faults=("gone",),
+        breaks="resumes at",
+        delays=1,
+    ),
+    "survivors go on without joining the next epoch": Variant(
+        rules=Rules(in_place=True, join_first=False), faults=("gone", "link"), breaks="no end"
+    ),
+    "survivors go on behind a commit": Variant(
+        rules=Rules(in_place=True, extend_commits=False),
+        faults=("agent", "link"),
+        breaks="does not go on from",
+    ),
+    "survivors go on without a look at what others have committed": Variant(
+        rules=Rules(in_place=True, know_commits=False), faults=("leave",), breaks="no end", delays=2
+    ),
     "a staged save is continued off the chain": Variant(
         rules=Rules(saves_on_chain=False),
         faults=("worker", "worker"),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from everstep_agent.peers.messages import AgentReport, Ended, EpochLevel, Stage, State, WorkerReport
 from everstep_contract import levels
 from everstep_contract.log import Claim, Entry
+from everstep_contract.wire import Standing
 
 Place = tuple[int, int]
 """(slot, attempt)"""
@@ -46,8 +47,9 @@ def claimed(log: tuple[int, ...]) -> int:
     return max((e.epoch for e in list_entries(log) if isinstance(e, Claim)), default=0)
 
 
-NONE, IN, PARKED, DEAD, OVER = "none", "in", "parked", "dead", "over"
-LIVING = (IN, PARKED)
+NONE, IN, HELD, PARKED, DEAD, OVER = "none", "in", "held", "parked", "dead", "over"
+LIVING = (IN, HELD, PARKED)
+STATES = {IN: State.TRACKED, HELD: State.HELD, PARKED: State.PARKED}
 
 
 class Snap(NamedTuple):
@@ -200,11 +202,13 @@ def _slot_and_attempt(pod: Pod) -> Place:
 @lru_cache(maxsize=1 << 16)
 def build_report(snap: Snap) -> AgentReport:
     """The report that `pod.build_report` would make."""
+    standing = Standing(epoch=snap.epoch, applied=snap.step, reductions=snap.step, vector="sums")
     worker = WorkerReport(
         local=0,
         life=snap.life,
         pid=1,
-        state={IN: State.TRACKED, PARKED: State.PARKED}.get(snap.work, State.DEAD),
+        state=STATES.get(snap.work, State.DEAD),
+        standing=standing if snap.work == HELD else None,
         applied=snap.step,
         sound=True,
         why={DEAD: "killed by SIGKILL", PARKED: "its group was cut"}.get(snap.work, ""),
@@ -223,6 +227,7 @@ def build_report(snap: Snap) -> AgentReport:
         if snap.life
         else (),
         held=kept(snap.held),
+        in_place=True,
     )
 
 

@@ -1,0 +1,198 @@
+"""The survivors of a loss go on in place: what the coordinator does between the loss and the claim
+of their epoch, and what a pod does when it is told. The runtime's own functions decide.
+
+Left to `reduction.py`: micro-batches and vectors. Here every reduction is a whole step, so a
+survivor that is one step behind holds the sums, and takes that step when it is told the position.
+Left out: newcomers that join in place, and a pod that leaves while the others go on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from everstep_agent.coordinator import members, regroup_rules, rounds
+from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
+from everstep_agent.runlog import rules as runlog_rules
+from everstep_agent.runlog.log_index import LogIndex
+from everstep_contract.log import Claim
+from simulation.protocol.log_moves import without, written
+from simulation.protocol.orders import reaches, wanted_by
+from simulation.protocol.rules import JOB, Move, Rules
+from simulation.protocol.world import (
+    DEAD,
+    HELD,
+    IN,
+    Coordinator,
+    Place,
+    Pod,
+    Snap,
+    World,
+    build_report,
+    keep,
+    kept,
+)
+
+GIVES_UP = "gives up on going on in place in epoch"
+"""A move that takes seconds: the limit within which all survivors must have answered."""
+Planned = tuple[tuple[EpochMember, ...], regroup_rules.Decision | regroup_rules.Wait]
+
+
+def may_hold(world: World, one: Coordinator, level: EpochLevel, cause: str, rules: Rules) -> bool:
+    """As `regroup.why_not`."""
+    if one.stop or not rules.in_place:
+        return False
+    views, gone = _recent(world, one), _gone(world, one, rules)
+    return _why_not(keep(level), views, gone, cause) == ""
+
+
+def may_take_up(level: EpochLevel, rules: Rules) -> bool:
+    """As `regroup.why_not_taken_up`, by a successor that has heard no order of the operator yet."""
+    return rules.in_place and regroup_rules.why_not_now(level) == ""
+
+
+def go_on(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
+    """From the hold to the claim, or to the restart of all."""
+    level = propose(world, one, level, rules)
+    if level != one.level:
+        asked = world.with_coordinator(one._replace(kept=keep(level)))
+        yield Move("asks to join", one.place, level.successor, asked)
+        return
+    survivors, plan = _plan(one.kept, _recent(world, one), _gone(world, one, rules))
+    if isinstance(plan, regroup_rules.Wait):
+        yield Move(GIVES_UP, one.place, level.number, world.with_coordinator(_cut(one, level)))
+    elif not isinstance(plan, regroup_rules.Plan) or regroup_rules.why_not_again(
+        level, survivors, plan
+    ):
+        cut = world.with_coordinator(_cut(one, level))
+        yield Move("cannot go on in place, cuts epoch", one.place, level.number, cut)
+    elif one.read == len(world.log):
+        yield from _claim(world, one, level, survivors, plan, rules)
+
+
+def propose(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> EpochLevel:
+    """As `regroup._propose`."""
+    if not rules.join_first:
+        return level
+    last = LogIndex(world.entries(one.read)).next_epoch - 1
+    reports = [build_report(s) for s in one.view]
+    return replace(level, successor=rounds.choose_number(level.successor, last, reports, one.burnt))
+
+
+def _claim(
+    world: World,
+    one: Coordinator,
+    level: EpochLevel,
+    survivors: tuple[EpochMember, ...],
+    plan: regroup_rules.Plan,
+    rules: Rules,
+) -> Iterator[Move]:
+    known = world.entries(one.read)
+    claims = [e for e in known if isinstance(e, Claim)]
+    reports = [build_report(s) for s in one.view]
+    ids = tuple(i for m in survivors for i in m.ids())
+    proof = rounds.build_proof(claims[-1], reports, wanted_by(world, one, rules))
+    chain = runlog_rules.continued_chain(claims, level.number, plan.applied)
+    newest = LogIndex(known).newest_resumable
+    if rules.extend_commits and runlog_rules.why_behind(newest, chain):
+        cut = world.with_coordinator(_cut(one, level))
+        yield Move("is behind a commit, cuts epoch", one.place, level.number, cut)
+        return
+    last = LogIndex(known).next_epoch - 1
+    number = level.successor or rounds.next_number(last, reports, one.burnt)
+    if number <= last:
+        burnt = _cut(one, level)._replace(burnt=max(one.burnt, number))
+        used = world.with_coordinator(burnt)
+        yield Move("finds its number used, cuts epoch", one.place, level.number, used)
+        return
+    proven = rules.silence_is_death or not rules.proof_needed
+    if not proven and not runlog_rules.may_claim(claims, ids, proof, job_uid=JOB).ok:
+        cut = world.with_coordinator(_cut(one, level))
+        yield Move("may not claim, cuts epoch", one.place, level.number, cut)
+        return
+    token = f"{one.place[0]}.{one.place[1]}.{number}"
+    entry = Claim(
+        epoch=number, token=token, members=ids, coordinator="", job_uid=JOB, job="ns/job",
+        chain=chain,
+    )  # fmt: skip
+    following = replace(
+        regroup_rules.continue_epoch(level, survivors, plan, number=number, token=token),
+        stage=Stage.RUNNING,
+    )
+    if rules.know_commits:
+        following = regroup_rules.note_commit(following, newest)
+    begun = one._replace(kept=keep(following), saved=None, round=0)
+    if not rules.claim_first:
+        ahead = begun._replace(owed=(keep(entry), keep(following)))
+        yield Move("goes on, unclaimed, as epoch", one.place, number, world.with_coordinator(ahead))
+        return
+    slots = tuple(m.slot for m in survivors)
+    log = written(world, one.read, keep(entry), rules)
+    after = world._replace(log=log)
+    claimed = after.with_coordinator(begun._replace(read=len(log)))
+    yield Move(f"claims, in place, {number} of", one.place, slots, claimed)
+    if "answer" in world.faults:
+        unsure = one._replace(owed=(keep(entry), keep(following)), saved=None)
+        lost = after._replace(faults=without(world.faults, "answer"))
+        yield Move("claims, in place, unheard,", one.place, number, lost.with_coordinator(unsure))
+
+
+def _cut(one: Coordinator, level: EpochLevel) -> Coordinator:
+    burnt = max(one.burnt, level.successor)
+    return one._replace(kept=keep(replace(level, stage=Stage.CUT)), burnt=burnt)
+
+
+def _recent(world: World, one: Coordinator) -> tuple[Snap, ...]:
+    """The newest report of each pod that is not silent."""
+    return tuple(s for s in one.view if reaches(world, one, s.place))
+
+
+def _gone(world: World, one: Coordinator, rules: Rules) -> frozenset[Place]:
+    level = one.level
+    silent = {
+        (m.slot, m.attempt)
+        for m in (level.members if level is not None and rules.silence_is_death else ())
+        if not reaches(world, one, (m.slot, m.attempt))
+    }
+    return frozenset(world.words[: one.words]) | silent
+
+
+@lru_cache(maxsize=1 << 16)
+def _why_not(level: int, views: tuple[Snap, ...], gone: frozenset[Place], cause: str) -> str:
+    epoch, reports = kept(level), [build_report(s) for s in views]
+    lost = members.list_lost(epoch, reports, gone)
+    return regroup_rules.why_not_in_place(epoch, reports, cause, failure=False, lost=lost)
+
+
+@lru_cache(maxsize=1 << 16)
+def _plan(level: int, views: tuple[Snap, ...], gone: frozenset[Place]) -> Planned:
+    epoch, reports = kept(level), [build_report(s) for s in views]
+    lost = members.list_lost(epoch, reports, gone)
+    return regroup_rules.decide_regroup(epoch, reports, lost)
+
+
+# --- the pod ----------------------------------------------------------------------------------------------
+
+
+def continues(pod: Pod, level: EpochLevel | None, rules: Rules) -> bool:
+    """As `Pod._continue_in_place`: its worker is a member of an epoch that continues its own."""
+    snap = pod.snap
+    if level is None or level.in_place is None or level.in_place.former != snap.epoch:
+        return False
+    mine = level.member(snap.slot, snap.attempt, snap.incarnation)
+    if level.number < snap.joined and rules.join_first:
+        return False
+    return mine is not None and snap.work in (HELD, DEAD) and mine.lives == (snap.life,)
+
+
+def enter(pod: Pod, level: EpochLevel) -> Pod:
+    """The worker takes the step that it lacks, under the former epoch, and is in the new one. One
+    that has died meanwhile is a member, too.
+    """
+    snap, in_place = pod.snap, level.in_place
+    assert in_place is not None
+    snap = snap._replace(epoch=level.number, joined=max(snap.joined, level.number))
+    if snap.work == DEAD:
+        return pod._replace(snap=snap)
+    lacking = in_place.applied - snap.step
+    history = (*pod.history, *((in_place.former,) * lacking))
+    return pod._replace(snap=snap._replace(work=IN, step=in_place.applied), history=history)
