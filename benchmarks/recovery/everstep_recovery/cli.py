@@ -12,11 +12,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from everstep_recovery import environments
+from everstep_recovery import environments, plot
 from everstep_recovery.running import Plan, RunFailed, play
 from everstep_recovery.systems import SYSTEMS, System
 
 RESULTS = Path("build/bench/recovery.json")
+PICTURE = RESULTS.with_suffix(".png")
 LIMIT_SECONDS = 120.0
 Row = dict[str, Any]
 
@@ -45,8 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(_play(system, run, options))
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(rows, indent=1))
-    print(build_table([r for r in rows if r["ranks"] == options.ranks]))
-    print(f"every run: {RESULTS}")
+    shown = [r for r in rows if r["ranks"] == options.ranks]
+    print(build_table(shown))
+    plot.draw(PICTURE, shown)
+    print(f"every run: {RESULTS}; as a picture: {PICTURE}")
     return 0
 
 
