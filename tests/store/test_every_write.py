@@ -20,8 +20,9 @@ ONLY = os.environ.get("EVERSTEP_CRASH_ONLY", "")
 """A case's name, as in the output: `stop-3f09ab-after`."""
 LANES = 3
 CLEAN_PLAYS = 8
-"""A write is struck at if all of so many undisturbed plays made it. With 3 plays, 3 % of the cases did not meet their
-write: a second deletion of the same chunk, or a part that is uploaded before or after the death.
+"""A write is struck at if all but one of so many undisturbed plays made it. With all of 3 plays, 3 % of the cases did
+not meet their write (a second deletion of the same chunk, a part that is uploaded before or after the death); with all
+of 8 plays, one on a busy machine, in which a save was dropped, took a quarter of the cases away.
 """
 PROBES = 2
 """At most this many of each write of the probe. Its 24 races are alike, so one is enough: two PUTs
@@ -81,17 +82,28 @@ async def test_an_agent_may_die_at_any_write(s3: objectstore.ObjectStore, tmp_pa
 
 
 async def list_writes(s3: objectstore.ObjectStore, folder: Path) -> dict[str, dict[str, int]]:
-    """Scenario → title → how often every undisturbed play makes this write, at least."""
+    """Scenario → title → how often all undisturbed plays but one make this write, at least."""
     found = {}
+    lanes = asyncio.Semaphore(LANES)
+
+    async def play(folder: Path, name: str, point: StorePoint) -> None:
+        async with lanes:
+            await play_one(s3, folder, name, point)
+
     for name in SCENARIOS:
         points = [StorePoint(None) for _ in range(CLEAN_PLAYS)]
         await asyncio.gather(
-            *[play_one(s3, folder / f"{name}-{i}", name, point) for i, point in enumerate(points)]
+            *[play(folder / f"{name}-{i}", name, point) for i, point in enumerate(points)]
         )
-        counts = [Counter(point.writes) for point in points]
-        found[name] = {t: min(c[t] for c in counts) for t in sorted(counts[0])}
+        found[name] = count_usual([Counter(point.writes) for point in points])
         print(f"{name}: {found[name]}", flush=True)
     return found
+
+
+def count_usual(plays: Sequence[Counter[str]]) -> dict[str, int]:
+    """Title → how often all plays but the one with the fewest make this write, at least."""
+    titles = sorted({title for writes in plays for title in writes})
+    return {title: sorted(writes[title] for writes in plays)[1] for title in titles}
 
 
 def build_cases(writes: dict[str, dict[str, int]], seed: int) -> list[Case]:

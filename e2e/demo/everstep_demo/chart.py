@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from everstep_contract.ledger import LedgerEntry
-from everstep_demo.story import FIRST_STEP, Incident
+from everstep_demo.story import Incident
 
 INK, RUN, REFERENCE, FAULT = "#222222", "#0b6e99", "#e0a030", "#b3261e"
 
@@ -60,10 +60,9 @@ def _curve(entries: Sequence[LedgerEntry]) -> tuple[list[int], list[float]]:
 def _mark(axes: "object", incident: Incident) -> None:
     """A line at the step from which the job continued, with a description of the fault."""
     axes.axvline(incident.resumed_from, color=FAULT, linewidth=1, linestyle="--")  # type: ignore[attr-defined]
-    after = incident.reached.get(FIRST_STEP)
     text = f"act {incident.act.number}: {incident.act.gpu_fault}\nat step {incident.resumed_from}"
-    if after is not None:
-        text += f", next step after {after:.0f} s"
+    if incident.others_pause is not None:
+        text += f", the others paused {incident.others_pause:.1f} s"
     axes.annotate(  # type: ignore[attr-defined]
         text,
         xy=(incident.resumed_from, 0.80 - 0.22 * (incident.act.number - 1)),
