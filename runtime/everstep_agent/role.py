@@ -73,6 +73,8 @@ class Role:
             error = next((e for e in errors if isinstance(e, Exception)), None)
             if error is not None:
                 await self._lay_down(term, error)
+            elif until[0] in done:
+                await self._hand_over(term, running)
             if term.ended:
                 done, _ = await asyncio.wait(of_pod, return_when=asyncio.FIRST_COMPLETED)
             for task in done.intersection(of_pod):
@@ -104,10 +106,16 @@ class Role:
             await happens(self._own.changed, REPORT_SECONDS)
 
     async def _until_handed_over(self, term: Term) -> None:
-        """This pod has left, and all agents know that its epoch is over."""
+        """This pod has left."""
         version = -1
         while term.ended or not term.hands_over:
             version = (await term.board.wait_newer(version)).version
+
+    async def _hand_over(self, term: Term, running: asyncio.Task[None]) -> None:
+        """Ends when all agents know that this pod has left."""
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        term.hand_over()
         await self._until_read(term)
 
     async def _until_yielded(

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from agent.a_term import a_term
-from agent.given import a_report, a_worker, an_epoch, stepping, wanting
-from everstep_agent.coordinator import boundaries, boundary_turn, gather
+from agent.given import a_member, a_report, a_worker, an_epoch, stepping, wanting
+from everstep_agent.coordinator import boundaries, boundary_turn, faults, gather
 from everstep_agent.coordinator.breaks import find_late_start
 from everstep_agent.peers.messages import Boundary, Stage, State
 from everstep_contract import levels
@@ -120,13 +120,30 @@ async def test_where_all_restart_a_member_leaves_at_a_boundary(changes: dict[str
     assert term.running.boundary == Boundary(step=6, stay=True)
 
 
-async def test_the_coordinator_s_own_pod_leaves_at_a_boundary() -> None:
+async def test_the_coordinator_s_own_pod_leaves_as_others_do_and_then_hands_over() -> None:
     term = a_term(wanting(2, leave=(0,)), in_place=1)
     term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING)))
     for report in (stepping(0), stepping(1)):
         term.take(replace(report, in_place=True))
     boundary_turn.settle(term, boundary_turn.Watch.start(0.0), [a_worker(), a_worker()], 1.0)
-    assert term.running.boundary == Boundary(step=6, stay=True)
+    assert term.running.boundary == Boundary(step=6), "all save there, and nobody stays"
+    saved = Commit(epoch=1, token="t", step=6, manifest="m", digest="d")
+    term.change(term.state.disarm().commit(saved))
+    watch = boundary_turn.Watch.start(0.0)
+    watch.leave_at = 6
+    boundary_turn.settle(term, watch, [a_worker(), a_worker()], 2.0)
+    assert term.running.leaving == ((0, 0, 1),)
+    term.note_left()
+    assert not term.hands_over, "its worker is still a member"
+    without = an_epoch(stage=Stage.RUNNING, number=2, members=(a_member(1),))
+    over = term.state.incidents.close()
+    term.change(term.state.with_incidents(over).begin_epoch(without))
+    boundary_turn.settle(term, boundary_turn.Watch.start(0.0), [a_worker()], 3.0)
+    assert term.running.boundary is None, "nobody has to stop for it"
+    term.note_left()
+    assert term.hands_over
+    term.hand_over()
+    assert faults.may_go_on(term.board.levels)
 
 
 # --- one fault, one recovery

@@ -160,26 +160,28 @@ async def test_a_newcomer_that_dies_while_it_gets_ready_is_replaced_with_the_oth
         await assert_exact(gang, gang.seen.stopped.step)
 
 
+@pytest.mark.parametrize("leaver", [2, 0], ids=["another pod", "the coordinator's"])
 async def test_a_pod_that_leaves_saves_first_and_the_others_go_on_without_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaver: int
 ) -> None:
+    others = [slot for slot in range(3) if slot != leaver]
     spawner = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, 10**6), seed=2))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
     async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 5)
-        survivors = [gang.worker(slot) for slot in (0, 1)]
+        survivors = [gang.worker(slot) for slot in others]
         asked = gang.seen.step
-        gang.want(leave=(2,), leave_reason="its GPU fails")
+        gang.want(leave=(leaver,), leave_reason="its GPU fails")
         await gang.until(lambda s: s.left)
         left = gang.seen.left[0]
-        assert (left.slot, left.attempt) == (2, 0)
+        assert (left.slot, left.attempt) == (leaver, 0)
         assert left.step >= asked
         await gang.until(lambda s: s.epoch == 2 and s.running)
-        await gang.kill(2)
+        await gang.kill(leaver)
         gang.want(leave=())
-        await gang.start(2, 1)
+        await gang.start(leaver, 1)
         await gang.until(lambda s: s.epoch == 3 and s.running)
-        assert [gang.worker(slot) for slot in (0, 1)] == survivors
+        assert [gang.worker(slot) for slot in others] == survivors
         await gang.until(lambda s: all(not i.open for i in s.incidents))
         gang.want(stop=levels.Stop.SUSPEND)
         await gang.reports()

@@ -58,8 +58,8 @@ def why_stay(
 ) -> str:
     """Why the epoch should end at a boundary: Stop, Leave, Shrink, Grow, or empty.
 
-    The coordinator's own slot counts even if it is no member: an epoch ends with its coordinator,
-    so that it, too, leaves only at a boundary. A growth by restart costs all ranks. A job that lost
+    The coordinator's own slot counts even if it is no member: where all restart, an epoch ends with
+    its coordinator, so that it, too, leaves only at a boundary. A growth by restart costs all ranks. A job that lost
     several slots to one fault therefore waits for all of them before it grows: at most `gang`
     seconds, of which `waited` have passed since the first was ready. `returning`: workers wait to
     replace the lost ranks of members in place, which restarts nobody.

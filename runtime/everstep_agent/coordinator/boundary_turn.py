@@ -117,6 +117,8 @@ def _give_up(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
 
 def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> None:
     epoch, recent = term.running, term.recent()
+    if not {m.id for m in epoch.members} <= {r.id for r in recent}:
+        return  # what the silent ones can do is not known, and no boundary would be confirmed
     ready = join_rules.list_ready(epoch, rounds.list_eligible(recent, term.wanted))
     others = join_rules.list_others(epoch, ready)
     in_place = bool(term.settings.in_place) and join_rules.can_join(epoch, recent)
@@ -131,10 +133,14 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
         waited=now - (watch.ready_at or now),
         gang=0.0 if in_place else term.settings.gang_seconds,
     ) or boundaries.why_renew(term.wanted, epoch)
-    if leaving := _list_leaving(term, purpose, recent) if in_place else ():
+    leaves = in_place and purpose in ("Leave", "Shrink") and not regroup.why_not_wanted(term)
+    leaving = _list_leaving(term, recent) if leaves else ()
+    if leaves and 0 < len(leaving) < len(epoch.members):
         _let_leave(term, watch, workers, leaving, _describe_move(term, purpose, recent), now)
         return
     watch.leave_at = None
+    if leaves and not leaving:
+        return  # the coordinator's own pod is no member: `note_left` has it hand over
     joins = purpose == "Grow" and in_place
     if joins and not _invite(term, ready):
         purpose, joins = "", False
@@ -167,18 +173,12 @@ def _arm_at(
     term.change(term.state.arm(armed))
 
 
-def _list_leaving(term: Term, purpose: str, recent: Sequence[AgentReport]) -> tuple[Id, ...]:
-    """The members without which the others can go on in place; empty: all stay at a boundary.
-
-    The coordinator's own pod is not among them: an epoch ends with its coordinator.
-    """
-    if purpose not in ("Leave", "Shrink") or regroup.why_not_wanted(term):
-        return ()
+def _list_leaving(term: Term, recent: Sequence[AgentReport]) -> tuple[Id, ...]:
+    """The members that are asked to leave."""
     members = term.running.members
     told = boundaries.list_terminating(members, recent, coordinator=term.me.id)
     slots = {*told, *term.wanted.leave}
-    found = tuple(m.id for m in members if m.slot in slots)
-    return found if term.me.slot not in slots and len(found) < len(members) else ()
+    return tuple(m.id for m in members if m.slot in slots)
 
 
 def _let_leave(

@@ -145,10 +145,20 @@ class Coordinator:
             return await recover(term, Break(cause=FAILED, message=text, failure=failure))
         if term.goes_on:
             term.line.say("goes_on", epoch=term.running.number)
+            self._keep_keys()
             return await train(term)
         if term.state.trains:
             return await self._take_up()
         return term.epoch.cause if term.epoch is not None else self._begin_again()
+
+    def _keep_keys(self) -> None:
+        """From now on the keys of the group are here: the former coordinator may end. Members ask for
+        them only while a group forms or a newcomer takes its state.
+        """
+        term = self.term
+        if term.running.store != term.me.address:
+            term.group.open_epoch(term.running.number)
+            term.change(term.state.keep_keys(term.me.address))
 
     async def _take_up(self) -> str:
         """The former coordinator is gone, and its epoch was not over."""

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 
 from everstep_agent.identity import Identity
-from everstep_agent.peers.messages import CoordinatorFault, End, Levels, Stage
+from everstep_agent.peers.messages import CoordinatorFault, End, EpochLevel, Levels, Stage
 from everstep_contract import report
 
 REST_SECONDS = (2.0, 8.0, 30.0)
@@ -29,7 +29,11 @@ def may_go_on(inherited: Levels) -> bool:
     coordinator.
     """
     epoch = inherited.epoch
-    if not inherited.laid_down or epoch is None or epoch.stage is not Stage.RUNNING:
+    return inherited.laid_down and epoch is not None and may_continue(epoch)
+
+
+def may_continue(epoch: EpochLevel) -> bool:
+    if epoch.stage is not Stage.RUNNING:
         return False
     return epoch.boundary is None or not (epoch.boundary.stay or epoch.boundary.hold)
 

@@ -134,14 +134,14 @@ def build_left(
     known: Iterable[levels.Left],
     unheard: frozenset[tuple[int, int]] = frozenset(),
     *,
-    coordinator: tuple[int, int],
+    coordinator: tuple[int, int] | None,
 ) -> tuple[levels.Left, ...]:
     """Slots whose pod holds no state that only it has: in no running epoch, and its position is
-    committed, or the running epoch went on from it. An epoch ends with its coordinator, so the
-    coordinator's pod counts as inside even if it is no member.
+    committed, or the running epoch went on from it.
 
-    `unheard`: pods that may hold more state than we know of. A slot stays in the result until its
-    next attempt reports.
+    `coordinator`: the pod that counts as inside even if it is no member, because the epoch would end
+    with it; None: its successor can continue the epoch as it is. `unheard`: pods that may hold more
+    state than we know of. A slot stays in the result until its next attempt reports.
     """
     newest: dict[int, int] = {}
     for slot, attempt in [(p.slot, p.attempt) for p in wanted.peers] + [
@@ -151,11 +151,10 @@ def build_left(
     left = {(x.slot, x.attempt): x for x in known if x.attempt >= newest.get(x.slot, 0)}
     asked = {s: newest[s] for s in wanted.leave if s in newest}
     asked |= {r.slot: r.attempt for r in reports if r.leaving}
-    inside = (
-        {coordinator, *((m.slot, m.attempt) for m in epoch.members)}
-        if epoch and epoch.stage is not Stage.OVER
-        else set()
-    ) | unheard
+    running = epoch is not None and epoch.stage is not Stage.OVER
+    members = {(m.slot, m.attempt) for m in epoch.members} if epoch and running else set()
+    held = {coordinator} if coordinator is not None and running else set()
+    inside = members | held | unheard
     for slot, attempt in asked.items():
         if (slot, attempt) not in inside and (slot, attempt) not in left:
             at = committed or levels.CheckpointRef(epoch=0, step=0)

@@ -123,6 +123,10 @@ class JobState:
         """Commits of this epoch carry the token of a claim that continues it and never began."""
         return self._with_epoch(token=token)
 
+    def keep_keys(self, address: str) -> "JobState":
+        """The agent at this address keeps the keys of the epoch's process group."""
+        return self._with_epoch(store=address)
+
     # --- newcomers ------------------------------------------------------------------------------
 
     def invite(self, joining: tuple[EpochMember, ...]) -> "JobState":

@@ -202,6 +202,15 @@ class Term:
         return any(r.epoch > known for r in self.recent())
 
     @property
+    def may_hand_over(self) -> bool:
+        """Whether another agent can continue the running epoch, without this pod, as it is."""
+        epoch, recovers = self.epoch, self._state.incidents.current is not None
+        if not self.settings.in_place or epoch is None or recovers:
+            return False
+        outside = all((m.slot, m.attempt) != self.me.place for m in epoch.members)
+        return outside and faults.may_continue(epoch)
+
+    @property
     def hands_over(self) -> bool:
         return seen_document.hands_over(self.me.place, self._state.left, self.wanted, self.epoch)
 
@@ -303,7 +312,7 @@ class Term:
                     self.committed(),
                     self._state.left,
                     self.list_unheard(),
-                    coordinator=self.me.place,
+                    coordinator=None if self.may_hand_over else self.me.place,
                 )
             )
         )
@@ -360,6 +369,11 @@ class Term:
         self._state = replace(self._state, faults=known, end=end)
         self.board.seal(replace(last, seen=seen, faults=known, laid_down=end is None, end=end))
         return fault
+
+    def hand_over(self) -> None:
+        """Nothing is published after this; the successor continues an epoch that runs as it is."""
+        last = self._build_levels(self._try_to_build_seen())
+        self.board.seal(replace(last, laid_down=self.may_hand_over))
 
     async def close(self) -> None:
         await self.saves.close()
