@@ -41,6 +41,8 @@ class Loop:
         self, step: StepState, feed: Batches, named: dict[str, torch.nn.Parameter], overlap: bool
     ) -> None:
         self._step, self._session, self._feed = step, step.session, feed
+        if step.reductions == 0:
+            step.start.require_untouched(step.number)
         self._first = self._session.feeds.draw(feed, step.number)
         """Place of the step's first sample in the order of the feed."""
         self._named, self._overlap = named, overlap

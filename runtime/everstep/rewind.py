@@ -1,35 +1,70 @@
 """The state at the beginning of a step, so that a step that cannot end leaves no trace.
 
-Until its first reduction is applied, a step changes two things that a checkpoint holds: the random
-states, and the buffers that forward changes (BatchNorm). Both are copied when the step begins.
-Buffers above a limit are not copied, so forward must not change them; that is checked.
+Before its first reduction is applied, a step may change the random states, the buffers that forward
+changes (BatchNorm), the settings of optimizers, and schedules: these are copied when the step begins.
+Parameters and other large state are not copied, so nothing may change them before the inner loop;
+that is checked, in the first step of a process by their content. Buffers above a limit are not
+copied, so forward must not change them; that is checked, too.
 """
 
 from typing import Any
 
-from everstep import randomness
+import torch
+
+from everstep import randomness, state
 from everstep.buffers import SMALL_BYTES, TOTAL_BYTES, Buffers
 from everstep.errors import Misuse
+from everstep.small_state import SmallState
 from everstep.tracked import Tracked
 
 
 class StepStart:
     """A copy of what a step may change before its first reduction is applied."""
 
-    def __init__(self, tracked: Tracked, buffers: Buffers) -> None:
+    def __init__(self, tracked: Tracked, buffers: Buffers, *, thorough: bool) -> None:
+        """`thorough`: compare contents, too, which costs a pass over the state."""
         self._tracked, self._buffers = tracked, buffers
         self._random = randomness.capture()
-        self._small = buffers.hold()
+        self._small, self._settings = buffers.hold(), SmallState(tracked)
         self._large = [(id(ref.tensor), ref.tensor._version) for ref in buffers.large]
-        self._mark = fingerprint(tracked)
+        self._versions = _list_versions(tracked)
+        self._contents = _digest(tracked) if thorough else None
 
     def untouched(self) -> bool:
-        """Whether no parameter and no schedule has changed since."""
-        return fingerprint(self._tracked) == self._mark
+        """Whether no parameter has changed since."""
+        return _list_versions(self._tracked) == self._versions
+
+    def require_untouched(self, step: int) -> None:
+        """Raises `Misuse` if large state has changed before the inner loop of this step."""
+        changed = {
+            n for n, v in _list_versions(self._tracked).items() if self._versions.get(n) != v
+        }
+        if self._contents is not None:
+            now = _digest(self._tracked)
+            changed |= {
+                n for n in now.keys() | self._contents if now.get(n) != self._contents.get(n)
+            }
+            self._contents = None
+        if changed:
+            names = ", ".join(sorted(changed)[:3]) + (", …" if len(changed) > 3 else "")
+            raise Misuse(
+                f"step {step}: the tracked state {names} was changed before the loop over "
+                "step.batches, where a step that cannot be applied cannot be undone. Change it after "
+                "that loop, or before job.steps"
+            )
 
     def put_back(self) -> None:
         self._buffers.put_back(self._small)
+        self._settings.put_back()
         randomness.restore(self._random)
+
+    def as_it_was(self) -> Any:
+        """A context in which settings and schedules are as they were; buffers and random states stay
+        so.
+        """
+        self._buffers.put_back(self._small)
+        randomness.restore(self._random)
+        return self._settings.as_it_was()
 
     def check_large(self) -> None:
         """Raises `Misuse` if forward changed a buffer that is too large to be put back."""
@@ -46,6 +81,34 @@ class StepStart:
 
 def fingerprint(tracked: Tracked) -> tuple[Any, ...]:
     """A value that changes when a tracked parameter or the count of a schedule does."""
-    versions = [p._version for p in tracked.named_parameters().values()]
     counts = [getattr(thing, "last_epoch", None) for _, thing in tracked.objects.values()]
-    return (sum(versions), *counts)
+    return (sum(_list_versions(tracked).values()), *counts)
+
+
+def _list_versions(tracked: Tracked) -> dict[str, int]:
+    return {name: p._version for name, p in tracked.named_parameters().items()}
+
+
+def _digest(tracked: Tracked) -> dict[str, int]:
+    """Name → sum over the bits, of all tracked tensors except buffers and small state. It sees
+    changes through `.data`, too.
+    """
+    tensors: state.Tensors = {}
+    tracked.capture(tensors)
+    buffers = {id(b) for b in tracked.persistent_buffers().values()}
+    small = {id(thing) for thing in tracked.small_objects()}
+    left_out = tuple(f"{n}/" for n, (_, thing) in tracked.objects.items() if id(thing) in small)
+    chosen = {
+        n: t for n, t in tensors.items() if id(t) not in buffers and not n.startswith(left_out)
+    }
+    sums = [_sum_bits(t) for t in chosen.values()]
+    names = [name.replace("/", ".", 1) for name in chosen]
+    return dict(zip(names, (int(s) for s in sums), strict=True))
+
+
+def _sum_bits(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().contiguous().view(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).view(-1)
+    width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+    return flat.view(width).sum(dtype=torch.int64)

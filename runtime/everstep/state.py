@@ -21,6 +21,17 @@ from everstep_contract.manifest import ITEM_BYTES
 Tensors = dict[str, torch.Tensor]
 
 
+def count_bytes(value: Any) -> int:
+    """Of all tensors in a state."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(map(count_bytes, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(count_bytes, value))
+    return 0
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -19,7 +19,8 @@ class StepState:
     def __init__(self, session: Session, number: int) -> None:
         self.session = session
         self.number = number
-        self.start = rewind.StepStart(session.tracked, session.buffers)
+        first = number == session.start.applied + 1
+        self.start = rewind.StepStart(session.tracked, session.buffers, thorough=first)
         self.loop: InnerLoop | None = None
         """The newest inner loop."""
         self.reductions = 0

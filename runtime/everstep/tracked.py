@@ -11,6 +11,8 @@ from everstep.errors import Misuse, StateError
 
 ORDER = ("module", "tensor", "optimizer", "object")
 """Modules load first: the others may read them."""
+SMALL_BYTES = 64 << 10
+"""Limit for the tensors of an object that is copied at every step."""
 
 
 def kind_of(name: str, thing: Any) -> str:
@@ -42,6 +44,7 @@ class Tracked:
     def __init__(self) -> None:
         self.objects: dict[str, tuple[str, Any]] = {}
         self._parameters: dict[str, torch.nn.Parameter] | None = None
+        self._small: list[Any] | None = None
 
     def add(self, name: str, thing: Any) -> None:
         if name in self.objects:
@@ -49,7 +52,7 @@ class Tracked:
         if "/" in name or name.startswith("$"):
             raise Misuse(f"track({name}=…): a name must be a plain word")
         self.objects[name] = (kind_of(name, thing), thing)
-        self._parameters = None
+        self._parameters = self._small = None
 
     def of_kind(self, kind: str) -> Iterator[tuple[str, Any]]:
         for name, (own, thing) in self.objects.items():
@@ -104,6 +107,19 @@ class Tracked:
                 if kept.get(key) is buffer:
                     found.setdefault(id(buffer), (f"{name}.{key}", buffer))
         return dict(found.values())
+
+    def small_objects(self) -> list[Any]:
+        """Objects whose state may be copied at every step: schedules, counters. Not scalers: to read
+        one waits for the device, and it changes after the inner loop only.
+        """
+        if self._small is None:
+            found = [
+                thing
+                for _, thing in self.of_kind("object")
+                if not isinstance(thing, torch.amp.GradScaler)
+            ]
+            self._small = [o for o in found if state.count_bytes(o.state_dict()) <= SMALL_BYTES]
+        return self._small
 
     def prepare_scalers(self, device: torch.device) -> None:
         """Give every GradScaler its scale: it makes it with the first loss, and a rank without a

@@ -15,8 +15,8 @@ from everstep.step_state import StepState
 def keep_copy(step: StepState) -> None:
     """Keep the state before the step: a later reduction may fail when the first is applied."""
     if step.start.untouched():
-        step.start.put_back()
-        step.copy = step.session.capture().cloned()
+        with step.start.as_it_was():
+            step.copy = step.session.capture().cloned()
 
 
 def save_before(step: StepState) -> None:

@@ -3,12 +3,14 @@
 # ruff: noqa: PT012 - the loop as a whole is what raises
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from everstep.errors import Misuse
 from everstep_contract import wire
 from everstep_contract.position import Phase, Where
 from everstep_contract.report import Cause
@@ -366,16 +368,57 @@ def test_a_cut_in_the_second_loop_of_the_first_step_is_not_sound(trial: Trial) -
     assert (parked.step, parked.sound) == (0, False)
 
 
-def test_state_changed_before_the_loop_cannot_be_put_back(trial: Trial) -> None:
+def decay(trial: Trial) -> None:
+    with torch.no_grad():
+        trial.model.weight.mul_(0.9)
+
+
+def decay_unseen(trial: Trial) -> None:
+    trial.model.weight.data.mul_(0.9)
+
+
+@pytest.mark.parametrize("change", [decay, decay_unseen], ids=["in place", "through .data"])
+def test_parameters_changed_before_the_loop_are_refused_at_the_first_step(
+    trial: Trial, change: Callable[[Trial], None]
+) -> None:
+    with pytest.raises(Misuse, match=r"step 1: the tracked state model\.weight was changed before"):
+        for step in trial.job.steps(until=5):
+            change(trial)
+            trial.take(step)
+
+
+def test_so_is_an_average_of_the_weights_that_is_updated_before_the_loop(trial: Trial) -> None:
+    average = torch.optim.swa_utils.AveragedModel(trial.model)
+    trial.job.track(average=average)
+    with pytest.raises(Misuse, match="average"):
+        for step in trial.job.steps(until=5):
+            average.update_parameters(trial.model)
+            trial.take(step)
+
+
+@pytest.mark.parametrize("loops", [1, 2])
+def test_a_schedule_that_steps_before_the_loop_is_put_back(trial: Trial, loops: int) -> None:
+    schedule = torch.optim.lr_scheduler.ExponentialLR(trial.optimizer, gamma=0.5)
+    trial.job.track(schedule=schedule)
+    rates, begun = {}, []
     with pytest.raises(Ended, match="parked"):
         for step in trial.job.steps(until=5):
-            with torch.no_grad():
-                trial.model.weight.mul_(0.9)
-            if step.number == 2:
-                a_cut(trial)
-            trial.take(step)
+            rates[step.number] = schedule.get_last_lr()
+            with warnings.catch_warnings(action="ignore"):  # torch expects optimizer.step first
+                schedule.step()
+            trial.optimizer.param_groups[0]["weight_decay"] = 0.1 * step.number
+            begun.append(schedule.get_last_lr())
+            for number in range(loops):
+                if step.number == 3 and number == loops - 1:
+                    a_cut(trial)
+                trial.take(step)
+                assert schedule.get_last_lr() == begun[-1], "it stands while the step goes on"
     (parked,) = trial.agent.of(wire.Parked)
-    assert (parked.step, parked.sound) == (1, False)
+    assert (parked.step, parked.sound) == (2, True)
+    if loops == 1:
+        assert schedule.get_last_lr() == rates[3]
+        assert trial.optimizer.param_groups[0]["lr"] == rates[3][0]
+        assert trial.optimizer.param_groups[0]["weight_decay"] == pytest.approx(0.2)
 
 
 def test_a_cut_in_evaluate_parks_at_the_step_that_it_marked(trial: Trial) -> None:

@@ -1,0 +1,41 @@
+"""State that is cheap to copy at every step: the settings of optimizers (learning rates), and tracked
+objects without large tensors (schedules, counters).
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from everstep.tracked import Tracked
+
+
+class SmallState:
+    """A copy of it."""
+
+    def __init__(self, tracked: Tracked) -> None:
+        self._tracked = tracked
+        self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            (group, {k: copy.deepcopy(v) for k, v in group.items() if k != "params"})
+            for _, optimizer in tracked.of_kind("optimizer")
+            for group in optimizer.param_groups
+        ]
+        self._objects = [(o, copy.deepcopy(o.state_dict())) for o in tracked.small_objects()]
+
+    def put_back(self) -> None:
+        for group, settings in self._groups:
+            for name in group.keys() - settings.keys() - {"params"}:
+                del group[name]
+            group.update(copy.deepcopy(settings))
+        for thing, state in self._objects:
+            thing.load_state_dict(copy.deepcopy(state))
+
+    @contextmanager
+    def as_it_was(self) -> Iterator[None]:
+        """Put back while this lasts; what has changed since then stands again afterwards."""
+        now = SmallState(self._tracked)
+        self.put_back()
+        try:
+            yield
+        finally:
+            now.put_back()
