@@ -57,6 +57,28 @@ def test_going_back_takes_steps_again_and_repeats_no_sample_of_the_final_history
     assert len(list_history(found)) == 6
 
 
+def test_a_process_that_stays_and_goes_back_takes_its_steps_out_of_the_history() -> None:
+    def record(t: float, pid: int, step: int, *samples: int, world: int = 2) -> dict[str, object]:
+        rank = pid - 1 if world == 2 else 0
+        return {
+            "event": "step", "t": t, "pid": pid, "step": step, "rank": rank, "world": world,
+            "samples": samples,
+        }  # fmt: skip
+
+    begins = [{"event": "begin", "t": 0.0, "pid": pid} for pid in (1, 2)]
+    before = [
+        record(1.0, 1, 1, 0),
+        record(2.0, 1, 2, 2),
+        record(1.1, 2, 1, 1),
+        record(2.2, 2, 2, 3),
+    ]
+    again = [record(6.0, 1, 2, 2, 3, world=1), record(7.0, 1, 3, 4, 5, world=1)]
+    found = parse_lines([*begins, *before, *again])
+    cost = judge(found, 2.5, SIZE)
+    assert (cost.steps_lost, cost.samples_lost, cost.samples_repeated) == (1, 0, 0)
+    assert [line.step for line in list_history(found)] == [1, 1, 2, 3]
+
+
 def test_a_newcomer_takes_nothing_out_of_the_survivors_history() -> None:
     joined = ((4.0, 1, 3, 0, (4,)), (4.1, 3, 3, 1, (5,)))
     assert len(list_history(lines(*BEFORE, *joined, began={3: 3.0}))) == 6

@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that started processes end, too
     rows: list[Row] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     known = {_cell(row) for row in rows}
-    chosen = [s for s in SYSTEMS if not options.only or s.title in options.only]
+    asked = [s for s in SYSTEMS if s.title in (options.only or ())]
+    chosen = asked or [s for s in SYSTEMS if options.full or not s.dear]
     cells = [(system, run) for run in range(options.runs) for system in chosen]
     random.Random(options.seed).shuffle(cells)
     left = [c for c in cells if (c[0].title, options.ranks, c[1]) not in known]
@@ -102,6 +103,9 @@ def _values(rows: Sequence[Row], column: str) -> list[float]:
 
 def _describe(rows: Sequence[Row], column: str) -> str:
     played = [row for row in rows if not row["problem"]]
+    never = next((s.never_whole for s in SYSTEMS if rows and s.title == _cell(rows[0])[0]), "")
+    if never and column == "seconds_to_full_size":
+        return f"never: {never}"
     values = _values(played, column)
     late = len(played) - len(values)
     parts = []
@@ -126,6 +130,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--only", nargs="+", metavar="SYSTEM", help=", ".join(s.title for s in SYSTEMS)
     )
     options = parser.parse_args(argv)
+    options.full = full
     unknown = sorted(set(options.only or ()) - {s.title for s in SYSTEMS})
     if unknown:
         parser.error(

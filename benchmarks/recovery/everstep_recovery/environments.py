@@ -6,7 +6,10 @@ from pathlib import Path
 
 from everstep_recovery.systems import environment
 
-PINS = {"torchft": ("torchft==0.2.0", "torch>=2.15,<2.16", "numpy")}
+PINS = {
+    "torchft": ("torchft==0.2.0", "torch>=2.15,<2.16", "numpy"),
+    "nvrx": ("nvidia-resiliency-ext==0.4.1", "torch>=2.15,<2.16", "numpy", "setuptools"),
+}
 
 
 def make(name: str) -> None:

@@ -12,7 +12,9 @@ class Line:
 
     t: float
     began: float
-    """When the rank's process began."""
+    """When the rank's process began, or last went back to an earlier step: in the middle between the
+    lines before and after that.
+    """
     pid: int
     step: int
     rank: int
@@ -41,11 +43,17 @@ def parse_lines(records: Iterable[dict[str, Any]]) -> list[Line]:
     The records of a process must be in its own order, its begin first.
     """
     began: dict[int, float] = {}
+    last: dict[int, tuple[int, float]] = {}
+    """Process → its newest step, and when."""
     found: list[Line] = []
     for r in records:
         if r["event"] == "begin":
             began[r["pid"]] = r["t"]
             continue
+        step, t = last.get(r["pid"], (0, 0.0))
+        if r["step"] <= step:
+            began[r["pid"]] = (t + r["t"]) / 2
+        last[r["pid"]] = r["step"], r["t"]
         samples = tuple(r["samples"])
         found.append(
             Line(
@@ -74,10 +82,10 @@ def judge(lines: Sequence[Line], fault: float, size: int) -> Cost:
 def list_history(lines: Sequence[Line]) -> list[Line]:
     """The lines without what was rolled back.
 
-    Once a process that began later takes a step, all lines of that step and of later steps that
-    were written before the process began no longer count.
+    Once a process that began later, or went back later, takes a step, all lines of that step and of
+    later steps that were written before that no longer count.
     """
-    first = {line.pid: line for line in reversed(lines)}
+    first = {(line.pid, line.began): line for line in reversed(lines)}
     return [
         line
         for line in lines

@@ -45,7 +45,7 @@ def play(system: System, plan: Plan) -> Cost:
         with _started(system, plan.ranks, folder) as process:
             _wait_training(process, folder, plan.ranks)
             fault = _kill_one(folder, plan)
-            _wait_whole(process, folder, fault, plan)
+            _wait_whole(process, folder, fault, plan, never=bool(system.never_whole))
         return judge(read(folder), fault, plan.ranks)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -99,13 +99,18 @@ def _kill_one(folder: Path, plan: Plan) -> float:
     return time.monotonic()
 
 
-def _wait_whole(process: "subprocess.Popen[bytes]", folder: Path, fault: float, plan: Plan) -> None:
-    """Wait until the group took some steps at full size, the limit is over, or the system ends."""
+def _wait_whole(
+    process: "subprocess.Popen[bytes]", folder: Path, fault: float, plan: Plan, *, never: bool
+) -> None:
+    """Wait until the group took some steps at full size, the limit is over, or the system ends.
+    `never`: it stays smaller, so a step of any size is enough.
+    """
     while time.monotonic() < fault + plan.limit and process.poll() is None:
         lines = read(folder)
         cost = judge(lines, fault, plan.ranks)
-        if cost.seconds_to_full_size is not None:
-            since = fault + cost.seconds_to_full_size
+        took = cost.seconds_to_next_step if never else cost.seconds_to_full_size
+        if took is not None:
+            since = fault + took
             if len({line.step for line in lines if line.t > since}) > AFTER_STEPS:
                 return
         time.sleep(LOOK_SECONDS * 4)

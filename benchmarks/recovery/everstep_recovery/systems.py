@@ -17,6 +17,10 @@ class System:
     settings: str
     command: Command
     environ: Mapping[str, str] = field(default_factory=dict)
+    never_whole: str = ""
+    """Why the group does not become as large as it was; a run then ends with the smaller one."""
+    dear: bool = False
+    """Left out unless it is asked for: its runs take the whole limit."""
     needs: str = ""
     """The virtual environment that it runs in; if empty, Everstep's."""
 
@@ -51,11 +55,28 @@ def _torchft(expiry_ms: int, heartbeat_ms: int) -> Command:
     return command
 
 
+def _nvrx(interval_ms: int) -> Command:
+    def command(folder: Path, ranks: int) -> list[str]:
+        script = str(SCRIPTS / "supervise_nvrx.py")
+        return [str(environment("nvrx")), script, str(ranks), str(interval_ms)]
+
+    return command
+
+
+def _ft_launcher(folder: Path, ranks: int) -> list[str]:
+    return [
+        str(environment("nvrx").with_name("ft_launcher")), "--nproc-per-node", str(ranks),
+        "--max-restarts", "20", "--monitor-interval", "0.1", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", "127.0.0.1:0", str(SCRIPTS / "train_torchrun.py"),
+    ]  # fmt: skip
+
+
 def environment(name: str) -> Path:
     """The interpreter of a peer's own virtual environment (`environments.py` makes it)."""
     return Path("build/bench/env", name, "bin", "python").absolute()
 
 
+NO_NEW = "takes in no new process"
 SYSTEMS = (
     System(name="everstep", settings="in place", command=_everstep()),
     System(name="everstep", settings="restart", command=_everstep("--no-in-place")),
@@ -66,7 +87,22 @@ SYSTEMS = (
         # With its shared store, as shipped in torch 2.15, a restarted group hangs.
         environ={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
     ),
-    System(name="torchrun", settings="as shipped", command=_torchrun),
+    System(name="torchrun", settings="as shipped", command=_torchrun, dear=True),
+    System(
+        name="nvrx",
+        settings="ft_launcher",
+        command=_ft_launcher,
+        needs="nvrx",
+        environ={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    ),
+    System(name="nvrx", settings="in process", command=_nvrx(0), needs="nvrx", never_whole=NO_NEW),
+    System(
+        name="nvrx",
+        settings="in process, tight",
+        command=_nvrx(50),
+        needs="nvrx",
+        never_whole=NO_NEW,
+    ),
     System(name="torchft", settings="as it comes", command=_torchft(5000, 100), needs="torchft"),
     System(name="torchft", settings="tight", command=_torchft(150, 50), needs="torchft"),
 )

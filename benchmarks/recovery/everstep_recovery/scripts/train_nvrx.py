@@ -1,0 +1,76 @@
+"""The training script under nvidia-resiliency-ext's in-process restart: stock DDP; the surviving
+processes stay, and their training function starts again from the newest checkpoint, with fewer ranks.
+
+Argument: milliseconds between the looks of its monitors; 0: as it comes (1 s).
+"""
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from nvidia_resiliency_ext import inprocess
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.nn.parallel import DistributedDataParallel
+
+from everstep_recovery import checkpoint, workload
+from everstep_recovery.scripts.ddp_step import accumulate
+
+CHECKPOINT = Path(os.environ[workload.OUT], "checkpoint.pt")
+INTERVALS = (
+    "monitor_thread_interval",
+    "monitor_process_interval",
+    "heartbeat_interval",
+    "progress_watchdog_interval",
+    "last_call_wait",
+)
+
+
+class AbortGloo(inprocess.abort.Abort):  # type: ignore[misc]
+    """Its own abort is for NCCL: it asks for a CUDA device."""
+
+    def __call__(self, state: inprocess.state.FrozenState) -> inprocess.state.FrozenState:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return state
+
+
+class OutsideStore(inprocess.store.TCPStore):  # type: ignore[misc]
+    """`supervise_nvrx.py` keeps it, so rank 0 is as any other."""
+
+    @property
+    def critical_ranks(self) -> tuple[int, ...]:
+        return ()
+
+
+def train(store: Store, call_wrapper: inprocess.CallWrapper | None = None) -> None:
+    assert call_wrapper is not None
+    torch.set_num_threads(1)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    own = PrefixStore(str(call_wrapper.iteration), store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=world)
+    model = workload.build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE)
+    first = checkpoint.load(CHECKPOINT, model, optimizer)
+    wrapped = DistributedDataParallel(model)
+    data, log = workload.Numbers(), workload.StepLog()
+    for step in range(first, workload.steps() + 1):
+        optimizer.zero_grad()
+        used = accumulate(wrapped, data, step, rank, world)
+        optimizer.step()
+        log.step(step, rank, world, used)
+        if step % workload.SAVE_EVERY == 0 and rank == 0:
+            checkpoint.save(CHECKPOINT, model, optimizer, step)
+
+
+def main(interval_ms: int) -> None:
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["GROUP_PORT"]), is_master=False)
+    given = {name: timedelta(milliseconds=interval_ms) for name in INTERVALS} if interval_ms else {}
+    inprocess.Wrapper(store_factory=OutsideStore, abort=AbortGloo(), **given)(train)(store)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
