@@ -14,6 +14,7 @@ from everstep_operator.jobs.rivals import Entry, Ranking
 from everstep_operator.jobs.stamps import to_seconds, to_stamp
 from everstep_operator.model_status import Condition, JobStatus
 from job_builders import NOW, a_job, a_pod, a_seen, a_slot, a_spec, an_observation
+from work import count
 
 NO_ROOM = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 
@@ -133,6 +134,17 @@ def test_of_two_jobs_one_is_the_younger_whatever_their_clocks() -> None:
     ranking = Ranking([Entry(age=age, key=("team", age[1]), rival=holds) for age in (one, two)])
     assert ranking.find_younger(one) == (holds,)
     assert ranking.find_younger(two) == ()
+
+
+def test_a_look_for_rivals_costs_the_same_among_a_thousand_jobs_as_among_ten() -> None:
+    """Regression: each of n waiting jobs looked at the pods of all others."""
+
+    def work(jobs: int) -> int:
+        ages = [(NOW + n, str(n)) for n in range(jobs)]
+        ranking = Ranking([Entry(age=a, key=("team", a[1]), rival=Rival(holds=True)) for a in ages])
+        return count(lambda: [ranking.find_younger(ages[n]) for n in (0, jobs // 2, jobs - 1)])
+
+    assert work(1000) == work(10)
 
 
 def test_a_rival_is_one_that_has_some_nodes_and_lacks_others() -> None:
