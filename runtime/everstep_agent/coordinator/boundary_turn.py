@@ -133,14 +133,9 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
         waited=now - (watch.ready_at or now),
         gang=0.0 if in_place else term.settings.gang_seconds,
     ) or boundaries.why_renew(term.wanted, epoch)
-    leaves = in_place and purpose in ("Leave", "Shrink") and not regroup.why_not_wanted(term)
-    leaving = _list_leaving(term, recent) if leaves else ()
-    if leaves and 0 < len(leaving) < len(epoch.members):
-        _let_leave(term, watch, workers, leaving, _describe_move(term, purpose, recent), now)
+    if in_place and _leave_in_place(term, watch, workers, purpose, recent, now):
         return
     watch.leave_at = None
-    if leaves and not leaving:
-        return  # the coordinator's own pod is no member: `note_left` has it hand over
     joins = purpose == "Grow" and in_place
     if joins and not _invite(term, ready):
         purpose, joins = "", False
@@ -181,6 +176,28 @@ def _list_leaving(term: Term, recent: Sequence[AgentReport]) -> tuple[Id, ...]:
     return tuple(m.id for m in members if m.slot in slots)
 
 
+def _leave_in_place(
+    term: Term,
+    watch: Watch,
+    workers: Sequence[WorkerReport],
+    purpose: str,
+    recent: list[AgentReport],
+    now: float,
+) -> bool:
+    """Whether a pod leaves while the others go on. All save while they train on; once that is
+    committed, the leaving workers end, and the others go on as after a loss.
+    """
+    if purpose not in ("Leave", "Shrink") or regroup.why_not_wanted(term):
+        return False
+    leaving = _list_leaving(term, recent)
+    if len(leaving) == len(term.running.members):
+        return False
+    if leaving:
+        _let_leave(term, watch, workers, leaving, _describe_move(term, purpose, recent), now)
+    # Else only the coordinator's own pod leaves, and it is no member: `note_left` has it hand over.
+    return True
+
+
 def _let_leave(
     term: Term,
     watch: Watch,
@@ -189,9 +206,6 @@ def _let_leave(
     move: Move | None,
     now: float,
 ) -> None:
-    """All save while they train on. Once that is committed, the leaving workers end, and the others
-    go on as after a loss.
-    """
     if watch.leave_at is None:
         watch.leave_at, watch.move = max((w.applied for w in workers), default=0), move
     _open_move(term, watch)
