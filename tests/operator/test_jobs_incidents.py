@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from everstep_contract.levels import Phase, RuntimeIncident
 from everstep_operator.jobs.observed import NodeFact, Observed
 from everstep_operator.jobs.plan import plan
@@ -179,6 +181,36 @@ def test_a_move_after_the_job_went_on_without_the_slot_interrupts_nothing() -> N
     )))  # fmt: skip
     (alone,) = incidents_after(replace(forgot, pods=pods, seen=unlinked), NOW + 9)
     assert alone.steps_lost is None, "whether the job lost something is not known"
+
+
+@pytest.mark.parametrize("known", ["before", "after"])
+def test_a_lost_pod_is_one_incident_however_soon_the_job_went_on_without_it(known: str) -> None:
+    lost = told(cause="AgentLost", open=False, rung="regroup", steps_lost=0)
+    seen = a_seen(((0, 1), (2, 1)), epoch=2, incidents=(lost,))
+    before = an_observation(seen=seen if known == "before" else a_seen())
+    deleted = replace(again(before, NOW), pods=(a_pod(0), a_pod(2)))
+    raised = again(replace(deleted, seen=seen), NOW + 1)
+    (one,) = raised.job.status.incidents
+    assert (one.cause, one.rung, one.steps_lost, one.open) == ("PodDeleted", "regroup", 0, True)
+    assert one.job_id == "lm-1"
+    assert raised.job.status.restarts is not None
+    assert raised.job.status.restarts.by_cause == {"PodDeleted": 1}
+
+
+def test_a_loss_whose_slot_is_known_late_belongs_to_the_move_of_that_slot() -> None:
+    """Regression: the successor of a lost coordinator noticed a loss before it heard which pod it was,
+    and what the move had cost was never known.
+    """
+    verdicts = {"node-1": a_verdict("node-1", NodeState.GONE)}
+    raised = again(an_observation(seen=a_seen(), verdicts=verdicts), NOW)
+    unknown = told(cause="CoordinatorLost", message="its coordinator is gone", slot=None, rank=None)
+    noticed = again(replace(raised, seen=a_seen(((0, 1), (2, 1)), incidents=(unknown,))), NOW + 1)
+    lost = told(cause="Gone", open=False, rung="regroup", steps_lost=0)
+    ended = again(replace(noticed, seen=a_seen(((0, 1), (2, 1)), incidents=(lost,))), NOW + 2)
+    (one,) = ended.job.status.incidents
+    assert (one.cause, one.steps_lost, one.job_id) == ("NodeGone", 0, "lm-1")
+    assert ended.job.status.restarts is not None
+    assert ended.job.status.restarts.total == 1
 
 
 def lost_node(**changes: object) -> Observed:

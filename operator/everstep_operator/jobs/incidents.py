@@ -23,6 +23,8 @@ MOST = 64
 """Limit of all incidents; open ones are kept up to this limit."""
 ECHO_SECONDS = 120.0
 """A rank that died within this time before its node's verdict died of the same fault."""
+POD_LOST = frozenset({"AgentLost", "CoordinatorLost", "Gone"})
+"""Causes with which the job reports that it has lost a whole pod."""
 UNEXPLAINED = frozenset({"GroupBroken", "GroupStuck", "CoordinatorLost"})
 """Causes that name no member: a more precise cause may follow."""
 
@@ -41,7 +43,7 @@ def build_incidents(
     incidents = [set_marks(observed, i, attempts, decisions, now) for i in incidents]
     for runtime in _recent(incidents, observed.seen.incidents if observed.seen else ()):
         incidents = _with_runtime(incidents, runtime, now, observed.job.status.step or 0)
-    return _keep(_with_plain_moves(incidents))
+    return _keep(_with_plain_moves(_folded(incidents)))
 
 
 def _keep(incidents: Sequence[Incident]) -> list[Incident]:
@@ -76,7 +78,7 @@ def _with_decision(
         joined = _joined(incidents[at], decision)
         return [*incidents[:at], joined, *incidents[at + 1 :]]
     opened = _opened(observed, decision, now)
-    told = [i for i in incidents if i.open and not list_moved(i) and _explains(decision, i)]
+    told = [i for i in incidents if _is_same_loss(i, decision, now)]
     taken = told[-1] if told else None
     others = [_explained(i, decision, now) for i in incidents if i is not taken]
     return [*others, _absorbed(opened, taken) if taken else opened]
@@ -103,6 +105,17 @@ def _explains(decision: Leave | Raise, told: Incident) -> bool:
     return told.id == decision.incident or told.slot == decision.slot
 
 
+def _is_same_loss(told: Incident, decision: Leave | Raise, now: float) -> bool:
+    """The job reports it, and this decision is about the same: it is still open, or the job lost the
+    whole pod and went on in place before the operator knew.
+    """
+    if list_moved(told) or not _explains(decision, told):
+        return False
+    began = to_seconds(told.started_at) or 0.0
+    lost = told.cause in POD_LOST and told.quarantine is None and now - began <= ECHO_SECONDS
+    return told.open or lost
+
+
 def _explained(incident: Incident, decision: Leave | Raise, now: float) -> Incident:
     """The cause of an interruption from which the job had recovered before the verdict."""
     began = to_seconds(incident.started_at) or 0.0
@@ -112,14 +125,14 @@ def _explained(incident: Incident, decision: Leave | Raise, now: float) -> Incid
     return incident.model_copy(update={"quarantine": incident.quarantine or decision.verdict})
 
 
-def _absorbed(opened: Incident, told: Incident) -> Incident:
+def _absorbed(opened: Incident, told: Incident, *, charged: str | None = None) -> Incident:
     """The job lost a rank, and now the cause is known: one incident, which began when the job
     noticed.
     """
     return opened.model_copy(
         update={
             "job_id": told.id if told.id != opened.id else None,
-            "charged": told.charged,
+            "charged": told.charged or charged,
             "rung": told.rung,
             "resumed_step": told.resumed_step,
             "steps_lost": told.steps_lost,
@@ -143,6 +156,28 @@ def _opened(observed: Observed, decision: Leave | Raise, now: float) -> Incident
         slots=[moved],
         started_at=to_fine_stamp(started),
     )
+
+
+def _folded(incidents: Sequence[Incident]) -> list[Incident]:
+    """The job noticed a loss before it knew which slot it was, or reports one that it has mended
+    already: that belongs to the open move of the slot.
+    """
+    found = list(incidents)
+    for told in incidents:
+        if list_moved(told) or told.charged or told.slot is None or told.quarantine:
+            continue
+        at = next((k for k, i in enumerate(found) if _takes_up(i, told)), None)
+        if at is not None:
+            found[at] = _absorbed(found[at], told, charged=found[at].charged)
+            found.remove(told)
+    return found
+
+
+def _takes_up(move: Incident, told: Incident) -> bool:
+    """The job has reported nothing else of that move."""
+    began, moved = to_seconds(told.started_at) or 0.0, to_seconds(move.started_at) or 0.0
+    free = move.open and not move.phases and move.job_id is None
+    return free and moved - began <= ECHO_SECONDS and _concerns(move, told.slot)
 
 
 def _with_plain_moves(incidents: Sequence[Incident]) -> list[Incident]:
