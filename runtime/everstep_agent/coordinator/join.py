@@ -23,13 +23,14 @@ async def admit(term: Term) -> None:
     epoch = term.running
     term.mark("boundary")
     transfers = join_rules.plan_transfers(epoch, secrets.token_hex(4))
-    term.change(term.state.begin_transfers(transfers, regroup.next_number(term)))
+    term.change(term.state.begin_transfers(transfers, regroup.choose_successor(term)))
     joining, why = epoch.joining, ""
     try:
         async with asyncio.timeout(JOIN_SECONDS):
             why = await _wait_taken(term)
+            await _wait_joined(term)
     except TimeoutError:
-        why = f"the state was not handed over within {JOIN_SECONDS:g} s"
+        why = why or f"the state was not handed over within {JOIN_SECONDS:g} s"
     if _is_broken(term):
         return
     if why:
@@ -42,16 +43,19 @@ async def _wait_taken(term: Term) -> str:
     """Why the newcomers cannot join; empty if they hold the state."""
     epoch = term.running
     assert epoch.boundary is not None
-    while not (
-        join_rules.have_joined(epoch, term.recent())
-        and join_rules.have_taken(epoch.joining, term.recent(), epoch.boundary.step)
-    ):
+    while not join_rules.have_taken(epoch.joining, term.recent(), epoch.boundary.step):
         if why := join_rules.find_lost(epoch.joining, term.recent()):
             return why
         if _is_broken(term):
             return "a member was lost"
         await term.tick()
     return ""
+
+
+async def _wait_joined(term: Term) -> None:
+    """Until all members are promised to the next epoch, whoever else is in it."""
+    while not (join_rules.have_joined(term.running, term.recent()) or _is_broken(term)):
+        await term.tick()
 
 
 def _is_broken(term: Term) -> bool:

@@ -128,15 +128,18 @@ async def _go_on(
 
 def _propose(term: Term) -> None:
     """Another coordinator may claim, or have members join a later epoch, at any time."""
-    number = rounds.choose_number(
-        term.running.successor, log_epoch(term), term.reports.all(), term.state.burnt
-    )
+    number = choose_successor(term)
     if number != term.running.successor:
         term.change(term.state.propose(number))
 
 
-def next_number(term: Term) -> int:
-    return rounds.next_number(log_epoch(term), term.reports.all(), term.state.burnt)
+def choose_successor(term: Term) -> int:
+    """The number of the next epoch: the one that members are asked to join already, unless it is used
+    up.
+    """
+    return rounds.choose_number(
+        term.running.successor, log_epoch(term), term.reports.all(), term.state.burnt
+    )
 
 
 async def claim(
