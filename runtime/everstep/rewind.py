@@ -7,6 +7,7 @@ that is checked, in the first step of a process by their content. Buffers above 
 copied, so forward must not change them; that is checked, too.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class StepStart:
         self._settings.put_back()
         randomness.restore(self._random)
 
-    def as_it_was(self) -> Any:
+    def as_it_was(self) -> AbstractContextManager[None]:
         """A context in which settings and schedules are as they were; buffers and random states stay
         so.
         """

@@ -72,7 +72,7 @@ def _is_broken(term: Term) -> bool:
 async def _go_on(term: Term, joining: Sequence[EpochMember]) -> None:
     epoch = term.running
     if not join_rules.have_joined(epoch, term.recent()):
-        return  # tried again, with another number
+        return  # the members still hold: `admit` is called again
     workers = members.list_workers(epoch, term.reports.all())
     step = max(w.standing.applied for w in workers if w.standing is not None)
     claim = await regroup.claim(

@@ -1,9 +1,11 @@
-"""One step's gradients under DistributedDataParallel, shared by the torchrun and torchft loops."""
+"""Training under stock DistributedDataParallel, shared by the scripts of the peers."""
+
+from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from everstep_recovery import workload
+from everstep_recovery import checkpoint, workload
 from everstep_recovery.workload import MICRO_BATCH, MICRO_BATCHES
 
 
@@ -32,3 +34,21 @@ def list_indices(step: int, number: int, rank: int, world: int) -> list[int]:
     """
     first = ((step - 1) * MICRO_BATCHES + number) * MICRO_BATCH
     return [place * world + rank for place in range(first, first + MICRO_BATCH)]
+
+
+def train(path: Path, rank: int, world: int) -> None:
+    """All steps, from the checkpoint at `path` if there is one; rank 0 saves at an interval. The
+    default process group must exist.
+    """
+    model = workload.build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE)
+    first = checkpoint.load(path, model, optimizer)
+    wrapped = DistributedDataParallel(model)
+    data, log = workload.Numbers(), workload.StepLog()
+    for step in range(first, workload.steps() + 1):
+        optimizer.zero_grad()
+        used = accumulate(wrapped, data, step, rank, world)
+        optimizer.step()
+        log.step(step, rank, world, used)
+        if step % workload.SAVE_EVERY == 0 and rank == 0:
+            checkpoint.save(path, model, optimizer, step)

@@ -14,10 +14,9 @@ import torch.distributed as dist
 from nvidia_resiliency_ext import inprocess
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.nn.parallel import DistributedDataParallel
 
-from everstep_recovery import checkpoint, workload
-from everstep_recovery.scripts.ddp_step import accumulate
+from everstep_recovery import workload
+from everstep_recovery.scripts import ddp_step
 
 CHECKPOINT = Path(os.environ[workload.OUT], "checkpoint.pt")
 INTERVALS = (
@@ -52,18 +51,7 @@ def train(store: Store, call_wrapper: inprocess.CallWrapper | None = None) -> No
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     own = PrefixStore(str(call_wrapper.iteration), store)
     dist.init_process_group("gloo", store=own, rank=rank, world_size=world)
-    model = workload.build_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE)
-    first = checkpoint.load(CHECKPOINT, model, optimizer)
-    wrapped = DistributedDataParallel(model)
-    data, log = workload.Numbers(), workload.StepLog()
-    for step in range(first, workload.steps() + 1):
-        optimizer.zero_grad()
-        used = accumulate(wrapped, data, step, rank, world)
-        optimizer.step()
-        log.step(step, rank, world, used)
-        if step % workload.SAVE_EVERY == 0 and rank == 0:
-            checkpoint.save(CHECKPOINT, model, optimizer, step)
+    ddp_step.train(CHECKPOINT, rank, world)
 
 
 def main(interval_ms: int) -> None:
