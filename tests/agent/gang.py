@@ -19,6 +19,7 @@ from everstep_agent import logline, storage
 from everstep_agent.agent import Agent
 from everstep_agent.peers.client import PeerClient, PeerError
 from everstep_agent.pod import spawn
+from everstep_agent.pod.worker import Worker
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.tools import verify
 from everstep_contract import env, levels, report
@@ -219,3 +220,35 @@ def dump_tasks() -> None:
             where = f"{frame.f_code.co_qualname}:{frame.f_lineno}" if frame else repr(waits)[:200]
             print(f"    {where}", file=sys.stderr)
             waits = getattr(waits, "cr_await", None) or getattr(waits, "gi_yieldfrom", None)
+
+
+async def die_between_two_steps(gang: Gang, slot: int) -> None:
+    """Kill the worker while all others wait for it, so that none of them gets a step ahead."""
+    dying = gang.agents[slot].pod.workers.current[0]
+    others = [a.pod.workers.current[0] for s, a in gang.agents.items() if s != slot]
+    async with asyncio.timeout(20):
+        await stop_while_it_computes(dying)
+        while not wait_for_more_than(dying.position().applied, others):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    os.kill(dying.pid, signal.SIGKILL)
+
+
+async def stop_while_it_computes(worker: Worker) -> None:
+    """Stop it only if it does not wait: a waiting rank may already have contributed to the step."""
+    while True:
+        os.kill(worker.pid, signal.SIGSTOP)
+        while not stopped(worker.pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if not worker.position().waiting:
+            return
+        os.kill(worker.pid, signal.SIGCONT)
+        await asyncio.sleep(0.005)
+
+
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def wait_for_more_than(applied: int, others: list[Worker]) -> bool:
+    at = [w.position() for w in others]
+    return all(p.waiting and p.applied == at[0].applied >= applied for p in at)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.gang import Gang, assert_exact
-from everstep_agent.pod.worker import Worker
+from agent.gang import Gang, assert_exact, die_between_two_steps
 from everstep_contract import levels, log, report
 
 
@@ -63,38 +62,6 @@ async def test_when_a_save_fails_another_sound_rank_saves_and_nothing_is_lost(
         assert seen.incidents[-1].step >= 3
         await gang.reports()
         await assert_exact(gang, 20)
-
-
-async def die_between_two_steps(gang: Gang, slot: int) -> None:
-    """Kill the worker while all others wait for it, so that none of them gets a step ahead."""
-    dying = gang.agents[slot].pod.workers.current[0]
-    others = [a.pod.workers.current[0] for s, a in gang.agents.items() if s != slot]
-    async with asyncio.timeout(20):
-        await stop_while_it_computes(dying)
-        while not wait_for_more_than(dying.position().applied, others):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-    os.kill(dying.pid, signal.SIGKILL)
-
-
-async def stop_while_it_computes(worker: Worker) -> None:
-    """Stop it only if it does not wait: a waiting rank may already have contributed to the step."""
-    while True:
-        os.kill(worker.pid, signal.SIGSTOP)
-        while not stopped(worker.pid):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        if not worker.position().waiting:
-            return
-        os.kill(worker.pid, signal.SIGCONT)
-        await asyncio.sleep(0.005)
-
-
-def stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-def wait_for_more_than(applied: int, others: list[Worker]) -> bool:
-    at = [w.position() for w in others]
-    return all(p.waiting and p.applied == at[0].applied >= applied for p in at)
 
 
 async def test_when_no_worker_lives_the_run_goes_on_from_the_newest_commit(tmp_path: Path) -> None:

@@ -1,14 +1,12 @@
 """A network partition into two halves that both reach the store: one epoch survives."""
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from agent.gang import Gang, assert_exact
+from agent.gang import Gang, assert_exact, die_between_two_steps
 from agent.network import DIALER, Network, routed
 from everstep_agent.agent import Agent
 from everstep_contract import levels, log, report
@@ -82,8 +80,8 @@ async def test_a_member_that_was_away_comes_back_with_what_it_alone_holds(
         await gang.until(lambda s: s.step >= 5)
         assert gang.seen.coordinator is not None
         holds = gang.seen.coordinator.slot
+        await die_between_two_steps(gang, holds)
         network.cut(addresses(gang, 1 - holds))
-        os.kill(gang.worker(holds), signal.SIGKILL)
         await gang.until(lambda s: s.incidents)
         await asyncio.sleep(8.0)  # longer than the job waits for a silent member
         assert gang.seen.epoch == 1
