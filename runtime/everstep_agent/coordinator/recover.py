@@ -4,10 +4,12 @@ end the old workers.
 
 import asyncio
 import contextlib
+import math
 
 from everstep_agent.coordinator import breaks, members, postmortem, rounds
 from everstep_agent.coordinator.breaks import ENDS_THE_JOB, SILENT_SECONDS, Break
 from everstep_agent.coordinator.incidents import Cause
+from everstep_agent.coordinator.regroup_rules import note_commit
 from everstep_agent.coordinator.term import STALE_SECONDS, Term
 from everstep_agent.peers.messages import Saver
 from everstep_agent.runlog import rules as runlog_rules
@@ -22,6 +24,7 @@ DRAIN_SECONDS = 10.0
 agents is silent; if all report, the limit is `drain_seconds`.
 """
 LOOK_SECONDS = 2.0
+"""Limit for a look at the log, and the time between two while a save is awaited."""
 CODE_OR_DATA = frozenset(c.value for c in report.CODE_OR_DATA)
 
 
@@ -131,10 +134,12 @@ def refine(term: Term, found: Break, now: float, waited: float) -> Break:
 
 
 async def _drain(term: Term) -> None:
-    """The agents of dead workers still hold complete staged saves: wait until these are committed."""
-    began, said = term.now(), 0
+    """The agents of dead workers still hold complete staged saves: wait until these are committed,
+    by this coordinator or by another.
+    """
+    began, said, looked = term.now(), 0, -math.inf
     while True:
-        epoch = term.running
+        epoch = note_commit(term.running, term.newest_commit())
         heard = {r.id for r in term.recent()}
         all_there = heard.issuperset(m.id for m in epoch.members)
         if term.now() > began + (term.settings.drain_seconds if all_there else DRAIN_SECONDS):
@@ -142,6 +147,10 @@ async def _drain(term: Term) -> None:
         newest = members.find_complete(epoch, term.reports.all())
         if newest <= epoch.committed and not term.saves.busy:
             return
+        if term.now() > looked + LOOK_SECONDS:
+            looked = term.now()
+            await _look_at_log(term)
+            continue
         if newest > max(said, epoch.committed):
             term.line.say("save_awaited", step=newest)
             said = newest
