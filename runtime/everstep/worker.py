@@ -131,12 +131,13 @@ def _prepare() -> None:
 
 def _join(path: str, seed: int, exact_reduction: bool) -> Session:
     start_up = StartUp()
+    page = open_page(os.environ)
     start_up.agent = agent_socket.connect(path, start_up.on_epoch)
     hello = wire.Hello(pid=os.getpid(), protocol=PROTOCOL, in_place=can_regroup())
     start_up.agent.send(hello)
     start_up.start = start = start_up.agent.wait_start()
     export_ranks(start, os.environ)
-    meter = Meter(open_page(os.environ), epoch=start.epoch, applied=start.applied)
+    meter = Meter(page, epoch=start.epoch, applied=start.applied)
     if torch.cuda.is_available():
         torch.cuda.set_device(choose_device(start.local_rank))
     session = _build(start_up.agent, start, meter, seed, exact_reduction)
@@ -207,8 +208,13 @@ def export_ranks(start: wire.Start, environ: MutableMapping[str, str]) -> None:
 
 
 def open_page(environ: Mapping[str, str]) -> PositionPage | None:
+    """Owned by the calling thread, which must be the main thread: it lives as long as the process."""
     path = environ.get(env.POSITION_FILE)
-    return PositionPage(path) if path else None
+    if not path:
+        return None
+    page = PositionPage(path)
+    page.own()
+    return page
 
 
 def _finish(session: Session) -> NoReturn:

@@ -5,7 +5,8 @@ One page in a file that agent and worker map. The worker writes each `Position` 
 previous one and then sets, in one word, which of the two is the newest: if a worker is
 suspended or killed while it writes, the previous one is intact. A checksum detects a slot that
 was overwritten while it was read, even if the processor reorders stores. The agent writes one
-word, the armed boundary. All times are CLOCK_MONOTONIC of the host.
+word, the armed boundary. The worker also owns a lock in the page, so that its end is known at once.
+All times are CLOCK_MONOTONIC of the host.
 """
 
 import enum
@@ -15,10 +16,13 @@ import struct
 import zlib
 from dataclasses import dataclass, field
 
+from everstep_contract import owner_lock
+
 SIZE = mmap.PAGESIZE
 _BODY = struct.Struct("=7q9d")
 _SUM = struct.Struct("=I")
 _PLACES = (256, 512)
+_LOCK = 1024
 _COUNT, _ARMED = 0, 8
 """Indices of 8-byte words, which are stored and loaded atomically."""
 _TRIES = 100
@@ -74,7 +78,13 @@ class PositionPage:
             self._page = mmap.mmap(fd, SIZE)
         finally:
             os.close(fd)
+        if create:
+            owner_lock.create(self._page, _LOCK)
         self._words = memoryview(self._page).cast("q")
+
+    def own(self) -> None:
+        """The calling thread owns the page until it ends (`wait_owner_ended`); once."""
+        owner_lock.own(self._page, _LOCK)
 
     def write(self, position: Position) -> None:
         count = self._words[_COUNT] + 1
@@ -114,6 +124,15 @@ class PositionPage:
     def close(self) -> None:
         self._words.release()
         self._page.close()
+
+
+def wait_owner_ended(path: str) -> bool:
+    """Blocks until the thread that owns the page has ended. False: no thread owns it.
+
+    Raises:
+        OSError: there is no such page.
+    """
+    return owner_lock.wait_owner_ended(path, _LOCK)
 
 
 def _parse(body: bytes) -> Position:

@@ -96,6 +96,7 @@ class Link:
 class Worker:
     def __init__(self) -> None:
         self.page = position.PositionPage(os.environ[env.POSITION_FILE])
+        self.page.own()
         self.link = Link(os.environ[env.AGENT_SOCKET])
         self.link.send(wire.Hello(pid=os.getpid(), protocol=1))
         start = self.link.take()

@@ -29,6 +29,7 @@ class Fixture:
         self.memory = memory
         self.dead: list[Worker] = []
         self.died = asyncio.Event()
+        self.gone = asyncio.Event()
         self.said = io.StringIO()
 
     async def open(self, script: str, count: int = 1) -> WorkerSet:
@@ -39,6 +40,7 @@ class Fixture:
             place=Place(count=count, memory=str(self.memory), environ=dict(os.environ)),
             on_frame=lambda worker, envelope: None,
             on_death=self.on_death,
+            on_gone=self.gone.set,
             log=logline.Log(self.said),
         )
         await self.workers.open()

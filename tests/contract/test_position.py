@@ -3,11 +3,22 @@ import multiprocessing
 import os
 import signal
 import struct
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from everstep_contract.position import SECONDS, SIZE, Phase, Position, PositionPage, Where
+from everstep_contract.position import (
+    SECONDS,
+    SIZE,
+    Phase,
+    Position,
+    PositionPage,
+    Where,
+    wait_owner_ended,
+)
 
 ONE = Position(
     epoch=3,
@@ -103,3 +114,37 @@ def test_a_closed_page_can_be_opened_again(path: str) -> None:
     page.write(ONE)
     page.close()
     assert PositionPage(path).read() == ONE
+
+
+def _own_and_fork(path: str, ready: Any) -> None:
+    PositionPage(path).own()
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    ready.set()
+    time.sleep(600)
+
+
+def test_the_owners_end_is_told_and_its_childs_is_not(path: str) -> None:
+    PositionPage(path, create=True)
+    context = multiprocessing.get_context("fork")
+    ready, told = context.Event(), list[bool]()
+    owner = context.Process(target=_own_and_fork, args=(path, ready))
+    owner.start()
+    waiter = threading.Thread(target=lambda: told.append(wait_owner_ended(path)), daemon=True)
+    try:
+        assert ready.wait(20)
+        waiter.start()
+        waiter.join(0.1)
+        assert waiter.is_alive()
+    finally:
+        owner.kill()
+    waiter.join(20)
+    owner.join()
+    assert told == [True]
+
+
+def test_a_page_without_an_owner_is_told_at_once(path: str) -> None:
+    PositionPage(path, create=True)
+    assert not wait_owner_ended(path)
+    PositionPage(path).own()

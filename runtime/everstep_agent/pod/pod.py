@@ -25,7 +25,7 @@ from everstep_agent.peers.messages import (
     Stage,
     State,
 )
-from everstep_agent.pod import device_waits, hang, spawn
+from everstep_agent.pod import device_waits, hang, head_start, spawn
 from everstep_agent.pod.arming import Arming, order_save
 from everstep_agent.pod.deaths import Deaths
 from everstep_agent.pod.fetch_ledger import LedgerFetcher
@@ -86,11 +86,13 @@ class Pod:
         self._dropped = context.dropped
         self._ledger = TimeLedger()
         self._notes: tuple[str, ...] = ()
+        self._head_start: head_start.HeadStart | None = None
         self.workers = WorkerSet(
             spawner=spawner,
             place=Place(count=settings.workers, memory=settings.memory, environ=environ),
             on_frame=self._frame,
             on_death=self._death,
+            on_gone=self._gone,
             log=line,
         )
         self._joining = InPlaceJoin(settings, context.me, self.workers, self._ledger_fetcher, line)
@@ -214,6 +216,8 @@ class Pod:
     def _wants_fresh(self, published: Levels) -> bool:
         if self.quiet or self.leaving or self.deaths.over:
             return False
+        if head_start.lasts(self._head_start, published, time.monotonic()):
+            return False
         over = [local not in self._list_staying() for local in range(self.settings.workers)]
         return is_fresh_wanted(published, self.me.slot, over)
 
@@ -294,10 +298,13 @@ class Pod:
         if isinstance(frame, STORE_FRAMES):
             self.relay.take(worker, envelope)
             return
+        if not worker.alive and not isinstance(frame, (wire.Applied, wire.Staged)):
+            return  # on its way when the worker was killed; only what it has done still counts
         match frame:
             case wire.Hello():
                 worker.state, worker.ready_at = State.READY, time.monotonic()
                 worker.in_place = frame.in_place
+                self.workers.heard(worker)
                 self.line.say("worker_ready", local=worker.local, life=worker.life, pid=worker.pid)
             case wire.Tracked():
                 worker.state, worker.tracked = State.TRACKED, frame
@@ -408,11 +415,16 @@ class Pod:
     def _death(self, worker: Worker) -> None:
         now = time.monotonic()
         self._rest(worker, now)
+        if worker.epoch and worker.in_place:
+            self._head_start = head_start.begin(self._newest, now)
         if not worker.asked:
             self.deaths.died(worker, trained=self._trained, now=now)
             early = worker.epoch == 0 and self.deaths.died_early(worker)
             if early and not self.quiet and not self.leaving:
                 self._ensure_fresh()
+        self._gone()
+
+    def _gone(self) -> None:
         self._touch()
         if self._newest is not None:
             self.apply(self._newest)
@@ -423,9 +435,15 @@ class Pod:
         for worker in self.workers.find_stuck(now):
             self.deaths.survives_kill(worker)
             self._touch()
-        if self.deaths.look(now) and self._newest is not None:
-            self._touch()
-            self.apply(self._newest)
+        ended = self.deaths.look(now)
+        if self._newest is not None and (ended or self._ends_head_start(self._newest, now)):
+            self._gone()
+
+    def _ends_head_start(self, published: Levels, now: float) -> bool:
+        if self._head_start is None or head_start.lasts(self._head_start, published, now):
+            return False
+        self._head_start = None
+        return True
 
     def _check_hangs(self, now: float) -> None:
         live = apply_wanted(self.settings, self.deaths.wanted)

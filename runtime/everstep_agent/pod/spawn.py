@@ -185,12 +185,16 @@ def become_subreaper() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
 def reap(pid: int) -> int | None:
     """Wait status of a child that has ended. Its process group is killed before the pid is released
     for reuse.
     """
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    kill_group(pid)
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,7 +71,10 @@ class Worker:
     """Not None: that save is not staged yet."""
     unsaved: bool = False
     """What it staged was unusable."""
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
+    """None of its threads runs any more; the kernel may still free its memory."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Its process is reaped."""
     order: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Applies this worker's one-way store frames before its later requests."""
     store_error: str = ""
@@ -96,8 +97,7 @@ class Worker:
     def kill(self) -> None:
         if self.alive:
             self.killed_at = self.killed_at or time.monotonic()
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            spawn.kill_group(self.pid)
 
     def exit_text(self) -> str:
         return self.hung or spawn.describe_exit(self.status)

@@ -17,7 +17,7 @@ from typing import Any
 
 from everstep_agent import logline
 from everstep_agent.peers.messages import Ended, State
-from everstep_agent.pod import hang, output, spawn, worker_socket
+from everstep_agent.pod import exiting, hang, output, spawn, worker_socket
 from everstep_agent.pod.worker import Worker
 from everstep_agent.waiting import happens
 from everstep_contract import env, position, wire
@@ -33,6 +33,8 @@ OUTPUT_SECONDS = 0.5
 """Limit for reading the last lines of a worker that has ended; the rest is lost."""
 KILLED_OUTPUT_SECONDS = 0.01
 """The same before the death by SIGKILL is reported: its last lines do not tell the cause."""
+KILLED_FRAMES_SECONDS = 0.001
+"""Limit for reading its last frames, if it is still exiting: its socket and pipes are still open."""
 STACK_SECONDS = 0.3
 """Limit for a hung worker to write its stack; then it is killed."""
 
@@ -48,8 +50,8 @@ class Place:
 
 
 class WorkerSet:
-    """Not thread-safe: everything runs on the agent's event loop. `on_change` is called after every
-    change of state.
+    """Not thread-safe: everything runs on the agent's event loop. `on_death` is called once a worker is
+    proven dead, `on_gone` once its process is reaped: a killed one holds its memory and device until then.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class WorkerSet:
         place: Place,
         on_frame: Callable[[Worker, wire.Envelope], None],
         on_death: Callable[[Worker], None],
+        on_gone: Callable[[], None],
         log: logline.Log,
     ) -> None:
         self._spawner = spawner
@@ -67,12 +70,14 @@ class WorkerSet:
         self._environ = {**place.environ, "PYTHONUNBUFFERED": "1"}
         self._on_frame = on_frame
         self._on_death = on_death
+        self._on_gone = on_gone
         self._log = log
         self.lives = [0] * count
         self.over: list[set[int]] = [set() for _ in range(count)]
         self.current: dict[int, Worker] = {}
         self.fresh: dict[int, Worker] = {}
         self._all: dict[int, Worker] = {}
+        """By pid, until they are reaped."""
         self._starts: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unspawned = ""
@@ -118,9 +123,13 @@ class WorkerSet:
             self._unspawned = message
             self._log.say("worker_waits", local=local, message=message)
 
+    def heard(self, worker: Worker) -> None:
+        """It has sent Hello, so it owns the lock on its page."""
+        exiting.watch_killed(worker.page_path, worker.pid, worker.killed.set)
+
     def ready_lives(self) -> tuple[int, ...]:
         """Of the fresh workers, by local rank; 0: that rank is in an epoch. Empty unless one is ready
-        for each of the others.
+        for each of the others, and no killed process holds their devices.
         """
         return self._fresh_lives(lambda worker: worker.state is State.READY)
 
@@ -130,7 +139,8 @@ class WorkerSet:
 
     def _fresh_lives(self, is_ready: Callable[[Worker], bool]) -> tuple[int, ...]:
         missing = [local for local in range(self.count) if not self.trains(local)]
-        ready = {local: w.life for local, w in self.fresh.items() if is_ready(w)}
+        held = {w.local for w in self._all.values() if not w.alive}
+        ready = {n: w.life for n, w in self.fresh.items() if is_ready(w) and n not in held}
         if not missing or any(local not in ready for local in missing):
             return ()
         return tuple(ready[n] if n in missing else 0 for n in range(self.count))
@@ -311,34 +321,53 @@ class WorkerSet:
         self, worker: Worker, child: spawn.Spawned, copies: list[asyncio.Task[None]]
     ) -> None:
         try:
-            await spawn.wait_ended(worker.pid)
+            status = await self._wait_dead(worker, copies)
         except asyncio.CancelledError:
             for task in copies:
                 task.cancel()
             worker.ended.set()  # its end can no longer be detected: release all waiters
             raise
-        worker.position()
-        status = spawn.reap(worker.pid)
-        killed = status is not None and spawn.was_killed(status)
-        await asyncio.wait(copies, timeout=KILLED_OUTPUT_SECONDS if killed else OUTPUT_SECONDS)
-        self._bury(worker, status)
-        await asyncio.wait(copies, timeout=OUTPUT_SECONDS if killed else 0)
+        if worker.alive:
+            killed = status is not None and spawn.was_killed(status)
+            await asyncio.wait(copies, timeout=KILLED_OUTPUT_SECONDS if killed else OUTPUT_SECONDS)
+            self._bury(worker, status)
+        self._all.pop(worker.pid, None)
+        worker.ended.set()
+        self._on_gone()
+        await asyncio.wait(copies, timeout=OUTPUT_SECONDS)
         for task in copies:
             task.cancel()
         await asyncio.gather(*copies, return_exceptions=True)
         child.keep = None
 
+    async def _wait_dead(self, worker: Worker, copies: list[asyncio.Task[None]]) -> int | None:
+        """Until it is reaped; returns its wait status. Buries it before if it is killed earlier."""
+        gone = asyncio.create_task(spawn.wait_ended(worker.pid))
+        killed = asyncio.create_task(worker.killed.wait())
+        try:
+            await asyncio.wait((gone, killed), return_when=asyncio.FIRST_COMPLETED)
+            if not gone.done():
+                spawn.kill_group(worker.pid)
+                await asyncio.wait(copies, timeout=KILLED_FRAMES_SECONDS)
+                self._bury(worker, signal.SIGKILL)
+            await gone
+        finally:
+            gone.cancel()
+            killed.cancel()
+            await asyncio.gather(gone, killed, return_exceptions=True)
+        return spawn.reap(worker.pid)
+
     def _bury(self, worker: Worker, status: int | None) -> None:
+        worker.position()
         worker.status, worker.dead_at = status, time.monotonic()
+        worker.killed_at = worker.killed_at or worker.dead_at
         worker.state = State.DEAD
         self.over[worker.local].add(worker.life)
-        self._all.pop(worker.pid, None)
         worker.page.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(worker.page_path)
         if self.fresh.get(worker.local) is worker:
             del self.fresh[worker.local]
-        worker.ended.set()
         self._on_death(worker)
 
     def _background(self, work: Any) -> None:
@@ -349,7 +378,7 @@ class WorkerSet:
     def check_hangs(self, limits: hang.Limits, now: float) -> list[Worker]:
         """Workers that have just been found hung; each is asked for its stack and then killed."""
         found = []
-        for worker in list(self._all.values()):
+        for worker in [w for w in self._all.values() if w.alive]:
             if not worker.hung and not worker.asked and (hung := _hung(worker, limits, now)):
                 worker.hung, worker.hung_since = hung.message, now - hung.seconds
                 self._background(self._put_down(worker))
