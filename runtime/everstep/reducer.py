@@ -1,9 +1,9 @@
-"""Gradients: hooks move them out of `.grad`, the group sums them bucket by bucket, and they are put
-back when all sums are complete.
+"""Gradients: hooks move them out of `.grad`, the group sums them bucket by bucket in flat buffers, and
+`.grad` becomes a view of these when all sums are complete.
 
 A rank's own gradients stay as they are until the reduced copy is complete. Every rank launches the
-buckets in the same order, the vector last. Two flat buffers alternate, so that one reduction is
-intact while the next is computed. A launch that fails does not raise in the script: `wait` tells.
+buckets in the same order, the vector last. A launch that fails does not raise in the script: `wait`
+tells.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Bucket:
-    def __init__(self, indices: list[int], flats: list[torch.Tensor]) -> None:
+    def __init__(self, indices: list[int], flat: torch.Tensor) -> None:
         self.indices = indices
-        self.flats = flats
-        """The slice of this bucket in each of the two buffers."""
+        self.flat = flat
+        """The gradients one after the other."""
         self.missing: set[int] = set()
         self.launched = False
 
@@ -54,30 +54,44 @@ class _Plan:
                 f"parameters on {' and '.join(sorted(devices))}: train on one kind of device"
             )
         described = [self._describe(p) for p in self.parameters]
-        self.views = [[torch.empty(0)] * len(self.parameters) for _ in range(2)]
+        self.views = [torch.empty(0)] * len(self.parameters)
         self.buckets = [self._allocate(i) for i in shares.plan_buckets(described, bucket_bytes)]
         self.bucket_of = {i: bucket for bucket in self.buckets for i in bucket.indices}
+        self._uses = [_count_uses(bucket.flat) for bucket in self.buckets]
 
     def _allocate(self, indices: list[int]) -> _Bucket:
         first = self.parameters[indices[0]]
-        sizes = [self.parameters[i].numel() for i in indices]
-        flats = [
-            torch.zeros(sum(sizes), dtype=self._dtype(first), device=first.device) for _ in range(2)
-        ]
-        for turn, flat in enumerate(flats):
-            self._set_views(turn, indices, flat)
-        return _Bucket(indices, flats)
+        size = sum(self.parameters[i].numel() for i in indices)
+        flat = torch.zeros(size, dtype=self._dtype(first), device=first.device)
+        bucket = _Bucket(indices, flat)
+        self._set_views(bucket)
+        return bucket
 
-    def _set_views(self, turn: int, indices: list[int], flat: torch.Tensor) -> None:
-        sizes = [self.parameters[i].numel() for i in indices]
-        for index, view in zip(indices, torch.split(flat, sizes), strict=True):
-            self.views[turn][index] = view.view(self.parameters[index].shape)
+    def _set_views(self, bucket: _Bucket) -> None:
+        sizes = [self.parameters[i].numel() for i in bucket.indices]
+        for index, view in zip(bucket.indices, torch.split(bucket.flat, sizes), strict=True):
+            self.views[index] = view.view(self.parameters[index].shape)
 
-    def replace_buffers(self, turn: int) -> None:
+    def replace_buffers(self) -> None:
         """For operations that were abandoned: they may still write into the old ones."""
         for bucket in self.buckets:
-            bucket.flats[turn] = torch.zeros_like(bucket.flats[turn])
-            self._set_views(turn, bucket.indices, bucket.flats[turn])
+            self._replace(bucket)
+
+    def leave_shared(self) -> None:
+        """What the script still holds of the former gradients stays as it is."""
+        for bucket, uses in zip(self.buckets, self._uses, strict=True):
+            if _count_uses(bucket.flat) != uses:
+                self._replace(bucket)
+
+    def _replace(self, bucket: _Bucket) -> None:
+        bucket.flat = torch.zeros_like(bucket.flat)
+        self._set_views(bucket)
+
+    def can_show(self, index: int) -> bool:
+        """Whether `.grad` may be the view itself: it has the dtype and the order of the parameter."""
+        parameter, view = self.parameters[index], self.views[index]
+        same = view.dtype == parameter.dtype and view.stride() == parameter.stride()
+        return same and _storage_uses is not None
 
     def _dtype(self, parameter: torch.nn.Parameter) -> torch.dtype:
         return torch.int64 if self._exact else sum_dtype(parameter.dtype)
@@ -86,6 +100,17 @@ class _Plan:
         dtype = self._dtype(parameter)
         kind = f"{parameter.device}/{dtype}"
         return shares.Parameter(elements=parameter.numel(), item_bytes=dtype.itemsize, kind=kind)
+
+
+_storage_uses = getattr(torch._C, "_storage_Use_Count", None)
+
+
+def _count_uses(flat: torch.Tensor) -> int:
+    """How many tensors share its memory."""
+    if _storage_uses is None:
+        return 0
+    found: int = _storage_uses(flat.untyped_storage()._cdata)
+    return found
 
 
 class Reducer:
@@ -106,7 +131,6 @@ class Reducer:
         self._vector_work: Any = None
         self.summed = False
         """Every bucket's sum is complete, with or without the vector."""
-        self._turn = 0
         self._next = 0
         self._open = self._inside = self._counting = False
 
@@ -128,10 +152,10 @@ class Reducer:
         self._plan = self._plans[key]
         self.watch(self._plan.parameters)
         self._own = [None] * len(key)
-        self._turn = 1 - self._turn
         self._reset()
         for parameter in self._plan.parameters:
             parameter.grad = None
+        self._plan.leave_shared()
         self._open, self._counting = True, False
 
     def repeat(self) -> None:
@@ -139,7 +163,7 @@ class Reducer:
         launch.
         """
         if self._group is not None and self._group.abandoned:
-            self._plan.replace_buffers(self._turn)
+            self._plan.replace_buffers()
         self._reset()
         self._open = True
 
@@ -192,29 +216,36 @@ class Reducer:
         in `backward`, the mean over the micro-batches.
 
         Returns:
-            The gradients that were set.
+            Tensors whose elements are those of all gradients that were set, and zeros.
         """
-        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        grads: list[torch.Tensor] = []
-        for index, parameter in enumerate(self._plan.parameters):
+        plan = self._plan
+        self._own = [None] * len(plan.parameters)
+        if not self._exact and factor != 1.0:
+            torch._foreach_mul_([bucket.flat for bucket in plan.buckets], factor)
+        copied: list[int] = []
+        for index, parameter in enumerate(plan.parameters):
             if not used[index]:
                 parameter.grad = None
-                continue
-            view, own = self._plan.views[self._turn][index], self._own[index]
-            if own is None or own.dtype != parameter.dtype:
-                own = torch.empty_like(parameter, memory_format=torch.preserve_format)
-            copies.append((own, view))
-            parameter.grad = own
-            grads.append(own)
-        if grads:
-            sums = [view for _, view in copies]
-            if self._exact:
-                sums = [fixed_point.from_fixed(s, self._micro_batches).mul_(scale) for s in sums]
-            torch._foreach_copy_([own for own, _ in copies], sums)
-            if factor != 1.0:
-                torch._foreach_mul_(grads, factor)
-        self._own = [None] * len(self._plan.parameters)
-        return grads
+            elif plan.can_show(index):
+                parameter.grad = plan.views[index].detach()
+            else:
+                parameter.grad = torch.empty_like(parameter, memory_format=torch.preserve_format)
+                copied.append(index)
+        self._copy(copied, factor, scale)
+        if not self._exact:
+            return [bucket.flat for bucket in plan.buckets]
+        return [p.grad for p in plan.parameters if p.grad is not None]
+
+    def _copy(self, indices: Sequence[int], factor: float, scale: float) -> None:
+        if not indices:
+            return
+        sums = [self._plan.views[i] for i in indices]
+        if self._exact:
+            sums = [
+                fixed_point.from_fixed(s, self._micro_batches).mul_(scale * factor) for s in sums
+            ]
+        grads = [self._plan.parameters[i].grad for i in indices]
+        torch._foreach_copy_(grads, sums)  # type: ignore[arg-type]
 
     def abandon(self) -> None:
         """The loop will not end: the hooks do nothing, gradients are dropped."""
@@ -265,7 +296,7 @@ class Reducer:
 
     def _launch(self, bucket: _Bucket) -> None:
         bucket.launched = True
-        views = self._plan.views[self._turn]
+        views = self._plan.views
         have = [i for i in bucket.indices if self._own[i] is not None]
         for index in bucket.indices:
             if self._own[index] is None:
@@ -273,4 +304,4 @@ class Reducer:
         if have:
             torch._foreach_copy_([views[i] for i in have], [self._own[i] for i in have])  # type: ignore[misc]
         assert self._group is not None
-        self._works.append(self._group.all_reduce(bucket.flats[self._turn]))
+        self._works.append(self._group.all_reduce(bucket.flat))

@@ -1,0 +1,90 @@
+"""What the reducer puts into `.grad`."""
+
+import pytest
+import torch
+
+from everstep import reducer as module
+from everstep.group import LocalGroup
+from everstep.reducer import Reducer
+
+WIDTH = 4
+
+
+class Training:
+    """One rank that takes steps on one layer."""
+
+    def __init__(self, layer: torch.nn.Module, *, exact: bool = False) -> None:
+        self.layer = layer
+        self.reducer = Reducer(exact=exact)
+
+    def reduce(self, scale: float, *, factor: float = 1.0) -> list[torch.Tensor]:
+        group, named = LocalGroup(), dict(self.layer.named_parameters())
+        self.reducer.begin(named, 1)
+        rows = torch.full((2, WIDTH, 3, 3), scale)
+        loss = self.layer(rows if isinstance(self.layer, torch.nn.Conv2d) else rows[:, :, 0, 0])
+        self.reducer.backward(loss.sum(), overlap=None)
+        self.reducer.flush(group)
+        self.reducer.launch_last(torch.zeros(1))
+        assert self.reducer.wait()
+        return self.reducer.deliver([1.0] * len(named), factor)
+
+
+def gradient(layer: torch.nn.Module) -> torch.Tensor:
+    found = next(layer.parameters()).grad
+    assert found is not None
+    return found
+
+
+def test_the_gradient_is_no_copy_of_the_sum() -> None:
+    training = Training(torch.nn.Linear(WIDTH, 1))
+    (flat,) = training.reduce(1.0)
+    assert gradient(training.layer).untyped_storage().data_ptr() == flat.data_ptr()
+    before = flat.data_ptr()
+    (flat,) = training.reduce(2.0)
+    assert flat.data_ptr() == before
+    assert gradient(training.layer).tolist() == [[4.0] * WIDTH]
+
+
+@pytest.mark.parametrize("keep", [lambda g: g, lambda g: g.view(-1), lambda g: g[0]])
+def test_a_gradient_that_the_script_keeps_stays_as_it_is(keep) -> None:
+    training = Training(torch.nn.Linear(WIDTH, 1))
+    kept = []
+    for number in range(1, 5):
+        training.reduce(float(number))
+        kept.append(keep(gradient(training.layer)))
+    assert [k.flatten()[0].item() for k in kept] == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_without_torchs_count_of_uses_gradients_are_copies(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_storage_uses", None)
+    training = Training(torch.nn.Linear(WIDTH, 1))
+    training.reduce(1.0)
+    kept = gradient(training.layer)
+    training.reduce(2.0)
+    assert kept.tolist() == [[2.0] * WIDTH]
+    assert gradient(training.layer).tolist() == [[4.0] * WIDTH]
+
+
+def test_a_gradient_has_the_memory_format_of_its_parameter() -> None:
+    layer = torch.nn.Conv2d(WIDTH, 2, 3).to(memory_format=torch.channels_last)
+    Training(layer).reduce(1.0)
+    assert gradient(layer).stride() == layer.weight.stride()
+    assert gradient(layer).eq(2.0).all()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_factor_and_the_norm_cover_all_gradients(exact: bool, dtype: torch.dtype) -> None:
+    training = Training(torch.nn.Linear(WIDTH, 1).to(dtype), exact=exact)
+    named = dict(training.layer.named_parameters())
+    training.reducer.begin(named, 1)
+    loss = training.layer(torch.ones(2, WIDTH, dtype=dtype)).sum()
+    training.reducer.backward(loss, overlap=None)
+    training.reducer.flush(LocalGroup())
+    training.reducer.launch_last(torch.zeros(1))
+    assert training.reducer.wait()
+    found = training.reducer.deliver([1.0, 1.0], 0.5)
+    assert [p.grad.flatten().tolist() for p in named.values()] == [[1.0] * WIDTH, [1.0]]
+    assert float(torch.nn.utils.get_total_norm(found)) == pytest.approx(
+        (WIDTH + 1) ** 0.5, rel=1e-2
+    )
