@@ -10,11 +10,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 
 from everstep import store
 
@@ -26,6 +28,14 @@ LIMIT = timedelta(days=1)
 """gloo's own limit, never reached: whether a wait is too long is for the agents to decide."""
 FORMING = timedelta(seconds=20)
 """Limit for connecting to the other ranks while a group is formed."""
+NCCL_LOOK_SECONDS = 0.0002
+"""Between two looks at an operation on a device."""
+NCCL_SETTINGS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+}
+"""torch's watchdog ends no survivor of a loss (names as in torch 2.15)."""
 _BACKEND = "everstep"
 
 
@@ -84,24 +94,28 @@ class TorchGroup:
         if self._cut_at is not None:
             return None
         try:
-            return self._group.allreduce([tensor])
+            work = self._group.allreduce([tensor])
         except RuntimeError:  # the error's traceback would keep the group's objects alive
             self.cut()
             return None
+        return _OnDevice(work) if tensor.is_cuda else work
 
     def wait(self, works: Sequence[Any]) -> bool:
-        if all(work is not None and self._returned(work) for work in works):
-            return self._settled()
+        if all(work is not None and self._ends(work) for work in works):
+            return True
         self.cut()
         return False
 
     def cut(self) -> None:
-        if self._cut_at is None:
+        first = self._cut_at is None
+        if first:
             self._cut_at = time.monotonic()
         for duplicate in self._sockets:
             _shut_down(duplicate)
-        if self._over_nccl:
-            self._group.abort()
+        if first and self._over_nccl:
+            # In a thread of its own: it may take long, and the agent's socket must be read.
+            abort = self._group.abort
+            threading.Thread(target=abort, name="everstep-group-abort", daemon=True).start()
 
     def drop(self) -> None:
         """The destructor of torch's group waits for every operation, and one may never return: it runs
@@ -126,17 +140,31 @@ class TorchGroup:
                 self.abandoned = True
                 return False
 
-    def _settled(self) -> bool:
-        """On CUDA a wait that returned only ordered the stream, so the host waits for the sums."""
-        if not torch.cuda.is_available():
-            return True
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        while not done.query():  # type: ignore[no-untyped-call]
+    def _ends(self, work: Any) -> bool:
+        return self._completes(work.work) if isinstance(work, _OnDevice) else self._returned(work)
+
+    def _completes(self, work: Any) -> bool:
+        """NCCL fails an operation whose `wait` reaches a time limit, so this asks whether it is
+        complete. An abort completes it, too: it counts only if nothing has failed and, asked last,
+        there was no cut.
+        """
+        while not work.is_completed():
             if self._cut_at is not None:
+                self.abandoned = True
                 return False
-            time.sleep(0.0002)
+            time.sleep(NCCL_LOOK_SECONDS)
+        backend = self._group._get_backend(torch.device("cuda"))
+        if backend.get_error() != ErrorType.SUCCESS or self._cut_at is not None:
+            return False
+        work.wait()  # orders the script's stream behind the sum; it does not wait
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDevice:
+    """An operation of NCCL."""
+
+    work: Any
 
 
 def form(agent: store.Requests, *, epoch: int, rank: int, world: int, address: str | None) -> Group:
@@ -159,6 +187,9 @@ def _form(keys: store.AgentStore, rank: int, world: int, address: str | None) ->
     # failed here alone, this rank would wait for keys that no other one sets.
     dist.distributed_c10d._world.group_count = 0
     _register(address)
+    if torch.cuda.is_available():
+        for name, value in NCCL_SETTINGS.items():
+            os.environ.setdefault(name, value)
     before = _open_sockets()
     dist.init_process_group(
         f"cpu:{_BACKEND},cuda:nccl" if torch.cuda.is_available() else _BACKEND,

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+from torch._C._distributed_c10d import ErrorType
 
 from everstep import group as groups
 from everstep.group import TorchGroup
@@ -60,6 +61,74 @@ def test_an_operation_that_never_returns_is_abandoned_after_a_cut(group: TorchGr
     assert not group.wait([Operation(complete_after=None)])
     assert group.abandoned
     assert time.monotonic() - began < 5
+
+
+class DeviceOperation:
+    """One of NCCL, which fails if it is waited for with a time limit."""
+
+    def __init__(self, complete_after: int | None) -> None:
+        self.left, self.ordered = complete_after, False
+
+    def is_completed(self) -> bool:
+        if self.left:
+            self.left -= 1
+        return self.left == 0
+
+    def wait(self, *limits: timedelta) -> None:
+        assert not limits
+        self.ordered = True
+
+
+class DeviceGroup:
+    """torch's group over NCCL, as far as it is asked here."""
+
+    def __init__(self, error: ErrorType = ErrorType.SUCCESS) -> None:
+        self.error, self.aborted = error, threading.Event()
+
+    def _get_backend(self, device: torch.device) -> "DeviceGroup":
+        assert device.type == "cuda"
+        return self
+
+    def get_error(self) -> ErrorType:
+        return self.error
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+@pytest.fixture
+def over_nccl(group: TorchGroup) -> TorchGroup:
+    group._group, group._over_nccl = DeviceGroup(), True
+    return group
+
+
+def test_over_nccl_a_slow_operation_is_waited_for_without_a_limit(over_nccl: TorchGroup) -> None:
+    operation = DeviceOperation(complete_after=700)  # more than LOOK
+    assert over_nccl.wait([groups._OnDevice(operation)])
+    assert operation.ordered
+    assert not over_nccl._group.aborted.is_set()
+
+
+def test_over_nccl_a_cut_ends_the_wait_and_aborts_the_group(over_nccl: TorchGroup) -> None:
+    threading.Timer(0.05, over_nccl.cut).start()
+    assert not over_nccl.wait([groups._OnDevice(DeviceOperation(complete_after=None))])
+    assert over_nccl.abandoned
+    assert over_nccl._group.aborted.wait(20)
+
+
+def test_over_nccl_what_an_abort_completes_does_not_count(over_nccl: TorchGroup) -> None:
+    over_nccl.cut()
+    assert not over_nccl.wait([groups._OnDevice(DeviceOperation(complete_after=1))])
+
+
+@pytest.mark.parametrize("error", [ErrorType.TIMEOUT, ErrorType.COMM_ERROR, ErrorType.REMOTE_ERROR])
+def test_over_nccl_a_sum_of_a_failed_group_does_not_count(
+    over_nccl: TorchGroup, error: ErrorType
+) -> None:
+    over_nccl._group.error = error
+    operation = DeviceOperation(complete_after=1)
+    assert not over_nccl.wait([groups._OnDevice(operation)])
+    assert not operation.ordered
 
 
 def test_a_socket_that_got_the_number_of_a_closed_one_is_new() -> None:
