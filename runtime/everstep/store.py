@@ -30,19 +30,25 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
         self._epoch = epoch
         self._prefix = prefix
         self._limit = FORMATION_LIMIT
+        self._waited: tuple[str, bytes] | None = None
+        """Key and value of the newest request, if it was a wait: torch then gets that key."""
 
     def set(self, key: str, value: str | bytes) -> None:
+        self._waited = None
         raw = value.encode() if isinstance(value, str) else bytes(value)
         self._agent.send(
             wire.StoreSet(epoch=self._epoch, key=self._name(key), value=wire.to_text(raw))
         )
 
     def get(self, key: str) -> bytes:
+        waited, self._waited = self._waited, None
+        if waited is not None and waited[0] == key:
+            return waited[1]
         return self._wait_for(key, self._limit)
 
     def wait(self, keys: Sequence[str], limit: timedelta | None = None) -> None:
         for key in keys:
-            self._wait_for(key, limit or self._limit)
+            self._waited = (key, self._wait_for(key, limit or self._limit))
 
     def add(self, key: str, amount: int) -> int:
         return self._ask(
@@ -85,6 +91,7 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
         return wire.from_text(reply.value)
 
     def _ask(self, frame: Any) -> wire.StoreReply:
+        self._waited = None
         reply: wire.StoreReply = self._agent.request(frame)
         if reply.error:
             raise StoreClosed(reply.error)

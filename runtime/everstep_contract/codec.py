@@ -34,16 +34,18 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def encode(value: Any) -> Any:
     """Plain JSON values for a dataclass; fields that are None stay as null."""
-    if value is None or (isinstance(value, (str, int, float)) and not isinstance(value, enum.Enum)):
+    kind = type(value)
+    if kind in _PLAIN:
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: encode(getattr(value, name)) for name in _hints(type(value))}
+    if dataclasses.is_dataclass(kind):
+        held = [(name, getattr(value, name)) for name in _hints(kind)]
+        return {name: v if type(v) in _PLAIN else encode(v) for name, v in held}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
         return {str(k): encode(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [encode(v) for v in value]
+        return list(value) if _PLAIN.issuperset(map(type, value)) else [encode(v) for v in value]
     return value
 
 
@@ -68,11 +70,11 @@ def decode(cls: type[T], document: Any, path: str = "") -> T:
     where = path or cls.__name__
     if not isinstance(document, Mapping):
         raise DecodeError(f"{where}: expected an object, found {type(document).__name__}")
-    known = {
-        name: _value(hint, document[name], f"{where}.{name}")
-        for name, hint in _hints(cls).items()  # type: ignore[arg-type]
-        if name in document
-    }
+    known = {}
+    for name, hint in _hints(cls).items():  # type: ignore[arg-type]
+        if name in document:
+            raw = document[name]
+            known[name] = raw if type(raw) is hint else _value(hint, raw, f"{where}.{name}")
     try:
         return cls(**known)
     except TypeError as error:
@@ -98,6 +100,8 @@ def _value(hint: Any, raw: Any, path: str) -> Any:
         if not isinstance(raw, list):
             raise DecodeError(f"{path}: expected a list, found {type(raw).__name__}")
         if len(args) == 2 and args[1] is Ellipsis:
+            if {args[0]}.issuperset(map(type, raw)):
+                return tuple(raw)
             return tuple(_value(args[0], v, f"{path}[{i}]") for i, v in enumerate(raw))
         if len(raw) != len(args):
             raise DecodeError(f"{path}: expected {len(args)} items, found {len(raw)}")

@@ -39,14 +39,12 @@ class Board:
         return self._levels
 
     def publish(self, document: Levels) -> bool:
-        """Sets version and `seen`. Returns whether anything changed."""
-        if self._sealed:
+        """Sets version and `seen`. Returns whether anything changed that readers wait for. Of `seen`
+        the document needs only that; the rest is built when something is published, or asked for.
+        """
+        if self._sealed or _matter(document) == _matter(self._levels):
             return False
-        fresh = replace(document, version=self._levels.version, seen=self._build_seen())
-        if _matter(fresh) == _matter(self._levels):
-            self._set(fresh)
-            return False
-        fresh = replace(fresh, version=fresh.version + 1)
+        fresh = replace(document, version=self._levels.version + 1, seen=self._build_seen())
         if fresh.end is not None and self._levels.end is None:
             self._end_version = fresh.version
         self._set(fresh)
@@ -56,7 +54,8 @@ class Board:
     def seal(self, document: Levels) -> None:
         """The last document of a coordinator that has failed; nothing is published after it."""
         self._build_seen = lambda: document.seen
-        self.publish(document)
+        if not self.publish(document):
+            self._set(replace(document, version=self._levels.version))
         self._sealed = True
 
     async def wait_newer(self, version: int, reader: str = "") -> Levels:

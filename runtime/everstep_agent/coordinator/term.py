@@ -111,7 +111,16 @@ class Term:
         self.publish()
 
     def publish(self) -> None:
-        self.board.publish(self._build_levels(self.board.levels.seen))
+        state = self._state
+        seen = replace(
+            self.board.levels.seen,
+            left=state.left,
+            stopped=state.stopped,
+            done=state.done,
+            failure=state.failure,
+            incidents=state.incidents.levels(),
+        )
+        self.board.publish(self._build_levels(seen))
 
     def _build_levels(self, seen: levels.Seen) -> Levels:
         state = self._state
