@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_steady import launching, workload
+from everstep_steady import launching, tracing, workload
 from everstep_steady.statistics_of import pair
 
 
@@ -36,3 +36,21 @@ def test_both_sides_train_and_measure_every_rank(system: str) -> None:
     assert found.cpu_s > 0
     assert (found.agents_cpu_s > 0) == (system == "everstep")
     assert found.peak_mib > 100
+
+
+def test_the_part_of_a_reduction_under_the_backward_pass_is_measured():
+    def event(name: str, begin: float, length: float) -> dict:
+        return {"ph": "X", "name": name, "ts": begin, "dur": length}
+
+    events = [
+        event("autograd::engine::evaluate_function: AddmmBackward0", 0, 4000),
+        event("autograd::engine::evaluate_function: TanhBackward0", 3000, 3000),
+        event("gloo:all_reduce", 4000, 1000),
+        event("gloo:all_reduce", 5000, 3000),
+        event("aten::add", 0, 9000),
+        {"ph": "M", "name": "gloo:all_reduce"},
+    ]
+    found = tracing.measure_overlap(events)
+    assert (found.reduction_ms, found.hidden_ms) == (4.0, 2.0)
+    assert str(found) == "2.0 of 4.0 ms of reductions (50%) lie under the backward pass"
+    assert str(tracing.measure_overlap([])).startswith("0.0 of 0.0 ms of reductions (0%)")

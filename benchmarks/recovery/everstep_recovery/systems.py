@@ -71,6 +71,14 @@ def _ft_launcher(folder: Path, ranks: int) -> list[str]:
     ]  # fmt: skip
 
 
+def _dlrover(folder: Path, ranks: int) -> list[str]:
+    return [
+        str(environment("dlrover").with_name("dlrover-run")), "--standalone", "--nnodes", "1",
+        "--nproc-per-node", str(ranks), "--max-restarts", "20", "--monitor-interval", "0.1",
+        str(SCRIPTS / "train_torchrun.py"),
+    ]  # fmt: skip
+
+
 def environment(name: str) -> Path:
     """The interpreter of a peer's own virtual environment (`environments.py` makes it)."""
     return Path("build/bench/env", name, "bin", "python").absolute()
@@ -79,6 +87,12 @@ def environment(name: str) -> Path:
 NO_NEW = "takes in no new process"
 SYSTEMS = (
     System(name="everstep", settings="in place", command=_everstep()),
+    System(
+        name="everstep",
+        settings="in place, preloaded",
+        command=_everstep("--preload", "everstep_recovery.workload"),
+    ),
+    System(name="everstep", settings="in place, no zygote", command=_everstep("--no-zygote")),
     System(name="everstep", settings="restart", command=_everstep("--no-in-place")),
     System(
         name="torchrun",
@@ -103,6 +117,7 @@ SYSTEMS = (
         needs="nvrx",
         never_whole=NO_NEW,
     ),
+    System(name="dlrover", settings="dlrover-run", command=_dlrover, needs="dlrover"),
     System(name="torchft", settings="as it comes", command=_torchft(5000, 100), needs="torchft"),
     System(name="torchft", settings="tight", command=_torchft(150, 50), needs="torchft"),
 )

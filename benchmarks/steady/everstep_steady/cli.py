@@ -8,18 +8,25 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from everstep_steady import launching, workload
+from everstep_steady import launching, tracing, workload
 from everstep_steady.launching import Measured
 from everstep_steady.statistics_of import pair
 
-SYSTEMS = ("everstep", "ddp", "ddp again")
-"""`ddp again` is the control: its ratio to `ddp` is what the machine shows without a difference."""
+SYSTEMS = ("everstep", "everstep exact", "ddp", "ddp again")
+"""`everstep exact`: with `exact_reduction`. `ddp again` is the control: its ratio to `ddp` is what the machine
+shows without a difference.
+"""
 RESULTS = Path("build/bench/steady.json")
+TRACE = Path("build/bench/steady-trace.json")
+TRACE_LAYERS = 64
+"""64 MiB of gradients: three buckets."""
 Runs = dict[str, list[Measured]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
+    if options.trace:
+        return trace()
     chance = random.Random(options.seed)
     results: dict[int, Runs] = {}
     for world in options.ranks:
@@ -30,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for system in order:
                 _tell(f"{world} ranks, pair {number + 1} of {options.pairs}: {system}")
                 try:
-                    found = launching.run(system.split()[0], world, options.steps)
+                    found = launching.run(system, world, options.steps)
                 except launching.RunFailed as error:
                     print(f"bench-steady: {system} with {world} ranks failed: {error}")
                     return 1
@@ -39,6 +46,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         _tell("")
         print(describe(world, runs), flush=True)
     _save(results, options)
+    return 0
+
+
+def trace() -> int:
+    """One run of two ranks, with a model of several buckets."""
+    path = TRACE.absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    extra = {workload.TRACE: str(path), "EVERSTEP_STEADY_LAYERS": str(TRACE_LAYERS)}
+    steps = workload.WARM_UP + workload.TRACED_STEPS + 2
+    try:
+        launching.run("everstep", 2, steps, extra)
+    except launching.RunFailed as error:
+        print(f"bench-steady: the traced run failed: {error}")
+        return 1
+    print(tracing.measure_overlap(json.loads(path.read_text())["traceEvents"]))
+    print(f"the trace of rank 0, for Perfetto or chrome://tracing: {TRACE}")
     return 0
 
 
@@ -54,17 +77,17 @@ def describe(world: int, runs: Runs) -> str:
         return f"{values[len(values) // 2] * factor:.1f}"
 
     rows = [
-        f"{world} ranks            wall ×DDP            CPU ×DDP             wall ms  CPU ms  MiB a rank",
+        f"{world} ranks          wall ×DDP            CPU ×DDP             wall ms  CPU ms  MiB a rank",
     ]
-    for system in ("everstep", "ddp again"):
+    for system in ("everstep", "everstep exact", "ddp again"):
         figures = [middle(system, f, k) for f, k in _COLUMNS]
         rows.append(
-            f"  {system:<12} {ratio(system, 'wall_s'):<21} {ratio(system, 'cpu_s'):<21}"
+            f"  {system:<14} {ratio(system, 'wall_s'):<21} {ratio(system, 'cpu_s'):<21}"
             f" {figures[0]:>7} {figures[1]:>7} {figures[2]:>10}"
         )
     figures = [middle("ddp", f, k) for f, k in _COLUMNS]
     rows.append(
-        f"  {'ddp':<12} {'1':<21} {'1':<21} {figures[0]:>7} {figures[1]:>7} {figures[2]:>10}"
+        f"  {'ddp':<14} {'1':<21} {'1':<21} {figures[0]:>7} {figures[1]:>7} {figures[2]:>10}"
     )
     rows.append(f"  of Everstep's CPU, agents: {middle('everstep', 'agents_cpu_s', 1e3)} ms a step")
     return "\n".join(rows)
@@ -79,6 +102,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=7, help="runs of each system for a world size")
     parser.add_argument("--steps", type=int, default=220, help="of each run, warm-up included")
     parser.add_argument("--seed", type=int, default=1, help="of the order of the runs")
+    parser.add_argument(
+        "--trace", action="store_true", help="instead: trace three steps, and show the overlap"
+    )
     options = parser.parse_args(argv)
     if options.pairs < 2 or options.steps < workload.WARM_UP + 10 or min(options.ranks) < 1:
         parser.error(f"--pairs ≥ 2, --steps ≥ {workload.WARM_UP + 10}, --ranks ≥ 1")

@@ -35,8 +35,12 @@ class Measured:
     """That of the largest rank."""
 
 
-def run(system: str, world: int, steps: int) -> Measured:
-    """Run `system` (everstep or ddp) once. Raises `RunFailed`."""
+def run(system: str, world: int, steps: int, extra: Mapping[str, str] | None = None) -> Measured:
+    """Run `system` (one of `cli.SYSTEMS`) once. Raises `RunFailed`.
+
+    Args:
+        extra: more environment variables.
+    """
     folder = Path(tempfile.mkdtemp(prefix="everstep-steady-"))
     try:
         environ = {
@@ -45,9 +49,11 @@ def run(system: str, world: int, steps: int) -> Measured:
             "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
             workload.OUT: str(folder),
             workload.STEPS: str(steps),
+            workload.EXACT: "1" if system.endswith("exact") else "",
+            **(extra or {}),
         }
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        (_run_everstep if system == "everstep" else _run_ddp)(folder, world, environ)
+        (_run_everstep if system.startswith("everstep") else _run_ddp)(folder, world, environ)
         return read(folder, world)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

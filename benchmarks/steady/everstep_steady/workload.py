@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-WIDTH, LAYERS = 512, 16
+WIDTH = 512
+LAYERS = int(os.environ.get("EVERSTEP_STEADY_LAYERS", "16"))
 BATCH = 32
 """Samples per rank and step: one micro-batch."""
 SAMPLES = 4096
@@ -18,6 +19,8 @@ LEARNING_RATE = 0.01
 OUT = "EVERSTEP_STEADY_OUT"
 """Environment variable: the folder for one JSON file per rank."""
 STEPS = "EVERSTEP_STEADY_STEPS"
+EXACT = "EVERSTEP_STEADY_EXACT"
+"""Not empty: Everstep adds gradients as fixed-point integers."""
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):
@@ -51,6 +54,29 @@ def compute_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
 def steps() -> int:
     """The number of steps, including the warm-up."""
     return int(os.environ[STEPS])
+
+
+TRACE = "EVERSTEP_STEADY_TRACE"
+"""Not empty: the file for the trace of rank 0."""
+TRACED_STEPS = 3
+
+
+def start_trace(rank: int) -> torch.profiler.profile | None:
+    """A profiler of the first steps after the warm-up, whose `step` has to be called after each."""
+    path = os.environ.get(TRACE)
+    if not path or rank != 0:
+        return None
+    found = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        schedule=torch.profiler.schedule(wait=WARM_UP - 1, warmup=1, active=TRACED_STEPS, repeat=1),
+        on_trace_ready=lambda profile: profile.export_chrome_trace(path),
+    )
+    found.start()
+    return found
+
+
+def is_exact() -> bool:
+    return bool(os.environ.get(EXACT))
 
 
 class Clock:
