@@ -23,7 +23,13 @@ SECONDS = float(os.environ.get("EVERSTEP_PROTOCOL_SECONDS", "300"))
 SEED = int(os.environ.get("EVERSTEP_PROTOCOL_SEED", str(time.time_ns() % 1_000_000)))
 AMPLE = 3600.0
 """Quick searches are bounded by states, not by time, in which a busy machine does less."""
-IN_PLACE = pytest.mark.parametrize("in_place", [False, True], ids=["all restart", "in place"])
+LADDER = {
+    "all restart": {},
+    "in place": {"in_place": True},
+    "in place, with newcomers": {"in_place": True, "newcomers": True},
+}
+LOSSES = pytest.mark.parametrize("losses", LADDER)
+"""What follows a loss."""
 
 
 def show(name: str, found: Found) -> None:
@@ -60,10 +66,10 @@ def test_the_one_move_that_the_last_layer_builds_is_the_first_of_all() -> None:
     assert looked > 200
 
 
-@IN_PLACE
+@LOSSES
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_fault_breaks_no_invariant(kind: str, in_place: bool) -> None:
-    model = Membership(Rules(steps=2, in_place=in_place))
+def test_one_fault_breaks_no_invariant(kind: str, losses: str) -> None:
+    model = Membership(Rules(steps=2, **LADDER[losses]))
     found = search(model, model.start(2, (kind,)), Bounds(delays=0, states=STATES, seconds=AMPLE))
     show(f"2 slots, {kind}", found)
 
@@ -151,9 +157,9 @@ def test_without_the_claim_in_their_keys_chunks_are_lost() -> None:
     assert "is gone" in search(model, model.start(1), Bounds(seconds=AMPLE)).broken
 
 
-@IN_PLACE
-def test_random_walks_with_every_fault_keep_every_invariant(in_place: bool) -> None:
-    _walk(slots=3, walks=20, seconds=AMPLE, in_place=in_place)
+@LOSSES
+def test_random_walks_with_every_fault_keep_every_invariant(losses: str) -> None:
+    _walk(slots=3, walks=20, seconds=AMPLE, losses=losses)
 
 
 def test_a_claim_that_is_heard_of_too_late_is_caught_by_the_walk_that_found_it() -> None:
@@ -167,8 +173,8 @@ def test_a_claim_that_is_heard_of_too_late_is_caught_by_the_walk_that_found_it()
     assert "though it has read a newer claim" in broken
 
 
-def _walk(*, slots: int, walks: int, seconds: float, in_place: bool) -> None:
-    model = Membership(Rules(steps=2, in_place=in_place))
+def _walk(*, slots: int, walks: int, seconds: float, losses: str) -> None:
+    model = Membership(Rules(steps=2, **LADDER[losses]))
     first = model.start(slots, KINDS)
     found = walk(model, first, SEED, walks=walks, seconds=seconds, length=150)
     print(f"{slots} slots, every fault: seed {SEED}, {found.walks} walks, {found.moves} moves")
@@ -179,9 +185,9 @@ def _walk(*, slots: int, walks: int, seconds: float, in_place: bool) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("slots", [3, 4])
-@IN_PLACE
-def test_long_walks_with_every_fault_keep_every_invariant(slots: int, in_place: bool) -> None:
-    _walk(slots=slots, walks=10**9, seconds=SECONDS * 0.15, in_place=in_place)
+@LOSSES
+def test_long_walks_with_every_fault_keep_every_invariant(slots: int, losses: str) -> None:
+    _walk(slots=slots, walks=10**9, seconds=SECONDS * 0.1, losses=losses)
 
 
 @pytest.mark.long

@@ -40,10 +40,13 @@ class Round:
     """
     in_place: bool = False
     """Whether the survivors of a loss go on in place."""
+    newcomers: bool = False
+    """Whether lost ranks are replaced meanwhile."""
 
     @property
     def name(self) -> str:
         how = ", in place" if self.in_place else ""
+        how += " with newcomers" if self.newcomers else ""
         return f"{self.slots} slots, {self.delays} delays, {self.steps} steps{how}"
 
 
@@ -51,7 +54,17 @@ ALL = len(PAIRS)
 ROUNDS = (
     Round(slots=2, delays=0, steps=2, share=0.25, first_seconds=5, at_least=ALL),
     Round(slots=2, delays=0, steps=2, share=0.15, first_seconds=5, at_least=ALL, in_place=True),
-    Round(slots=3, delays=0, steps=2, share=0.4, first_seconds=5, at_least=44),
+    Round(
+        slots=2,
+        delays=0,
+        steps=2,
+        share=0.15,
+        first_seconds=5,
+        at_least=ALL,
+        in_place=True,
+        newcomers=True,
+    ),
+    Round(slots=3, delays=0, steps=2, share=0.25, first_seconds=5, at_least=44),
     Round(slots=3, delays=1, steps=1, share=0.2, first_seconds=15, at_least=12),
 )
 """Searched in this order. With one delay a pair on three slots has thirty times as many states as
@@ -98,7 +111,8 @@ def exhaust(
 
 
 def explore(round_: Round, pair: tuple[str, str], seconds: float) -> Found:
-    model = Membership(Rules(steps=round_.steps, in_place=round_.in_place))
+    rules = Rules(steps=round_.steps, in_place=round_.in_place, newcomers=round_.newcomers)
+    model = Membership(rules)
     bounds = Bounds(delays=round_.delays, states=STATES, seconds=seconds, fair_every=FAIR_EVERY)
     found = search(model, model.start(round_.slots, pair), bounds)
     end = "exhausted" if found.complete else "not exhausted"

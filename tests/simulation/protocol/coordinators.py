@@ -11,7 +11,7 @@ from everstep_agent.peers.messages import EpochLevel, Saver, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Claim, Commit, Done, MemberId
-from simulation.protocol import in_place
+from simulation.protocol import in_place, newcomers
 from simulation.protocol.decisions import decide_saver, decide_start, find_cause
 from simulation.protocol.log_moves import is_free, without, written
 from simulation.protocol.orders import (
@@ -326,6 +326,11 @@ def _watch(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> I
         yield Move(kind, one.place, level.number, world.with_coordinator(cut))
         return
     yield from _stage(world, one, level)
+    if rules.newcomers:
+        yield from newcomers.invite(world, one, level, rules)
+        if level.boundary is not None and level.boundary.hold:
+            yield from newcomers.admit(world, one, level, rules)
+            return
     if one.stop or must_leave(world, one, level):
         yield from halt(world, one, level)
     snaps = [s for s in one.view if s.epoch == level.number and s.work == IN]

@@ -3,10 +3,10 @@ of their epoch, and what a pod does when it is told. The runtime's own functions
 
 Left to `reduction.py`: micro-batches and vectors. Here every reduction is a whole step, so a
 survivor that is one step behind holds the sums, and takes that step when it is told the position.
-Left out: newcomers that join in place, and a pod that leaves while the others go on.
+Left out: a pod that leaves while the others go on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -66,7 +66,14 @@ def go_on(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> It
         cut = world.with_coordinator(_cut(one, level))
         yield Move("cannot go on in place, cuts epoch", one.place, level.number, cut)
     elif one.read == len(world.log):
-        yield from _claim(world, one, level, survivors, plan, rules)
+        decided = plan
+
+        def following(number: int, token: str) -> EpochLevel:
+            return regroup_rules.continue_epoch(
+                level, survivors, decided, number=number, token=token
+            )
+
+        yield from claim(world, one, level, survivors, plan.applied, following, rules)
 
 
 def propose(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> EpochLevel:
@@ -78,20 +85,22 @@ def propose(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> 
     return replace(level, successor=rounds.choose_number(level.successor, last, reports, one.burnt))
 
 
-def _claim(
+def claim(
     world: World,
     one: Coordinator,
     level: EpochLevel,
-    survivors: tuple[EpochMember, ...],
-    plan: regroup_rules.Plan,
+    following: Sequence[EpochMember],
+    applied: int,
+    build: Callable[[int, str], EpochLevel],
     rules: Rules,
 ) -> Iterator[Move]:
+    """As `regroup.claim` and `regroup.begin`: the epoch that `build` makes of its number and token."""
     known = world.entries(one.read)
     claims = [e for e in known if isinstance(e, Claim)]
     reports = [build_report(s) for s in one.view]
-    ids = tuple(i for m in survivors for i in m.ids())
+    ids = tuple(i for m in following for i in m.ids())
     proof = rounds.build_proof(claims[-1], reports, wanted_by(world, one, rules))
-    chain = runlog_rules.continued_chain(claims, level.number, plan.applied)
+    chain = runlog_rules.continued_chain(claims, level.number, applied)
     newest = LogIndex(known).newest_resumable
     if rules.extend_commits and runlog_rules.why_behind(newest, chain):
         cut = world.with_coordinator(_cut(one, level))
@@ -114,24 +123,21 @@ def _claim(
         epoch=number, token=token, members=ids, coordinator="", job_uid=JOB, job="ns/job",
         chain=chain,
     )  # fmt: skip
-    following = replace(
-        regroup_rules.continue_epoch(level, survivors, plan, number=number, token=token),
-        stage=Stage.RUNNING,
-    )
+    epoch = replace(build(number, token), stage=Stage.RUNNING)
     if rules.know_commits:
-        following = regroup_rules.note_commit(following, newest)
-    begun = one._replace(kept=keep(following), saved=None, round=0)
+        epoch = regroup_rules.note_commit(epoch, newest)
+    begun = one._replace(kept=keep(epoch), saved=None, round=0)
     if not rules.claim_first:
-        ahead = begun._replace(owed=(keep(entry), keep(following)))
+        ahead = begun._replace(owed=(keep(entry), keep(epoch)))
         yield Move("goes on, unclaimed, as epoch", one.place, number, world.with_coordinator(ahead))
         return
-    slots = tuple(m.slot for m in survivors)
+    slots = tuple(m.slot for m in following)
     log = written(world, one.read, keep(entry), rules)
     after = world._replace(log=log)
     claimed = after.with_coordinator(begun._replace(read=len(log)))
     yield Move(f"claims, in place, {number} of", one.place, slots, claimed)
     if "answer" in world.faults:
-        unsure = one._replace(owed=(keep(entry), keep(following)), saved=None)
+        unsure = one._replace(owed=(keep(entry), keep(epoch)), saved=None)
         lost = after._replace(faults=without(world.faults, "answer"))
         yield Move("claims, in place, unheard,", one.place, number, lost.with_coordinator(unsure))
 

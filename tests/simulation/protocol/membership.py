@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from everstep_contract.log import Done
-from simulation.protocol import coordinators, pods
+from simulation.protocol import coordinators, newcomer_pods, newcomers, pods
 from simulation.protocol.in_place import GIVES_UP
 from simulation.protocol.invariants import check
 from simulation.protocol.log_moves import without
@@ -33,7 +33,14 @@ and its answer lost; a report comes a second time, later; the operator wants the
 stopped; the operator wants one pod to save and leave.
 """
 SLOW = frozenset({TURN, "lays the role down", "is removed", "gets the next attempt"})
-SLOW_KINDS = "claims with fewer", "claims at last", "gives up", GIVES_UP, "waits no longer"
+SLOW_KINDS = (
+    "claims with fewer",
+    "claims at last",
+    "gives up",
+    GIVES_UP,
+    newcomers.TIRED,
+    "waits no longer",
+)
 
 
 def _is_slow(move: Move) -> bool:
@@ -77,6 +84,7 @@ class Membership:
         for one in acting:
             yield from coordinators.coordinate(world, one, rules)
         for pod, place in following:
+            yield from newcomer_pods.take_state(world, pod)
             yield from pods.train(world, pod, rules)
             if place is None:
                 yield from pods.take_role(world, pod, rules)

@@ -10,7 +10,7 @@ from everstep_agent.peers.messages import EpochLevel, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Done
-from simulation.protocol import in_place
+from simulation.protocol import in_place, newcomer_pods
 from simulation.protocol.peers import FOREVER, choose, hear_witness
 from simulation.protocol.rules import JOB, TURN, Move, Rules
 from simulation.protocol.world import (
@@ -99,6 +99,11 @@ def _compare(pod: Pod, by: Place, level_kept: int, round_: int, known: int, rule
     number = level.number if level else 0
     if level is not None and level.stage in (Stage.CUT, Stage.OVER):
         snap = snap._replace(cut=max(snap.cut, number))
+    if rules.newcomers:
+        if level is not None and newcomer_pods.enters(pod, level):
+            return newcomer_pods.enter(pod._replace(kept=level_kept, follows=by), level)
+        pod = newcomer_pods.follow(pod._replace(snap=snap), level)
+        snap = pod.snap
     if level is not None and in_place.continues(pod, level, rules):
         entered = in_place.enter(pod._replace(snap=snap, kept=level_kept, follows=by), level)
         return entered._replace(snap=entered.snap._replace(held=0))
@@ -106,7 +111,7 @@ def _compare(pod: Pod, by: Place, level_kept: int, round_: int, known: int, rule
         snap = snap._replace(work=OVER) if snap.work in LIVING else snap
     elif snap.epoch and level is not None and number == snap.epoch:
         snap = snap._replace(joined=max(snap.joined, level.successor))
-        if level.stage is Stage.HOLD and snap.work == IN:
+        if snap.work == IN and (level.stage is Stage.HOLD or newcomer_pods.holds(snap, level)):
             snap = snap._replace(work=HELD)
         if level.stage is Stage.CUT and snap.work in (IN, HELD):
             snap = snap._replace(work=PARKED)

@@ -62,6 +62,10 @@ class Rules:
     """Before it stops the job, it lets a pod answer that has just come over to it."""
     in_place: bool = False
     """The survivors of a loss go on without a restart."""
+    newcomers: bool = False
+    """Lost ranks are replaced while the others go on: newcomers join in place."""
+    take_first: bool = True
+    """A newcomer is claimed once it holds the state of the boundary at which all hold."""
     silence_is_death: bool = False
     """A variant: members that are out of reach count as lost."""
     extend_commits: bool = True

@@ -94,6 +94,17 @@ VARIANTS = {
     "survivors go on without a look at what others have committed": Variant(
         rules=Rules(in_place=True, know_commits=False), faults=("leave",), breaks="no end", delays=2
     ),
+    "newcomers are claimed before they hold the state": Variant(
+        rules=Rules(in_place=True, newcomers=True, take_first=False),
+        faults=("worker",),
+        breaks="are in one epoch",
+    ),
+    "newcomers are claimed before the members have joined the next epoch": Variant(
+        rules=Rules(in_place=True, newcomers=True, join_first=False),
+        faults=("pause",),
+        breaks="resumes at",
+        delays=1,
+    ),
     "a staged save is continued off the chain": Variant(
         rules=Rules(saves_on_chain=False),
         faults=("worker", "worker"),

@@ -65,6 +65,10 @@ class Snap(NamedTuple):
     step: int = 0
     joined: int = 0
     cut: int = 0
+    ready: int = 0
+    """The epoch that its fresh worker has got ready to join in place; 0: none."""
+    taken: int = -1
+    """The step whose state that worker has taken; -1: none."""
     held: int = 0
     """The level of its living worker's epoch, while the coordinator does not know of that epoch."""
 
@@ -74,14 +78,16 @@ class Snap(NamedTuple):
 
     @property
     def free(self) -> bool:
-        """Its worker has left its group, and a fresh one is ready."""
-        return self.work not in LIVING
+        """Its worker has left its group, and a fresh one waits."""
+        return self.work not in LIVING and not self.ready
 
 
 class Pod(NamedTuple):
     snap: Snap
     up: bool = True
     history: History = ()
+    taken: History = ()
+    """The history of the state that its fresh worker has taken."""
     kept: int = 0
     """The level of the newest epoch that it has heard of."""
     follows: Place | None = None
@@ -223,9 +229,11 @@ def build_report(snap: Snap) -> AgentReport:
         epoch=snap.epoch,
         workers=(worker,) if snap.life else (),
         fresh=(snap.life + 1,) if snap.free else (),
-        ended=(Ended(local=0, life=snap.life if snap.free else snap.life - 1),)
+        ended=(Ended(local=0, life=snap.life - 1 if snap.work in LIVING else snap.life),)
         if snap.life
         else (),
+        prepared=(snap.life + 1,) if snap.ready else (),
+        taken=snap.taken if snap.taken >= 0 else None,
         held=kept(snap.held),
         in_place=True,
     )

@@ -1,0 +1,119 @@
+"""Newcomers join a running epoch in place: what the coordinator does from the invitation to the claim.
+The runtime's own functions decide. A newcomer is another pod, or the pod of a member that lost its
+worker.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from everstep_agent.coordinator import join_rules, members, rounds
+from everstep_agent.peers.messages import (
+    AgentReport,
+    Boundary,
+    EpochLevel,
+    EpochMember,
+    WorkerReport,
+)
+from everstep_agent.peers.places import with_newcomers
+from simulation.protocol import in_place
+from simulation.protocol.orders import reaches, wanted_by
+from simulation.protocol.rules import Move, Rules
+from simulation.protocol.world import (
+    IN,
+    Coordinator,
+    World,
+    build_report,
+    keep,
+)
+
+TIRED = "goes on without its newcomers, in epoch"
+"""A move that takes seconds: the limit within which newcomers must have taken the state."""
+
+
+def invite(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
+    """As `boundary_turn._invite`, and the boundary that follows it."""
+    recent = _recent(world, one)
+    if (
+        level.boundary is not None
+        or one.stop
+        or one.leave
+        or not join_rules.can_join(level, recent)
+    ):
+        return
+    if not {m.id for m in level.members} <= {r.id for r in recent}:
+        return
+    ready = join_rules.list_ready(level, rounds.list_eligible(recent, wanted_by(world, one, rules)))
+    joining = join_rules.plan_invitation(level, ready, missing=world.slots - len(level.members))
+    if joining != level.joining:
+        invited = one._replace(kept=keep(replace(level, joining=joining)))
+        slots = tuple(m.slot for m in joining)
+        yield Move("invites", one.place, slots, world.with_coordinator(invited))
+    elif join_rules.are_prepared(joining, recent):
+        yield from _hold_all(world, one, level, rules)
+
+
+def _hold_all(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
+    """As `orders.halt`: all members agree on the boundary at once (see `boundary.py`)."""
+    inside = [world.pod((m.slot, m.attempt)) for m in level.members]
+    steps = [
+        p.snap.step for p in inside if p and p.snap.work == IN and p.snap.epoch == level.number
+    ]
+    if len(steps) < len(inside) or max(steps) >= rules.steps:
+        return
+    held = replace(level, boundary=Boundary(step=max(steps), stay=False, hold=True, confirmed=True))
+    after = world.with_coordinator(one._replace(kept=keep(held)))
+    for pod in inside:
+        assert pod is not None
+        after = after.with_pod(pod._replace(kept=keep(held)))
+    yield Move("agrees with all to hold at", one.place, max(steps), after)
+
+
+def admit(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
+    """As `join.admit`, once every member holds at the boundary."""
+    recent = _recent(world, one)
+    workers = members.list_workers(level, [build_report(s) for s in one.view])
+    if not join_rules.are_held(level, workers):
+        return
+    if not level.transfers:
+        begun = replace(
+            in_place.propose(world, one, level, rules),
+            transfers=join_rules.plan_transfers(level, str(level.number)),
+        )
+        asked = world.with_coordinator(one._replace(kept=keep(begun)))
+        yield Move("has the state handed over", one.place, level.number, asked)
+        return
+    proposed = in_place.propose(world, one, level, rules)
+    if proposed != level:
+        asked = world.with_coordinator(one._replace(kept=keep(proposed)))
+        yield Move("asks to join", one.place, proposed.successor, asked)
+        return
+    assert level.boundary is not None
+    if rules.join_first and not join_rules.have_joined(level, recent):
+        return
+    taken = join_rules.have_taken(level.joining, recent, level.boundary.step)
+    lost = join_rules.find_lost(level.joining, recent)
+    if (taken or not rules.take_first) and one.read == len(world.log):
+        yield from _claim(world, one, level, level.joining, workers, rules)
+    elif one.read == len(world.log):
+        for move in _claim(world, one, level, (), workers, rules):
+            yield move if lost else move._replace(kind=TIRED)
+
+
+def _claim(
+    world: World,
+    one: Coordinator,
+    level: EpochLevel,
+    joining: Sequence[EpochMember],
+    workers: Sequence[WorkerReport],
+    rules: Rules,
+) -> Iterator[Move]:
+    def following(number: int, token: str) -> EpochLevel:
+        return join_rules.continue_epoch(level, joining, workers, number=number, token=token)
+
+    applied = max(w.standing.applied for w in workers if w.standing is not None)
+    named = with_newcomers(level.members, joining)
+    yield from in_place.claim(world, one, level, named, applied, following, rules)
+
+
+def _recent(world: World, one: Coordinator) -> list[AgentReport]:
+    return [build_report(s) for s in one.view if reaches(world, one, s.place)]
