@@ -10,9 +10,12 @@ from everstep_agent.context import Context
 from everstep_agent.coordinator.coordinator import Coordinator
 from everstep_agent.coordinator.term import Term
 from everstep_agent.own_agent import OwnAgent
-from everstep_agent.waiting import happens
+from everstep_agent.pace import Pace
 
 REPORT_SECONDS = 0.1
+"""Between two reports of the coordinator's own pod without news."""
+QUIET_REPORT_SECONDS = 0.5
+"""The same while there is no news for a while."""
 YIELD_SECONDS = 1.0
 RIVAL_SECONDS = 5.0
 """How often an acting coordinator looks for another one: more often than a silent member is given
@@ -100,10 +103,11 @@ class Role:
             self._own.hear(published)
 
     async def _tell(self, term: Term) -> None:
+        pace = Pace(REPORT_SECONDS, QUIET_REPORT_SECONDS)
         while True:
             self._own.changed.clear()
             term.take(self._own.report())
-            await happens(self._own.changed, REPORT_SECONDS)
+            await pace.wait_for_news(self._own.changed)
 
     async def _until_handed_over(self, term: Term) -> None:
         """This pod has left."""

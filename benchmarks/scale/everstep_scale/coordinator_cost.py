@@ -17,9 +17,9 @@ from everstep_agent.checkpoint.commit_rules import decide_append
 from everstep_agent.context import Context
 from everstep_agent.coordinator import boundary_turn, members
 from everstep_agent.coordinator.breaks import list_breaks
-from everstep_agent.coordinator.term import TICK_SECONDS, Term
+from everstep_agent.coordinator.term import QUIET_TICK_SECONDS, Term
 from everstep_agent.identity import Identity
-from everstep_agent.peers.follower import HEARTBEAT_SECONDS
+from everstep_agent.peers.follower import QUIET_HEARTBEAT_SECONDS
 from everstep_agent.peers.group_store import GroupStore
 from everstep_agent.peers.messages import (
     AgentReport,
@@ -99,7 +99,7 @@ def measure_reports(count: int) -> list[Cost]:
     for report in reports:
         term.take(report)
     watch = boundary_turn.Watch.start(term.now())
-    turns = HEARTBEAT_SECONDS / TICK_SECONDS / count
+    turns = QUIET_HEARTBEAT_SECONDS / QUIET_TICK_SECONDS / count
 
     def take() -> None:
         for report in reports:

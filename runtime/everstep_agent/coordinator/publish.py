@@ -9,7 +9,7 @@ from everstep_agent.waiting import Change
 from everstep_contract import codec
 from everstep_contract.levels import Seen
 
-LONG_POLL_SECONDS = 2.0
+LONG_POLL_SECONDS = 4.0
 SEEN_SECONDS = 0.5
 """Maximum age of `seen` when nothing else changed: it is built once for many readers."""
 

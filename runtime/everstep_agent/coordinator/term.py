@@ -26,6 +26,7 @@ from everstep_agent.coordinator.spent_time import SpentTime
 from everstep_agent.coordinator.state import JobState
 from everstep_agent.coordinator.store_waits import StoreWaits
 from everstep_agent.live_settings import apply_wanted
+from everstep_agent.pace import Pace
 from everstep_agent.peers.group_store import GroupStore
 from everstep_agent.peers.messages import (
     AgentReport,
@@ -42,6 +43,8 @@ from everstep_contract import levels, log, report
 T = TypeVar("T")
 STALE_SECONDS = 5.0
 TICK_SECONDS = 0.1
+QUIET_TICK_SECONDS = 0.5
+"""The same in a running epoch without news for a while."""
 
 
 class Term:
@@ -95,6 +98,7 @@ class Term:
             faults=inherited.faults if inherited else (),
         )
         self.goes_on = inherited is not None and faults.may_go_on(inherited)
+        self._pace = Pace(TICK_SECONDS, QUIET_TICK_SECONDS)
         self.board = Board(self._build_levels(seen), self._try_to_build_seen)
 
     def now(self) -> float:
@@ -120,7 +124,8 @@ class Term:
             failure=state.failure,
             incidents=state.incidents.levels(),
         )
-        self.board.publish(self._build_levels(seen))
+        if self.board.publish(self._build_levels(seen)):
+            self._pace.note_news()
 
     def _build_levels(self, seen: levels.Seen) -> Levels:
         state = self._state
@@ -177,8 +182,9 @@ class Term:
         with self._guarded():
             self.settings = apply_wanted(self.context.settings, wanted)
             self._retention.keep = max(1, self.settings.keep)
-            self.change(self._state.want(wanted))
-            self.reports.changed.set()
+            if wanted != self._state.wanted:
+                self.change(self._state.want(wanted))
+                self.reports.changed.set()
 
     def serve_seen(self) -> levels.Seen:
         """For the operator."""
@@ -351,10 +357,15 @@ class Term:
         self.line.say("job_ends", cause=cause.value, step=end.step, message=message)
         self.change(self._state.finish(end))
 
-    async def tick(self, seconds: float = TICK_SECONDS) -> None:
+    async def tick(self) -> None:
         """Waits until an agent reports something to act on, or for a short time."""
         self.reports.changed.clear()
-        await happens(self.reports.changed, seconds)
+        await happens(self.reports.changed, TICK_SECONDS)
+
+    async def wait_for_news(self) -> None:
+        """`tick`, less often in a quiet epoch."""
+        self.reports.changed.clear()
+        await self._pace.wait_for_news(self.reports.changed)
 
     async def persist(self, call: Callable[[], Awaitable[T]]) -> T:
         return await self.store_waits.persist(call)

@@ -64,7 +64,7 @@ async def train(term: Term) -> str:
         ):
             return watch.purpose
         term.note_left()
-        await term.tick()
+        await term.wait_for_news()
     return ""
 
 

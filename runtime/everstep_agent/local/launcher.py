@@ -1,7 +1,7 @@
 """`everstep run` without a cluster: acts as the operator for agents on this machine.
 
-It starts one agent per worker on a loopback port, publishes `wanted` twice a second, replaces a
-lost agent by the slot's next attempt, and prints what the job reports.
+It starts one agent per worker on a loopback port, publishes `wanted`, asks twice a second how the job
+stands, replaces a lost agent by the slot's next attempt, and prints what the job reports.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from everstep_agent.local.agent_process import AgentProcess, LocalJob
 from everstep_agent.local.drill import Drill
 from everstep_agent.local.plan import Plan
 from everstep_agent.local.progress import Interruptions
+from everstep_agent.local.whom_to_ask import choose_agents
 from everstep_agent.peers.client import PeerClient, PeerError
 from everstep_contract import levels, names, report
 
@@ -64,6 +65,10 @@ class Launcher:
         self._pids: dict[int, int] = {}
         """Rank → pid, as the agents have reported."""
         self._clients: dict[str, PeerClient] = {}
+        self._told: dict[str, int] = {}
+        """Address → the revision of `wanted` that its agent has confirmed."""
+        self._round_at = self._began
+        """When all agents were asked."""
         memory_folder.sweep()
         self._memory = memory_folder.create()
         self._job = LocalJob(
@@ -190,8 +195,12 @@ class Launcher:
         )
 
     async def _exchange(self) -> None:
-        """Sends `wanted` to every agent, so that none depends on another to know its peers."""
-        agents = [s for s in self._slots.values() if s.alive]
+        alive, now = [s for s in self._slots.values() if s.alive], time.monotonic()
+        agents = choose_agents(
+            alive, self._told, self.seen, revision=self._revision, since_round=now - self._round_at
+        )
+        if agents == alive:
+            self._round_at = now
         wanted = self._wanted()
         answers = await asyncio.gather(*(self._post(s.address, wanted) for s in agents))
         known = [a for a in answers if a is not None and a.coordinator is not None]
@@ -237,8 +246,11 @@ class Launcher:
 
     async def _post(self, address: str, wanted: levels.Wanted) -> levels.Seen | None:
         client = self._clients.setdefault(address, PeerClient(address, self._job.token))
+        self._told.pop(address, None)
         with contextlib.suppress(PeerError):
-            return await client.call(names.WANTED_PATH, wanted, levels.Seen, timeout=CALL_SECONDS)
+            seen = await client.call(names.WANTED_PATH, wanted, levels.Seen, timeout=CALL_SECONDS)
+            self._told[address] = wanted.revision
+            return seen
         return None
 
     # --- agents ----------------------------------------------------------------------------------

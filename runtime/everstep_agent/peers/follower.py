@@ -9,6 +9,7 @@ from typing import Protocol
 
 from everstep_agent import logline
 from everstep_agent.identity import Identity
+from everstep_agent.pace import Pace
 from everstep_agent.peers.client import PeerClient, PeerError
 from everstep_agent.peers.following import (
     Answer,
@@ -18,7 +19,6 @@ from everstep_agent.peers.following import (
     choose_witness,
 )
 from everstep_agent.peers.messages import Accepted, After, AgentReport, Levels, Who
-from everstep_agent.waiting import happens
 from everstep_contract import levels
 
 WHO_SECONDS = 1.5
@@ -34,7 +34,9 @@ LEVELS_SECONDS = 6.0
 the agent looks for another.
 """
 HEARTBEAT_SECONDS = 0.25
-"""Between two reports without news."""
+"""Between two reports without news of this pod."""
+QUIET_HEARTBEAT_SECONDS = 1.0
+"""The same while there is no news of the job at all."""
 SEARCH_SECONDS = 0.2
 """Between two searches for a coordinator."""
 
@@ -67,6 +69,7 @@ class Follower:
         self._act = act
         self._line = line
         self._asking: dict[str, PeerClient] = {}
+        self._pace = Pace(HEARTBEAT_SECONDS, QUIET_HEARTBEAT_SECONDS)
         self._strangers: set[str] = set()
         """Addresses at which a process answers that does not have the job's token."""
 
@@ -193,7 +196,7 @@ class Follower:
                 raise PeerError(
                     f"{client.address} has started a new term as coordinator", refused=True
                 )
-            await happens(self._here.changed, HEARTBEAT_SECONDS)
+            await self._pace.wait_for_news(self._here.changed)
 
     async def _keep_reading(self, client: PeerClient) -> None:
         version = 0
@@ -204,5 +207,7 @@ class Follower:
                 Levels,
                 timeout=LEVELS_SECONDS,
             )
-            version = published.version
+            if published.version != version:
+                version = published.version
+                self._pace.note_news()
             self._here.hear(published)

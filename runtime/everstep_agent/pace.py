@@ -1,0 +1,33 @@
+"""How often an agent repeats itself, and the coordinator looks again, while nothing happens."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from everstep_agent.waiting import happens
+
+LIVELY_SECONDS = 3.0
+"""How long after news the job counts as lively; after that, everything is repeated less often."""
+
+
+class Pace:
+    """`lively` and `quiet`: seconds between two repetitions soon after news, and without news."""
+
+    def __init__(
+        self, lively: float, quiet: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._lively, self._quiet, self._clock = lively, quiet, clock
+        self._news_at = clock()
+
+    def note_news(self) -> None:
+        self._news_at = self._clock()
+
+    @property
+    def period_seconds(self) -> float:
+        is_lively = self._clock() - self._news_at < LIVELY_SECONDS
+        return self._lively if is_lively else self._quiet
+
+    async def wait_for_news(self, event: asyncio.Event) -> None:
+        """Waits until the event is set, one period at most."""
+        if await happens(event, self.period_seconds):
+            self.note_news()
