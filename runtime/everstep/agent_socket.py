@@ -9,6 +9,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NoReturn
@@ -16,6 +17,10 @@ from typing import Any, NoReturn
 from everstep_contract import wire
 
 EXIT_AGENT_LOST = 1
+SOON_SECONDS = 0.25
+"""While steps are shorter, what they tell is sent together this often: each time costs the agent a wake-up,
+on a core that a rank may need. The agent reads the position itself from the shared page.
+"""
 
 
 class AgentSocket:
@@ -29,6 +34,8 @@ class AgentSocket:
         self._connection = connection
         self._on_epoch = on_epoch
         self._sending = threading.Lock()
+        self._unsent = bytearray()
+        self._sent_soon_at = -SOON_SECONDS
         self._numbers = itertools.count(1)
         self._open: dict[int, Future[Any]] = {}
         self._starts: queue.SimpleQueue[wire.Start] = queue.SimpleQueue()
@@ -41,6 +48,17 @@ class AgentSocket:
 
     def send(self, frame: Any) -> None:
         self._write(wire.encode(frame))
+
+    def send_soon(self, frame: Any) -> None:
+        """Sent before the next other frame, or with the next one of these after `SOON_SECONDS`. It is lost
+        if this process is killed until then.
+        """
+        with self._sending:
+            self._unsent += wire.encode(frame)
+        now = time.monotonic()
+        if now - self._sent_soon_at >= SOON_SECONDS:
+            self._sent_soon_at = now
+            self._write(b"")
 
     def request(self, frame: Any) -> Any:
         """Send and wait for the reply. The agent limits the wait: it ends a worker that hangs."""
@@ -73,7 +91,8 @@ class AgentSocket:
     def _write(self, raw: bytes) -> None:
         try:
             with self._sending:
-                self._connection.sendall(raw)
+                unsent, self._unsent = self._unsent, bytearray()
+                self._connection.sendall(unsent + raw)
         except OSError:
             self.leave(EXIT_AGENT_LOST)
 

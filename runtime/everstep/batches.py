@@ -31,6 +31,9 @@ class Batches:
         """False: the order is the iterable's own, and resuming skips what was read."""
         self.dataset: Any = dataset if self.exact else Stream(dataset)
         self.size = settings.order.length or 0
+        self._order = order.Blocks(
+            size=self.size, seed=settings.order.seed, shuffle=settings.order.shuffle
+        )
         self._collate = (
             validate.callable_or_none("job.batches: collate", collate) or default_collate
         )
@@ -65,9 +68,7 @@ class Batches:
         first += places.start
         if not self.exact:
             return list(range(first, first + len(places)))
-        return order.sample_ids(
-            first, len(places), size=self.size, seed=self.seed, shuffle=self.settings.order.shuffle
-        )
+        return self._order.take(first, len(places))
 
     def pass_ids(self, index: int) -> list[int]:
         """Dataset indices of micro-batch `index` of one plain pass over the data, in order."""

@@ -10,8 +10,12 @@ from everstep_contract import wire
 from everstep_contract.position import Phase
 
 
-def mark_applied(session: Session, step: StepState) -> None:
-    """From here on the step counts; the agent hears what it was made of. Once for each step."""
+def mark_applied(session: Session, step: StepState, *, at_once: bool = False) -> None:
+    """From here on the step counts; the agent hears what it was made of. Once for each step.
+
+    Args:
+        at_once: something slow may follow: the agent must hear it now.
+    """
     if step.mark is not None:
         return
     step.require_complete()
@@ -23,7 +27,10 @@ def mark_applied(session: Session, step: StepState) -> None:
     session.feeds.count_draws()
     session.meter.update(epoch=epoch, applied=step.number, phase=Phase.APPLIED, reduction=0)
     found, session.findings = session.findings, Findings()
-    session.agent.send(
+    ends_recovery = epoch != session.told_epoch
+    session.told_epoch = epoch
+    now = at_once or ends_recovery or bool(found.notes)
+    (session.agent.send if now else session.agent.send_soon)(
         wire.Applied(
             epoch=epoch,
             step=step.number,

@@ -231,7 +231,7 @@ class Job:
         """
         session = self._session
         if session.step is not None:
-            boundary.mark_applied(session, session.step)
+            boundary.mark_applied(session, session.step, at_once=True)
         session.meter.enter(where, category=category, limit=limit)
         apart = where is not Where.PAUSE
         if apart:

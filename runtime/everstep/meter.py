@@ -27,8 +27,7 @@ class Meter:
     def update(self, **changes: Any) -> None:
         """Change fields of the position."""
         self._charge()
-        self.position = replace(self.position, **changes)
-        self._write()
+        self._write(**changes)
 
     def enter(self, where: Where, *, category: str, limit: float = 0.0, **changes: Any) -> None:
         """A scope begins; `limit` in seconds, 0: that of its kind."""
@@ -65,7 +64,7 @@ class Meter:
         self._seconds[self._category] = self._seconds.get(self._category, 0.0) + spent
         self._entered = now
 
-    def _write(self) -> None:
-        self.position = replace(self.position, seconds=dict(self._seconds))
+    def _write(self, **changes: Any) -> None:
+        self.position = replace(self.position, seconds=dict(self._seconds), **changes)
         if self._page:
             self._page.write(self.position)

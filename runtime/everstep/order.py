@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 Places = npt.NDArray[np.int64]
 _ROUNDS = 6
+BLOCK = 1024
+"""Places"""
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
@@ -35,6 +37,25 @@ def sample_ids(first: int, count: int, *, size: int, seed: int, shuffle: bool) -
             )
     found: list[int] = offsets.tolist()
     return found
+
+
+class Blocks:
+    """`sample_ids` of one feed, computed for a block of places at a time: a block costs little more than
+    one micro-batch.
+    """
+
+    def __init__(self, *, size: int, seed: int, shuffle: bool) -> None:
+        self._size, self._seed, self._shuffle = size, seed, shuffle
+        self._first, self._ids = 0, list[int]()
+
+    def take(self, first: int, count: int) -> list[int]:
+        start = first - self._first
+        if start < 0 or start + count > len(self._ids):
+            self._first, start = first, 0
+            self._ids = sample_ids(
+                first, max(count, BLOCK), size=self._size, seed=self._seed, shuffle=self._shuffle
+            )
+        return self._ids[start : start + count]
 
 
 def permute(places: Places, *, size: int, key: int) -> Places:

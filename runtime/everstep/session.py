@@ -44,6 +44,7 @@ class AgentPort(Protocol):
     cut: Any
 
     def send(self, frame: Any) -> None: ...
+    def send_soon(self, frame: Any) -> None: ...
     def request(self, frame: Any) -> Any: ...
     def wait_save(self) -> wire.Save: ...
     def leave(self, status: int) -> NoReturn: ...
@@ -94,6 +95,8 @@ class Session:
         self.checkpoint = Checkpoint(start.manifest, start.chunks or "") if start.manifest else None
         self.buffers = Buffers(self.tracked)
         self.applied = start.applied
+        self.told_epoch = 0
+        """Of the last step that the agent heard of."""
         self.staged = start.applied if start.manifest else -1
         """The newest step of which this rank's part is staged; no step is staged twice."""
         self._layout = ""

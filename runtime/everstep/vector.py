@@ -5,6 +5,8 @@ One rank computes a micro-batch and all others add zeros, so the sums are the va
 number of ranks. A rank that holds the sum knows that every member's gradient went into it.
 """
 
+import functools
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -30,10 +32,15 @@ class Layout:
 
     def parts(self, numbers: Numbers) -> "Parts":
         """Views of `numbers`, shape [size]: filling them fills the vector."""
-        m = self.micro_batches
-        ends = [m, m, m, m, self.samples, self.parameters, self.buffers]
-        views = np.split(numbers, np.cumsum(ends)[:-1])
-        return Parts(*views)
+        return Parts(*(numbers[part] for part in _list_slices(self)))
+
+
+@functools.cache
+def _list_slices(layout: Layout) -> list[slice]:
+    m = layout.micro_batches
+    sizes = [m, m, m, m, layout.samples, layout.parameters, layout.buffers]
+    ends = list(itertools.accumulate(sizes))
+    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +82,8 @@ def read_summary(parts: Parts) -> Summary:
             weighted += weight * loss
     counts = parts.counts.tolist()
     return Summary(
-        samples=tuple(int(s) - 1 for s in parts.samples.tolist()),
-        counts=tuple(int(c) for c in counts),
+        samples=tuple((parts.samples - 1).astype(np.int64).tolist()),
+        counts=tuple(map(int, counts)),
         weights=tuple(weights),
         losses=tuple(losses),
         total_weight=total,

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from everstep import agent_socket, defer_dynamo, group, randomness, validate
+from everstep import agent_socket, defer_dynamo, group, heap, randomness, validate
 from everstep.errors import EverstepError, Misuse, NotUnderAgent, StateError
 from everstep.job import Job
 from everstep.membership import Membership
@@ -122,6 +122,7 @@ def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = F
 def _prepare() -> None:
     """Die with the agent, show all stacks on SIGUSR1, print each line at once."""
     defer_dynamo.defer_compiler()
+    heap.keep_freed_memory()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     for stream in (sys.stdout, sys.stderr):

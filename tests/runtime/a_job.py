@@ -30,6 +30,9 @@ class AgentRecord:
     def send(self, frame: Any) -> None:
         self.frames.append(wire.decode(wire.encode(frame)[wire.LENGTH.size :]).frame)
 
+    def send_soon(self, frame: Any) -> None:
+        self.send(frame)
+
     def request(self, frame: Any) -> Any:
         self.send(frame)
         return self.boundary

@@ -120,6 +120,14 @@ class Agent:
                 self._show_stacks()
                 raise TimeoutError(f"last frames: {found}\n{self.output()[-14000:]}")
 
+    def wait_applied(self, step: int, ranks: Sequence[int]) -> None:
+        """Wait until the pages of these ranks show this step; a page wakes nobody."""
+        limit = time.monotonic() + LIMIT
+        while any(self.workers[r].position.applied < step for r in ranks):
+            if time.monotonic() > limit:
+                self.wait_for(lambda _: False, ranks, limit=0.0)
+            time.sleep(0.001)
+
     def _show_stacks(self) -> None:
         """Make workers print their stacks into the output, which the failure's message quotes."""
         for worker in self.living:

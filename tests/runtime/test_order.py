@@ -120,3 +120,14 @@ def test_a_stream_without_samples_is_refused() -> None:
     empty = a_stream(Nothing())
     with pytest.raises(Misuse, match="yields no samples"):
         empty.fetch(empty.ids(0, 0))
+
+
+@given(
+    size=some.integers(1, 3000),
+    takes=some.lists(some.tuples(some.integers(0, 5000), some.integers(1, 1500)), max_size=6),
+)
+def test_blocks_hold_the_same_order(size: int, takes: list[tuple[int, int]]) -> None:
+    blocks = order.Blocks(size=size, seed=3, shuffle=True)
+    for first, count in takes:
+        expected = order.sample_ids(first, count, size=size, seed=3, shuffle=True)
+        assert blocks.take(first, count) == expected

@@ -77,7 +77,7 @@ def assert_exact(ours: Agent, undisturbed: list[wire.Applied], living: list[int]
 
 
 def until_step(ours: Agent, step: int, ranks: list[int]) -> None:
-    ours.wait_for(lambda w: any(a.step >= step for a in w.of(wire.Applied)), ranks)
+    ours.wait_applied(step, ranks)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from everstep_recovery import environments, plot
-from everstep_recovery.running import Plan, RunFailed, play
+from everstep_recovery.running import FAULTS, Plan, RunFailed, play
 from everstep_recovery.systems import SYSTEMS, System
 
 RESULTS = Path("build/bench/recovery.json")
@@ -29,42 +29,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = {_cell(row) for row in rows}
     asked = [s for s in SYSTEMS if s.title in (options.only or ())]
     chosen = asked or [s for s in SYSTEMS if options.full or not s.dear]
-    cells = [(system, run) for run in range(options.runs) for system in chosen]
+    runs = [(fault, run) for fault in options.faults for run in range(options.runs)]
+    cells = [(system, fault, run) for fault, run in runs for system in chosen]
     random.Random(options.seed).shuffle(cells)
-    left = [c for c in cells if (c[0].title, options.ranks, c[1]) not in known]
+    left = [c for c in cells if (c[0].title, options.ranks, c[1], c[2]) not in known]
     if len(left) < len(cells):
         print(
             f"{len(cells) - len(left)} of {len(cells)} runs are in {RESULTS} already; delete it to begin anew"
         )
-    for name in sorted({system.needs for system, _ in left} - {""}):
+    for name in sorted({system.needs for system, _, _ in left} - {""}):
         environments.make(name)
-    for number, (system, run) in enumerate(left, 1):
+    for number, (system, fault, run) in enumerate(left, 1):
         print(
-            f"{number}/{len(left)}: {system.title}, {options.ranks} ranks",
+            f"{number}/{len(left)}: {system.title}, {options.ranks} ranks, {fault}",
             file=sys.stderr,
             flush=True,
         )
-        rows.append(_play(system, run, options))
+        rows.append(_play(system, fault, run, options))
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(rows, indent=1))
     shown = [r for r in rows if r["ranks"] == options.ranks]
-    print(build_table(shown))
-    plot.draw(PICTURE, shown)
+    for fault in options.faults:
+        print(f"\n{fault}\n{build_table([r for r in shown if r['fault'] == fault])}")
+    plot.draw(PICTURE, [r for r in shown if r["fault"] == options.faults[0]])
     print(f"every run: {RESULTS}; as a picture: {PICTURE}")
     return 0
 
 
-def _cell(row: Row) -> tuple[str, int, int]:
-    return f"{row['system']} {row['settings']}".strip(), row["ranks"], row["run"]
+def _cell(row: Row) -> tuple[str, int, str, int]:
+    return f"{row['system']} {row['settings']}".strip(), row["ranks"], row["fault"], row["run"]
 
 
-def _play(system: System, run: int, options: argparse.Namespace) -> Row:
+def _play(system: System, fault: str, run: int, options: argparse.Namespace) -> Row:
     head = {
-        "system": system.name, "settings": system.settings, "fault": "SIGKILL of a rank",
+        "system": system.name, "settings": system.settings, "fault": fault,
         "ranks": options.ranks, "run": run, "problem": "",
     }  # fmt: skip
+    plan = Plan(ranks=options.ranks, limit=options.limit, seed=options.seed + run, fault=fault)
     try:
-        cost = play(system, Plan(ranks=options.ranks, limit=options.limit, seed=options.seed + run))
+        cost = play(system, plan)
     except RunFailed as error:
         return {**head, "problem": str(error)}
     return {**head, **asdict(cost), "limit": options.limit}
@@ -85,7 +88,7 @@ def build_table(rows: Sequence[Row]) -> str:
     × is the first column divided by Everstep's.
     """
     titles = list(dict.fromkeys(_cell(row)[0] for row in rows))
-    own = [r for r in rows if r["system"] == "everstep" and r["settings"] != "restart"]
+    own = [r for r in rows if r["system"] == "everstep" and r["settings"] == "in place"]
     ours = _values(own, "seconds_to_next_step")
     head = ["system", "runs", *(title for _, title in _COLUMNS), "×"]
     lines = [head, ["---"] * len(head)]
@@ -125,6 +128,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--runs", type=int, default=7 if full else 3, help="of each system")
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds after a fault")
+    parser.add_argument(
+        "--faults",
+        nargs="+",
+        choices=FAULTS,
+        default=list(FAULTS) if full else ["SIGKILL"],
+        metavar="FAULT",
+        help=", ".join(FAULTS),
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--only", nargs="+", metavar="SYSTEM", help=", ".join(s.title for s in SYSTEMS)

@@ -36,6 +36,15 @@ class Plan:
     limit: float
     """Seconds after the fault; what has not happened by then is reported as "not within"."""
     seed: int
+    fault: str = "SIGKILL"
+
+
+FAULTS = {
+    "SIGKILL": (signal.SIGKILL, 1),
+    "SIGSEGV": (signal.SIGSEGV, 1),
+    "SIGKILL of two": (signal.SIGKILL, 2),
+}
+"""Name → the signal, and how many ranks get it."""
 
 
 def play(system: System, plan: Plan) -> Cost:
@@ -44,7 +53,7 @@ def play(system: System, plan: Plan) -> Cost:
     try:
         with _started(system, plan.ranks, folder) as process:
             _wait_training(process, folder, plan.ranks)
-            fault = _kill_one(folder, plan)
+            fault = _strike(folder, plan)
             _wait_whole(process, folder, fault, plan, never=bool(system.never_whole))
         return judge(read(folder), fault, plan.ranks)
     finally:
@@ -90,12 +99,14 @@ def _wait_training(process: "subprocess.Popen[bytes]", folder: Path, ranks: int)
         time.sleep(LOOK_SECONDS)
 
 
-def _kill_one(folder: Path, plan: Plan) -> float:
-    """Kill a random rank with SIGKILL at a random moment of a step; returns that moment."""
+def _strike(folder: Path, plan: Plan) -> float:
+    """Send the signal to random ranks at a random moment of a step; returns that moment."""
     chance = random.Random(plan.seed)
+    number, count = FAULTS[plan.fault]
     ranks = {line.rank: line.pid for line in read(folder)}
     time.sleep(chance.uniform(0, 0.5))
-    os.kill(ranks[chance.randrange(plan.ranks)], signal.SIGKILL)
+    for rank in chance.sample(range(plan.ranks), count):
+        os.kill(ranks[rank], number)
     return time.monotonic()
 
 

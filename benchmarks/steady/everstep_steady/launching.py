@@ -77,6 +77,7 @@ def read(folder: Path, world: int) -> Measured:
 def _run_everstep(folder: Path, world: int, environ: Mapping[str, str]) -> None:
     script = str(HERE / "train_everstep.py")
     command = [sys.executable, "-m", "everstep_agent.cli", "run", "--workers", str(world)]
+    command += ["--save-every", "0"]
     _run_all([[*command, "--store", str(folder / "store"), script]], [environ], folder)
 
 
