@@ -87,6 +87,8 @@ class Buffers:
 
     def pack(self, held: Held) -> Numbers:
         """[numbers] for the vector. One transfer from each device."""
+        if not self.small:
+            return np.zeros(0)
         raw = np.zeros(self.numbers * _WORD, np.uint8)
         if held.bits:
             raw[: sum(self._sizes)] = torch.cat([own.cpu() for own in held.bits]).numpy()
@@ -94,6 +96,8 @@ class Buffers:
 
     def take(self, numbers: Numbers) -> None:
         """Set the buffers from what a rank packed. One transfer to each device."""
+        if not self.small:
+            return
         raw = torch.from_numpy(numbers.astype(np.uint32).view(np.uint8))[: sum(self._sizes)]
         groups = self._by_device([ref.tensor for ref in self.small])
         parts = torch.split(raw, [sum(map(_size, own)) for own in groups]) if groups else ()

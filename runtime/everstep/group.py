@@ -26,6 +26,8 @@ ABANDON_SECONDS = 0.05
 """How long after a cut an operation may still return."""
 LIMIT = timedelta(days=1)
 """gloo's own limit, never reached: whether a wait is too long is for the agents to decide."""
+DIRECT_RANKS = 16
+"""Up to so many ranks a few kilobytes are sent directly from each to each."""
 FORMING = timedelta(seconds=20)
 """Limit for connecting to the other ranks while a group is formed."""
 NCCL_LOOK_SECONDS = 0.0002
@@ -48,6 +50,9 @@ class Group(Protocol):
     def all_reduce(self, tensor: torch.Tensor) -> Any:
         """Start a sum in place; None if the group is broken."""
 
+    def sum_small(self, tensor: torch.Tensor) -> Any:
+        """The same for a tensor of a few kilobytes, in less time."""
+
     def wait(self, works: Sequence[Any]) -> bool:
         """Whether all are complete; False: this rank must leave the group."""
 
@@ -68,6 +73,9 @@ class LocalGroup:
 
     def all_reduce(self, tensor: torch.Tensor) -> Any:
         return None if self._cut.is_set() else tensor
+
+    def sum_small(self, tensor: torch.Tensor) -> Any:
+        return self.all_reduce(tensor)
 
     def wait(self, works: Sequence[Any]) -> bool:
         return all(work is not None for work in works)
@@ -99,6 +107,24 @@ class TorchGroup:
             self.cut()
             return None
         return _OnDevice(work) if tensor.is_cuda else work
+
+    def sum_small(self, tensor: torch.Tensor) -> Any:
+        """Each rank sends its numbers to each other one and adds what it gets, in the order of the
+        ranks: one message after another on the way instead of 2 × (ranks - 1). It ends here only when
+        every rank has sent its own, after all that it launched before.
+        """
+        if tensor.is_cuda or self.world > DIRECT_RANKS:
+            return self.all_reduce(tensor)
+        if self._cut_at is not None:
+            return None
+        sent = tensor.repeat(self.world)
+        parts = torch.empty_like(sent)
+        try:
+            work = self._group.alltoall_base(parts, sent, [], [])
+        except RuntimeError:
+            self.cut()
+            return None
+        return _Direct(work, parts, tensor)
 
     def wait(self, works: Sequence[Any]) -> bool:
         if all(work is not None and self._ends(work) for work in works):
@@ -141,6 +167,8 @@ class TorchGroup:
                 return False
 
     def _ends(self, work: Any) -> bool:
+        if isinstance(work, _Direct):
+            return self._returned(work.work) and work.add_up()
         return self._completes(work.work) if isinstance(work, _OnDevice) else self._returned(work)
 
     def _completes(self, work: Any) -> bool:
@@ -165,6 +193,21 @@ class _OnDevice:
     """An operation of NCCL."""
 
     work: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Direct:
+    """A sum that each rank computes for itself."""
+
+    work: Any
+    parts: torch.Tensor
+    """[ranks × numbers]: what each rank has sent."""
+    into: torch.Tensor
+    """[numbers]"""
+
+    def add_up(self) -> bool:
+        torch.sum(self.parts.view(-1, self.into.numel()), 0, out=self.into)
+        return True
 
 
 def form(agent: store.Requests, *, epoch: int, rank: int, world: int, address: str | None) -> Group:

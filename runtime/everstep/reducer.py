@@ -58,6 +58,8 @@ class _Plan:
         self.buckets = [self._allocate(i) for i in shares.plan_buckets(described, bucket_bytes)]
         self.bucket_of = {i: bucket for bucket in self.buckets for i in bucket.indices}
         self._uses = [_count_uses(bucket.flat) for bucket in self.buckets]
+        self.shown = [self._can_show(i) for i in range(len(self.parameters))]
+        """Whether `.grad` may be the view itself, by parameter."""
 
     def _allocate(self, indices: list[int]) -> _Bucket:
         first = self.parameters[indices[0]]
@@ -87,8 +89,8 @@ class _Plan:
         bucket.flat = torch.zeros_like(bucket.flat)
         self._set_views(bucket)
 
-    def can_show(self, index: int) -> bool:
-        """Whether `.grad` may be the view itself: it has the dtype and the order of the parameter."""
+    def _can_show(self, index: int) -> bool:
+        """It has the dtype and the order of the parameter."""
         parameter, view = self.parameters[index], self.views[index]
         same = view.dtype == parameter.dtype and view.stride() == parameter.stride()
         return same and _storage_uses is not None
@@ -198,7 +200,7 @@ class Reducer:
     def launch_last(self, vector: torch.Tensor) -> None:
         """Launch the vector after every bucket."""
         assert self._group is not None
-        self._vector_work = self._group.all_reduce(vector)
+        self._vector_work = self._group.sum_small(vector)
 
     def wait(self) -> bool:
         """Whether every sum is complete, the vector's too; from here on the hooks do nothing."""
@@ -226,7 +228,7 @@ class Reducer:
         for index, parameter in enumerate(plan.parameters):
             if not used[index]:
                 parameter.grad = None
-            elif plan.can_show(index):
+            elif plan.shown[index]:
                 parameter.grad = plan.views[index].detach()
             else:
                 parameter.grad = torch.empty_like(parameter, memory_format=torch.preserve_format)

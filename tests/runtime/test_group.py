@@ -171,3 +171,39 @@ def test_to_drop_a_group_waits_for_no_operation(group: TorchGroup) -> None:
     other.allreduce([torch.ones(1)]).wait()
     ending.join(timeout=60)
     assert not ending.is_alive()
+
+
+def three_ranks() -> list[TorchGroup]:
+    """Three ranks of one group over gloo, in this process."""
+    keys = torch.distributed.HashStore()
+
+    def make(rank: int) -> TorchGroup:
+        made = TorchGroup.__new__(TorchGroup)
+        made._sockets, made._cut_at, made._over_nccl, made.abandoned = [], None, False, False
+        made.rank, made.world = rank, 3
+        made._group = torch.distributed.ProcessGroupGloo(keys, rank, 3, groups._options(None))
+        return made
+
+    with ThreadPoolExecutor(3) as threads:
+        return list(threads.map(make, range(3)))
+
+
+@pytest.mark.parametrize("direct", [groups.DIRECT_RANKS, 1], ids=["direct", "all-reduce"])
+def test_a_small_sum_is_complete_only_when_every_rank_has_sent_what_it_launched_before(
+    monkeypatch: pytest.MonkeyPatch, direct: int
+) -> None:
+    monkeypatch.setattr(groups, "DIRECT_RANKS", direct)
+    ranks = three_ranks()
+    buckets = [torch.full((100_000,), float(rank)) for rank in range(3)]
+    vectors = [torch.arange(5, dtype=torch.float64) * 10**rank for rank in range(3)]
+    works = [(ranks[r].all_reduce(buckets[r]), ranks[r].sum_small(vectors[r])) for r in range(2)]
+    with ThreadPoolExecutor(3) as threads:
+        waits = [threads.submit(ranks[r].wait, works[r]) for r in range(2)]
+        time.sleep(2 * groups.LOOK.total_seconds())
+        assert not any(wait.done() for wait in waits), "the third has launched nothing"
+        last = (ranks[2].all_reduce(buckets[2]), ranks[2].sum_small(vectors[2]))
+        assert ranks[2].wait(last)
+        assert all(wait.result(10) for wait in waits)
+    for bucket, vector in zip(buckets, vectors, strict=True):
+        assert torch.equal(bucket, torch.full((100_000,), 3.0))
+        assert torch.equal(vector, torch.arange(5, dtype=torch.float64) * 111)
