@@ -62,7 +62,7 @@ def cross(session: Session, step: StepState) -> None:
         if reply.stay or step.number == session.until:
             session.stage_surely(step.number)
         else:
-            session.stage(step.number)
+            session.stage_beside(step.number)
     if reply.hold:
         joining.wait_for_newcomers(session)
         if session.broken:

@@ -4,7 +4,8 @@ import threading
 
 from everstep import transfer
 from everstep.errors import StateError
-from everstep.session import Capture, Session
+from everstep.session import Session
+from everstep.snapshot import Capture
 from everstep_contract import wire
 
 

@@ -262,6 +262,7 @@ class Loop:
         norm = _norm(gradients, summary.scale)
         step_checks.watch_jumps(step, summary, norm)
         step.end_reduction(self._entry(summary), norm)
+        session.end_copy()
         if not more:
             session.meter.update(phase=Phase.APPLYING)
         self.ended = True

@@ -2,24 +2,29 @@
 do: capture, stage, park, fail.
 """
 
+import contextlib
+import os
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
-from everstep import randomness, rewind, state
+from everstep import randomness, rewind, snapshot, state
 from everstep.buffers import Buffers
 from everstep.checkpoint_reader import Checkpoint
+from everstep.copier import Copier
 from everstep.errors import StateError
 from everstep.feeds import Feeds
 from everstep.membership import Membership
 from everstep.meter import Meter
 from everstep.reducer import Reducer
-from everstep.staging import NoRoom, describe, write_part
+from everstep.slots import Slots
+from everstep.snapshot import Capture
+from everstep.staging import NoRoom, describe, lay_out, write_part
 from everstep.tracked import Tracked
 from everstep_contract import codec, feed, layout, wire
 from everstep_contract.ledger import LedgerEntry
@@ -48,20 +53,6 @@ class AgentPort(Protocol):
     def request(self, frame: Any) -> Any: ...
     def wait_save(self) -> wire.Save: ...
     def leave(self, status: int) -> NoReturn: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capture:
-    """The whole training state as of one boundary; tensors by reference unless cloned."""
-
-    tree: dict[str, Any]
-    tensors: state.Tensors
-
-    def cloned(self) -> "Capture":
-        return Capture(
-            tree=self.tree,
-            tensors={n: t.to("cpu", copy=True) for n, t in self.tensors.items()},
-        )
 
 
 @dataclass(slots=True)
@@ -97,6 +88,10 @@ class Session:
         self.applied = start.applied
         self.told_epoch = 0
         """Of the last step that the agent heard of."""
+        self.copier = Copier()
+        self._copying = False
+        """It copies, or has copied, what the next step changes."""
+        self.slots = Slots(start.staging, f"slot-{os.getpid()}-{uuid.uuid4().hex[:8]}-")
         self.staged = start.applied if start.manifest else -1
         """The newest step of which this rank's part is staged; no step is staged twice."""
         self._layout = ""
@@ -152,11 +147,23 @@ class Session:
             self.checkpoint = None  # unmaps the chunks
         tensors = self.capture().tensors
         size = sum(t.numel() * t.element_size() for t in tensors.values())
+        self._prepare_slots(tensors)
         self.agent.send(
             wire.Tracked(epoch=self.epoch, applied=self.applied, bytes=size, until=until)
         )
         self.settled = True
         self.membership.set_apart("")
+
+    def _prepare_slots(self, tensors: state.Tensors) -> None:
+        """Beside the first step: if there is no room now, the first save says so."""
+        rank, world = self.membership.rank, self.membership.world
+        size = lay_out(tensors, rank, world)[1]
+
+        def prepare() -> None:
+            with contextlib.suppress(NoRoom):
+                self.slots.prepare(size)
+
+        self.copier.start(prepare)
 
     def adopt(self, applied: int, tree: dict[str, Any], tensors: state.Tensors) -> None:
         """Take over the live state of another member, as of step `applied`."""
@@ -203,28 +210,80 @@ class Session:
         began, path = time.monotonic(), self._new_path(step)
         rank, world = (0, 1) if whole else (self.membership.rank, self.membership.world)
         with self.meter.charging("stall"):
+            self.copier.wait()
             held = capture or self.capture()
             try:
                 tensors = write_part(path, held.tensors, rank, world)
             except NoRoom as error:
-                self._report_unstaged(step, str(error), whole=whole)
+                self._report_unstaged(self.epoch, step, str(error), whole=whole)
                 return
-        lead = whole or self.lead
         self.staged = step
-        digest, packed = self._describe(held)
-        self.agent.send(
+        self._hand_over(
+            held,
             wire.Staged(
                 epoch=self.epoch,
                 step=step,
                 path=path,
                 tensors=tensors,
-                state=held.tree if lead else None,
-                lead=lead,
+                lead=whole or self.lead,
                 whole=whole,
                 ms=(time.monotonic() - began) * 1000,
-                layout=digest,
-                packed=packed,
+            ),
+        )
+
+    def stage_beside(self, step: int) -> None:
+        """As `stage`, while the next step computes: until `end_copy`, which the loop calls before
+        anything of that step is applied.
+        """
+        began = time.monotonic()
+        with self.meter.charging("stall"):
+            self.copier.wait()
+            shot = snapshot.take(self.capture(), self.buffers)
+        self.staged = step
+        staged = wire.Staged(
+            epoch=self.epoch,
+            step=step,
+            path=self._new_path(step),
+            tensors=(),
+            lead=self.lead,
+            ms=(time.monotonic() - began) * 1000,
+        )
+        part = self.membership.rank, self.membership.world
+        self._copying = True
+        self.copier.start(lambda: self._copy(shot, staged, part))
+
+    def end_copy(self) -> None:
+        """Wait until the copy holds all that the step is about to change."""
+        if self._copying:
+            with self.meter.charging("stall"):
+                self.copier.wait()
+            self._copying = False
+
+    def _copy(self, shot: snapshot.Snapshot, staged: wire.Staged, part: tuple[int, int]) -> None:
+        """In the copier's thread."""
+        try:
+            tensors = self.slots.write(staged.path, shot.held.tensors, *part)
+        except (NoRoom, OSError) as error:
+            self._drop_copy(staged, str(error))
+            return
+        if torn := shot.find_changed():
+            os.unlink(staged.path)
+            self._drop_copy(
+                staged,
+                f"{torn} was changed while it was copied: change it after the loop over "
+                "step.batches",
             )
+            return
+        self._hand_over(shot.held, replace(staged, tensors=tensors))
+
+    def _drop_copy(self, staged: wire.Staged, problem: str) -> None:
+        self.staged = -1
+        self._report_unstaged(staged.epoch, staged.step, problem, whole=False)
+
+    def _hand_over(self, held: Capture, staged: wire.Staged) -> None:
+        digest, packed = self._describe(held)
+        self.agent.send(
+            replace(staged, state=held.tree if staged.lead else None, layout=digest, packed=packed)
         )
 
     def _describe(self, held: Capture) -> tuple[str, str]:
@@ -236,17 +295,17 @@ class Session:
 
     def stage_surely(self, step: int) -> None:
         """As `stage`, for a save that the job waits for: retried, as each upload frees room."""
-        self.stage(step)
+        self.stage_beside(step)
+        self.end_copy()
         with self.meter.charging("stall", waiting=True):
             while self.staged != step and not self.broken:
                 self.agent.cut.wait(ROOM_SECONDS)
-                self.stage(step)
+                self.stage_beside(step)
+                self.copier.wait()
 
-    def _report_unstaged(self, step: int, problem: str, *, whole: bool) -> None:
+    def _report_unstaged(self, epoch: int, step: int, problem: str, *, whole: bool) -> None:
         self.agent.send(
-            wire.Staged(
-                epoch=self.epoch, step=step, path="", tensors=(), whole=whole, problem=problem
-            )
+            wire.Staged(epoch=epoch, step=step, path="", tensors=(), whole=whole, problem=problem)
         )
 
     def _new_path(self, step: int) -> str:
@@ -258,6 +317,7 @@ class Session:
     ) -> NoReturn:
         """Leave the group for good, and save if asked, until the agent ends this process."""
         self.membership.group.cut()
+        self.copier.wait()  # it needs nothing of the group, and its save may be the newest
         self.agent.send(wire.Parked(epoch=self.epoch, step=step, sound=sound, why=why))
         with self.meter.charging("idle", waiting=True):
             while True:
@@ -267,6 +327,7 @@ class Session:
 
     def fail(self, cause: Cause, message: str, traceback: str = "", *, fault: str = "") -> NoReturn:
         """Tell the agent why this worker cannot go on, and end it."""
+        self.copier.wait()
         self.agent.send(
             wire.Failed(
                 epoch=self.epoch,

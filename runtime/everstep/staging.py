@@ -1,9 +1,10 @@
 """Copying this rank's part of the state into a file in memory, which its agent then owns."""
 
+import contextlib
 import math
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,14 +60,22 @@ def write_part(
 ) -> tuple[wire.StagedTensor, ...]:
     """Copy this rank's part of `tensors` to a new file at `path`. Raises `NoRoom`."""
     laid, size = lay_out(tensors, rank, world)
+    with new_file(path, size) as descriptor:
+        if size:
+            _fill(descriptor, size, tensors, laid)
+    return tuple(describe_rows(tensors[held.rows.name], held) for held in laid)
+
+
+@contextlib.contextmanager
+def new_file(path: str, size: int) -> Iterator[int]:
+    """The descriptor of a new file with room for `size` bytes. Raises `NoRoom`."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         if size:
             _take_room(descriptor, path, size)
-            _fill(descriptor, size, tensors, laid)
+        yield descriptor
     finally:
         os.close(descriptor)
-    return tuple(_describe(tensors[held.rows.name], held) for held in laid)
 
 
 def _take_room(descriptor: int, path: str, size: int) -> None:
@@ -91,16 +100,16 @@ def _fill(descriptor: int, size: int, tensors: state.Tensors, laid: Sequence[Sta
     whole = torch.frombuffer(page, dtype=torch.uint8)
     for held in laid:
         if held.bytes:
-            source = _select(tensors[held.rows.name], held.rows)
+            source = select(tensors[held.rows.name], held.rows)
             room = whole[held.at : held.at + held.bytes].view(source.dtype).view(source.shape)
             room.copy_(source)
 
 
-def _select(tensor: torch.Tensor, rows: shares.Rows) -> torch.Tensor:
+def select(tensor: torch.Tensor, rows: shares.Rows) -> torch.Tensor:
     return tensor[rows.first : rows.last] if tensor.dim() else tensor
 
 
-def _describe(tensor: torch.Tensor, held: StagedRows) -> wire.StagedTensor:
+def describe_rows(tensor: torch.Tensor, held: StagedRows) -> wire.StagedTensor:
     rows, shape = held.rows, tuple(tensor.shape)
     lengths = (rows.last - rows.first, *shape[1:]) if shape else ()
     item = tensor.element_size()

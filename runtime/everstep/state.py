@@ -19,6 +19,7 @@ from everstep.errors import StateError
 from everstep_contract.manifest import ITEM_BYTES
 
 Tensors = dict[str, torch.Tensor]
+_PLAIN = frozenset({type(None), bool, int, str})
 
 
 def count_bytes(value: Any) -> int:
@@ -51,7 +52,10 @@ def encode(value: Any, path: str, tensors: Tensors) -> Any:
     if isinstance(value, Mapping):
         return _mapping(value, path, tensors)
     if isinstance(value, (list, tuple)):
-        items = [encode(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
+        if _PLAIN.issuperset(map(type, value)):
+            items: list[Any] = list(value)
+        else:
+            items = [encode(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
     return _other(value, path, tensors)
 

@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 from everstep import rewind
 from everstep.errors import Misuse
-from everstep.session import Capture, Session
+from everstep.session import Session
+from everstep.snapshot import Capture
 from everstep_contract.ledger import LedgerEntry
 
 

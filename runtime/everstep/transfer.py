@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from everstep import group, state, store
-from everstep.session import Capture
+from everstep.snapshot import Capture
 
 PACK_BYTES = 2**24
 """Tensors are packed into messages of this size; larger ones travel alone."""

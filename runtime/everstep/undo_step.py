@@ -8,7 +8,7 @@ copy is needed: the state before it is what the life resumed from, which is comm
 
 from typing import NoReturn
 
-from everstep.session import Capture
+from everstep.snapshot import Capture
 from everstep.step_state import StepState
 
 
@@ -22,6 +22,7 @@ def keep_copy(step: StepState) -> None:
 def save_before(step: StepState) -> None:
     """Stage the state before the step; every rank decides alike."""
     session, before = step.session, step.number - 1
+    session.end_copy()
     sound, capture = _rewind(step)
     if sound and before > max(session.staged, session.start.applied):
         session.stage(before, capture)

@@ -2,6 +2,8 @@
 records the frames, and raises `Ended` instead of exiting.
 """
 
+import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,14 +22,24 @@ class Ended(BaseException):
     """Raised instead of ending the process; a BaseException, so that no script catches it."""
 
 
+def take_over(path: str) -> None:
+    """As an agent that has uploaded the file: it is no link to the worker's memory any more."""
+    if path:
+        shutil.copy(path, f"{path}.copy")
+        os.replace(f"{path}.copy", path)
+
+
 class AgentRecord:
     def __init__(self) -> None:
         self.cut = threading.Event()
         self.frames: list[Any] = []
         self.saves: list[wire.Save] = []
         self.boundary = wire.BoundaryReply()
+        self.uploads = True
 
     def send(self, frame: Any) -> None:
+        if isinstance(frame, wire.Staged) and self.uploads:
+            take_over(frame.path)
         self.frames.append(wire.decode(wire.encode(frame)[wire.LENGTH.size :]).frame)
 
     def send_soon(self, frame: Any) -> None:

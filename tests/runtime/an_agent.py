@@ -20,6 +20,7 @@ from typing import Any
 from everstep_agent.coordinator import regroup_rules
 from everstep_contract import env, wire
 from everstep_contract.position import Position, PositionPage
+from runtime.a_job import take_over
 
 LIMIT = float(os.environ.get("AN_AGENT_LIMIT", "120"))
 
@@ -226,6 +227,8 @@ class Agent:
         assert worker.connection is not None
         while (envelope := self._read(worker.connection)) is not None:
             reply = self._answer(envelope.frame)
+            if isinstance(envelope.frame, wire.Staged):
+                take_over(envelope.frame.path)
             with self._news:
                 worker.frames.append(envelope.frame)
                 self._news.notify_all()

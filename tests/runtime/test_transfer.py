@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from everstep import state, transfer
-from everstep.session import Capture
+from everstep.snapshot import Capture
 from everstep_contract import wire
 
 

@@ -10,9 +10,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from everstep_agent import logline
@@ -364,11 +365,15 @@ class WorkerSet:
         worker.state = State.DEAD
         self.over[worker.local].add(worker.life)
         worker.page.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(worker.page_path)
+        for path in (Path(worker.page_path), *self._list_slots(worker)):
+            path.unlink(missing_ok=True)
         if self.fresh.get(worker.local) is worker:
             del self.fresh[worker.local]
         self._on_death(worker)
+
+    def _list_slots(self, worker: Worker) -> Iterator[Path]:
+        """Its room for staged copies; a copy that is still uploaded has a name of its own."""
+        return Path(self._memory, "staging").glob(f"slot-{worker.pid}-*")
 
     def _background(self, work: Any) -> None:
         task = asyncio.create_task(work)

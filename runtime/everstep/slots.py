@@ -1,0 +1,107 @@
+"""Room for copies of this rank's part, in memory that is taken once and used again.
+
+A slot is a file in memory that stays mapped. A save is a link to it: the agent reads the link and deletes
+it, and a slot without links is free. So neither a new file nor a page fault lies between a step and its
+copy, and a copy that is still uploaded is never written over.
+"""
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from everstep import staging, state
+from everstep_contract import wire
+
+COUNT = 2
+"""One is uploaded while the other is written."""
+Bytes = npt.NDArray[np.uint8]
+_Key = tuple[int, int, list[tuple[str, torch.Size, torch.dtype]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    path: Path
+    room: Bytes
+    """[bytes]"""
+
+    @property
+    def is_free(self) -> bool:
+        return self.path.stat().st_nlink == 1
+
+
+class Slots:
+    """Not thread-safe.
+
+    Args:
+        folder: in memory; the agent removes what `name` begins once this process has ended.
+    """
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._folder, self._name = Path(folder), name
+        self._slots: list[Slot] = []
+        self._made = 0
+        self._laid: tuple[_Key, tuple[list[staging.StagedRows], int]] | None = None
+        """Of the last part; the next one is mostly the same."""
+
+    def prepare(self, size: int) -> None:
+        """Take the memory for parts of this size, in bytes, before the first save. Raises `NoRoom`."""
+        while len(self._slots) < COUNT and size:
+            self._slots.append(self._make(size))
+
+    def write(
+        self, path: str, tensors: state.Tensors, rank: int, world: int
+    ) -> tuple[wire.StagedTensor, ...]:
+        """Copy this rank's part of `tensors` into a free slot, and link it to `path`.
+
+        Raises:
+            NoRoom: no slot is free, or there is no memory for a larger one.
+        """
+        laid, size = self._lay_out(tensors, rank, world)
+        slot = self._take(size)
+        for held in laid:
+            if held.bytes:
+                source = staging.select(tensors[held.rows.name], held.rows)
+                np.copyto(slot.room[held.at : held.at + held.bytes], _view_bytes(source))
+        os.link(slot.path, path)
+        return tuple(staging.describe_rows(tensors[held.rows.name], held) for held in laid)
+
+    def _lay_out(
+        self, tensors: state.Tensors, rank: int, world: int
+    ) -> tuple[list[staging.StagedRows], int]:
+        key = rank, world, [(name, t.shape, t.dtype) for name, t in tensors.items()]
+        if self._laid is None or self._laid[0] != key:
+            self._laid = key, staging.lay_out(tensors, rank, world)
+        return self._laid[1]
+
+    def _take(self, size: int) -> Slot:
+        """A free slot of at least this size."""
+        free = [slot for slot in self._slots if slot.is_free]
+        fits = [slot for slot in free if len(slot.room) >= size]
+        if fits:
+            return fits[0]
+        if len(self._slots) == COUNT and not free:
+            raise staging.NoRoom(f"the last {COUNT} saves still wait for the store")
+        if len(self._slots) == COUNT:
+            free[0].path.unlink()
+            self._slots.remove(free[0])
+        self._slots.append(self._make(size))
+        return self._slots[-1]
+
+    def _make(self, size: int) -> Slot:
+        self._made += 1
+        path = self._folder / f"{self._name}{self._made}"
+        with staging.new_file(str(path), max(size, 1)) as descriptor:
+            page = mmap.mmap(descriptor, max(size, 1), flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        return Slot(path, np.frombuffer(page, np.uint8))
+
+
+def _view_bytes(tensor: torch.Tensor) -> Bytes:
+    """numpy copies in the calling thread alone; torch would take all threads of the computation."""
+    on_host = tensor.detach().to("cpu").contiguous()
+    found: Bytes = on_host.reshape(-1).view(torch.uint8).numpy()
+    return found

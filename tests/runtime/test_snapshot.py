@@ -1,0 +1,152 @@
+"""A save is copied beside the next step, and holds the state of its boundary all the same."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from everstep import slots
+from everstep_contract import wire
+from everstep_contract.report import Cause
+from runtime.a_job import Trial
+
+LIMIT = 20.0
+
+
+class Slow:
+    """Instead of numpy's copy in the copier's thread: waits for `go` before the first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began, self.go = threading.Event(), threading.Event()
+        self._copy = np.copyto
+        monkeypatch.setattr(slots.np, "copyto", self)
+
+    def __call__(self, room: Any, source: Any) -> None:
+        self.began.set()
+        assert self.go.wait(LIMIT)
+        self._copy(room, source)
+
+
+def weights_in(staged: wire.Staged) -> torch.Tensor:
+    (found,) = [t for t in staged.tensors if t.name == "model/weight"]
+    raw = Path(staged.path).read_bytes()[found.at : found.at + 12]
+    return torch.frombuffer(bytearray(raw), dtype=torch.float32)
+
+
+def steps(trial: Trial, seen: list[torch.Tensor]) -> Any:
+    for step in trial.job.steps(until=3):
+        seen.append(trial.model.weight.detach().clone().reshape(-1))
+        yield step
+
+
+def test_the_step_computes_meanwhile_and_waits_before_it_applies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Trial(tmp_path, save_every_steps=1).track()
+    slow, seen = Slow(monkeypatch), list[torch.Tensor]()
+    computed, applied = threading.Event(), threading.Event()
+
+    def train() -> None:
+        for number, step in enumerate(steps(trial, seen), 1):
+            for batch in step.batches(trial.data):
+                step.backward(trial.loss(batch))
+                if number == 2:
+                    computed.set()
+            if number == 2:
+                applied.set()
+            trial.optimizer.step()
+
+    running = threading.Thread(target=train, daemon=True)
+    running.start()
+    assert slow.began.wait(LIMIT)
+    assert computed.wait(LIMIT), "the second step computes while the first one's save is copied"
+    assert not applied.wait(0.2), "its loop does not end before that copy is complete"
+    slow.go.set()
+    running.join(LIMIT)
+    first, second, third = trial.agent.of(wire.Staged)
+    assert [s.step for s in (first, second, third)] == [1, 2, 3]
+    assert torch.equal(weights_in(first), seen[1])
+    assert torch.equal(weights_in(second), seen[2])
+
+
+def test_a_tensor_that_changes_in_the_middle_of_the_copy_costs_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Trial(tmp_path, save_every_steps=1).track()
+    slow = Slow(monkeypatch)
+    for number, step in enumerate(trial.job.steps(until=3), 1):
+        for batch in step.batches(trial.data):
+            if number == 2 and not slow.go.is_set():
+                assert slow.began.wait(LIMIT)
+                with torch.no_grad():
+                    trial.model.weight.add_(1.0)
+                slow.go.set()
+            step.backward(trial.loss(batch))
+        if number == 1:
+            slow.go.clear()
+        trial.optimizer.step()
+        if number > 1:
+            slow.go.set()
+    torn, second, third = trial.agent.of(wire.Staged)
+    assert (torn.step, torn.path) == (1, "")
+    assert "model/weight was changed while it was copied" in torn.problem
+    assert second.path
+    assert third.path
+    assert list(tmp_path.glob("1-1-*")) == []
+
+
+def test_what_forward_changes_is_saved_as_of_the_boundary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BatchNorm's statistics and the random states are copied at the boundary."""
+    trial = Trial(tmp_path, save_every_steps=1)
+    norm = torch.nn.BatchNorm1d(3)
+    trial.model = torch.nn.Sequential(norm, trial.model)  # type: ignore[assignment]
+    trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=0.01)
+    trial.track()
+    slow, means = Slow(monkeypatch), list[torch.Tensor]()
+    for step in trial.job.steps(until=2):
+        assert norm.running_mean is not None
+        means.append(norm.running_mean.clone())
+        for batch in step.batches(trial.data):
+            step.backward(trial.loss(batch))
+            slow.go.set()
+        trial.optimizer.step()
+    first, _ = trial.agent.of(wire.Staged)
+    (found,) = [t for t in first.tensors if t.name == "model/0.running_mean"]
+    raw = Path(first.path).read_bytes()[found.at : found.at + 12]
+    assert torch.equal(torch.frombuffer(bytearray(raw), dtype=torch.float32), means[1])
+    assert not torch.equal(means[0], means[1])
+
+
+def test_a_learning_rate_that_is_a_tensor_may_change_before_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Trial(tmp_path, save_every_steps=1)
+    trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=torch.tensor(0.01))
+    trial.track()
+    slow = Slow(monkeypatch)
+    for number, step in enumerate(trial.job.steps(until=2), 1):
+        trial.optimizer.param_groups[0]["lr"].fill_(0.01 / number)
+        slow.go.set()
+        trial.take(step)
+    assert [s.problem for s in trial.agent.of(wire.Staged)] == ["", ""]
+
+
+def test_a_script_that_fails_beside_a_copy_loses_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Trial(tmp_path, save_every_steps=1).track()
+    slow = Slow(monkeypatch)
+    threading.Timer(0.2, slow.go.set).start()
+    for number, step in enumerate(trial.job.steps(until=3), 1):
+        if number == 2:
+            with pytest.raises(BaseException, match="status 1"):
+                trial.session.fail(Cause.USER_ERROR, "the script failed")
+            break
+        trial.take(step)
+    frames = [type(f).__name__ for f in trial.agent.frames]
+    assert frames.index("Staged") < frames.index("Failed")
