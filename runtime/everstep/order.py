@@ -15,7 +15,7 @@ import numpy.typing as npt
 Places = npt.NDArray[np.int64]
 _ROUNDS = 6
 BLOCK = 1024
-"""Places"""
+"""Places, but no more than one pass has: each pass costs a permutation."""
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
@@ -53,7 +53,11 @@ class Blocks:
         if start < 0 or start + count > len(self._ids):
             self._first, start = first, 0
             self._ids = sample_ids(
-                first, max(count, BLOCK), size=self._size, seed=self._seed, shuffle=self._shuffle
+                first,
+                max(count, min(BLOCK, self._size)),
+                size=self._size,
+                seed=self._seed,
+                shuffle=self._shuffle,
             )
         return self._ids[start : start + count]
 

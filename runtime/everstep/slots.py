@@ -84,11 +84,11 @@ class Slots:
         fits = [slot for slot in free if len(slot.room) >= size]
         if fits:
             return fits[0]
-        if len(self._slots) == COUNT and not free:
-            raise staging.NoRoom(f"the last {COUNT} saves still wait for the store")
+        for too_small in free:
+            too_small.path.unlink()
+            self._slots.remove(too_small)
         if len(self._slots) == COUNT:
-            free[0].path.unlink()
-            self._slots.remove(free[0])
+            raise staging.NoRoom(f"the last {COUNT} saves still wait for the store")
         self._slots.append(self._make(size))
         return self._slots[-1]
 

@@ -96,13 +96,21 @@ def test_records_of_a_process_bear_its_begin() -> None:
 
 
 def test_the_table_says_what_did_not_come() -> None:
-    head = {"settings": "", "ranks": 4, "problem": "", "limit": 120.0, "seconds_to_full_size": 9.0}
+    cell = {"settings": "", "ranks": 4, "fault": "SIGKILL"}
+    head = {**cell, "problem": "", "limit": 120.0, "seconds_to_full_size": 9.0}
     zero = {"steps_lost": 0, "samples_lost": 0, "samples_repeated": 0}
     rows = [
-        {**head, **zero, "system": "everstep", "run": 0, "seconds_to_next_step": 2.0},
+        {
+            **head,
+            **zero,
+            "system": "everstep",
+            "settings": "in place",
+            "run": 0,
+            "seconds_to_next_step": 2.0,
+        },
         {**head, **zero, "system": "other", "run": 0, "seconds_to_next_step": 4.0},
         {**head, **zero, "system": "other", "run": 1, "seconds_to_next_step": None},
-        {"system": "third", "settings": "", "ranks": 4, "run": 0, "problem": "no module"},
+        {**cell, "system": "third", "run": 0, "problem": "no module"},
     ]
     table = build_table(rows)
     assert "| other | 2 | 4; 1 not within 120 s | 9 | 0 | 0 | 0 | 2.00 |" in table

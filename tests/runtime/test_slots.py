@@ -74,9 +74,11 @@ def test_a_larger_part_gets_a_larger_slot(tmp_path: Path) -> None:
     slots = Slots(str(tmp_path), "slot-")
     slots.prepare(100)
     tensors = some_tensors(50_000)
-    slots.write(str(tmp_path / "save"), tensors, 0, 1)
-    assert (tmp_path / "save").stat().st_size >= lay_out(tensors, 0, 1)[1]
-    assert len(inodes(tmp_path)) == COUNT
+    for number in range(COUNT):
+        save = tmp_path / f"save-{number}"
+        slots.write(str(save), tensors, 0, 1)
+    sizes = [slot.stat().st_size for slot in tmp_path.glob("slot-*")]
+    assert sizes == [lay_out(tensors, 0, 1)[1]] * COUNT, "what is too small takes no room"
 
 
 def test_a_save_outlives_the_slots_name(tmp_path: Path) -> None:
