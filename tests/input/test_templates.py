@@ -37,7 +37,7 @@ def templates(draw: st.DrawFn) -> Any:
     return spec["workers"].get("template")
 
 
-@settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, database=None, suppress_health_check=list(HealthCheck))
 @given(templates())
 def test_no_template_that_can_be_stored_breaks_a_pass(template: Any) -> None:
     given_job = observed(template)

@@ -20,7 +20,7 @@ JSON = st.recursive(
 @example(
     ["\ufeff\x85\U0001f600", "1e3", "- a", "", "~", "0x1", "12:30:00", "=", "<<", "2026-01-01"]
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_what_is_written_as_yaml_is_read_back_the_same(value: object) -> None:
     assert yaml.safe_load(documents.to_yaml(value)) == value
 

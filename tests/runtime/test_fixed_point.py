@@ -13,7 +13,7 @@ def total(parts: list[torch.Tensor], micro_batches: int) -> torch.Tensor:
     return torch.stack([fixed_point.to_fixed(p, micro_batches, "w") for p in parts]).sum(0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 40), st.integers(0, 2**31), st.randoms(use_true_random=False))
 def test_the_sum_is_the_same_in_every_order_and_close_to_the_true_one(count, seed, chance):
     random = torch.Generator().manual_seed(seed)
