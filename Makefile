@@ -63,6 +63,10 @@ bench-steady: setup ## What an undisturbed step costs beside the same loop under
 bench-recovery: setup ## What a lost rank costs, beside torchrun and torchft (FULL=1: 7 runs; ARGS='--only everstep')
 	@$(BIN)/python benchmarks/recovery/run.py $(ARGS)
 
+.PHONY: bench-checkpoint
+bench-checkpoint: setup ## What a save costs the step, beside torch.save, DCP and torch-checkpointing (FULL=1: all sizes)
+	@$(BIN)/python benchmarks/checkpoint/run.py $(ARGS)
+
 .PHONY: crds
 crds: setup ## Write crds/ anew from the pydantic models, and what the chart has of them
 	@$(BIN)/python -m everstep_operator.crd

@@ -3,7 +3,7 @@ anywhere.
 
 A checkpoint consists of logical tensors (name, dtype, global shape), each stored as pieces: a
 box of the tensor (offsets and lengths, one number per dimension) at a byte position of a chunk.
-Chunks are addressed by their SHA-256. Everything else is in the `state` tree (see
+Chunks are addressed by their digest. Everything else is in the `state` tree (see
 `everstep.state`), in which a tensor is represented by `{"$tensor": name}`.
 """
 
@@ -16,7 +16,9 @@ from typing import Any
 from everstep_contract import codec
 
 VERSION = 1
-FEATURES: frozenset[str] = frozenset()
+BLAKE3 = "blake3"
+"""Some digests are BLAKE3."""
+FEATURES: frozenset[str] = frozenset({BLAKE3})
 """Features that this reader supports; a manifest that names another one is refused."""
 LIMIT_BYTES = 256 * 1024 * 1024
 LIMIT_DEPTH = 100
@@ -50,7 +52,7 @@ class Tensor:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     digest: str
-    """Hex SHA-256 of the content."""
+    """Of the content: `b3-` and BLAKE3 in hex, or SHA-256 in hex."""
     key: str
     """Relative to the run; contains the claim under which it was written."""
     bytes: int

@@ -69,7 +69,7 @@ async def test_a_run_without_a_checkpoint_starts_at_the_beginning(
 async def damage_chunk(run: ARun, store: UnreliableStore) -> str:
     fetched = await fetch_checkpoint(store, run.log.commits[-1], run.folder / "look")
     store.corrupt = {choose_chunks(fetched.manifest)[0].key}
-    return "is corrupt: SHA-256"
+    return "is corrupt: BLAKE3"
 
 
 async def remove_chunk(run: ARun, store: UnreliableStore) -> str:

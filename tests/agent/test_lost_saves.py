@@ -1,10 +1,10 @@
 """A save that was given up: the last one is repeated, any other is reported."""
 
-import hashlib
 import struct
 from pathlib import Path
 
 from agent.gang import Gang, assert_exact
+from everstep_agent.checkpoint.digest import compute as digest_of
 from everstep_agent.runlog.run_log import RunLog
 from everstep_contract import report
 from everstep_contract.log import Retire
@@ -14,7 +14,7 @@ UNTIL = 20
 
 def share_of(step: int, claim: str) -> str:
     """Return the key of the chunk that one of two stub workers stores: half of the four numbers."""
-    digest = hashlib.sha256(struct.pack("<2d", step, step)).hexdigest()
+    digest = digest_of(struct.pack("<2d", step, step))
     return f"chunks/{claim[:8]}/{step:010d}/{digest}"
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from storm import plan, toy, witness
 from storm.evidence import Evidence, Life, Strike, read_life, read_tensors
@@ -40,7 +41,7 @@ def link(epoch: int, step: int) -> dict[str, int]:
 
 def committed(epoch: int, step: int, objects: dict[str, bytes]) -> dict[str, object]:
     body = toy.pack(STATES[step])
-    digest = hashlib.sha256(body).hexdigest()
+    digest = "b3-" + blake3(body).hexdigest()
     manifest = {
         "step": step,
         "state": {"step": step},

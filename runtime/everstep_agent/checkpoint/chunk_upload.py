@@ -1,13 +1,13 @@
 """Uploads a staged file as chunks. At most `concurrency` chunks are in memory at once."""
 
 import asyncio
-import hashlib
 import mmap
 import os
 from collections.abc import Iterable
 
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.chunking import CHUNK_BYTES, BadStaging, ChunkPlan, plan_chunks
+from everstep_agent.checkpoint.digest import compute
 from everstep_agent.checkpoint.ledger import build_segments
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.storage.store import ObjectStore
@@ -76,6 +76,7 @@ class Uploader:
             ledger=segments,
             layout=staged.layout,
             packed=staged.packed,
+            digests=staged.digests,
         )
 
     def committed(self, epoch: int, step: int) -> None:
@@ -116,7 +117,7 @@ class Uploader:
         return build_segments(lines, chunk.digest), [chunk]
 
     async def _put(self, step: int, body: bytes) -> Chunk:
-        digest = (await asyncio.to_thread(hashlib.sha256, body)).hexdigest()
+        digest = await asyncio.to_thread(compute, body)
         if digest in self._known:
             return self._known[digest]
         chunk = Chunk(digest=digest, key=chunk_key(self._token, step, digest), bytes=len(body))

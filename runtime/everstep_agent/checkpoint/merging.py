@@ -5,12 +5,12 @@ named only by older manifests, and are retired with them.
 """
 
 import asyncio
-import hashlib
 from dataclasses import replace
 
 from everstep_agent.checkpoint import ledger as ledgers
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.chunk_upload import chunk_key
+from everstep_agent.checkpoint.digest import compute
 from everstep_agent.checkpoint.restore import fetch_verified
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import ledger
@@ -41,7 +41,7 @@ async def merge_ledger(store: ObjectStore, parent: Manifest, *, token: str, step
     lines = dict(zip(chosen, await all_of(read(chunks[d]) for d in chosen), strict=True))
     entries = ledgers.choose_entries([s for s in parent.ledger if s.chunk in lines], lines)
     body = await asyncio.to_thread(ledger.encode_lines, entries)
-    digest = hashlib.sha256(body).hexdigest()
+    digest = await asyncio.to_thread(compute, body)
     merged = Chunk(digest=digest, key=chunk_key(token, step, digest), bytes=len(body))
     await store.put(merged.key, body)
     segments = ledgers.build_segments(entries, digest)

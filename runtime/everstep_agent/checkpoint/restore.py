@@ -1,12 +1,12 @@
 """From a commit to verified files that workers can map. Workers never access the store."""
 
 import asyncio
-import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.storage.errors import BadAddress, NotFound, TooLarge
@@ -66,10 +66,8 @@ async def fetch_verified(store: ObjectStore, chunk: Chunk) -> bytes:
         raise Broken(str(error)) from None
     if len(body) != chunk.bytes:
         raise Broken(f"{chunk.key} has {len(body)} bytes, not {chunk.bytes}")
-    digest = await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())
-    if digest != chunk.digest:
-        text = f"SHA-256 {digest[:12]}…, expected {chunk.digest[:12]}…"
-        raise Broken(f"{chunk.key} is corrupt: {text}")
+    if differs := await asyncio.to_thread(digest.find_difference, body, chunk.digest):
+        raise Broken(f"{chunk.key} is corrupt: {differs}")
     return body
 
 
@@ -87,8 +85,7 @@ async def _fetch_chunk(
 def _is_there(path: Path, chunk: Chunk) -> bool:
     if not path.is_file() or path.stat().st_size != chunk.bytes:
         return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == chunk.digest
+    return digest.matches_file(path, chunk.digest)
 
 
 def _replace(path: Path, body: bytes) -> None:

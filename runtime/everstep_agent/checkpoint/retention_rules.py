@@ -84,6 +84,6 @@ def step_of(key: str) -> int | None:
 
 
 _STEP = re.compile(
-    r"manifests/[0-9]+-([0-9]{1,18})-[\w-]+\.json|chunks/[\w-]+/([0-9]{1,18})/[0-9a-f]{64}",
+    r"manifests/[0-9]+-([0-9]{1,18})-[\w-]+\.json|chunks/[\w-]+/([0-9]{1,18})/(?:b3-)?[0-9a-f]{64}",
     re.ASCII,
 )

@@ -10,6 +10,7 @@ folder, where there are no keys.
 
 import os
 import secrets
+import stat
 from pathlib import Path
 
 STAGING = ".staging"
@@ -44,6 +45,17 @@ def publish(root: Path, staged: str, key: str, *, replace: bool) -> bool:
         if folder == root:
             break
     return True
+
+
+def measure(path: Path) -> int:
+    """Bytes of the object. Raises `FileNotFoundError` if there is none."""
+    try:
+        found = path.stat()
+    except NotADirectoryError:
+        raise FileNotFoundError(path) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise FileNotFoundError(path)
+    return found.st_size
 
 
 def make(base: Path, folder: Path) -> None:

@@ -78,16 +78,26 @@ class ObstoreStore:
     async def get(self, key: str) -> bytes:
         check_key(key)
         try:
+            if self._folder is not None:
+                return await self._read_file(self._folder / key, key)
             async with asyncio.timeout(STALL_SECONDS):
                 answer = await obstore.get_async(self._backend, key)
-            if answer.meta["size"] > LIMIT_BYTES:
-                raise TooLarge(
-                    f"{self._uri}/{key} has {answer.meta['size']} bytes: it is not an object of "
-                    "Everstep"
-                )
+            self._require_size(key, answer.meta["size"])
             return await _read(answer)
         except Exception as error:
             raise self._ours(error, "read", key) from None
+
+    async def _read_file(self, path: Path, key: str) -> bytes:
+        """obstore would read 8 KiB at a time, each in another thread: four times the CPU time."""
+        async with asyncio.timeout(STALL_SECONDS):
+            size = await asyncio.to_thread(folders.measure, path)
+        self._require_size(key, size)
+        async with asyncio.timeout(STALL_SECONDS + size / 2**20):
+            return await asyncio.to_thread(path.read_bytes)
+
+    def _require_size(self, key: str, size: int) -> None:
+        if size > LIMIT_BYTES:
+            raise TooLarge(f"{self._uri}/{key} has {size} bytes: it is not an object of Everstep")
 
     async def list(self, prefix: str = "") -> list[str]:
         found: list[str] = []

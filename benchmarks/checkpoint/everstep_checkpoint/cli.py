@@ -1,0 +1,93 @@
+"""Arguments, the order of the runs, the table and the raw results."""
+
+import argparse
+import json
+import os
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from everstep_checkpoint import environments, running, workload
+from everstep_checkpoint.reading import Row
+from everstep_checkpoint.running import EVERSTEP, RunFailed, Size
+
+PEERS = (
+    "torch.save",
+    "dcp.save",
+    "dcp thread",
+    "dcp thread, tuned",
+    "dcp process",
+    "dcp process, tuned",
+    "torch-checkpointing",
+)
+RESULTS = Path("build/bench/checkpoint.json")
+STEP_SECONDS = 0.27
+"""Of computation, on one thread: the figures are for steps of 250 ms at least."""
+EVERY = 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parse(argv)
+    peers = environments.make()
+    chance, rows = random.Random(options.seed), list[Row]()
+    for ranks in options.ranks:
+        for mib in options.mib:
+            size = Size(
+                mib=mib,
+                ranks=ranks,
+                batch=workload.measure_batch(mib, STEP_SECONDS / max(1, ranks / 2)),
+                saves=options.saves,
+                every=EVERY,
+            )
+            order = [s for s in (EVERSTEP, *PEERS) if not options.only or options.only in s]
+            chance.shuffle(order)
+            for system in order:
+                print(f"{mib} MiB, {ranks} ranks: {system}", file=sys.stderr, flush=True)
+                try:
+                    rows.append(running.play(system, size, peers))
+                except RunFailed as error:
+                    print(f"bench-checkpoint: {system} failed: {error}", flush=True)
+            _save(rows)
+            print(describe([r for r in rows if (r.mib, r.ranks) == (mib, ranks)]), flush=True)
+    print(f"every run: {RESULTS}")
+    return 0
+
+
+def describe(rows: Sequence[Row]) -> str:
+    """One block for a size and a number of ranks, the shortest stall first."""
+    if not rows:
+        return ""
+    first = rows[0]
+    lines = [
+        f"{first.mib} MiB, {first.ranks} ranks, a step of {first.step_ms:.0f} ms, memcpy {first.limit_gbs:.1f} GB/s",
+        f"  {'system':<20} {'stall p50':>10} {'p99':>9} {'first':>9} {'10 steps':>9} {'durable':>8} {'restore':>9}",
+    ]
+    for row in sorted(rows, key=lambda r: r.stall_ms_p50):
+        durable = f"{row.durable_s:.2f} s" if row.durable_s is not None else "-"
+        restore = f"{row.restore_gbs:.1f} GB/s" if row.restore_gbs is not None else "-"
+        lines.append(
+            f"  {row.system:<20} {row.stall_ms_p50:>7.1f} ms {row.stall_ms_p99:>6.1f} ms {row.first_ms:>6.0f} ms"
+            f" {'× ' + format(row.slowdown, '.3f'):>9} {durable:>8} {restore:>9}"
+        )
+    return "\n".join(lines)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    full = os.environ.get("FULL") == "1"
+    parser = argparse.ArgumentParser(description=__doc__)
+    sizes = [64, 256, 1024, 2048] if full else [64, 256]
+    parser.add_argument("--mib", type=int, nargs="+", default=sizes, help="of parameters")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4] if full else [1])
+    parser.add_argument("--saves", type=int, default=10, help="of each run")
+    parser.add_argument("--only", help="systems whose name contains this")
+    parser.add_argument("--seed", type=int, default=1, help="of the order of the runs")
+    options = parser.parse_args(argv)
+    if options.saves < 4 or min(options.mib) < workload.LAYER_MIB or min(options.ranks) < 1:
+        parser.error(f"--saves ≥ 4, --mib ≥ {workload.LAYER_MIB}, --ranks ≥ 1")
+    return options
+
+
+def _save(rows: Sequence[Row]) -> None:
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps([row.to_document() for row in rows], indent=1))

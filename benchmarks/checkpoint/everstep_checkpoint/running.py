@@ -1,0 +1,174 @@
+"""Runs one system once, and reads what its ranks wrote."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from everstep_checkpoint import reading
+from everstep_checkpoint.reading import Row
+from everstep_checkpoint.workload import Plan, Step
+
+HERE = Path(__file__).parent
+LIMIT_SECONDS = 900.0
+EVERSTEP = "everstep"
+
+
+class RunFailed(Exception):
+    """A process ended with an error; the message has the end of the output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    mib: int
+    ranks: int
+    batch: int
+    saves: int
+    every: int
+
+
+def play(system: str, size: Size, peers: Path) -> Row:
+    """Run `system` once. `peers`: the Python of their environment. Raises `RunFailed`."""
+    folder = Path(tempfile.mkdtemp(prefix="everstep-checkpoint-"))
+    try:
+        plan = Plan(
+            mib=size.mib,
+            batch=size.batch,
+            steps=size.every * (size.saves + 1) - 1,
+            every=size.every,
+            folder=str(folder),
+        )
+        ours = system == EVERSTEP
+        (_run_everstep if ours else _run_peer)(system, plan, size.ranks, peers)
+        written = _list_commits(folder) if ours else _list_folders(folder)
+        return _read(system, plan, size.ranks, written)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_everstep(system: str, plan: Plan, ranks: int, peers: Path) -> None:
+    command = [sys.executable, "-m", "everstep_agent.cli", "run", "--workers", str(ranks)]
+    command += ["--save-every", str(plan.every), "--keep", "1", "--run", "bench"]
+    command += ["--store", plan.folder + "/store", str(HERE / "train_everstep.py")]
+    _run([command], [_environ(plan)], plan.folder)
+    if ranks == 1:
+        load = [sys.executable, str(HERE / "load_everstep.py"), f"file://{plan.folder}/store/bench"]
+        _run([load], [_environ(plan)], plan.folder)
+
+
+def _run_peer(system: str, plan: Plan, ranks: int, peers: Path) -> None:
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(ranks)}
+    command = [str(peers), str(HERE / "train_peer.py"), system]
+    environs = [
+        {**_environ(plan), **shared, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(ranks)
+    ]
+    _run([command] * ranks, environs, plan.folder)
+
+
+def _environ(plan: Plan) -> dict[str, str]:
+    found = {**os.environ, **plan.to_environ(), "OMP_NUM_THREADS": "1"}
+    found["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    found.pop("PYTHONDONTWRITEBYTECODE", None)
+    return found
+
+
+def _run(
+    commands: Sequence[Sequence[str]], environs: Sequence[Mapping[str, str]], folder: str
+) -> None:
+    """Run the commands side by side; on a timeout, kill the rest. Raises `RunFailed`."""
+    output = Path(folder) / "output.txt"
+    with output.open("ab") as sink:
+        processes = [
+            subprocess.Popen(c, env=dict(e), cwd=folder, stdout=sink, stderr=sink)
+            for c, e in zip(commands, environs, strict=True)
+        ]
+        try:
+            ends = [process.wait(LIMIT_SECONDS) for process in processes]
+        except subprocess.TimeoutExpired:
+            ends = [-1]
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+    if any(ends):
+        raise RunFailed(f"exit codes {ends}: {output.read_text(errors='replace')[-2000:]}")
+
+
+def _read(system: str, plan: Plan, ranks: int, written: Mapping[int, float]) -> Row:
+    folder = Path(plan.folder)
+    logs = [
+        [Step(**row) for row in json.loads((folder / f"rank-{rank}.json").read_text())]
+        for rank in range(ranks)
+    ]
+    cost = reading.judge(logs, plan.every)
+    walls = {step.number: step.wall for step in logs[0] if step.number % plan.every == 0}
+    size = plan.mib * 2**20
+    loads = folder / "load.json"
+    load = min(json.loads(loads.read_text())) if loads.exists() else None
+    return Row(
+        system=system,
+        mib=plan.mib,
+        ranks=ranks,
+        stall_ms_p50=reading.percentile(cost.stalls, 0.5) * 1e3,
+        stall_ms_p99=reading.percentile(cost.stalls, 0.99) * 1e3,
+        slowdown=cost.slowdown,
+        first_ms=cost.first * 1e3,
+        durable_s=reading.find_durable(walls, written),
+        bytes=_size_of_newest(folder),
+        restore_gbs=size / load / 1e9 if load else None,
+        limit_gbs=size / _measure_memcpy(size) / 1e9,
+        step_ms=cost.step * 1e3,
+    )
+
+
+def _list_folders(folder: Path) -> dict[int, float]:
+    """Step → when the newest file of its checkpoint was written."""
+    return {
+        int(path.name.removeprefix("step-")): max(
+            file.stat().st_mtime for file in path.rglob("*") if file.is_file()
+        )
+        for path in folder.glob("step-*")
+    }
+
+
+def _list_commits(folder: Path) -> dict[int, float]:
+    """Step → when its commit was written to the run log."""
+    found = {}
+    for path in (folder / "store/bench/log").glob("*.json"):
+        entry = json.loads(path.read_text())
+        if "manifest" in entry and "step" in entry:
+            found[int(entry["step"])] = path.stat().st_mtime
+    return found
+
+
+def _size_of_newest(folder: Path) -> int:
+    paths = [*folder.glob("step-*"), *folder.glob("store/bench/chunks")]
+    newest = max(paths, key=lambda path: path.stat().st_mtime)
+    return sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
+
+
+def _measure_memcpy(size: int) -> float:
+    """Seconds; the best of five, on pages that were touched before."""
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    spent = []
+    for _ in range(5):
+        started = time.monotonic()
+        np.copyto(target, source)
+        spent.append(time.monotonic() - started)
+    return min(spent)
+
+
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])

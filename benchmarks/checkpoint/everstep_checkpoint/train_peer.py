@@ -1,0 +1,61 @@
+"""The same loop, plain or under DistributedDataParallel, with a peer that saves."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from everstep_checkpoint import workload
+from everstep_checkpoint.savers import SAVERS
+
+
+def main(system: str) -> None:
+    plan = workload.read_plan()
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = workload.build_model(plan.mib)
+    trained = DistributedDataParallel(model) if world > 1 else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    saver = SAVERS[system]()
+    clock = workload.Clock(plan.folder, rank)
+    rows = torch.randn(4096, workload.WIDTH)
+    for number in range(1, plan.steps + 1):
+        inputs = rows[torch.randint(0, len(rows), (plan.batch,))]
+        clock.begin(number)
+        optimizer.zero_grad()
+        workload.compute_loss(trained, inputs).backward()  # type: ignore[no-untyped-call]
+        clock.computed()
+        with saver.guard():
+            clock.applying()
+            optimizer.step()
+        clock.applied()
+        if number % plan.every == 0:
+            saver.save(f"{plan.folder}/step-{number}", model)
+    saver.close()
+    clock.write()
+    newest = f"{plan.folder}/step-{plan.steps // plan.every * plan.every}"
+    if rank == 0 and world == 1:
+        _measure_load(lambda: saver.load(newest, model), plan.folder)
+    dist.barrier()
+    # A process that a peer keeps for its writes must not hold this one.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _measure_load(load: object, folder: str) -> None:
+    assert callable(load)
+    spent = []
+    for _ in range(3):
+        started = time.monotonic()
+        load()
+        spent.append(time.monotonic() - started)
+    (Path(folder) / "load.json").write_text(json.dumps(spent))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
