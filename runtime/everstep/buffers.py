@@ -5,8 +5,8 @@ that micro-batch 0 left. So buffers do not depend on how many ranks share the mi
 four bytes in each number of the vector: a sum with zeros changes none of them, whatever their dtype.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -28,6 +28,8 @@ class BufferRef:
     name: str
     owner: torch.nn.Module
     key: str
+    places: list[tuple[str, str]] = field(default_factory=list, compare=False)
+    """Every (tracked module, key in its state_dict) under which it is stored."""
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -62,6 +64,12 @@ class Buffers:
                 self.large.append(ref)
         self.small.sort(key=lambda ref: str(ref.tensor.device))
         self._sizes = [_size(ref.tensor) for ref in self.small]
+
+    def list_small(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """(tracked module, key in its state_dict, tensor) of the small buffers."""
+        for ref in self.small:
+            tensor = ref.tensor
+            yield from ((owner, key, tensor) for owner, key in ref.places)
 
     @property
     def numbers(self) -> int:
@@ -127,6 +135,7 @@ def _list_buffers(tracked: Tracked) -> list[BufferRef]:
         for path, owner in module.named_modules():
             for key, buffer in owner._buffers.items():
                 if buffer is not None and key not in owner._non_persistent_buffers_set:
-                    full = ".".join(part for part in (name, path, key) if part)
-                    found.setdefault(id(buffer), BufferRef(name=full, owner=owner, key=key))
+                    place = ".".join(part for part in (path, key) if part)
+                    new = BufferRef(name=f"{name}.{place}", owner=owner, key=key)
+                    found.setdefault(id(buffer), new).places.append((name, place))
     return list(found.values())

@@ -1,35 +1,52 @@
 """Work beside the next step: the copy for a save, until the step changes what is copied."""
 
+import queue
 import threading
 from collections.abc import Callable
 
+Work = Callable[[], None]
+
 
 class Copier:
-    """One thread, one piece of work at a time."""
+    """One thread, one piece of work at a time. The thread stays: to start one would wait for it."""
 
     def __init__(self) -> None:
+        self._held: Work | None = None
+        self._given = queue.SimpleQueue[Work]()
+        self._idle = threading.Event()
+        self._idle.set()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def start(self, work: Callable[[], None]) -> None:
-        """Begin once the last piece has ended. Raises what that one has raised."""
+    def hold(self, work: Work) -> None:
+        """Take the next piece of work, to be begun by `begin` or `wait`. Raises what the last has raised."""
         self.wait()
-        self._thread = threading.Thread(
-            target=self._run, args=(work,), name="everstep-copy", daemon=True
-        )
-        self._thread.start()
+        self._held = work
+
+    def begin(self) -> None:
+        """Begin what is held, if anything is."""
+        work, self._held = self._held, None
+        if work is None:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="everstep-copy", daemon=True)
+            self._thread.start()
+        self._idle.clear()
+        self._given.put(work)
 
     def wait(self) -> None:
-        """Raises what the work has raised."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Until nothing is held or under way. Raises what the work has raised."""
+        self.begin()
+        self._idle.wait()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
-    def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            self._error = error
+    def _run(self) -> None:
+        while True:
+            work = self._given.get()
+            try:
+                work()
+            except BaseException as error:
+                self._error = error
+            self._idle.set()

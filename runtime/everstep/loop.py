@@ -180,6 +180,7 @@ class Loop:
         places = self._feed.places(index)
         self._parts.counts[index] = 1
         self._parts.samples[places.start : places.stop] = [i + 1 for i in ids]
+        self._session.begin_copy()
         return batch
 
     def _send(self, group: Group) -> None:

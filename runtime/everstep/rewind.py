@@ -28,18 +28,16 @@ class StepStart:
         self._random = randomness.capture()
         self._small, self._settings = buffers.hold(), SmallState(tracked)
         self._large = [(id(ref.tensor), ref.tensor._version) for ref in buffers.large]
-        self._versions = _list_versions(tracked)
+        self._versions = list_versions(tracked)
         self._contents = _digest(tracked) if thorough else None
 
     def untouched(self) -> bool:
         """Whether no parameter has changed since."""
-        return _list_versions(self._tracked) == self._versions
+        return list_versions(self._tracked) == self._versions
 
     def require_untouched(self, step: int) -> None:
         """Raises `Misuse` if large state has changed before the inner loop of this step."""
-        changed = {
-            n for n, v in _list_versions(self._tracked).items() if self._versions.get(n) != v
-        }
+        changed = {n for n, v in list_versions(self._tracked).items() if self._versions.get(n) != v}
         if self._contents is not None:
             now = _digest(self._tracked)
             changed |= {
@@ -83,10 +81,11 @@ class StepStart:
 def fingerprint(tracked: Tracked) -> tuple[Any, ...]:
     """A value that changes when a tracked parameter or the count of a schedule does."""
     counts = [getattr(thing, "last_epoch", None) for _, thing in tracked.objects.values()]
-    return (sum(_list_versions(tracked).values()), *counts)
+    return (sum(list_versions(tracked).values()), *counts)
 
 
-def _list_versions(tracked: Tracked) -> dict[str, int]:
+def list_versions(tracked: Tracked) -> dict[str, int]:
+    """Parameter → a number that grows when it is changed in place."""
     return {name: p._version for name, p in tracked.named_parameters().items()}
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
-from everstep import randomness, rewind, snapshot, state
+from everstep import digests, randomness, rewind, snapshot, state
 from everstep.buffers import Buffers
 from everstep.checkpoint_reader import Checkpoint
 from everstep.copier import Copier
@@ -163,7 +163,8 @@ class Session:
             with contextlib.suppress(NoRoom):
                 self.slots.prepare(size)
 
-        self.copier.start(prepare)
+        self.copier.hold(prepare)
+        self.copier.begin()
 
     def adopt(self, applied: int, tree: dict[str, Any], tensors: state.Tensors) -> None:
         """Take over the live state of another member, as of step `applied`."""
@@ -193,10 +194,16 @@ class Session:
     def capture(self) -> Capture:
         """The state as it stands: at a boundary, or once what the step changed was put back."""
         tensors: state.Tensors = {}
+        objects = self.tracked.capture(tensors)
+        rest = self._capture_rest()
+        return Capture(tree={**rest.tree, "objects": objects}, tensors=tensors | rest.tensors)
+
+    def _capture_rest(self) -> Capture:
+        """All but the tracked objects. The tensors are copies."""
+        tensors: state.Tensors = {}
         tree = {
             "version": TREE_VERSION,
             "seed": self.seed,
-            "objects": self.tracked.capture(tensors),
             "feeds": self.feeds.encode(),
             "random": state.encode(randomness.capture(), "random", tensors),
             "windows": {k: list(v) for k, v in self.windows.items()},
@@ -217,6 +224,7 @@ class Session:
             except NoRoom as error:
                 self._report_unstaged(self.epoch, step, str(error), whole=whole)
                 return
+            told = digests.tell(held.tensors, rank, world)
         self.staged = step
         self._hand_over(
             held,
@@ -227,18 +235,19 @@ class Session:
                 tensors=tensors,
                 lead=whole or self.lead,
                 whole=whole,
+                digests=told,
                 ms=(time.monotonic() - began) * 1000,
             ),
         )
 
     def stage_beside(self, step: int) -> None:
-        """As `stage`, while the next step computes: until `end_copy`, which the loop calls before
-        anything of that step is applied.
+        """As `stage`, while the next step computes: from `begin_copy`, which the loop calls with its first
+        batch, until `end_copy`, which it calls before anything of that step is applied.
         """
         began = time.monotonic()
         with self.meter.charging("stall"):
             self.copier.wait()
-            shot = snapshot.take(self.capture(), self.buffers)
+            shot = snapshot.take(self.tracked, self.buffers, self._capture_rest())
         self.staged = step
         staged = wire.Staged(
             epoch=self.epoch,
@@ -250,7 +259,11 @@ class Session:
         )
         part = self.membership.rank, self.membership.world
         self._copying = True
-        self.copier.start(lambda: self._copy(shot, staged, part))
+        self.copier.hold(lambda: self._copy(shot, staged, part))
+
+    def begin_copy(self) -> None:
+        """Not before: the interpreter runs one thread at a time, and the boundary would wait for it."""
+        self.copier.begin()
 
     def end_copy(self) -> None:
         """Wait until the copy holds all that the step is about to change."""
@@ -262,11 +275,13 @@ class Session:
     def _copy(self, shot: snapshot.Snapshot, staged: wire.Staged, part: tuple[int, int]) -> None:
         """In the copier's thread."""
         try:
-            tensors = self.slots.write(staged.path, shot.held.tensors, *part)
-        except (NoRoom, OSError) as error:
+            held = shot.list_state()
+            tensors = self.slots.write(staged.path, held.tensors, *part)
+            told = digests.tell(held.tensors, *part)
+        except (NoRoom, OSError, RuntimeError) as error:
             self._drop_copy(staged, str(error))
             return
-        if torn := shot.find_changed():
+        if torn := shot.find_changed(held):
             os.unlink(staged.path)
             self._drop_copy(
                 staged,
@@ -274,7 +289,7 @@ class Session:
                 "step.batches",
             )
             return
-        self._hand_over(shot.held, replace(staged, tensors=tensors))
+        self._hand_over(held, replace(staged, tensors=tensors, digests=told))
 
     def _drop_copy(self, staged: wire.Staged, problem: str) -> None:
         self.staged = -1

@@ -1,22 +1,19 @@
 """The training state of one boundary, and what of it is copied at once.
 
 Until a step is applied it changes only what is small (`rewind.py`). That is copied at the boundary; the
-parameters of modules, their large buffers and the state of optimizers are copied while the next step
-computes. Should a script change one of these all the same, its version tells.
+parameters of modules, their large buffers and the state of optimizers are listed and copied while the
+next step computes. Should a script change one of these all the same, its version tells.
 """
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from everstep import state
+from everstep import rewind, state
 from everstep.buffers import Buffers
-
-STAY = ("module", "optimizer")
-"""Kinds of tracked objects whose tensors stay as they are until a step is applied, but for small buffers
-and the settings of optimizers.
-"""
+from everstep.tracked import Tracked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,33 +27,76 @@ class Capture:
         return Capture(tree=self.tree, tensors={n: _copy(t) for n, t in self.tensors.items()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """A capture whose small tensors are copies."""
+    """What was copied at the boundary, and where the rest is found later."""
 
-    held: Capture
-    versions: dict[str, int]
-    """Of the tensors that are still to be copied."""
+    tracked: Tracked
+    rest: Capture
+    """The tree without its objects, and that tree's tensors."""
+    objects: dict[str, Capture] = field(default_factory=dict)
+    """Objects that may change at any time, copied whole."""
+    buffers: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    """Module → key in its state_dict → copy of a small buffer."""
+    settings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Optimizer → the settings of each of its parameter groups."""
+    parameters: dict[str, int] = field(default_factory=dict)
+    """Parameter → its version at the boundary."""
+    versions: dict[str, int] = field(default_factory=dict)
+    """Tensor that is not copied → its version when it was listed."""
 
-    def find_changed(self) -> str:
+    def list_state(self) -> Capture:
+        """The state as of the boundary, until the step that follows it is applied."""
+        tensors: state.Tensors = {}
+        objects = {name: self._list_object(name, tensors) for name in self.tracked.objects}
+        tensors |= self.rest.tensors
+        return Capture(tree={**self.rest.tree, "objects": objects}, tensors=tensors)
+
+    def find_changed(self, held: Capture) -> str:
         """Name of a tensor that has changed since; empty: none has."""
-        tensors = self.held.tensors
-        return next((n for n, v in self.versions.items() if tensors[n]._version != v), "")
+        now = rewind.list_versions(self.tracked)
+        for name, version in self.parameters.items():
+            if now.get(name) != version:
+                return name.replace(".", "/", 1)
+        return next((n for n, v in self.versions.items() if held.tensors[n]._version != v), "")
+
+    def _list_object(self, name: str, tensors: state.Tensors) -> Any:
+        if name in self.objects:
+            held = self.objects[name]
+            tensors |= held.tensors
+            return held.tree
+        _, thing = self.tracked.objects[name]
+        own = thing.state_dict()
+        if name in self.settings:
+            pairs = zip(own["param_groups"], self.settings[name], strict=True)
+            own["param_groups"] = [{**kept, "params": group["params"]} for group, kept in pairs]
+        else:
+            own.update(self.buffers.get(name, {}))
+        listed: state.Tensors = {}
+        tree = self.tracked.capture_one(name, listed, own)
+        copied = {t.data_ptr() for t in self.buffers.get(name, {}).values()}
+        self.versions |= {n: t._version for n, t in listed.items() if t.data_ptr() not in copied}
+        tensors |= listed
+        return tree
 
 
-def take(held: Capture, buffers: Buffers) -> Snapshot:
-    small = {ref.tensor.data_ptr() for ref in buffers.small}
-    kinds = {name: found["kind"] for name, found in held.tree["objects"].items()}
-    stays = {
-        n
-        for n, t in held.tensors.items()
-        if kinds.get(n.partition("/")[0]) in STAY
-        and "/param_groups/" not in n
-        and t.data_ptr() not in small
-    }
-    tensors = {n: t if n in stays else _copy(t) for n, t in held.tensors.items()}
-    versions = {n: tensors[n]._version for n in stays}
-    return Snapshot(held=Capture(tree=held.tree, tensors=tensors), versions=versions)
+def take(tracked: Tracked, buffers: Buffers, rest: Capture) -> Snapshot:
+    """At a boundary. `rest`: the tree without its objects; its tensors are copies."""
+    shot = Snapshot(tracked=tracked, rest=rest, parameters=rewind.list_versions(tracked))
+    for name, (kind, thing) in tracked.objects.items():
+        if not tracked.stays(name):
+            tensors: state.Tensors = {}
+            tree = tracked.capture_one(name, tensors)
+            shot.objects[name] = Capture(tree=tree, tensors=tensors).cloned()
+        elif kind == "optimizer":
+            shot.settings[name] = [_copy_settings(group) for group in thing.param_groups]
+    for owner, key, tensor in buffers.list_small():
+        shot.buffers.setdefault(owner, {})[key] = tensor.detach().clone()
+    return shot
+
+
+def _copy_settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

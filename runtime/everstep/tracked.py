@@ -45,6 +45,7 @@ class Tracked:
         self.objects: dict[str, tuple[str, Any]] = {}
         self._parameters: dict[str, torch.nn.Parameter] | None = None
         self._small: list[Any] | None = None
+        self._stay: dict[str, bool] = {}
 
     def add(self, name: str, thing: Any) -> None:
         if name in self.objects:
@@ -53,6 +54,7 @@ class Tracked:
             raise Misuse(f"track({name}=…): a name must be a plain word")
         self.objects[name] = (kind_of(name, thing), thing)
         self._parameters = self._small = None
+        self._stay.clear()
 
     def of_kind(self, kind: str) -> Iterator[tuple[str, Any]]:
         for name, (own, thing) in self.objects.items():
@@ -131,13 +133,23 @@ class Tracked:
 
     def capture(self, tensors: state.Tensors) -> dict[str, Any]:
         """The tree of all objects; their tensors (by reference) are added to `tensors`."""
-        return {
-            name: {
-                "kind": kind,
-                "state": state.encode(self._state_of(name, kind, thing), name, tensors),
-            }
-            for name, (kind, thing) in self.objects.items()
-        }
+        return {name: self.capture_one(name, tensors) for name in self.objects}
+
+    def capture_one(
+        self, name: str, tensors: state.Tensors, own: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The tree of one object. `own`: its state_dict, if that is not to be asked for."""
+        kind, thing = self.objects[name]
+        value = self._state_of(name, kind, thing, own)
+        return {"kind": kind, "state": state.encode(value, name, tensors)}
+
+    def stays(self, name: str) -> bool:
+        """Whether its large state, and the names of all its state, stay as they are until a step is applied:
+        modules and optimizers whose state_dict is torch's own.
+        """
+        if name not in self._stay:
+            self._stay[name] = _is_plain(*self.objects[name])
+        return self._stay[name]
 
     def load(self, new: list[str], trees: dict[str, Any], fetch: Any, device: torch.device) -> None:
         """Load the objects named in `new` from the checkpoint's trees.
@@ -161,10 +173,10 @@ class Tracked:
             value = state.decode(trees[name]["state"], give, device)
             self._load_one(name, kind, thing, value)
 
-    def _state_of(self, name: str, kind: str, thing: Any) -> Any:
+    def _state_of(self, name: str, kind: str, thing: Any, own: dict[str, Any] | None = None) -> Any:
         if kind == "tensor":
             return thing
-        own = thing.state_dict()
+        own = thing.state_dict() if own is None else own
         if kind == "module":
             short = parameter_names.canonical(own)
             return {short[key]: value for key, value in own.items()}
@@ -230,6 +242,24 @@ class Tracked:
                 )
             called.append([known[id(p)] for p in group["params"]])
         return called
+
+
+def _is_plain(kind: str, thing: Any) -> bool:
+    if kind == "optimizer":
+        own = type(thing).state_dict is torch.optim.Optimizer.state_dict
+        hooks = (thing._optimizer_state_dict_pre_hooks, thing._optimizer_state_dict_post_hooks)
+        return own and not any(hooks)
+    return kind == "module" and all(_is_plain_module(module) for module in thing.modules())
+
+
+def _is_plain_module(module: torch.nn.Module) -> bool:
+    plain, own = torch.nn.Module, type(module)
+    return (
+        own.state_dict is plain.state_dict
+        and own._save_to_state_dict is plain._save_to_state_dict
+        and own.get_extra_state is plain.get_extra_state
+        and not (module._state_dict_hooks or module._state_dict_pre_hooks)
+    )
 
 
 def _groups(thing: Any) -> list[dict[str, Any]]:

@@ -14,6 +14,10 @@ from collections.abc import Iterable, Mapping
 from everstep_contract import codec
 
 LIMIT_BYTES = 64 * 1024 * 1024
+OWN = "random/"
+"""How the names of tensors begin that each rank has for itself: the states of its random generators.
+They are not compared.
+"""
 SHOWN = 3
 """How many tensors a message names."""
 

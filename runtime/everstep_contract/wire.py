@@ -243,6 +243,16 @@ class StagedTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartDigests:
+    """What a rank holds of the tensors of one rank's part, in order: a digest of each."""
+
+    part: int
+    """The rank that stores it."""
+    values: str
+    """uint64 numbers, little-endian, base64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
     """The copy is complete; training continues. The agent now owns `path` and deletes it."""
 
@@ -264,6 +274,8 @@ class Staged:
     """
     packed: str = ""
     """The layout itself, if it differs from this rank's last save."""
+    digests: tuple[PartDigests, ...] = ()
+    """Of this rank's part and of some others', to compare replicas; none with `whole`."""
     problem: str = ""
     """Why there is no copy; `path` is empty then."""
 

@@ -20,6 +20,7 @@ BUDGETS: Mapping[str, frozenset[str]] = {
             "DeviceFailed",
             "NetworkFailed",
             "ProcessStuck",
+            "ReplicasDiffer",
             "GroupBroken",
             "GroupStuck",
         }

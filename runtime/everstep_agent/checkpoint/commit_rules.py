@@ -2,7 +2,8 @@
 
 The invariant: a commit of (epoch, step) names state that every member of that epoch has
 reached, from pieces that all carry this epoch and step and that cover each tensor exactly, in
-chunks that are not retired; and it extends the newest commit of the lineage.
+chunks that are not retired; no rank tells of other values; and it extends the newest commit of the
+lineage.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from everstep_agent.checkpoint.ledger import join_segments
 from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.replicas import Difference, find_difference
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.runlog.rules import Verdict
@@ -48,6 +50,17 @@ class Differ:
     message: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagree:
+    """The ranks hold the same tensors, and different values: nothing of this epoch may be committed any
+    more.
+    """
+
+    epoch: int
+    difference: Difference
+    message: str
+
+
 def decide_commit(
     parts: Iterable[Part],
     *,
@@ -55,7 +68,7 @@ def decide_commit(
     step: int,
     world: int,
     applied: Mapping[int, int],
-) -> Wait | Ready | Drop | Differ:
+) -> Wait | Ready | Drop | Differ | Disagree:
     """Whether the save of (epoch, step) is complete.
 
     Args:
@@ -78,6 +91,8 @@ def decide_commit(
         return Wait(reason="NotApplied", message=text)
     if not any(p.lead for p in chosen):
         return Drop(reason="NoLead", message="no part carries the state tree")
+    if (odd := find_difference(chosen)) is not None:
+        return Disagree(epoch=epoch, difference=odd, message=f"step {step}: {odd.describe()}")
     return Ready(parts=tuple(chosen))
 
 
@@ -138,7 +153,9 @@ def build_manifest(
     lead = next(p for p in parts if p.lead)
     inherited = parent.ledger if parent else ()
     segments = join_segments(inherited, lead.ledger)
+    chunks = _chunks(parts, segments, parent)
     built = Manifest(
+        features=(manifests.BLAKE3,) if any(c.digest.startswith("b3-") for c in chunks) else (),
         run=run,
         epoch=lead.epoch,
         step=lead.step,
@@ -147,7 +164,7 @@ def build_manifest(
         parent=parent_key,
         tensors=build_tensors(parts),
         state=lead.state,
-        chunks=_chunks(parts, segments, parent),
+        chunks=chunks,
         ledger=segments,
         seconds=dict(seconds or {}),
         agents=tuple(agents),

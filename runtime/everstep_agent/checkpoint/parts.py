@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep_contract.manifest import Chunk, LedgerSegment, Tensor
+from everstep_contract.wire import PartDigests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class Part:
     """Digest of the names, dtypes and shapes of the rank's whole state."""
     packed: str = ""
     """The layout itself, to name what differs if another rank's digest does."""
+    digests: tuple[PartDigests, ...] = ()
+    """What the rank holds of its own part and of some others', to compare replicas."""
     problem: str = ""
     """Why this share does not exist: the save cannot be completed."""
 

@@ -9,6 +9,7 @@ the job's step advances: every member of a process group that makes progress is 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from everstep_agent.checkpoint.commit_rules import Disagree
 from everstep_agent.coordinator.pod_status import PodStatus, read_pod_status
 from everstep_agent.peers.messages import (
     AgentReport,
@@ -19,11 +20,13 @@ from everstep_agent.peers.messages import (
     State,
     WorkerReport,
 )
-from everstep_contract import levels, report
+from everstep_contract import levels, log, report
 
 SILENT_SECONDS = 8.0
 SAVE_LOST = "SaveLost"
 """The last save failed; no member was lost."""
+REPLICAS_DIFFER = "ReplicasDiffer"
+"""The ranks hold different values of the same state: no rank's may be saved."""
 BELOW_MINIMUM = "BelowMinimum"
 """The survivors of a loss have trained for too long with fewer pods than the job's minimum."""
 STUCK_FACTOR = 1.5
@@ -130,6 +133,26 @@ def find_below_minimum(
         "no replacement has joined; the job waits for one"
     )
     return Break(cause=BELOW_MINIMUM, message=text)
+
+
+def find_disagreement(
+    epoch: EpochLevel, found: Disagree | None, commit: log.Commit | None
+) -> Break | None:
+    """`commit`: to which all go back; without one there is nothing to go back to."""
+    if found is None or commit is None:
+        return None
+    odd = (
+        found.difference.ranks[0]
+        if found.difference.ranks and found.epoch == epoch.number
+        else None
+    )
+    slot = next((m.slot for m in epoch.members if odd in m.ranks.values()), None)
+    return Break(
+        cause=REPLICAS_DIFFER,
+        message=f"{found.message}; all go back to the checkpoint of step {commit.step}",
+        slot=slot,
+        rank=odd if slot is not None else None,
+    )
 
 
 def list_breaks(

@@ -227,7 +227,7 @@ def _begin_epoch(
         incident=state.incidents.id,
         store=term.me.address,
     )
-    term.saves.drop_older(claim.epoch, resume)
+    term.saves.restart(claim.epoch, resume)
     if state.epoch is None:  # only now is it known how far the replaced pods had come
         former = term.run_log.claims[-2].epoch if len(term.run_log.claims) > 1 else 0
         lost = rounds.count_lost(term.reports.all(), former, resume)

@@ -7,7 +7,12 @@ import contextlib
 import math
 
 from everstep_agent.coordinator import breaks, members, postmortem, rounds
-from everstep_agent.coordinator.breaks import ENDS_THE_JOB, SILENT_SECONDS, Break
+from everstep_agent.coordinator.breaks import (
+    ENDS_THE_JOB,
+    REPLICAS_DIFFER,
+    SILENT_SECONDS,
+    Break,
+)
 from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.regroup_rules import note_commit
 from everstep_agent.coordinator.term import STALE_SECONDS, Term
@@ -76,7 +81,8 @@ async def _post_mortem(term: Term, found: Break, cut_at: float) -> tuple[int, Br
                 _have_saved(term, saver)
             case postmortem.Nothing() as nothing:
                 if found.certain or now - cut_at > CAUSE_SECONDS:
-                    await _drain(term)
+                    if term.saves.disagreement is None:
+                        await _drain(term)
                     return nothing.target, found
             case postmortem.Wait() as wait:
                 if wait.message != said:
@@ -95,6 +101,8 @@ def _decide(term: Term, now: float, waited: float) -> postmortem.Decision:
         gone=term.state.gone,
     )
     unsaved = members.list_unsaved(epoch, term.reports.all()) | term.saves.unsaved(epoch.number)
+    if term.saves.disagreement is not None:  # nobody's state may be saved
+        unsaved = {rank for member in epoch.members for rank in member.ranks.values()}
     return postmortem.decide_post_mortem(
         ranks,
         committed=epoch.committed,
@@ -180,7 +188,8 @@ def _settle(term: Term, found: Break, target: int) -> None:
         at = found.failure.step if found.failure else step
         _fail(term, report.Cause(found.cause), found.text, found, at)
         return
-    count_repeats(term, found, (found.failure.step if found.failure else target) + 1)
+    at = found.failure.step if found.failure else target
+    count_repeats(term, found, (step if found.cause == REPLICAS_DIFFER else at) + 1)
 
 
 def count_repeats(term: Term, found: Break, step: int) -> None:
@@ -199,6 +208,12 @@ def count_repeats(term: Term, found: Break, step: int) -> None:
             f" the last time: {found.text}"
         )
         _fail(term, report.Cause.USER_ERROR, text, found, step)
+    if before + 1 >= report.SAME_FAULT_LIMIT and found.cause == REPLICAS_DIFFER:
+        text = (
+            f"the ranks differed {before + 1} times after step {step - 1}: likely state that each rank "
+            f"has for itself, or a computation that differs between ranks; the last time: {found.text}"
+        )
+        _fail(term, report.Cause.USER_ERROR, text, found, step - 1)
     if before + 1 >= report.SAME_FAULT_LIMIT and found.cause == breaks.SAVE_LOST:
         text = f"the state of step {step - 1} could not be saved {before + 1} times: {found.text}"
         _fail(term, report.Cause.STORE, text, found, step - 1)

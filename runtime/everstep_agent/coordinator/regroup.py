@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from everstep_agent.coordinator import members, regroup_rules, rounds
-from everstep_agent.coordinator.breaks import BELOW_MINIMUM, Break
+from everstep_agent.coordinator.breaks import BELOW_MINIMUM, REPLICAS_DIFFER, Break
 from everstep_agent.coordinator.gather import judge_claim, log_epoch
 from everstep_agent.coordinator.recover import cause_of, count_repeats, refine
 from everstep_agent.coordinator.term import Term
@@ -31,6 +31,8 @@ def why_not(term: Term, found: Break) -> str:
     """Why this loss must restart the epoch; empty if the survivors may go on in place."""
     if found.cause == BELOW_MINIMUM:
         return "the job waits for more pods"
+    if found.cause == REPLICAS_DIFFER:
+        return "the survivors' states differ"
     return why_not_wanted(term) or regroup_rules.why_not_in_place(
         term.running,
         term.recent(),

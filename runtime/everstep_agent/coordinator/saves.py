@@ -58,6 +58,8 @@ class Saves:
         self.notes: tuple[str, ...] = ()
         self.impossible = ""
         """Why no checkpoint of this job can be made: its ranks do not hold the same state."""
+        self.disagreement: commit_rules.Disagree | None = None
+        """Its ranks do not hold the same values any more: all go back to the newest commit."""
         self.committed_at = time.monotonic()
         """Time of the newest commit; before the first of this term, the time of taking the role."""
 
@@ -81,6 +83,11 @@ class Saves:
 
     def drop_older(self, epoch: int, step: int) -> None:
         self._pending.drop_older(epoch, step)
+
+    def restart(self, epoch: int, step: int) -> None:
+        """All ranks begin `epoch` with the state of this commit."""
+        self.drop_older(epoch, step)
+        self.disagreement = None
 
     @property
     def busy(self) -> bool:
@@ -108,6 +115,10 @@ class Saves:
                 case commit_rules.Differ():
                     self._give_up((epoch.number, step), "RanksDiffer", found.message)
                     self.impossible = found.message
+                case commit_rules.Disagree():
+                    self._give_up((epoch.number, step), "ReplicasDiffer", found.message)
+                    self.disagreement = found
+                    return
 
     async def _commit(self, parts: tuple[Part, ...], epoch: EpochLevel, spent: SpentTime) -> None:
         key = (parts[0].epoch, parts[0].step)

@@ -16,6 +16,7 @@ from everstep_agent.coordinator.breaks import (
     Break,
     find_below_minimum,
     find_break,
+    find_disagreement,
     find_late_regroup,
     find_late_start,
 )
@@ -46,9 +47,11 @@ async def train(term: Term) -> str:
             continue
         _advance(term, workers, now)
         term.saves.pump(term.running, term.applied(), term.spent())
-        if term.saves.impossible:
-            term.end(report.Cause.MISUSE, term.saves.impossible)
+        if why := _why_impossible(term):
+            term.end(report.Cause.MISUSE, why)
             return ""
+        if term.saves.disagreement is not None:
+            continue
         lost = last_save.find_lost(
             term.running, workers, term.saves, wait, now=now, trouble=term.storage_error is not None
         )
@@ -74,7 +77,8 @@ def _find_loss(
     """A lost member, or a limit of the epoch that has passed."""
     epoch, least, began = term.running, term.wanted.min_workers, now - watch.began
     return (
-        _find_break(term, watch, now)
+        find_disagreement(epoch, term.saves.disagreement, term.newest_commit())
+        or _find_break(term, watch, now)
         or find_late_start(
             epoch,
             term.reports.all(),
@@ -89,6 +93,17 @@ def _find_loss(
             short=watch.short(len(epoch.members) < least, now),
             limit=term.settings.below_min_seconds,
         )
+    )
+
+
+def _why_impossible(term: Term) -> str:
+    """Why no checkpoint of this job can be made; empty: as far as known, one can."""
+    found = term.saves.disagreement
+    if found is None or term.newest_commit() is not None:
+        return term.saves.impossible
+    return (
+        f"{found.message}, at the first save: this looks like state that each rank has for itself. "
+        "Track only what is the same on every rank"
     )
 
 
