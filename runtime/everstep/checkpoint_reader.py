@@ -1,5 +1,8 @@
-"""Reads a checkpoint that the agent has fetched and verified: a manifest and a folder of chunks."""
+"""Reads a checkpoint that the agent has fetched and verified: a manifest, a folder of chunks, and chunks that still
+lie where they were staged.
+"""
 
+import json
 import math
 import mmap
 import os
@@ -18,14 +21,17 @@ class Checkpoint:
         StateError: the manifest cannot be read.
     """
 
-    def __init__(self, manifest_path: str, chunks: str) -> None:
+    def __init__(self, manifest_path: str, chunks: str, held: str | None = None) -> None:
         try:
             self.manifest = manifest.decode(Path(manifest_path).read_bytes())
-        except (OSError, codec.DecodeError) as error:
+            self._held: dict[str, tuple[str, int]] = (
+                json.loads(Path(held).read_bytes()) if held else {}
+            )
+        except (OSError, ValueError, codec.DecodeError) as error:
             raise StateError(f"cannot read the checkpoint {manifest_path}: {error}") from error
         self._chunks = Path(chunks)
         self._tensors = {t.name: t for t in self.manifest.tensors}
-        self._maps: dict[str, torch.Tensor] = {}
+        self._maps: dict[Path, torch.Tensor] = {}
 
     def tensor(self, name: str) -> torch.Tensor:
         """Shape and dtype as stored, on the CPU. Raises `StateError` if there is none."""
@@ -55,8 +61,13 @@ class Checkpoint:
         return raw.view(dtype).view(piece.lengths)
 
     def _chunk(self, digest: str) -> torch.Tensor:
-        if digest not in self._maps:
-            descriptor = os.open(self._chunks / digest, os.O_RDONLY | os.O_CLOEXEC)
+        path, start = self._held.get(digest, (self._chunks / digest, 0))
+        return self._map(Path(path))[start:]
+
+    def _map(self, path: Path) -> torch.Tensor:
+        """The bytes of a whole file."""
+        if path not in self._maps:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 page = mmap.mmap(
                     descriptor,
@@ -66,5 +77,5 @@ class Checkpoint:
                 )
             finally:
                 os.close(descriptor)
-            self._maps[digest] = torch.frombuffer(page, dtype=torch.uint8)
-        return self._maps[digest]
+            self._maps[path] = torch.frombuffer(page, dtype=torch.uint8)
+        return self._maps[path]

@@ -83,7 +83,9 @@ class Session:
         self.tracked = Tracked()
         self.reducer = Reducer(exact=exact_reduction)
         self.device = choose_device(start.local_rank)
-        self.checkpoint = Checkpoint(start.manifest, start.chunks or "") if start.manifest else None
+        self.checkpoint = (
+            Checkpoint(start.manifest, start.chunks or "", start.held) if start.manifest else None
+        )
         self.buffers = Buffers(self.tracked)
         self.applied = start.applied
         self.told_epoch = 0

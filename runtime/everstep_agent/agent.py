@@ -15,6 +15,7 @@ from pathlib import Path
 from everstep_agent import exit_report, logline
 from everstep_agent.agent_state import AgentState
 from everstep_agent.api import Api
+from everstep_agent.checkpoint.memory_tier import list_left
 from everstep_agent.context import Context
 from everstep_agent.delivery import Delivery
 from everstep_agent.identity import Identity
@@ -283,11 +284,12 @@ def read_former(memory: str) -> position.Position | None:
 
 def count_incarnation(memory: str) -> int:
     """The number of this start of the container, counted in a folder that survives restarts. Frees
-    the memory that the last run left behind.
+    the memory that the last run left behind, but for saves that are in the store.
     """
     folder = Path(memory)
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in [*folder.glob("position-*"), *folder.glob("staging/*")]:
+    kept = {path for held in list_left(folder / "staging") for path in (held.path, held.note)}
+    for stale in {*folder.glob("position-*"), *folder.glob("staging/*")} - kept:
         stale.unlink(missing_ok=True)
     path = folder / "incarnation"
     try:

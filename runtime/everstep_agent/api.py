@@ -7,9 +7,16 @@ from everstep_agent.agent_state import AgentState
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.coordinator.term import Term
 from everstep_agent.own_agent import OwnAgent
-from everstep_agent.peers import http
+from everstep_agent.peers import http, peer_tier
 from everstep_agent.peers.client import PeerError, Pool
-from everstep_agent.peers.messages import Accepted, After, AgentReport, LedgerCall, StoreCall
+from everstep_agent.peers.messages import (
+    Accepted,
+    After,
+    AgentReport,
+    ChunkCall,
+    LedgerCall,
+    StoreCall,
+)
 from everstep_agent.pod import fetch_ledger
 from everstep_agent.pod.relay import answer_call
 from everstep_contract import codec, levels, names
@@ -38,6 +45,7 @@ class Api:
             "/v1/part": self._part,
             "/v1/store": self._store,
             fetch_ledger.PATH: self._ledger,
+            peer_tier.PATH: self._chunk,
         }
 
     async def _wanted(self, body: bytes) -> bytes:
@@ -110,6 +118,10 @@ class Api:
         """For a pod that joins the running epoch."""
         call = codec.loads(LedgerCall, body)
         return codec.dumps(fetch_ledger.answer_call(self._own.book, call))
+
+    async def _chunk(self, body: bytes) -> bytes:
+        """For a pod that restores what this one holds in memory."""
+        return await peer_tier.answer_call(self._own.memory, codec.loads(ChunkCall, body))
 
     def _term(self) -> Term:
         if self._state.coordinator is None:

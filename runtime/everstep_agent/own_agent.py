@@ -4,6 +4,7 @@ import time
 
 from everstep_agent.agent_state import AgentState
 from everstep_agent.checkpoint.ledger import Book
+from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.identity import Identity
 from everstep_agent.peers.following import Holder
 from everstep_agent.peers.group_store import GroupStore
@@ -59,6 +60,10 @@ class OwnAgent:
     def book(self) -> Book:
         """The part of the ledger that no manifest covers yet."""
         return self._pod.book
+
+    @property
+    def memory(self) -> MemoryTier:
+        return self._pod.memory
 
     def follow(self, holder: Holder | None) -> None:
         self._state.following = holder

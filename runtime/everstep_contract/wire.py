@@ -46,6 +46,8 @@ class Start:
     """Path of the manifest file to resume from."""
     chunks: str | None = None
     """Folder that holds its verified chunks, each under its digest."""
+    held: str | None = None
+    """Path of a JSON object for the chunks that lie in other files: digest → [path, first byte]."""
     staging: str
     """Folder in memory for staged saves."""
     save_every_steps: int = 0

@@ -112,8 +112,11 @@ class Worker:
         document = json.loads(Path(self.start.manifest).read_bytes())
         assert document["state"]["step"] == self.applied, document["state"]
         (tensor,) = document["tensors"]
+        held = json.loads(Path(self.start.held).read_bytes()) if self.start.held else {}
         for piece in tensor["pieces"]:
-            raw = Path(self.start.chunks, piece["chunk"]).read_bytes()
+            name = piece["chunk"]
+            path, first = held.get(name, (f"{self.start.chunks}/{name}", 0))
+            raw = Path(path).read_bytes()[first:]
             for i in range(piece["lengths"][0]):
                 (value,) = struct.unpack_from("<d", raw, piece["at"] + 8 * i)
                 self.values[piece["offsets"][0] + i] = value

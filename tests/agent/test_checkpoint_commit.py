@@ -7,7 +7,7 @@ import pytest
 from agent.a_run import ARun, claim, commit, entry, feeds, stage, upload
 from agent.unreliable import UnreliableStore
 from everstep_agent import logline
-from everstep_agent.checkpoint import commit_rules
+from everstep_agent.checkpoint import commit_rules, digest
 from everstep_agent.checkpoint.chunk_upload import Uploader, chunk_key
 from everstep_agent.checkpoint.commit import Committed, Committer, NotCommitted
 from everstep_agent.checkpoint.commit_rules import BadSave, Drop, Ready, Wait, decide_commit
@@ -307,19 +307,20 @@ async def test_chunks_of_a_committed_save_are_sent_once(
     uploader = Uploader(watched, TOKEN)
     first = stage(tmp_path, epoch=1, step=1, rank=1, world=2)
     again = replace(first, step=2)
-    one = await uploader.upload(first, 1)
-    two = await uploader.upload(again, 1)
+    one = (await uploader.upload(first, 1)).part
+    two = (await uploader.upload(again, 1)).part
     assert one.chunks[0].key != two.chunks[0].key
     uploader.committed(1, 2)
-    three = await uploader.upload(replace(first, step=3), 1)
+    three = (await uploader.upload(replace(first, step=3), 1)).part
     assert three.chunks == two.chunks
     assert len(watched.calls) == 2
 
 
 async def test_a_part_survives_the_wire(memory: ObjectStore, tmp_path: Path) -> None:
-    sent = await Uploader(memory, TOKEN).upload(
+    uploaded = await Uploader(memory, TOKEN).upload(
         stage(tmp_path, epoch=1, step=2, rank=0, world=1), 0, [entry(1), entry(2), entry(3)]
     )
+    sent = uploaded.part
     assert codec.loads(Part, codec.dumps(sent)) == sent
     assert [(s.first, s.last) for s in sent.ledger] == [(1, 2)]
     assert all(c.key == chunk_key(TOKEN, 2, c.digest) for c in sent.chunks)
@@ -327,11 +328,14 @@ async def test_a_part_survives_the_wire(memory: ObjectStore, tmp_path: Path) -> 
 
 
 async def test_a_large_share_goes_up_in_many_chunks(memory: ObjectStore, tmp_path: Path) -> None:
-    sent = await Uploader(memory, TOKEN, chunk_bytes=192, concurrency=2).upload(
-        stage(tmp_path, epoch=1, step=2, rank=0, world=1), 0
-    )
-    assert len(sent.chunks) > 3
-    assert all(c.bytes <= 192 for c in sent.chunks)
+    staged = stage(tmp_path, epoch=1, step=2, rank=0, world=1)
+    sent = await Uploader(memory, TOKEN, chunk_bytes=192, concurrency=2).upload(staged, 0)
+    assert len(sent.part.chunks) > 3
+    assert all(c.bytes <= 192 for c in sent.part.chunks)
+    body = Path(staged.path).read_bytes()  # noqa: ASYNC240
+    for chunk in sent.part.chunks:
+        first, end = sent.spans[chunk.digest]
+        assert digest.find_difference(body[first:end], chunk.digest) == ""
 
 
 async def test_an_upload_that_fails_leaves_no_task_behind(

@@ -33,6 +33,34 @@ async def test_a_killed_worker_costs_no_step(tmp_path: Path) -> None:
         await assert_exact(gang, 20)
 
 
+async def test_a_restart_reads_no_chunk_from_the_store(tmp_path: Path) -> None:
+    """One pod has staged the whole state; the others get it from there."""
+    async with Gang(tmp_path, 3) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        await die_between_two_steps(gang, 1)
+        await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
+        sources = [dict(agent.pod.restored_from) for agent in gang.agents.values()]
+        assert sorted(map(list, sources)) == [["memory"], ["peer"], ["peer"]]
+        await gang.reports()
+        await assert_exact(gang, 20)
+
+
+async def test_agents_that_all_come_back_adopt_what_they_held(tmp_path: Path) -> None:
+    gang = Gang(tmp_path, 2, save_every_steps=12)
+    gang.stub["STUB_STEP_MS"] = "60"  # no other save follows before the agents are killed
+    async with gang:
+        await gang.until(lambda s: s.committed and s.committed.step == 12)
+        for slot in (0, 1):
+            await gang.kill(slot, say=False)
+        for slot in (0, 1):
+            await gang.start(slot, 0)
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        for agent in gang.agents.values():
+            assert set(agent.pod.restored_from) == {"memory"}
+        await gang.reports()
+        await assert_exact(gang, 20)
+
+
 async def test_two_workers_killed_at_once_are_outlived_by_the_third(tmp_path: Path) -> None:
     async with Gang(tmp_path, 3) as gang:
         await gang.until(lambda s: s.step >= 3)

@@ -4,6 +4,7 @@ import asyncio
 import mmap
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.chunking import CHUNK_BYTES, BadStaging, ChunkPlan, plan_chunks
@@ -24,6 +25,13 @@ def chunk_key(token: str, step: int, digest: str) -> str:
     key.
     """
     return f"chunks/{token[:8]}/{step:010d}/{digest}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploaded:
+    part: Part
+    spans: dict[str, tuple[int, int]]
+    """Digest → where the chunk lies in the staged file: first byte, and the byte after the last."""
 
 
 class Uploader:
@@ -49,7 +57,9 @@ class Uploader:
         self._uploaded: dict[tuple[int, int], dict[str, Chunk]] = {}
         self._known: dict[str, Chunk] = {}
 
-    async def upload(self, staged: Staged, rank: int, entries: Iterable[LedgerEntry] = ()) -> Part:
+    async def upload(
+        self, staged: Staged, rank: int, entries: Iterable[LedgerEntry] = ()
+    ) -> Uploaded:
         """Store everything that one rank staged.
 
         Args:
@@ -64,7 +74,7 @@ class Uploader:
         chunks = await self._send_file(staged, plans) if plans else []
         segments, book = await self._send_ledger(staged, entries) if staged.lead else ((), [])
         self._remember(staged, [*chunks, *book])
-        return Part(
+        part = Part(
             epoch=staged.epoch,
             step=staged.step,
             rank=rank,
@@ -78,6 +88,8 @@ class Uploader:
             packed=staged.packed,
             digests=staged.digests,
         )
+        spans = {c.digest: (p.start, p.end) for c, p in zip(chunks, plans, strict=True)}
+        return Uploaded(part=part, spans=spans)
 
     def committed(self, epoch: int, step: int) -> None:
         """The save of (epoch, step) is in the log: its chunks may be reused."""

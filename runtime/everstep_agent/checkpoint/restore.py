@@ -1,15 +1,17 @@
 """From a commit to verified files that workers can map. Workers never access the store."""
 
 import asyncio
+import json
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
-from everstep_agent.storage.errors import BadAddress, NotFound, TooLarge
+from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.checkpoint.tiers import StoreTier, Tier, find_problem
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec
 from everstep_contract.log import Commit
@@ -17,6 +19,7 @@ from everstep_contract.manifest import Chunk, Manifest
 
 CONCURRENCY = 4
 MANIFEST_NAME = "manifest.json"
+HELD_NAME = "held.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,28 +29,51 @@ class Fetched:
     manifest_path: Path
     chunks: Path
     """Folder of the chunk files, each named by its digest."""
+    held_path: Path
+    """Names the chunks that lie in other files (`wire.Start.held`)."""
+    sources: Mapping[str, int]
+    """Tier → how many chunks came from it."""
 
 
 async def fetch_checkpoint(
-    store: ObjectStore, commit: Commit, folder: Path, *, concurrency: int = CONCURRENCY
+    store: ObjectStore,
+    commit: Commit,
+    folder: Path,
+    *,
+    memory: MemoryTier | None = None,
+    nearer: Sequence[Tier] = (),
+    concurrency: int = CONCURRENCY,
 ) -> Fetched:
     """Bring one checkpoint into `folder`; what is there already and right is kept, anything else
     removed.
+
+    Args:
+        memory: this pod's, with that folder.
+        nearer: tiers to ask before the store.
 
     Raises:
         Broken: the manifest or a chunk is gone or not what was committed.
         StoreError: the store cannot say.
         OSError: `folder` has no room.
     """
+    memory = memory or MemoryTier(folder)
     manifest = await fetch_manifest(store, commit)
-    chunks = folder / "chunks"
     needed = choose_chunks(manifest)
-    await asyncio.to_thread(_clear, chunks, {c.digest for c in needed})
-    slots = asyncio.Semaphore(concurrency)
-    await all_of(_fetch_chunk(store, chunk, chunks, slots) for chunk in needed)
-    path = folder / MANIFEST_NAME
-    await asyncio.to_thread(_replace, path, codec.dumps(manifest))
-    return Fetched(commit=commit, manifest=manifest, manifest_path=path, chunks=chunks)
+    await memory.keep({c.digest for c in needed})
+    tiers, turns = (*nearer, StoreTier(store)), asyncio.Semaphore(concurrency)
+    sources = Counter(await all_of(_bring(chunk, memory, tiers, turns) for chunk in needed))
+    held = memory.locate(c.digest for c in needed)
+    where = {name: [str(region.path), region.start] for name, region in held.items()}
+    await asyncio.to_thread(_replace, folder / MANIFEST_NAME, codec.dumps(manifest))
+    await asyncio.to_thread(_replace, folder / HELD_NAME, json.dumps(where).encode())
+    return Fetched(
+        commit=commit,
+        manifest=manifest,
+        manifest_path=folder / MANIFEST_NAME,
+        chunks=memory.chunks,
+        held_path=folder / HELD_NAME,
+        sources=dict(sources),
+    )
 
 
 def choose_chunks(manifest: Manifest) -> list[Chunk]:
@@ -58,46 +84,31 @@ def choose_chunks(manifest: Manifest) -> list[Chunk]:
 
 async def fetch_verified(store: ObjectStore, chunk: Chunk) -> bytes:
     """Raises `Broken` if the chunk is missing or does not match its digest."""
-    try:
-        body = await store.get(chunk.key)
-    except NotFound:
-        raise Broken(f"{chunk.key} is gone") from None
-    except (BadAddress, TooLarge) as error:
-        raise Broken(str(error)) from None
-    if len(body) != chunk.bytes:
-        raise Broken(f"{chunk.key} has {len(body)} bytes, not {chunk.bytes}")
-    if differs := await asyncio.to_thread(digest.find_difference, body, chunk.digest):
-        raise Broken(f"{chunk.key} is corrupt: {differs}")
+    body = await StoreTier(store).get(chunk)
+    if problem := await asyncio.to_thread(find_problem, chunk, body):
+        raise Broken(problem)
+    assert body is not None
     return body
 
 
-async def _fetch_chunk(
-    store: ObjectStore, chunk: Chunk, folder: Path, slots: asyncio.Semaphore
-) -> None:
-    path = folder / chunk.digest
-    async with slots:
-        if await asyncio.to_thread(_is_there, path, chunk):
-            return
-        body = await fetch_verified(store, chunk)
-        await asyncio.to_thread(_replace, path, body)
-
-
-def _is_there(path: Path, chunk: Chunk) -> bool:
-    if not path.is_file() or path.stat().st_size != chunk.bytes:
-        return False
-    return digest.matches_file(path, chunk.digest)
+async def _bring(
+    chunk: Chunk, memory: MemoryTier, tiers: Sequence[Tier], turns: asyncio.Semaphore
+) -> str:
+    """The name of the tier that it came from. Raises as `fetch_checkpoint`."""
+    async with turns:
+        if await memory.holds(chunk):
+            return memory.name
+        problem = ""
+        for tier in tiers:
+            body = await tier.get(chunk)
+            problem = await asyncio.to_thread(find_problem, chunk, body)
+            if body is not None and not problem:
+                await memory.put(chunk, body)
+                return tier.name
+        raise Broken(problem)
 
 
 def _replace(path: Path, body: bytes) -> None:
     part = path.with_name(path.name + ".part")
     part.write_bytes(body)
     os.replace(part, path)
-
-
-def _clear(folder: Path, keep: Iterable[str]) -> None:
-    """Frees memory at once: a worker that still maps a removed file keeps it until it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = set(keep)
-    for path in folder.iterdir():
-        if path.name not in kept:
-            path.unlink(missing_ok=True)

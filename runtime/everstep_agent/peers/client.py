@@ -3,6 +3,8 @@ address may belong to another pod by now.
 """
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -55,6 +57,14 @@ class PeerClient:
         """Raises `PeerError` after `timeout` seconds at the latest, also for an answer that does
         not decode.
         """
+        raw = await self.fetch(path, body, timeout=timeout)
+        try:
+            return codec.loads(answer, raw)
+        except codec.DecodeError as error:
+            raise PeerError(f"{self.address}{path}: {error}", refused=True) from None
+
+    async def fetch(self, path: str, body: Any, *, timeout: float) -> bytes:
+        """The body of the answer. Raises `PeerError` after `timeout` seconds at the latest."""
         raw = codec.dumps(body)
         where = f"{self.address}{path}"
         try:
@@ -63,10 +73,7 @@ class PeerClient:
         except (OSError, ValueError) as error:
             what = str(error) or f"no answer within {timeout:g} s"
             raise PeerError(f"{where}: {what}") from None
-        try:
-            return codec.loads(answer, _judge(where, found))
-        except codec.DecodeError as error:
-            raise PeerError(f"{where}: {error}", refused=True) from None
+        return _judge(where, found)
 
 
 def _judge(where: str, found: Answer) -> bytes:
@@ -95,10 +102,19 @@ class Pool:
     async def call(
         self, address: str, path: str, body: Any, answer: type[T], *, timeout: float
     ) -> T:
+        async with self._borrow(address) as client:
+            return await client.call(path, body, answer, timeout=timeout)
+
+    async def fetch(self, address: str, path: str, body: Any, *, timeout: float) -> bytes:
+        async with self._borrow(address) as client:
+            return await client.fetch(path, body, timeout=timeout)
+
+    @contextlib.asynccontextmanager
+    async def _borrow(self, address: str) -> AsyncIterator[PeerClient]:
         idle = self._idle.setdefault(address, [])
         client = idle.pop() if idle else PeerClient(address, self._token)
         try:
-            return await client.call(path, body, answer, timeout=timeout)
+            yield client
         except BaseException:
             await client.close()
             raise

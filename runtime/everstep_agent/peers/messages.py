@@ -393,6 +393,15 @@ class Who:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkCall:
+    """For `count` bytes of a chunk, from `start` on; the answer is the bytes, none if it is not held."""
+
+    digest: str
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerCall:
     """To the agent of a member: its ledger entries that no manifest covers yet, after this place."""
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from everstep_agent.checkpoint.ledger import Book
+from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.restore import Fetched
 from everstep_agent.context import Context
@@ -25,6 +26,7 @@ from everstep_agent.peers.messages import (
     Stage,
     State,
 )
+from everstep_agent.peers.peer_tier import PeerTier, choose_order
 from everstep_agent.pod import device_waits, hang, head_start, spawn
 from everstep_agent.pod.arming import Arming, order_save
 from everstep_agent.pod.deaths import Deaths
@@ -32,7 +34,7 @@ from everstep_agent.pod.fetch_ledger import LedgerFetcher
 from everstep_agent.pod.fetch_state import Restorer
 from everstep_agent.pod.in_place_join import InPlaceJoin
 from everstep_agent.pod.relay import STORE_FRAMES, Relay
-from everstep_agent.pod.save_queue import Uploads
+from everstep_agent.pod.save_queue import Listener, Uploads
 from everstep_agent.pod.time_ledger import TimeLedger
 from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.worker_report import build_worker_report, find_unheard_of
@@ -77,7 +79,9 @@ class Pod:
         self.level: EpochLevel | None = None
         """The level of the epoch that the local workers are in."""
         self._newest: Levels | None = None
-        self._restorer = Restorer(store, Path(settings.memory) / "restore", self._touch, line)
+        restore = Path(settings.memory) / "restore"
+        self.memory = MemoryTier(restore, Path(settings.memory) / "staging")
+        self._restorer = Restorer(store, restore, self.memory, self._touch, line)
         self._arming = Arming()
         self.book = Book()
         self._ledger_fetcher = LedgerFetcher(relay.pool, self.book, self._touch, line)
@@ -208,9 +212,9 @@ class Pod:
             self.store,
             token,
             self.book,
-            on_part=self._on_part,
-            on_failed=self._unsaved,
-            line=self.line,
+            self.memory,
+            Listener(on_part=self._on_part, on_failed=self._unsaved),
+            self.line,
         )
 
     def _wants_fresh(self, published: Levels) -> bool:
@@ -243,7 +247,11 @@ class Pod:
         mine = level.member(*self.me.id)
         if mine is None or self.joined != level.number or self._restorer.epoch >= level.number:
             return
-        self._restorer.ask(level.number, level.commit, partial(self._restored, level, mine))
+        addresses = [m.address for m in level.members]
+        peers = PeerTier(self.relay.pool, choose_order(addresses, mine.address))
+        self._restorer.ask(
+            level.number, level.commit, (peers,), partial(self._restored, level, mine)
+        )
 
     async def _restored(
         self, level: EpochLevel, mine: EpochMember, fetched: Fetched | None, seconds: float
@@ -428,6 +436,11 @@ class Pod:
         self._touch()
         if self._newest is not None:
             self.apply(self._newest)
+
+    @property
+    def restored_from(self) -> Mapping[str, int]:
+        """Tier → how many chunks of the last restore came from it."""
+        return self._restorer.sources
 
     def look(self, now: float) -> None:
         """Does what is due by time alone."""

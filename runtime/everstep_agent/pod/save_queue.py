@@ -12,6 +12,7 @@ from everstep_agent import logline
 from everstep_agent.checkpoint.chunk_upload import Uploader
 from everstep_agent.checkpoint.chunking import BadStaging
 from everstep_agent.checkpoint.ledger import Book
+from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.parts import Part, replaces
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
@@ -32,25 +33,29 @@ class Job:
     rank: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    on_part: Callable[[Part], None]
+    on_failed: Callable[[wire.Staged, int], None]
+    """Receives a staged save that cannot be read, and its rank."""
+
+
 class Uploads:
-    """One per epoch: keys are (epoch, step), void once the epoch's claim is no longer the newest.
-    `on_failed` receives a staged save that cannot be read, and its rank.
-    """
+    """One per epoch: keys are (epoch, step), void once the epoch's claim is no longer the newest."""
 
     def __init__(
         self,
         store: ObjectStore,
         token: str,
         book: Book,
-        *,
-        on_part: Callable[[Part], None],
-        on_failed: Callable[[wire.Staged, int], None],
+        memory: MemoryTier,
+        listener: Listener,
         line: logline.Log,
     ) -> None:
         self._uploader = Uploader(store, token)
+        self._memory = memory
         self._book = book
-        self._on_part = on_part
-        self._on_failed = on_failed
+        self._listener = listener
         self._line = line
         self._waits = logline.Once(line, "upload_waits")
         self._waiting: list[Job] = []
@@ -68,6 +73,7 @@ class Uploads:
         digest, packed = self._layouts.get(rank, ("", ""))
         if digest == staged.layout:
             staged = replace(staged, packed=packed)
+        self._memory.release_others(staged.step)
         self._waiting.append(Job(staged=staged, rank=rank))
         mine = [j for j in self._waiting if j.rank == rank and not j.staged.whole]
         for job in mine[:-WAITING]:
@@ -111,7 +117,7 @@ class Uploads:
             # retired in the meantime.
             self._uploader.forget()
         try:
-            part = await self._uploader.upload(staged, job.rank, self._book.upto(staged.step))
+            found = await self._uploader.upload(staged, job.rank, self._book.upto(staged.step))
         except StoreError as error:
             self.error = error.to_level()
             self._waits.say(step=staged.step, kind=error.kind, message=str(error))
@@ -121,9 +127,11 @@ class Uploads:
             self._drop(job)
             self.give_up(staged, job.rank, str(error))
             return
-        self.error = None
+        self.error, part = None, found.part
         self._waits.passed()
-        self._drop(job)
+        if job in self._waiting:  # else it was dropped meanwhile, and its file is gone
+            self._waiting.remove(job)
+            self._memory.hold(staged.step, staged.path, found.spans)
         self._line.say("uploaded", step=part.step, rank=part.rank, bytes=part.bytes)
         self._keep(part)
 
@@ -132,7 +140,9 @@ class Uploads:
         key = (staged.epoch, staged.step, rank)
         if key not in self.parts:
             self._line.say("save_dropped", step=staged.step, rank=rank, message=problem)
-        self._on_failed(staged, rank)
+        if not staged.path:  # there was no room for a copy
+            self._memory.release_others(staged.step)
+        self._listener.on_failed(staged, rank)
         if not staged.whole:
             self._keep(Part(epoch=staged.epoch, step=staged.step, rank=rank, problem=problem))
             old = [k for k, p in self.parts.items() if p.problem and k[2] == rank]
@@ -143,7 +153,7 @@ class Uploads:
         key = part.epoch, part.step, part.rank
         if replaces(part, self.parts.get(key)):
             self.parts[key] = part
-            self._on_part(part)
+            self._listener.on_part(part)
 
     def _drop(self, job: Job) -> None:
         if job in self._waiting:

@@ -17,6 +17,8 @@ class Files(Protocol):
     def manifest_path(self) -> object: ...
     @property
     def chunks(self) -> object: ...
+    @property
+    def held_path(self) -> object: ...
 
 
 def is_fresh_wanted(published: Levels, slot: int, over: Collection[bool]) -> bool:
@@ -49,6 +51,7 @@ def build_start(
         applied=level.resume,
         manifest=str(fetched.manifest_path) if fetched else None,
         chunks=str(fetched.chunks) if fetched else None,
+        held=str(fetched.held_path) if fetched else None,
         staging=os.path.join(settings.memory, "staging"),
         save_every_steps=same.save_every_steps,
         guard_factor=same.guard_factor,
