@@ -5,7 +5,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from everstep_checkpoint import environments, running, workload
@@ -89,5 +89,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _save(rows: Sequence[Row]) -> None:
+    """Replaces the results of the same systems and sizes; others stay."""
+    new = [row.to_document() for row in rows]
+    held = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    again = {_key(row) for row in new}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps([row.to_document() for row in rows], indent=1))
+    RESULTS.write_text(json.dumps([*(r for r in held if _key(r) not in again), *new], indent=1))
+
+
+def _key(row: Mapping[str, object]) -> tuple[object, ...]:
+    return row["system"], row["mib"], row["ranks"]

@@ -98,13 +98,16 @@ class TorchCheckpointing:
 
     def __init__(self) -> None:
         import torch_checkpointing as library
+        from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
         save = library.AsyncCheckpointSaverConfig(
             staging_config=library.CheckpointStagerConfig(
                 use_pinned_memory=False, use_non_blocking_copy=False
             )
         )
-        self._manager = library.CheckpointManager.Config(save=save).build()
+        # With direct I/O a write fails (EINVAL) on file systems that want other alignments.
+        storage = LocalFileSystemStorageConfig(use_direct_io=False)
+        self._manager = library.CheckpointManager.Config(save=save, storage_config=storage).build()
         self._written: Future[Any] | None = None
 
     def save(self, path: str, model: torch.nn.Module) -> None:
