@@ -41,7 +41,8 @@ def _of_part(tensors: state.Tensors, part: int, world: int) -> wire.PartDigests:
 def sum_words(tensor: torch.Tensor) -> int:
     """The sum of a tensor's bits as words of 64 bits, modulo 2**64, computed where the tensor lies.
 
-    It differs if any one word does, and, by chance alone, for all but one in 2**64 other differences.
+    Tensors that differ in one word have different sums. Others that differ have the same sum by chance, in one of 2**64
+    cases.
     """
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     whole = raw.numel() // _WORD * _WORD

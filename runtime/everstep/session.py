@@ -284,7 +284,6 @@ class Session:
             self._drop_copy(staged, str(error))
             return
         if torn := shot.find_changed(held):
-            os.unlink(staged.path)
             self._drop_copy(
                 staged,
                 f"{torn} was changed while it was copied: change it after the loop over "
@@ -294,6 +293,8 @@ class Session:
         self._hand_over(held, replace(staged, tensors=tensors, digests=told))
 
     def _drop_copy(self, staged: wire.Staged, problem: str) -> None:
+        """Its slot is free again, and the agent learns why the save fails."""
+        Path(staged.path).unlink(missing_ok=True)
         self.staged = -1
         self._report_unstaged(staged.epoch, staged.step, problem, whole=False)
 

@@ -16,8 +16,8 @@ from typing import Any
 from everstep_contract import codec
 
 VERSION = 1
-BLAKE3 = "blake3"
-"""Some digests are BLAKE3."""
+BLAKE3, BLAKE3_PREFIX = "blake3", "b3-"
+"""The feature that a manifest names if digests of it are BLAKE3, and how those begin."""
 FEATURES: frozenset[str] = frozenset({BLAKE3})
 """Features that this reader supports; a manifest that names another one is refused."""
 LIMIT_BYTES = 256 * 1024 * 1024

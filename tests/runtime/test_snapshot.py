@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from everstep import slots
+from everstep import session, slots
 from everstep_contract import wire
 from everstep_contract.report import Cause
 from runtime.a_job import Trial
@@ -95,6 +95,21 @@ def test_a_tensor_that_changes_in_the_middle_of_the_copy_costs_the_save(
     assert "model/weight was changed while it was copied" in torn.problem
     assert second.path
     assert third.path
+    assert list(tmp_path.glob("1-1-*")) == []
+
+
+def test_a_copy_that_fails_costs_the_save_and_leaves_its_slot_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("out of memory")
+
+    trial = Trial(tmp_path, save_every_steps=1).track()
+    monkeypatch.setattr(session.digests, "tell", fail)
+    for step in trial.job.steps(until=3):
+        trial.take(step)
+    assert [s.problem for s in trial.agent.of(wire.Staged)] == ["out of memory", "", ""]
     assert list(tmp_path.glob("1-1-*")) == []
 
 

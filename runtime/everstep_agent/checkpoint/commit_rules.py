@@ -155,7 +155,9 @@ def build_manifest(
     segments = join_segments(inherited, lead.ledger)
     chunks = _chunks(parts, segments, parent)
     built = Manifest(
-        features=(manifests.BLAKE3,) if any(c.digest.startswith("b3-") for c in chunks) else (),
+        features=(manifests.BLAKE3,)
+        if any(c.digest.startswith(manifests.BLAKE3_PREFIX) for c in chunks)
+        else (),
         run=run,
         epoch=lead.epoch,
         step=lead.step,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-PREFIX = "b3-"
+from everstep_contract.manifest import BLAKE3_PREFIX as PREFIX
+
 SHOWN = 12
 
 

@@ -69,7 +69,7 @@ class MemoryTier:
         held = Held(step=step, path=Path(path), spans=dict(spans))
         self._held.append(held)
         with contextlib.suppress(OSError):  # without it a successor reads from the store
-            _replace(held.note, json.dumps({"step": step, "spans": held.spans}).encode())
+            replace_file(held.note, json.dumps({"step": step, "spans": held.spans}).encode())
 
     def release_others(self, step: int) -> None:
         """Delete the staged files of other steps. A worker that has mapped one keeps its bytes."""
@@ -92,7 +92,7 @@ class MemoryTier:
 
     async def put(self, chunk: Chunk, body: bytes) -> None:
         """Raises OSError if there is no room."""
-        await asyncio.to_thread(_replace, self.chunks / chunk.digest, body)
+        await asyncio.to_thread(replace_file, self.chunks / chunk.digest, body)
 
     async def keep(self, digests: Collection[str]) -> None:
         """Delete all other files of chunks. Raises OSError if the folder cannot be made."""
@@ -147,7 +147,8 @@ def _is_name(name: str) -> bool:
     return name.isascii() and name.replace("-", "").isalnum()
 
 
-def _replace(path: Path, body: bytes) -> None:
+def replace_file(path: Path, body: bytes) -> None:
+    """The file is there completely or not at all."""
     part = path.with_name(path.name + ".part")
     part.write_bytes(body)
     os.replace(part, path)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
-from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.checkpoint.memory_tier import MemoryTier, replace_file
 from everstep_agent.checkpoint.tiers import StoreTier, Tier, find_problem
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec
@@ -64,8 +63,8 @@ async def fetch_checkpoint(
     sources = Counter(await all_of(_bring(chunk, memory, tiers, turns) for chunk in needed))
     held = memory.locate(c.digest for c in needed)
     where = {name: [str(region.path), region.start] for name, region in held.items()}
-    await asyncio.to_thread(_replace, folder / MANIFEST_NAME, codec.dumps(manifest))
-    await asyncio.to_thread(_replace, folder / HELD_NAME, json.dumps(where).encode())
+    await asyncio.to_thread(replace_file, folder / MANIFEST_NAME, codec.dumps(manifest))
+    await asyncio.to_thread(replace_file, folder / HELD_NAME, json.dumps(where).encode())
     return Fetched(
         commit=commit,
         manifest=manifest,
@@ -106,9 +105,3 @@ async def _bring(
                 await memory.put(chunk, body)
                 return tier.name
         raise Broken(problem)
-
-
-def _replace(path: Path, body: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(body)
-    os.replace(part, path)
