@@ -280,7 +280,7 @@ def _options(address: str | None) -> Any:
 
 
 def _register(address: str | None) -> None:
-    """gloo with one thread, so that the vector comes after every bucket, at the pod's address."""
+    """gloo with one thread, at the pod's address."""
 
     def create(options: Any, _: object) -> Any:
         made = dist.ProcessGroupGloo(

@@ -21,7 +21,6 @@ from everstep.buffers import Held
 from everstep.errors import Misuse
 from everstep.group import Group
 from everstep.membership import Parked
-from everstep.reducer import sum_dtype
 from everstep.step_state import StepState
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.position import Phase
@@ -54,6 +53,7 @@ class Loop:
             samples=feed.global_batch,
             parameters=len(named),
             buffers=self._session.buffers.numbers,
+            pieces=self._session.reducer.count_pieces(named),
         )
         self._numbers = np.zeros(self._layout.size)
         self._parts = self._layout.parts(self._numbers)
@@ -184,9 +184,13 @@ class Loop:
         return batch
 
     def _send(self, group: Group) -> None:
-        """Launch the buckets that are left, then the vector behind them."""
-        session, self._group = self._session, group
-        session.reducer.flush(group)
+        """Launch the buckets that are left."""
+        self._group = group
+        self._session.reducer.flush(group)
+        self._vector = self._fill_vector()
+
+    def _fill_vector(self) -> torch.Tensor:
+        session = self._session
         for index, loss in self._losses.items():
             self._parts.losses[index] = loss.item()
         self._parts.used[:] = session.reducer.used()
@@ -195,8 +199,7 @@ class Loop:
         parameter = next(iter(self._named.values()), None)
         device = parameter.device if parameter is not None else torch.device("cpu")
         # A copy: if the sum fails, this rank's own numbers are needed again.
-        self._vector = torch.from_numpy(self._numbers.copy()).to(device)
-        session.reducer.launch_last(self._vector)
+        return torch.from_numpy(self._numbers.copy()).to(device)
 
     def _try_to_end(self) -> bool:
         """Whether the reduction is complete. False: members were lost, and there is more to do."""
@@ -211,12 +214,20 @@ class Loop:
         assert self._group is not None
         assert self._vector is not None
         with session.meter.charging("wait", waiting=True):
-            complete = session.reducer.wait()
+            complete = self._sum(self._vector)
         numbers = self._vector.cpu().numpy() if complete else None
         if numbers is None or not session.membership.complete(self._group, numbers):
             return self._recover(self._group)
         self._deliver(numbers)
         return True
+
+    def _sum(self, numbers: torch.Tensor) -> bool:
+        """Whether every sum is complete, that of the vector last: a rank sends it once it has all others,
+        so a rank that has the vector's sum knows that every rank has those of the gradients.
+        """
+        reducer = self._session.reducer
+        squares = numbers[numbers.numel() - self._layout.pieces :]
+        return reducer.wait_sums(squares) and reducer.sum_last(numbers)
 
     def _recover(self, group: Group) -> bool:
         """The sums of `group` do not count. Whether the reduction is complete all the same."""
@@ -256,17 +267,24 @@ class Loop:
         if session.most_reductions > 1 and step.reductions == 0:
             undo_step.keep_copy(step)
         factor = self._feed.global_batch / summary.total_weight if summary.total_weight else 1.0
-        gradients = session.reducer.deliver(parts.used.tolist(), factor, scale=summary.scale)
+        session.reducer.deliver(parts.used.tolist(), factor, scale=summary.scale)
         session.buffers.take(parts.buffers)
         assert self._random is not None
         randomness.restore(self._random)
-        norm = _norm(gradients, summary.scale)
+        norm = self._norm(parts, factor, summary.scale)
         step_checks.watch_jumps(step, summary, norm)
         step.end_reduction(self._entry(summary), norm)
         session.end_copy()
         if not more:
             session.meter.update(phase=Phase.APPLYING)
         self.ended = True
+
+    def _norm(self, parts: vector.Parts, factor: float, scale: float) -> float | None:
+        """Global 2-norm without the scaler's scale; None where an overflow is the scaler's business."""
+        if not self._named:
+            return None
+        norm = self._session.reducer.measure(parts.squares.tolist(), factor)
+        return norm / scale if scale == 1.0 or math.isfinite(norm) else None
 
     def _require_each_once(self, summary: vector.Summary) -> None:
         wrong = [i for i, count in enumerate(summary.counts) if count != 1]
@@ -314,17 +332,3 @@ def _checked_loss(loss: Any, step: int) -> torch.Tensor:
             f"step {step}: step.backward needs a loss of one number, found {found}; use .mean()"
         )
     return loss.reshape(())
-
-
-def _norm(gradients: list[torch.Tensor], scale: float) -> float | None:
-    """Global 2-norm without the scaler's scale; None where an overflow is the scaler's business.
-
-    By `dot`, which takes half the time of `torch.nn.utils.get_total_norm` on a CPU.
-    """
-    if not gradients:
-        return None
-    flat = [g.reshape(-1).to(sum_dtype(g.dtype)) for g in gradients]
-    norm = float(torch.stack([torch.dot(own, own).double() for own in flat]).sum().sqrt())
-    if scale != 1.0:
-        return norm / scale if math.isfinite(norm) else None
-    return norm

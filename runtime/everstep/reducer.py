@@ -2,10 +2,11 @@
 `.grad` becomes a view of these when all sums are complete.
 
 A rank's own gradients stay as they are until the reduced copy is complete. Every rank launches the
-buckets in the same order, the vector last. A launch that fails does not raise in the script: `wait`
-tells.
+buckets in the same order, and the vector when it has all their sums. A launch that fails does not
+raise in the script: `wait_sums` and `sum_last` tell.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ from everstep.group import Group
 BUCKET_BYTES = 25 * 2**20
 """Measured beside DDP on gloo: buckets of 1 MB cost 40 % of a step, and one bucket for all is worse
 than several.
+"""
+PIECE = 2**18
+"""Elements of a bucket whose squares one rank adds up for the norm. The pieces do not depend on the
+number of ranks, so the norm does not either.
 """
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -73,6 +78,10 @@ class _Plan:
         sizes = [self.parameters[i].numel() for i in bucket.indices]
         for index, view in zip(bucket.indices, torch.split(bucket.flat, sizes), strict=True):
             self.views[index] = view.view(self.parameters[index].shape)
+
+    def pieces(self, bucket: _Bucket) -> tuple[torch.Tensor, ...]:
+        """What the norm is added up from; none with fixed-point sums."""
+        return () if self._exact else torch.split(bucket.flat, PIECE)
 
     def replace_buffers(self) -> None:
         """For operations that were abandoned: they may still write into the old ones."""
@@ -130,7 +139,6 @@ class Reducer:
         self._plan = _Plan({}, bucket_bytes)
         self._own: list[torch.Tensor | None] = []
         self._works: list[Any] = []
-        self._vector_work: Any = None
         self.summed = False
         """Every bucket's sum is complete, with or without the vector."""
         self._next = 0
@@ -148,17 +156,20 @@ class Reducer:
         None.
         """
         self._micro_batches = micro_batches
-        key = tuple(id(p) for p in named.values())
-        if key not in self._plans:
-            self._plans[key] = _Plan(named, self._bucket_bytes, exact=self._exact)
-        self._plan = self._plans[key]
+        self._plan = self._find_plan(named)
         self.watch(self._plan.parameters)
-        self._own = [None] * len(key)
+        self._own = [None] * len(named)
         self._reset()
         for parameter in self._plan.parameters:
             parameter.grad = None
         self._plan.leave_shared()
         self._open, self._counting = True, False
+
+    def _find_plan(self, named: dict[str, torch.nn.Parameter]) -> _Plan:
+        key = tuple(id(p) for p in named.values())
+        if key not in self._plans:
+            self._plans[key] = _Plan(named, self._bucket_bytes, exact=self._exact)
+        return self._plans[key]
 
     def repeat(self) -> None:
         """The sums failed: this rank's gradients stay, and more may be added before the next
@@ -170,7 +181,7 @@ class Reducer:
         self._open = True
 
     def _reset(self) -> None:
-        self._group, self._works, self._vector_work = None, [], None
+        self._group, self._works = None, []
         self._next, self.summed = 0, False
         for bucket in self._plan.buckets:
             bucket.reset()
@@ -197,28 +208,46 @@ class Reducer:
     def used(self) -> list[float]:
         return [0.0 if own is None else 1.0 for own in self._own]
 
-    def launch_last(self, vector: torch.Tensor) -> None:
-        """Launch the vector after every bucket."""
-        assert self._group is not None
-        self._vector_work = self._group.sum_small(vector)
+    def count_pieces(self, named: dict[str, torch.nn.Parameter]) -> int:
+        """Into how many pieces the sums of these parameters are cut for their norm."""
+        plan = self._find_plan(named)
+        return sum(len(plan.pieces(bucket)) for bucket in plan.buckets)
 
-    def wait(self) -> bool:
-        """Whether every sum is complete, the vector's too; from here on the hooks do nothing."""
+    def wait_sums(self, squares: torch.Tensor) -> bool:
+        """Whether every bucket's sum is complete; from here on the hooks do nothing.
+
+        Args:
+            squares: [pieces], on the gradients' device. Gets the sum of the squares of those pieces
+                that fall to this rank, while the next bucket is on its way.
+        """
         assert self._group is not None
         self._open = False
         works, self._works = self._works, []
-        last, self._vector_work = self._vector_work, None
-        self.summed = self._group.wait(works)
-        return self.summed and self._group.wait([last])
+        first = 0
+        for bucket, work in zip(self._plan.buckets, works, strict=True):
+            if not self._group.wait([work]):
+                return False
+            first += self._add_squares(squares, first, self._plan.pieces(bucket))
+        self.summed = True
+        return True
 
-    def deliver(
-        self, used: Sequence[float], factor: float, *, scale: float = 1.0
-    ) -> list[torch.Tensor]:
+    def _add_squares(
+        self, squares: torch.Tensor, first: int, pieces: Sequence[torch.Tensor]
+    ) -> int:
+        assert self._group is not None
+        for index, piece in enumerate(pieces, first):
+            if index % self._group.world == self._group.rank:
+                squares[index] = torch.dot(piece, piece)
+        return len(pieces)
+
+    def sum_last(self, vector: torch.Tensor) -> bool:
+        """Sum the vector, after every bucket. Whether it is complete."""
+        assert self._group is not None
+        return self._group.wait([self._group.sum_small(vector)])
+
+    def deliver(self, used: Sequence[float], factor: float, *, scale: float = 1.0) -> None:
         """Set `.grad` to the reduced gradient × `factor`, or None where no rank had one. `scale`: as
         in `backward`, the mean over the micro-batches.
-
-        Returns:
-            Tensors whose elements are those of all gradients that were set, and zeros.
         """
         plan = self._plan
         self._own = [None] * len(plan.parameters)
@@ -234,9 +263,18 @@ class Reducer:
                 parameter.grad = torch.empty_like(parameter, memory_format=torch.preserve_format)
                 copied.append(index)
         self._copy(copied, factor, scale)
+
+    def measure(self, squares: Sequence[float], factor: float) -> float:
+        """Global 2-norm of the gradients that were delivered.
+
+        Args:
+            squares: Of all pieces of the sums, before `factor`.
+        """
         if not self._exact:
-            return [bucket.flat for bucket in plan.buckets]
-        return [p.grad for p in plan.parameters if p.grad is not None]
+            return math.sqrt(sum(squares)) * factor
+        found = [p.grad.reshape(-1) for p in self._plan.parameters if p.grad is not None]
+        wide = [g.to(sum_dtype(g.dtype)) for g in found]
+        return math.sqrt(sum(float(torch.dot(g, g)) for g in wide))
 
     def _copy(self, indices: Sequence[int], factor: float, scale: float) -> None:
         if not indices:
@@ -252,7 +290,7 @@ class Reducer:
     def abandon(self) -> None:
         """The loop will not end: the hooks do nothing, gradients are dropped."""
         self._open = False
-        self._works, self._vector_work, self._own = [], None, [None] * len(self._plan.parameters)
+        self._works, self._own = [], [None] * len(self._plan.parameters)
 
     def _on_grad(self, parameter: torch.Tensor) -> None:
         if not self._open:

@@ -25,10 +25,17 @@ class Layout:
     parameters: int
     buffers: int
     """Numbers that hold the bits of the small buffers (`buffers.py`)."""
+    pieces: int = 0
+    """Of the summed gradients, for their norm (`reducer.py`)."""
 
     @property
     def size(self) -> int:
-        return 4 * self.micro_batches + self.samples + self.parameters + self.buffers
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        m = self.micro_batches
+        return (m, m, m, m, self.samples, self.parameters, self.buffers, self.pieces)
 
     def parts(self, numbers: Numbers) -> "Parts":
         """Views of `numbers`, shape [size]: filling them fills the vector."""
@@ -37,10 +44,8 @@ class Layout:
 
 @functools.cache
 def _list_slices(layout: Layout) -> list[slice]:
-    m = layout.micro_batches
-    sizes = [m, m, m, m, layout.samples, layout.parameters, layout.buffers]
-    ends = list(itertools.accumulate(sizes))
-    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    ends = list(itertools.accumulate(layout.sizes))
+    return [slice(end - size, end) for end, size in zip(ends, layout.sizes, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class Parts:
     used: Numbers
     """[parameters] ranks with a gradient"""
     buffers: Numbers
+    squares: Numbers
+    """[pieces] sum of the squares of each piece of the summed gradients"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

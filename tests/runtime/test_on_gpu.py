@@ -27,11 +27,15 @@ def test_gradients_on_the_gpu_are_views_of_the_sum() -> None:
     reducer.begin(named, 1)
     reducer.backward(layer(torch.ones(2, 8, device=GPU)).sum(), overlap=None)
     reducer.flush(LocalGroup())
-    reducer.launch_last(torch.zeros(1, device=GPU))
-    assert reducer.wait()
-    (flat,) = reducer.deliver([1.0, 1.0], 1.0)
+    squares = torch.zeros(reducer.count_pieces(named), dtype=torch.float64, device=GPU)
+    assert reducer.wait_sums(squares)
+    assert reducer.sum_last(torch.zeros(1, device=GPU))
+    reducer.deliver([1.0, 1.0], 1.0)
     assert layer.weight.grad is not None
-    assert layer.weight.grad.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+    assert layer.bias.grad is not None
+    shared = {g.untyped_storage().data_ptr() for g in (layer.weight.grad, layer.bias.grad)}
+    assert len(shared) == 1
+    assert reducer.measure(squares.tolist(), 1.0) == pytest.approx((32 * 4 + 4 * 4) ** 0.5)
     assert layer.weight.grad.eq(2.0).all()
 
 

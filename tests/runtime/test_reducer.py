@@ -17,16 +17,16 @@ class Training:
         self.layer = layer
         self.reducer = Reducer(exact=exact)
 
-    def reduce(self, scale: float, *, factor: float = 1.0) -> list[torch.Tensor]:
+    def reduce(self, scale: float, *, factor: float = 1.0) -> None:
         group, named = LocalGroup(), dict(self.layer.named_parameters())
         self.reducer.begin(named, 1)
         rows = torch.full((2, WIDTH, 3, 3), scale)
         loss = self.layer(rows if isinstance(self.layer, torch.nn.Conv2d) else rows[:, :, 0, 0])
         self.reducer.backward(loss.sum(), overlap=None)
         self.reducer.flush(group)
-        self.reducer.launch_last(torch.zeros(1))
-        assert self.reducer.wait()
-        return self.reducer.deliver([1.0] * len(named), factor)
+        assert self.reducer.wait_sums(torch.zeros(1))
+        assert self.reducer.sum_last(torch.zeros(1))
+        self.reducer.deliver([1.0] * len(named), factor)
 
 
 def gradient(layer: torch.nn.Module) -> torch.Tensor:
@@ -37,11 +37,11 @@ def gradient(layer: torch.nn.Module) -> torch.Tensor:
 
 def test_the_gradient_is_no_copy_of_the_sum() -> None:
     training = Training(torch.nn.Linear(WIDTH, 1))
-    (flat,) = training.reduce(1.0)
-    assert gradient(training.layer).untyped_storage().data_ptr() == flat.data_ptr()
-    before = flat.data_ptr()
-    (flat,) = training.reduce(2.0)
-    assert flat.data_ptr() == before
+    places = set()
+    for scale in (1.0, 2.0):
+        training.reduce(scale)
+        places.add(gradient(training.layer).untyped_storage().data_ptr())
+    assert len(places) == 1
     assert gradient(training.layer).tolist() == [[4.0] * WIDTH]
 
 
@@ -81,10 +81,36 @@ def test_the_factor_and_the_norm_cover_all_gradients(exact: bool, dtype: torch.d
     loss = training.layer(torch.ones(2, WIDTH, dtype=dtype)).sum()
     training.reducer.backward(loss, overlap=None)
     training.reducer.flush(LocalGroup())
-    training.reducer.launch_last(torch.zeros(1))
-    assert training.reducer.wait()
-    found = training.reducer.deliver([1.0, 1.0], 0.5)
+    squares = torch.zeros(training.reducer.count_pieces(named), dtype=torch.float64)
+    assert training.reducer.wait_sums(squares)
+    assert training.reducer.sum_last(torch.zeros(1))
+    training.reducer.deliver([1.0, 1.0], 0.5)
     assert [p.grad.flatten().tolist() for p in named.values()] == [[1.0] * WIDTH, [1.0]]
-    assert float(torch.nn.utils.get_total_norm(found)) == pytest.approx(
-        (WIDTH + 1) ** 0.5, rel=1e-2
-    )
+    norm = training.reducer.measure(squares.tolist(), 0.5)
+    assert norm == pytest.approx((WIDTH + 1) ** 0.5, rel=1e-2)
+
+
+class Place(LocalGroup):
+    """One rank of several, of whose sums this rank's are all."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        super().__init__()
+        self.rank, self.world = rank, world
+
+
+def test_each_piece_of_the_norm_is_added_up_by_one_rank(monkeypatch) -> None:
+    monkeypatch.setattr(module, "PIECE", 3)
+    layer = torch.nn.Linear(WIDTH, 2)
+    named = dict(layer.named_parameters())
+    found = []
+    for rank in range(3):
+        reducer = Reducer()
+        reducer.begin(named, 1)
+        reducer.backward(layer(torch.ones(2, WIDTH)).sum(), overlap=None)
+        reducer.flush(Place(rank, 3))
+        squares = torch.zeros(reducer.count_pieces(named), dtype=torch.float64)
+        assert reducer.wait_sums(squares)
+        found.append(squares)
+    together = torch.stack(found)
+    assert (together > 0).sum(0).tolist() == [1, 1, 1, 1]
+    assert reducer.measure(together.sum(0).tolist(), 1.0) == pytest.approx(40**0.5)
