@@ -46,6 +46,7 @@ class Coordinator:
         working = asyncio.create_task(self._work())
         beside = [
             asyncio.create_task(self._watch_log()),
+            asyncio.create_task(self.term.clock.run()),
             asyncio.create_task(self.term.background.wait_failed()),
         ]
         try:

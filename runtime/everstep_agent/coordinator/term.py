@@ -16,6 +16,7 @@ from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.retention import Retention
 from everstep_agent.context import Context
 from everstep_agent.coordinator import faults, incidents, members, rounds, seen_document
+from everstep_agent.coordinator.awake_clock import AwakeClock
 from everstep_agent.coordinator.background import Background
 from everstep_agent.coordinator.post_commit import PostCommit
 from everstep_agent.coordinator.publish import Board
@@ -63,6 +64,7 @@ class Term:
         group: GroupStore,
     ) -> None:
         self.id = secrets.token_hex(8)
+        self.clock = AwakeClock()
         self.context = context
         self.settings = apply_wanted(context.settings, wanted)
         """As currently in effect."""
@@ -102,7 +104,7 @@ class Term:
         self.board = Board(self._build_levels(seen), self._try_to_build_seen)
 
     def now(self) -> float:
-        return time.monotonic()
+        return self.clock()
 
     # --- the state -------------------------------------------------------------------------------
 
@@ -250,7 +252,7 @@ class Term:
         commit = self.newest_commit()
         if commit is None:
             return None
-        age = round((self.now() - self.saves.committed_at) * 1000)
+        age = round((time.monotonic() - self.saves.committed_at) * 1000)
         return levels.CheckpointRef(
             epoch=commit.epoch, step=commit.step, bytes=commit.bytes, age_ms=age
         )
