@@ -56,7 +56,7 @@ bench-scale: setup ## What 200 jobs on 500 nodes cost the operator and the API s
 	@$(BIN)/python benchmarks/scale/run.py $(ARGS)
 
 .PHONY: bench-steady
-bench-steady: setup ## What an undisturbed step costs beside the same loop under stock DDP (ARGS='--ranks 2 --pairs 3')
+bench-steady: setup ## What an undisturbed step costs beside the same loop under stock DDP (ARGS='--ranks 2 --rounds 20')
 	@$(BIN)/python benchmarks/steady/run.py $(ARGS)
 
 .PHONY: bench-recovery

@@ -1,11 +1,14 @@
-"""The arithmetic of `make bench-steady`, and one short run of each system with two ranks."""
+"""The arithmetic of `make bench-steady`, and one short run of two systems with two ranks."""
 
-import json
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from everstep_steady import launching, tracing, workload
+from everstep_steady import tracing
+from everstep_steady.interleaving import interleave
+from everstep_steady.marks import Block, TooShort, measure, read_marks
 from everstep_steady.statistics_of import pair
 
 
@@ -19,23 +22,43 @@ def test_a_ratio_is_that_of_neighbours_and_its_interval_holds_the_median() -> No
     assert noisy.low < noisy.median < noisy.high
 
 
-def test_a_rank_without_figures_fails_the_run(tmp_path: Path) -> None:
-    figures = {"step_s": [0.1, 0.3, 0.2], "cpu_s": 0.1, "parent_cpu_s": 0.01, "peak_mib": 500.0}
-    (tmp_path / "0.json").write_text(json.dumps(figures))
-    found = launching.read(tmp_path, 1)
-    assert (found.wall_s, found.cpu_s, found.agents_cpu_s) == (0.2, pytest.approx(0.11), 0.01)
-    with pytest.raises(launching.RunFailed, match="ranks 1 wrote no figures"):
-        launching.read(tmp_path, 2)
+def marks_of(steps: int, wall: float, cpu: float) -> np.ndarray:
+    """[steps, 2], from second 0 on."""
+    return np.outer(np.arange(steps), [wall, cpu])
+
+
+def test_a_block_measures_the_steps_within_it() -> None:
+    block = Block(system="everstep", begin=10.0, end=11.0, agents_cpu_s=0.02)
+    found = measure(block, [marks_of(1000, 0.05, 0.03), marks_of(1000, 0.1, 0.04)])
+    assert found.wall_s == pytest.approx(0.1), "the slowest rank"
+    assert found.agents_cpu_s == pytest.approx(0.002)
+    assert found.cpu_s == pytest.approx(0.03 + 0.04 + 0.002)
+
+
+def test_a_block_without_whole_steps_is_refused() -> None:
+    block = Block(system="ddp", begin=10.0, end=11.0, agents_cpu_s=0.0)
+    with pytest.raises(TooShort, match="1 steps ended in the block; use --seconds"):
+        measure(block, [marks_of(100, 0.8, 0.4)])
+
+
+def test_a_file_tells_the_steps_so_far(tmp_path: Path) -> None:
+    assert read_marks(tmp_path / "0-1.marks").shape == (0, 2)
+    whole = np.zeros((10, 2))
+    whole[:4] = marks_of(5, 0.1, 0.05)[1:]
+    whole.tofile(tmp_path / "0-1.marks")
+    assert read_marks(tmp_path / "0-1.marks").tolist() == whole[:4].tolist()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("system", ["everstep", "ddp"])
-def test_both_sides_train_and_measure_every_rank(system: str) -> None:
-    found = launching.run(system, 2, workload.WARM_UP + 10)
-    assert found.wall_s > 0
-    assert found.cpu_s > 0
-    assert (found.agents_cpu_s > 0) == (system == "everstep")
-    assert found.peak_mib > 100
+def test_both_sides_train_side_by_side() -> None:
+    runs, peaks = interleave(
+        ["everstep", "ddp"], 2, rounds=2, seconds=1.0, chance=random.Random(1), tell=print
+    )
+    assert {system: len(found) for system, found in runs.items()} == {"everstep": 2, "ddp": 2}
+    assert all(m.wall_s > 0 and m.cpu_s > 0 for found in runs.values() for m in found)
+    assert runs["everstep"][0].agents_cpu_s > 0
+    assert runs["ddp"][0].agents_cpu_s == 0
+    assert min(peaks.values()) > 100
 
 
 def test_the_part_of_a_reduction_under_the_backward_pass_is_measured():

@@ -1,15 +1,19 @@
-"""Arguments, the order of the runs, the table and the raw results."""
+"""Arguments, the table and the raw results."""
 
 import argparse
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from everstep_steady import launching, tracing, workload
-from everstep_steady.launching import Measured
+from everstep_steady import tracing, workload
+from everstep_steady.interleaving import Runs, interleave
+from everstep_steady.launching import RunFailed, Running
+from everstep_steady.marks import SETTLE_SECONDS, TooShort
 from everstep_steady.statistics_of import pair
 
 SYSTEMS = ("everstep", "everstep exact", "ddp", "ddp again")
@@ -20,7 +24,6 @@ RESULTS = Path("build/bench/steady.json")
 TRACE = Path("build/bench/steady-trace.json")
 TRACE_LAYERS = 64
 """64 MiB of gradients: three buckets."""
-Runs = dict[str, list[Measured]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,24 +31,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.trace:
         return trace()
     chance = random.Random(options.seed)
-    results: dict[int, Runs] = {}
+    rows: list[dict[str, Any]] = []
     for world in options.ranks:
-        runs: Runs = {system: [] for system in SYSTEMS}
-        for number in range(options.pairs):
-            order = list(SYSTEMS)
-            chance.shuffle(order)
-            for system in order:
-                _tell(f"{world} ranks, pair {number + 1} of {options.pairs}: {system}")
-                try:
-                    found = launching.run(system, world, options.steps)
-                except launching.RunFailed as error:
-                    print(f"bench-steady: {system} with {world} ranks failed: {error}")
-                    return 1
-                runs[system].append(found)
-        results[world] = runs
+        try:
+            runs, peaks = interleave(
+                SYSTEMS,
+                world,
+                rounds=options.rounds,
+                seconds=options.seconds,
+                chance=chance,
+                tell=_tell,
+            )
+        except (RunFailed, TooShort) as error:
+            print(f"bench-steady: {world} ranks: {error}")
+            return 1
         _tell("")
-        print(describe(world, runs), flush=True)
-    _save(results, options)
+        print(describe(world, runs, peaks), flush=True)
+        rows += _list_rows(world, runs, peaks)
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(rows, indent=1))
+    print(f"every block: {RESULTS}")
     return 0
 
 
@@ -54,60 +59,51 @@ def trace() -> int:
     path = TRACE.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     extra = {workload.TRACE: str(path), "EVERSTEP_STEADY_LAYERS": str(TRACE_LAYERS)}
-    steps = workload.WARM_UP + workload.TRACED_STEPS + 2
+    running = Running("everstep", 2, extra)
     try:
-        launching.run("everstep", 2, steps, extra)
-    except launching.RunFailed as error:
+        running.wait_steps(workload.WARM_UP + workload.TRACED_STEPS + 2)
+    except RunFailed as error:
         print(f"bench-steady: the traced run failed: {error}")
         return 1
+    finally:
+        running.end()
     print(tracing.measure_overlap(json.loads(path.read_text())["traceEvents"]))
     print(f"the trace of rank 0, for Perfetto or chrome://tracing: {TRACE}")
     return 0
 
 
-def describe(world: int, runs: Runs) -> str:
+def describe(world: int, runs: Runs, peaks: Mapping[str, float]) -> str:
     """One block for a world size: the ratios with their intervals, and the figures behind them."""
 
     def ratio(system: str, figure: str) -> str:
         ours = [getattr(m, figure) for m in runs[system]]
         return str(pair(ours, [getattr(m, figure) for m in runs["ddp"]]))
 
-    def middle(system: str, figure: str, factor: float) -> str:
-        values = sorted(getattr(m, figure) for m in runs[system])
-        return f"{values[len(values) // 2] * factor:.1f}"
+    def middle(system: str, figure: str) -> float:
+        return float(median(getattr(m, figure) for m in runs[system])) * 1e3
 
     rows = [
-        f"{world} ranks          wall ×DDP            CPU ×DDP             wall ms  CPU ms  MiB a rank",
+        f"  {system:<14} {ratio(system, 'wall_s'):<21} {ratio(system, 'cpu_s'):<21}"
+        f" {middle(system, 'wall_s'):>7.1f} {middle(system, 'cpu_s'):>7.1f} {peaks[system]:>10.0f}"
+        for system in runs
     ]
-    for system in ("everstep", "everstep exact", "ddp again"):
-        figures = [middle(system, f, k) for f, k in _COLUMNS]
-        rows.append(
-            f"  {system:<14} {ratio(system, 'wall_s'):<21} {ratio(system, 'cpu_s'):<21}"
-            f" {figures[0]:>7} {figures[1]:>7} {figures[2]:>10}"
-        )
-    figures = [middle("ddp", f, k) for f, k in _COLUMNS]
-    rows.append(
-        f"  {'ddp':<14} {'1':<21} {'1':<21} {figures[0]:>7} {figures[1]:>7} {figures[2]:>10}"
-    )
-    rows.append(f"  of Everstep's CPU, agents: {middle('everstep', 'agents_cpu_s', 1e3)} ms a step")
-    return "\n".join(rows)
-
-
-_COLUMNS = (("wall_s", 1e3), ("cpu_s", 1e3), ("peak_mib", 1.0))
+    head = f"{world} ranks          wall ×DDP            CPU ×DDP             wall ms  CPU ms  MiB a rank"
+    agents = f"  of Everstep's CPU, agents: {middle('everstep', 'agents_cpu_s'):.1f} ms a step"
+    return "\n".join([head, *rows, agents])
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
-    parser.add_argument("--pairs", type=int, default=7, help="runs of each system for a world size")
-    parser.add_argument("--steps", type=int, default=220, help="of each run, warm-up included")
-    parser.add_argument("--seed", type=int, default=1, help="of the order of the runs")
+    parser.add_argument("--rounds", type=int, default=60, help="blocks of each system")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a block")
+    parser.add_argument("--seed", type=int, default=1, help="of the order of the blocks")
     parser.add_argument(
         "--trace", action="store_true", help="instead: trace three steps, and show the overlap"
     )
     options = parser.parse_args(argv)
-    if options.pairs < 2 or options.steps < workload.WARM_UP + 10 or min(options.ranks) < 1:
-        parser.error(f"--pairs ≥ 2, --steps ≥ {workload.WARM_UP + 10}, --ranks ≥ 1")
+    if options.rounds < 2 or options.seconds < 2 * SETTLE_SECONDS or min(options.ranks) < 1:
+        parser.error(f"--rounds ≥ 2, --seconds ≥ {2 * SETTLE_SECONDS}, --ranks ≥ 1")
     return options
 
 
@@ -117,13 +113,9 @@ def _tell(text: str) -> None:
         print(f"\r\033[K{text}" if end == "" else text, end=end, file=sys.stderr, flush=True)
 
 
-def _save(results: dict[int, Runs], options: argparse.Namespace) -> None:
-    rows = [
-        {"world": world, "system": system, "pair": number, "steps": options.steps, **asdict(found)}
-        for world, runs in results.items()
+def _list_rows(world: int, runs: Runs, peaks: Mapping[str, float]) -> list[dict[str, Any]]:
+    return [
+        {"world": world, "system": system, "round": n, "peak_mib": peaks[system], **asdict(found)}
         for system, measured in runs.items()
-        for number, found in enumerate(measured)
+        for n, found in enumerate(measured)
     ]
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps(rows, indent=1))
-    print(f"every run: {RESULTS}")

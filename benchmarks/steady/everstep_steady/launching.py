@@ -1,116 +1,137 @@
-"""Runs one system once, and reads what its ranks measured."""
+"""Starts a system, stops it for a while, ends it."""
 
-import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+
+import psutil
 
 from everstep_steady import workload
+from everstep_steady.marks import Marks, read_marks
 
 HERE = Path(__file__).parent
-LIMIT_SECONDS = 300.0
+START_SECONDS = 120.0
+"""Limit for all ranks' first steps."""
+END_SECONDS = 20.0
+LOOK_SECONDS = 0.1
 
 
 class RunFailed(Exception):
-    """Not every rank was measured; the message has the end of the output or the missing ranks."""
+    """The system does not train; the message has the end of its output."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """The figures of one run, in seconds per step and MiB."""
-
-    wall_s: float
-    """The median over the steps of the slowest rank."""
-    cpu_s: float
-    """The sum over all ranks and their agents."""
-    agents_cpu_s: float
-    peak_mib: float
-    """That of the largest rank."""
-
-
-def run(system: str, world: int, steps: int, extra: Mapping[str, str] | None = None) -> Measured:
-    """Run `system` (one of `cli.SYSTEMS`) once. Raises `RunFailed`.
+class Running:
+    """One system, whose ranks train until it is ended.
 
     Args:
-        extra: more environment variables.
+        system: One of `cli.SYSTEMS`.
+        extra: More environment variables.
     """
-    folder = Path(tempfile.mkdtemp(prefix="everstep-steady-"))
-    try:
+
+    def __init__(self, system: str, world: int, extra: Mapping[str, str] | None = None) -> None:
+        self.system, self.world = system, world
+        self._folder = Path(tempfile.mkdtemp(prefix="everstep-steady-"))
         environ = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
-            workload.OUT: str(folder),
-            workload.STEPS: str(steps),
+            workload.OUT: str(self._folder),
             workload.EXACT: "1" if system.endswith("exact") else "",
             **(extra or {}),
         }
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        (_run_everstep if system.startswith("everstep") else _run_ddp)(folder, world, environ)
-        return read(folder, world)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if system.startswith("everstep"):
+            self._processes = [self._start(_everstep(world, self._folder), environ)]
+        else:
+            shared = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+            shared["WORLD_SIZE"] = str(world)
+            self._processes = [self._start(_DDP, {**shared, "RANK": str(r)}) for r in range(world)]
+
+    def _start(self, command: list[str], environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        with (self._folder / "output.txt").open("ab") as sink:
+            return subprocess.Popen(
+                command, env=dict(environ), cwd=self._folder, stdout=sink, stderr=sink
+            )
+
+    def wait_steps(self, count: int) -> None:
+        """Until every rank has taken so many. Raises `RunFailed`."""
+        until = time.monotonic() + START_SECONDS
+        while len(found := self.read()) < self.world or min(map(len, found)) < count:
+            if time.monotonic() > until or any(p.poll() is not None for p in self._processes):
+                output = (self._folder / "output.txt").read_text(errors="replace")
+                raise RunFailed(f"{self.system} with {self.world} ranks: {output[-2000:]}")
+            time.sleep(LOOK_SECONDS)
+
+    def read(self) -> list[Marks]:
+        """Of each rank that has begun."""
+        return [read_marks(path) for path in self._list_files()]
+
+    def freeze(self) -> None:
+        for process in self._list_tree():
+            process.suspend()
+
+    def thaw(self) -> None:
+        for process in reversed(self._list_tree()):
+            process.resume()
+
+    def read_agents_cpu(self) -> float:
+        """CPU seconds of the ranks' agents so far; 0 for DDP, which has none."""
+        if not self.system.startswith("everstep"):
+            return 0.0
+        return sum(_read_cpu(psutil.Process(pid).ppid()) for pid in self._list_ranks())
+
+    def read_peak_mib(self) -> float:
+        """Peak resident memory of the largest rank."""
+        return max(_read_peak(pid) for pid in self._list_ranks())
+
+    def end(self) -> None:
+        tree = self._list_tree()
+        for started in self._processes:
+            started.send_signal(signal.SIGTERM)
+        _, alive = psutil.wait_procs(tree, END_SECONDS)
+        for process in alive:
+            process.kill()
+        for started in self._processes:
+            started.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _list_tree(self) -> list[psutil.Process]:
+        """Parents before their children."""
+        roots = [psutil.Process(p.pid) for p in self._processes if p.poll() is None]
+        return [found for root in roots for found in (root, *root.children(recursive=True))]
+
+    def _list_files(self) -> list[Path]:
+        return sorted(self._folder.glob("*.marks"))
+
+    def _list_ranks(self) -> list[int]:
+        return [int(path.stem.partition("-")[2]) for path in self._list_files()]
 
 
-def read(folder: Path, world: int) -> Measured:
-    """Read the figures that the ranks wrote. Raises `RunFailed` if a rank is missing."""
-    files = [folder / f"{rank}.json" for rank in range(world)]
-    if missing := [file.stem for file in files if not file.exists()]:
-        raise RunFailed(f"ranks {', '.join(missing)} wrote no figures")
-    ranks = [json.loads(file.read_text()) for file in files]
-    agents = sum(r["parent_cpu_s"] for r in ranks)
-    return Measured(
-        wall_s=max(median(r["step_s"]) for r in ranks),
-        cpu_s=sum(r["cpu_s"] for r in ranks) + agents,
-        agents_cpu_s=agents,
-        peak_mib=max(r["peak_mib"] for r in ranks),
-    )
+_DDP = [sys.executable, str(HERE / "train_ddp.py")]
 
 
-def _run_everstep(folder: Path, world: int, environ: Mapping[str, str]) -> None:
-    script = str(HERE / "train_everstep.py")
+def _everstep(world: int, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "everstep_agent.cli", "run", "--workers", str(world)]
-    command += ["--save-every", "0"]
-    _run_all([[*command, "--store", str(folder / "store"), script]], [environ], folder)
+    script = str(HERE / "train_everstep.py")
+    return [*command, "--save-every", "0", "--store", str(folder / "store"), script]
 
 
-def _run_ddp(folder: Path, world: int, environ: Mapping[str, str]) -> None:
-    port = _free_port()
-    shared = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
-    command = [sys.executable, str(HERE / "train_ddp.py")]
-    _run_all([command] * world, [{**shared, "RANK": str(r)} for r in range(world)], folder)
+def _read_cpu(pid: int) -> float:
+    """CPU seconds of a process's living threads, to the nanosecond (`times` counts in 10 ms)."""
+    files = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
-def _run_all(
-    commands: list[list[str]],
-    environs: list[Mapping[str, str]] | list[dict[str, str]],
-    folder: Path,
-) -> None:
-    """Run the commands side by side; on a timeout, kill the rest. Raises `RunFailed`."""
-    output = folder / "output.txt"
-    with output.open("wb") as sink:
-        processes = [
-            subprocess.Popen(c, env=dict(e), cwd=folder, stdout=sink, stderr=sink)
-            for c, e in zip(commands, environs, strict=True)
-        ]
-        try:
-            ends = [process.wait(LIMIT_SECONDS) for process in processes]
-        except subprocess.TimeoutExpired:
-            ends = [-1]
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-    if any(ends):
-        raise RunFailed(f"exit codes {ends}: {output.read_text(errors='replace')[-2000:]}")
+def _read_peak(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def _free_port() -> str:

@@ -22,20 +22,15 @@ def main() -> None:
     loader = DataLoader(
         data, batch_size=workload.BATCH, sampler=sampler, collate_fn=torch.stack, drop_last=True
     )
-    clock = workload.Clock(parent=False)
-    done, epoch = 0, 0
-    while done < workload.steps():
+    clock = workload.Clock(dist.get_rank())
+    epochs = workload.MOST_STEPS // len(loader)
+    for epoch in range(epochs):
         sampler.set_epoch(epoch)
         for batch in loader:
             optimizer.zero_grad()
             workload.compute_loss(model, batch).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             clock.tick()
-            done += 1
-            if done == workload.steps():
-                break
-        epoch += 1
-    clock.write(dist.get_rank())
     dist.destroy_process_group()
 
 

@@ -17,15 +17,14 @@ def main(job: everstep.Job) -> None:
         micro_batch=workload.BATCH,
         collate=torch.stack,
     )
-    clock, trace = workload.Clock(parent=True), workload.start_trace(job.rank)
-    for step in job.steps(until=workload.steps()):
+    clock, trace = workload.Clock(job.rank), workload.start_trace(job.rank)
+    for step in job.steps(until=workload.MOST_STEPS):
         for batch in step.batches(data):
             step.backward(workload.compute_loss(model, batch))
         optimizer.step()
         clock.tick()
         if trace is not None:
             trace.step()
-    clock.write(job.rank)
 
 
 everstep.run(main, seed=0, exact_reduction=workload.is_exact())

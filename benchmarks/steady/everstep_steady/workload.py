@@ -1,11 +1,10 @@
 """What both sides train: model, data, and the script's clock. It uses neither side's library."""
 
-import json
 import os
-import resource
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 WIDTH = 512
@@ -15,10 +14,11 @@ BATCH = 32
 SAMPLES = 4096
 WARM_UP = 20
 """Steps that are not measured: they have first allocations, connections and bucket plans."""
+MOST_STEPS = 100_000
+"""Training ends when it is stopped, or here."""
 LEARNING_RATE = 0.01
 OUT = "EVERSTEP_STEADY_OUT"
-"""Environment variable: the folder for one JSON file per rank."""
-STEPS = "EVERSTEP_STEADY_STEPS"
+"""Environment variable: the folder for one file of marks per rank."""
 EXACT = "EVERSTEP_STEADY_EXACT"
 """Not empty: Everstep adds gradients as fixed-point integers."""
 
@@ -51,11 +51,6 @@ def compute_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def steps() -> int:
-    """The number of steps, including the warm-up."""
-    return int(os.environ[STEPS])
-
-
 TRACE = "EVERSTEP_STEADY_TRACE"
 """Not empty: the file for the trace of rank 0."""
 TRACED_STEPS = 3
@@ -80,45 +75,17 @@ def is_exact() -> bool:
 
 
 class Clock:
-    """Measures steps in seconds: wall time, and the CPU time of this process and of its parent.
+    """Notes the end of each step: time and this process's CPU time, in seconds, in a file that the benchmark
+    reads while the training runs (`marks.py`).
 
     Call `tick` at the end of each step.
-
-    Args:
-        parent: whether the parent process works for the training (an agent does).
     """
 
-    def __init__(self, *, parent: bool) -> None:
-        self._parent = parent
-        self._walls: list[float] = []
-        self._cpu = (0.0, 0.0)
+    def __init__(self, rank: int) -> None:
+        path = Path(os.environ[OUT], f"{rank}-{os.getpid()}.marks")
+        self._marks = np.memmap(path, np.float64, "w+", shape=(MOST_STEPS, 2))
         self._count = 0
 
     def tick(self) -> None:
+        self._marks[self._count] = time.monotonic(), time.process_time()
         self._count += 1
-        if self._count == WARM_UP:
-            self._cpu = self._read_cpu()
-        if self._count >= WARM_UP:
-            self._walls.append(time.perf_counter())
-
-    def write(self, rank: int) -> None:
-        """Write each measured step's seconds, CPU seconds per step, and the peak memory in MiB."""
-        own, parent = (now - then for now, then in zip(self._read_cpu(), self._cpu, strict=True))
-        count = len(self._walls) - 1
-        found = {
-            "rank": rank,
-            "step_s": [b - a for a, b in zip(self._walls, self._walls[1:], strict=False)],
-            "cpu_s": own / count,
-            "parent_cpu_s": parent / count,
-            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        }
-        Path(os.environ[OUT], f"{rank}.json").write_text(json.dumps(found))
-
-    def _read_cpu(self) -> tuple[float, float]:
-        return time.process_time(), _cpu_of(os.getppid()) if self._parent else 0.0
-
-
-def _cpu_of(pid: int) -> float:
-    """User and system CPU seconds of a running process, without its children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,72 @@
+"""Runs all systems side by side, one at a time: the others stand still (SIGSTOP). So each round compares them
+within seconds, and what the machine does from minute to minute meets all alike.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from everstep_steady import workload
+from everstep_steady.launching import Running
+from everstep_steady.marks import Block, Measured, measure
+
+Runs = dict[str, list[Measured]]
+"""By system, one for each round."""
+
+
+def interleave(
+    systems: Sequence[str],
+    world: int,
+    *,
+    rounds: int,
+    seconds: float,
+    chance: random.Random,
+    tell: Callable[[str], None],
+) -> tuple[Runs, dict[str, float]]:
+    """Each system's blocks of so many seconds, and the peak memory of its largest rank in MiB.
+
+    Raises:
+        RunFailed: A system does not train.
+        TooShort: A block holds too few steps.
+    """
+    with ExitStack() as stack:
+        running = []
+        for system in systems:
+            tell(f"{world} ranks: {system} starts")
+            running.append(stack.enter_context(_start(system, world)))
+        blocks = []
+        for number in range(rounds):
+            tell(f"{world} ranks, round {number + 1} of {rounds}")
+            order = chance.sample(running, len(running))
+            blocks += [_run_block(one, seconds) for one in order]
+        marks = {one.system: one.read() for one in running}
+        peaks = {one.system: one.read_peak_mib() for one in running}
+    runs: Runs = {system: [] for system in systems}
+    for block in blocks:
+        runs[block.system].append(measure(block, marks[block.system]))
+    return runs, peaks
+
+
+@contextmanager
+def _start(system: str, world: int) -> Iterator[Running]:
+    """Up to the end of its warm-up; then it stands still."""
+    running = Running(system, world)
+    try:
+        running.wait_steps(workload.WARM_UP)
+        running.freeze()
+        yield running
+        running.thaw()
+    finally:
+        running.end()
+
+
+def _run_block(running: Running, seconds: float) -> Block:
+    before = running.read_agents_cpu()
+    begin = time.monotonic()
+    running.thaw()
+    time.sleep(seconds)
+    running.freeze()
+    end = time.monotonic()
+    spent = running.read_agents_cpu() - before
+    return Block(system=running.system, begin=begin, end=end, agents_cpu_s=spent)
