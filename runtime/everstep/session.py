@@ -28,6 +28,7 @@ from everstep.staging import NoRoom, describe, lay_out, write_part
 from everstep.tracked import Tracked
 from everstep_contract import codec, feed, layout, wire
 from everstep_contract.ledger import LedgerEntry
+from everstep_contract.places import Place
 from everstep_contract.report import Cause
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Session:
         self.reducer = Reducer(exact=exact_reduction)
         self.device = choose_device(start.local_rank)
         self.checkpoint = (
-            Checkpoint(start.manifest, start.chunks or "", start.held) if start.manifest else None
+            Checkpoint(start.manifest, start.places or "", self._mend) if start.manifest else None
         )
         self.buffers = Buffers(self.tracked)
         self.applied = start.applied
@@ -136,7 +137,13 @@ class Session:
         if self.checkpoint:
             trees = self._tree()["objects"]
             with self.meter.charging("restore"):
-                self.tracked.load(list(objects), trees, self.checkpoint.tensor, self.device)
+                self.tracked.load(list(objects), trees, self.checkpoint.read, self.device)
+
+    def _mend(self, digest: str, place: Place) -> Place:
+        """Another copy of a chunk that is damaged at `place`; if there is none, the agent ends this process."""
+        reply = self.agent.request(wire.BadChunk(epoch=self.epoch, digest=digest, place=place))
+        found: Place = reply.place
+        return found
 
     def settle(self, until: int) -> None:
         """Start-up is over: restore what is left, and tell the agent."""
@@ -171,7 +178,7 @@ class Session:
     def adopt(self, applied: int, tree: dict[str, Any], tensors: state.Tensors) -> None:
         """Take over the live state of another member, as of step `applied`."""
         self.tracked.load(
-            list(self.tracked.objects), tree["objects"], tensors.__getitem__, self.device
+            list(self.tracked.objects), tree["objects"], lambda wanted: tensors, self.device
         )
         self.feeds.adopt(feed.decode_records(tree), applied)
         self._restore_rest(tree, tensors.__getitem__)
@@ -389,7 +396,7 @@ class Session:
             )
         self.windows = {k: tuple(v) for k, v in tree["windows"].items()}
         cpu = torch.device("cpu")
-        randomness.restore(state.decode(tree["random"], lambda n: fetch(n).clone(), cpu))
+        randomness.restore(state.decode(tree["random"], fetch, cpu))
 
 
 def choose_device(local_rank: int) -> torch.device:

@@ -9,7 +9,7 @@ that are no strings), `$counter`, `$float` (nan, inf, -inf), `$bytes`, `$complex
 import base64
 import collections
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,19 @@ def _other(value: Any, path: str, tensors: Tensors) -> Any:
         "stores numbers, text, bytes, tensors, arrays, and lists, tuples and dicts of them (never "
         "pickle); leave it out of state_dict()"
     )
+
+
+def list_names(tree: Any) -> Iterator[str]:
+    """The names of a tree's tensors."""
+    if isinstance(tree, list):
+        for item in tree:
+            yield from list_names(item)
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            if key in ("$tensor", "$array"):
+                yield value
+            else:
+                yield from list_names(value)
 
 
 def decode(tree: Any, fetch: Callable[[str], torch.Tensor], device: torch.device) -> Any:

@@ -1,6 +1,6 @@
 """The objects of `job.track`: their state is the training state, captured and loaded by name."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ ORDER = ("module", "tensor", "optimizer", "object")
 """Modules load first: the others may read them."""
 SMALL_BYTES = 64 << 10
 """Limit for the tensors of an object that is copied at every step."""
+
+Read = Callable[[Mapping[str, torch.Tensor | None]], Mapping[str, torch.Tensor]]
+"""`Checkpoint.read`, or the same for tensors that another member sent."""
 
 
 def kind_of(name: str, thing: Any) -> str:
@@ -151,8 +154,11 @@ class Tracked:
             self._stay[name] = _is_plain(*self.objects[name])
         return self._stay[name]
 
-    def load(self, new: list[str], trees: dict[str, Any], fetch: Any, device: torch.device) -> None:
+    def load(self, new: list[str], trees: dict[str, Any], read: Read, device: torch.device) -> None:
         """Load the objects named in `new` from the checkpoint's trees.
+
+        Args:
+            read: gives tensors by name, in memory that the objects may keep.
 
         Raises:
             StateError: the checkpoint lacks one of them, or its state does not fit.
@@ -168,9 +174,9 @@ class Tracked:
                 raise StateError(
                     f"track({name}=…): is a {kind}, the checkpoint's is a {trees[name]['kind']}"
                 )
-            # A module copies into its own tensors; other objects keep the tensors that they get.
-            give = fetch if kind in ("module", "tensor") else lambda n: fetch(n).clone()
-            value = state.decode(trees[name]["state"], give, device)
+            tree = trees[name]["state"]
+            tensors = read(dict.fromkeys(state.list_names(tree)) | _list_own(kind, thing, tree))
+            value = state.decode(tree, tensors.__getitem__, device)
             self._load_one(name, kind, thing, value)
 
     def _state_of(self, name: str, kind: str, thing: Any, own: dict[str, Any] | None = None) -> Any:
@@ -242,6 +248,22 @@ class Tracked:
                 )
             called.append([known[id(p)] for p in group["params"]])
         return called
+
+
+def _list_own(kind: str, thing: Any, tree: Any) -> dict[str, torch.Tensor]:
+    """Stored name → the tensor of the object that it is for, where nothing but a copy is to be made. A module
+    then loads its own tensors, which copies nothing.
+    """
+    if kind == "tensor":
+        return {tree["$tensor"]: thing}
+    if kind != "module" or type(thing).load_state_dict is not torch.nn.Module.load_state_dict:
+        return {}
+    own = thing.state_dict(keep_vars=True)
+    return {
+        tree[short]["$tensor"]: own[key]
+        for key, short in parameter_names.canonical(own).items()
+        if "$tensor" in (tree.get(short) or ()) and not torch.nn.parameter.is_lazy(own[key])
+    }
 
 
 def _is_plain(kind: str, thing: Any) -> bool:

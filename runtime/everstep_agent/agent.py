@@ -15,7 +15,7 @@ from pathlib import Path
 from everstep_agent import exit_report, logline
 from everstep_agent.agent_state import AgentState
 from everstep_agent.api import Api
-from everstep_agent.checkpoint.memory_tier import list_left
+from everstep_agent.checkpoint.memory_tier import list_left, note_of
 from everstep_agent.context import Context
 from everstep_agent.delivery import Delivery
 from everstep_agent.identity import Identity
@@ -288,7 +288,7 @@ def count_incarnation(memory: str) -> int:
     """
     folder = Path(memory)
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {path for held in list_left(folder / "staging") for path in (held.path, held.note)}
+    kept = {path for file in list_left(folder / "staging") for path in (file, note_of(file))}
     for stale in {*folder.glob("position-*"), *folder.glob("staging/*")} - kept:
         stale.unlink(missing_ok=True)
     path = folder / "incarnation"

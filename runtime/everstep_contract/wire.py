@@ -18,6 +18,7 @@ from typing import Any
 
 from everstep_contract import codec
 from everstep_contract.ledger import LedgerEntry
+from everstep_contract.places import Place
 from everstep_contract.ranges import Ranges
 
 LENGTH = struct.Struct(">I")
@@ -44,10 +45,8 @@ class Start:
     """Step to continue from: 0, or the step of `manifest`."""
     manifest: str | None = None
     """Path of the manifest file to resume from."""
-    chunks: str | None = None
-    """Folder that holds its verified chunks, each under its digest."""
-    held: str | None = None
-    """Path of a JSON object for the chunks that lie in other files: digest → [path, first byte]."""
+    places: str | None = None
+    """Path of a `Places` document: where its chunks lie."""
     staging: str
     """Folder in memory for staged saves."""
     save_every_steps: int = 0
@@ -233,6 +232,21 @@ class BoundaryReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BadChunk:
+    """Request: the chunk `digest` at `place` is not what was saved. Reply: `MendedChunk`."""
+
+    epoch: int
+    digest: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MendedChunk:
+    place: Place
+    """Of another copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StagedTensor:
     """A box of a logical tensor, contiguous and row-major at byte `at` of the staged file."""
 
@@ -381,7 +395,7 @@ class StoreReply:
 
 FRAMES: tuple[type[Any], ...] = (
     Start, Cut, Regroup, GiveVector, GiveState, TakeState, Save, ShowStack, Exit, Hello, Tracked, Standing, Regrouped,
-    StateTaken, Applied, AtBoundary, BoundaryReply, Staged, Parked, Finished, Failed,
+    StateTaken, Applied, AtBoundary, BoundaryReply, BadChunk, MendedChunk, Staged, Parked, Finished, Failed,
     StoreSet, StoreGet, StoreAdd, StoreCompareSet, StoreCheck, StoreDelete, StoreReply,
 )  # fmt: skip
 _BY_NAME = {cls.__name__: cls for cls in FRAMES}

@@ -1,10 +1,13 @@
 """Does what a coordinator and its agents do: restores the newest checkpoint that is intact."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from everstep_agent.checkpoint.manifests import Broken
-from everstep_agent.checkpoint.restore import Fetched, fetch_checkpoint
+from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.checkpoint.restore import Fetched, Fetcher
+from everstep_agent.checkpoint.tiers import Tier
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore
 from everstep_contract.log import Commit
@@ -22,11 +25,22 @@ class Restored:
     skipped: tuple[Skipped, ...]
 
 
+async def fetch(
+    store: ObjectStore,
+    commit: Commit,
+    folder: Path,
+    *,
+    memory: MemoryTier | None = None,
+    nearer: Sequence[Tier] = (),
+) -> Fetched:
+    return await Fetcher(store, memory or MemoryTier(folder), nearer).fetch(commit, folder)
+
+
 async def restore_newest(store: ObjectStore, log: RunLog, folder: Path) -> Restored:
     skipped: list[Skipped] = []
     for commit in log.index.resumable():
         try:
-            fetched = await fetch_checkpoint(store, commit, folder)
+            fetched = await fetch(store, commit, folder)
         except Broken as error:
             skipped.append(Skipped(commit=commit, reason=str(error)))
         else:

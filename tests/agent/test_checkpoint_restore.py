@@ -3,18 +3,15 @@ from pathlib import Path
 import pytest
 
 from agent.a_run import COLUMNS, ROW_BYTES, ROWS, ARun, content
-from agent.restored import restore_newest
+from agent.restored import fetch, restore_newest
 from agent.unreliable import UnreliableStore
 from everstep_agent.checkpoint.manifests import Broken
-from everstep_agent.checkpoint.restore import (
-    Fetched,
-    choose_chunks,
-    fetch_checkpoint,
-)
+from everstep_agent.checkpoint.restore import Fetched, choose_chunks
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import Unreachable
 from everstep_contract import manifest as manifests
+from everstep_contract.places import Place
 
 
 def read_w(fetched: Fetched) -> bytes:
@@ -25,10 +22,15 @@ def read_w(fetched: Fetched) -> bytes:
     for piece in tensor.pieces:
         assert piece.lengths[1] == COLUMNS
         size = piece.lengths[0] * ROW_BYTES
-        chunk = (fetched.chunks / piece.chunk).read_bytes()
+        place = fetched.places[piece.chunk]
+        chunk = Path(place.path).read_bytes()[place.start : place.start + place.bytes]
         start = piece.offsets[0] * ROW_BYTES
         whole[start : start + size] = chunk[piece.at : piece.at + size]
     return bytes(whole)
+
+
+def damage(place: Place) -> None:
+    Path(place.path).write_bytes(b"\0" * place.bytes)
 
 
 async def a_run_with_three_checkpoints(store: ObjectStore, folder: Path) -> ARun:
@@ -67,19 +69,19 @@ async def test_a_run_without_a_checkpoint_starts_at_the_beginning(
 
 
 async def damage_chunk(run: ARun, store: UnreliableStore) -> str:
-    fetched = await fetch_checkpoint(store, run.log.commits[-1], run.folder / "look")
+    fetched = await fetch(store, run.log.commits[-1], run.folder / "look")
     store.corrupt = {choose_chunks(fetched.manifest)[0].key}
     return "is corrupt: BLAKE3"
 
 
 async def remove_chunk(run: ARun, store: UnreliableStore) -> str:
-    fetched = await fetch_checkpoint(store, run.log.commits[-1], run.folder / "look")
+    fetched = await fetch(store, run.log.commits[-1], run.folder / "look")
     await store.delete(choose_chunks(fetched.manifest)[-1].key)
     return "is gone"
 
 
 async def cut_chunk(run: ARun, store: UnreliableStore) -> str:
-    fetched = await fetch_checkpoint(store, run.log.commits[-1], run.folder / "look")
+    fetched = await fetch(store, run.log.commits[-1], run.folder / "look")
     chunk = choose_chunks(fetched.manifest)[0]
     await store.put(chunk.key, (await store.get(chunk.key))[:-1])
     return f"has {chunk.bytes - 1} bytes, not {chunk.bytes}"
@@ -136,14 +138,14 @@ async def test_what_is_there_already_is_not_fetched_again_and_the_rest_is_remove
 ) -> None:
     run = await a_run_with_three_checkpoints(bad_day, tmp_path)
     memory = tmp_path / "memory"
-    await fetch_checkpoint(bad_day, run.log.commits[1], memory)
+    await fetch(bad_day, run.log.commits[1], memory)
     old = {p.name for p in (memory / "chunks").iterdir()}
-    fetched = await fetch_checkpoint(bad_day, run.log.commits[2], memory)
+    fetched = await fetch(bad_day, run.log.commits[2], memory)
     new = {p.name for p in (memory / "chunks").iterdir()}
     assert new == {c.digest for c in choose_chunks(fetched.manifest)}
     assert not new & old
     bad_day.calls.clear()
-    await fetch_checkpoint(bad_day, run.log.commits[2], memory)
+    await fetch(bad_day, run.log.commits[2], memory)
     assert bad_day.calls == [("get", run.log.commits[2].manifest)]
 
 
@@ -151,10 +153,9 @@ async def test_a_file_that_was_damaged_in_memory_is_fetched_again(
     bad_day: UnreliableStore, tmp_path: Path
 ) -> None:
     run = await a_run_with_three_checkpoints(bad_day, tmp_path)
-    first = await fetch_checkpoint(bad_day, run.log.commits[2], tmp_path / "memory")
-    victim = next(iter(first.chunks.iterdir()))
-    victim.write_bytes(b"\0" * victim.stat().st_size)
-    again = await fetch_checkpoint(bad_day, run.log.commits[2], tmp_path / "memory")
+    first = await fetch(bad_day, run.log.commits[2], tmp_path / "memory")
+    damage(next(iter(first.places.values())))
+    again = await fetch(bad_day, run.log.commits[2], tmp_path / "memory")
     assert read_w(again) == content(6)
 
 
@@ -172,8 +173,8 @@ async def test_the_ledger_is_not_brought_into_memory(
     bad_day: UnreliableStore, tmp_path: Path
 ) -> None:
     run = await a_run_with_three_checkpoints(bad_day, tmp_path)
-    fetched = await fetch_checkpoint(bad_day, run.log.commits[2], tmp_path / "memory")
-    there = {p.name for p in fetched.chunks.iterdir()}
+    fetched = await fetch(bad_day, run.log.commits[2], tmp_path / "memory")
+    there = {p.name for p in (tmp_path / "memory/chunks").iterdir()}
     assert not there & {s.chunk for s in fetched.manifest.ledger}
 
 
@@ -181,4 +182,4 @@ async def test_fetching_says_what_is_broken(bad_day: UnreliableStore, tmp_path: 
     run = await a_run_with_three_checkpoints(bad_day, tmp_path)
     said = await remove_chunk(run, bad_day)
     with pytest.raises(Broken, match=said):
-        await fetch_checkpoint(bad_day, run.log.commits[-1], tmp_path / "memory")
+        await fetch(bad_day, run.log.commits[-1], tmp_path / "memory")

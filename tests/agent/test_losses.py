@@ -61,6 +61,29 @@ async def test_agents_that_all_come_back_adopt_what_they_held(tmp_path: Path) ->
         await assert_exact(gang, 20)
 
 
+async def test_a_held_copy_that_was_damaged_is_replaced(tmp_path: Path) -> None:
+    gang = Gang(tmp_path, 2, save_every_steps=12)
+    gang.stub["STUB_STEP_MS"] = "60"  # no other save follows before the agents are killed
+    async with gang:
+        await gang.until(lambda s: s.committed and s.committed.step == 12)
+        for slot in (0, 1):
+            await gang.kill(slot, say=False)
+        assert len(damage_held(tmp_path)) == 2
+        for slot in (0, 1):
+            await gang.start(slot, 0)
+        await gang.reports()
+        assert gang.shown().count("chunk_mended") == 2, "that of a peer is verified on its way"
+        await assert_exact(gang, 20)
+
+
+def damage_held(folder: Path) -> list[Path]:
+    """The staged files that agents hold, all bytes changed."""
+    files = [note.with_name(note.name.removesuffix(".held")) for note in folder.rglob("*.held")]
+    for file in files:
+        file.write_bytes(bytes(b ^ 1 for b in file.read_bytes()))
+    return files
+
+
 async def test_two_workers_killed_at_once_are_outlived_by_the_third(tmp_path: Path) -> None:
     async with Gang(tmp_path, 3) as gang:
         await gang.until(lambda s: s.step >= 3)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.a_run import ARun
+from agent.restored import fetch
 from agent.unreliable import UnreliableStore
 from everstep_agent import logline
 from everstep_agent.agent import count_incarnation
@@ -15,7 +16,7 @@ from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.memory_tier import MemoryTier
-from everstep_agent.checkpoint.restore import choose_chunks, fetch_checkpoint
+from everstep_agent.checkpoint.restore import choose_chunks
 from everstep_agent.checkpoint.tiers import StoreTier, Tier, find_problem
 from everstep_agent.peers import http, peer_tier
 from everstep_agent.peers.client import Pool
@@ -25,6 +26,7 @@ from everstep_agent.pod.save_queue import Listener, Uploads
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_contract import codec
 from everstep_contract.manifest import Chunk
+from everstep_contract.places import Place, Places
 from everstep_contract.wire import Staged
 
 TOKEN = "a-token"
@@ -63,11 +65,20 @@ async def pool() -> AsyncIterator[Pool]:
     await found.close()
 
 
+def place_of(path: Path, body: bytes, start: int = 64) -> Place:
+    sums = digest.sum_pieces(body, [(0, len(body))])
+    return Place(path=str(path), start=start, bytes=len(body), sums=sums)
+
+
+async def is_right(memory: MemoryTier, chunk: Chunk) -> bool:
+    return not find_problem(chunk, await memory.get(chunk))
+
+
 def hold_in_the_middle(memory: MemoryTier, folder: Path, body: bytes, step: int = 3) -> Path:
     """A staged file in which the chunk begins at byte 64, held by `memory`."""
     path = folder / f"{step}.part"
     path.write_bytes(b"\1" * 64 + body + b"\2" * 64)
-    memory.hold(step, str(path), {digest.compute(body): (64, 64 + len(body))})
+    memory.hold(step, str(path), {digest.compute(body): place_of(path, body)})
     return path
 
 
@@ -126,11 +137,11 @@ async def test_a_staged_file_is_held_until_another_save_is_staged(tmp_path: Path
     memory = MemoryTier(tmp_path)
     path = hold_in_the_middle(memory, tmp_path, BODY, step=3)
     memory.release_others(3)
-    assert await memory.holds(a_chunk())
+    assert await is_right(memory, a_chunk())
     memory.release_others(4)
     assert not path.exists()
-    assert not await memory.holds(a_chunk())
-    assert memory.locate([a_chunk().digest]) == {}
+    assert not await is_right(memory, a_chunk())
+    assert memory.find(a_chunk().digest) is None
     assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
 
 
@@ -161,17 +172,18 @@ async def test_the_next_agent_of_a_pod_adopts_what_was_held(tmp_path: Path) -> N
     assert count_incarnation(str(tmp_path)) == 1
     assert set(staging.iterdir()) == {path, path.with_name(path.name + ".held")}
     adopted = MemoryTier(tmp_path / "restore", staging)
-    assert await adopted.holds(a_chunk())
+    assert adopted.find(a_chunk().digest) == place_of(path, BODY)
     assert await adopted.get(a_chunk()) == BODY
 
 
 @pytest.mark.parametrize(
-    "note", [b"", b"[]", b'{"step": 1}', b'{"step": "x", "spans": {}}', b'{"step": 1, "spans": 3}']
+    "note",
+    [b"", b"[]", b'{"step": 1}', b'{"step": "x", "chunks": {}}', b'{"step": 1, "chunks": 3}'],
 )
 async def test_a_note_that_cannot_be_read_is_passed_over(tmp_path: Path, note: bytes) -> None:
     path = hold_in_the_middle(MemoryTier(tmp_path), tmp_path, BODY)
     path.with_name(path.name + ".held").write_bytes(note)
-    assert not await MemoryTier(tmp_path, tmp_path).holds(a_chunk())
+    assert not await is_right(MemoryTier(tmp_path, tmp_path), a_chunk())
 
 
 async def test_a_staged_file_that_was_damaged_is_not_adopted(tmp_path: Path) -> None:
@@ -179,7 +191,7 @@ async def test_a_staged_file_that_was_damaged_is_not_adopted(tmp_path: Path) -> 
     with path.open("r+b") as file:
         file.seek(100)
         file.write(b"\0\0\0")
-    assert not await MemoryTier(tmp_path, tmp_path).holds(a_chunk())
+    assert not await is_right(MemoryTier(tmp_path, tmp_path), a_chunk())
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "", "a/b"])
@@ -210,7 +222,7 @@ async def a_checkpoint(folder: Path, store: ObjectStore) -> tuple[ARun, list[Chu
     run = ARun(store, folder / "staged")
     await run.claim(1)
     await run.save(2)
-    fetched = await fetch_checkpoint(store, run.log.commits[-1], folder / "first")
+    fetched = await fetch(store, run.log.commits[-1], folder / "first")
     return run, choose_chunks(fetched.manifest)
 
 
@@ -220,7 +232,7 @@ async def test_what_a_peer_holds_is_not_read_from_the_store(
     run, chunks = await a_checkpoint(tmp_path, bad_day)
     async with serving(MemoryTier(tmp_path / "first")) as address:
         bad_day.calls.clear()
-        found = await fetch_checkpoint(
+        found = await fetch(
             bad_day, run.log.commits[-1], tmp_path / "second", nearer=[PeerTier(pool, [address])]
         )
     assert found.sources == {"peer": len(chunks)}
@@ -233,7 +245,7 @@ async def test_a_chunk_that_is_damaged_at_a_peer_is_read_from_the_store(
     run, chunks = await a_checkpoint(tmp_path, bad_day)
     (tmp_path / "first/chunks" / chunks[0].digest).write_bytes(b"\0" * chunks[0].bytes)
     async with serving(MemoryTier(tmp_path / "first")) as address:
-        found = await fetch_checkpoint(
+        found = await fetch(
             bad_day, run.log.commits[-1], tmp_path / "second", nearer=[PeerTier(pool, [address])]
         )
     assert found.sources == {"peer": len(chunks) - 1, "store": 1}
@@ -247,9 +259,9 @@ async def test_a_chunk_that_the_store_has_lost_comes_from_a_peer(
     run, chunks = await a_checkpoint(tmp_path, bad_day)
     await bad_day.delete(chunks[0].key)
     with pytest.raises(Broken, match="is gone"):
-        await fetch_checkpoint(bad_day, run.log.commits[-1], tmp_path / "alone")
+        await fetch(bad_day, run.log.commits[-1], tmp_path / "alone")
     async with serving(MemoryTier(tmp_path / "first")) as address:
-        found = await fetch_checkpoint(
+        found = await fetch(
             bad_day, run.log.commits[-1], tmp_path / "second", nearer=[PeerTier(pool, [address])]
         )
     assert found.sources == {"peer": len(chunks)}
@@ -262,7 +274,8 @@ async def test_what_is_staged_here_is_used_where_it_lies(
     memory = MemoryTier(tmp_path / "second")
     body = (tmp_path / "first/chunks" / chunks[0].digest).read_bytes()
     path = hold_in_the_middle(memory, tmp_path, body)
-    found = await fetch_checkpoint(bad_day, run.log.commits[-1], tmp_path / "second", memory=memory)
+    found = await fetch(bad_day, run.log.commits[-1], tmp_path / "second", memory=memory)
     assert found.sources["memory"] == 1
-    assert not (found.chunks / chunks[0].digest).exists()
-    assert found.held_path.read_text() == f'{{"{chunks[0].digest}": ["{path}", 64]}}'
+    assert not (tmp_path / "second/chunks" / chunks[0].digest).exists()
+    assert found.places[chunks[0].digest].path == str(path)
+    assert codec.loads(Places, found.places_path.read_bytes()).chunks == found.places

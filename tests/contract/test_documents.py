@@ -94,7 +94,7 @@ def test_levels(level: Any) -> None:
 FRAMES: list[Any] = [
     wire.Start(
         epoch=1, rank=0, world=2, local_rank=0, local_world=1, node_rank=0, job="j", run="r",
-        applied=3, manifest="/m", chunks="/c", staging="/s",
+        applied=3, manifest="/m", places="/p", staging="/s",
     ),
     wire.Staged(
         epoch=1, step=2, path="/p", lead=True, state={"a": [1, None, {"$tensor": "w"}]},

@@ -1,7 +1,9 @@
 """State that is tracked, staged by several ranks, and read back by any number of ranks."""
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from everstep import staging, state
 from everstep.checkpoint_reader import Checkpoint
 from everstep.errors import Misuse, StateError
 from everstep.tracked import Tracked
-from everstep_contract import wire
+from everstep_contract import codec, wire
+from everstep_contract.places import Place, Places
 from runtime.a_commit import commit
 from runtime.a_job import Trial
 
@@ -39,7 +42,7 @@ def test_tensors_staged_by_any_number_of_ranks_read_back_equal(tmp_path: Path, w
         "flags": torch.tensor([True, False, True]),
     }
     said = commit(tmp_path, staged_by(tmp_path, tensors, world))
-    checkpoint = Checkpoint(said["manifest"], said["chunks"])
+    checkpoint = Checkpoint(said["manifest"], said["places"])
     for name, value in tensors.items():
         assert torch.equal(checkpoint.tensor(name), value), name
         assert checkpoint.tensor(name).dtype == value.dtype
@@ -47,14 +50,107 @@ def test_tensors_staged_by_any_number_of_ranks_read_back_equal(tmp_path: Path, w
 
 def test_what_is_read_may_be_changed_without_touching_the_chunk(tmp_path: Path) -> None:
     said = commit(tmp_path, staged_by(tmp_path, {"x": torch.ones(4)}, 1))
-    Checkpoint(said["manifest"], said["chunks"]).tensor("x").zero_()
-    assert Checkpoint(said["manifest"], said["chunks"]).tensor("x").sum() == 4
+    Checkpoint(said["manifest"], said["places"]).tensor("x").zero_()
+    assert Checkpoint(said["manifest"], said["places"]).tensor("x").sum() == 4
+
+
+def damage(place: Place) -> None:
+    raw = bytearray(Path(place.path).read_bytes())
+    raw[place.start + place.bytes * 2 // 3] ^= 1
+    Path(place.path).write_bytes(raw)
+
+
+def cut_short(place: Place) -> None:
+    Path(place.path).write_bytes(Path(place.path).read_bytes()[:-1])
+
+
+def remove(place: Place) -> None:
+    Path(place.path).unlink()
+
+
+HARM = [damage, cut_short, remove]
+
+
+def read_places(said: dict[str, Any]) -> dict[str, Place]:
+    return dict(codec.loads(Places, Path(said["places"]).read_bytes()).chunks)
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_chunk_that_is_damaged_is_read_from_another_copy(
+    tmp_path: Path, harm: Callable[[Place], None]
+) -> None:
+    tensors = {f"t{i}": torch.randn(3, 1000) for i in range(200)}
+    said = commit(tmp_path, staged_by(tmp_path, tensors, 2))
+    _, second = sorted(read_places(said))
+    asked = []
+
+    def mend(digest: str, place: Place) -> Place:
+        asked.append(digest)
+        shutil.copy(tmp_path / "kept" / digest, tmp_path / f"copy-{digest}")
+        return replace(place, path=str(tmp_path / f"copy-{digest}"))
+
+    (tmp_path / "kept").mkdir()
+    for digest, place in read_places(said).items():
+        shutil.copy(place.path, tmp_path / "kept" / digest)
+    harm(read_places(said)[second])
+    found = Checkpoint(said["manifest"], said["places"], mend).read(dict.fromkeys(tensors))
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert asked == [second]
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_chunk_whose_copies_are_all_damaged_is_refused(
+    tmp_path: Path, harm: Callable[[Place], None]
+) -> None:
+    said = commit(tmp_path, staged_by(tmp_path, {"x": torch.ones(4)}, 1))
+    (place,) = read_places(said).values()
+    harm(place)
+    with pytest.raises(StateError, match=r"copies of the chunk .* are damaged"):
+        Checkpoint(said["manifest"], said["places"], lambda digest, place: place).tensor("x")
+    with pytest.raises(StateError, match=r"the chunk .* is damaged"):
+        Checkpoint(said["manifest"], said["places"]).tensor("x")
+
+
+def test_a_module_is_read_into_its_own_tensors(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(700, 500), nn.BatchNorm1d(500))
+    tensors: state.Tensors = {}
+    tree = a_registry({"model": model}).capture(tensors)
+    reader = Checkpoint(*places_of(commit(tmp_path, staged_by(tmp_path, tensors, 2))))
+    read: list[Mapping[str, torch.Tensor]] = []
+
+    def spy(wanted: Mapping[str, torch.Tensor | None]) -> Mapping[str, torch.Tensor]:
+        read.append(reader.read(wanted))
+        return read[-1]
+
+    new = nn.Sequential(nn.Linear(700, 500), nn.BatchNorm1d(500))
+    a_registry({"model": new}).load(["model"], tree, spy, torch.device("cpu"))
+    for name, own in new.state_dict(keep_vars=True).items():
+        assert torch.equal(own, model.state_dict()[name])
+        assert read[0][f"model/{name}"] is own
+
+
+def test_a_piece_that_lies_scattered_in_its_tensor_is_read(tmp_path: Path) -> None:
+    """As a tensor that is sharded by columns."""
+    whole = torch.randn(6, 4)
+    parts = []
+    for rank in range(2):
+        path = tmp_path / f"part-{rank}"
+        path.write_bytes(whole[:, 2 * rank : 2 * rank + 2].contiguous().numpy().tobytes())
+        columns = wire.StagedTensor(
+            name="x", dtype="float32", shape=(6, 4), offsets=(0, 2 * rank), lengths=(6, 2), at=0
+        )
+        parts.append(wire.Staged(epoch=1, step=1, path=str(path), tensors=(columns,)))
+    assert torch.equal(Checkpoint(*places_of(commit(tmp_path, parts))).tensor("x"), whole)
+
+
+def places_of(said: dict[str, Any]) -> tuple[str, str]:
+    return said["manifest"], said["places"]
 
 
 def test_a_manifest_that_is_broken_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(StateError, match=r"cannot read the checkpoint .*manifest\.json"):
-        Checkpoint(str(tmp_path / "manifest.json"), str(tmp_path))
+        Checkpoint(str(tmp_path / "manifest.json"), str(tmp_path / "places.json"))
 
 
 class Ema:
@@ -116,7 +212,7 @@ def test_training_goes_on_from_a_capture_as_if_it_had_not_stopped() -> None:
     kept = {name: t.clone() for name, t in tensors.items()}
     expected = train(old, 4)
     new = full_state()
-    a_registry(new).load(list(new), tree, kept.__getitem__, torch.device("cpu"))
+    a_registry(new).load(list(new), tree, lambda wanted: kept, torch.device("cpu"))
     assert train(new, 4) == expected
     assert new["schedule"].get_last_lr() == old["schedule"].get_last_lr()
     assert torch.equal(new["average"].module[0].weight, old["average"].module[0].weight)
@@ -143,7 +239,7 @@ def test_parameters_in_another_order_get_their_own_state() -> None:
     tree = a_registry({"model": model, "optimizer": old}).capture(tensors)
     new = torch.optim.SGD(list(model.parameters())[::-1], lr=0.1, momentum=0.9)
     registry = a_registry({"model": model, "optimizer": new})
-    registry.load(["optimizer"], tree, tensors.__getitem__, torch.device("cpu"))
+    registry.load(["optimizer"], tree, lambda wanted: tensors, torch.device("cpu"))
     for parameter in model.parameters():
         assert torch.equal(
             new.state[parameter]["momentum_buffer"], old.state[parameter]["momentum_buffer"]
@@ -159,7 +255,9 @@ def test_a_wrapped_model_loads_what_a_bare_one_saved() -> None:
     bare, wrapped = nn.Linear(2, 2), Wrapper(nn.Linear(2, 2))
     tensors: state.Tensors = {}
     tree = a_registry({"model": bare}).capture(tensors)
-    a_registry({"model": wrapped}).load(["model"], tree, tensors.__getitem__, torch.device("cpu"))
+    a_registry({"model": wrapped}).load(
+        ["model"], tree, lambda wanted: tensors, torch.device("cpu")
+    )
     assert torch.equal(wrapped.module.weight, bare.weight)
 
 

@@ -185,7 +185,7 @@ def losses(worker: Worker, upto: int = STEPS) -> dict[int, Any]:
 
 def whole_state(folder: Path, workers: list[Worker]) -> tuple[dict[str, torch.Tensor], Any]:
     said = commit(folder, [w.of(wire.Staged)[-1] for w in workers])
-    checkpoint = Checkpoint(said["manifest"], said["chunks"])
+    checkpoint = Checkpoint(said["manifest"], said["places"])
     tensors = {t.name: checkpoint.tensor(t.name).clone() for t in checkpoint.manifest.tensors}
     return tensors, checkpoint.manifest.state
 

@@ -1,4 +1,6 @@
-"""Loads the newest checkpoint of a run as an agent and a worker do together, and writes how long that took."""
+"""Loads the newest checkpoint of a run as an agent and a worker do together, and writes how long that took: once from
+the store, then from the memory of the same agent, as after the death of a worker.
+"""
 
 import asyncio
 import json
@@ -7,8 +9,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+
 from everstep.checkpoint_reader import Checkpoint
-from everstep_agent.checkpoint.restore import Fetched, fetch_checkpoint
+from everstep.tracked import Tracked
+from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.checkpoint.restore import Fetched, Fetcher
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import open_store
 from everstep_checkpoint import workload
@@ -18,26 +24,36 @@ TRIES = 3
 
 def main(uri: str) -> None:
     plan = workload.read_plan()
-    model = workload.build_model(plan.mib)
-    spent = []
+    spent: dict[str, list[float]] = {"store": [], "memory": []}
     for _ in range(TRIES):
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-            started = time.monotonic()
-            fetched = asyncio.run(_fetch(uri, Path(folder)))
-            reader = Checkpoint(str(fetched.manifest_path), str(fetched.chunks))
-            names = model.state_dict()
-            model.load_state_dict({name: reader.tensor(f"model/{name}") for name in names})
-            spent.append(time.monotonic() - started)
+            memory = MemoryTier(Path(folder))
+            for source in spent:
+                started = time.monotonic()
+                fetched = asyncio.run(_fetch(uri, memory, Path(folder)))
+                reader = Checkpoint(str(fetched.manifest_path), str(fetched.places_path))
+                opened = time.monotonic()
+                model = workload.build_model(plan.mib)  # as in a script, before `job.track`
+                built = time.monotonic()
+                _load(model, reader)
+                spent[source].append(time.monotonic() - built + opened - started)
     (Path(plan.folder) / "load.json").write_text(json.dumps(spent))
 
 
-async def _fetch(uri: str, folder: Path) -> Fetched:
+def _load(model: torch.nn.Module, reader: Checkpoint) -> None:
+    tracked = Tracked()
+    tracked.add("model", model)
+    trees = (reader.manifest.state or {})["objects"]
+    tracked.load(["model"], trees, reader.read, torch.device("cpu"))
+
+
+async def _fetch(uri: str, memory: MemoryTier, folder: Path) -> Fetched:
     store = open_store(uri, "", {})
     log = RunLog(store)
     await log.refresh()
     newest = log.index.newest_resumable
     assert newest is not None
-    return await fetch_checkpoint(store, newest, folder)
+    return await Fetcher(store, memory).fetch(newest, folder)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ class Row:
     durable_s: float | None
     bytes: int
     restore_gbs: float | None
+    memory_gbs: float | None
+    """The same, where the chunks are in the agent's memory already."""
     limit_gbs: float
     """A memcpy of as many bytes in the same run."""
     step_ms: float

@@ -114,7 +114,8 @@ def _read(system: str, plan: Plan, ranks: int, written: Mapping[int, float]) -> 
     walls = {step.number: step.wall for step in logs[0] if step.number % plan.every == 0}
     size = plan.mib * 2**20
     loads = folder / "load.json"
-    load = min(json.loads(loads.read_text())) if loads.exists() else None
+    found = json.loads(loads.read_text()) if loads.exists() else {}
+    speed = {source: size / min(spent) / 1e9 for source, spent in found.items()}
     return Row(
         system=system,
         mib=plan.mib,
@@ -125,7 +126,8 @@ def _read(system: str, plan: Plan, ranks: int, written: Mapping[int, float]) -> 
         first_ms=cost.first * 1e3,
         durable_s=reading.find_durable(walls, written),
         bytes=_size_of_newest(folder),
-        restore_gbs=size / load / 1e9 if load else None,
+        restore_gbs=speed.get("store"),
+        memory_gbs=speed.get("memory"),
         limit_gbs=size / _measure_memcpy(size) / 1e9,
         step_ms=cost.step * 1e3,
     )

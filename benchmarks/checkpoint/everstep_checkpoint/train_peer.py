@@ -54,7 +54,7 @@ def _measure_load(load: object, folder: str) -> None:
         started = time.monotonic()
         load()
         spent.append(time.monotonic() - started)
-    (Path(folder) / "load.json").write_text(json.dumps(spent))
+    (Path(folder) / "load.json").write_text(json.dumps({"store": spent}))
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.chunking import CHUNK_BYTES, BadStaging, ChunkPlan, plan_chunks
-from everstep_agent.checkpoint.digest import compute
+from everstep_agent.checkpoint.digest import compute, sum_pieces
 from everstep_agent.checkpoint.ledger import build_segments
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import ledger
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.manifest import Chunk, LedgerSegment, Piece, Tensor
+from everstep_contract.places import Place
 from everstep_contract.wire import Staged
 
 CONCURRENCY = 4
@@ -30,8 +31,8 @@ def chunk_key(token: str, step: int, digest: str) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uploaded:
     part: Part
-    spans: dict[str, tuple[int, int]]
-    """Digest → where the chunk lies in the staged file: first byte, and the byte after the last."""
+    places: dict[str, Place]
+    """Digest → where the chunk lies in the staged file."""
 
 
 class Uploader:
@@ -71,7 +72,8 @@ class Uploader:
         """
         size = os.stat(staged.path).st_size
         plans = await asyncio.to_thread(plan_chunks, staged.tensors, size, self._chunk_bytes)
-        chunks = await self._send_file(staged, plans) if plans else []
+        places = await self._send_file(staged, plans) if plans else []
+        chunks = [chunk for chunk, _ in places]
         segments, book = await self._send_ledger(staged, entries) if staged.lead else ((), [])
         self._remember(staged, [*chunks, *book])
         part = Part(
@@ -88,8 +90,7 @@ class Uploader:
             packed=staged.packed,
             digests=staged.digests,
         )
-        spans = {c.digest: (p.start, p.end) for c, p in zip(chunks, plans, strict=True)}
-        return Uploaded(part=part, spans=spans)
+        return Uploaded(part=part, places={chunk.digest: place for chunk, place in places})
 
     def committed(self, epoch: int, step: int) -> None:
         """The save of (epoch, step) is in the log: its chunks may be reused."""
@@ -105,19 +106,23 @@ class Uploader:
         mine = self._uploaded.setdefault((staged.epoch, staged.step), {})
         mine.update({c.digest: c for c in chunks})
 
-    async def _send_file(self, staged: Staged, plans: list[ChunkPlan]) -> list[Chunk]:
+    async def _send_file(self, staged: Staged, plans: list[ChunkPlan]) -> list[tuple[Chunk, Place]]:
         with open(staged.path, "rb") as file:  # noqa: ASYNC230 a file in memory
             view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
-            return await all_of(self._send(staged.step, view, p) for p in plans)
+            return await all_of(self._send(staged, view, p) for p in plans)
         finally:
             view.close()
 
-    async def _send(self, step: int, view: mmap.mmap, plan: ChunkPlan) -> Chunk:
+    async def _send(self, staged: Staged, view: mmap.mmap, plan: ChunkPlan) -> tuple[Chunk, Place]:
+        spans = [(box.start - plan.start, box.end - box.start) for box in plan.boxes]
         async with self._slots:
             # A copy: the store's client may keep the buffer after a failed try.
             body = await asyncio.to_thread(view.__getitem__, slice(plan.start, plan.end))
-            return await self._put(step, body)
+            sums = await asyncio.to_thread(sum_pieces, body, spans)
+            chunk = await self._put(staged.step, body)
+        place = Place(path=staged.path, start=plan.start, bytes=len(body), sums=sums)
+        return chunk, place
 
     async def _send_ledger(
         self, staged: Staged, entries: Iterable[LedgerEntry]

@@ -1,15 +1,18 @@
-"""The digest of a chunk: `b3-` and BLAKE3 in hex; in older runs SHA-256 in hex.
+"""The digest of a chunk: `b3-` and BLAKE3 in hex; in older runs SHA-256 in hex. And checksums of the tensors in it, by
+which a worker checks what it copies from memory.
 
 BLAKE3 takes a third of the CPU time where the processor has no instructions for SHA-256 (0.2 and 0.6–1.2 ns a
-byte, AVX-512).
+byte, AVX-512), XXH3 a sixth of BLAKE3's (0.03).
 """
 
 import hashlib
-from pathlib import Path
+from collections.abc import Iterable
 
+import xxhash
 from blake3 import blake3
 
 from everstep_contract.manifest import BLAKE3_PREFIX as PREFIX
+from everstep_contract.places import name_span
 
 SHOWN = 12
 
@@ -29,10 +32,9 @@ def find_difference(body: bytes, digest: str) -> str:
     return f"{kind} {found[shown]}…, expected {digest[shown]}…"
 
 
-def matches_file(path: Path, digest: str) -> bool:
-    if not digest.startswith(PREFIX):
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == digest
-    hasher = blake3()
-    hasher.update_mmap(path)
-    return PREFIX + hasher.hexdigest() == digest
+def sum_pieces(body: bytes, spans: Iterable[tuple[int, int]]) -> dict[str, int]:
+    """XXH3 (64 bits) of each piece. `spans`: its first byte, and how many."""
+    view = memoryview(body)
+    return {
+        name_span(at, count): xxhash.xxh3_64_intdigest(view[at : at + count]) for at, count in spans
+    }

@@ -5,48 +5,27 @@ A note beside each staged file says which chunks lie in it, so that an agent tha
 kill of its container adopts what its predecessor held.
 """
 
-import asyncio
 import contextlib
-import json
-import os
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from everstep_agent.checkpoint import digest
+from everstep_agent.checkpoint.folder_tier import FolderTier, read_file, replace_file
+from everstep_contract import codec
 from everstep_contract.manifest import Chunk
+from everstep_contract.places import Place
 
 NOTE = ".held"
 """What the name of a note has more than that of its file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
-    """Bytes `start .. end` of a file."""
-
-    path: Path
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A staged file whose chunks are in the store."""
+    """A staged file whose chunks are in the store; its note in the same form."""
 
     step: int
-    path: Path
-    spans: Mapping[str, tuple[int, int]]
-    """Digest → first byte, and the byte after the last."""
-
-    @property
-    def note(self) -> Path:
-        return self.path.with_name(self.path.name + NOTE)
-
-    def find(self, name: str) -> Region | None:
-        if name not in self.spans:
-            return None
-        start, end = self.spans[name]
-        return Region(path=self.path, start=start, end=end)
+    chunks: Mapping[str, Place]
+    """Digest → where it lies in the file."""
 
 
 class MemoryTier:
@@ -60,103 +39,86 @@ class MemoryTier:
     name = "memory"
 
     def __init__(self, folder: Path, staging: Path | None = None) -> None:
-        self.chunks = folder / "chunks"
-        """Each file is named by its digest."""
-        self._held = list_left(staging) if staging is not None else []
+        self.fetched = FolderTier(folder / "chunks", self.name)
+        self._held = list_left(staging) if staging is not None else {}
+        self._checked: dict[str, Place] = {}
+        """What this agent has verified since it started."""
 
-    def hold(self, step: int, path: str, spans: Mapping[str, tuple[int, int]]) -> None:
-        """Own the staged file at `path`. `spans`: as in `Held`."""
-        held = Held(step=step, path=Path(path), spans=dict(spans))
-        self._held.append(held)
+    def hold(self, step: int, path: str, chunks: Mapping[str, Place]) -> None:
+        """Own the staged file at `path`. `chunks`: as in `Held`."""
+        file, held = Path(path), Held(step=step, chunks=dict(chunks))
+        self._held[file] = held
         with contextlib.suppress(OSError):  # without it a successor reads from the store
-            replace_file(held.note, json.dumps({"step": step, "spans": held.spans}).encode())
+            replace_file(note_of(file), codec.dumps(held))
 
     def release_others(self, step: int) -> None:
         """Delete the staged files of other steps. A worker that has mapped one keeps its bytes."""
-        for held in [h for h in self._held if h.step != step]:
-            self._held.remove(held)
-            for path in (held.note, held.path):
-                path.unlink(missing_ok=True)
+        for path in [p for p, held in self._held.items() if held.step != step]:
+            del self._held[path]
+            self._checked = {d: p for d, p in self._checked.items() if p.path != str(path)}
+            for gone in (note_of(path), path):
+                gone.unlink(missing_ok=True)
 
-    def locate(self, digests: Iterable[str]) -> dict[str, Region]:
-        """Those of the chunks that lie in staged files."""
-        found = {d: self._find(d) for d in digests}
-        return {d: region for d, region in found.items() if region is not None}
+    def find(self, digest: str) -> Place | None:
+        """Where a chunk lies that was verified when it came here. Whoever reads it checks it again."""
+        staged = (held.chunks[digest] for held in self._held.values() if digest in held.chunks)
+        return self._checked.get(digest) or next(staged, None)
 
-    async def holds(self, chunk: Chunk) -> bool:
-        """Whether it is here, and right."""
-        return await asyncio.to_thread(self._is_right, chunk)
+    def note(self, chunk: Chunk, sums: Mapping[str, int]) -> Place:
+        """This chunk was verified here. `sums`: as in `Place`."""
+        file = Place(path=str(self.fetched.folder / chunk.digest), start=0, bytes=chunk.bytes)
+        place = replace(self.find(chunk.digest) or file, sums=dict(sums))
+        self._checked[chunk.digest] = place
+        return place
+
+    def distrust(self, digest: str) -> None:
+        """What lies here of this chunk is damaged."""
+        self._held = {p: _without(held, digest) for p, held in self._held.items()}
+        self._checked.pop(digest, None)
+        self.fetched.drop(digest)
 
     async def get(self, chunk: Chunk) -> bytes | None:
-        return await asyncio.to_thread(self.read, chunk.digest, 0, chunk.bytes)
+        place = self.find(chunk.digest)
+        if place is None:
+            return await self.fetched.get(chunk)
+        return read_file(Path(place.path), place.start, place.bytes)
 
     async def put(self, chunk: Chunk, body: bytes) -> None:
         """Raises OSError if there is no room."""
-        await asyncio.to_thread(replace_file, self.chunks / chunk.digest, body)
+        await self.fetched.put(chunk, body)
 
     async def keep(self, digests: Collection[str]) -> None:
-        """Delete all other files of chunks. Raises OSError if the folder cannot be made."""
-        await asyncio.to_thread(_clear, self.chunks, set(digests))
+        """Delete all other fetched chunks. Raises OSError if the folder cannot be made."""
+        self._checked = {d: place for d, place in self._checked.items() if d in digests}
+        await self.fetched.keep(digests)
 
-    def read(self, name: str, start: int, count: int) -> bytes | None:
+    def read(self, digest: str, start: int, count: int) -> bytes | None:
         """Bytes of the chunk with this digest, from `start` on, `count` at most; None: it is not here."""
-        region = self._find(name)
-        if region is None and not _is_name(name):
-            return None
-        path, first = (region.path, region.start) if region else (self.chunks / name, 0)
-        if region is not None:
-            count = max(0, min(count, region.end - first - start))
-        try:
-            with path.open("rb") as file:
-                return os.pread(file.fileno(), count, first + start)
-        except OSError:
-            return None
-
-    def _find(self, name: str) -> Region | None:
-        return next((r for h in reversed(self._held) if (r := h.find(name))), None)
-
-    def _is_right(self, chunk: Chunk) -> bool:
-        if self._find(chunk.digest) is not None:
-            body = self.read(chunk.digest, 0, chunk.bytes)
-            return body is not None and not digest.find_difference(body, chunk.digest)
-        path = self.chunks / chunk.digest
-        if not path.is_file() or path.stat().st_size != chunk.bytes:
-            return False
-        return digest.matches_file(path, chunk.digest)
+        place = self.find(digest)
+        if place is None:
+            return self.fetched.read(digest, start, count)
+        return read_file(
+            Path(place.path), place.start + start, max(0, min(count, place.bytes - start))
+        )
 
 
-def list_left(staging: Path) -> list[Held]:
-    """The staged files with a note. What the note says is believed no further than a digest confirms it."""
-    found = []
+def list_left(staging: Path) -> dict[Path, Held]:
+    """The staged files with a note. What the note says is believed no further than a checksum confirms it."""
+    found = {}
     for note in sorted(staging.glob(f"*{NOTE}")):
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            told = json.loads(note.read_bytes())
-            spans = {str(d): (int(a), int(b)) for d, (a, b) in told["spans"].items()}
-            held = Held(
-                step=int(told["step"]),
-                path=note.with_name(note.name.removesuffix(NOTE)),
-                spans=spans,
-            )
-            if held.path.is_file():
-                found.append(held)
+        file = note.with_name(note.name.removesuffix(NOTE))
+        with contextlib.suppress(OSError, codec.DecodeError):
+            held = codec.loads(Held, note.read_bytes())
+            if file.is_file():
+                chunks = {d: replace(p, path=str(file)) for d, p in held.chunks.items()}
+                found[file] = replace(held, chunks=chunks)
     return found
 
 
-def _is_name(name: str) -> bool:
-    """Whether it can be that of a chunk's file: peers choose it."""
-    return name.isascii() and name.replace("-", "").isalnum()
+def note_of(file: Path) -> Path:
+    """The path of a staged file's note."""
+    return file.with_name(file.name + NOTE)
 
 
-def replace_file(path: Path, body: bytes) -> None:
-    """The file is there completely or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(body)
-    os.replace(part, path)
-
-
-def _clear(folder: Path, kept: Collection[str]) -> None:
-    """Frees memory at once: a worker that still maps a removed file keeps it until it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        if path.name not in kept:
-            path.unlink(missing_ok=True)
+def _without(held: Held, digest: str) -> Held:
+    return replace(held, chunks={d: p for d, p in held.chunks.items() if d != digest})

@@ -1,24 +1,29 @@
-"""From a commit to verified files that workers can map. Workers never access the store."""
+"""From a commit to files that workers can map. Workers never access the store."""
 
 import asyncio
-import json
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.bounded import all_of
+from everstep_agent.checkpoint.folder_tier import replace_file
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
-from everstep_agent.checkpoint.memory_tier import MemoryTier, replace_file
+from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import StoreTier, Tier, find_problem
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec
 from everstep_contract.log import Commit
-from everstep_contract.manifest import Chunk, Manifest
+from everstep_contract.manifest import ITEM_BYTES, Chunk, Manifest
+from everstep_contract.places import Place, Places, name_span
 
 CONCURRENCY = 4
 MANIFEST_NAME = "manifest.json"
-HELD_NAME = "held.json"
+PLACES_NAME = "places.json"
+Spans = Collection[tuple[int, int]]
+"""First byte, and how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,59 +31,101 @@ class Fetched:
     commit: Commit
     manifest: Manifest
     manifest_path: Path
-    chunks: Path
-    """Folder of the chunk files, each named by its digest."""
-    held_path: Path
-    """Names the chunks that lie in other files (`wire.Start.held`)."""
+    places: dict[str, Place]
+    """Digest → where the chunk lies; `Fetcher.replace` changes it."""
+    places_path: Path
+    """The same as a `Places` document."""
     sources: Mapping[str, int]
     """Tier → how many chunks came from it."""
 
 
-async def fetch_checkpoint(
-    store: ObjectStore,
-    commit: Commit,
-    folder: Path,
-    *,
-    memory: MemoryTier | None = None,
-    nearer: Sequence[Tier] = (),
-    concurrency: int = CONCURRENCY,
-) -> Fetched:
-    """Bring one checkpoint into `folder`; what is there already and right is kept, anything else
-    removed.
+class Fetcher:
+    """Brings chunks into this pod's memory, from the nearest tier that has them.
 
     Args:
-        memory: this pod's, with that folder.
+        memory: this pod's.
         nearer: tiers to ask before the store.
-
-    Raises:
-        Broken: the manifest or a chunk is gone or not what was committed.
-        StoreError: the store cannot say.
-        OSError: `folder` has no room.
     """
-    memory = memory or MemoryTier(folder)
-    manifest = await fetch_manifest(store, commit)
-    needed = choose_chunks(manifest)
-    await memory.keep({c.digest for c in needed})
-    tiers, turns = (*nearer, StoreTier(store)), asyncio.Semaphore(concurrency)
-    sources = Counter(await all_of(_bring(chunk, memory, tiers, turns) for chunk in needed))
-    held = memory.locate(c.digest for c in needed)
-    where = {name: [str(region.path), region.start] for name, region in held.items()}
-    await asyncio.to_thread(replace_file, folder / MANIFEST_NAME, codec.dumps(manifest))
-    await asyncio.to_thread(replace_file, folder / HELD_NAME, json.dumps(where).encode())
-    return Fetched(
-        commit=commit,
-        manifest=manifest,
-        manifest_path=folder / MANIFEST_NAME,
-        chunks=memory.chunks,
-        held_path=folder / HELD_NAME,
-        sources=dict(sources),
-    )
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        memory: MemoryTier,
+        nearer: Sequence[Tier] = (),
+        *,
+        concurrency: int = CONCURRENCY,
+    ) -> None:
+        self._store, self._memory = store, memory
+        self._tiers = (memory, *nearer, StoreTier(store))
+        self._turns = asyncio.Semaphore(concurrency)
+
+    async def fetch(self, commit: Commit, folder: Path) -> Fetched:
+        """Bring one checkpoint here, its documents into `folder`. What is here already is kept, anything else
+        removed.
+
+        Raises:
+            Broken: the manifest or a chunk is gone or not what was committed.
+            StoreError: the store cannot say.
+            OSError: there is no room.
+        """
+        manifest = await fetch_manifest(self._store, commit)
+        needed = choose_chunks(manifest)
+        await self._memory.keep({c.digest for c in needed})
+        spans = list_spans(manifest)
+        found = await all_of(self.bring(chunk, spans[chunk.digest]) for chunk in needed)
+        places = {c.digest: place for c, (_, place) in zip(needed, found, strict=True)}
+        for name, document in ((MANIFEST_NAME, manifest), (PLACES_NAME, Places(chunks=places))):
+            await asyncio.to_thread(replace_file, folder / name, codec.dumps(document))
+        return Fetched(
+            commit=commit,
+            manifest=manifest,
+            manifest_path=folder / MANIFEST_NAME,
+            places=places,
+            places_path=folder / PLACES_NAME,
+            sources=dict(Counter(tier for tier, _ in found)),
+        )
+
+    async def replace(self, fetched: Fetched, digest: str) -> str:
+        """Bring a chunk again that was damaged where it lay. Returns the tier that it came from. Raises as
+        `fetch`.
+        """
+        chunk = next(c for c in fetched.manifest.chunks if c.digest == digest)
+        tier, place = await self.bring(chunk, list_spans(fetched.manifest)[digest])
+        fetched.places[digest] = place
+        return tier
+
+    async def bring(self, chunk: Chunk, spans: Spans) -> tuple[str, Place]:
+        """The tier that a chunk came from, and where it lies now. Raises as `fetch`."""
+        async with self._turns:
+            place = self._memory.find(chunk.digest)
+            if place and all(name_span(*span) in place.sums for span in spans):
+                return self._memory.name, place
+            problem = ""
+            for tier in self._tiers:
+                body = await tier.get(chunk)
+                problem = await asyncio.to_thread(find_problem, chunk, body)
+                if body is not None and not problem:
+                    if tier is not self._memory:
+                        await self._memory.put(chunk, body)
+                    sums = await asyncio.to_thread(digest.sum_pieces, body, spans)
+                    return tier.name, self._memory.note(chunk, sums)
+            raise Broken(problem)
 
 
 def choose_chunks(manifest: Manifest) -> list[Chunk]:
     """The chunks that hold tensors; the ledger is not downloaded."""
-    named = {p.chunk for t in manifest.tensors for p in t.pieces}
-    return [c for c in manifest.chunks if c.digest in named]
+    spans = list_spans(manifest)
+    return [c for c in manifest.chunks if c.digest in spans]
+
+
+def list_spans(manifest: Manifest) -> dict[str, Spans]:
+    """Digest → where the pieces of tensors lie in the chunk."""
+    found: dict[str, set[tuple[int, int]]] = {}
+    for tensor in manifest.tensors:
+        for piece in tensor.pieces:
+            count = math.prod(piece.lengths) * ITEM_BYTES[tensor.dtype]
+            found.setdefault(piece.chunk, set()).add((piece.at, count))
+    return dict(found)
 
 
 async def fetch_verified(store: ObjectStore, chunk: Chunk) -> bytes:
@@ -88,20 +135,3 @@ async def fetch_verified(store: ObjectStore, chunk: Chunk) -> bytes:
         raise Broken(problem)
     assert body is not None
     return body
-
-
-async def _bring(
-    chunk: Chunk, memory: MemoryTier, tiers: Sequence[Tier], turns: asyncio.Semaphore
-) -> str:
-    """The name of the tier that it came from. Raises as `fetch_checkpoint`."""
-    async with turns:
-        if await memory.holds(chunk):
-            return memory.name
-        problem = ""
-        for tier in tiers:
-            body = await tier.get(chunk)
-            problem = await asyncio.to_thread(find_problem, chunk, body)
-            if body is not None and not problem:
-                await memory.put(chunk, body)
-                return tier.name
-        raise Broken(problem)

@@ -1,25 +1,30 @@
-"""Downloads the checkpoint of a new epoch into this pod's memory, however long the store takes."""
+"""Brings the checkpoint of a new epoch into this pod's memory, however long the store takes."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from everstep_agent import logline
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.memory_tier import MemoryTier
-from everstep_agent.checkpoint.restore import Fetched, fetch_checkpoint
+from everstep_agent.checkpoint.restore import Fetched, Fetcher
 from everstep_agent.checkpoint.tiers import Tier
 from everstep_agent.peers.messages import BrokenCheckpoint
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
-from everstep_contract import levels, log
+from everstep_contract import levels, log, wire
+from everstep_contract.places import Place
 
 RETRY_SECONDS = 1.0
 MORE_ROOM = "raise spec.checkpoint.stagingMemory if this persists"
 
+T = TypeVar("T")
 Then = Callable[[Fetched | None, float], Awaitable[None]]
 """Receives what was fetched, and the seconds it took."""
+Waits = Callable[[levels.StorageError | None], None]
+"""Receives the error that is waited for, and None once it has passed."""
 
 
 class Restorer:
@@ -35,7 +40,10 @@ class Restorer:
     ) -> None:
         self._store, self._folder, self._memory = store, folder, memory
         self._on_change, self._line = on_change, line
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fetcher = Fetcher(store, memory)
+        self._fetched: Fetched | None = None
+        self._mending = asyncio.Lock()
         self.epoch = 0
         """The newest epoch that was requested."""
         self.broken: BrokenCheckpoint | None = None
@@ -47,60 +55,85 @@ class Restorer:
         self, epoch: int, commit: log.Commit | None, nearer: Sequence[Tier], then: Then
     ) -> None:
         """`nearer`: tiers between this pod's memory and the store."""
+        self._cancel()
         self.epoch = epoch
-        if self._task is not None:
-            self._task.cancel()
-        self._task = asyncio.create_task(self._run(commit, nearer, then))
+        self._fetcher, self._fetched = Fetcher(self._store, self._memory, nearer), None
+        self._begin(self._run(commit, then))
+
+    def mend(self, bad: wire.BadChunk, reply: Callable[[Place], None]) -> None:
+        """A worker found a chunk of the checkpoint damaged: the place of another copy, once there is one. Without
+        one the checkpoint is `broken`.
+        """
+        if self._fetched is not None and bad.digest in self._fetched.places:
+            self._begin(self._mend(self._fetched, bad, reply))
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(*self._cancel(), return_exceptions=True)
 
-    async def _run(self, commit: log.Commit | None, nearer: Sequence[Tier], then: Then) -> None:
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _cancel(self) -> list[asyncio.Task[None]]:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def _run(self, commit: log.Commit | None, then: Then) -> None:
         started = time.monotonic()
-        try:
-            fetched = await fetch(
-                self._store, commit, self._folder, self._waits, memory=self._memory, nearer=nearer
-            )
-        except Broken as error:
-            assert commit is not None
-            self.broken = BrokenCheckpoint(manifest=commit.manifest, message=str(error))
-            self._line.say("restore_failed", message=str(error))
-            self._on_change()
-            return
-        if fetched is not None:
-            self.sources = fetched.sources
+        if commit is not None:
+            try:
+                fetched = await self._persist(
+                    commit, lambda: self._fetcher.fetch(commit, self._folder)
+                )
+            except Broken as error:
+                self._report_broken(commit, error)
+                return
+            self._fetched, self.sources = fetched, fetched.sources
             seconds = round(time.monotonic() - started, 3)
-            self._line.say("fetched", step=fetched.commit.step, seconds=seconds, **self.sources)
-        await then(fetched, time.monotonic() - started)
+            self._line.say("fetched", step=commit.step, seconds=seconds, **self.sources)
+        await then(self._fetched, time.monotonic() - started)
+
+    async def _mend(
+        self, fetched: Fetched, bad: wire.BadChunk, reply: Callable[[Place], None]
+    ) -> None:
+        async with self._mending:  # several workers may find the same
+            if fetched.places[bad.digest].is_at(bad.place):
+                self._memory.distrust(bad.digest)
+                try:
+                    source = await self._persist(
+                        fetched.commit, lambda: self._fetcher.replace(fetched, bad.digest)
+                    )
+                except Broken as error:
+                    self._report_broken(fetched.commit, error)
+                    return
+                self._line.say(
+                    "chunk_mended", digest=bad.digest, path=bad.place.path, source=source
+                )
+            reply(fetched.places[bad.digest])
+
+    async def _persist(self, commit: log.Commit, work: Callable[[], Awaitable[T]]) -> T:
+        return await persist(
+            work, f"the checkpoint of step {commit.step}", self._folder, self._waits
+        )
+
+    def _report_broken(self, commit: log.Commit, error: Broken) -> None:
+        self.broken = BrokenCheckpoint(manifest=commit.manifest, message=str(error))
+        self._line.say("restore_failed", message=str(error))
+        self._on_change()
 
     def _waits(self, error: levels.StorageError | None) -> None:
         self.error = error
         self._on_change()
 
 
-async def fetch(
-    store: ObjectStore,
-    commit: log.Commit | None,
-    folder: Path,
-    on_wait: Callable[[levels.StorageError | None], None],
-    *,
-    memory: MemoryTier | None = None,
-    nearer: Sequence[Tier] = (),
-) -> Fetched | None:
-    """The verified files of `commit`; None for a start from step 0.
-
-    `on_wait` receives the error that is waited for, and None once it has passed.
-
-    Raises:
-        Broken: this checkpoint cannot be restored, now or later.
-    """
-    if commit is None:
-        return None
+async def persist(work: Callable[[], Awaitable[T]], what: str, folder: Path, on_wait: Waits) -> T:
+    """The result of `work`, which is repeated until the store answers and `folder` has room."""
     while True:
         try:
-            fetched = await fetch_checkpoint(store, commit, folder, memory=memory, nearer=nearer)
+            found = await work()
         except StoreError as error:
             # Even a denied access is no evidence against the checkpoint: falling back to an older
             # one would lose steps.
@@ -109,9 +142,9 @@ async def fetch(
         except OSError as error:
             # Nor is a full folder: workers that still map the last checkpoint's files free space as
             # they end.
-            text = f"no room for the checkpoint of step {commit.step} in {folder}: {error}"
-            on_wait(levels.StorageError(kind="NoRoom", message=f"{text}; {MORE_ROOM}"))
+            text = f"no room for {what} in {folder}: {error}; {MORE_ROOM}"
+            on_wait(levels.StorageError(kind="NoRoom", message=text))
             await asyncio.sleep(RETRY_SECONDS)
         else:
             on_wait(None)
-            return fetched
+            return found

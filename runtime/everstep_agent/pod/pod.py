@@ -329,6 +329,10 @@ class Pod:
                 worker.asking = (envelope.id, frame.step)
                 if self.level is not None:
                     self._arming.answer(self.level, [worker])
+            case wire.BadChunk():
+                self._restorer.mend(
+                    frame, lambda place: worker.send(wire.MendedChunk(place=place), envelope.id)
+                )
             case wire.Staged():
                 self._staged(worker, frame)
             case wire.Standing():

@@ -131,7 +131,7 @@ class Uploads:
         self._waits.passed()
         if job in self._waiting:  # else it was dropped meanwhile, and its file is gone
             self._waiting.remove(job)
-            self._memory.hold(staged.step, staged.path, found.spans)
+            self._memory.hold(staged.step, staged.path, found.places)
         self._line.say("uploaded", step=part.step, rank=part.rank, bytes=part.bytes)
         self._keep(part)
 

@@ -16,9 +16,7 @@ class Files(Protocol):
     @property
     def manifest_path(self) -> object: ...
     @property
-    def chunks(self) -> object: ...
-    @property
-    def held_path(self) -> object: ...
+    def places_path(self) -> object: ...
 
 
 def is_fresh_wanted(published: Levels, slot: int, over: Collection[bool]) -> bool:
@@ -50,8 +48,7 @@ def build_start(
         run=settings.run,
         applied=level.resume,
         manifest=str(fetched.manifest_path) if fetched else None,
-        chunks=str(fetched.chunks) if fetched else None,
-        held=str(fetched.held_path) if fetched else None,
+        places=str(fetched.places_path) if fetched else None,
         staging=os.path.join(settings.memory, "staging"),
         save_every_steps=same.save_every_steps,
         guard_factor=same.guard_factor,

@@ -126,7 +126,7 @@ def act(kind: type[Membership], kept: Kept, name: str, *args: Any) -> Done:
 def _restore(kind: type[Membership], kept: Kept, send: Callable[[Any], None]) -> Membership:
     start = wire.Start(
         epoch=kept.epoch, rank=kept.rank, world=kept.world, local_rank=0, local_world=1, node_rank=0,
-        job="", run="", applied=kept.applied, manifest=None, chunks=None, staging="",
+        job="", run="", applied=kept.applied, manifest=None, places=None, staging="",
     )  # fmt: skip
     made = kind(start, GROUPS[kept.newest], send=send, form=lambda frame: GROUPS[frame.epoch])
     made._group = GROUPS[kept.group] if kept.group else None

@@ -1,0 +1,32 @@
+"""Where a worker finds the chunks of the checkpoint that it restores. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A chunk in a file, from byte `start` on."""
+
+    path: str
+    start: int
+    bytes: int
+    sums: Mapping[str, int] = field(default_factory=dict)
+    """Where the pieces of tensors lie in the chunk (`name_span`) → XXH3 of each (64 bits, seed 0). So a worker checks
+    what it copies, piece by piece, at the speed of the copy. The digest of a chunk (BLAKE3), which takes longer than
+    the copy, was checked when the chunk came here."""
+
+    def is_at(self, other: "Place") -> bool:
+        """Whether both are the same bytes of the same file."""
+        return (self.path, self.start) == (other.path, other.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    chunks: Mapping[str, Place]
+    """By digest."""
+
+
+def name_span(at: int, count: int) -> str:
+    """Of `count` bytes from byte `at` of a chunk on."""
+    return f"{at}+{count}"
