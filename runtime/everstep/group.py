@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
 from everstep import store
+from everstep.last_sum import DirectSum, LastSum, QueuedSum, fits
+from everstep.mesh import RANKS, Listener, Mesh
 
 LOOK = timedelta(milliseconds=100)
 """How often a waiting rank checks whether it was cut."""
@@ -26,8 +28,6 @@ ABANDON_SECONDS = 0.05
 """How long after a cut an operation may still return."""
 LIMIT = timedelta(days=1)
 """gloo's own limit, never reached: whether a wait is too long is for the agents to decide."""
-DIRECT_RANKS = 16
-"""Up to so many ranks a few kilobytes are sent directly from each to each."""
 FORMING = timedelta(seconds=20)
 """Limit for connecting to the other ranks while a group is formed."""
 NCCL_LOOK_SECONDS = 0.0002
@@ -50,11 +50,16 @@ class Group(Protocol):
     def all_reduce(self, tensor: torch.Tensor) -> Any:
         """Start a sum in place; None if the group is broken."""
 
-    def sum_small(self, tensor: torch.Tensor) -> Any:
-        """The same for a tensor of a few kilobytes, in less time."""
+    def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> Any:
+        """Start the sum of a few kilobytes that is complete only if `works` are, on every rank. Its `own`:
+        they are complete on this rank. None if the group is broken.
+        """
 
     def wait(self, works: Sequence[Any]) -> bool:
         """Whether all are complete; False: this rank must leave the group."""
+
+    def end_last(self, last: Any) -> torch.Tensor | None:
+        """The sum that `start_last` has started; None: this rank must leave the group."""
 
     def cut(self) -> None:
         """Make every operation fail, here and at the neighbours; from any thread, repeatable."""
@@ -74,11 +79,14 @@ class LocalGroup:
     def all_reduce(self, tensor: torch.Tensor) -> Any:
         return None if self._cut.is_set() else tensor
 
-    def sum_small(self, tensor: torch.Tensor) -> Any:
-        return self.all_reduce(tensor)
+    def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> "_Alone | None":
+        return _Alone(numbers) if self.wait(works) and not self._cut.is_set() else None
 
     def wait(self, works: Sequence[Any]) -> bool:
         return all(work is not None for work in works)
+
+    def end_last(self, last: Any) -> torch.Tensor | None:
+        return None if last is None else last.numbers
 
     def cut(self) -> None:
         self._cut.set()
@@ -87,12 +95,20 @@ class LocalGroup:
         pass
 
 
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    numbers: torch.Tensor
+    own: bool = True
+
+
 class TorchGroup:
     """torch's default group over gloo, with nccl for CUDA tensors."""
 
-    def __init__(self, rank: int, world: int, sockets: Iterable[socket.socket]) -> None:
+    def __init__(
+        self, rank: int, world: int, sockets: Iterable[socket.socket], mesh: Mesh | None = None
+    ) -> None:
         self.rank, self.world = rank, world
-        self._sockets = list(sockets)
+        self._sockets, self._mesh = list(sockets), mesh
         self._cut_at: float | None = None
         self.abandoned = False
         self._group: Any = dist.distributed_c10d._get_default_group()
@@ -108,23 +124,22 @@ class TorchGroup:
             return None
         return _OnDevice(work) if tensor.is_cuda else work
 
-    def sum_small(self, tensor: torch.Tensor) -> Any:
-        """Each rank sends its numbers to each other one and adds what it gets, in the order of the
-        ranks: one message after another on the way instead of 2 × (ranks - 1). It ends here only when
-        every rank has sent its own, after all that it launched before.
-        """
-        if tensor.is_cuda or self.world > DIRECT_RANKS:
-            return self.all_reduce(tensor)
-        if self._cut_at is not None:
+    def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> LastSum | None:
+        if self._cut_at is not None or any(work is None for work in works):
             return None
-        sent = tensor.repeat(self.world)
-        parts = torch.empty_like(sent)
-        try:
-            work = self._group.alltoall_base(parts, sent, [], [])
-        except RuntimeError:
-            self.cut()
-            return None
-        return _Direct(work, parts, tensor)
+        last: LastSum
+        if self._mesh is not None and fits(numbers):
+            last = DirectSum(works, self.cut, numbers, self.rank, self._mesh)
+        else:
+            last = QueuedSum(works, self.cut, numbers, self.world)
+        if not _on_device(works):
+            last.follow()
+            self._launch(last)
+        return last
+
+    def _launch(self, last: LastSum) -> None:
+        if isinstance(last, QueuedSum):
+            last.launch(self.all_reduce)
 
     def wait(self, works: Sequence[Any]) -> bool:
         if all(work is not None and self._ends(work) for work in works):
@@ -132,12 +147,24 @@ class TorchGroup:
         self.cut()
         return False
 
+    def end_last(self, last: Any) -> torch.Tensor | None:
+        # NCCL calls back when an operation is launched, so here the main thread looks when it is over.
+        if last is not None and _on_device(last.buckets) and self.wait(last.buckets):
+            last.complete()
+            self._launch(last)
+        found = last.end(self._ends) if last is not None else None
+        if found is None:
+            self.cut()
+        return found
+
     def cut(self) -> None:
         first = self._cut_at is None
         if first:
             self._cut_at = time.monotonic()
         for duplicate in self._sockets:
             _shut_down(duplicate)
+        if self._mesh is not None:
+            self._mesh.cut()
         if first and self._over_nccl:
             # In a thread of its own: it may take long, and the agent's socket must be read.
             abort = self._group.abort
@@ -167,8 +194,6 @@ class TorchGroup:
                 return False
 
     def _ends(self, work: Any) -> bool:
-        if isinstance(work, _Direct):
-            return self._returned(work.work) and work.add_up()
         return self._completes(work.work) if isinstance(work, _OnDevice) else self._returned(work)
 
     def _completes(self, work: Any) -> bool:
@@ -195,19 +220,8 @@ class _OnDevice:
     work: Any
 
 
-@dataclass(frozen=True, slots=True)
-class _Direct:
-    """A sum that each rank computes for itself."""
-
-    work: Any
-    parts: torch.Tensor
-    """[ranks × numbers]: what each rank has sent."""
-    into: torch.Tensor
-    """[numbers]"""
-
-    def add_up(self) -> bool:
-        torch.sum(self.parts.view(-1, self.into.numel()), 0, out=self.into)
-        return True
+def _on_device(works: Sequence[Any]) -> bool:
+    return any(isinstance(work, _OnDevice) for work in works)
 
 
 def form(agent: store.Requests, *, epoch: int, rank: int, world: int, address: str | None) -> Group:
@@ -233,6 +247,7 @@ def _form(keys: store.AgentStore, rank: int, world: int, address: str | None) ->
     if torch.cuda.is_available():
         for name, value in NCCL_SETTINGS.items():
             os.environ.setdefault(name, value)
+    listener = _listen(keys, rank, world, address)
     before = _open_sockets()
     dist.init_process_group(
         f"cpu:{_BACKEND},cuda:nccl" if torch.cuda.is_available() else _BACKEND,
@@ -241,7 +256,37 @@ def _form(keys: store.AgentStore, rank: int, world: int, address: str | None) ->
         world_size=world,
         timeout=LIMIT,
     )
-    return TorchGroup(rank, world, _own(list_new(before, _open_sockets())))
+    ours = _own(list_new(before, _open_sockets()))
+    return TorchGroup(rank, world, ours, _connect(keys, rank, world, listener))
+
+
+def _listen(keys: store.AgentStore, rank: int, world: int, address: str | None) -> Listener | None:
+    """Before torch's group is formed: once that is there, so are all listeners."""
+    if address is None and _interface() == "lo":
+        address = "127.0.0.1"
+    try:
+        listener = Listener(address) if address and world <= RANKS else None
+    except OSError as error:
+        raise RuntimeError(f"this rank cannot listen at {address}: {error}") from error
+    keys.set(f"mesh/{rank}", listener.entry if listener else "")
+    return listener
+
+
+def _connect(
+    keys: store.AgentStore, rank: int, world: int, listener: Listener | None
+) -> Mesh | None:
+    """None: a rank has no address, or there are too many ranks."""
+    if listener is None:
+        return None
+    entries = [keys.get(f"mesh/{other}").decode() for other in range(world)]
+    if not all(entries):
+        return None
+    try:
+        mesh = listener.connect(rank, entries, FORMING.total_seconds())
+    except OSError as error:
+        raise RuntimeError(f"the ranks could not connect to each other: {error}") from error
+    _copies.update({s.fileno(): _identify(s.fileno()) for s in mesh.sockets})
+    return mesh
 
 
 _forming = threading.Lock()

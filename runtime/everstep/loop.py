@@ -53,7 +53,6 @@ class Loop:
             samples=feed.global_batch,
             parameters=len(named),
             buffers=self._session.buffers.numbers,
-            pieces=self._session.reducer.count_pieces(named),
         )
         self._numbers = np.zeros(self._layout.size)
         self._parts = self._layout.parts(self._numbers)
@@ -67,7 +66,6 @@ class Loop:
         """As micro-batch 0 left them; None: this rank does not compute it."""
         self._group: Group | None = None
         """In which the sums were launched; None: not yet."""
-        self._vector: torch.Tensor | None = None
         self.ended = False
 
     def __len__(self) -> int:
@@ -141,7 +139,7 @@ class Loop:
         self._todo += more
 
     def _leave_if_over(self) -> None:
-        if self._session.broken and self._vector is None:
+        if self._session.broken and self._group is None:
             undo_step.leave(self._step, "the epoch ended")
 
     def _group_if_last(self) -> Group | None:
@@ -184,10 +182,10 @@ class Loop:
         return batch
 
     def _send(self, group: Group) -> None:
-        """Launch the buckets that are left."""
+        """Launch the buckets that are left, and the vector."""
         self._group = group
         self._session.reducer.flush(group)
-        self._vector = self._fill_vector()
+        self._session.reducer.start_last(self._fill_vector())
 
     def _fill_vector(self) -> torch.Tensor:
         session = self._session
@@ -196,10 +194,7 @@ class Loop:
         self._parts.used[:] = session.reducer.used()
         if self._buffers_after is not None:
             self._parts.buffers[:] = session.buffers.pack(self._buffers_after)
-        parameter = next(iter(self._named.values()), None)
-        device = parameter.device if parameter is not None else torch.device("cpu")
-        # A copy: if the sum fails, this rank's own numbers are needed again.
-        return torch.from_numpy(self._numbers.copy()).to(device)
+        return torch.from_numpy(self._numbers)
 
     def _try_to_end(self) -> bool:
         """Whether the reduction is complete. False: members were lost, and there is more to do."""
@@ -212,22 +207,13 @@ class Loop:
                 return self._take_rescue()
             self._send(group)
         assert self._group is not None
-        assert self._vector is not None
         with session.meter.charging("wait", waiting=True):
-            complete = self._sum(self._vector)
-        numbers = self._vector.cpu().numpy() if complete else None
+            vector = session.reducer.end()
+        numbers = vector.numpy() if vector is not None else None
         if numbers is None or not session.membership.complete(self._group, numbers):
             return self._recover(self._group)
         self._deliver(numbers)
         return True
-
-    def _sum(self, numbers: torch.Tensor) -> bool:
-        """Whether every sum is complete, that of the vector last: a rank sends it once it has all others,
-        so a rank that has the vector's sum knows that every rank has those of the gradients.
-        """
-        reducer = self._session.reducer
-        squares = numbers[numbers.numel() - self._layout.pieces :]
-        return reducer.wait_sums(squares) and reducer.sum_last(numbers)
 
     def _recover(self, group: Group) -> bool:
         """The sums of `group` do not count. Whether the reduction is complete all the same."""
@@ -239,7 +225,7 @@ class Loop:
             session.membership.wait_regrouped()
         if self._take_rescue():
             return True
-        self._group = self._vector = None
+        self._group = None
         session.reducer.repeat()
         return False
 
@@ -271,7 +257,7 @@ class Loop:
         session.buffers.take(parts.buffers)
         assert self._random is not None
         randomness.restore(self._random)
-        norm = self._norm(parts, factor, summary.scale)
+        norm = self._norm(summary.scale)
         step_checks.watch_jumps(step, summary, norm)
         step.end_reduction(self._entry(summary), norm)
         session.end_copy()
@@ -279,11 +265,14 @@ class Loop:
             session.meter.update(phase=Phase.APPLYING)
         self.ended = True
 
-    def _norm(self, parts: vector.Parts, factor: float, scale: float) -> float | None:
-        """Global 2-norm without the scaler's scale; None where an overflow is the scaler's business."""
-        if not self._named:
+    def _norm(self, scale: float) -> float | None:
+        """Global 2-norm without the scaler's scale; None where an overflow is the scaler's business. It
+        may be an estimate where the guard only notes.
+        """
+        start = self._session.start
+        if not self._named or start.guard_factor <= 0:
             return None
-        norm = self._session.reducer.measure(parts.squares.tolist(), factor)
+        norm = self._session.reducer.measure(sampled=start.guard_action != "SaveAndStop")
         return norm / scale if scale == 1.0 or math.isfinite(norm) else None
 
     def _require_each_once(self, summary: vector.Summary) -> None:

@@ -2,8 +2,8 @@
 `.grad` becomes a view of these when all sums are complete.
 
 A rank's own gradients stay as they are until the reduced copy is complete. Every rank launches the
-buckets in the same order, and the vector when it has all their sums. A launch that fails does not
-raise in the script: `wait_sums` and `sum_last` tell.
+buckets in the same order, and the vector behind them. A launch that fails does not raise in the
+script: `end` tells.
 """
 
 import math
@@ -20,10 +20,8 @@ BUCKET_BYTES = 25 * 2**20
 """Measured beside DDP on gloo: buckets of 1 MB cost 40 % of a step, and one bucket for all is worse
 than several.
 """
-PIECE = 2**18
-"""Elements of a bucket whose squares one rank adds up for the norm. The pieces do not depend on the
-number of ranks, so the norm does not either.
-"""
+BLOCK, SAMPLED = 2**12, 8
+"""An estimate of the norm takes the first of each 8 blocks of so many elements."""
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -79,10 +77,6 @@ class _Plan:
         for index, view in zip(bucket.indices, torch.split(bucket.flat, sizes), strict=True):
             self.views[index] = view.view(self.parameters[index].shape)
 
-    def pieces(self, bucket: _Bucket) -> tuple[torch.Tensor, ...]:
-        """What the norm is added up from; none with fixed-point sums."""
-        return () if self._exact else torch.split(bucket.flat, PIECE)
-
     def replace_buffers(self) -> None:
         """For operations that were abandoned: they may still write into the old ones."""
         for bucket in self.buckets:
@@ -124,6 +118,19 @@ def _count_uses(flat: torch.Tensor) -> int:
     return found
 
 
+def _whole(flat: torch.Tensor) -> float:
+    return float(torch.dot(flat, flat))
+
+
+def _sample(flat: torch.Tensor) -> float:
+    """About the sum of the squares."""
+    rows = flat.numel() // (BLOCK * SAMPLED)
+    if rows < SAMPLED:
+        return _whole(flat)
+    blocks = flat[: rows * BLOCK * SAMPLED].view(rows, SAMPLED * BLOCK)[:, :BLOCK]
+    return float(torch.linalg.vector_norm(blocks)) ** 2 * flat.numel() / blocks.numel()
+
+
 class Reducer:
     """`exact`: gradients are added as fixed-point integers (`fixed_point.py`)."""
 
@@ -139,8 +146,7 @@ class Reducer:
         self._plan = _Plan({}, bucket_bytes)
         self._own: list[torch.Tensor | None] = []
         self._works: list[Any] = []
-        self.summed = False
-        """Every bucket's sum is complete, with or without the vector."""
+        self._last: Any = None
         self._next = 0
         self._open = self._inside = self._counting = False
 
@@ -181,8 +187,8 @@ class Reducer:
         self._open = True
 
     def _reset(self) -> None:
-        self._group, self._works = None, []
-        self._next, self.summed = 0, False
+        self._group, self._works, self._last = None, [], None
+        self._next = 0
         for bucket in self._plan.buckets:
             bucket.reset()
 
@@ -208,42 +214,22 @@ class Reducer:
     def used(self) -> list[float]:
         return [0.0 if own is None else 1.0 for own in self._own]
 
-    def count_pieces(self, named: dict[str, torch.nn.Parameter]) -> int:
-        """Into how many pieces the sums of these parameters are cut for their norm."""
-        plan = self._find_plan(named)
-        return sum(len(plan.pieces(bucket)) for bucket in plan.buckets)
+    def start_last(self, vector: torch.Tensor) -> None:
+        """Launch the vector's sum behind the buckets."""
+        assert self._group is not None
+        works, self._works = self._works, []
+        self._last = self._group.start_last(works, vector)
 
-    def wait_sums(self, squares: torch.Tensor) -> bool:
-        """Whether every bucket's sum is complete; from here on the hooks do nothing.
-
-        Args:
-            squares: [pieces], on the gradients' device. Gets the sum of the squares of those pieces
-                that fall to this rank, while the next bucket is on its way.
-        """
+    def end(self) -> torch.Tensor | None:
+        """The vector's sum, if every sum is complete on every rank; from here on the hooks do nothing."""
         assert self._group is not None
         self._open = False
-        works, self._works = self._works, []
-        first = 0
-        for bucket, work in zip(self._plan.buckets, works, strict=True):
-            if not self._group.wait([work]):
-                return False
-            first += self._add_squares(squares, first, self._plan.pieces(bucket))
-        self.summed = True
-        return True
+        return self._group.end_last(self._last)
 
-    def _add_squares(
-        self, squares: torch.Tensor, first: int, pieces: Sequence[torch.Tensor]
-    ) -> int:
-        assert self._group is not None
-        for index, piece in enumerate(pieces, first):
-            if index % self._group.world == self._group.rank:
-                squares[index] = torch.dot(piece, piece)
-        return len(pieces)
-
-    def sum_last(self, vector: torch.Tensor) -> bool:
-        """Sum the vector, after every bucket. Whether it is complete."""
-        assert self._group is not None
-        return self._group.wait([self._group.sum_small(vector)])
+    @property
+    def summed(self) -> bool:
+        """Every bucket's sum is complete, with or without the vector."""
+        return self._last is not None and bool(self._last.own)
 
     def deliver(self, used: Sequence[float], factor: float, *, scale: float = 1.0) -> None:
         """Set `.grad` to the reduced gradient × `factor`, or None where no rank had one. `scale`: as
@@ -264,17 +250,18 @@ class Reducer:
                 copied.append(index)
         self._copy(copied, factor, scale)
 
-    def measure(self, squares: Sequence[float], factor: float) -> float:
-        """Global 2-norm of the gradients that were delivered.
+    def measure(self, *, sampled: bool) -> float:
+        """Global 2-norm of the gradients that were delivered; alike on all ranks.
 
         Args:
-            squares: Of all pieces of the sums, before `factor`.
+            sampled: An estimate from an eighth of each large bucket, for an eighth of the time.
         """
-        if not self._exact:
-            return math.sqrt(sum(squares)) * factor
-        found = [p.grad.reshape(-1) for p in self._plan.parameters if p.grad is not None]
-        wide = [g.to(sum_dtype(g.dtype)) for g in found]
-        return math.sqrt(sum(float(torch.dot(g, g)) for g in wide))
+        if self._exact:
+            found = [p.grad.reshape(-1) for p in self._plan.parameters if p.grad is not None]
+            wide = [g.to(sum_dtype(g.dtype)) for g in found]
+            return math.sqrt(sum(float(torch.dot(g, g)) for g in wide))
+        choose = _sample if sampled else _whole
+        return math.sqrt(sum(choose(bucket.flat) for bucket in self._plan.buckets))
 
     def _copy(self, indices: Sequence[int], factor: float, scale: float) -> None:
         if not indices:

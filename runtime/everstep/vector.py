@@ -25,8 +25,6 @@ class Layout:
     parameters: int
     buffers: int
     """Numbers that hold the bits of the small buffers (`buffers.py`)."""
-    pieces: int = 0
-    """Of the summed gradients, for their norm (`reducer.py`)."""
 
     @property
     def size(self) -> int:
@@ -35,7 +33,7 @@ class Layout:
     @property
     def sizes(self) -> tuple[int, ...]:
         m = self.micro_batches
-        return (m, m, m, m, self.samples, self.parameters, self.buffers, self.pieces)
+        return (m, m, m, m, self.samples, self.parameters, self.buffers)
 
     def parts(self, numbers: Numbers) -> "Parts":
         """Views of `numbers`, shape [size]: filling them fills the vector."""
@@ -61,8 +59,6 @@ class Parts:
     used: Numbers
     """[parameters] ranks with a gradient"""
     buffers: Numbers
-    squares: Numbers
-    """[pieces] sum of the squares of each piece of the summed gradients"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

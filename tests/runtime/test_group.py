@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import ErrorType
 
 from everstep import group as groups
 from everstep.group import TorchGroup
+from everstep.mesh import Listener
 from runtime.test_transfer import Keys
 
 
@@ -39,7 +40,8 @@ class Operation:
 @pytest.fixture
 def group() -> TorchGroup:
     made = TorchGroup.__new__(TorchGroup)
-    made._sockets, made._cut_at, made._over_nccl, made.abandoned = [], None, False, False
+    made._sockets, made._mesh = [], None
+    made._cut_at, made._over_nccl, made.abandoned = None, False, False
     return made
 
 
@@ -173,14 +175,19 @@ def test_to_drop_a_group_waits_for_no_operation(group: TorchGroup) -> None:
     assert not ending.is_alive()
 
 
-def three_ranks() -> list[TorchGroup]:
+@pytest.fixture(params=["direct", "queued"])
+def ranks(request: pytest.FixtureRequest) -> list[TorchGroup]:
     """Three ranks of one group over gloo, in this process."""
     keys = torch.distributed.HashStore()
+    listeners = [Listener("127.0.0.1") for _ in range(3)]
+    entries = [listener.entry for listener in listeners]
 
     def make(rank: int) -> TorchGroup:
         made = TorchGroup.__new__(TorchGroup)
         made._sockets, made._cut_at, made._over_nccl, made.abandoned = [], None, False, False
         made.rank, made.world = rank, 3
+        mesh = listeners[rank].connect(rank, entries, 60)
+        made._mesh = mesh if request.param == "direct" else None
         made._group = torch.distributed.ProcessGroupGloo(keys, rank, 3, groups._options(None))
         return made
 
@@ -188,22 +195,67 @@ def three_ranks() -> list[TorchGroup]:
         return list(threads.map(make, range(3)))
 
 
-@pytest.mark.parametrize("direct", [groups.DIRECT_RANKS, 1], ids=["direct", "all-reduce"])
-def test_a_small_sum_is_complete_only_when_every_rank_has_sent_what_it_launched_before(
-    monkeypatch: pytest.MonkeyPatch, direct: int
-) -> None:
-    monkeypatch.setattr(groups, "DIRECT_RANKS", direct)
-    ranks = three_ranks()
+def test_a_last_sum_is_complete_only_when_every_rank_has_all_sums(ranks: list[TorchGroup]) -> None:
     buckets = [torch.full((100_000,), float(rank)) for rank in range(3)]
-    vectors = [torch.arange(5, dtype=torch.float64) * 10**rank for rank in range(3)]
-    works = [(ranks[r].all_reduce(buckets[r]), ranks[r].sum_small(vectors[r])) for r in range(2)]
+    numbers = [torch.arange(5, dtype=torch.float64) * 10**rank for rank in range(3)]
+
+    def launch(rank: int) -> object:
+        return ranks[rank].start_last([ranks[rank].all_reduce(buckets[rank])], numbers[rank])
+
+    lasts = [launch(0), launch(1)]
     with ThreadPoolExecutor(3) as threads:
-        waits = [threads.submit(ranks[r].wait, works[r]) for r in range(2)]
+        ends = [threads.submit(ranks[r].end_last, lasts[r]) for r in range(2)]
         time.sleep(2 * groups.LOOK.total_seconds())
-        assert not any(wait.done() for wait in waits), "the third has launched nothing"
-        last = (ranks[2].all_reduce(buckets[2]), ranks[2].sum_small(vectors[2]))
-        assert ranks[2].wait(last)
-        assert all(wait.result(10) for wait in waits)
-    for bucket, vector in zip(buckets, vectors, strict=True):
+        assert not any(end.done() for end in ends), "the third has launched nothing"
+        found = [ranks[2].end_last(launch(2)), *(end.result(10) for end in ends)]
+    for bucket, total in zip(buckets, found, strict=True):
         assert torch.equal(bucket, torch.full((100_000,), 3.0))
-        assert torch.equal(vector, torch.arange(5, dtype=torch.float64) * 111)
+        assert total is not None
+        assert torch.equal(total, torch.arange(5, dtype=torch.float64) * 111)
+    assert torch.equal(numbers[1], torch.arange(5, dtype=torch.float64) * 10), (
+        "it may be sent again"
+    )
+
+
+class Failed:
+    """A bucket's sum that gloo gives up when `end` is called."""
+
+    def __init__(self) -> None:
+        self._future: torch.futures.Future[object] = torch.futures.Future()
+
+    def get_future(self) -> torch.futures.Future[object]:
+        return self._future
+
+    def end(self) -> None:
+        self._future.set_exception(RuntimeError("Connection closed by peer"))  # type: ignore[no-untyped-call]
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self, limit: timedelta) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+
+def test_no_rank_has_the_last_sum_if_a_sum_before_it_failed_on_one(ranks: list[TorchGroup]) -> None:
+    failed = Failed()
+    lasts = []
+    for rank, one in enumerate(ranks):
+        works = [one.all_reduce(torch.ones(1000))] + ([failed] if rank == 1 else [])
+        lasts.append(one.start_last(works, torch.ones(2, dtype=torch.float64)))
+    with ThreadPoolExecutor(3) as threads:
+        ends = [threads.submit(r.end_last, last) for r, last in zip(ranks, lasts, strict=True)]
+        failed.end()
+        assert [end.result(10) for end in ends] == [None, None, None]
+    assert [last is not None and last.own for last in lasts] == [True, False, True]
+    assert ranks[1]._cut_at is not None
+
+
+def test_the_last_sum_of_different_numbers_says_so(ranks: list[TorchGroup]) -> None:
+    if ranks[0]._mesh is None:
+        pytest.skip("gloo does not compare sizes")
+    with ThreadPoolExecutor(3) as threads:
+        lasts = [r.start_last([], torch.ones(2 + r.rank, dtype=torch.float64)) for r in ranks]
+        ends = [threads.submit(r.end_last, last) for r, last in zip(ranks, lasts, strict=True)]
+        for end in ends:
+            with pytest.raises(ValueError, match=r"\{0: 2, 1: 3, 2: 4\}; all ranks must train"):
+                end.result(10)

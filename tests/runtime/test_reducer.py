@@ -24,8 +24,8 @@ class Training:
         loss = self.layer(rows if isinstance(self.layer, torch.nn.Conv2d) else rows[:, :, 0, 0])
         self.reducer.backward(loss.sum(), overlap=None)
         self.reducer.flush(group)
-        assert self.reducer.wait_sums(torch.zeros(1))
-        assert self.reducer.sum_last(torch.zeros(1))
+        self.reducer.start_last(torch.zeros(1))
+        assert self.reducer.end() is not None
         self.reducer.deliver([1.0] * len(named), factor)
 
 
@@ -81,36 +81,28 @@ def test_the_factor_and_the_norm_cover_all_gradients(exact: bool, dtype: torch.d
     loss = training.layer(torch.ones(2, WIDTH, dtype=dtype)).sum()
     training.reducer.backward(loss, overlap=None)
     training.reducer.flush(LocalGroup())
-    squares = torch.zeros(training.reducer.count_pieces(named), dtype=torch.float64)
-    assert training.reducer.wait_sums(squares)
-    assert training.reducer.sum_last(torch.zeros(1))
+    training.reducer.start_last(torch.zeros(1))
+    assert training.reducer.end() is not None
     training.reducer.deliver([1.0, 1.0], 0.5)
     assert [p.grad.flatten().tolist() for p in named.values()] == [[1.0] * WIDTH, [1.0]]
-    norm = training.reducer.measure(squares.tolist(), 0.5)
+    norm = training.reducer.measure(sampled=False)
     assert norm == pytest.approx((WIDTH + 1) ** 0.5, rel=1e-2)
 
 
-class Place(LocalGroup):
-    """One rank of several, of whose sums this rank's are all."""
-
-    def __init__(self, rank: int, world: int) -> None:
-        super().__init__()
-        self.rank, self.world = rank, world
-
-
-def test_each_piece_of_the_norm_is_added_up_by_one_rank(monkeypatch) -> None:
-    monkeypatch.setattr(module, "PIECE", 3)
-    layer = torch.nn.Linear(WIDTH, 2)
-    named = dict(layer.named_parameters())
-    found = []
-    for rank in range(3):
-        reducer = Reducer()
-        reducer.begin(named, 1)
-        reducer.backward(layer(torch.ones(2, WIDTH)).sum(), overlap=None)
-        reducer.flush(Place(rank, 3))
-        squares = torch.zeros(reducer.count_pieces(named), dtype=torch.float64)
-        assert reducer.wait_sums(squares)
-        found.append(squares)
-    together = torch.stack(found)
-    assert (together > 0).sum(0).tolist() == [1, 1, 1, 1]
-    assert reducer.measure(together.sum(0).tolist(), 1.0) == pytest.approx(40**0.5)
+@pytest.mark.parametrize("rows", [module.SAMPLED - 1, 4 * module.SAMPLED])
+def test_an_estimate_of_the_norm_is_near_it(rows: int) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(module.BLOCK, module.SAMPLED * rows, bias=False)
+    training = Training(layer)
+    training.reducer.begin(dict(layer.named_parameters()), 1)
+    weight = torch.randn(layer.weight.shape)
+    training.reducer.backward((layer.weight * weight).sum(), overlap=None)
+    training.reducer.flush(LocalGroup())
+    training.reducer.start_last(torch.zeros(1))
+    assert training.reducer.end() is not None
+    training.reducer.deliver([1.0], 1.0)
+    exact = float(weight.norm())
+    assert training.reducer.measure(sampled=False) == pytest.approx(exact, rel=1e-4)
+    near = training.reducer.measure(sampled=True)
+    assert near == pytest.approx(exact, rel=0.02)
+    assert (near == training.reducer.measure(sampled=False)) is (rows < module.SAMPLED)

@@ -1,0 +1,138 @@
+"""The sum that ends a reduction, of a few kilobytes: a rank has it only if every rank has all sums before it.
+
+gloo calls back when an operation is over, in the one thread that then begins with the next. The
+callback of a rank's last bucket sends the rank's numbers at once: no main thread has to wake up before,
+which another rank may keep from its core. A bucket that failed cuts the group instead.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from everstep.mesh import LARGEST, Mesh
+
+Ends = Callable[[Any], bool]
+"""Waits for an operation. Whether it is complete."""
+
+
+class LastSum:
+    """Of one reduction.
+
+    Args:
+        buckets: the operations before it.
+        cut: makes every operation of the group fail; from any thread.
+    """
+
+    def __init__(self, buckets: Sequence[Any], cut: Callable[[], None]) -> None:
+        self.buckets, self._cut = buckets, cut
+        self._over: list[None] = []
+        self.own = False
+        """All sums before it are complete on this rank."""
+
+    def follow(self) -> None:
+        """Have gloo's thread call `complete` after the last bucket; in this one, if they are over already."""
+        buckets = self.buckets
+        for work in buckets:
+            work.get_future().add_done_callback(lambda over: self._count(over, len(buckets)))
+        if not buckets:
+            self.complete()
+
+    def _count(self, over: Any, buckets: int) -> None:
+        try:
+            over.value()
+        except RuntimeError:
+            self._cut()
+            return
+        self._over.append(None)
+        if len(self._over) == buckets:
+            self.complete()
+
+    def complete(self) -> None:
+        """Every bucket's sum is complete on this rank."""
+        self.own = True
+
+    def end(self, ends: Ends) -> torch.Tensor | None:
+        """[n], the sum over all ranks, alike on each; None: it is not complete."""
+        raise NotImplementedError
+
+    def _end_buckets(self, ends: Ends) -> bool:
+        """All of them, also after one that failed: the next sum uses the same memory."""
+        complete = [ends(work) for work in self.buckets]
+        self.buckets = ()  # an operation that is kept keeps the group's sockets
+        return all(complete)
+
+
+class DirectSum(LastSum):
+    """From each rank to each.
+
+    Args:
+        numbers: [n] float64, this rank's.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Any],
+        cut: Callable[[], None],
+        numbers: torch.Tensor,
+        rank: int,
+        mesh: Mesh,
+    ) -> None:
+        super().__init__(buckets, cut)
+        self._body = numbers.numpy().tobytes()
+        self._rank, self._mesh = rank, mesh
+
+    def complete(self) -> None:
+        super().complete()
+        self._mesh.send(self._body)
+
+    def end(self, ends: Ends) -> torch.Tensor | None:
+        """Raises `ValueError` if ranks have not as many numbers as others."""
+        found = self._mesh.receive()
+        if found is None:
+            self._cut()  # or a bucket might never end
+        if not self._end_buckets(ends) or found is None:
+            return None
+        found[self._rank] = self._body
+        sizes = {rank: len(body) // 8 for rank, body in sorted(found.items())}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(
+                f"how many numbers each rank tells of the step: {sizes}; all ranks must train the "
+                "same model with the same global_batch and micro_batch"
+            )
+        rows = np.stack([np.frombuffer(found[rank], np.float64) for rank in sizes])
+        return torch.from_numpy(rows.sum(0))
+
+
+class QueuedSum(LastSum):
+    """By an all-reduce, for many ranks or many numbers. It waits in gloo's thread behind the buckets; a word
+    that is set once these are complete goes with it.
+    """
+
+    def __init__(
+        self, buckets: Sequence[Any], cut: Callable[[], None], numbers: torch.Tensor, world: int
+    ) -> None:
+        super().__init__(buckets, cut)
+        self._world = world
+        self._sum = torch.cat([numbers, numbers.new_zeros(1)])
+        self._word = self._sum.numpy()[-1:]
+        self._work: Any = None
+
+    def complete(self) -> None:
+        super().complete()
+        self._word.fill(1.0)
+
+    def launch(self, all_reduce: Callable[[torch.Tensor], Any]) -> None:
+        self._work = all_reduce(self._sum)
+
+    def end(self, ends: Ends) -> torch.Tensor | None:
+        complete = self._work is not None and ends(self._work)
+        if not self._end_buckets(ends) or not complete or self._word.item() != self._world:
+            return None
+        return self._sum[:-1]
+
+
+def fits(numbers: torch.Tensor) -> bool:
+    """Whether a `DirectSum` may be used."""
+    return numbers.numel() * numbers.element_size() <= LARGEST

@@ -1,0 +1,154 @@
+"""A connection between each two ranks of an epoch, for a few kilobytes that all need at the same moment.
+
+gloo asks the receiver first whether it is ready, and hands over from thread to thread; here a rank
+writes, and the next thing that runs is the main thread of the others.
+"""
+
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+
+LARGEST = 2**16
+"""Bytes of a message. As much as sockets hold, so that no rank has to wait until another one reads."""
+RANKS = 16
+"""More have no connections of their own."""
+_SECRET = 16
+_HELLO = struct.Struct(f"={_SECRET}sI")
+"""The listener's secret, which only the job's ranks can read in the rendezvous store; the caller's rank."""
+_LENGTH = struct.Struct("=I")
+HELLO_SECONDS = 1.0
+"""Limit for the first bytes of whoever connects."""
+
+
+class Mesh:
+    """Connections to all other ranks; they close with the last reference.
+
+    Args:
+        peers: by rank.
+    """
+
+    def __init__(self, rank: int, peers: Mapping[int, socket.socket]) -> None:
+        self._rank, self._peers = rank, dict(peers)
+        for peer in self._peers.values():
+            peer.settimeout(None)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]:
+        return list(self._peers.values())
+
+    def send(self, body: bytes) -> None:
+        """To all. If a connection is gone, all are cut."""
+        message = _LENGTH.pack(len(body)) + body
+        try:
+            for peer in self._peers.values():
+                peer.sendall(message)
+        except OSError:
+            self.cut()
+
+    def receive(self) -> dict[int, bytes] | None:
+        """The next message of each other rank; blocks until all are there. None: a rank is gone, or this
+        one was cut off; all connections are cut then.
+        """
+        try:
+            return self._read_all()
+        except OSError:
+            self.cut()
+            return None
+
+    def _read_all(self) -> dict[int, bytes]:
+        """In the order of arrival: the end of any connection must be seen at once."""
+        waiting = select.poll()
+        ranks = {}
+        for rank, peer in self._peers.items():
+            ranks[peer.fileno()] = rank
+            waiting.register(peer, select.POLLIN)
+        found: dict[int, bytes] = {}
+        while len(found) < len(self._peers):
+            for number, _ in waiting.poll():
+                rank = ranks[number]
+                found[rank] = _read_message(self._peers[rank])
+                waiting.unregister(number)
+        return found
+
+    def cut(self) -> None:
+        """Every call fails from here on, also those that block; from any thread, repeatable."""
+        for peer in self._peers.values():
+            try:
+                peer.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
+
+class Listener:
+    """This rank's side of the connections, before they are made.
+
+    Args:
+        address: IP address on which the other ranks reach this one.
+    """
+
+    def __init__(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, 0), family=family, backlog=RANKS)
+        self._secret = secrets.token_bytes(_SECRET)
+
+    @property
+    def entry(self) -> str:
+        """What the others need to connect."""
+        host, port = self._socket.getsockname()[:2]
+        return f"{self._secret.hex()} {port} {host}"
+
+    def connect(self, rank: int, entries: Sequence[str], seconds: float) -> Mesh:
+        """Call the ranks below, answer those above.
+
+        Args:
+            entries: of all ranks.
+
+        Raises:
+            OSError: a rank could not be reached, or did not call, within so many seconds.
+        """
+        until = time.monotonic() + seconds
+        with self._socket:
+            peers = {lower: _call(entries[lower], rank, until) for lower in range(rank)}
+            while len(peers) < len(entries) - 1:
+                caller, peer = self._answer(until)
+                if caller is None or not rank < caller < len(entries) or caller in peers:
+                    peer.close()
+                else:
+                    peers[caller] = peer
+        return Mesh(rank, peers)
+
+    def _answer(self, until: float) -> tuple[int | None, socket.socket]:
+        self._socket.settimeout(max(0.001, until - time.monotonic()))
+        peer, _ = self._socket.accept()
+        peer.settimeout(HELLO_SECONDS)
+        try:
+            secret, caller = _HELLO.unpack(_read_exactly(peer, _HELLO.size))
+        except OSError:
+            return None, peer
+        return (caller if secrets.compare_digest(secret, self._secret) else None), peer
+
+
+def _call(entry: str, rank: int, until: float) -> socket.socket:
+    secret, port, host = entry.split()
+    peer = socket.create_connection((host, int(port)), max(0.001, until - time.monotonic()))
+    peer.sendall(_HELLO.pack(bytes.fromhex(secret), rank))
+    return peer
+
+
+def _read_message(peer: socket.socket) -> bytes:
+    (length,) = _LENGTH.unpack(_read_exactly(peer, _LENGTH.size))
+    return _read_exactly(peer, min(length, LARGEST))
+
+
+def _read_exactly(peer: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        more = peer.recv(count - len(parts))
+        if not more:
+            raise ConnectionResetError("the other rank has closed its connection")
+        parts += more
+    return bytes(parts)
