@@ -34,7 +34,8 @@ class AgentSocket:
         self._connection = connection
         self._on_epoch = on_epoch
         self._sending = threading.Lock()
-        self._unsent = bytearray()
+        self._unsent: list[Any] = []
+        """Frames."""
         self._sent_soon_at = -SOON_SECONDS
         self._numbers = itertools.count(1)
         self._open: dict[int, Future[Any]] = {}
@@ -54,7 +55,7 @@ class AgentSocket:
         if this process is killed until then.
         """
         with self._sending:
-            self._unsent += wire.encode(frame)
+            self._unsent.append(frame)
         now = time.monotonic()
         if now - self._sent_soon_at >= SOON_SECONDS:
             self._sent_soon_at = now
@@ -91,8 +92,8 @@ class AgentSocket:
     def _write(self, raw: bytes) -> None:
         try:
             with self._sending:
-                unsent, self._unsent = self._unsent, bytearray()
-                self._connection.sendall(unsent + raw)
+                unsent, self._unsent = self._unsent, []
+                self._connection.sendall(b"".join((*map(wire.encode, unsent), raw)))
         except OSError:
             self.leave(EXIT_AGENT_LOST)
 
