@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from everstep_agent import line_writer
 from everstep_contract import env, report
+from everstep_contract.names import find_pin_problem
 
 LAST_WORDS_SECONDS = 10.0
 """Limit at the end of a run on one machine for a blocked terminal to accept the last lines; then
@@ -169,8 +170,14 @@ def _add_readers(commands: Any) -> None:
     )
     listing = commands.add_parser(
         "checkpoints",
-        help="list the checkpoints that a run can resume from",
+        help="list the checkpoints that a run can resume from, and give pins up",
         description="Newest first, from the run log alone.",
+    )
+    listing.add_argument(
+        "--unpin",
+        type=_pin,
+        metavar="NAME",
+        help="give this pin up, so that the checkpoint may be deleted as any other",
     )
     fork = commands.add_parser(
         "fork",
@@ -270,6 +277,7 @@ def _read(arguments: argparse.Namespace) -> int:
             os.environ,
             step=getattr(arguments, "step", 0),
             to=getattr(arguments, "to", ""),
+            unpin=getattr(arguments, "unpin", None) or "",
             as_json=arguments.json,
         )
     )
@@ -293,6 +301,12 @@ def _modules(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected names of modules, separated by commas: numpy,my_package.model"
         )
+    return text
+
+
+def _pin(text: str) -> str:
+    if problem := find_pin_problem(text):
+        raise argparse.ArgumentTypeError(problem)
     return text
 
 

@@ -77,16 +77,22 @@ class Commit:
     """Key relative to the run."""
     digest: str
     bytes: int = 0
+    pins: tuple[str, ...] = ()
+    """Names under which it is pinned: it is not retired before all of them are given up. A name is used
+    once in a run.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retire:
-    """These are given up; any agent may delete them at any time after this entry."""
+    """These are given up; any agent may delete the objects at any time after this entry."""
 
     epoch: int
     token: str
     manifests: tuple[str, ...] = ()
     chunks: tuple[str, ...] = ()
+    unpins: tuple[str, ...] = ()
+    """Names that pin nothing any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

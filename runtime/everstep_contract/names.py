@@ -1,5 +1,7 @@
 """Names that operator, agent and tests must share."""
 
+import re
+
 GROUP = "everstep.dev"
 VERSION = "v1alpha1"
 KIND = "ResilientTrainingJob"
@@ -29,6 +31,17 @@ WANTED_PATH = "/v1/wanted"
 MEMORY_VOLUME = "everstep-memory"
 MEMORY_PATH = "/everstep/memory"
 TERMINATION_LOG = "/dev/termination-log"
+
+PIN = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+"""The name of a pinned checkpoint: a DNS label."""
+PIN_RULE = "lower-case letters, digits and '-', at most 63, the first and the last no '-'"
+
+
+def find_pin_problem(name: object) -> str:
+    """Why a checkpoint cannot be pinned under this name; empty if it can."""
+    if isinstance(name, str) and re.fullmatch(PIN, name, re.ASCII):
+        return ""
+    return f"{name!r:.80} cannot name a checkpoint: use {PIN_RULE}"
 
 
 def pod_name(job: str, slot: int, attempt: int) -> str:

@@ -48,13 +48,16 @@ def claim(
     )
 
 
-def commit(epoch: int, step: int, *, token: str = "", manifest: str = "") -> Commit:
+def commit(
+    epoch: int, step: int, *, token: str = "", manifest: str = "", pins: Sequence[str] = ()
+) -> Commit:
     return Commit(
         epoch=epoch,
         token=token or f"token{epoch:03d}-rest",
         step=step,
         manifest=manifest or f"manifests/{epoch}-{step}.json",
         digest="0" * 64,
+        pins=tuple(pins),
     )
 
 
@@ -157,13 +160,15 @@ class ARun:
         await self.log.append(self.claimed)
         return self.claimed
 
-    async def save(self, step: int, *, since: int = 0, world: int = 2) -> Commit:
+    async def save(
+        self, step: int, *, since: int = 0, world: int = 2, pins: Sequence[str] = ()
+    ) -> Commit:
         assert self.claimed
         token, epoch = self.claimed.token, self.claimed.epoch
         parts = await upload(
             self.store, self.folder, token=token, epoch=epoch, step=step, world=world, since=since
         )
-        outcome = await self.committer.commit(parts, token=token, world=world)
+        outcome = await self.committer.commit(parts, token=token, world=world, pins=pins)
         assert isinstance(outcome, Committed), outcome
         assert outcome.notes == ()
         return outcome.commit

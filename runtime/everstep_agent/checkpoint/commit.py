@@ -55,6 +55,7 @@ class Committer:
         world: int,
         seconds: Mapping[str, float] | None = None,
         agents: Sequence[AgentSeconds] = (),
+        pins: Sequence[str] = (),
     ) -> Committed | NotCommitted:
         """Commit what `decide_commit` found ready.
 
@@ -62,6 +63,7 @@ class Committer:
             token: of the claim under which it is committed; it must be the newest.
             seconds: the time ledger so far, to be shown with the checkpoint.
             agents: of these, what agents that may report again had reported.
+            pins: names under which it is pinned.
 
         Raises:
             BadSave: the parts do not make a whole.
@@ -95,7 +97,7 @@ class Committer:
         )
         gap = ledger.find_gap(manifest.ledger, manifest.step)
         notes += [f"step {manifest.step}: {gap}"] if gap else []
-        return await self._write(manifest, token, notes)
+        return await self._write(manifest, token, notes, tuple(pins))
 
     def _refused(self, verdict: Verdict) -> NotCommitted:
         newest = self._log.index.newest_resumable if verdict.reason == "NotNewer" else None
@@ -126,7 +128,7 @@ class Committer:
             return parent
 
     async def _write(
-        self, manifest: Manifest, token: str, notes: list[str]
+        self, manifest: Manifest, token: str, notes: list[str], pins: tuple[str, ...]
     ) -> Committed | NotCommitted:
         raw = await asyncio.to_thread(codec.dumps, manifest)
         key = await self._put(manifest, raw)
@@ -137,6 +139,7 @@ class Committer:
             manifest=key,
             digest=hashlib.sha256(raw).hexdigest(),
             bytes=manifest.bytes(),
+            pins=pins,
         )
         while True:
             verdict = decide_append(commit, self._log.index)

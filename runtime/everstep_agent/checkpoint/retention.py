@@ -37,6 +37,8 @@ class Checked:
     broken: dict[str, str] = field(default_factory=dict)
     """Manifest key → why."""
     chunks: set[str] = field(default_factory=set)
+    pinned: dict[str, Manifest] = field(default_factory=dict)
+    """Of pinned checkpoints, which stay for long: read once, whether they are complete or not."""
 
 
 class Retention:
@@ -52,6 +54,8 @@ class Retention:
         self._slots = asyncio.Semaphore(concurrency)
         self._checked = Checked()
         self._calls = 0
+        self.blocked = ""
+        """Why nothing is deleted; empty: nothing is in the way."""
 
     @property
     def newest_good(self) -> Commit | None:
@@ -118,20 +122,26 @@ class Retention:
         """None: one of them cannot be read, so the chunks that it needs are unknown and nothing may
         be deleted.
         """
-        found = [await self._manifest(c) for c in self._staying(chosen)]
-        kept = [m for m in found if m]
-        return kept if len(kept) == len(found) else None
+        staying = self._staying(chosen)
+        found = [(c, await self._manifest(c)) for c in staying]
+        unknown = [c for c, manifest in found if manifest is None]
+        self.blocked = next((_describe_blocked(c) for c in unknown if c.pins), "")
+        return None if unknown else [m for _, m in found if m]
 
     def _staying(self, chosen: Collection[Commit]) -> list[Commit]:
         return [c for c in self._log.index.standing if c not in chosen]
 
     async def _manifest(self, commit: Commit) -> Manifest | None:
+        known = self._checked.good | self._checked.pinned
+        if commit.manifest in known:
+            return known[commit.manifest]
         try:
-            return self._checked.good.get(commit.manifest) or await fetch_manifest(
-                self._store, commit
-            )
+            found = await fetch_manifest(self._store, commit)
         except Broken:
             return None
+        if commit.pins:
+            self._checked.pinned[commit.manifest] = found
+        return found
 
     async def delete(self, entry: Retire) -> None:
         """Deletes what a `retire` entry names. Idempotent; any agent may do it at any time. Places
@@ -140,6 +150,7 @@ class Retention:
         for key in entry.manifests:
             self._checked.good.pop(key, None)
             self._checked.broken.pop(key, None)
+            self._checked.pinned.pop(key, None)
         self._checked.chunks -= set(entry.chunks)
         named = (*entry.manifests, *entry.chunks)
         await all_of(self._delete(key) for key in named if step_of(key) is not None)
@@ -173,3 +184,10 @@ class Retention:
                 chunks=tuple(sorted(gone.chunks)),
             )
         )
+
+
+def _describe_blocked(commit: Commit) -> str:
+    return (
+        f"no old checkpoint is deleted, because that of step {commit.step}, pinned as"
+        f" {', '.join(commit.pins)}, cannot be read: unpin it"
+    )

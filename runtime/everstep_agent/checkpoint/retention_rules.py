@@ -1,7 +1,8 @@
 """Which checkpoints are kept, and what may be deleted. Pure.
 
-The invariant: the newest good checkpoint is never retired, nor anything newer; and nothing that
-is kept names a retired object.
+The invariant: the newest good checkpoint is never retired, nor anything newer, nor one that is pinned;
+and nothing that is kept names a retired object. A checkpoint is pinned by its own commit only, so no
+retire can be decided between the two.
 """
 
 import re
@@ -24,7 +25,7 @@ class Garbage:
 
 def choose_retired(log: LogIndex, good: Collection[str], keep: int) -> list[Commit]:
     """Commits to give up, oldest first: all that were committed before the `keep`-th newest good
-    one.
+    one, except those that are pinned.
 
     Args:
         good: keys of manifests that were read back and found whole.
@@ -35,7 +36,8 @@ def choose_retired(log: LogIndex, good: Collection[str], keep: int) -> list[Comm
             f"keep={keep}: at least one checkpoint must be kept; set checkpoint.keep to 1 or more"
         )
     kept = list(islice((c for c in log.resumable() if c.manifest in good), keep))
-    return log.standing_before(kept[-1]) if len(kept) == keep else []
+    older = log.standing_before(kept[-1]) if len(kept) == keep else []
+    return [c for c in older if not log.is_pinned(c)]
 
 
 def build_retire(

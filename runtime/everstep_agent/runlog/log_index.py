@@ -29,6 +29,9 @@ class LogIndex:
         self._retires: list[Retire] = []
         self._retired_manifests: set[str] = set()
         self._retired_chunks: set[str] = set()
+        self._pins: dict[str, Commit] = {}
+        """Every name that was ever used → its commit."""
+        self._unpinned: set[str] = set()
         self._done: dict[str, Done] = {}
         self._highest_epoch = 0
         for entry in entries:
@@ -68,11 +71,15 @@ class LogIndex:
         self._commits.append(commit)
         self._of_step.setdefault((commit.epoch, commit.step), place)
         self._of_manifest.setdefault(commit.manifest, []).append(place)
+        for name in commit.pins:
+            self._pins.setdefault(name, commit)
         if commit.manifest not in self._retired_manifests:
             self._standing[place] = commit
 
     def _add_retire(self, retire: Retire) -> None:
-        self._retires.append(retire)
+        self._unpinned.update(retire.unpins)
+        if retire.manifests or retire.chunks:
+            self._retires.append(retire)
         self._retired_manifests.update(retire.manifests)
         self._retired_chunks.update(retire.chunks)
         for manifest in retire.manifests:
@@ -155,6 +162,21 @@ class LogIndex:
         """Commits of any lineage that are not retired, oldest first."""
         return list(self._standing.values())
 
+    # --- pins ------------------------------------------------------------------------------------
+
+    @property
+    def pins(self) -> Mapping[str, Commit]:
+        """Name → the commit that is kept under it."""
+        kept = {n: c for n, c in self._pins.items() if n not in self._unpinned}
+        return {n: c for n, c in kept.items() if c.manifest not in self._retired_manifests}
+
+    def find_pin(self, name: str) -> Commit | None:
+        """The commit that was pinned under this name, though it may have been given up since."""
+        return self._pins.get(name)
+
+    def is_pinned(self, commit: Commit) -> bool:
+        return any(self._pins[n] == commit and n not in self._unpinned for n in commit.pins)
+
     def is_committed(self, manifest: str) -> bool:
         return manifest in self._of_manifest
 
@@ -163,6 +185,7 @@ class LogIndex:
 
     @property
     def retires(self) -> Sequence[Retire]:
+        """Those that give objects up."""
         return self._retires
 
     @property

@@ -6,14 +6,22 @@ from collections.abc import Mapping
 
 from everstep_agent import storage
 from everstep_agent.checkpoint.manifests import Broken
+from everstep_agent.checkpoint.pin_rules import NoPin
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
-from everstep_agent.tools import fork, verify
+from everstep_agent.tools import fork, pins, verify
 from everstep_contract import codec
 
 
 async def read(
-    command: str, run: str, environ: Mapping[str, str], *, step: int, to: str, as_json: bool
+    command: str,
+    run: str,
+    environ: Mapping[str, str],
+    *,
+    step: int,
+    to: str,
+    unpin: str,
+    as_json: bool,
 ) -> int:
     """The exit status: 0 success, 1 the check failed, 2 it could not be made."""
     try:
@@ -22,12 +30,16 @@ async def read(
             found = await verify.verify_run(store)
             _say(as_json, _verified(found), verify.build_table(found))
             return verify.exit_code(found)
+        if unpin:
+            given_up = await pins.unpin(store, unpin)
+            _say(as_json, given_up, pins.describe(given_up))
+            return 0
         if command == "checkpoints":
             catalog = await fork.list_checkpoints(store)
             _say(as_json, catalog, fork.build_table(catalog))
             return 0
         forked = await fork.fork_run(store, _open(to, environ, create=True), step)
-    except (StoreError, Broken, fork.CannotFork) as error:
+    except (StoreError, Broken, fork.CannotFork, NoPin) as error:
         print(f"everstep: {error}", file=sys.stderr)
         return 2
     _say(as_json, forked, f"{forked.run} starts from step {forked.step} of epoch {forked.epoch}")

@@ -11,16 +11,18 @@ resumed.
 
 import asyncio
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
+from everstep_agent.checkpoint.pin_rules import find_pinned
 from everstep_agent.checkpoint.restore import fetch_verified
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage.errors import AlreadyExists, StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import log
+from everstep_contract.levels import Pinned
 from everstep_contract.log import Claim, Commit, Entry
 from everstep_contract.manifest import Chunk
 
@@ -39,6 +41,8 @@ class Listed:
     manifest: str
     cause: str
     """Why its epoch was started."""
+    pins: tuple[str, ...] = ()
+    """The names under which it is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,8 @@ class Catalog:
     done: bool
     job: str
     """namespace/name of the job that claimed the run last."""
+    pins: tuple[Pinned, ...] = ()
+    """All that are kept, by name, also of checkpoints that the run does not continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,7 @@ async def list_checkpoints(store: ObjectStore) -> Catalog:
     """From the log alone. Raises `StoreError`."""
     run_log = RunLog(store)
     await run_log.refresh()
+    pins = run_log.index.pins
     causes = {c.epoch: c.cause for c in run_log.claims}
     listed = tuple(
         Listed(
@@ -72,6 +79,7 @@ async def list_checkpoints(store: ObjectStore) -> Catalog:
             bytes=c.bytes,
             manifest=c.manifest,
             cause=causes.get(c.epoch, ""),
+            pins=tuple(sorted(n for n in c.pins if n in pins)),
         )
         for c in run_log.index.resumable()
     )
@@ -82,6 +90,7 @@ async def list_checkpoints(store: ObjectStore) -> Catalog:
         retired=run_log.index.retired_count,
         done=run_log.done is not None,
         job=newest.job if newest else "",
+        pins=tuple(filter(None, (find_pinned(n, run_log.index) for n in sorted(pins)))),
     )
 
 
@@ -120,9 +129,9 @@ def choose_commit(log: LogIndex, step: int) -> Commit:
 
 
 def build_log(log: LogIndex, commit: Commit) -> list[Entry]:
-    """The claims up to the one that committed it, and the commit."""
+    """The claims up to the one that committed it, and the commit. Its pins stay with the old run."""
     claims = [e for e in log.entries[: log.place_of(commit)] if isinstance(e, Claim)]
-    return [*claims, commit]
+    return [*claims, replace(commit, pins=())]
 
 
 async def _copy(
@@ -155,8 +164,19 @@ def build_table(catalog: Catalog) -> str:
     lines = [f"run     {catalog.run} ({state}, last written by {catalog.job or 'nobody'})"]
     if not catalog.checkpoints:
         return "\n".join([*lines, "there is no checkpoint"])
-    lines += ["", f"{'step':>9}  {'epoch':>5}  {'bytes':>14}  epoch began by"]
+    lines += ["", f"{'step':>9}  {'epoch':>5}  {'bytes':>14}  {'epoch began by':<16}  pinned as"]
     lines += [
-        f"{c.step:>9}  {c.epoch:>5}  {c.bytes:>14}  {c.cause or '-'}" for c in catalog.checkpoints
+        f"{c.step:>9}  {c.epoch:>5}  {c.bytes:>14}  {c.cause or '-':<16}  {', '.join(c.pins) or '-'}"
+        for c in catalog.checkpoints
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_list_apart(catalog)])
+
+
+def _list_apart(catalog: Catalog) -> list[str]:
+    """Pins of checkpoints that the table does not have."""
+    listed = {n for c in catalog.checkpoints for n in c.pins}
+    return [
+        f"pinned as {p.name}: step {p.step} of epoch {p.epoch}, which the run does not continue"
+        for p in catalog.pins
+        if p.name not in listed
+    ]

@@ -1,0 +1,45 @@
+"""Gives a pin up: the checkpoint may then be retired as any other.
+
+It needs no job. The entry takes the next place of the log, whoever writes there; a coordinator that wanted
+that place reads it and takes the next one.
+"""
+
+from dataclasses import dataclass
+
+from everstep_agent.checkpoint.pin_rules import build_unpin
+from everstep_agent.runlog.run_log import Lost, RunLog
+from everstep_agent.storage.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpinned:
+    run: str
+    name: str
+    epoch: int
+    step: int
+    before: bool
+    """It was given up before."""
+
+
+async def unpin(store: ObjectStore, name: str) -> Unpinned:
+    """Raises `NoPin`, `StoreError`."""
+    run_log = RunLog(store)
+    await run_log.refresh()
+    while (entry := build_unpin(run_log.index, name)) is not None:
+        if not isinstance(await run_log.append(entry), Lost):
+            break
+    commit = run_log.index.find_pin(name)
+    assert commit is not None
+    return Unpinned(
+        run=store.uri, name=name, epoch=commit.epoch, step=commit.step, before=entry is None
+    )
+
+
+def describe(found: Unpinned) -> str:
+    """For people."""
+    if found.before:
+        return f"{found.name} (step {found.step}) was unpinned before"
+    return (
+        f"unpinned {found.name}: the checkpoint of step {found.step} may be deleted after the next"
+        " checkpoint of a job that writes this run"
+    )
