@@ -20,6 +20,7 @@ def render_catalog(catalog: Raw) -> str:
             c["epoch"],
             text.size(c["bytes"]),
             c["cause"],
+            ", ".join(c.get("pins") or ()) or None,
             "the next start resumes from it" if not k else None,
         ]
         for k, c in enumerate(found)
@@ -29,7 +30,7 @@ def render_catalog(catalog: Raw) -> str:
         if catalog["retired"]
         else ""
     )
-    return f"{head}\n\n{text.table(['STEP', 'EPOCH', 'SIZE', 'EPOCH BEGAN BY', 'NOTE'], rows)}{retired}"
+    return f"{head}\n\n{text.table(['STEP', 'EPOCH', 'SIZE', 'EPOCH BEGAN BY', 'PINNED AS', 'NOTE'], rows)}{retired}"
 
 
 def render_verified(found: Raw) -> str:

@@ -115,11 +115,15 @@ def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
         "--as", dest="new", required=True, metavar="NEWJOB", help="the new job's name"
     )
     restore.add_argument("--run", metavar="NAME", help="of the new run (default OLDRUN-from-N)")
-    for parser in (listing, verify, restore):
+    unpin = add(
+        "unpin", "give a pin up, so that the checkpoint may be deleted", "checkpoints", "unpin"
+    )
+    for parser in (listing, verify, restore, unpin):
         parser.add_argument("job", metavar="JOB")
         parser.add_argument(
             "--timeout", type=float, default=300.0, metavar="S", help="of the pod (default 300)"
         )
+    unpin.add_argument("name", metavar="NAME")
 
 
 def _add_acting(add: _Adding) -> None:
@@ -136,6 +140,15 @@ def _add_acting(add: _Adding) -> None:
             "--no-wait", action="store_true", help="return at once instead of waiting"
         )
         _add_timeout(switch, 300)
+    checkpoint = add("checkpoint", "save a checkpoint now, and keep it under a name", "checkpoint")
+    checkpoint.add_argument("job", metavar="JOB")
+    checkpoint.add_argument(
+        "--pin", required=True, metavar="NAME", help="lower-case letters, digits and '-'"
+    )
+    checkpoint.add_argument(
+        "--no-wait", action="store_true", help="return at once instead of waiting"
+    )
+    _add_timeout(checkpoint, 300)
     drill = add("drill", "delete one pod of a job that opted in, and watch the recovery", "drill")
     drill.add_argument("job", metavar="JOB")
     drill.add_argument("--slot", type=int, metavar="N", help="whose pod (default: the last slot's)")

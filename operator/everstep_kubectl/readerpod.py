@@ -135,6 +135,7 @@ def build_restored(job: Raw, *, new: str, run: str) -> Body:
     """The job that goes on from the fork: the old one's spec under another name and run."""
     spec = copy.deepcopy(dict(job["spec"]))
     spec["checkpoint"] = {**spec["checkpoint"], "run": run}
+    spec["checkpoint"].pop("pin", None)
     spec.pop("suspend", None)
     meta = job["metadata"]
     return {

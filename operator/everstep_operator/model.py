@@ -185,7 +185,21 @@ class Checkpoint(UserInput):
         le=604_800,
         description=f"Save this often; default {DEFAULT_SAVE_SECONDS} if everySteps is not set.",
     )
-    keep: int = Field(default=3, ge=1, le=10_000, description="How many good checkpoints are kept.")
+    keep: int = Field(
+        default=3,
+        ge=1,
+        le=10_000,
+        description="How many good checkpoints are kept, besides those that are pinned.",
+    )
+    pin: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        pattern=f"^{names.PIN}$",
+        description="Save one checkpoint now and keep it under this name, whatever keep says; status.pinned "
+        "shows it. A run uses a name once: with one that it has already, nothing is saved. "
+        "`kubectl everstep checkpoint` sets it, `kubectl everstep checkpoints unpin` gives the name up.",
+    )
     staging_memory: str = Field(
         default="1Gi",
         pattern=r"^[1-9]([0-9]{0,14}|[0-9]{0,8}(Ki|k|Mi|M)|[0-9]{0,5}(Gi|G)|[0-9]{0,2}(Ti|T))$",

@@ -45,6 +45,16 @@ class CheckpointStatus(ApiModel):
     age_seconds: int = Field(default=0, description="Its age at observedAt.")
 
 
+class PinnedStatus(ApiModel):
+    name: str = Field(max_length=63, description="The name, as in checkpoint.pin.")
+    step: int = Field(description="Step at which it was taken.")
+    epoch: int = Field(description="Epoch that took it.")
+    manifest: str = Field(max_length=1024, description="Its key in the run.")
+    kept: bool = Field(
+        default=True, description="False: the name was given up, and the checkpoint may be deleted."
+    )
+
+
 class RecentRestarts(ApiModel):
     cause: str = Field(max_length=64, description="Their cause.")
     since: str = Field(
@@ -229,6 +239,9 @@ class JobStatus(ApiModel):
     loss: float | None = Field(default=None, description="Loss of that step.")
     checkpoint: CheckpointStatus | None = Field(
         default=None, description="The newest committed checkpoint."
+    )
+    pinned: PinnedStatus | None = Field(
+        default=None, description="The checkpoint of checkpoint.pin, once it is committed."
     )
     restarts: Restarts | None = Field(default=None, description="Interruptions so far.")
     goodput: str | None = Field(

@@ -121,10 +121,15 @@ async def test_an_older_checkpoint_becomes_another_job(
         return trial.watch.committed >= STEP
 
     await trial.until(f"a checkpoint of step {STEP}", far)
+    (pin,) = commands("kubectl everstep checkpoint byte-lm --pin")
+    assert "is pinned as before-lunch (manifests/" in await shell(pin)
     suspend, resume = commands("kubectl everstep suspend", "kubectl everstep resume")
     assert f"{NAME}: Suspended at step" in await shell(suspend)
     reading = commands("kubectl everstep checkpoints ls", "kubectl everstep checkpoints verify")
     listed, verified = await asyncio.gather(*map(shell, reading))
+    assert re.search(r" before-lunch( |$)", listed, re.M)
+    (unpin,) = commands("kubectl everstep checkpoints unpin")
+    assert "before-lunch (step" in await shell(unpin)
     assert re.search(rf"^{STEP} ", listed, re.M)
     assert "whole: steps 1 to" in verified
     (restore,) = commands("kubectl everstep checkpoints restore")

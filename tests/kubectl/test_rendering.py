@@ -132,7 +132,10 @@ def test_the_list_of_checkpoints_says_where_the_next_start_goes_on_from() -> Non
         "checkpoints": [found],
     }
     shown = checkpoints.render_catalog(catalog)
-    assert "9      2       60.1 kB   Start            the next start resumes from it" in shown
+    assert (
+        "9      2       60.1 kB   Start            -           the next start resumes from it"
+        in shown
+    )
     assert shown.endswith("3 older checkpoints retired")
     assert "no checkpoint yet" in checkpoints.render_catalog(catalog | {"checkpoints": []})
 

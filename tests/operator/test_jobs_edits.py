@@ -86,7 +86,8 @@ def test_the_readme_says_what_an_edit_of_each_field_does() -> None:
 def test_what_the_readme_calls_sent_is_sent_and_what_it_calls_refused_is_refused() -> None:
     table = read_table()
     sent = {f for f, says in table.items() if says.startswith(("sent", "next epoch"))}
-    assert sent == set(EDITS) | {"checkpoint.everySteps", "checkpoint.everySeconds"}
+    intervals = {"checkpoint.everySteps", "checkpoint.everySeconds"}
+    assert sent == set(EDITS) | intervals | {"checkpoint.pin"}
     refused = {f for f, says in table.items() if says.startswith("refused")}
     rules = [("workers", model.Workers), ("checkpoint", model.Checkpoint)]
     immutable = {

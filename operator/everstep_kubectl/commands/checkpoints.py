@@ -1,4 +1,4 @@
-"""`checkpoints ls|verify|restore JOB`: read where the keys are, in the cluster."""
+"""`checkpoints ls|verify|restore|unpin JOB`: read where the keys are, in the cluster."""
 
 import argparse
 import contextlib
@@ -50,6 +50,17 @@ def restore(arguments: argparse.Namespace, cluster: Cluster) -> int:
         f"are as they were. To go on from there, apply the manifest below"
     )
     print(documents.write(readerpod.build_restored(job, new=arguments.new, run=run), "yaml"))
+    return 0
+
+
+def unpin(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    from everstep_kubectl import readerpod
+
+    job = cluster.get(JOBS, arguments.job).object()
+    command = ["checkpoints", readerpod.run_of(job), "--unpin", arguments.name, "--json"]
+    _, found = _read(arguments, cluster, job, command)
+    what = "was unpinned before" if found["before"] else "is unpinned"
+    print(f"{arguments.job}: {found['name']} (step {found['step']}) {what}")
     return 0
 
 

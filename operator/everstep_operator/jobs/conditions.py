@@ -2,6 +2,7 @@
 text.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from everstep_operator.model_status import (
     Condition,
     Incident,
     JobStatus,
+    PinnedStatus,
     SlotStatus,
     WorldStatus,
 )
@@ -142,8 +144,9 @@ def _remembering(verdict: ConditionDraft, incidents: Sequence[Incident]) -> Cond
 
 def _figures(observed: Observed, now: float) -> dict[str, object]:
     old, seen = observed.job.status, observed.seen
+    pinned = {"pinned": _pinned(observed)}
     if seen is None:
-        return {"checkpoint": _aged(old.checkpoint, now)}
+        return {"checkpoint": _aged(old.checkpoint, now), **pinned}
     started = old.started_at or (to_stamp(now) if seen.running else None)
     return {
         "epoch": max(seen.epoch, old.epoch or 0) or None,
@@ -154,7 +157,17 @@ def _figures(observed: Observed, now: float) -> dict[str, object]:
         "goodput": _goodput(seen.seconds) or old.goodput,
         "started_at": started,
         "notes": list(seen.notes[-5:]) or old.notes,
+        **pinned,
     }
+
+
+def _pinned(observed: Observed) -> PinnedStatus | None:
+    """Of the name that the spec has now. A coordinator that has not read the log yet reports none."""
+    spec, old, seen = observed.job.spec, observed.job.status.pinned, observed.seen
+    wanted = spec.checkpoint.pin if spec else None
+    if seen is not None and seen.pinned is not None and seen.pinned.name == wanted:
+        return PinnedStatus.model_validate(dataclasses.asdict(seen.pinned))
+    return old if old is not None and old.name == wanted else None
 
 
 def _checkpoint(observed: Observed, now: float) -> CheckpointStatus | None:

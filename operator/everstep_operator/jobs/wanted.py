@@ -44,6 +44,7 @@ def build_wanted(
         save_every_steps=spec.checkpoint.every_steps or 0,
         save_every_seconds=spec.checkpoint.save_seconds,
         settings=build_settings(spec),
+        pin=spec.checkpoint.pin or "",
         incident=leaving[0].incident if leaving else _open_incident(observed),
     )
 

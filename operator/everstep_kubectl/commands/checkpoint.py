@@ -1,0 +1,48 @@
+"""`checkpoint JOB --pin NAME`: one field of the spec, and the wait until the checkpoint is in the run."""
+
+import argparse
+import json
+
+from everstep_kubectl.cluster import JOBS, Cluster, ClusterError
+from everstep_kubectl.commands.switch import watch_job
+
+
+def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    """1: it did not exist when the time was over, or cannot come."""
+    from everstep_contract.names import find_pin_problem
+    from everstep_kubectl import pins
+
+    if problem := find_pin_problem(arguments.pin):
+        raise ClusterError(f"--pin: {problem}")
+    job = cluster.get(JOBS, arguments.job).object()
+    answer = pins.decide_pinned(job, arguments.pin)
+    if answer is not None:
+        print(answer.message)
+        return 0 if answer.ok else 1
+    patch = json.dumps({"spec": {"checkpoint": {"pin": arguments.pin}}})
+    call = ("patch", JOBS, arguments.job, "--type=merge", "-p", patch)
+    cluster.begin(*call, *cluster.scope()).text()
+    if arguments.no_wait:
+        print(f"{arguments.job}: asked to save a checkpoint and to pin it as {arguments.pin}")
+        return 0
+    return _await(arguments, cluster)
+
+
+def _await(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    from everstep_kubectl import pins, text
+
+    shown = ""
+    for job in watch_job(cluster, arguments.job, arguments.timeout):
+        if (answer := pins.decide_pinned(job, arguments.pin)) is not None:
+            print(answer.message)
+            return 0 if answer.ok else 1
+        status = job.get("status") or {}
+        line = f"{arguments.job}: {status.get('state')}: {status.get('message')}"
+        if line != shown:
+            print(line, flush=True)
+            shown = line
+    print(
+        f"{arguments.job}: no checkpoint is pinned as {arguments.pin} after"
+        f" {text.took(arguments.timeout)}; the wish stands: kubectl everstep status {arguments.job}"
+    )
+    return 1
