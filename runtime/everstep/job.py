@@ -156,6 +156,27 @@ class Job:
         session.finish()
         session.meter.enter(Where.PAUSE, category="pause")
 
+    def save(self, pin: str | None = None) -> None:
+        """Take a checkpoint at the end of the present step, besides those that the job's settings
+        ask for.
+
+        Every rank calls it in the same step. It returns at once: the copy is made beside the next
+        step, and committed in the background.
+
+        Args:
+            pin: name under which the checkpoint is kept, whatever the number of checkpoints to
+                keep, until `everstep checkpoints RUN --unpin NAME`: lower-case letters, digits and
+                '-'. If this save fails, the next step that can be saved is pinned instead. A run
+                uses a name once: asked for again, it stays with its checkpoint, and a note says so.
+
+        Raises:
+            Misuse: called outside of a step, or `pin` is no such name.
+        """
+        pin = validate.pin_or_none("job.save: pin", pin)
+        if self._session.step is None:
+            raise Misuse("job.save belongs inside the loop over job.steps: it saves a step's end")
+        self._session.ask_save(self._session.step.number, pin)
+
     def evaluate(self, data: Batches) -> Iterator[Any]:
         """This rank's share of one pass over `data`, in order, without gradients; `job.sum` adds
         the results up.

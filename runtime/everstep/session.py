@@ -97,6 +97,10 @@ class Session:
         self.slots = Slots(start.staging, f"slot-{os.getpid()}-{uuid.uuid4().hex[:8]}-")
         self.staged = start.applied if start.manifest else -1
         """The newest step of which this rank's part is staged; no step is staged twice."""
+        self._asked = 0
+        """The last step of which the script wants a checkpoint; 0: none."""
+        self._pins: dict[str, None] = {}
+        """The names under which it wants that one pinned."""
         self._layout = ""
         """Digest of the layout that the agent has."""
         self.until: int | None = None
@@ -245,9 +249,24 @@ class Session:
                 lead=whole or self.lead,
                 whole=whole,
                 digests=told,
+                pins=self._list_pins(step),
                 ms=(time.monotonic() - began) * 1000,
             ),
         )
+
+    def ask_save(self, step: int, pin: str | None) -> None:
+        """By the script, which may run again in the same step."""
+        if step != self._asked:
+            self._asked, self._pins = step, {}
+        if pin is not None:
+            self._pins[pin] = None
+
+    def wants_save(self, step: int) -> bool:
+        """Whether the script has asked for a checkpoint of this step."""
+        return step == self._asked
+
+    def _list_pins(self, step: int) -> tuple[str, ...]:
+        return tuple(self._pins) if step == self._asked else ()
 
     def stage_beside(self, step: int) -> None:
         """As `stage`, while the next step computes: from `begin_copy`, which the loop calls with its first
@@ -264,6 +283,7 @@ class Session:
             path=self._new_path(step),
             tensors=(),
             lead=self.lead,
+            pins=self._list_pins(step),
             ms=(time.monotonic() - began) * 1000,
         )
         part = self.membership.rank, self.membership.world
@@ -303,7 +323,7 @@ class Session:
         """Its slot is free again, and the agent learns why the save fails."""
         Path(staged.path).unlink(missing_ok=True)
         self.staged = -1
-        self._report_unstaged(staged.epoch, staged.step, problem, whole=False)
+        self.agent.send(replace(staged, path="", problem=problem, lead=False))
 
     def _hand_over(self, held: Capture, staged: wire.Staged) -> None:
         digest, packed = self._describe(held)

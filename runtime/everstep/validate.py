@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from everstep.errors import Misuse
+from everstep_contract.names import find_pin_problem
 
 TEXT_LIMIT = 200
 
@@ -56,6 +57,13 @@ def text_or_none(what: str, value: Any) -> str | None:
     if not isinstance(value, str) or not 0 < len(value) <= TEXT_LIMIT:
         raise Misuse(f"{what}={value!r:.80}: give a text of 1 to {TEXT_LIMIT} characters")
     return value
+
+
+def pin_or_none(what: str, value: Any) -> str | None:
+    """The name of a pinned checkpoint. Raises `Misuse`."""
+    if value is not None and (problem := find_pin_problem(value)):
+        raise Misuse(f"{what}: {problem}")
+    return value  # type: ignore[no-any-return]
 
 
 def choice(what: str, value: Any, choices: Sequence[str]) -> str:

@@ -119,6 +119,10 @@ class Wanted:
     save_every_seconds: int | None = None
     """Takes effect at once; None: as in the pods' environment."""
     settings: JobSettings = field(default_factory=JobSettings)
+    pin: str = ""
+    """A checkpoint pinned under this name shall exist; if the run has never had one, one is saved. Empty: none is
+    wanted.
+    """
     incident: str = ""
     """Id of the incident that `leave` or `gone` belong to; it is in every log line and phase."""
     hazard_per_hour: dict[int, float] = field(default_factory=dict)
@@ -144,6 +148,19 @@ class CheckpointRef:
     step: int
     bytes: int = 0
     age_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """The checkpoint that was pinned under a name."""
+
+    name: str
+    epoch: int
+    step: int
+    manifest: str
+    """Key relative to the run."""
+    kept: bool = True
+    """False: the name was given up later, so the checkpoint may be retired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +284,8 @@ class Seen:
     staged: CheckpointRef | None = None
     committed: CheckpointRef | None = None
     good: CheckpointRef | None = None
+    pinned: Pinned | None = None
+    """The checkpoint of `Wanted.pin`, once it is in the run log."""
     left: tuple[Left, ...] = ()
     device_deaths: tuple[DeviceDeath, ...] = ()
     """Those for whose judgment an agent still waits."""

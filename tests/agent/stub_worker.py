@@ -4,7 +4,7 @@ numbers.
 Its process group is a barrier over the group's store. Its state is one tensor of four float64 (cut
 along dim 0 among the ranks) and the step in the state tree. Environment: STUB_UNTIL, STUB_STEP_MS,
 STUB_SAY_LINES (the number of 100-byte lines that it prints on stdout and on stderr at each step),
-STUB_MODE (see `misbehave`).
+STUB_PIN (`STEP:NAME`: what the script asks `job.save` for), STUB_MODE (see `misbehave`).
 """
 
 import ctypes
@@ -28,6 +28,8 @@ UNTIL = int(os.environ.get("STUB_UNTIL", "20"))
 STEP_S = int(os.environ.get("STUB_STEP_MS", "20")) / 1000
 SAY_LINES = int(os.environ.get("STUB_SAY_LINES", "0"))
 MODE = os.environ.get("STUB_MODE", "")
+_PIN = os.environ.get("STUB_PIN", "0:").partition(":")
+PIN_STEP, PIN_NAME = int(_PIN[0]), _PIN[2]
 NAME = "weight"
 LENGTH = 4
 
@@ -201,7 +203,7 @@ class Worker:
             )
         )
         every = self.start.save_every_steps
-        if number == UNTIL or (every and number % every == 0):
+        if number in (UNTIL, PIN_STEP) or (every and number % every == 0):
             self.stage()
         if self.page.armed == number:
             self.boundary(number)
@@ -241,11 +243,12 @@ class Worker:
         if self.staged == self.applied and not whole:
             return
         self.staged = self.applied
+        pins = (PIN_NAME,) if self.applied == PIN_STEP else ()
         if misses_part(self):
             self.link.send(
                 wire.Staged(
                     epoch=self.start.epoch, step=self.applied, path="", tensors=(),
-                    problem="no room, as told",
+                    pins=pins, problem="no room, as told",
                 )
             )  # fmt: skip
             return
@@ -266,6 +269,7 @@ class Worker:
                 epoch=self.start.epoch, step=self.applied, path=path,
                 tensors=tensors if last > first else (),
                 state=self.state() if lead else None, lead=lead, whole=whole,
+                pins=pins,
             )
         )  # fmt: skip
 

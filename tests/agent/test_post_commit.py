@@ -13,6 +13,8 @@ from everstep_contract.log import Commit
 class SlowStore:
     """Replaces the retention; its reads wait until the test lets them end."""
 
+    blocked = ""
+
     def __init__(self) -> None:
         self.read: list[int] = []
         self.begun = asyncio.Event()
@@ -48,3 +50,18 @@ async def test_saves_that_come_faster_than_they_are_read_back_do_not_queue() -> 
     assert after.good.step == 8
     assert "step 2 to 7" in " ".join(after.notes)
     assert "event=read_backs_skipped" in said.getvalue()
+
+
+async def test_a_pinned_checkpoint_is_read_back_whatever_comes_after_it() -> None:
+    store = SlowStore()
+    retention: Any = store
+    after = PostCommit(retention, good=None, persist=persist, line=logline.Log(io.StringIO()))
+    works = [asyncio.create_task(after.look_after(commit(1, 1)))]
+    async with asyncio.timeout(10):
+        await store.begun.wait()
+        saves = (commit(1, 2, pins=["a"]), commit(1, 3), commit(1, 4))
+        works += [asyncio.create_task(after.look_after(one)) for one in saves]
+        await asyncio.sleep(0)
+        store.may_end.set()
+        await asyncio.gather(*works)
+    assert store.read == [1, 2, 4]

@@ -259,3 +259,14 @@ def test_zero_grad_and_a_step_in_the_wrong_place_do_nothing(trial: Trial) -> Non
 
 def test_ending_is_no_exception_a_script_can_swallow() -> None:
     assert not issubclass(Ended, Exception)
+
+
+def test_a_save_outside_of_a_step(trial: Trial) -> None:
+    with pytest.raises(Misuse, match=r"inside the loop over job\.steps"):
+        trial.job.save()
+
+
+def test_a_pin_that_cannot_be_a_name(trial: Trial) -> None:
+    first_step(trial)
+    with pytest.raises(Misuse, match=r"job.save: pin: 'Epoch 1' cannot name a checkpoint"):
+        trial.job.save(pin="Epoch 1")

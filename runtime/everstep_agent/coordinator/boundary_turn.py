@@ -15,6 +15,8 @@ from everstep_contract import levels, names
 
 ARM_SECONDS = 60.0
 """Limit for all agents to acknowledge; agents acknowledge at once, however long a step takes."""
+PIN_SECONDS = 10.0
+"""Pause after a save that was taken for a pin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,8 @@ class Watch:
     """The step of the furthest worker when members were asked to leave in place; None: none is."""
     short_since: float | None = None
     """Since when the job has had fewer pods than its minimum; None: it has enough."""
+    pin_at: float = 0.0
+    """When a save may be taken again for a pin."""
 
     @classmethod
     def start(cls, now: float) -> "Watch":
@@ -57,7 +61,12 @@ class Watch:
 
     def renew(self, now: float) -> "Watch":
         """For an epoch that goes on in place: what spans several such epochs is kept."""
-        return replace(Watch.start(now), save_at=self.save_at, short_since=self.short_since)
+        return replace(
+            Watch.start(now),
+            save_at=self.save_at,
+            short_since=self.short_since,
+            pin_at=self.pin_at,
+        )
 
     def short(self, is_short: bool, now: float) -> float:
         """Seconds since the job has had fewer pods than its minimum."""
@@ -139,7 +148,7 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     joins = purpose == "Grow" and in_place
     if joins and not _invite(term, ready):
         purpose, joins = "", False
-    if not purpose and not _is_save_due(term, watch, now):
+    if not purpose and not _is_save_due(term, watch, now) and not _is_pin_due(term, watch, now):
         return
     # Who joins in place interrupts nobody: that is no incident.
     watch.move = None if joins else _describe_move(term, purpose, recent)
@@ -235,6 +244,27 @@ def _is_save_due(term: Term, watch: Watch, now: float) -> bool:
         since_last=now - watch.save_at,
         busy=_is_saving(term),
     )
+
+
+def want_pin(term: Term, workers: Sequence[WorkerReport]) -> None:
+    """Any checkpoint of a step that ends from now on may have the name that the operator asks for."""
+    if len(workers) == term.running.world:
+        until = term.board.levels.seen.until
+        following = max(w.applied for w in workers) + 1
+        term.saves.pins.want(term.wanted.pin, following if until is None else min(following, until))
+
+
+def _is_pin_due(term: Term, watch: Watch, now: float) -> bool:
+    """Whether to save for a pin: no save that would carry it is under way."""
+    epoch, staged = term.running, term.staged
+    under_way = staged > epoch.committed and not term.saves.why_given_up(epoch.number, staged)
+    if under_way or _is_saving(term) or now < watch.pin_at:
+        return False
+    following = max(term.applied().values(), default=0) + 1
+    if not term.saves.pins.list_due(following, term.run_log.index):
+        return False
+    watch.pin_at = now + PIN_SECONDS
+    return True
 
 
 def _is_saving(term: Term) -> bool:

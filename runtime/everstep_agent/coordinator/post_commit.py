@@ -23,28 +23,28 @@ class PostCommit:
     ) -> None:
         self.good = good
         """The newest checkpoint that was read back and is complete."""
+        self.blocked = ""
+        """Why old checkpoints are not deleted; empty: nothing is in the way."""
         self.notes: tuple[str, ...] = ()
         self._retention = retention
         self._persist = persist
         self._line = line
         self._busy = False
-        self._next: log.Commit | None = None
+        self._waiting: list[log.Commit] = []
         self._skipped: list[int] = []
 
     async def look_after(self, commit: log.Commit) -> None:
-        """At most one read-back runs and one waits. If saves come faster, the newest is read and
-        the ones between are skipped: they do not count as good, and are retired once newer ones
-        are.
+        """At most one read-back runs; the newest waits, and each that is pinned. If saves come faster,
+        the ones between are skipped: they do not count as good, and are retired once newer ones are.
         """
-        if self._next is not None:
-            self._skipped.append(self._next.step)
-        self._next = commit
+        self._skipped += [c.step for c in self._waiting if not c.pins]
+        self._waiting = [*(c for c in self._waiting if c.pins), commit]
         if self._busy:
             return
         self._busy, refused = True, None
         try:
-            while (found := self._next) is not None:
-                self._next = None
+            while self._waiting:
+                found = self._waiting.pop(0)
                 self._log_skipped()
                 try:
                     await self._read_back(found)
@@ -63,6 +63,7 @@ class PostCommit:
             return
         self._note_good(commit)
         retired = await self._retention.retire(commit.token)
+        self.blocked = self._retention.blocked
         if retired is not None:
             self._line.say("retired", manifests=len(retired.manifests), chunks=len(retired.chunks))
 

@@ -13,6 +13,7 @@ from everstep_agent.checkpoint import commit_rules
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.coordinator.background import Background
 from everstep_agent.coordinator.pending_saves import Key, PendingSaves
+from everstep_agent.coordinator.pins import Pins
 from everstep_agent.coordinator.spent_time import SpentTime
 from everstep_agent.peers.messages import EpochLevel
 from everstep_agent.runlog import run_log as runlog
@@ -47,6 +48,8 @@ class Saves:
         line: logline.Log,
     ) -> None:
         self._committer = committing.Committer(store, run_log, run)
+        self._log = run_log
+        self.pins = Pins()
         self._pending = PendingSaves()
         self._on_commit = on_commit
         self._background = background
@@ -64,6 +67,7 @@ class Saves:
         """Time of the newest commit; before the first of this term, the time of taking the role."""
 
     def add(self, part: Part) -> None:
+        self._note(*self.pins.ask(part.pins, part.step, self._log.index))
         self._note(self._pending.add(part))
 
     def pending(self, epoch: int) -> list[int]:
@@ -130,6 +134,7 @@ class Saves:
                 world=epoch.world,
                 seconds=spent.total(),
                 agents=spent.list_agents(),
+                pins=self.pins.list_due(key[1], self._log.index),
             )
         except StoreError as error:
             since = self.trouble.since if self.trouble else started
@@ -154,11 +159,13 @@ class Saves:
                 self._on_commit(outcome.newest)
             return
         self._note(*self._pending.settle(key), *outcome.notes)
+        self.pins.pinned(outcome.commit.pins)
         self._line.say(
             "committed",
             epoch=key[0],
             step=key[1],
             bytes=outcome.commit.bytes,
+            pins=",".join(outcome.commit.pins),
             place=outcome.place,
             ms=round((time.monotonic() - started) * 1000),
         )

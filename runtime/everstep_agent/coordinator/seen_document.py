@@ -25,6 +25,7 @@ class Facts:
     staged: levels.CheckpointRef | None = None
     committed: levels.CheckpointRef | None = None
     good: levels.CheckpointRef | None = None
+    pinned: levels.Pinned | None = None
     left: tuple[levels.Left, ...] = ()
     stopped: levels.Stopped | None = None
     done: bool = False
@@ -63,6 +64,7 @@ def build_seen(
         staged=facts.staged,
         committed=facts.committed,
         good=facts.good,
+        pinned=facts.pinned,
         left=facts.left,
         device_deaths=tuple(
             replace(d, age_ms=d.age_ms + round(age * 1000))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.pin_rules import find_pinned
 from everstep_agent.checkpoint.retention import Retention
 from everstep_agent.context import Context
 from everstep_agent.coordinator import faults, incidents, members, rounds, seen_document
@@ -282,6 +283,7 @@ class Term:
             staged=self._staged(),
             committed=self.committed(),
             good=self.post_commit.good,
+            pinned=find_pinned(self.wanted.pin, self.run_log.index),
             left=state.left,
             stopped=state.stopped,
             done=state.done,
@@ -291,6 +293,7 @@ class Term:
             notes=(
                 *state.notes,
                 *self.post_commit.notes,
+                *filter(None, (self.post_commit.blocked,)),
                 *self.saves.notes,
                 *faults.build_note(state.faults),
             ),
@@ -302,8 +305,13 @@ class Term:
         return seen_document.build_seen(facts, self.epoch, heard)
 
     def _staged(self) -> levels.CheckpointRef | None:
-        step = members.find_staged(self.epoch, self.reports.all()) if self.epoch else 0
+        step = self.staged
         return levels.CheckpointRef(epoch=self.running.number, step=step) if step else None
+
+    @property
+    def staged(self) -> int:
+        """The newest step that all agents of the epoch have staged; 0: none."""
+        return members.find_staged(self.epoch, self.reports.all()) if self.epoch else 0
 
     @property
     def storage_error(self) -> levels.StorageError | None:

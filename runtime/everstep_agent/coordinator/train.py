@@ -23,6 +23,7 @@ from everstep_agent.coordinator.breaks import (
 from everstep_agent.coordinator.recover import recover
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.messages import EpochLevel, Stage, State, WorkerReport
+from everstep_agent.runlog.run_log import Lost
 from everstep_contract import log, report
 
 START_FACTOR = 6
@@ -46,6 +47,7 @@ async def train(term: Term) -> str:
             watch, wait = watch.renew(term.now()), last_save.Wait()
             continue
         _advance(term, workers, now)
+        boundary_turn.want_pin(term, workers)
         term.saves.pump(term.running, term.applied(), term.spent())
         if why := _why_impossible(term):
             term.end(report.Cause.MISUSE, why)
@@ -173,11 +175,11 @@ async def _save_again(term: Term, lost: Break, finished: int | None) -> str:
 
 
 async def _finish(term: Term, step: int) -> None:
-    epoch = term.running
+    epoch, claim = term.running, term.run_log.newest_claim
     entry = log.Done(epoch=epoch.number, token=epoch.token, step=step)
-    await term.persist(lambda: term.run_log.append(entry))
-    if term.run_log.done is None:
-        await fence.check_fence(term)
-        return
+    while isinstance(lost := await term.persist(lambda: term.run_log.append(entry)), Lost):
+        if lost.reason != "PlaceTaken" or term.run_log.newest_claim != claim:
+            await fence.check_fence(term)
+            return
     nothing = "; there was nothing left to do" if epoch.resume >= step else ""
     term.end(report.Cause.DONE, f"trained to step {step}{nothing}", step=step)

@@ -144,7 +144,15 @@ class Uploads:
             self._memory.release_others(staged.step)
         self._listener.on_failed(staged, rank)
         if not staged.whole:
-            self._keep(Part(epoch=staged.epoch, step=staged.step, rank=rank, problem=problem))
+            self._keep(
+                Part(
+                    epoch=staged.epoch,
+                    step=staged.step,
+                    rank=rank,
+                    pins=staged.pins,
+                    problem=problem,
+                )
+            )
             old = [k for k, p in self.parts.items() if p.problem and k[2] == rank]
             for key in old[:-GIVEN_UP]:
                 del self.parts[key]

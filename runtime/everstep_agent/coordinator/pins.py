@@ -1,0 +1,48 @@
+"""Names under which a checkpoint is to be pinned, and that the run log does not have yet. Pure.
+
+A name is a level: it stays asked for until a commit carries it, whatever becomes of one save or of one
+coordinator. A run uses each name once, so a request that is repeated finds its checkpoint.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from everstep_agent.runlog.log_index import LogIndex
+
+
+@dataclass(slots=True)
+class Pins:
+    _script: dict[str, int] = field(default_factory=dict)
+    """Name → the first step whose checkpoint may have it."""
+    _operator: tuple[str, int] = ("", 0)
+    """The same for the name in `wanted`."""
+
+    def ask(self, names: Iterable[str], step: int, log: LogIndex) -> list[str]:
+        """By the script, for the checkpoint of `step`. Returns what to note."""
+        notes = []
+        for name in names:
+            held = log.find_pin(name)
+            if held is None:
+                self._script.setdefault(name, step)
+            elif held.step != step:
+                notes.append(
+                    f"step {step} is not pinned as {name}: the run has pinned step {held.step} under this"
+                    " name, and uses a name once"
+                )
+        return notes
+
+    def want(self, name: str, step: int) -> None:
+        """By the operator: another name replaces the last one. `step`: the next that ends."""
+        if name != self._operator[0]:
+            self._operator = name, step
+
+    def pinned(self, names: Iterable[str]) -> None:
+        """A commit carries them."""
+        for name in names:
+            self._script.pop(name, None)
+
+    def list_due(self, step: int, log: LogIndex) -> list[str]:
+        """The names that a checkpoint of this step gets."""
+        asked = [*self._script.items(), self._operator]
+        due = {n for n, first in asked if n and first <= step and log.find_pin(n) is None}
+        return sorted(due)
