@@ -58,7 +58,7 @@ def cross(session: Session, step: StepState) -> None:
     if session.broken:
         session.park(session.applied, why="the epoch ended")
     reply = _ask(session)
-    asked = reply.save or session.wants_save(step.number) or _due(session, step.number)
+    asked = reply.save or session.asked.step == step.number or _due(session, step.number)
     if session.staged != step.number and asked:
         if reply.stay or step.number == session.until:
             session.stage_surely(step.number)

@@ -4,7 +4,9 @@ import queue
 import threading
 from collections.abc import Callable
 
-Work = Callable[[], None]
+Rest = Callable[[], None]
+Work = Callable[[], Rest | None]
+"""It reads what a step is about to change; the rest that it returns does not."""
 
 
 class Copier:
@@ -13,7 +15,8 @@ class Copier:
     def __init__(self) -> None:
         self._held: Work | None = None
         self._given = queue.SimpleQueue[Work]()
-        self._idle = threading.Event()
+        self._has_read, self._idle = threading.Event(), threading.Event()
+        self._has_read.set()
         self._idle.set()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -31,13 +34,23 @@ class Copier:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="everstep-copy", daemon=True)
             self._thread.start()
+        self._has_read.clear()
         self._idle.clear()
         self._given.put(work)
+
+    def wait_until_read(self) -> None:
+        """Until nothing is held, and only a rest is under way. Raises what the work has raised."""
+        self.begin()
+        self._has_read.wait()
+        self._raise()
 
     def wait(self) -> None:
         """Until nothing is held or under way. Raises what the work has raised."""
         self.begin()
         self._idle.wait()
+        self._raise()
+
+    def _raise(self) -> None:
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -46,7 +59,11 @@ class Copier:
         while True:
             work = self._given.get()
             try:
-                work()
+                rest = work()
+                self._has_read.set()
+                if rest is not None:
+                    rest()
             except BaseException as error:
                 self._error = error
+            self._has_read.set()
             self._idle.set()

@@ -175,7 +175,7 @@ class Job:
         pin = validate.pin_or_none("job.save: pin", pin)
         if self._session.step is None:
             raise Misuse("job.save belongs inside the loop over job.steps: it saves a step's end")
-        self._session.ask_save(self._session.step.number, pin)
+        self._session.asked.ask(self._session.step.number, pin)
 
     def evaluate(self, data: Batches) -> Iterator[Any]:
         """This rank's share of one pass over `data`, in order, without gradients; `job.sum` adds

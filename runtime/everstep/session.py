@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 
 from everstep import digests, randomness, rewind, snapshot, state
+from everstep.asked_save import AskedSave
 from everstep.buffers import Buffers
 from everstep.checkpoint_reader import Checkpoint
-from everstep.copier import Copier
+from everstep.copier import Copier, Rest
 from everstep.errors import StateError
 from everstep.feeds import Feeds
+from everstep.finite import FiniteCheck
 from everstep.membership import Membership
 from everstep.meter import Meter
 from everstep.reducer import Reducer
 from everstep.slots import Slots
 from everstep.snapshot import Capture
-from everstep.staging import NoRoom, describe, lay_out, write_part
+from everstep.staging import NoRoom, describe, lay_out, read_part, write_part
 from everstep.tracked import Tracked
 from everstep_contract import codec, feed, layout, wire
 from everstep_contract.ledger import LedgerEntry
@@ -97,10 +99,8 @@ class Session:
         self.slots = Slots(start.staging, f"slot-{os.getpid()}-{uuid.uuid4().hex[:8]}-")
         self.staged = start.applied if start.manifest else -1
         """The newest step of which this rank's part is staged; no step is staged twice."""
-        self._asked = 0
-        """The last step of which the script wants a checkpoint; 0: none."""
-        self._pins: dict[str, None] = {}
-        """The names under which it wants that one pinned."""
+        self.asked = AskedSave()
+        self._finite = FiniteCheck(self.tracked)
         self._layout = ""
         """Digest of the layout that the agent has."""
         self.until: int | None = None
@@ -160,22 +160,28 @@ class Session:
             self.checkpoint = None  # unmaps the chunks
         tensors = self.capture().tensors
         size = sum(t.numel() * t.element_size() for t in tensors.values())
-        self._prepare_slots(tensors)
+        self._prepare_saves(tensors)
         self.agent.send(
             wire.Tracked(epoch=self.epoch, applied=self.applied, bytes=size, until=until)
         )
         self.settled = True
         self.membership.set_apart("")
 
-    def _prepare_slots(self, tensors: state.Tensors) -> None:
-        """Beside the first step: if there is no room now, the first save says so."""
+    def _prepare_saves(self, tensors: state.Tensors) -> None:
+        """Beside the first step, which applies nothing before. If there is no room now, the first save
+        says so.
+        """
         rank, world = self.membership.rank, self.membership.world
         size = lay_out(tensors, rank, world)[1]
 
         def prepare() -> None:
             with contextlib.suppress(NoRoom):
                 self.slots.prepare(size)
+            self._finite.note_start(tensors)
+            for name in sorted(self._finite.since_start):
+                self.note(f"{name} holds NaN or infinite values from the start: saves allow them")
 
+        self._copying = True
         self.copier.hold(prepare)
         self.copier.begin()
 
@@ -189,6 +195,7 @@ class Session:
         self.buffers = Buffers(self.tracked)
         self.applied = applied
         self.meter.update(applied=applied)
+        self._prepare_saves(self.capture().tensors)
 
     def finish(self) -> None:
         """The last step is applied."""
@@ -238,6 +245,7 @@ class Session:
                 self._report_unstaged(self.epoch, step, str(error), whole=whole)
                 return
             told = digests.tell(held.tensors, rank, world)
+            bad = self._finite.list_bad(tensors, read_part(path))
         self.staged = step
         self._hand_over(
             held,
@@ -249,24 +257,11 @@ class Session:
                 lead=whole or self.lead,
                 whole=whole,
                 digests=told,
-                pins=self._list_pins(step),
+                pins=self.asked.list_pins(step),
+                not_finite=bad,
                 ms=(time.monotonic() - began) * 1000,
             ),
         )
-
-    def ask_save(self, step: int, pin: str | None) -> None:
-        """By the script, which may run again in the same step."""
-        if step != self._asked:
-            self._asked, self._pins = step, {}
-        if pin is not None:
-            self._pins[pin] = None
-
-    def wants_save(self, step: int) -> bool:
-        """Whether the script has asked for a checkpoint of this step."""
-        return step == self._asked
-
-    def _list_pins(self, step: int) -> tuple[str, ...]:
-        return tuple(self._pins) if step == self._asked else ()
 
     def stage_beside(self, step: int) -> None:
         """As `stage`, while the next step computes: from `begin_copy`, which the loop calls with its first
@@ -283,7 +278,7 @@ class Session:
             path=self._new_path(step),
             tensors=(),
             lead=self.lead,
-            pins=self._list_pins(step),
+            pins=self.asked.list_pins(step),
             ms=(time.monotonic() - began) * 1000,
         )
         part = self.membership.rank, self.membership.world
@@ -298,26 +293,34 @@ class Session:
         """Wait until the copy holds all that the step is about to change."""
         if self._copying:
             with self.meter.charging("stall"):
-                self.copier.wait()
+                self.copier.wait_until_read()
             self._copying = False
 
-    def _copy(self, shot: snapshot.Snapshot, staged: wire.Staged, part: tuple[int, int]) -> None:
-        """In the copier's thread."""
+    def _copy(
+        self, shot: snapshot.Snapshot, staged: wire.Staged, part: tuple[int, int]
+    ) -> Rest | None:
+        """In the copier's thread. What is left needs the copy alone, so no step waits for it."""
         try:
             held = shot.list_state()
-            tensors = self.slots.write(staged.path, held.tensors, *part)
+            tensors, room = self.slots.write(staged.path, held.tensors, *part)
             told = digests.tell(held.tensors, *part)
         except (NoRoom, OSError, RuntimeError) as error:
             self._drop_copy(staged, str(error))
-            return
+            return None
         if torn := shot.find_changed(held):
             self._drop_copy(
                 staged,
                 f"{torn} was changed while it was copied: change it after the loop over "
                 "step.batches",
             )
-            return
-        self._hand_over(held, replace(staged, tensors=tensors, digests=told))
+            return None
+        copied = replace(staged, tensors=tensors, digests=told)
+
+        def check_and_hand_over() -> None:
+            bad = self._finite.list_bad(tensors, room)
+            self._hand_over(held, replace(copied, not_finite=bad))
+
+        return check_and_hand_over
 
     def _drop_copy(self, staged: wire.Staged, problem: str) -> None:
         """Its slot is free again, and the agent learns why the save fails."""
@@ -341,8 +344,8 @@ class Session:
     def stage_surely(self, step: int) -> None:
         """As `stage`, for a save that the job waits for: retried, as each upload frees room."""
         self.stage_beside(step)
-        self.end_copy()
         with self.meter.charging("stall", waiting=True):
+            self.copier.wait()
             while self.staged != step and not self.broken:
                 self.agent.cut.wait(ROOM_SECONDS)
                 self.stage_beside(step)

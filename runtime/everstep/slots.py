@@ -55,8 +55,9 @@ class Slots:
 
     def write(
         self, path: str, tensors: state.Tensors, rank: int, world: int
-    ) -> tuple[wire.StagedTensor, ...]:
-        """Copy this rank's part of `tensors` into a free slot, and link it to `path`.
+    ) -> tuple[tuple[wire.StagedTensor, ...], Bytes]:
+        """Copy this rank's part of `tensors` into a free slot, and link it to `path`. Returns what lies
+        where in the slot, and its bytes, which stay until the link is gone.
 
         Raises:
             NoRoom: no slot is free, or there is no memory for a larger one.
@@ -68,7 +69,8 @@ class Slots:
                 source = staging.select(tensors[held.rows.name], held.rows)
                 np.copyto(slot.room[held.at : held.at + held.bytes], _view_bytes(source))
         os.link(slot.path, path)
-        return tuple(staging.describe_rows(tensors[held.rows.name], held) for held in laid)
+        described = (staging.describe_rows(tensors[held.rows.name], held) for held in laid)
+        return tuple(described), slot.room
 
     def _lay_out(
         self, tensors: state.Tensors, rank: int, world: int

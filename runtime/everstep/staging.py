@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from everstep import shares, state
@@ -64,6 +66,11 @@ def write_part(
         if size:
             _fill(descriptor, size, tensors, laid)
     return tuple(describe_rows(tensors[held.rows.name], held) for held in laid)
+
+
+def read_part(path: str) -> npt.NDArray[np.uint8]:
+    """The bytes of a staged file, where they lie."""
+    return np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.empty(0, np.uint8)
 
 
 @contextlib.contextmanager

@@ -286,6 +286,8 @@ class Seen:
     good: CheckpointRef | None = None
     pinned: Pinned | None = None
     """The checkpoint of `Wanted.pin`, once it is in the run log."""
+    refused: str = ""
+    """Why the newest save was not committed, though the store works; empty once a later one is."""
     left: tuple[Left, ...] = ()
     device_deaths: tuple[DeviceDeath, ...] = ()
     """Those for whose judgment an agent still waits."""

@@ -292,6 +292,8 @@ class Staged:
     """The layout itself, if it differs from this rank's last save."""
     digests: tuple[PartDigests, ...] = ()
     """Of this rank's part and of some others', to compare replicas; none with `whole`."""
+    not_finite: tuple[str, ...] = ()
+    """Parameters and optimizer state in it that hold NaN or infinite values: it must not be committed."""
     pins: tuple[str, ...] = ()
     """Names under which the script wants this checkpoint pinned."""
     problem: str = ""

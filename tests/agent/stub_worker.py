@@ -4,7 +4,8 @@ numbers.
 Its process group is a barrier over the group's store. Its state is one tensor of four float64 (cut
 along dim 0 among the ranks) and the step in the state tree. Environment: STUB_UNTIL, STUB_STEP_MS,
 STUB_SAY_LINES (the number of 100-byte lines that it prints on stdout and on stderr at each step),
-STUB_PIN (`STEP:NAME`: what the script asks `job.save` for), STUB_MODE (see `misbehave`).
+STUB_PIN (`STEP:NAME`: what the script asks `job.save` for), STUB_NOT_FINITE (the steps after which its
+state is NaN, separated by commas), STUB_MODE (see `misbehave`).
 """
 
 import ctypes
@@ -29,6 +30,7 @@ STEP_S = int(os.environ.get("STUB_STEP_MS", "20")) / 1000
 SAY_LINES = int(os.environ.get("STUB_SAY_LINES", "0"))
 MODE = os.environ.get("STUB_MODE", "")
 _PIN = os.environ.get("STUB_PIN", "0:").partition(":")
+NOT_FINITE = os.environ.get("STUB_NOT_FINITE", "").split(",")
 PIN_STEP, PIN_NAME = int(_PIN[0]), _PIN[2]
 NAME = "weight"
 LENGTH = 4
@@ -269,7 +271,7 @@ class Worker:
                 epoch=self.start.epoch, step=self.applied, path=path,
                 tensors=tensors if last > first else (),
                 state=self.state() if lead else None, lead=lead, whole=whole,
-                pins=pins,
+                pins=pins, not_finite=(NAME,) if str(self.applied) in NOT_FINITE else (),
             )
         )  # fmt: skip
 

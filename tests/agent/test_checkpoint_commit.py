@@ -5,12 +5,21 @@ from pathlib import Path
 import pytest
 
 from agent.a_run import ARun, claim, commit, entry, feeds, stage, upload
+from agent.test_replicas import a_save
 from agent.unreliable import UnreliableStore
 from everstep_agent import logline
 from everstep_agent.checkpoint import commit_rules, digest
 from everstep_agent.checkpoint.chunk_upload import Uploader, chunk_key
 from everstep_agent.checkpoint.commit import Committed, Committer, NotCommitted
-from everstep_agent.checkpoint.commit_rules import BadSave, Drop, Ready, Wait, decide_commit
+from everstep_agent.checkpoint.commit_rules import (
+    BadSave,
+    Disagree,
+    Drop,
+    NotFinite,
+    Ready,
+    Wait,
+    decide_commit,
+)
 from everstep_agent.checkpoint.manifests import fetch_manifest
 from everstep_agent.checkpoint.parts import Part, replaces
 from everstep_agent.coordinator.background import Background
@@ -109,6 +118,21 @@ def test_parts_of_ranks_that_hold_other_tensors_make_no_checkpoint() -> None:
     assert "tensor w is float32 (4,) on rank 0, float32 (5,) on rank 1" in found.message
     whole = decide([part(0, **seen((4,))), part(1, whole=True, lead=True, **seen((5,)))])
     assert isinstance(whole, Ready), "of one rank alone"
+
+
+def test_a_state_that_is_not_finite_is_not_committed_and_named() -> None:
+    names = tuple(f"model/{i}" for i in range(5))
+    found = decide([part(0, lead=True, not_finite=names[:2]), part(1, not_finite=names[1:])])
+    more = "model/0, model/1, model/2 and 2 more tensors"
+    assert found == NotFinite(message=f"NaN or infinite values in {more}")
+
+
+def test_a_rank_that_is_alone_with_it_is_the_odd_one() -> None:
+    parts = a_save(3, {(1, 1): 21})
+    parts = [replace(p, lead=p.rank == 0, not_finite=("1.b",) * (p.rank == 1)) for p in parts]
+    found = decide_commit(parts, epoch=1, step=10, world=3, applied={0: 10, 1: 10, 2: 10})
+    assert isinstance(found, Disagree)
+    assert found.difference.ranks == (1,)
 
 
 def test_a_chunk_that_was_retired_is_given_up() -> None:

@@ -32,7 +32,7 @@ def inodes(folder: Path) -> set[int]:
 
 def test_a_save_holds_every_tensor_bit_for_bit(tmp_path: Path) -> None:
     tensors = some_tensors()
-    staged = Slots(str(tmp_path), "slot-").write(str(tmp_path / "save"), tensors, 0, 1)
+    staged, _ = Slots(str(tmp_path), "slot-").write(str(tmp_path / "save"), tensors, 0, 1)
     assert [s.name for s in staged] == list(tensors)
     for found in staged:
         if 0 not in found.shape:

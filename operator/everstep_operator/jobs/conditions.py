@@ -278,6 +278,13 @@ def decide_checkpoint(
             reason=error.kind or "StoreError",
             message=error.message,
         )
+    if seen is not None and seen.refused:
+        return ConditionDraft(
+            type="CheckpointHealthy",
+            status=False,
+            reason="StateNotFinite",
+            message=f"the newest save was refused: {seen.refused}",
+        )
     newest = _checkpoint(observed, now)
     if standing := _still_without_commit(observed, newest):
         return standing

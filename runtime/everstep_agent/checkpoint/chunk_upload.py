@@ -89,6 +89,7 @@ class Uploader:
             layout=staged.layout,
             packed=staged.packed,
             digests=staged.digests,
+            not_finite=staged.not_finite,
             pins=staged.pins,
         )
         return Uploaded(part=part, places={chunk.digest: place for chunk, place in places})

@@ -2,8 +2,8 @@
 
 The invariant: a commit of (epoch, step) names state that every member of that epoch has
 reached, from pieces that all carry this epoch and step and that cover each tensor exactly, in
-chunks that are not retired; no rank tells of other values; and it extends the newest commit of the
-lineage.
+chunks that are not retired; no rank tells of other values, or of a parameter that is no number; and it
+extends the newest commit of the lineage.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from everstep_agent.checkpoint.ledger import join_segments
 from everstep_agent.checkpoint.parts import Part
-from everstep_agent.checkpoint.replicas import Difference, find_difference
+from everstep_agent.checkpoint.replicas import Difference, find_difference, name_tensors
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.runlog.rules import Verdict
@@ -44,6 +44,13 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotFinite:
+    """Parameters or optimizer state hold NaN or infinite values, the same on all ranks: the save is dropped."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Differ:
     """The ranks' states do not have the same tensors: no checkpoint of this job can be made."""
 
@@ -68,7 +75,7 @@ def decide_commit(
     step: int,
     world: int,
     applied: Mapping[int, int],
-) -> Wait | Ready | Drop | Differ | Disagree:
+) -> Wait | Ready | Drop | NotFinite | Differ | Disagree:
     """Whether the save of (epoch, step) is complete.
 
     Args:
@@ -93,6 +100,9 @@ def decide_commit(
         return Drop(reason="NoLead", message="no part carries the state tree")
     if (odd := find_difference(chosen)) is not None:
         return Disagree(epoch=epoch, difference=odd, message=f"step {step}: {odd.describe()}")
+    # After the comparison: a rank that is alone with it is the odd one, and all go back.
+    if bad := list(dict.fromkeys(n for p in chosen for n in p.not_finite)):
+        return NotFinite(message=f"NaN or infinite values in {name_tensors(bad)}")
     return Ready(parts=tuple(chosen))
 
 

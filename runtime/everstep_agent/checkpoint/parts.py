@@ -31,6 +31,8 @@ class Part:
     """The layout itself, to name what differs if another rank's digest does."""
     digests: tuple[PartDigests, ...] = ()
     """What the rank holds of its own part and of some others', to compare replicas."""
+    not_finite: tuple[str, ...] = ()
+    """Tensors in it that hold NaN or infinite values and must not."""
     pins: tuple[str, ...] = ()
     """Names under which the script wants this checkpoint pinned."""
     problem: str = ""

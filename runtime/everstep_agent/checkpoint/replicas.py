@@ -27,12 +27,15 @@ class Difference:
 
     def describe(self) -> str:
         """Without a full stop."""
-        names = ", ".join(self.tensors[:SHOWN])
-        more = len(self.tensors) - SHOWN
-        what = f"{names} and {more} more tensors" if more > 0 else names
+        what = name_tensors(self.tensors)
         if self.ranks:
             return f"{name_ranks(list(self.ranks))} differs from the others in {what}"
         return f"the ranks differ in {what}, and there is no majority"
+
+
+def name_tensors(tensors: Sequence[str]) -> str:
+    names, more = ", ".join(tensors[:SHOWN]), len(tensors) - SHOWN
+    return f"{names} and {more} more tensors" if more > 0 else names
 
 
 def find_difference(parts: Sequence[Part]) -> Difference | None:

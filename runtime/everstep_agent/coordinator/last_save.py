@@ -36,6 +36,17 @@ def find_awaited(epoch: EpochLevel, workers: Sequence[WorkerReport]) -> int:
     return step if step > epoch.committed else 0
 
 
+def why_refused(epoch: EpochLevel, workers: Sequence[WorkerReport], saves: Saves) -> str:
+    """Why the awaited save cannot be committed, and would not be by another rank; empty: no such reason."""
+    step, why = saves.not_finite
+    if not step or step != find_awaited(epoch, workers):
+        return ""
+    return (
+        f"the state after step {step} cannot be saved: {why}. The newest checkpoint is that of step"
+        f" {epoch.committed}"
+    )
+
+
 def find_lost(
     epoch: EpochLevel,
     workers: Sequence[WorkerReport],

@@ -63,6 +63,8 @@ class Saves:
         """Why no checkpoint of this job can be made: its ranks do not hold the same state."""
         self.disagreement: commit_rules.Disagree | None = None
         """Its ranks do not hold the same values any more: all go back to the newest commit."""
+        self.not_finite: tuple[int, str] = (0, "")
+        """The step of the newest save, and why it was refused, if it held NaN or infinite values."""
         self.committed_at = time.monotonic()
         """Time of the newest commit; before the first of this term, the time of taking the role."""
 
@@ -91,7 +93,7 @@ class Saves:
     def restart(self, epoch: int, step: int) -> None:
         """All ranks begin `epoch` with the state of this commit."""
         self.drop_older(epoch, step)
-        self.disagreement = None
+        self.disagreement, self.not_finite = None, (0, "")
 
     @property
     def busy(self) -> bool:
@@ -116,6 +118,9 @@ class Saves:
                     return
                 case commit_rules.Drop():
                     self._give_up((epoch.number, step), found.reason, found.message)
+                case commit_rules.NotFinite():
+                    self._give_up((epoch.number, step), "NotFinite", found.message)
+                    self.not_finite = step, found.message
                 case commit_rules.Differ():
                     self._give_up((epoch.number, step), "RanksDiffer", found.message)
                     self.impossible = found.message
@@ -169,7 +174,7 @@ class Saves:
             place=outcome.place,
             ms=round((time.monotonic() - started) * 1000),
         )
-        self.committed_at = time.monotonic()
+        self.committed_at, self.not_finite = time.monotonic(), (0, "")
         self._on_commit(outcome.commit)
 
     def _give_up(self, key: Key, reason: str, message: str) -> None:

@@ -26,6 +26,7 @@ class Facts:
     committed: levels.CheckpointRef | None = None
     good: levels.CheckpointRef | None = None
     pinned: levels.Pinned | None = None
+    refused: str = ""
     left: tuple[levels.Left, ...] = ()
     stopped: levels.Stopped | None = None
     done: bool = False
@@ -65,6 +66,7 @@ def build_seen(
         committed=facts.committed,
         good=facts.good,
         pinned=facts.pinned,
+        refused=facts.refused,
         left=facts.left,
         device_deaths=tuple(
             replace(d, age_ms=d.age_ms + round(age * 1000))

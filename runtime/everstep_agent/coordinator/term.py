@@ -284,6 +284,7 @@ class Term:
             committed=self.committed(),
             good=self.post_commit.good,
             pinned=find_pinned(self.wanted.pin, self.run_log.index),
+            refused=self.saves.not_finite[1],
             left=state.left,
             stopped=state.stopped,
             done=state.done,

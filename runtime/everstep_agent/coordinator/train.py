@@ -54,6 +54,9 @@ async def train(term: Term) -> str:
             return ""
         if term.saves.disagreement is not None:
             continue
+        if why := last_save.why_refused(term.running, workers, term.saves):
+            term.end(report.Cause.NOT_FINITE, why)
+            return ""
         lost = last_save.find_lost(
             term.running, workers, term.saves, wait, now=now, trouble=term.storage_error is not None
         )
