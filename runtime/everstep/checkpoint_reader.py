@@ -60,6 +60,9 @@ class Checkpoint:
         self._in_use = False
         threading.Thread(target=self._touch, name="everstep-map", daemon=True).start()
 
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
     def tensor(self, name: str) -> torch.Tensor:
         """As `read`, of one tensor, in memory of its own."""
         return self.read({name: None})[name]

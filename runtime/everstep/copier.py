@@ -57,13 +57,16 @@ class Copier:
 
     def _run(self) -> None:
         while True:
-            work = self._given.get()
-            try:
-                rest = work()
-                self._has_read.set()
-                if rest is not None:
-                    rest()
-            except BaseException as error:
-                self._error = error
+            self._do(self._given.get())
+
+    def _do(self, work: Work) -> None:
+        """Apart, so that nothing of the work is kept once it is done."""
+        try:
+            rest = work()
             self._has_read.set()
-            self._idle.set()
+            if rest is not None:
+                rest()
+        except BaseException as error:
+            self._error = error
+        self._has_read.set()
+        self._idle.set()

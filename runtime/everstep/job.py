@@ -62,6 +62,26 @@ class Job:
             raise Misuse("job.track comes before job.steps")
         self._session.track(objects)
 
+    def track_local(self, **objects: Any) -> None:
+        """Name objects whose state each rank has for itself: a replay buffer, an environment, statistics of the
+        samples that this rank has seen. Load them if there is a checkpoint to resume from.
+
+        Takes what `track` takes. Each rank saves its own, and nothing is compared. A checkpoint
+        gives it back to the rank of the same number (ranks follow slot order), if as many ranks
+        made it. It begins as the script made it, with a note in the status, on a rank that replaces
+        a lost one in place, after the number of ranks has changed, and on all but one rank after a
+        save that one rank made (the others were lost). Change it after the loop over
+        `step.batches`: a step that cannot be applied is taken again. It is copied at the boundary,
+        so keep it small.
+
+        Raises:
+            Misuse: the object cannot be tracked, or training has begun.
+            StateError: what the checkpoint has does not fit.
+        """
+        if self._session.settled:
+            raise Misuse("job.track_local comes before job.steps")
+        self._session.track_local(objects)
+
     def batches(
         self,
         dataset: Any,

@@ -16,6 +16,11 @@ def wait_for_newcomers(session: Session) -> None:
     connect, and this rank must go on then. What such a thread still reads is used by nobody.
     """
     session.membership.hold_here()
+    if session.local.names:
+        session.note(
+            f"ranks join after step {session.applied}: their local state {session.local.names} begins as"
+            " the script made it"
+        )
     with session.meter.charging("wait", waiting=True):
         while (order := session.membership.next_order()) is not None:
             given = (order, session.applied, session.capture())

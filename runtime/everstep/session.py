@@ -21,6 +21,7 @@ from everstep.copier import Copier, Rest
 from everstep.errors import StateError
 from everstep.feeds import Feeds
 from everstep.finite import FiniteCheck
+from everstep.local_state import LocalState
 from everstep.membership import Membership
 from everstep.meter import Meter
 from everstep.reducer import Reducer
@@ -101,6 +102,7 @@ class Session:
         """The newest step of which this rank's part is staged; no step is staged twice."""
         self.asked = AskedSave()
         self._finite = FiniteCheck(self.tracked)
+        self.local = LocalState()
         self._layout = ""
         """Digest of the layout that the agent has."""
         self.until: int | None = None
@@ -143,6 +145,16 @@ class Session:
             with self.meter.charging("restore"):
                 self.tracked.load(list(objects), trees, self.checkpoint.read, self.device)
 
+    def track_local(self, objects: dict[str, Any]) -> None:
+        """As `track`, for state that this rank has for itself."""
+        self.local.add(objects)
+        if self.checkpoint:
+            rank, world = self.membership.rank, self.membership.world
+            with self.meter.charging("restore"):
+                note = self.local.load(list(objects), self.checkpoint, rank, world, self.device)
+            if note:
+                self.note(note)
+
     def _mend(self, digest: str, place: Place) -> Place:
         """Another copy of a chunk that is damaged at `place`; if there is none, the agent ends this process."""
         reply = self.agent.request(wire.BadChunk(epoch=self.epoch, digest=digest, place=place))
@@ -158,26 +170,28 @@ class Session:
         if self.checkpoint:
             self._restore_rest(self._tree(), self.checkpoint.tensor)
             self.checkpoint = None  # unmaps the chunks
-        tensors = self.capture().tensors
-        size = sum(t.numel() * t.element_size() for t in tensors.values())
-        self._prepare_saves(tensors)
+        held = self.capture()
+        size = sum(
+            t.numel() * t.element_size() for t in [*held.tensors.values(), *held.own.values()]
+        )
+        self._prepare_saves(held)
         self.agent.send(
             wire.Tracked(epoch=self.epoch, applied=self.applied, bytes=size, until=until)
         )
         self.settled = True
         self.membership.set_apart("")
 
-    def _prepare_saves(self, tensors: state.Tensors) -> None:
+    def _prepare_saves(self, held: Capture) -> None:
         """Beside the first step, which applies nothing before. If there is no room now, the first save
         says so.
         """
         rank, world = self.membership.rank, self.membership.world
-        size = lay_out(tensors, rank, world)[1]
+        size = lay_out(held.tensors, rank, world, held.own)[1]
 
         def prepare() -> None:
             with contextlib.suppress(NoRoom):
                 self.slots.prepare(size)
-            self._finite.note_start(tensors)
+            self._finite.note_start(held.tensors)
             for name in sorted(self._finite.since_start):
                 self.note(f"{name} holds NaN or infinite values from the start: saves allow them")
 
@@ -195,7 +209,7 @@ class Session:
         self.buffers = Buffers(self.tracked)
         self.applied = applied
         self.meter.update(applied=applied)
-        self._prepare_saves(self.capture().tensors)
+        self._prepare_saves(self.capture())
 
     def finish(self) -> None:
         """The last step is applied."""
@@ -216,7 +230,8 @@ class Session:
         tensors: state.Tensors = {}
         objects = self.tracked.capture(tensors)
         rest = self._capture_rest()
-        return Capture(tree={**rest.tree, "objects": objects}, tensors=tensors | rest.tensors)
+        tree = {**rest.tree, "objects": objects}
+        return Capture(tree=tree, tensors=tensors | rest.tensors, own=rest.own)
 
     def _capture_rest(self) -> Capture:
         """All but the tracked objects. The tensors are copies."""
@@ -228,7 +243,7 @@ class Session:
             "random": state.encode(randomness.capture(), "random", tensors),
             "windows": {k: list(v) for k, v in self.windows.items()},
         }
-        return Capture(tree=tree, tensors=tensors)
+        return Capture(tree=tree, tensors=tensors, own=self.local.capture(self.membership.rank))
 
     def stage(self, step: int, capture: Capture | None = None, *, whole: bool = False) -> None:
         """Copy this rank's part (`whole`: everything) of the state as of `step` and hand it to the
@@ -240,7 +255,7 @@ class Session:
             self.copier.wait()
             held = capture or self.capture()
             try:
-                tensors = write_part(path, held.tensors, rank, world)
+                tensors = write_part(path, held.tensors, rank, world, held.own)
             except NoRoom as error:
                 self._report_unstaged(self.epoch, step, str(error), whole=whole)
                 return
@@ -302,7 +317,7 @@ class Session:
         """In the copier's thread. What is left needs the copy alone, so no step waits for it."""
         try:
             held = shot.list_state()
-            tensors, room = self.slots.write(staged.path, held.tensors, *part)
+            tensors, room = self.slots.write(staged.path, held.tensors, *part, held.own)
             told = digests.tell(held.tensors, *part)
         except (NoRoom, OSError, RuntimeError) as error:
             self._drop_copy(staged, str(error))

@@ -7,6 +7,7 @@ copy, and a copy that is still uploaded is never written over.
 
 import mmap
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,30 +55,36 @@ class Slots:
             self._slots.append(self._make(size))
 
     def write(
-        self, path: str, tensors: state.Tensors, rank: int, world: int
+        self,
+        path: str,
+        tensors: state.Tensors,
+        rank: int,
+        world: int,
+        own: Mapping[str, torch.Tensor] = staging.NOTHING,
     ) -> tuple[tuple[wire.StagedTensor, ...], Bytes]:
-        """Copy this rank's part of `tensors` into a free slot, and link it to `path`. Returns what lies
+        """Copy this rank's part of `tensors`, and its `own`, into a free slot, and link it to `path`. Returns what lies
         where in the slot, and its bytes, which stay until the link is gone.
 
         Raises:
             NoRoom: no slot is free, or there is no memory for a larger one.
         """
-        laid, size = self._lay_out(tensors, rank, world)
-        slot = self._take(size)
+        laid, size = self._lay_out(tensors, rank, world, own)
+        slot, known = self._take(size), {**tensors, **own}
         for held in laid:
             if held.bytes:
-                source = staging.select(tensors[held.rows.name], held.rows)
+                source = staging.select(known[held.rows.name], held.rows)
                 np.copyto(slot.room[held.at : held.at + held.bytes], _view_bytes(source))
         os.link(slot.path, path)
-        described = (staging.describe_rows(tensors[held.rows.name], held) for held in laid)
+        described = (staging.describe_rows(known[held.rows.name], held) for held in laid)
         return tuple(described), slot.room
 
     def _lay_out(
-        self, tensors: state.Tensors, rank: int, world: int
+        self, tensors: state.Tensors, rank: int, world: int, own: Mapping[str, torch.Tensor]
     ) -> tuple[list[staging.StagedRows], int]:
-        key = rank, world, [(name, t.shape, t.dtype) for name, t in tensors.items()]
+        listed = [*tensors.items(), *own.items()]
+        key = rank, world, [(name, t.shape, t.dtype) for name, t in listed]
         if self._laid is None or self._laid[0] != key:
-            self._laid = key, staging.lay_out(tensors, rank, world)
+            self._laid = key, staging.lay_out(tensors, rank, world, own)
         return self._laid[1]
 
     def _take(self, size: int) -> Slot:

@@ -22,9 +22,12 @@ class Capture:
 
     tree: dict[str, Any]
     tensors: state.Tensors
+    own: state.Tensors = field(default_factory=dict)
+    """What this rank has for itself; always copies."""
 
     def cloned(self) -> "Capture":
-        return Capture(tree=self.tree, tensors={n: _copy(t) for n, t in self.tensors.items()})
+        copies = {n: _copy(t) for n, t in self.tensors.items()}
+        return Capture(tree=self.tree, tensors=copies, own=self.own)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +53,8 @@ class Snapshot:
         tensors: state.Tensors = {}
         objects = {name: self._list_object(name, tensors) for name in self.tracked.objects}
         tensors |= self.rest.tensors
-        return Capture(tree={**self.rest.tree, "objects": objects}, tensors=tensors)
+        tree = {**self.rest.tree, "objects": objects}
+        return Capture(tree=tree, tensors=tensors, own=self.rest.own)
 
     def find_changed(self, held: Capture) -> str:
         """Name of a tensor that has changed since; empty: none has."""

@@ -4,8 +4,9 @@ import contextlib
 import math
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -31,23 +32,38 @@ class StagedRows:
     bytes: int
 
 
-def lay_out(tensors: state.Tensors, rank: int, world: int) -> tuple[list[StagedRows], int]:
-    """Where each of this rank's rows lies in the file, and the size of the file in bytes."""
+NOTHING: Mapping[str, torch.Tensor] = MappingProxyType({})
+
+
+def lay_out(
+    tensors: state.Tensors,
+    rank: int,
+    world: int,
+    own: Mapping[str, torch.Tensor] = NOTHING,
+) -> tuple[list[StagedRows], int]:
+    """Where each of this rank's rows lies in the file, then each tensor of its `own`; and the size of the file
+    in bytes.
+    """
     sizes = [
         shares.TensorSize(
             name=n, shape=tuple(t.shape), item_bytes=ITEM_BYTES[state.dtype_name(t.dtype)]
         )
         for n, t in tensors.items()
     ]
-    laid, end = [], 0
-    for rows in shares.plan_part(sizes, rank, world):
-        tensor = tensors[rows.name]
-        count = tensor.shape[0] if tensor.dim() else 1
+    whole = [shares.Rows(name=n, first=0, last=_count_rows(t)) for n, t in own.items()]
+    laid, end, known = [], 0, {**tensors, **own}
+    for rows in [*shares.plan_part(sizes, rank, world), *whole]:
+        tensor = known[rows.name]
+        count = _count_rows(tensor)
         size = tensor.numel() * tensor.element_size() * (rows.last - rows.first) // max(1, count)
         at = -(-end // ALIGN) * ALIGN
         laid.append(StagedRows(rows=rows, at=at, bytes=size))
         end = at + size
     return laid, end
+
+
+def _count_rows(tensor: torch.Tensor) -> int:
+    return tensor.shape[0] if tensor.dim() else 1
 
 
 def describe(tensors: state.Tensors) -> bytes:
@@ -58,14 +74,19 @@ def describe(tensors: state.Tensors) -> bytes:
 
 
 def write_part(
-    path: str, tensors: state.Tensors, rank: int, world: int
+    path: str,
+    tensors: state.Tensors,
+    rank: int,
+    world: int,
+    own: Mapping[str, torch.Tensor] = NOTHING,
 ) -> tuple[wire.StagedTensor, ...]:
-    """Copy this rank's part of `tensors` to a new file at `path`. Raises `NoRoom`."""
-    laid, size = lay_out(tensors, rank, world)
+    """Copy this rank's part of `tensors`, and its `own`, to a new file at `path`. Raises `NoRoom`."""
+    laid, size = lay_out(tensors, rank, world, own)
+    known = {**tensors, **own}
     with new_file(path, size) as descriptor:
         if size:
-            _fill(descriptor, size, tensors, laid)
-    return tuple(describe_rows(tensors[held.rows.name], held) for held in laid)
+            _fill(descriptor, size, known, laid)
+    return tuple(describe_rows(known[held.rows.name], held) for held in laid)
 
 
 def read_part(path: str) -> npt.NDArray[np.uint8]:

@@ -18,6 +18,8 @@ OWN = "random/"
 """How the names of tensors begin that each rank has for itself: the states of its random generators.
 They are not compared.
 """
+LOCAL = "$local/"
+"""The same for the state of `job.track_local`; the rank follows. No tracked name begins so."""
 SHOWN = 3
 """How many tensors a message names."""
 

@@ -120,3 +120,4 @@ async def test_values_that_differ_at_the_first_save_fail_the_job(
     assert {r.cause for r in ends.values()} == {report.Cause.MISUSE}
     assert "the ranks differ in own, and there is no majority" in ends[0].message
     assert "Track only what is the same on every rank" in ends[0].message
+    assert ends[0].message.endswith("such state with job.track_local")

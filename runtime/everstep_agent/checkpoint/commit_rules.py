@@ -127,7 +127,8 @@ def _explain_difference(step: int, parts: Sequence[Part]) -> str:
     what = layout.explain_difference(known) or "their tensors differ"
     return (
         f"no checkpoint of step {step} can be made, because the tracked state differs "
-        f"between ranks: {what}. Track only what is the same on every rank"
+        f"between ranks: {what}. Track only what is the same on every rank, and state that each rank "
+        "has for itself with job.track_local"
     )
 
 

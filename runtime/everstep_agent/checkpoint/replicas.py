@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep_agent.checkpoint.parts import Part
-from everstep_contract.layout import OWN, name_ranks
+from everstep_contract.layout import LOCAL, OWN, name_ranks
 
 SHOWN = 3
 """How many tensors a message names."""
@@ -43,7 +43,7 @@ def find_difference(parts: Sequence[Part]) -> Difference | None:
     tensors: list[str] = []
     odd: list[set[int]] = []
     for part in parts:
-        names = [t.name for t in part.tensors if t.pieces and not t.name.startswith(OWN)]
+        names = [t.name for t in part.tensors if t.pieces and not t.name.startswith((OWN, LOCAL))]
         for number, held in enumerate(zip(*_list_witnesses(parts, part.rank), strict=False)):
             values = dict(held)
             if len(set(values.values())) > 1:

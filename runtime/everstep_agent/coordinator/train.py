@@ -108,7 +108,7 @@ def _why_impossible(term: Term) -> str:
         return term.saves.impossible
     return (
         f"{found.message}, at the first save: this looks like state that each rank has for itself. "
-        "Track only what is the same on every rank"
+        "Track only what is the same on every rank, and such state with job.track_local"
     )
 
 

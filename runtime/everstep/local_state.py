@@ -1,0 +1,82 @@
+"""State that each rank has for itself (`job.track_local`): its rank saves it whole, and no other rank's is compared.
+
+A save has it as tensors under the number of the rank, with the tree as one of them; ranks follow slot order.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from everstep import state
+from everstep.checkpoint_reader import Checkpoint
+from everstep.tracked import Tracked
+from everstep_contract.layout import LOCAL, name_ranks
+
+_TREE = "$tree"
+
+
+class LocalState:
+    def __init__(self) -> None:
+        self._tracked = Tracked()
+
+    @property
+    def names(self) -> str:
+        """Of its objects; empty: there are none."""
+        return ", ".join(self._tracked.objects)
+
+    def add(self, objects: Mapping[str, Any]) -> None:
+        """Raises `Misuse`."""
+        for name, thing in objects.items():
+            self._tracked.add(name, thing)
+
+    def capture(self, rank: int) -> state.Tensors:
+        """Copies: it may change at any time."""
+        if not self._tracked.objects:
+            return {}
+        tensors: state.Tensors = {}
+        tree = self._tracked.capture(tensors)
+        raw = torch.from_numpy(np.frombuffer(json.dumps(tree).encode(), np.uint8).copy())
+        own = {_TREE: raw, **{n: t.to("cpu", copy=True) for n, t in tensors.items()}}
+        return {_prefix(rank) + name: tensor for name, tensor in own.items()}
+
+    def load(
+        self, new: list[str], checkpoint: Checkpoint, rank: int, world: int, device: torch.device
+    ) -> str:
+        """Load the objects in `new`, if the checkpoint has them for this rank. Returns, alike on every rank, why
+        some begin as the script made them; empty: none does.
+
+        Raises:
+            StateError: what the checkpoint has does not fit.
+        """
+        made_by = checkpoint.manifest.world
+        if made_by != world:
+            before = f"{made_by} rank{'s' * (made_by != 1)}"
+            return _describe(new, f"it was saved by {before}, and the world size is {world} now")
+        lacking = [r for r in range(world) if not checkpoint.has(_prefix(r) + _TREE)]
+        if rank not in lacking:
+            self._load(new, checkpoint, rank, device)
+        if lacking:
+            return _describe(new, f"the checkpoint has none of {name_ranks(lacking)}")
+        return ""
+
+    def _load(
+        self, new: list[str], checkpoint: Checkpoint, rank: int, device: torch.device
+    ) -> None:
+        trees = json.loads(checkpoint.tensor(_prefix(rank) + _TREE).numpy().tobytes())
+
+        def read(wanted: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
+            found = checkpoint.read({_prefix(rank) + n: into for n, into in wanted.items()})
+            return {n: found[_prefix(rank) + n] for n in wanted}
+
+        self._tracked.load([name for name in new if name in trees], trees, read, device)
+
+
+def _prefix(rank: int) -> str:
+    return f"{LOCAL}{rank}/"
+
+
+def _describe(names: list[str], why: str) -> str:
+    return f"the local state {', '.join(names)} begins as the script made it: {why}"
