@@ -1,8 +1,21 @@
 """`job.save`: the step that runs now is saved at its end, under the names that the script gives."""
 
+import asyncio
+import os
+import signal
+import time
 from pathlib import Path
+from typing import Any
 
-from everstep_contract import wire
+import pytest
+import torch
+
+from agent.gang import Gang, assert_exact
+from everstep import Job, run
+from everstep_agent.checkpoint.chunk_upload import Uploader
+from everstep_agent.coordinator import boundary_turn
+from everstep_agent.pod import spawn
+from everstep_contract import report, wire
 from runtime.a_job import Trial
 
 
@@ -45,3 +58,46 @@ def test_a_save_that_finds_no_room_still_tells_the_names(tmp_path: Path) -> None
     trial.session.copier.wait()
     told = trial.agent.of(wire.Staged)
     assert [(s.step, s.pins) for s in told if s.problem] == [(3, ("step-3",))]
+
+
+PINNED, UNTIL = 5, 60
+
+
+def a_script(job: Job) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job.track(model=model, optimizer=optimizer)
+    data = job.batches(list(range(1000)), global_batch=6, micro_batch=2)
+    for step in job.steps(until=UNTIL):
+        for batch in step.batches(data):
+            time.sleep(0.02)
+            step.backward(model(torch.tensor([[float(i), 1.0] for i in batch])).mean())
+        optimizer.step()
+        if step.number == PINNED:
+            job.save(pin="epoch-1")
+
+
+async def test_a_name_outlives_a_save_that_a_loss_in_place_drops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The survivors go on after the step that asked: nobody asks again."""
+    forked = spawn.ForkSpawner(lambda: run(a_script))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
+    upload = Uploader.upload
+
+    async def withhold(self: Uploader, staged: wire.Staged, *rest: Any) -> Any:
+        if staged.step == PINNED:
+            await asyncio.Event().wait()
+        return await upload(self, staged, *rest)
+
+    monkeypatch.setattr(Uploader, "upload", withhold)
+    monkeypatch.setattr(boundary_turn, "PIN_SECONDS", 0.3)
+    async with asyncio.timeout(100), Gang(tmp_path, 3, in_place=1) as gang:
+        await gang.until(lambda s: s.step >= PINNED + 2)
+        os.kill(gang.worker(1), signal.SIGKILL)
+        ends = await gang.reports(60)
+        assert {r.cause for r in ends.values()} == {report.Cause.DONE}
+        index = (await gang.run_log()).index
+        assert PINNED < index.pins["epoch-1"].step < UNTIL
+        assert len([c for c in index.commits if c.pins]) == 1
+        await assert_exact(gang, UNTIL)

@@ -16,7 +16,7 @@ from everstep_contract import levels, names
 ARM_SECONDS = 60.0
 """Limit for all agents to acknowledge; agents acknowledge at once, however long a step takes."""
 PIN_SECONDS = 10.0
-"""Pause after a save that was taken for a pin."""
+"""How long a save that carries a pin may take to be staged before another is taken for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class Watch:
     """The step of the furthest worker when members were asked to leave in place; None: none is."""
     short_since: float | None = None
     """Since when the job has had fewer pods than its minimum; None: it has enough."""
-    pin_at: float = 0.0
-    """When a save may be taken again for a pin."""
+    pin_at: float | None = None
+    """When a save may be taken for a pin; None: none is wanted."""
 
     @classmethod
     def start(cls, now: float) -> "Watch":
@@ -255,13 +255,19 @@ def want_pin(term: Term, workers: Sequence[WorkerReport]) -> None:
 
 
 def _is_pin_due(term: Term, watch: Watch, now: float) -> bool:
-    """Whether to save for a pin: no save that would carry it is under way."""
-    epoch, staged = term.running, term.staged
+    """Whether to save for a pin: no save that would carry it is under way. What the script asks for it
+    saves itself: that is waited for.
+    """
+    epoch, staged, pins = term.running, term.staged, term.saves.pins
+    following = max(term.applied().values(), default=0) + 1
+    due = pins.list_due(following, term.run_log.index)
+    if not due:
+        watch.pin_at = None
+        return False
+    if watch.pin_at is None:
+        watch.pin_at = now if term.wanted.pin in due else now + PIN_SECONDS
     under_way = staged > epoch.committed and not term.saves.why_given_up(epoch.number, staged)
     if under_way or _is_saving(term) or now < watch.pin_at:
-        return False
-    following = max(term.applied().values(), default=0) + 1
-    if not term.saves.pins.list_due(following, term.run_log.index):
         return False
     watch.pin_at = now + PIN_SECONDS
     return True

@@ -171,6 +171,8 @@ class Term:
     def take(self, found: AgentReport) -> None:
         with self._guarded():
             self.reports.take(found, self.now())
+            for name, step in found.pins.items():
+                self.saves.pins.ask([name], step, self.run_log.index)
             if self._state.incidents.resumed:
                 self.reports.changed.set()  # the report may contain the first new step
 

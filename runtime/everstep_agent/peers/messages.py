@@ -148,6 +148,10 @@ class AgentReport:
     """The position of the workers before this container's last restart."""
     until: int | None = None
     loss: float | None = None
+    pins: dict[str, int] = field(default_factory=dict)
+    """Name that the script wants a checkpoint pinned under → its step, until one of this or a later step is
+    committed.
+    """
     notes: tuple[str, ...] = ()
     dropped: int = 0
     """Lines of output that were dropped because nobody reads the agent's stdout or stderr."""

@@ -90,6 +90,8 @@ class Pod:
         self._dropped = context.dropped
         self._ledger = TimeLedger()
         self._notes: tuple[str, ...] = ()
+        self._pins: dict[str, int] = {}
+        """What the script wants pinned and may not be yet: kept here, a save may be dropped."""
         self._head_start: head_start.HeadStart | None = None
         self.workers = WorkerSet(
             spawner=spawner,
@@ -155,6 +157,7 @@ class Pod:
             self._touch()
         if self.uploads is not None and level.committed > level.resume:
             self.uploads.committed(level.number, level.committed)
+        self._pins = {name: step for name, step in self._pins.items() if step > level.committed}
         if self._arming.arm(level, current):
             self._touch()
         if self.me.id in level.leaving:
@@ -384,6 +387,7 @@ class Pod:
             self._touch()
 
     def _staged(self, worker: Worker, frame: wire.Staged) -> None:
+        self._pins = dict.fromkeys(frame.pins, frame.step) | self._pins
         if frame.whole:
             worker.saving_since = None
         if frame.problem:
@@ -507,6 +511,7 @@ class Pod:
             former_step=self._former.applied,
             until=lead.tracked.until if lead and lead.tracked else None,
             loss=lead.applied.loss if lead and lead.applied else None,
+            pins=self._pins,
             notes=self._notes,
             dropped=self._dropped(),
             state_bytes=lead.tracked.bytes if lead and lead.tracked else 0,
