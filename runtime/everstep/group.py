@@ -1,4 +1,4 @@
-"""The ranks of one epoch as one process group, and leaving it when it breaks.
+"""The ranks of one epoch as one process group, and leaving it when it breaks (`forming.py` forms it).
 
 gloo has no abort, so the sockets that appear while the group is formed are duplicated. To cut is to
 shut the duplicates down: every operation of every neighbour then fails within a millisecond. One that
@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -18,27 +18,17 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
-from everstep import store
 from everstep.last_sum import DirectSum, LastSum, QueuedSum, fits
-from everstep.mesh import RANKS, Listener, Mesh
+from everstep.mesh import Mesh
 
 LOOK = timedelta(milliseconds=100)
 """How often a waiting rank checks whether it was cut."""
 ABANDON_SECONDS = 0.05
 """How long after a cut an operation may still return."""
-LIMIT = timedelta(days=1)
-"""gloo's own limit, never reached: whether a wait is too long is for the agents to decide."""
-FORMING = timedelta(seconds=20)
-"""Limit for connecting to the other ranks while a group is formed."""
+LEAVE_LOOK_SECONDS = 0.001
+"""Between two looks whether a group's operations have returned after a cut."""
 NCCL_LOOK_SECONDS = 0.0002
 """Between two looks at an operation on a device."""
-NCCL_SETTINGS = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-}
-"""torch's watchdog ends no survivor of a loss (names as in torch 2.15)."""
-_BACKEND = "everstep"
 
 
 class Group(Protocol):
@@ -104,42 +94,46 @@ class _Alone:
 class TorchGroup:
     """torch's default group over gloo, with nccl for CUDA tensors."""
 
-    def __init__(
-        self, rank: int, world: int, sockets: Iterable[socket.socket], mesh: Mesh | None = None
-    ) -> None:
+    def __init__(self, rank: int, world: int, sockets: Iterable[socket.socket]) -> None:
         self.rank, self.world = rank, world
-        self._sockets, self._mesh = list(sockets), mesh
+        self._sockets = list(sockets)
+        self.mesh: Mesh | None = None
+        """The ranks' own connections; None: they have none."""
         self._cut_at: float | None = None
         self.abandoned = False
         self._group: Any = dist.distributed_c10d._get_default_group()
         self._over_nccl = "nccl" in dist.get_backend_config()
+        self._launching = threading.Lock()
+        self._newest: Any = None
+        """The operation launched last: gloo's one thread takes them in this order."""
 
     def all_reduce(self, tensor: torch.Tensor) -> Any:
-        if self._cut_at is not None:
-            return None
-        try:
-            work = self._group.allreduce([tensor])
-        except RuntimeError:  # the error's traceback would keep the group's objects alive
-            self.cut()
-            return None
-        return _OnDevice(work) if tensor.is_cuda else work
+        work = self._launch(lambda: self._group.allreduce([tensor]))
+        return _OnDevice(work) if work is not None and tensor.is_cuda else work
 
     def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> LastSum | None:
         if self._cut_at is not None or any(work is None for work in works):
             return None
         last: LastSum
-        if self._mesh is not None and fits(numbers):
-            last = DirectSum(works, self.cut, numbers, self.rank, self._mesh)
+        if self.mesh is not None and fits(numbers):
+            last = DirectSum(works, self.cut, numbers, self.rank, self.mesh)
         else:
             last = QueuedSum(works, self.cut, numbers, self.world)
         if not _on_device(works):
             last.follow()
-            self._launch(last)
+            last.launch(self.all_reduce)
         return last
 
-    def _launch(self, last: LastSum) -> None:
-        if isinstance(last, QueuedSum):
-            last.launch(self.all_reduce)
+    def _launch(self, start: Callable[[], Any]) -> Any:
+        with self._launching:
+            if self._cut_at is not None:
+                return None
+            try:
+                self._newest = start()
+            except RuntimeError:  # the error's traceback would keep the group's objects alive
+                self.cut()
+                return None
+            return self._newest
 
     def wait(self, works: Sequence[Any]) -> bool:
         if all(work is not None and self._ends(work) for work in works):
@@ -151,7 +145,7 @@ class TorchGroup:
         # NCCL calls back when an operation is launched, so here the main thread looks when it is over.
         if last is not None and _on_device(last.buckets) and self.wait(last.buckets):
             last.complete()
-            self._launch(last)
+            last.launch(self.all_reduce)
         found = last.end(self._ends) if last is not None else None
         if found is None:
             self.cut()
@@ -163,8 +157,8 @@ class TorchGroup:
             self._cut_at = time.monotonic()
         for duplicate in self._sockets:
             _shut_down(duplicate)
-        if self._mesh is not None:
-            self._mesh.cut()
+        if self.mesh is not None:
+            self.mesh.cut()
         if first and self._over_nccl:
             # In a thread of its own: it may take long, and the agent's socket must be read.
             abort = self._group.abort
@@ -174,8 +168,23 @@ class TorchGroup:
         """The destructor of torch's group waits for every operation, and one may never return: it runs
         in a thread of its own.
         """
-        left, self._group = [self._group], None
+        left = [self._group, self._newest]
+        self._group = self._newest = None
         threading.Thread(target=left.clear, name="everstep-group-end", daemon=True).start()
+
+    def leave(self) -> bool:
+        """Cut. Whether every operation has returned, so that torch's group may serve another epoch: one
+        that hangs keeps gloo's thread, and all of the next epoch would wait behind it.
+        """
+        self.cut()
+        with self._launching:
+            newest = self._newest
+        limit = time.monotonic() + ABANDON_SECONDS
+        while newest is not None and not newest.is_completed():
+            if time.monotonic() > limit:
+                return False
+            time.sleep(LEAVE_LOOK_SECONDS)
+        return True
 
     def _returned(self, work: Any) -> bool:
         """`wait` raises for a failed operation and for our time limit alike. Only if the operation
@@ -224,125 +233,7 @@ def _on_device(works: Sequence[Any]) -> bool:
     return any(isinstance(work, _OnDevice) for work in works)
 
 
-def form(agent: store.Requests, *, epoch: int, rank: int, world: int, address: str | None) -> Group:
-    """Form the group of an epoch; blocks until every rank is there.
-
-    Raises:
-        RuntimeError: the epoch ended, or a rank was lost meanwhile.
-    """
-    with _forming:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        _copies.clear()
-        if world == 1:
-            return LocalGroup()
-        return _form(store.AgentStore(agent, epoch), rank, world, address)
-
-
-def _form(keys: store.AgentStore, rank: int, world: int, address: str | None) -> Group:
-    # torch names a group by counting, and the name is part of its keys: after a formation that
-    # failed here alone, this rank would wait for keys that no other one sets.
-    dist.distributed_c10d._world.group_count = 0
-    _register(address)
-    if torch.cuda.is_available():
-        for name, value in NCCL_SETTINGS.items():
-            os.environ.setdefault(name, value)
-    listener = _listen(keys, rank, world, address)
-    before = _open_sockets()
-    dist.init_process_group(
-        f"cpu:{_BACKEND},cuda:nccl" if torch.cuda.is_available() else _BACKEND,
-        store=keys,
-        rank=rank,
-        world_size=world,
-        timeout=LIMIT,
-    )
-    ours = _own(list_new(before, _open_sockets()))
-    return TorchGroup(rank, world, ours, _connect(keys, rank, world, listener))
-
-
-def _listen(keys: store.AgentStore, rank: int, world: int, address: str | None) -> Listener | None:
-    """Before torch's group is formed: once that is there, so are all listeners."""
-    if address is None and _interface() == "lo":
-        address = "127.0.0.1"
-    try:
-        listener = Listener(address) if address and world <= RANKS else None
-    except OSError as error:
-        raise RuntimeError(f"this rank cannot listen at {address}: {error}") from error
-    keys.set(f"mesh/{rank}", listener.entry if listener else "")
-    return listener
-
-
-def _connect(
-    keys: store.AgentStore, rank: int, world: int, listener: Listener | None
-) -> Mesh | None:
-    """None: a rank has no address, or there are too many ranks."""
-    if listener is None:
-        return None
-    entries = [keys.get(f"mesh/{other}").decode() for other in range(world)]
-    if not all(entries):
-        return None
-    try:
-        mesh = listener.connect(rank, entries, FORMING.total_seconds())
-    except OSError as error:
-        raise RuntimeError(f"the ranks could not connect to each other: {error}") from error
-    _copies.update({s.fileno(): _identify(s.fileno()) for s in mesh.sockets})
-    return mesh
-
-
-_forming = threading.Lock()
-"""torch keeps its default group in globals. A formation that a second loss interrupts fails within
-`FORMING`; the next one waits for that.
-"""
-
-
-class Pair:
-    """Two ranks that hand something over, apart from the epoch's group."""
-
-    def __init__(self, made: Any, other: int) -> None:
-        self._made, self._other = made, other
-
-    def send(self, tensor: torch.Tensor) -> None:
-        self._made.send([tensor], self._other, 0).wait()
-
-    def receive(self, tensor: torch.Tensor) -> None:
-        self._made.recv([tensor], self._other, 0).wait()
-
-
-def form_pair(agent: store.Requests, *, epoch: int, key: str, rank: int) -> Pair:
-    """Blocks until the other one is there. Raises `RuntimeError` or `TimeoutError`."""
-    keys = store.AgentStore(agent, epoch, f"{key}/")
-    made = dist.ProcessGroupGloo(keys, rank, 2, _options(os.environ.get("EVERSTEP_POD_IP")))
-    return Pair(made, 1 - rank)
-
-
-def _options(address: str | None) -> Any:
-    chosen = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    device = {"hostname": address} if address else {"interface": _interface()}
-    chosen._devices = [dist.ProcessGroupGloo.create_device(**device, lazy_init=False)]
-    chosen._threads = 1
-    chosen._timeout = FORMING
-    return chosen
-
-
-def _register(address: str | None) -> None:
-    """gloo with one thread, at the pod's address."""
-
-    def create(options: Any, _: object) -> Any:
-        made = dist.ProcessGroupGloo(
-            options.store, options.group_rank, options.group_size, _options(address)
-        )
-        made._set_default_timeout(options.timeout)
-        return made
-
-    if _BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(_BACKEND, create, extended_api=True, devices=["cpu"])
-
-
-def _interface() -> str:
-    return os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-
-
-def _open_sockets() -> dict[int, str]:
+def open_sockets() -> dict[int, str]:
     """Descriptor → the socket's identity, such as `socket:[4711]`."""
     found = {int(name): _identify(int(name)) for name in os.listdir("/proc/self/fd")}
     return {number: name for number, name in found.items() if name.startswith("socket:")}
@@ -364,14 +255,19 @@ def list_new(before: Mapping[int, str], after: Mapping[int, str]) -> dict[int, s
     return {number: name for number, name in after.items() if name not in known}
 
 
-def _own(found: Mapping[int, str]) -> list[socket.socket]:
+def own(found: Mapping[int, str]) -> list[socket.socket]:
     """Duplicates of the group's sockets. No forked child may keep them open after our death: the
     peers would not notice it.
     """
     duplicates = [d for number, name in found.items() if (d := _duplicate(number, name))]
-    _copies.update(found)
-    _copies.update({d.fileno(): _identify(d.fileno()) for d in duplicates})
+    copies.update(found)
+    close_in_children(duplicates)
     return duplicates
+
+
+def close_in_children(sockets: Iterable[socket.socket]) -> None:
+    """No forked child keeps these sockets of the present group."""
+    copies.update({s.fileno(): _identify(s.fileno()) for s in sockets})
 
 
 def _duplicate(number: int, name: str) -> socket.socket | None:
@@ -392,18 +288,19 @@ def _duplicate(number: int, name: str) -> socket.socket | None:
     return duplicate
 
 
-_copies: dict[int, str] = {}
+copies: dict[int, str] = {}
 """The present group's sockets, which no forked child may keep: descriptor → identity. gloo closes
 its own after a loss, and something else may have the number then.
 """
 
 
 def _close_copies() -> None:
-    for number, name in _copies.items():
+    for number, name in copies.items():
         if _identify(number) == name:
             os.close(number)
 
 
+# Python cannot take this back, so it is said once, at import; without a group there is nothing to close.
 os.register_at_fork(after_in_child=_close_copies)
 
 

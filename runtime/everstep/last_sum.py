@@ -53,6 +53,9 @@ class LastSum:
         """Every bucket's sum is complete on this rank."""
         self.own = True
 
+    def launch(self, all_reduce: Callable[[torch.Tensor], Any]) -> None:
+        """Behind the buckets, what the group has to do for it."""
+
     def end(self, ends: Ends) -> torch.Tensor | None:
         """[n], the sum over all ranks, alike on each; None: it is not complete."""
         raise NotImplementedError

@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 LARGEST = 2**16
 """Bytes of a message. As much as sockets hold, so that no rank has to wait until another one reads."""
@@ -130,6 +131,39 @@ class Listener:
         except OSError:
             return None, peer
         return (caller if secrets.compare_digest(secret, self._secret) else None), peer
+
+
+def offer(keys: Any, rank: int, world: int, address: str | None) -> Listener | None:
+    """Tell the other ranks how to connect. Before the group is formed: once that is there, all have told.
+
+    Args:
+        keys: the epoch's rendezvous store.
+        address: None: this rank knows none.
+
+    Raises:
+        RuntimeError: it is not an address of this pod.
+    """
+    try:
+        listener = Listener(address) if address and world <= RANKS else None
+    except OSError as error:
+        raise RuntimeError(f"this rank cannot listen at {address}: {error}") from error
+    keys.set(f"mesh/{rank}", listener.entry if listener else "")
+    return listener
+
+
+def connect(
+    keys: Any, rank: int, world: int, listener: Listener | None, seconds: float
+) -> Mesh | None:
+    """None: a rank has no address, or there are too many ranks. Raises `RuntimeError`."""
+    if listener is None:
+        return None
+    entries = [keys.get(f"mesh/{other}").decode() for other in range(world)]
+    if not all(entries):
+        return None
+    try:
+        return listener.connect(rank, entries, seconds)
+    except OSError as error:
+        raise RuntimeError(f"the ranks could not connect to each other: {error}") from error
 
 
 def _call(entry: str, rank: int, until: float) -> socket.socket:

@@ -33,11 +33,14 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
         self._waited: tuple[str, bytes] | None = None
         """Key and value of the newest request, if it was a wait: torch then gets that key."""
 
+    def enter(self, epoch: int) -> None:
+        """From here on, the keys of this epoch."""
+        self._epoch, self._waited = epoch, None
+
     def set(self, key: str, value: str | bytes) -> None:
         self._waited = None
-        raw = value.encode() if isinstance(value, str) else bytes(value)
         self._agent.send(
-            wire.StoreSet(epoch=self._epoch, key=self._name(key), value=wire.to_text(raw))
+            wire.StoreSet(epoch=self._epoch, key=self._name(key), value=_to_text(value))
         )
 
     def get(self, key: str) -> bytes:
@@ -55,13 +58,13 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
             wire.StoreAdd(epoch=self._epoch, key=self._name(key), amount=amount)
         ).number
 
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         reply = self._ask(
             wire.StoreCompareSet(
                 epoch=self._epoch,
                 key=self._name(key),
-                expected=wire.to_text(expected.encode()),
-                desired=wire.to_text(desired.encode()),
+                expected=_to_text(expected),
+                desired=_to_text(desired),
             )
         )
         return wire.from_text(reply.value or "")
@@ -96,3 +99,8 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
         if reply.error:
             raise StoreClosed(reply.error)
         return reply
+
+
+def _to_text(value: str | bytes) -> str:
+    """torch's own code passes bytes."""
+    return wire.to_text(value.encode() if isinstance(value, str) else bytes(value))

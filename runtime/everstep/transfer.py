@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from everstep import group, state, store
+from everstep import forming, state, store
 from everstep.snapshot import Capture
 
 PACK_BYTES = 2**24
@@ -19,7 +19,7 @@ PACK_BYTES = 2**24
 
 def give(agent: store.Requests, epoch: int, key: str, applied: int, capture: Capture) -> None:
     """Raises `RuntimeError` or `TimeoutError` if the newcomer is lost."""
-    pair = group.form_pair(agent, epoch=epoch, key=key, rank=0)
+    pair = forming.form_pair(agent, epoch=epoch, key=key, rank=0)
     flat = [_to_bytes(tensor) for tensor in capture.tensors.values()]
     head = {
         "applied": applied,
@@ -38,7 +38,7 @@ def give(agent: store.Requests, epoch: int, key: str, applied: int, capture: Cap
 
 def take(agent: store.Requests, epoch: int, key: str) -> tuple[int, dict[str, Any], state.Tensors]:
     """The step, the state tree and the tensors (on the CPU). Raises as `give`."""
-    pair = group.form_pair(agent, epoch=epoch, key=key, rank=1)
+    pair = forming.form_pair(agent, epoch=epoch, key=key, rank=1)
     length = torch.zeros(1, dtype=torch.int64)
     pair.receive(length)
     raw = torch.empty(int(length), dtype=torch.uint8)

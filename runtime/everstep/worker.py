@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from everstep import agent_socket, defer_dynamo, group, heap, randomness, validate
+from everstep import agent_socket, defer_dynamo, forming, group, heap, randomness, validate
 from everstep.errors import EverstepError, Misuse, NotUnderAgent, StateError
 from everstep.job import Job
 from everstep.membership import Membership
@@ -95,7 +95,8 @@ def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = F
 
     Raises:
         NotUnderAgent: the process was not started by `everstep run`.
-        Misuse: `main` is no function, `seed` no whole number, or `exact_reduction` no bool.
+        Misuse: `main` is no function, `seed` no whole number, `exact_reduction` no bool, or the
+            environment forces a way to form groups that is not known or not possible here.
     """
     if not callable(main):
         raise Misuse(
@@ -109,6 +110,7 @@ def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = F
             f"{env.AGENT_SOCKET} is not set: no Everstep agent started this process. "
             f"Start it with: everstep run {os.path.basename(sys.argv[0]) or 'train.py'}"
         )
+    forming.read_setting(os.environ)
     _prepare()
     session = _join(path, seed, exact_reduction)
     job = Job(session)
@@ -189,13 +191,9 @@ def can_regroup() -> bool:
 
 
 def _form(agent: agent_socket.AgentSocket, frame: wire.Start | wire.Regroup) -> group.Group:
-    return group.form(
-        agent,
-        epoch=frame.epoch,
-        rank=frame.rank,
-        world=frame.world,
-        address=os.environ.get("EVERSTEP_POD_IP"),
-    )
+    address = os.environ.get("EVERSTEP_POD_IP")
+    place = forming.Place(frame.epoch, frame.rank, frame.world, address)
+    return forming.form(agent, place, forming.read_setting(os.environ))
 
 
 def export_ranks(start: wire.Start, environ: MutableMapping[str, str]) -> None:

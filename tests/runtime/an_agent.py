@@ -262,6 +262,13 @@ class Agent:
                     self._keys[place] = wire.to_text(str(number).encode())
                     self._news.notify_all()
                 return wire.StoreReply(number=number)
+            case wire.StoreCompareSet():
+                with self._news:
+                    place = frame.epoch, frame.key
+                    if self._keys.get(place, "") == frame.expected:
+                        self._keys[place] = frame.desired
+                        self._news.notify_all()
+                    return wire.StoreReply(value=self._keys.get(place, frame.expected))
             case wire.StoreCheck():
                 return wire.StoreReply(
                     number=int(all((frame.epoch, k) in self._keys for k in frame.keys))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from everstep import defer_dynamo
+from everstep import defer_dynamo, forming
 from runtime.a_job import Trial
 
 torch.set_num_threads(1)
@@ -30,3 +30,12 @@ def a_trial(tmp_path: Path) -> Callable[..., Trial]:
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=[forming.REINIT, forming.RECONFIGURE])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The test runs with each way to form a group; the workers read it from their environment."""
+    if request.param == forming.RECONFIGURE and not forming.can_reconfigure():
+        pytest.skip("this torch cannot reconfigure a group")
+    monkeypatch.setenv(forming.SETTING, request.param)
+    return str(request.param)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import ErrorType
 
+from everstep import forming
 from everstep import group as groups
 from everstep.group import TorchGroup
 from everstep.mesh import Listener
@@ -40,8 +41,9 @@ class Operation:
 @pytest.fixture
 def group() -> TorchGroup:
     made = TorchGroup.__new__(TorchGroup)
-    made._sockets, made._mesh = [], None
+    made._sockets, made.mesh = [], None
     made._cut_at, made._over_nccl, made.abandoned = None, False, False
+    made._launching, made._newest = threading.Lock(), None
     return made
 
 
@@ -148,7 +150,7 @@ def test_a_forked_child_closes_the_groups_sockets_and_nothing_that_has_got_their
     former[0].close()
     with open("/dev/null") as file:
         assert file.fileno() == number, "the lowest free number"
-        monkeypatch.setattr(groups, "_copies", names)
+        monkeypatch.setattr(groups, "copies", names)
         pid = os.fork()
         if pid == 0:
             kept = groups._identify(number) == "/dev/null"
@@ -162,7 +164,7 @@ def test_a_forked_child_closes_the_groups_sockets_and_nothing_that_has_got_their
 def test_to_drop_a_group_waits_for_no_operation(group: TorchGroup) -> None:
     keys = Keys()
     with ThreadPoolExecutor(2) as both:
-        formed = [both.submit(groups.form_pair, keys, epoch=1, key="k", rank=r) for r in (0, 1)]
+        formed = [both.submit(forming.form_pair, keys, epoch=1, key="k", rank=r) for r in (0, 1)]
         ours, other = (f.result(timeout=60)._made for f in formed)
     group._group = ours
     group._group.allreduce([torch.ones(1)])
@@ -185,10 +187,11 @@ def ranks(request: pytest.FixtureRequest) -> list[TorchGroup]:
     def make(rank: int) -> TorchGroup:
         made = TorchGroup.__new__(TorchGroup)
         made._sockets, made._cut_at, made._over_nccl, made.abandoned = [], None, False, False
+        made._launching, made._newest = threading.Lock(), None
         made.rank, made.world = rank, 3
         mesh = listeners[rank].connect(rank, entries, 60)
-        made._mesh = mesh if request.param == "direct" else None
-        made._group = torch.distributed.ProcessGroupGloo(keys, rank, 3, groups._options(None))
+        made.mesh = mesh if request.param == "direct" else None
+        made._group = torch.distributed.ProcessGroupGloo(keys, rank, 3, forming.make_options(None))
         return made
 
     with ThreadPoolExecutor(3) as threads:
@@ -251,7 +254,7 @@ def test_no_rank_has_the_last_sum_if_a_sum_before_it_failed_on_one(ranks: list[T
 
 
 def test_the_last_sum_of_different_numbers_says_so(ranks: list[TorchGroup]) -> None:
-    if ranks[0]._mesh is None:
+    if ranks[0].mesh is None:
         pytest.skip("gloo does not compare sizes")
     with ThreadPoolExecutor(3) as threads:
         lasts = [r.start_last([], torch.ones(2 + r.rank, dtype=torch.float64)) for r in ranks]

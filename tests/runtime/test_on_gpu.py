@@ -7,8 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from everstep import group as groups
-from everstep import staging
+from everstep import forming, staging
 from everstep.group import LocalGroup
 from everstep.reducer import Reducer
 from everstep.store import AgentStore
@@ -39,7 +38,7 @@ def test_gradients_on_the_gpu_are_views_of_the_sum() -> None:
 
 
 def test_a_group_over_nccl_sums_and_can_be_cut() -> None:
-    formed = groups._form(AgentStore(Keys(), 1), 0, 1, None)
+    formed = forming.reinit(AgentStore(Keys(), 1), forming.Place(1, 0, 1, None))
     try:
         slow, total = torch.ones(2**26, device=GPU), torch.ones(4, device=GPU)
         assert formed.wait([formed.all_reduce(slow), formed.all_reduce(total)])

@@ -80,6 +80,7 @@ def until_step(ours: Agent, step: int, ranks: list[int]) -> None:
     ours.wait_applied(step, ranks)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("seed", range(4))
 def test_ranks_killed_at_random_moments_cost_nothing(
     tmp_path: Path, undisturbed: list[wire.Applied], seed: int
@@ -160,6 +161,7 @@ def test_a_rank_that_is_in_a_pause_when_another_is_lost_pauses_on(
         assert ours.output().count("pauses") == 1
 
 
+@pytest.mark.usefixtures("either_way")
 def test_two_deaths_at_once(tmp_path: Path, undisturbed: list[wire.Applied]) -> None:
     with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD) as ours:
         until_step(ours, 3, [0, 1, 2, 3])
@@ -171,6 +173,7 @@ def test_two_deaths_at_once(tmp_path: Path, undisturbed: list[wire.Applied]) -> 
         assert_exact(ours, undisturbed, [1, 3])
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_death_while_the_others_regroup(tmp_path: Path, undisturbed: list[wire.Applied]) -> None:
     with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD) as ours:
         until_step(ours, 3, [0, 1, 2, 3])

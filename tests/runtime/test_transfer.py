@@ -32,6 +32,8 @@ class Keys:
                         lambda: frame.key in self._values, frame.timeout_ms / 1000
                     )
                     return wire.StoreReply(value=self._values.get(frame.key))
+                case wire.StoreCompareSet():
+                    return wire.StoreReply(value=self._values.setdefault(frame.key, frame.desired))
                 case wire.StoreCheck():
                     return wire.StoreReply(number=all(k in self._values for k in frame.keys))
         raise NotImplementedError(frame)

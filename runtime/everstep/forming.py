@@ -1,0 +1,233 @@
+"""How the ranks of an epoch form their process group, and how two of them form one to hand state over.
+
+`reinit` makes torch's group anew. `reconfigure` (torch ≥ 2.14) keeps it, with its threads, and gives it
+other members. The rank that comes first names the way in the epoch's keys, so all ranks go the same.
+"""
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from everstep import group, mesh, store
+from everstep.errors import Misuse
+from everstep.group import Group, LocalGroup, TorchGroup
+
+SETTING = "EVERSTEP_GROUP_FORMING"
+AUTO, REINIT, RECONFIGURE = "auto", "reinit", "reconfigure"
+FORMING = timedelta(seconds=20)
+"""Limit for connecting to the other ranks while a group is formed."""
+LIMIT = timedelta(days=1)
+"""gloo's own limit, never reached: whether a wait is too long is for the agents to decide."""
+NCCL_SETTINGS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+}
+"""torch's watchdog ends no survivor of a loss (names as in torch 2.15)."""
+_BACKEND = "everstep"
+
+
+def read_setting(environ: Mapping[str, str]) -> str:
+    """Raises `Misuse` if the setting has an unknown value, or one that this torch cannot follow."""
+    setting = environ.get(SETTING) or AUTO
+    choose_forming(can_reconfigure(), setting)
+    return setting
+
+
+def can_reconfigure() -> bool:
+    """torch refuses to reconfigure a group of two backends, as one for CUDA tensors is."""
+    return hasattr(dist, "_reconfigure") and not torch.cuda.is_available()
+
+
+def choose_forming(capable: bool, setting: str) -> str:
+    """`REINIT` or `RECONFIGURE`. By itself it is `REINIT`, the faster way to the next step as measured
+    (`runtime/README.md`, Choices).
+
+    Raises:
+        Misuse: `setting` is none of the three, or needs what this rank is not `capable` of.
+    """
+    if setting not in (AUTO, REINIT, RECONFIGURE):
+        raise Misuse(f"{SETTING}={setting}: set it to {AUTO}, {REINIT} or {RECONFIGURE}")
+    if setting == RECONFIGURE and not capable:
+        raise Misuse(
+            f"{SETTING}={RECONFIGURE} needs torch 2.14 or newer and no CUDA device, and this is torch "
+            f"{torch.__version__}{' with one' if torch.cuda.is_available() else ''}; "
+            f"set it to {REINIT}, or remove it"
+        )
+    return RECONFIGURE if setting == RECONFIGURE else REINIT
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This rank's place in an epoch."""
+
+    epoch: int
+    rank: int
+    world: int
+    address: str | None
+    """Of this pod; None: this machine's loopback interface."""
+
+
+def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
+    """Form the group of an epoch; blocks until every rank is there.
+
+    Raises:
+        RuntimeError: the epoch ended, or a rank was lost meanwhile.
+    """
+    with _forming:
+        group.copies.clear()
+        if place.world == 1:
+            _end_former()
+            return LocalGroup()
+        keys = store.AgentStore(agent, place.epoch)
+        way = _agree(keys, choose_forming(can_reconfigure(), setting))
+        listener = mesh.offer(keys, place.rank, place.world, _address(place))
+        made = reconfigure(keys, place) if way == RECONFIGURE else reinit(keys, place)
+        made.mesh = mesh.connect(keys, place.rank, place.world, listener, FORMING.total_seconds())
+        if made.mesh is not None:
+            group.close_in_children(made.mesh.sockets)
+        return made
+
+
+def _address(place: Place) -> str | None:
+    return place.address or ("127.0.0.1" if _interface() == "lo" else None)
+
+
+def _agree(keys: store.AgentStore, wanted: str) -> str:
+    named = keys.compare_set("forming", "", wanted).decode()
+    if named == RECONFIGURE and not can_reconfigure():
+        raise RuntimeError(
+            f"another rank has {SETTING}={RECONFIGURE}, which torch {torch.__version__} cannot do here; "
+            "give all ranks the same setting"
+        )
+    return named
+
+
+def reinit(keys: store.AgentStore, place: Place) -> TorchGroup:
+    """A new group of torch's, with threads of its own."""
+    _end_former()
+    before = group.open_sockets()
+    _make(keys, place)
+    return _found(place, before)
+
+
+def reconfigure(keys: store.AgentStore, place: Place) -> TorchGroup:
+    """The group of torch's that the former epoch had, with other members. A newcomer makes one, and so does
+    a rank on which an operation of the former epoch hangs.
+    """
+    global _kept
+    if _kept is None or not _kept.group.leave():
+        _end_former()
+        _make(keys, place, enable_reconfigure=True)
+    else:
+        keys = _kept.keys  # torch's group keeps the store with which it was made
+        keys.enter(place.epoch)
+    keys.set(f"handle/{place.rank}", dist._get_reconfigure_handle())  # type: ignore[attr-defined]
+    handles = [keys.get(f"handle/{rank}").decode() for rank in range(place.world)]
+    before = group.open_sockets()
+    dist._reconfigure(place.epoch, handles, timeout=FORMING).wait()  # type: ignore[attr-defined]
+    _kept = _Kept(keys, _found(place, before))
+    return _kept.group
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    keys: store.AgentStore
+    group: TorchGroup
+
+
+_kept: _Kept | None = None
+"""What the last `reconfigure` formed."""
+_forming = threading.Lock()
+"""torch keeps its default group in globals. A formation that a second loss interrupts fails within
+`FORMING`; the next one waits for that.
+"""
+
+
+def _end_former() -> None:
+    global _kept
+    _kept = None
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _make(keys: store.AgentStore, place: Place, **settings: Any) -> None:
+    """torch's default group."""
+    # torch names a group by counting, and the name is part of its keys: after a formation that
+    # failed here alone, this rank would wait for keys that no other one sets.
+    dist.distributed_c10d._world.group_count = 0
+    _register(place.address)
+    if torch.cuda.is_available():
+        for name, value in NCCL_SETTINGS.items():
+            os.environ.setdefault(name, value)
+    dist.init_process_group(
+        f"cpu:{_BACKEND},cuda:nccl" if torch.cuda.is_available() else _BACKEND,
+        store=keys,
+        rank=place.rank,
+        world_size=place.world,
+        timeout=LIMIT,
+        **settings,
+    )
+
+
+def _found(place: Place, before: Mapping[int, str]) -> TorchGroup:
+    sockets = group.own(group.list_new(before, group.open_sockets()))
+    return TorchGroup(place.rank, place.world, sockets)
+
+
+class Pair:
+    """Two ranks that hand something over, apart from the epoch's group."""
+
+    def __init__(self, made: Any, other: int) -> None:
+        self._made, self._other = made, other
+
+    def send(self, tensor: torch.Tensor) -> None:
+        self._made.send([tensor], self._other, 0).wait()
+
+    def receive(self, tensor: torch.Tensor) -> None:
+        self._made.recv([tensor], self._other, 0).wait()
+
+
+def form_pair(agent: store.Requests, *, epoch: int, key: str, rank: int) -> Pair:
+    """Blocks until the other one is there. Raises `RuntimeError` or `TimeoutError`."""
+    keys = store.AgentStore(agent, epoch, f"{key}/")
+    made = dist.ProcessGroupGloo(keys, rank, 2, make_options(os.environ.get("EVERSTEP_POD_IP")))
+    return Pair(made, 1 - rank)
+
+
+def make_options(address: str | None, enable_reconfigure: bool = False) -> Any:
+    """gloo with one thread, at the pod's address."""
+    chosen = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    device = {"hostname": address} if address else {"interface": _interface()}
+    chosen._devices = [dist.ProcessGroupGloo.create_device(**device, lazy_init=False)]
+    chosen._threads = 1
+    chosen._timeout = FORMING
+    if enable_reconfigure:
+        chosen.enable_reconfigure = True
+    return chosen
+
+
+def _register(address: str | None) -> None:
+    def create(options: Any, _: object) -> Any:
+        reconfigured = getattr(options, "enable_reconfigure", False)
+        made = dist.ProcessGroupGloo(
+            options.store,
+            options.group_rank,
+            options.group_size,
+            make_options(address, reconfigured),
+        )
+        made._set_default_timeout(options.timeout)
+        return made
+
+    if _BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(_BACKEND, create, extended_api=True, devices=["cpu"])
+
+
+def _interface() -> str:
+    return os.environ.get("GLOO_SOCKET_IFNAME", "lo")

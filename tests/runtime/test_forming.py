@@ -1,0 +1,133 @@
+"""Which way the ranks form their group, that all go the same, and that a group is kept only if it can be."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from everstep import Job, forming, run
+from everstep.errors import Misuse
+from everstep.group import TorchGroup
+from everstep.store import AgentStore
+from everstep_contract import env, wire
+from runtime.an_agent import agent
+from runtime.test_regroup import WORLD, a_script, assert_exact, undisturbed, until_step
+from runtime.test_transfer import Keys
+
+__all__ = ["undisturbed"]
+reconfigurable = pytest.mark.skipif(
+    not forming.can_reconfigure(), reason="this torch cannot reconfigure a group"
+)
+
+
+@pytest.mark.parametrize("capable", [False, True])
+@pytest.mark.parametrize("setting", [forming.AUTO, forming.REINIT])
+def test_unless_it_is_forced_a_group_is_made_anew(capable: bool, setting: str) -> None:
+    assert forming.choose_forming(capable, setting) == forming.REINIT
+
+
+def test_reconfigure_can_be_forced_where_torch_can() -> None:
+    assert forming.choose_forming(True, forming.RECONFIGURE) == forming.RECONFIGURE
+    with pytest.raises(Misuse, match=r"EVERSTEP_GROUP_FORMING=reconfigure needs torch 2\.14"):
+        forming.choose_forming(False, forming.RECONFIGURE)
+
+
+@pytest.mark.parametrize("capable", [False, True])
+def test_an_unknown_way_is_refused_with_those_that_there_are(capable: bool) -> None:
+    with pytest.raises(Misuse, match="=rebuild: set it to auto, reinit or reconfigure"):
+        forming.choose_forming(capable, "rebuild")
+
+
+def test_a_worker_with_an_unknown_way_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(forming.SETTING, "rebuild")
+    monkeypatch.setenv("EVERSTEP_AGENT_SOCKET", "/nowhere")
+    with pytest.raises(Misuse, match="EVERSTEP_GROUP_FORMING=rebuild"):
+        run(lambda job: None)
+
+
+def test_all_ranks_go_the_way_of_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [AgentStore(shared, 1) for shared in [Keys()] * 2]
+    assert forming._agree(keys[0], forming.RECONFIGURE) == forming.RECONFIGURE
+    assert forming._agree(keys[1], forming.REINIT) == forming.RECONFIGURE
+    monkeypatch.setattr(forming, "can_reconfigure", lambda: False)
+    with pytest.raises(RuntimeError, match="give all ranks the same setting"):
+        forming._agree(keys[1], forming.REINIT)
+
+
+@reconfigurable
+def test_ranks_with_different_settings_form_one_group(
+    tmp_path: Path, undisturbed: list[wire.Applied]
+) -> None:
+    main = a_script()
+
+    def with_own_setting() -> None:
+        rank = int(os.environ[env.POSITION_FILE].rpartition("-")[2])
+        os.environ[forming.SETTING] = forming.RECONFIGURE if rank % 2 else forming.REINIT
+        run(main, seed=4)
+
+    with agent(tmp_path, with_own_setting, WORLD) as ours:
+        until_step(ours, 3, [0, 1, 2, 3])
+        ours.kill(1)
+        ours.regroup()
+        ours.finish()
+        assert_exact(ours, undisturbed, [0, 2, 3])
+
+
+@reconfigurable
+def test_where_an_operation_hangs_torchs_group_is_made_anew_and_the_others_keep_theirs(
+    tmp_path: Path, undisturbed: list[wire.Applied], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(forming.SETTING, forming.RECONFIGURE)
+
+    def before(job: Job) -> None:
+        leave, make, rank = TorchGroup.leave, forming._make, job.rank
+        monkeypatch.setattr(TorchGroup, "leave", lambda self: leave(self) and rank != 0)
+
+        def note(*place: Any, **settings: Any) -> None:
+            print(f"rank {rank} makes a group", flush=True)
+            make(*place, **settings)
+
+        monkeypatch.setattr(forming, "_make", note)
+
+    with agent(tmp_path, lambda: run(a_script(before), seed=4), WORLD) as ours:
+        until_step(ours, 3, [0, 1, 2, 3])
+        ours.kill(1)
+        ours.regroup()
+        ours.finish()
+        assert_exact(ours, undisturbed, [0, 2, 3])
+        assert [line for line in ours.output().splitlines() if "makes" in line] == [
+            "rank 0 makes a group"
+        ]
+
+
+def test_a_group_can_be_left_once_its_operations_have_returned() -> None:
+    ranks = two_ranks()
+    assert ranks[0].leave(), "none was launched"
+    ranks = two_ranks()
+    ranks[0].all_reduce(torch.ones(1))
+    assert not ranks[0].leave(), "the other rank has not come"
+    assert ranks[0].all_reduce(torch.ones(1)) is None
+    ranks[1].all_reduce(torch.ones(1)).wait()
+    ranks[0]._newest.wait()
+    assert ranks[0].leave()
+
+
+def two_ranks() -> list[TorchGroup]:
+    """Two ranks of one group over gloo, in this process; to cut it shuts down no socket."""
+    keys = Keys()
+
+    def make(rank: int) -> TorchGroup:
+        made = TorchGroup.__new__(TorchGroup)
+        made._sockets, made.mesh = [], None
+        made._cut_at, made._over_nccl, made.abandoned = None, False, False
+        made._launching, made._newest = threading.Lock(), None
+        made.rank, made.world = rank, 2
+        made._group = forming.form_pair(keys, epoch=1, key="k", rank=rank)._made
+        return made
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(make, range(2)))
