@@ -2,8 +2,8 @@
 
 import pytest
 
-from everstep_recovery.cli import build_table
-from everstep_recovery.reading import Line, count_samples, judge, list_history, parse_lines
+from everstep_recovery.lines import Line, parse_lines
+from everstep_recovery.reading import count_samples, judge, list_history
 
 SIZE = 2
 
@@ -93,25 +93,3 @@ def test_records_of_a_process_bear_its_begin() -> None:
     step = {"event": "step", "pid": 7, "t": 2.0, "step": 1, "rank": 0, "world": 1, "samples": [1]}
     (line,) = parse_lines([{"event": "begin", "pid": 7, "t": 1.0}, step])
     assert (line.began, line.samples) == (1.0, (1,))
-
-
-def test_the_table_says_what_did_not_come() -> None:
-    cell = {"settings": "", "ranks": 4, "fault": "SIGKILL"}
-    head = {**cell, "problem": "", "limit": 120.0, "seconds_to_full_size": 9.0}
-    zero = {"steps_lost": 0, "samples_lost": 0, "samples_repeated": 0}
-    rows = [
-        {
-            **head,
-            **zero,
-            "system": "everstep",
-            "settings": "in place",
-            "run": 0,
-            "seconds_to_next_step": 2.0,
-        },
-        {**head, **zero, "system": "other", "run": 0, "seconds_to_next_step": 4.0},
-        {**head, **zero, "system": "other", "run": 1, "seconds_to_next_step": None},
-        {**cell, "system": "third", "run": 0, "problem": "no module"},
-    ]
-    table = build_table(rows)
-    assert "| other | 2 | 4; 1 not within 120 s | 9 | 0 | 0 | 0 | 2.00 |" in table
-    assert "| third | 1 | 1 did not start |" in table

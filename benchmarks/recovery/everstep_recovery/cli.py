@@ -9,17 +9,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
-from typing import Any
 
-from everstep_recovery import environments, plot
+from everstep_recovery import environments, plot, table
 from everstep_recovery.running import FAULTS, Plan, RunFailed, play
 from everstep_recovery.systems import SYSTEMS, System
+from everstep_recovery.table import Row
 
 RESULTS = Path("build/bench/recovery.json")
+TABLE = RESULTS.with_suffix(".md")
 PICTURE = RESULTS.with_suffix(".png")
 LIMIT_SECONDS = 120.0
-Row = dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[Row] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     known = {_cell(row) for row in rows}
     asked = [s for s in SYSTEMS if s.title in (options.only or ())]
-    chosen = asked or [s for s in SYSTEMS if options.full or not s.dear]
+    chosen = asked or [s for s in SYSTEMS if not s.variant and (options.full or not s.dear)]
     runs = [(fault, run) for fault in options.faults for run in range(options.runs)]
     cells = [(system, fault, run) for fault, run in runs for system in chosen]
     random.Random(options.seed).shuffle(cells)
@@ -48,16 +47,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(_play(system, fault, run, options))
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(rows, indent=1))
-    shown = [r for r in rows if r["ranks"] == options.ranks]
-    for fault in options.faults:
-        print(f"\n{fault}\n{build_table([r for r in shown if r['fault'] == fault])}")
-    plot.draw(PICTURE, [r for r in shown if r["fault"] == options.faults[0]])
-    print(f"every run: {RESULTS}; as a picture: {PICTURE}")
+    _show(rows, options)
     return 0
 
 
+def _show(rows: Sequence[Row], options: argparse.Namespace) -> None:
+    shown = [r for r in rows if r["ranks"] == options.ranks]
+    for fault in options.faults:
+        print(f"\n{fault}\n{table.build_table([r for r in shown if r['fault'] == fault])}")
+    fault = options.faults[0]
+    if split := table.build_split_table([r for r in rows if r["fault"] == fault]):
+        print(f"\n{fault}: the next step in parts, ms\n{split}")
+    first = [r for r in shown if r["fault"] == fault]
+    TABLE.write_text(table.build_short_table(first) + "\n")
+    plot.draw(PICTURE, first)
+    print(f"every run: {RESULTS}; for a README: {TABLE}, {PICTURE}")
+
+
 def _cell(row: Row) -> tuple[str, int, str, int]:
-    return f"{row['system']} {row['settings']}".strip(), row["ranks"], row["fault"], row["run"]
+    return table.name(row), row["ranks"], row["fault"], row["run"]
 
 
 def _play(system: System, fault: str, run: int, options: argparse.Namespace) -> Row:
@@ -71,55 +79,6 @@ def _play(system: System, fault: str, run: int, options: argparse.Namespace) -> 
     except RunFailed as error:
         return {**head, "problem": str(error)}
     return {**head, **asdict(cost), "limit": options.limit}
-
-
-_COLUMNS = (
-    ("seconds_to_next_step", "next step, s"),
-    ("seconds_to_full_size", "full size, s"),
-    ("steps_lost", "steps taken again"),
-    ("samples_lost", "samples lost"),
-    ("samples_repeated", "samples repeated"),
-)
-
-
-def build_table(rows: Sequence[Row]) -> str:
-    """One line per system: the median (minimum to maximum) of its runs.
-
-    × is the first column divided by Everstep's.
-    """
-    titles = list(dict.fromkeys(_cell(row)[0] for row in rows))
-    own = [r for r in rows if r["system"] == "everstep" and r["settings"] == "in place"]
-    ours = _values(own, "seconds_to_next_step")
-    head = ["system", "runs", *(title for _, title in _COLUMNS), "×"]
-    lines = [head, ["---"] * len(head)]
-    for title in sorted(titles):
-        own = [r for r in rows if _cell(r)[0] == title]
-        values = _values(own, "seconds_to_next_step")
-        ratio = f"{median(values) / median(ours):.2f}" if values and ours else ""
-        lines.append([title, str(len(own)), *(_describe(own, c) for c, _ in _COLUMNS), ratio])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _values(rows: Sequence[Row], column: str) -> list[float]:
-    return [row[column] for row in rows if row.get(column) is not None]
-
-
-def _describe(rows: Sequence[Row], column: str) -> str:
-    played = [row for row in rows if not row["problem"]]
-    never = next((s.never_whole for s in SYSTEMS if rows and s.title == _cell(rows[0])[0]), "")
-    if never and column == "seconds_to_full_size":
-        return f"never: {never}"
-    values = _values(played, column)
-    late = len(played) - len(values)
-    parts = []
-    if values:
-        low, middle, high = min(values), median(values), max(values)
-        parts.append(f"{middle:.3g}" if low == high else f"{middle:.3g} ({low:.3g}–{high:.3g})")
-    if late:
-        parts.append(f"{late} not within {played[0]['limit']:.0f} s")
-    if failed := len(rows) - len(played):
-        parts.append(f"{failed} did not start")
-    return "; ".join(parts)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -8,7 +8,7 @@ from everstep_recovery.systems import environment
 
 PINS = {
     "torchft": ("torchft==0.2.0", "torch>=2.15,<2.16", "numpy"),
-    "dlrover": ("dlrover[k8s]==0.6.1", "torch==2.7.1", "numpy", "setuptools<81"),
+    "dlrover": ("dlrover[k8s]==0.6.1", "protobuf", "torch==2.7.1", "numpy", "setuptools<81"),
     "nvrx": ("nvidia-resiliency-ext==0.4.1", "torch>=2.15,<2.16", "numpy", "setuptools"),
 }
 

@@ -1,25 +1,11 @@
 """What a fault cost, from the lines of all ranks. Pure."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One rank applied one step."""
-
-    t: float
-    began: float
-    """When the rank's process began, or last went back to an earlier step: in the middle between the
-    lines before and after that.
-    """
-    pid: int
-    step: int
-    rank: int
-    world: int
-    samples: tuple[int, ...]
+from everstep_recovery.lines import Line
+from everstep_recovery.splitting import Split, split_next_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,38 +16,13 @@ class Cost:
     """From the fault until all members have applied a step that none had applied before it."""
     seconds_to_full_size: float | None
     """The same with as many members as before."""
+    split: Split | None
+    """The parts of `seconds_to_next_step`."""
     steps_lost: int
     """Steps that every member had applied before the fault, and that were taken again."""
     samples_lost: int
     """Samples that the order had passed and that no step of the final history used."""
     samples_repeated: int
-
-
-def parse_lines(records: Iterable[dict[str, Any]]) -> list[Line]:
-    """The applied steps, sorted by time.
-
-    The records of a process must be in its own order, its begin first.
-    """
-    began: dict[int, float] = {}
-    last: dict[int, tuple[int, float]] = {}
-    """Process → its newest step, and when."""
-    found: list[Line] = []
-    for r in records:
-        if r["event"] == "begin":
-            began[r["pid"]] = r["t"]
-            continue
-        step, t = last.get(r["pid"], (0, 0.0))
-        if r["step"] <= step:
-            began[r["pid"]] = (t + r["t"]) / 2
-        last[r["pid"]] = r["step"], r["t"]
-        samples = tuple(r["samples"])
-        found.append(
-            Line(
-                t=r["t"], began=began[r["pid"]], pid=r["pid"],
-                step=r["step"], rank=r["rank"], world=r["world"], samples=samples,
-            )
-        )  # fmt: skip
-    return sorted(found, key=lambda line: line.t)
 
 
 def judge(lines: Sequence[Line], fault: float, size: int) -> Cost:
@@ -70,8 +31,10 @@ def judge(lines: Sequence[Line], fault: float, size: int) -> Cost:
     after = [line for line in lines if line.t > fault]
     newest = max((line.step for line in before), default=0)
     lost, repeated = count_samples(list_history(lines), size)
+    complete = _find_complete(after, newest, 1)
     return Cost(
-        seconds_to_next_step=_since(fault, _find_complete(after, newest, 1)),
+        seconds_to_next_step=_since(fault, complete),
+        split=None if complete is None else split_next_step(lines, fault, complete),
         seconds_to_full_size=_since(fault, _find_complete(after, newest, size)),
         steps_lost=_count_redone(before, after),
         samples_lost=lost,

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from everstep_recovery import workload
-from everstep_recovery.reading import Cost, Line, judge, parse_lines
+from everstep_recovery.lines import Line, parse_lines
+from everstep_recovery.reading import Cost, judge
 from everstep_recovery.systems import System, build_environ
 
 START_SECONDS = 120.0

@@ -21,6 +21,8 @@ class System:
     """Why the group does not become as large as it was; a run then ends with the smaller one."""
     dear: bool = False
     """Left out unless it is asked for: its runs take the whole limit."""
+    variant: bool = False
+    """Left out unless it is asked for: another way inside of the same system."""
     needs: str = ""
     """The virtual environment that it runs in; if empty, Everstep's."""
 
@@ -91,6 +93,13 @@ SYSTEMS = (
         name="everstep",
         settings="in place, preloaded",
         command=_everstep("--preload", "everstep_recovery.workload"),
+    ),
+    System(
+        name="everstep",
+        settings="in place, reconfigure",
+        command=_everstep(),
+        environ={"EVERSTEP_GROUP_FORMING": "reconfigure"},
+        variant=True,
     ),
     System(name="everstep", settings="in place, no zygote", command=_everstep("--no-zygote")),
     System(name="everstep", settings="restart", command=_everstep("--no-in-place")),

@@ -1,9 +1,10 @@
 """What all systems train, and the log that each rank writes. It uses no system's library."""
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -57,12 +58,21 @@ class StepLog:
     def __init__(self) -> None:
         path = Path(os.environ[OUT], f"{os.getpid()}.jsonl")
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._passes: list[float] = []
         self._write({"event": "begin"})
+
+    @contextlib.contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """Around forward and backward of one micro-batch; the step's line has the seconds of each."""
+        began = time.monotonic()
+        yield
+        self._passes.append(round(time.monotonic() - began, 6))
 
     def step(self, number: int, rank: int, world: int, samples: Sequence[int]) -> None:
         """Log that this rank applied a step, with its own samples in the gradient."""
+        passes, self._passes = self._passes, []
         values = {"step": number, "rank": rank, "world": world, "samples": list(samples)}
-        self._write({"event": "step", **values})
+        self._write({"event": "step", **values, "passes": passes})
 
     def _write(self, values: dict[str, object]) -> None:
         line = json.dumps({"t": time.monotonic(), "pid": os.getpid(), **values})

@@ -1,5 +1,6 @@
 """Training under stock DistributedDataParallel, shared by the scripts of the peers."""
 
+import contextlib
 from pathlib import Path
 
 import torch
@@ -10,18 +11,21 @@ from everstep_recovery.workload import MICRO_BATCH, MICRO_BATCHES
 
 
 def accumulate(
-    wrapped: DistributedDataParallel, data: workload.Numbers, step: int, rank: int, world: int
+    wrapped: DistributedDataParallel,
+    data: workload.Numbers,
+    log: workload.StepLog,
+    step: int,
+    rank: int,
+    world: int,
 ) -> list[int]:
     """Run this rank's micro-batches, reducing with the last; returns the dataset indices used."""
     used: list[int] = []
     for number in range(MICRO_BATCHES):
         indices = list_indices(step, number, rank, world)
         rows = torch.stack([data[i][1] for i in indices])
-        loss = workload.compute_loss(wrapped, rows) / MICRO_BATCHES
-        if number + 1 < MICRO_BATCHES:
-            with wrapped.no_sync():
-                loss.backward()  # type: ignore[no-untyped-call]
-        else:
+        last = number + 1 == MICRO_BATCHES
+        with log.one_pass(), contextlib.nullcontext() if last else wrapped.no_sync():
+            loss = workload.compute_loss(wrapped, rows) / MICRO_BATCHES
             loss.backward()  # type: ignore[no-untyped-call]
         used += indices
     return used
@@ -47,7 +51,7 @@ def train(path: Path, rank: int, world: int) -> None:
     data, log = workload.Numbers(), workload.StepLog()
     for step in range(first, workload.steps() + 1):
         optimizer.zero_grad()
-        used = accumulate(wrapped, data, step, rank, world)
+        used = accumulate(wrapped, data, log, step, rank, world)
         optimizer.step()
         log.step(step, rank, world, used)
         if step % workload.SAVE_EVERY == 0 and rank == 0:

@@ -21,7 +21,8 @@ def main(job: everstep.Job) -> None:
     for step in job.steps(until=workload.steps()):
         used: list[int] = []
         for indices, rows in step.batches(data):
-            step.backward(workload.compute_loss(model, rows))
+            with log.one_pass():
+                step.backward(workload.compute_loss(model, rows))
             used += indices.tolist()
         optimizer.step()
         log.step(step.number, job.rank, job.world_size, used)

@@ -79,7 +79,7 @@ def train(manager: Manager, model: torch.nn.Module, optimizer: torch.optim.Optim
         # The quorum says at which step it joins.
         manager.wait_quorum()
         step = manager.current_step() + 1
-        used = accumulate(wrapped, data, step, REPLICA, REPLICAS)
+        used = accumulate(wrapped, data, log, step, REPLICA, REPLICAS)
         rank, world, part = (
             manager.participating_rank(), manager.num_participants(), manager.is_participating()
         )  # fmt: skip

@@ -1,0 +1,73 @@
+"""What the time from a fault to the next step was made of, from the lines of all ranks. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from everstep_recovery.lines import Line
+
+STEPS = 9
+"""So many of the steps before the fault say what is usual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """`rest` + `again` cannot be saved, as the dead rank's passes were lost with it; `beyond` could be."""
+
+    step: float
+    """Seconds of an undisturbed step: the median of the steps before the fault."""
+    rest: float
+    """Seconds that the step had still to go when the fault fell into it, if it had been as usual."""
+    passes_again: int
+    """The most micro-batches that one member computed beyond its usual number."""
+    again: float
+    """Seconds of those passes: `passes_again` × the median of the passes before the fault."""
+    beyond: float
+    """Seconds to the next step, less `rest` and `again`."""
+
+
+def split_next_step(lines: Sequence[Line], fault: float, complete: float) -> Split | None:
+    """`lines` sorted by time; `complete`: when all members had applied the next step.
+
+    None: there were too few steps before the fault to say what is usual.
+    """
+    before = [line for line in lines if line.t <= fault]
+    ends = _list_ends(before)[-STEPS:]
+    passes = [seconds for line in before for seconds in line.passes]
+    if len(ends) < 2 or not passes:
+        return None
+    step = median(later - earlier for earlier, later in pairwise(ends))
+    rest = max(0.0, step - (fault - ends[-1]))
+    during = [line for line in lines if fault < line.t <= complete]
+    passes_again = _count_again(before, during)
+    again = passes_again * median(passes)
+    return Split(
+        step=step,
+        rest=rest,
+        passes_again=passes_again,
+        again=again,
+        beyond=complete - fault - rest - again,
+    )
+
+
+def _list_ends(before: Sequence[Line]) -> list[float]:
+    """When the last rank had applied each step."""
+    ends: dict[int, float] = {}
+    for line in before:
+        ends[line.step] = line.t
+    return [ends[step] for step in sorted(ends)]
+
+
+def _count_again(before: Sequence[Line], during: Sequence[Line]) -> int:
+    """A step that a process had not applied yet takes the usual number of passes, and what it took
+    beyond that is again; so is all that it took of a step that was applied already.
+    """
+    usual = median(len(line.passes) for line in before)
+    newest = max(line.step for line in before)
+    applied = {line.pid: line.step for line in before}
+    again: dict[int, float] = {}
+    for line in during:
+        new = line.step > applied.get(line.pid, newest)
+        again[line.pid] = again.get(line.pid, 0) + len(line.passes) - (usual if new else 0)
+    return max(0, round(max(again.values(), default=0)))

@@ -1,0 +1,123 @@
+"""The results as tables of Markdown. Pure."""
+
+from collections.abc import Sequence
+from math import ceil
+from statistics import median
+from typing import Any
+
+from everstep_recovery.systems import SYSTEMS
+
+Row = dict[str, Any]
+_COLUMNS = (
+    ("seconds_to_full_size", "full size, s"),
+    ("steps_lost", "steps taken again"),
+    ("samples_lost", "samples lost"),
+    ("samples_repeated", "samples repeated"),
+)
+
+
+def name(row: Row) -> str:
+    return f"{row['system']} {row['settings']}".strip()
+
+
+def build_table(rows: Sequence[Row]) -> str:
+    """One line per system: the median (minimum to maximum) of its runs.
+
+    × is the first column divided by Everstep's.
+    """
+    ours = _values(_of(rows, "everstep in place"), "seconds_to_next_step")
+    head = ["system", "runs", "next step, s", "p95", *(title for _, title in _COLUMNS), "×"]
+    lines = [head]
+    for title in sorted({name(row) for row in rows}):
+        own = _of(rows, title)
+        values = _values(own, "seconds_to_next_step")
+        lines.append([
+            title, str(len(own)), _describe(own, "seconds_to_next_step"),
+            f"{find_p95(values):.3g}" if values else "",
+            *(_describe(own, column) for column, _ in _COLUMNS),
+            f"{median(values) / median(ours):.2f}" if values and ours else "",
+        ])  # fmt: skip
+    return _to_markdown(lines)
+
+
+def build_split_table(rows: Sequence[Row]) -> str:
+    """What the next step of the systems that keep their step was made of, in ms: medians, and beyond
+    median / p95 / maximum. Empty: no run of them.
+    """
+    head = ["system", "ranks", "runs", "step", "rest", "again", "beyond", "within 60"]
+    lines = [head]
+    for title, ranks in sorted({(name(r), r["ranks"]) for r in rows if r.get("split")}):
+        if not title.startswith("everstep in place"):
+            continue
+        own = [r["split"] for r in _of(rows, title) if r["ranks"] == ranks and r.get("split")]
+        parts = {part: [1000 * split[part] for split in own] for part in own[0]}
+        beyond = parts["beyond"]
+        lines.append([
+            title, str(ranks), str(len(own)),
+            *(f"{median(parts[part]):.0f}" for part in ("step", "rest", "again")),
+            f"{median(beyond):.0f} / {find_p95(beyond):.0f} / {max(beyond):.0f}",
+            f"{sum(ms <= ALLOWED_MS for ms in beyond)} of {len(beyond)}",
+        ])  # fmt: skip
+    return _to_markdown(lines) if len(lines) > 1 else ""
+
+
+ALLOWED_MS = 60
+"""A survivor may take so long beyond the rest of its step and the passes that it computes again."""
+
+
+def find_p95(values: Sequence[float]) -> float:
+    """The smallest value that 95 % of them do not exceed."""
+    return sorted(values)[ceil(0.95 * len(values)) - 1]
+
+
+def build_short_table(rows: Sequence[Row]) -> str:
+    """For the README: each system with a next step, the fastest first."""
+    columns = ("seconds_to_next_step", "seconds_to_full_size", "steps_lost", "samples_lost")
+    found: dict[str, float] = {}
+    for title in {name(row) for row in rows}:
+        if values := _values(_of(rows, title), columns[0]):
+            found[title] = median(values)
+    lines = [
+        [
+            "SIGKILL of one of the ranks",
+            "next step, s",
+            "full size, s",
+            "steps taken again",
+            "samples lost",
+        ]
+    ]
+    for title in sorted(found, key=lambda title: found[title]):
+        own = _of(rows, title)
+        lines.append([title, *(_describe(own, column) for column in columns)])
+    return _to_markdown(lines)
+
+
+def _to_markdown(lines: Sequence[Sequence[str]]) -> str:
+    head, *rest = lines
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rest])
+
+
+def _of(rows: Sequence[Row], title: str) -> list[Row]:
+    return [row for row in rows if name(row) == title]
+
+
+def _values(rows: Sequence[Row], column: str) -> list[float]:
+    return [row[column] for row in rows if row.get(column) is not None]
+
+
+def _describe(rows: Sequence[Row], column: str) -> str:
+    played = [row for row in rows if not row["problem"]]
+    never = next((s.never_whole for s in SYSTEMS if rows and s.title == name(rows[0])), "")
+    if never and column == "seconds_to_full_size":
+        return f"never: {never}"
+    values = _values(played, column)
+    late = len(played) - len(values)
+    parts = []
+    if values:
+        low, middle, high = min(values), median(values), max(values)
+        parts.append(f"{middle:.3g}" if low == high else f"{middle:.3g} ({low:.3g}–{high:.3g})")
+    if late:
+        parts.append(f"{late} not within {played[0]['limit']:.0f} s")
+    if failed := len(rows) - len(played):
+        parts.append(f"{failed} did not start")
+    return "; ".join(parts)

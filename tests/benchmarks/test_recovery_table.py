@@ -1,0 +1,49 @@
+"""Unit tests of the tables that `make bench-recovery` prints."""
+
+from everstep_recovery.table import build_short_table, build_split_table, build_table, find_p95
+
+
+def test_the_table_says_what_did_not_come() -> None:
+    cell = {"settings": "", "ranks": 4, "fault": "SIGKILL"}
+    head = {**cell, "problem": "", "limit": 120.0, "seconds_to_full_size": 9.0}
+    zero = {"steps_lost": 0, "samples_lost": 0, "samples_repeated": 0}
+    rows = [
+        {
+            **head,
+            **zero,
+            "system": "everstep",
+            "settings": "in place",
+            "run": 0,
+            "seconds_to_next_step": 2.0,
+        },
+        {**head, **zero, "system": "other", "run": 0, "seconds_to_next_step": 4.0},
+        {**head, **zero, "system": "other", "run": 1, "seconds_to_next_step": None},
+        {**cell, "system": "third", "run": 0, "problem": "no module"},
+    ]
+    table = build_table(rows)
+    assert "| other | 2 | 4; 1 not within 120 s | 4 | 9 | 0 | 0 | 0 | 2.00 |" in table
+    assert "| third | 1 | 1 did not start |" in table
+    assert build_short_table(rows).splitlines()[2:] == [
+        "| everstep in place | 2 | 9 | 0 | 0 |",
+        "| other | 4; 1 not within 120 s | 9 | 0 | 0 |",
+    ]
+
+
+def test_p95_is_the_smallest_value_that_95_percent_do_not_exceed() -> None:
+    assert find_p95([3.0]) == 3.0
+    assert find_p95([float(n) for n in range(20)]) == 18.0
+    assert find_p95([float(n) for n in range(21)]) == 19.0
+
+
+def test_the_parts_of_the_next_step_are_shown_with_how_many_runs_keep_to_the_rule() -> None:
+    cell = {"system": "everstep", "settings": "in place", "ranks": 2}
+    splits = [
+        {"step": 0.1, "rest": 0.05, "passes_again": 2, "again": 0.04, "beyond": beyond}
+        for beyond in (0.02, 0.03, 0.09)
+    ]
+    rows = [{**cell, "split": split} for split in splits]
+    rows += [{**cell, "split": None}, {**cell, "system": "other", "split": splits[0]}]
+    assert build_split_table(rows).splitlines()[2:] == [
+        "| everstep in place | 2 | 3 | 100 | 50 | 40 | 30 / 90 / 90 | 2 of 3 |"
+    ]
+    assert build_split_table(rows[3:]) == ""
