@@ -205,9 +205,17 @@ class Checkpoint(UserInput):
         pattern=r"^[1-9]([0-9]{0,14}|[0-9]{0,8}(Ki|k|Mi|M)|[0-9]{0,5}(Gi|G)|[0-9]{0,2}(Ti|T))$",
         max_length=16,
         description="Memory of each pod for checkpoints before their upload, such as 4Gi (below "
-        "1000Ti), added to the memory limit of the container: about twice the pod's "
-        "share of model and optimizer state. A change applies to pods created from "
-        "then on.",
+        "1000Ti), added to the memory limit of the container: about four times the pod's "
+        "share of model and optimizer state, two for its own saves and two for copies of "
+        "another pod's. A change applies to pods created from then on.",
+    )
+    peer_bandwidth: str = Field(
+        default="128Mi",
+        pattern=r"^(0|[1-9]([0-9]{0,14}|[0-9]{0,8}(Ki|k|Mi|M)|[0-9]{0,5}(Gi|G)))$",
+        max_length=16,
+        description="Bytes a second at which each pod copies its saves into the memory of a pod on "
+        "another node (in another rack, where nodes have the label topology.kubernetes.io/rack), "
+        "such as 128Mi; 0: no copies. A change applies to pods created from then on.",
     )
 
     @property

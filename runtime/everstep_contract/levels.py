@@ -35,6 +35,10 @@ class Peer:
     attempt: int
     address: str
     """host:port of the pod's agent."""
+    node: str = ""
+    """The node of the pod; empty: not known."""
+    rack: str = ""
+    """The value of the node's rack label; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +286,8 @@ class Seen:
     until: int | None = None
     loss: float | None = None
     staged: CheckpointRef | None = None
+    copied_step: int = 0
+    """Newest step of which each pod's part also lies in another pod's memory; 0: none, or no copies are made."""
     committed: CheckpointRef | None = None
     good: CheckpointRef | None = None
     pinned: Pinned | None = None

@@ -13,6 +13,8 @@ LABEL_JOB = f"{GROUP}/job"
 LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_SLOT = f"{GROUP}/slot"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
+NODE_RACK = "topology.kubernetes.io/rack"
+"""Label of a node: what is lost together with others."""
 
 ANNOTATION_PROOF = f"{GROUP}/pod-proof"
 """On a worker pod: proof that the operator created it for this slot and attempt."""

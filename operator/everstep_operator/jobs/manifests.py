@@ -226,6 +226,7 @@ def build_env(job: Job, spec: JobSpec, slot: int, attempt: int, grace: float) ->
         on_loss=spec.recovery.on_loss.value,
         below_min_seconds=float(spec.recovery.below_min_seconds),
         memory=names.MEMORY_PATH,
+        peer_bandwidth=to_bytes(spec.checkpoint.peer_bandwidth),
         termination_log=names.TERMINATION_LOG,
     )
 

@@ -144,7 +144,9 @@ def to_node(obj: Mapping[str, Any], since: float | None, now: float) -> NodeFact
     """`since`: when this operator first saw the node not Ready; other hosts' clocks are not used."""
     why = describe_not_ready(obj)
     waited = None if not why else max(0.0, now - since) if since is not None else 0.0
-    return NodeFact(name=obj["metadata"]["name"], not_ready_for=waited, why=why)
+    metadata = obj["metadata"]
+    rack = (metadata.get("labels") or {}).get(names.NODE_RACK, "")
+    return NodeFact(name=metadata["name"], not_ready_for=waited, why=why, rack=rack)
 
 
 def describe_not_ready(obj: Mapping[str, Any]) -> str:

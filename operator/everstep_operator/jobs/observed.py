@@ -101,6 +101,8 @@ class NodeFact:
     not_ready_for: float | None = None
     """Seconds since this operator first saw it not Ready; None: it is Ready."""
     why: str = ""
+    rack: str = ""
+    """Empty: it has no such label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ def build_wanted(
         min_workers=spec.workers.least,
         want_workers=spec.workers.replicas,
         max_workers=spec.workers.most,
-        peers=tuple(_peer(pod) for pod in current if pod.ip and not pod.over),
+        peers=tuple(_peer(pod, observed) for pod in current if pod.ip and not pod.over),
         leave=tuple(sorted({d.slot for d in asked})),
         leave_reason=asked[0].message if asked else "",
         hold=tuple(sorted({d.slot for d in leaving if d.hold})),
@@ -71,9 +71,16 @@ def _current(observed: Observed, records: Sequence[SlotStatus]) -> list[Pod]:
     return [pod for pod in pods if pod is not None]
 
 
-def _peer(pod: Pod) -> Peer:
+def _peer(pod: Pod, observed: Observed) -> Peer:
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-    return Peer(slot=pod.slot, attempt=pod.attempt, address=f"{host}:{names.AGENT_PORT}")
+    node = observed.nodes.get(pod.node)
+    return Peer(
+        slot=pod.slot,
+        attempt=pod.attempt,
+        address=f"{host}:{names.AGENT_PORT}",
+        node=pod.node,
+        rack=node.rack if node is not None else "",
+    )
 
 
 def _dead(pod: Pod) -> tuple[DeadAgent, ...]:
