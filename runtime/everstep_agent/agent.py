@@ -15,7 +15,7 @@ from pathlib import Path
 from everstep_agent import exit_report, logline
 from everstep_agent.agent_state import AgentState
 from everstep_agent.api import Api
-from everstep_agent.checkpoint.memory_tier import list_left, note_of
+from everstep_agent.checkpoint.memory_tier import MemoryTier, list_left, note_of
 from everstep_agent.context import Context
 from everstep_agent.delivery import Delivery
 from everstep_agent.identity import Identity
@@ -136,10 +136,12 @@ class Agent:
         self.line.say("http_server", message=message)
 
     def _build(self, store: Retrying) -> None:
+        folder = Path(self.settings.memory)
         context = Context(
             settings=self.settings,
             me=self.me,
             store=store,
+            memory=MemoryTier(folder / "restore", folder / "staging"),
             line=self.line,
             dropped=self._dropped,
         )

@@ -9,11 +9,11 @@ from everstep_agent.coordinator.term import Term
 from everstep_agent.own_agent import OwnAgent
 from everstep_agent.peers import http, peer_tier
 from everstep_agent.peers.client import PeerError, Pool
+from everstep_agent.peers.incoming import Incoming
 from everstep_agent.peers.messages import (
     Accepted,
     After,
     AgentReport,
-    ChunkCall,
     LedgerCall,
     StoreCall,
 )
@@ -45,7 +45,7 @@ class Api:
             "/v1/part": self._part,
             "/v1/store": self._store,
             fetch_ledger.PATH: self._ledger,
-            peer_tier.PATH: self._chunk,
+            **peer_tier.build_routes(Incoming(self._own.memory)),
         }
 
     async def _wanted(self, body: bytes) -> bytes:
@@ -118,10 +118,6 @@ class Api:
         """For a pod that joins the running epoch."""
         call = codec.loads(LedgerCall, body)
         return codec.dumps(fetch_ledger.answer_call(self._own.book, call))
-
-    async def _chunk(self, body: bytes) -> bytes:
-        """For a pod that restores what this one holds in memory."""
-        return await peer_tier.answer_call(self._own.memory, codec.loads(ChunkCall, body))
 
     def _term(self) -> Term:
         if self._state.coordinator is None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from everstep_agent import logline
+from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.identity import Identity
 from everstep_agent.storage.retrying import Retrying
 from everstep_contract import env
@@ -15,6 +16,7 @@ class Context:
     me: Identity
     store: Retrying
     """The run's folder in the object store."""
+    memory: MemoryTier
     line: logline.Log
     dropped: Callable[[], int] = lambda: 0
     """Lines of this process's output that were dropped because nobody reads it."""

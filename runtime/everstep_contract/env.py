@@ -57,6 +57,12 @@ class AgentEnv:
     """How long the job may train with fewer pods than its minimum, after losses."""
     memory: str
     """A folder in memory that survives restarts of the container."""
+    peer_bandwidth: int = 128 * 2**20
+    """Bytes a second at which this pod sends copies of its saves to another pod's memory; 0: none."""
+    disk_tier: str | None = None
+    """A folder on a disk of the node for copies of this pod's saves."""
+    disk_seconds: float = 0.0
+    """At least so many seconds between two copies to `disk_tier`."""
     termination_log: str = "/dev/termination-log"
     zygote: int | None = None
     """0: each worker is a fresh interpreter. Otherwise it is forked from a process that has

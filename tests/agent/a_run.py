@@ -135,13 +135,12 @@ async def upload(
     """Stage and upload every rank's part. The ledger entries start after step `since`."""
     folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240
     entries = [entry(s, epoch) for s in range(since + 1, step + 1)]
-    found = [
+    return [
         await Uploader(store, token).upload(
             stage(folder, epoch=epoch, step=step, rank=rank, world=world), rank, entries
         )
         for rank in range(world)
     ]
-    return [uploaded.part for uploaded in found]
 
 
 class ARun:

@@ -2,8 +2,10 @@
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 from everstep_agent import logline
+from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.context import Context
 from everstep_agent.coordinator.term import Term
 from everstep_agent.identity import Identity
@@ -22,6 +24,7 @@ def a_term(wanted: levels.Wanted, **settings: object) -> Term:
         settings=replace(SETTINGS, **settings),  # type: ignore[arg-type]
         me=Identity(slot=0, attempt=0, incarnation=1, address="host-0:7070"),
         store=open_store("memory://", "", {}),
+        memory=MemoryTier(Path("no-folder")),
         line=logline.Log(io.StringIO()),
     )
     return Term(context, None, wanted, GroupStore())

@@ -7,7 +7,7 @@ from pathlib import Path
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.restore import Fetched, Fetcher
-from everstep_agent.checkpoint.tiers import Tier
+from everstep_agent.checkpoint.tiers import NearTier
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore
 from everstep_contract.log import Commit
@@ -31,7 +31,7 @@ async def fetch(
     folder: Path,
     *,
     memory: MemoryTier | None = None,
-    nearer: Sequence[Tier] = (),
+    nearer: Sequence[NearTier] = (),
 ) -> Fetched:
     return await Fetcher(store, memory or MemoryTier(folder), nearer).fetch(commit, folder)
 

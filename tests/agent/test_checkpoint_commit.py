@@ -20,6 +20,7 @@ from everstep_agent.checkpoint.commit_rules import (
     Wait,
     decide_commit,
 )
+from everstep_agent.checkpoint.cutting import cut_file
 from everstep_agent.checkpoint.manifests import fetch_manifest
 from everstep_agent.checkpoint.parts import Part, replaces
 from everstep_agent.coordinator.background import Background
@@ -331,20 +332,19 @@ async def test_chunks_of_a_committed_save_are_sent_once(
     uploader = Uploader(watched, TOKEN)
     first = stage(tmp_path, epoch=1, step=1, rank=1, world=2)
     again = replace(first, step=2)
-    one = (await uploader.upload(first, 1)).part
-    two = (await uploader.upload(again, 1)).part
+    one = await uploader.upload(first, 1)
+    two = await uploader.upload(again, 1)
     assert one.chunks[0].key != two.chunks[0].key
     uploader.committed(1, 2)
-    three = (await uploader.upload(replace(first, step=3), 1)).part
+    three = await uploader.upload(replace(first, step=3), 1)
     assert three.chunks == two.chunks
     assert len(watched.calls) == 2
 
 
 async def test_a_part_survives_the_wire(memory: ObjectStore, tmp_path: Path) -> None:
-    uploaded = await Uploader(memory, TOKEN).upload(
+    sent = await Uploader(memory, TOKEN).upload(
         stage(tmp_path, epoch=1, step=2, rank=0, world=1), 0, [entry(1), entry(2), entry(3)]
     )
-    sent = uploaded.part
     assert codec.loads(Part, codec.dumps(sent)) == sent
     assert [(s.first, s.last) for s in sent.ledger] == [(1, 2)]
     assert all(c.key == chunk_key(TOKEN, 2, c.digest) for c in sent.chunks)
@@ -353,14 +353,15 @@ async def test_a_part_survives_the_wire(memory: ObjectStore, tmp_path: Path) -> 
 
 async def test_a_large_share_goes_up_in_many_chunks(memory: ObjectStore, tmp_path: Path) -> None:
     staged = stage(tmp_path, epoch=1, step=2, rank=0, world=1)
-    sent = await Uploader(memory, TOKEN, chunk_bytes=192, concurrency=2).upload(staged, 0)
-    assert len(sent.part.chunks) > 3
-    assert all(c.bytes <= 192 for c in sent.part.chunks)
+    cuts = await cut_file(staged, 192)
+    sent = await Uploader(memory, TOKEN, concurrency=2).upload(staged, 0, cuts=cuts)
+    assert len(sent.chunks) > 3
+    assert all(c.bytes <= 192 for c in sent.chunks)
     body = Path(staged.path).read_bytes()  # noqa: ASYNC240
-    for chunk in sent.part.chunks:
-        place = sent.places[chunk.digest]
-        held = body[place.start : place.start + place.bytes]
-        assert digest.find_difference(held, chunk.digest) == ""
+    for cut in cuts:
+        held = body[cut.place.start : cut.place.start + cut.place.bytes]
+        assert digest.find_difference(held, cut.digest) == ""
+    assert {cut.digest for cut in cuts} == {chunk.digest for chunk in sent.chunks}
 
 
 async def test_an_upload_that_fails_leaves_no_task_behind(
@@ -368,7 +369,6 @@ async def test_an_upload_that_fails_leaves_no_task_behind(
 ) -> None:
     away = UnreliableStore(memory)
     away.away = True
+    staged = stage(tmp_path, epoch=1, step=2, rank=0, world=1)
     with pytest.raises(Unreachable):
-        await Uploader(away, TOKEN, chunk_bytes=192).upload(
-            stage(tmp_path, epoch=1, step=2, rank=0, world=1), 0
-        )
+        await Uploader(away, TOKEN).upload(staged, 0, cuts=await cut_file(staged, 192))

@@ -6,6 +6,7 @@ from agent.a_run import COLUMNS, ROW_BYTES, ROWS, ARun, content
 from agent.restored import fetch, restore_newest
 from agent.unreliable import UnreliableStore
 from everstep_agent.checkpoint.manifests import Broken
+from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.restore import Fetched, choose_chunks
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore, open_store
@@ -139,14 +140,15 @@ async def test_what_is_there_already_is_not_fetched_again_and_the_rest_is_remove
     run = await a_run_with_three_checkpoints(bad_day, tmp_path)
     memory = tmp_path / "memory"
     await fetch(bad_day, run.log.commits[1], memory)
-    old = {p.name for p in (memory / "chunks").iterdir()}
+    old = await MemoryTier(memory).list()
     fetched = await fetch(bad_day, run.log.commits[2], memory)
-    new = {p.name for p in (memory / "chunks").iterdir()}
-    assert new == {c.digest for c in choose_chunks(fetched.manifest)}
-    assert not new & old
+    new = await MemoryTier(memory).list()
+    chunks = {c.digest for c in choose_chunks(fetched.manifest)}
+    assert new == {*chunks, run.log.commits[2].digest}
+    assert not new & set(old)
     bad_day.calls.clear()
     await fetch(bad_day, run.log.commits[2], memory)
-    assert bad_day.calls == [("get", run.log.commits[2].manifest)]
+    assert bad_day.calls == []
 
 
 async def test_a_file_that_was_damaged_in_memory_is_fetched_again(

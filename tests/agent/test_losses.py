@@ -34,13 +34,14 @@ async def test_a_killed_worker_costs_no_step(tmp_path: Path) -> None:
 
 
 async def test_a_restart_reads_no_chunk_from_the_store(tmp_path: Path) -> None:
-    """One pod has staged the whole state; the others get it from there."""
+    """One pod has staged the whole state; the others get it from there, or hold a copy."""
     async with Gang(tmp_path, 3) as gang:
         await gang.until(lambda s: s.step >= 5)
         await die_between_two_steps(gang, 1)
         await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
         sources = [dict(agent.pod.restored_from) for agent in gang.agents.values()]
-        assert sorted(map(list, sources)) == [["memory"], ["peer"], ["peer"]]
+        assert {tier for found in sources for tier in found} <= {"memory", "peer"}
+        assert all(sources)
         await gang.reports()
         await assert_exact(gang, 20)
 

@@ -1,61 +1,41 @@
-"""The places where a checkpoint's chunks may be found, and that the nearest one that is right is used."""
+"""The suite that every tier passes: memory, disk, peer and store hold chunks; all but the store delete what nobody
+needs.
+"""
 
+import asyncio
 import contextlib
-import io
-from collections.abc import AsyncIterator, Callable
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from agent.a_run import ARun
-from agent.restored import fetch
-from agent.unreliable import UnreliableStore
-from everstep_agent import logline
-from everstep_agent.agent import count_incarnation
-from everstep_agent.checkpoint import digest
-from everstep_agent.checkpoint.ledger import Book
-from everstep_agent.checkpoint.manifests import Broken
+from agent import tier_given
+from agent.tier_given import (
+    BODY,
+    OWNER,
+    TOKEN,
+    Case,
+    MakeCase,
+    MakeNear,
+    a_chunk,
+    a_save,
+    serving,
+)
 from everstep_agent.checkpoint.memory_tier import MemoryTier
-from everstep_agent.checkpoint.restore import choose_chunks
-from everstep_agent.checkpoint.tiers import StoreTier, Tier, find_problem
-from everstep_agent.peers import http, peer_tier
+from everstep_agent.checkpoint.tiers import NearTier, Tier, find_problem
+from everstep_agent.peers import incoming, peer_tier
 from everstep_agent.peers.client import Pool
-from everstep_agent.peers.messages import ChunkCall
-from everstep_agent.peers.peer_tier import PeerTier, choose_order
-from everstep_agent.pod.save_queue import Listener, Uploads
-from everstep_agent.storage import ObjectStore, open_store
-from everstep_contract import codec
-from everstep_contract.manifest import Chunk
-from everstep_contract.places import Place, Places
-from everstep_contract.wire import Staged
+from everstep_agent.peers.peer_tier import PeerTier
+from everstep_agent.storage.errors import StoreError
 
-TOKEN = "a-token"
-BODY = bytes(range(256)) * 40
+OTHER = b"another" * 900
 
-
-@pytest.fixture
-def bad_day() -> UnreliableStore:
-    return UnreliableStore(open_store("memory://", "", {}))
-
-
-def a_chunk(body: bytes = BODY) -> Chunk:
-    name = digest.compute(body)
-    return Chunk(digest=name, key=f"chunks/token001/0000000001/{name}", bytes=len(body))
-
-
-@contextlib.asynccontextmanager
-async def serving(memory: MemoryTier) -> AsyncIterator[str]:
-    """The address of an agent that serves what it holds."""
-
-    async def answer(body: bytes) -> bytes:
-        return await peer_tier.answer_call(memory, codec.loads(ChunkCall, body))
-
-    server = http.Server(TOKEN, {peer_tier.PATH: answer})
-    await server.open("127.0.0.1", 0)
-    try:
-        yield server.address
-    finally:
-        await server.close()
+every_tier = pytest.mark.parametrize("make", tier_given.ALL, ids=lambda make: make.__name__)
+every_near_tier = pytest.mark.parametrize("make", tier_given.NEAR, ids=lambda make: make.__name__)
 
 
 @pytest.fixture
@@ -65,217 +45,255 @@ async def pool() -> AsyncIterator[Pool]:
     await found.close()
 
 
-def place_of(path: Path, body: bytes, start: int = 64) -> Place:
-    sums = digest.sum_pieces(body, [(0, len(body))])
-    return Place(path=str(path), start=start, bytes=len(body), sums=sums)
+async def fill(tier: Tier, *bodies: bytes, step: int = 3) -> None:
+    if hasattr(tier, "keep"):
+        await tier.keep(OWNER, [a_save(*bodies, step=step)], 0)
+    for body in bodies:
+        await tier.put(a_chunk(body), body)
 
 
-async def is_right(memory: MemoryTier, chunk: Chunk) -> bool:
-    return not find_problem(chunk, await memory.get(chunk))
+# --- every tier -----------------------------------------------------------------------------------
 
 
-def hold_in_the_middle(memory: MemoryTier, folder: Path, body: bytes, step: int = 3) -> Path:
-    """A staged file in which the chunk begins at byte 64, held by `memory`."""
-    path = folder / f"{step}.part"
-    path.write_bytes(b"\1" * 64 + body + b"\2" * 64)
-    memory.hold(step, str(path), {digest.compute(body): place_of(path, body)})
-    return path
-
-
-@contextlib.asynccontextmanager
-async def fetched_before(folder: Path, pool: Pool) -> AsyncIterator[Tier]:
-    memory = MemoryTier(folder)
-    await memory.keep({a_chunk().digest})
-    await memory.put(a_chunk(), BODY)
-    yield memory
-
-
-@contextlib.asynccontextmanager
-async def staged(folder: Path, pool: Pool) -> AsyncIterator[Tier]:
-    memory = MemoryTier(folder)
-    hold_in_the_middle(memory, folder, BODY)
-    yield memory
-
-
-@contextlib.asynccontextmanager
-async def a_peer(folder: Path, pool: Pool) -> AsyncIterator[Tier]:
-    memory = MemoryTier(folder)
-    hold_in_the_middle(memory, folder, BODY)
-    async with serving(MemoryTier(folder / "other")) as other, serving(memory) as address:
-        yield PeerTier(pool, ["127.0.0.1:9", other, address])
-
-
-@contextlib.asynccontextmanager
-async def the_store(folder: Path, pool: Pool) -> AsyncIterator[Tier]:
-    store = open_store("memory://", "", {})
-    await store.put(a_chunk().key, BODY)
-    yield StoreTier(store)
-
-
-TIERS = [fetched_before, staged, a_peer, the_store]
-
-
-@pytest.mark.parametrize("make", TIERS, ids=[make.__name__ for make in TIERS])
+@every_tier
 @pytest.mark.parametrize("piece", [1000, 4096, 10**6])
-async def test_every_tier_gives_what_it_holds_and_nothing_else(
-    tmp_path: Path,
-    pool: Pool,
-    monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[Path, Pool], contextlib.AbstractAsyncContextManager[Tier]],
-    piece: int,
+async def test_a_tier_gives_what_was_put_and_nothing_else(
+    tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch, make: MakeCase, piece: int
 ) -> None:
-    monkeypatch.setattr(peer_tier, "PIECE_BYTES", piece)
-    async with make(tmp_path, pool) as tier:
-        body = await tier.get(a_chunk())
-        assert body == BODY
-        assert find_problem(a_chunk(), body) == ""
-        assert await tier.get(a_chunk(b"another")) is None
-        assert tier.name
+    monkeypatch.setattr(incoming, "PIECE_BYTES", piece)
+    monkeypatch.setattr(peer_tier, "SENT_BYTES", piece)
+    async with make(tmp_path, pool) as case:
+        await fill(case.tier, BODY)
+        assert await case.tier.get(a_chunk()) == BODY
+        assert await case.tier.get(a_chunk(OTHER)) is None
+        assert case.tier.name
 
 
-async def test_a_staged_file_is_held_until_another_save_is_staged(tmp_path: Path) -> None:
-    memory = MemoryTier(tmp_path)
-    path = hold_in_the_middle(memory, tmp_path, BODY, step=3)
-    memory.release_others(3)
-    assert await is_right(memory, a_chunk())
-    memory.release_others(4)
-    assert not path.exists()
-    assert not await is_right(memory, a_chunk())
-    assert memory.find(a_chunk().digest) is None
-    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
+@every_tier
+@pytest.mark.parametrize("body", [BODY[:-1], BODY[:100], b"", b"x" + BODY[1:], BODY + b"x"])
+async def test_what_was_damaged_or_cut_off_is_found_out(
+    tmp_path: Path, pool: Pool, make: MakeCase, body: bytes
+) -> None:
+    async with make(tmp_path, pool) as case:
+        await fill(case.tier, BODY)
+        case.damage(a_chunk(), body)
+        found = await case.tier.get(a_chunk())
+        assert find_problem(a_chunk(), found) or found == BODY
+        assert find_problem(a_chunk(), found) or len(body) > len(BODY)
+        await case.tier.put(a_chunk(), BODY)
+        assert find_problem(a_chunk(), await case.tier.get(a_chunk())) == ""
 
 
-async def test_a_copy_that_has_no_room_gets_that_of_the_last_save(tmp_path: Path) -> None:
-    memory = MemoryTier(tmp_path / "restore")
-    path = hold_in_the_middle(memory, tmp_path, BODY, step=3)
-    uploads = Uploads(
-        open_store("memory://", "", {}),
-        "token001-rest",
-        Book(),
-        memory,
-        Listener(on_part=lambda part: None, on_failed=lambda staged, rank: None),
-        logline.Log(io.StringIO()),
+@every_tier
+async def test_several_may_put_the_same_chunk_at_once(
+    tmp_path: Path, pool: Pool, make: MakeCase
+) -> None:
+    async with make(tmp_path, pool) as case:
+        await fill(case.tier, OTHER, BODY)
+        done = asyncio.Event()
+
+        async def read() -> int:
+            count = 0
+            while not done.is_set():
+                assert await case.tier.get(a_chunk()) == BODY
+                assert await case.tier.get(a_chunk(OTHER)) == OTHER
+                count += 1
+            return count
+
+        reading = asyncio.create_task(read())
+        for _ in range(5):
+            await asyncio.gather(*(put_again(case, body) for body in (BODY, OTHER, BODY)))
+        done.set()
+        assert await reading > 0
+
+
+async def put_again(case: Case, body: bytes) -> None:
+    """Pieces of one owner that meet in a peer's memory are refused, not mixed."""
+    with contextlib.suppress(BlockingIOError):
+        await case.tier.put(a_chunk(body), body)
+
+
+@every_tier
+async def test_a_tier_that_cannot_be_written_says_so(
+    tmp_path: Path, pool: Pool, make: MakeCase
+) -> None:
+    async with make(tmp_path, pool) as case:
+        for name in ("chunks", "disk", "store"):
+            shutil.rmtree(tmp_path / name, ignore_errors=True)
+            (tmp_path / name).write_bytes(b"a file in the folder's place")
+        with pytest.raises((OSError, StoreError)):
+            await fill(case.tier, BODY)
+        assert await case.tier.get(a_chunk()) is None
+
+
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+@every_tier
+def test_a_tier_without_room_refuses_and_keeps_what_it_has(
+    tmp_path: Path, make: MakeCase, trouble: str
+) -> None:
+    """On a tmpfs of 1 MiB in a mount namespace of its own."""
+    script = f'mount -t tmpfs -o size=1m none "{tmp_path}" && exec "$@"'
+    apart = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine lets nobody mount a tmpfs in a namespace of his own")
+    command = [sys.executable, str(Path(__file__).with_name("tier_without_room.py"))]
+    found = subprocess.run(
+        [*apart, *command, make.__name__, trouble, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     )
-    try:
-        uploads.give_up(Staged(epoch=1, step=6, path="", tensors=(), problem="full"), 0, "full")
-    finally:
-        await uploads.close()
-    assert not path.exists()
+    assert found.returncode == 0, found.stderr
+    assert "refused and kept" in found.stdout
 
 
-async def test_the_next_agent_of_a_pod_adopts_what_was_held(tmp_path: Path) -> None:
-    staging = tmp_path / "staging"
-    staging.mkdir()
-    path = hold_in_the_middle(MemoryTier(tmp_path / "restore"), staging, BODY)
-    (staging / "waits-for-the-store.part").write_bytes(b"1")
-    (staging / "slot-1-1").write_bytes(b"2")
-    assert count_incarnation(str(tmp_path)) == 1
-    assert set(staging.iterdir()) == {path, path.with_name(path.name + ".held")}
-    adopted = MemoryTier(tmp_path / "restore", staging)
-    assert adopted.find(a_chunk().digest) == place_of(path, BODY)
-    assert await adopted.get(a_chunk()) == BODY
+# --- tiers that forget ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "note",
-    [b"", b"[]", b'{"step": 1}', b'{"step": "x", "chunks": {}}', b'{"step": 1, "chunks": 3}'],
-)
-async def test_a_note_that_cannot_be_read_is_passed_over(tmp_path: Path, note: bytes) -> None:
-    path = hold_in_the_middle(MemoryTier(tmp_path), tmp_path, BODY)
-    path.with_name(path.name + ".held").write_bytes(note)
-    assert not await is_right(MemoryTier(tmp_path, tmp_path), a_chunk())
+@every_near_tier
+async def test_what_nobody_needs_is_deleted(tmp_path: Path, pool: Pool, make: MakeNear) -> None:
+    async with make(tmp_path, pool) as case:
+        tier = case.tier
+        await fill(tier, BODY, OTHER)
+        assert set(await tier.list()) == {a_chunk().digest, a_chunk(OTHER).digest}
+        await tier.keep("slot-2", [a_save(OTHER, step=4)], 0)
+        await tier.drop(OWNER)
+        assert set(await tier.list()) == {a_chunk(OTHER).digest}
+        await tier.drop("slot-2")
+        assert set(await tier.list()) == set()
+        assert await tier.get(a_chunk()) is None
 
 
-async def test_a_staged_file_that_was_damaged_is_not_adopted(tmp_path: Path) -> None:
-    path = hold_in_the_middle(MemoryTier(tmp_path), tmp_path, BODY)
-    with path.open("r+b") as file:
-        file.seek(100)
-        file.write(b"\0\0\0")
-    assert not await is_right(MemoryTier(tmp_path, tmp_path), a_chunk())
+@every_near_tier
+async def test_what_is_older_than_the_newest_commit_is_needed_by_nobody(
+    tmp_path: Path, pool: Pool, make: MakeNear
+) -> None:
+    async with make(tmp_path, pool) as case:
+        tier = case.tier
+        await fill(tier, BODY, step=3)
+        await tier.keep("slot-2", [a_save(OTHER, step=6)], 3)
+        await tier.put(a_chunk(OTHER), OTHER)
+        assert len(await tier.list()) == 2, "step 3 is committed, 6 not yet"
+        await tier.keep("slot-2", [], 6)
+        assert set(await tier.list()) == {a_chunk(OTHER).digest}
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "", "a/b"])
-async def test_a_peer_reads_nothing_but_chunks(tmp_path: Path, name: str) -> None:
-    memory = MemoryTier(tmp_path / "memory")
-    await memory.keep(set())
-    (tmp_path / "memory/secret").write_bytes(b"secret")
-    assert await peer_tier.answer_call(memory, ChunkCall(digest=name, start=0, count=10)) == b""
+@every_near_tier
+async def test_a_chunk_that_two_saves_share_stays_as_long_as_one_needs_it(
+    tmp_path: Path, pool: Pool, make: MakeNear
+) -> None:
+    async with make(tmp_path, pool) as case:
+        await fill(case.tier, BODY, OTHER, step=3)
+        await case.tier.keep(OWNER, [a_save(BODY, step=6)], 6)
+        assert set(await case.tier.list()) == {a_chunk().digest}
+
+
+@every_near_tier
+async def test_a_tier_that_was_never_used_holds_nothing(
+    tmp_path: Path, pool: Pool, make: MakeNear
+) -> None:
+    async with make(tmp_path, pool) as case:
+        assert set(await case.tier.list()) == set()
+        assert await case.tier.get(a_chunk()) is None
+
+
+@every_near_tier
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "", "a/b", ".lock"])
+async def test_no_name_leads_out_of_a_tier(
+    tmp_path: Path, pool: Pool, make: MakeNear, name: str
+) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    async with make(tmp_path, pool) as case:
+        await fill(case.tier, BODY)
+        wrong = tier_given.Chunk(digest=name, key="chunks/x", bytes=6)
+        assert await case.tier.get(wrong) is None
+        with pytest.raises(OSError, match=r"is not the name of|is corrupt"):
+            await case.tier.put(wrong, b"secret")
+        with pytest.raises(OSError, match="is not the name of"):
+            await case.tier.keep(name, [a_save(BODY)], 0)
+
+
+async def test_chunks_of_another_epochs_chain_are_deleted(tmp_path: Path, pool: Pool) -> None:
+    """Epoch 2 continues from step 3 of epoch 1; what epoch 1 did beyond it, or another at this step, is void."""
+    void = b"of a gang that was cut off"
+    for make in (tier_given.memory_case, tier_given.disk_case):
+        async with make(tmp_path, pool) as case:
+            await fill(case.tier, BODY, step=3)
+            await case.tier.keep("slot-2", [a_save(OTHER, step=6)], 0)
+            await case.tier.keep("slot-3", [a_save(void, epoch=7, step=3)], 0)
+            for body in (OTHER, void):
+                await case.tier.put(a_chunk(body), body)
+            assert hasattr(case.tier, "rewind")
+            await case.tier.rewind(1, 3)
+            assert set(await case.tier.list()) == {a_chunk().digest}
+
+
+# --- a peer's own troubles ------------------------------------------------------------------------
+
+
+async def test_a_peer_refuses_a_chunk_that_was_damaged_on_its_way(
+    tmp_path: Path, pool: Pool
+) -> None:
+    async with tier_given.peer_case(tmp_path, pool) as case:
+        await case.tier.keep(OWNER, [a_save(BODY)], 0)
+        with pytest.raises(OSError, match="is corrupt"):
+            await case.tier.put(a_chunk(), b"x" + BODY[1:])
+        assert set(await case.tier.list()) == set()
+
+
+async def test_a_peer_keeps_room_for_itself(
+    tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incoming, "RESERVE_BYTES", 2**60)
+    async with tier_given.peer_case(tmp_path, pool) as case:
+        with pytest.raises(OSError, match="No space left"):
+            await fill(case.tier, BODY)
+
+
+async def test_a_peer_that_is_gone_says_nothing_and_is_not_asked_twice(pool: Pool) -> None:
+    gone = PeerTier(pool, "127.0.0.1:9", OWNER)
+    assert await gone.get(a_chunk()) is None
+    with pytest.raises(ConnectionError):
+        await gone.put(a_chunk(), BODY)
+    with pytest.raises(ConnectionError):
+        await gone.list()
 
 
 @pytest.mark.parametrize(("start", "count"), [(-1, 5), (0, 0), (0, -4), (10**9, 5)])
 async def test_a_span_outside_of_the_chunk_is_empty(tmp_path: Path, start: int, count: int) -> None:
     memory = MemoryTier(tmp_path)
-    hold_in_the_middle(memory, tmp_path, BODY)
-    call = ChunkCall(digest=a_chunk().digest, start=start, count=count)
-    assert await peer_tier.answer_call(memory, call) == b""
+    tier_given.hold_in_the_middle(memory, tmp_path, BODY)
+    call = incoming.ChunkCall(digest=a_chunk().digest, start=start, count=count)
+    assert await incoming.Incoming(memory).read(incoming.codec.dumps(call)) == b""
 
 
-def test_the_pods_behind_this_one_are_asked_first() -> None:
-    assert choose_order(["a", "b", "c", "d"], "c") == ["d", "a", "b"]
-    assert choose_order(["a", "b"], "z") == ["a", "b"]
+async def test_two_pods_of_a_node_share_a_folder_on_its_disk(tmp_path: Path, pool: Pool) -> None:
+    async with (
+        tier_given.disk_case(tmp_path, pool) as one,
+        tier_given.disk_case(tmp_path, pool) as two,
+    ):
+        pair: list[NearTier] = [one.tier, two.tier]
+        bodies = [b"a" * 900, b"b" * 900]
+
+        async def save(at: int, step: int) -> None:
+            body = bodies[at] + step.to_bytes(2, "little")
+            await pair[at].keep(f"slot-{at}", [a_save(body, step=step)], step)
+            await pair[at].put(a_chunk(body), body)
+            assert await pair[at].get(a_chunk(body)) == body
+
+        for step in range(1, 15):
+            await asyncio.gather(save(0, step), save(1, step))
+        await one.tier.keep("slot-0", [], 14)
+        last = {a_chunk(body + (14).to_bytes(2, "little")).digest for body in bodies}
+        assert set(await one.tier.list()) == last
 
 
-# --- a whole checkpoint ---------------------------------------------------------------------------
-
-
-async def a_checkpoint(folder: Path, store: ObjectStore) -> tuple[ARun, list[Chunk]]:
-    run = ARun(store, folder / "staged")
-    await run.claim(1)
-    await run.save(2)
-    fetched = await fetch(store, run.log.commits[-1], folder / "first")
-    return run, choose_chunks(fetched.manifest)
-
-
-async def test_what_a_peer_holds_is_not_read_from_the_store(
-    bad_day: UnreliableStore, tmp_path: Path, pool: Pool
-) -> None:
-    run, chunks = await a_checkpoint(tmp_path, bad_day)
-    async with serving(MemoryTier(tmp_path / "first")) as address:
-        bad_day.calls.clear()
-        found = await fetch(
-            bad_day, run.log.commits[-1], tmp_path / "second", nearer=[PeerTier(pool, [address])]
-        )
-    assert found.sources == {"peer": len(chunks)}
-    assert bad_day.calls == [("get", run.log.commits[-1].manifest)]
-
-
-async def test_a_chunk_that_is_damaged_at_a_peer_is_read_from_the_store(
-    bad_day: UnreliableStore, tmp_path: Path, pool: Pool
-) -> None:
-    run, chunks = await a_checkpoint(tmp_path, bad_day)
-    (tmp_path / "first/chunks" / chunks[0].digest).write_bytes(b"\0" * chunks[0].bytes)
-    async with serving(MemoryTier(tmp_path / "first")) as address:
-        found = await fetch(
-            bad_day, run.log.commits[-1], tmp_path / "second", nearer=[PeerTier(pool, [address])]
-        )
-    assert found.sources == {"peer": len(chunks) - 1, "store": 1}
-    body = (tmp_path / "second/chunks" / chunks[0].digest).read_bytes()
-    assert find_problem(chunks[0], body) == ""
-
-
-async def test_a_chunk_that_the_store_has_lost_comes_from_a_peer(
-    bad_day: UnreliableStore, tmp_path: Path, pool: Pool
-) -> None:
-    run, chunks = await a_checkpoint(tmp_path, bad_day)
-    await bad_day.delete(chunks[0].key)
-    with pytest.raises(Broken, match="is gone"):
-        await fetch(bad_day, run.log.commits[-1], tmp_path / "alone")
-    async with serving(MemoryTier(tmp_path / "first")) as address:
-        found = await fetch(
-            bad_day, run.log.commits[-1], tmp_path / "second", nearer=[PeerTier(pool, [address])]
-        )
-    assert found.sources == {"peer": len(chunks)}
-
-
-async def test_what_is_staged_here_is_used_where_it_lies(
-    bad_day: UnreliableStore, tmp_path: Path
-) -> None:
-    run, chunks = await a_checkpoint(tmp_path, bad_day)
-    memory = MemoryTier(tmp_path / "second")
-    body = (tmp_path / "first/chunks" / chunks[0].digest).read_bytes()
-    path = hold_in_the_middle(memory, tmp_path, body)
-    found = await fetch(bad_day, run.log.commits[-1], tmp_path / "second", memory=memory)
-    assert found.sources["memory"] == 1
-    assert not (tmp_path / "second/chunks" / chunks[0].digest).exists()
-    assert found.places[chunks[0].digest].path == str(path)
-    assert codec.loads(Places, found.places_path.read_bytes()).chunks == found.places
+async def test_a_peer_serves_what_it_staged_itself(tmp_path: Path, pool: Pool) -> None:
+    memory = MemoryTier(tmp_path)
+    tier_given.hold_in_the_middle(memory, tmp_path, BODY)
+    async with serving(memory) as address:
+        tier = PeerTier(pool, address)
+        assert set(await tier.list()) == {a_chunk().digest}
+        assert await tier.get(a_chunk()) == BODY

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from everstep_agent import logline
 from everstep_agent.checkpoint.commit_rules import decide_append
+from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.context import Context
 from everstep_agent.coordinator import boundary_turn, members
 from everstep_agent.coordinator.breaks import list_breaks
@@ -144,7 +145,8 @@ def _build_term(workers: int) -> Term:
     me = Identity(slot=0, attempt=0, incarnation=1, address="host-0:7070")
     store = open_store("memory://", "", {})
     line = logline.Log(io.StringIO())
-    context = Context(settings=settings, me=me, store=store, line=line)
+    memory = MemoryTier(Path("no-folder"))
+    context = Context(settings=settings, me=me, store=store, memory=memory, line=line)
     peers = tuple(levels.Peer(slot=s, attempt=0, address=f"host-{s}") for s in range(workers))
     return Term(context, None, levels.Wanted(want_workers=workers, peers=peers), GroupStore())
 

@@ -1,6 +1,7 @@
 """Commits complete parts: the manifest first, created once; then its entry in the run log."""
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +9,10 @@ from dataclasses import dataclass
 from everstep_agent.checkpoint import ledger
 from everstep_agent.checkpoint.commit_rules import build_manifest, decide_append, list_given_up
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
+from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.merging import merge_ledger
 from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.restore import Fetcher
 from everstep_agent.runlog.rules import Verdict
 from everstep_agent.runlog.run_log import Appended, RunLog
 from everstep_agent.storage.errors import AlreadyExists
@@ -39,12 +42,15 @@ class NotCommitted:
 
 
 class Committer:
-    """Used by the coordinator. Calls must not overlap."""
+    """Used by the coordinator. Calls must not overlap. `memory`: of the coordinator's pod."""
 
-    def __init__(self, store: ObjectStore, log: RunLog, run: str) -> None:
+    def __init__(
+        self, store: ObjectStore, log: RunLog, run: str, memory: MemoryTier | None = None
+    ) -> None:
         self._store = store
         self._log = log
         self._run = run
+        self._memory = memory
         self._last: tuple[str, Manifest] | None = None
 
     async def commit(
@@ -115,10 +121,15 @@ class Committer:
         if self._last and self._last[0] == last.manifest:
             return last.manifest, self._last[1], []
         try:
-            return last.manifest, await fetch_manifest(self._store, last), []
+            return last.manifest, await self._fetch(last), []
         except Broken as error:
             # Saving the state matters more than the proof of its history.
             return last.manifest, None, [f"the parent's ledger is lost: {error}"]
+
+    async def _fetch(self, commit: Commit) -> Manifest:
+        if self._memory is None:
+            return await fetch_manifest(self._store, commit)
+        return (await Fetcher(self._store, self._memory).find_manifest(commit))[0]
 
     async def _merged(self, parent: Manifest, token: str, step: int, notes: list[str]) -> Manifest:
         try:
@@ -148,7 +159,14 @@ class Committer:
             outcome = await self._log.append(commit)
             if isinstance(outcome, Appended):
                 self._last = (key, manifest)
+                await self._hold(commit, raw)
                 return Committed(commit=commit, place=outcome.place, notes=tuple(notes))
+
+    async def _hold(self, commit: Commit, raw: bytes) -> None:
+        """So that a restore need not read the manifest from the store."""
+        if self._memory is not None:
+            with contextlib.suppress(OSError):  # no room
+                await self._memory.hold_manifest(commit, raw)
 
     async def _put(self, manifest: Manifest, raw: bytes) -> str:
         """Create-only: a manifest with this name and other content (of a save that was dropped and

@@ -1,67 +1,124 @@
 """Chunks in a folder, a file each: in memory, or on a disk of the node."""
 
 import asyncio
+import contextlib
+import errno
+import fcntl
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
+from everstep_agent.checkpoint.files import PART, make_folder, read_file, replace_file
+from everstep_agent.checkpoint.keeping import Note, Notes, Save, add_saves, list_kept, rewind
+from everstep_contract import codec
 from everstep_contract.manifest import Chunk
+
+NOTE = ".note"
+LOCK = ".lock"
+Change = Callable[[Notes], dict[str, Note]]
 
 
 class FolderTier:
-    """Each file is named by its chunk's digest, and is there completely or not at all."""
+    """Each file is named by its chunk's digest, and is there completely or not at all. A note of each owner says which
+    chunks it needs. Several agents of one node may share a folder on its disk.
 
-    def __init__(self, folder: Path, name: str) -> None:
+    Args:
+        run: notes of another run are not believed.
+        sync: what is put survives a power failure.
+    """
+
+    def __init__(self, folder: Path, name: str, *, run: str = "", sync: bool = False) -> None:
         self.folder, self.name = folder, name
+        self._run, self._sync = run, sync
 
     def locate(self, digest: str) -> Path | None:
         """The file of this chunk, whether it is there or not; None: no chunk can have that name."""
-        named = digest.isascii() and digest.replace("-", "").isalnum()
-        return self.folder / digest if named else None
+        return self.folder / digest if is_name(digest) else None
 
     async def get(self, chunk: Chunk) -> bytes | None:
         return await asyncio.to_thread(self.read, chunk.digest, 0, chunk.bytes)
 
     async def put(self, chunk: Chunk, body: bytes) -> None:
-        """Raises OSError if there is no room."""
-        await asyncio.to_thread(replace_file, self.folder / chunk.digest, body)
+        await asyncio.to_thread(self._put, chunk, body)
 
-    async def keep(self, digests: Collection[str]) -> None:
-        """Delete all other files. Raises OSError if the folder cannot be made."""
-        await asyncio.to_thread(_clear, self.folder, frozenset(digests))
+    async def list(self) -> Collection[str]:
+        return await asyncio.to_thread(self._list)
+
+    async def keep(self, owner: str, saves: Sequence[Save], since: int) -> None:
+        if not is_name(owner):
+            raise OSError(errno.EINVAL, f"{owner!r} is not the name of an owner")
+        added = Note(run=self._run, owner=owner, saves=tuple(saves))
+        await asyncio.to_thread(self._change, lambda notes: add_saves(notes, added, since))
+
+    async def drop(self, owner: str) -> None:
+        await asyncio.to_thread(
+            self._change, lambda notes: {o: note for o, note in notes.items() if o != owner}
+        )
+
+    async def rewind(self, epoch: int | None, step: int) -> None:
+        await asyncio.to_thread(self._change, lambda notes: rewind(notes, epoch, step))
 
     def read(self, digest: str, start: int, count: int) -> bytes | None:
         """Bytes of a chunk, from `start` on, `count` at most; None: it is not here."""
         path = self.locate(digest)
         return None if path is None else read_file(path, start, count)
 
-    def drop(self, digest: str) -> None:
+    def remove(self, digest: str) -> None:
         (self.folder / digest).unlink(missing_ok=True)
 
+    def clear(self) -> None:
+        with contextlib.suppress(OSError):
+            self._change(lambda notes: {})
 
-def read_file(path: Path, start: int, count: int) -> bytes | None:
-    """None: the file cannot be read."""
+    def read_notes(self) -> dict[str, Note]:
+        """Of this run, by owner."""
+        found = {}
+        for path in self.folder.glob(f"*{NOTE}"):
+            with contextlib.suppress(OSError, codec.DecodeError):
+                note = codec.loads(Note, path.read_bytes())
+                if note.run == self._run and path.name == note.owner + NOTE:
+                    found[note.owner] = note
+        return found
+
+    def _put(self, chunk: Chunk, body: bytes) -> None:
+        if not is_name(chunk.digest):
+            raise OSError(errno.EINVAL, f"{chunk.digest!r} is not the name of a chunk")
+        replace_file(self.folder / chunk.digest, body, sync=self._sync)
+
+    def _list(self) -> set[str]:
+        try:
+            return {name for name in os.listdir(self.folder) if is_name(name)}
+        except FileNotFoundError:
+            return set()
+
+    def _change(self, change: Change) -> None:
+        make_folder(self.folder, sync=self._sync)
+        with _locked(self.folder / LOCK):
+            before = self.read_notes()
+            after = change(before)
+            for owner, note in after.items():
+                if before.get(owner) != note:
+                    replace_file(self.folder / f"{owner}{NOTE}", codec.dumps(note), sync=self._sync)
+            self._clear({f"{owner}{NOTE}" for owner in after} | list_kept(after) | {LOCK})
+
+    def _clear(self, kept: Collection[str]) -> None:
+        """Frees memory at once: a worker that still maps a removed file keeps it until it ends."""
+        for path in self.folder.iterdir():
+            whole = path.name.partition(".")[0] if path.name.endswith(PART) else path.name
+            if whole not in kept:
+                path.unlink(missing_ok=True)
+
+
+def is_name(digest: str) -> bool:
+    return digest.isascii() and digest.replace("-", "").isalnum()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time decides what is deleted, so that it sees the notes of the others."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with path.open("rb") as file:
-            return os.pread(file.fileno(), count, start)
-    except OSError:
-        return None
-
-
-def replace_file(path: Path, body: bytes) -> None:
-    """The file is there completely or not at all."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_bytes(body)
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-
-
-def _clear(folder: Path, kept: Collection[str]) -> None:
-    """Frees memory at once: a worker that still maps a removed file keeps it until it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        if path.name not in kept:
-            path.unlink(missing_ok=True)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -25,6 +25,11 @@ async def fetch_manifest(store: ObjectStore, commit: Commit) -> Manifest:
         raise Broken(f"{commit.manifest} is gone") from None
     except (BadAddress, TooLarge) as error:
         raise Broken(str(error)) from None
+    return await read_manifest(commit, raw)
+
+
+async def read_manifest(commit: Commit, raw: bytes) -> Manifest:
+    """Raises `Broken` if `raw` is not what was committed, or in an unknown format."""
     digest = await asyncio.to_thread(lambda: hashlib.sha256(raw).hexdigest())
     if digest != commit.digest:
         text = f"SHA-256 {digest[:12]}…, committed {commit.digest[:12]}…"

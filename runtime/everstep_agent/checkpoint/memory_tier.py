@@ -1,63 +1,117 @@
-"""Chunks in this pod's memory: those of the newest saves, where their staged files still lie, and those that were
-fetched for the last restore, a file each.
+"""Chunks in this pod's memory: its own saves, where their staged files still lie; and, a file each, what was fetched
+for the last restore and the copies of other pods' saves.
 
 A note beside each staged file says which chunks lie in it, so that an agent that comes back after SIGKILL or an OOM
 kill of its container adopts what its predecessor held.
 """
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from everstep_agent.checkpoint.folder_tier import FolderTier, read_file, replace_file
+from everstep_agent.checkpoint import keeping
+from everstep_agent.checkpoint.files import read_file, replace_file
+from everstep_agent.checkpoint.folder_tier import FolderTier
+from everstep_agent.checkpoint.keeping import Save
+from everstep_agent.waiting import Change
 from everstep_contract import codec
+from everstep_contract.log import Commit
 from everstep_contract.manifest import Chunk
 from everstep_contract.places import Place
 
+MANIFEST = "manifest"
+"""Owner of the manifest of the newest checkpoint, in the coordinator's pod."""
 NOTE = ".held"
 """What the name of a note has more than that of its file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A staged file whose chunks are in the store; its note in the same form."""
+    """A staged file and the chunks that lie in it; its note in the same form."""
 
+    epoch: int
     step: int
     chunks: Mapping[str, Place]
     """Digest → where it lies in the file."""
 
+    def to_save(self) -> Save:
+        chunks = (Chunk(digest=d, key="", bytes=p.bytes) for d, p in self.chunks.items())
+        return Save(epoch=self.epoch, step=self.step, chunks=tuple(chunks))
+
 
 class MemoryTier:
-    """A staged file is held until a save of another step is staged: its room is needed then.
-
+    """
     Args:
-        folder: in memory, for chunks that are fetched.
+        folder: in memory, for chunks that come from elsewhere.
         staging: where the agent's predecessor may have left staged files.
     """
 
     name = "memory"
 
     def __init__(self, folder: Path, staging: Path | None = None) -> None:
-        self.fetched = FolderTier(folder / "chunks", self.name)
+        self.others = FolderTier(folder / "chunks", self.name)
         self._held = list_left(staging) if staging is not None else {}
         self._checked: dict[str, Place] = {}
         """What this agent has verified since it started."""
+        self._manifest = next(iter(_find_saves(self.others, MANIFEST)), None)
+        self.committed = 0
+        """Step of the newest checkpoint, as far as this pod knows."""
+        self.changed = Change()
+        """Fires when there is news of `list_saves`."""
 
-    def hold(self, step: int, path: str, chunks: Mapping[str, Place]) -> None:
-        """Own the staged file at `path`. `chunks`: as in `Held`."""
-        file, held = Path(path), Held(step=step, chunks=dict(chunks))
+    # --- this pod's own saves --------------------------------------------------------------------
+
+    def hold(self, held: Held, path: str) -> None:
+        """Own the staged file at `path`."""
+        file = Path(path)
         self._held[file] = held
-        with contextlib.suppress(OSError):  # without it a successor reads from the store
+        with contextlib.suppress(OSError):  # without it a successor reads from elsewhere
             replace_file(note_of(file), codec.dumps(held))
+        self.changed.fire()
 
-    def release_others(self, step: int) -> None:
-        """Delete the staged files of other steps. A worker that has mapped one keeps its bytes."""
-        for path in [p for p, held in self._held.items() if held.step != step]:
-            del self._held[path]
-            self._checked = {d: p for d, p in self._checked.items() if p.path != str(path)}
-            for gone in (note_of(path), path):
-                gone.unlink(missing_ok=True)
+    async def hold_manifest(self, commit: Commit, raw: bytes) -> None:
+        """Of a checkpoint that this pod's coordinator has committed. Raises OSError."""
+        chunk = Chunk(digest=commit.digest, key=commit.manifest, bytes=len(raw))
+        save = Save(epoch=commit.epoch, step=commit.step, chunks=(chunk,))
+        await self.keep(MANIFEST, [save], commit.step)
+        await self.put(chunk, raw)
+        self._manifest = save
+        self.changed.fire()
+
+    def list_saves(self) -> tuple[Save, ...]:
+        """The oldest first. A manifest belongs to the save that it describes, or stands alone."""
+        own = [held.to_save() for held in self._held.values()]
+        return keeping.merge_saves([*own, *([self._manifest] if self._manifest else [])])
+
+    def release(self, path: str) -> None:
+        """Delete this staged file. A worker that has mapped it keeps its bytes."""
+        file = Path(path)
+        self._held.pop(file, None)
+        self._checked = {d: p for d, p in self._checked.items() if p.path != path}
+        for gone in (note_of(file), file):
+            gone.unlink(missing_ok=True)
+        self.changed.fire()
+
+    def release_before(self, step: int, but: Collection[str] = ()) -> bool:
+        """Delete the staged files of older steps, except these. Returns whether there were any."""
+        old = [str(p) for p, held in self._held.items() if held.step < step and str(p) not in but]
+        for path in old:
+            self.release(path)
+        return bool(old)
+
+    def release_oldest(self, but: Collection[str] = ()) -> bool:
+        """As `release_before`, of the oldest step."""
+        steps = [held.step for path, held in self._held.items() if str(path) not in but]
+        return bool(steps) and self.release_before(min(steps) + 1, but)
+
+    def drop_others(self) -> None:
+        """Delete everything but this pod's own saves."""
+        self.others.clear()
+        self._manifest = None
+        self._checked = {}
+
+    # --- any chunk -------------------------------------------------------------------------------
 
     def find(self, digest: str) -> Place | None:
         """Where a chunk lies that was verified when it came here. Whoever reads it checks it again."""
@@ -66,7 +120,7 @@ class MemoryTier:
 
     def note(self, chunk: Chunk, sums: Mapping[str, int]) -> Place:
         """This chunk was verified here. `sums`: as in `Place`."""
-        file = Place(path=str(self.fetched.folder / chunk.digest), start=0, bytes=chunk.bytes)
+        file = Place(path=str(self.others.folder / chunk.digest), start=0, bytes=chunk.bytes)
         place = replace(self.find(chunk.digest) or file, sums=dict(sums))
         self._checked[chunk.digest] = place
         return place
@@ -75,31 +129,62 @@ class MemoryTier:
         """What lies here of this chunk is damaged."""
         self._held = {p: _without(held, digest) for p, held in self._held.items()}
         self._checked.pop(digest, None)
-        self.fetched.drop(digest)
+        self.others.remove(digest)
 
     async def get(self, chunk: Chunk) -> bytes | None:
         place = self.find(chunk.digest)
         if place is None:
-            return await self.fetched.get(chunk)
+            return await self.others.get(chunk)
         return read_file(Path(place.path), place.start, place.bytes)
 
     async def put(self, chunk: Chunk, body: bytes) -> None:
-        """Raises OSError if there is no room."""
-        await self.fetched.put(chunk, body)
+        await self.others.put(chunk, body)
 
-    async def keep(self, digests: Collection[str]) -> None:
-        """Delete all other fetched chunks. Raises OSError if the folder cannot be made."""
-        self._checked = {d: place for d, place in self._checked.items() if d in digests}
-        await self.fetched.keep(digests)
+    async def list(self) -> Collection[str]:
+        staged = {digest for held in self._held.values() for digest in held.chunks}
+        return {*await self.others.list(), *staged}
+
+    async def keep(self, owner: str, saves: Sequence[Save], since: int) -> None:
+        await self.others.keep(owner, saves, since)
+        await self._forget()
+
+    async def drop(self, owner: str) -> None:
+        await self.others.drop(owner)
+        await self._forget()
+
+    def note_commit(self, step: int, but: Collection[str] = ()) -> None:
+        """Delete the staged files of older steps, except these."""
+        self.committed = max(self.committed, step)
+        self.release_before(step, but)
+        self.changed.fire()
+
+    async def rewind(self, epoch: int | None, step: int) -> None:
+        for path, held in list(self._held.items()):
+            if not keeping.continues(held.to_save(), epoch, step):
+                self.release(str(path))
+        if self._manifest and not keeping.continues(self._manifest, epoch, step):
+            self._manifest = None
+        await self.others.rewind(epoch, step)
+        await self._forget()
 
     def read(self, digest: str, start: int, count: int) -> bytes | None:
         """Bytes of the chunk with this digest, from `start` on, `count` at most; None: it is not here."""
         place = self.find(digest)
         if place is None:
-            return self.fetched.read(digest, start, count)
+            return self.others.read(digest, start, count)
         return read_file(
             Path(place.path), place.start + start, max(0, min(count, place.bytes - start))
         )
+
+    async def _forget(self) -> None:
+        """What was checked and is no longer here."""
+        here = await self.list()
+        self._checked = {d: place for d, place in self._checked.items() if d in here}
+
+
+def _find_saves(tier: FolderTier, owner: str) -> tuple[Save, ...]:
+    note = tier.read_notes().get(owner)
+    return note.saves if note else ()
 
 
 def list_left(staging: Path) -> dict[Path, Held]:

@@ -3,24 +3,28 @@
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.bounded import all_of
-from everstep_agent.checkpoint.folder_tier import replace_file
-from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
+from everstep_agent.checkpoint.files import replace_file
+from everstep_agent.checkpoint.keeping import Save
+from everstep_agent.checkpoint.manifests import Broken, read_manifest
 from everstep_agent.checkpoint.memory_tier import MemoryTier
-from everstep_agent.checkpoint.tiers import StoreTier, Tier, find_problem
+from everstep_agent.checkpoint.tiers import NearTier, StoreTier, Tier, find_problem
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec
 from everstep_contract.log import Commit
-from everstep_contract.manifest import ITEM_BYTES, Chunk, Manifest
+from everstep_contract.manifest import ITEM_BYTES, LIMIT_BYTES, Chunk, Manifest
 from everstep_contract.places import Place, Places, name_span
 
 CONCURRENCY = 4
-MANIFEST_NAME = "manifest.json"
+ASKED_AT_ONCE = 32
+"""How many tiers are asked at the same time for what they hold."""
+OWNER = "restore"
+"""In whose name chunks are kept that this pod fetches."""
 PLACES_NAME = "places.json"
 Spans = Collection[tuple[int, int]]
 """First byte, and how many."""
@@ -44,20 +48,22 @@ class Fetcher:
 
     Args:
         memory: this pod's.
-        nearer: tiers to ask before the store.
+        nearer: tiers to ask before the store, the first one first.
     """
 
     def __init__(
         self,
         store: ObjectStore,
         memory: MemoryTier,
-        nearer: Sequence[Tier] = (),
+        nearer: Sequence[NearTier] = (),
         *,
         concurrency: int = CONCURRENCY,
     ) -> None:
-        self._store, self._memory = store, memory
-        self._tiers = (memory, *nearer, StoreTier(store))
+        self._memory, self._nearer, self._store = memory, nearer, StoreTier(store)
         self._turns = asyncio.Semaphore(concurrency)
+        self._asking = asyncio.Lock()
+        self._listed: list[tuple[NearTier, Collection[str]]] | None = None
+        """What each of the nearer tiers held when it was asked."""
 
     async def fetch(self, commit: Commit, folder: Path) -> Fetched:
         """Bring one checkpoint here, its documents into `folder`. What is here already is kept, anything else
@@ -68,18 +74,24 @@ class Fetcher:
             StoreError: the store cannot say.
             OSError: there is no room.
         """
-        manifest = await fetch_manifest(self._store, commit)
+        self._listed = None
+        await self._memory.rewind(commit.epoch, commit.step)
+        self._memory.committed = commit.step
+        manifest, document = await self.find_manifest(commit)
         needed = choose_chunks(manifest)
-        await self._memory.keep({c.digest for c in needed})
+        listed = Chunk(digest=commit.digest, key=commit.manifest, bytes=len(document))
+        save = Save(epoch=commit.epoch, step=commit.step, chunks=(*needed, listed))
+        await self._memory.keep(OWNER, [save], commit.step)
+        await self._memory.put(listed, document)
         spans = list_spans(manifest)
         found = await all_of(self.bring(chunk, spans[chunk.digest]) for chunk in needed)
         places = {c.digest: place for c, (_, place) in zip(needed, found, strict=True)}
-        for name, document in ((MANIFEST_NAME, manifest), (PLACES_NAME, Places(chunks=places))):
-            await asyncio.to_thread(replace_file, folder / name, codec.dumps(document))
+        written = codec.dumps(Places(chunks=places))
+        await asyncio.to_thread(replace_file, folder / PLACES_NAME, written)
         return Fetched(
             commit=commit,
             manifest=manifest,
-            manifest_path=folder / MANIFEST_NAME,
+            manifest_path=self._memory.others.folder / commit.digest,
             places=places,
             places_path=folder / PLACES_NAME,
             sources=dict(Counter(tier for tier, _ in found)),
@@ -101,7 +113,7 @@ class Fetcher:
             if place and all(name_span(*span) in place.sums for span in spans):
                 return self._memory.name, place
             problem = ""
-            for tier in self._tiers:
+            async for tier in self._list_tiers(chunk.digest):
                 body = await tier.get(chunk)
                 problem = await asyncio.to_thread(find_problem, chunk, body)
                 if body is not None and not problem:
@@ -110,6 +122,41 @@ class Fetcher:
                     sums = await asyncio.to_thread(digest.sum_pieces, body, spans)
                     return tier.name, self._memory.note(chunk, sums)
             raise Broken(problem)
+
+    async def find_manifest(self, commit: Commit) -> tuple[Manifest, bytes]:
+        """The manifest, and the document as it was committed. Raises `Broken` and `StoreError` as `fetch`."""
+        chunk = Chunk(digest=commit.digest, key=commit.manifest, bytes=LIMIT_BYTES)
+        problem = f"{commit.manifest} is gone"
+        async for tier in self._list_tiers(commit.digest):
+            document = await tier.get(chunk)
+            if document is None:
+                continue
+            try:
+                return await read_manifest(commit, document), document
+            except Broken as error:
+                problem = str(error)
+        raise Broken(problem)
+
+    async def _list_tiers(self, digest: str) -> AsyncIterator[Tier]:
+        """Those to be asked for a chunk. The nearer ones are asked what they hold once memory lacks one."""
+        yield self._memory
+        async with self._asking:
+            if self._listed is None:
+                turns = asyncio.Semaphore(ASKED_AT_ONCE)
+                held = await all_of(_list_held(tier, turns) for tier in self._nearer)
+                self._listed = list(zip(self._nearer, held, strict=True))
+        for tier, digests in self._listed:
+            if digest in digests:
+                yield tier
+        yield self._store
+
+
+async def _list_held(tier: NearTier, turns: asyncio.Semaphore) -> Collection[str]:
+    async with turns:
+        try:
+            return await tier.list()
+        except OSError:
+            return ()
 
 
 def choose_chunks(manifest: Manifest) -> list[Chunk]:

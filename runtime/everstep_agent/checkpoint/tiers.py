@@ -1,10 +1,13 @@
-"""Where a checkpoint's chunks may be found, the nearest place first: this pod's memory, other pods' memory, the
-store. Each chunk is verified by its digest, wherever it comes from; so a tier may be wrong, but cannot do harm.
+"""Where a checkpoint's chunks may lie, the nearest place first: this pod's memory, a disk of its node, other pods'
+memory, the store. Each chunk is verified by its digest, wherever it comes from; so a tier may be wrong, but cannot do
+harm.
 """
 
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from everstep_agent.checkpoint import digest
+from everstep_agent.checkpoint.keeping import Save
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.storage.errors import BadAddress, NotFound, TooLarge
 from everstep_agent.storage.store import ObjectStore
@@ -12,6 +15,8 @@ from everstep_contract.manifest import Chunk
 
 
 class Tier(Protocol):
+    """Every tier passes the suite `tests/agent/test_tiers.py`."""
+
     @property
     def name(self) -> str:
         """For the log."""
@@ -23,6 +28,32 @@ class Tier(Protocol):
             Broken: this tier is the last that could have held it, and what it has is unusable.
             StoreError: this tier must be waited for.
         """
+
+    async def put(self, chunk: Chunk, body: bytes) -> None:
+        """Hold a chunk, completely or not at all.
+
+        Raises:
+            OSError, StoreError: it is not held: there is no room, the tier is read-only or cannot be reached.
+        """
+
+
+class NearTier(Tier, Protocol):
+    """A tier that has no room for everything: it holds what its owners say that they need (`keeping`). From the store
+    only the run log's retention deletes.
+    """
+
+    async def list(self) -> Collection[str]:
+        """Digests of what it holds. Raises OSError if it cannot tell."""
+
+    async def keep(self, owner: str, saves: Sequence[Save], since: int) -> None:
+        """`owner` needs these saves, too; comes before the `put` of their chunks. Saves older than step `since`, the
+        newest commit, are needed by nobody. What nobody needs is deleted.
+
+        Raises OSError.
+        """
+
+    async def drop(self, owner: str) -> None:
+        """`owner` needs nothing any more. Raises OSError."""
 
 
 class StoreTier:
@@ -40,6 +71,9 @@ class StoreTier:
             return None
         except (BadAddress, TooLarge) as error:
             raise Broken(str(error)) from None
+
+    async def put(self, chunk: Chunk, body: bytes) -> None:
+        await self._store.put(chunk.key, body)
 
 
 def find_problem(chunk: Chunk, body: bytes | None) -> str:

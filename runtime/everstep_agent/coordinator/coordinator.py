@@ -7,7 +7,8 @@ could not rebuild: the run log is in the store, and the agents report their work
 
 import asyncio
 
-from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
+from everstep_agent.checkpoint.manifests import Broken
+from everstep_agent.checkpoint.restore import Fetcher
 from everstep_agent.context import Context
 from everstep_agent.coordinator import faults, fence, regroup, rounds
 from everstep_agent.coordinator.breaks import Break
@@ -114,7 +115,8 @@ class Coordinator:
         if commit is None:
             return
         try:
-            manifest = await term.persist(lambda: fetch_manifest(term.context.store, commit))
+            near = Fetcher(term.context.store, term.context.memory)
+            manifest, _ = await term.persist(lambda: near.find_manifest(commit))
             claim = next((c for c in term.run_log.claims if c.token == commit.token), None)
             same = claim is not None and claim.job_uid == term.settings.job_uid
             term.carried = read_spent_time(manifest, same_job=same)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from everstep_agent import logline
 from everstep_agent.checkpoint import commit as committing
 from everstep_agent.checkpoint import commit_rules
+from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.coordinator.background import Background
 from everstep_agent.coordinator.pending_saves import Key, PendingSaves
@@ -46,8 +47,9 @@ class Saves:
         on_commit: Callable[[log.Commit], None],
         background: Background,
         line: logline.Log,
+        memory: MemoryTier | None = None,
     ) -> None:
-        self._committer = committing.Committer(store, run_log, run)
+        self._committer = committing.Committer(store, run_log, run, memory)
         self._log = run_log
         self.pins = Pins()
         self._pending = PendingSaves()

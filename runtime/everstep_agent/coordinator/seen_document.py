@@ -63,6 +63,7 @@ def build_seen(
         until=next((r.until for r, _ in inside if r.until is not None), None),
         loss=lead.loss if lead else None,
         staged=facts.staged,
+        copied_step=min((r.copied for _, r in held_by), default=0),
         committed=facts.committed,
         good=facts.good,
         pinned=facts.pinned,

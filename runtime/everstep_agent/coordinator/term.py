@@ -83,6 +83,7 @@ class Term:
             on_commit=self._committed,
             background=self.background,
             line=self.line,
+            memory=context.memory,
         )
         self._retention = Retention(context.store, self.run_log, keep=max(1, self.settings.keep))
         self.post_commit = PostCommit(

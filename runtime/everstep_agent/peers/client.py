@@ -64,8 +64,10 @@ class PeerClient:
             raise PeerError(f"{self.address}{path}: {error}", refused=True) from None
 
     async def fetch(self, path: str, body: Any, *, timeout: float) -> bytes:
-        """The body of the answer. Raises `PeerError` after `timeout` seconds at the latest."""
-        raw = codec.dumps(body)
+        """The body of the answer. `body`: a document, or bytes as they are. Raises `PeerError` after `timeout` seconds
+        at the latest.
+        """
+        raw = body if isinstance(body, bytes) else codec.dumps(body)
         where = f"{self.address}{path}"
         try:
             async with asyncio.timeout(timeout), self._turn:

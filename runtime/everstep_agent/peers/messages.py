@@ -8,8 +8,10 @@ one.
 import enum
 from dataclasses import dataclass, field
 
+from everstep_agent.checkpoint.keeping import Save
 from everstep_contract import levels, log, wire
 from everstep_contract.ledger import LedgerEntry
+from everstep_contract.manifest import Chunk
 from everstep_contract.ranges import Ranges
 
 Id = tuple[int, int, int]
@@ -135,6 +137,8 @@ class AgentReport:
     """Furthest step of a local worker if the boundary could not be acknowledged."""
     staged: int = 0
     """Newest step staged by every local worker in this epoch."""
+    copied: int = 0
+    """Newest step of which this pod's part also lies in another pod's memory."""
     whole: int = 0
     """Newest step of which a local worker has staged the full state, by itself."""
     cut: int = 0
@@ -403,6 +407,46 @@ class ChunkCall:
     digest: str
     start: int
     count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceCall:
+    """Hold this piece of a chunk; its bytes follow the document (`incoming.pack`). The answer is a `TierAnswer`."""
+
+    owner: str
+    chunk: Chunk
+    start: int
+    """Pieces come in order; the last one makes the chunk complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepCall:
+    """Saves that `owner` needs in this pod's memory. The answer is a `TierAnswer`."""
+
+    owner: str
+    saves: tuple[Save, ...]
+    since: int
+    """Step of the newest commit: older saves are needed by nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropCall:
+    """`owner` needs nothing in this pod's memory any more. The answer is a `TierAnswer`."""
+
+    owner: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListCall:
+    """For the digests of all chunks in this pod's memory. The answer is a `TierAnswer`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierAnswer:
+    digests: tuple[str, ...] = ()
+    error: int = 0
+    """`errno` of what was asked and not done; 0: it was done."""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,61 +1,109 @@
-"""The memory of the other pods, as a tier: what they staged or restored need not be read from the store."""
+"""The memory of another pod, as a tier: what it staged, restored or copied need not be read from the store, and what it
+holds for this pod outlives this pod's node.
+"""
 
-import asyncio
-from collections.abc import Sequence
+import errno
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.checkpoint.keeping import Save
+from everstep_agent.peers import incoming
+from everstep_agent.peers.answering import Handler
+from everstep_agent.peers.budget import Budget
 from everstep_agent.peers.client import PeerError, Pool
-from everstep_agent.peers.messages import ChunkCall
+from everstep_agent.peers.messages import (
+    ChunkCall,
+    DropCall,
+    KeepCall,
+    ListCall,
+    PieceCall,
+    TierAnswer,
+)
 from everstep_contract.manifest import Chunk
 
-PATH = "/v1/chunk"
-PEERS = 16
-"""How many pods are asked at most; what none of them holds is read from the store."""
-PIECE_BYTES = 4 * 2**20
-"""In one answer: to sign it takes the sender's loop a few milliseconds."""
+READ_PATH, TAKE_PATH = "/v1/chunk", "/v1/chunk-piece"
+LIST_PATH, KEEP_PATH, DROP_PATH = "/v1/chunks-held", "/v1/chunks-kept", "/v1/chunks-dropped"
+SENT_BYTES = 2**20
+"""In one request, so that a copy is spread over the time that its budget gives it."""
 CALL_SECONDS = 5.0
-"""Limit of one question; a peer that does not answer is not asked again."""
+"""Limit of one question; a peer that does not answer is not asked for a chunk again."""
 
 
 class PeerTier:
-    """`addresses`: of the other pods, those to be asked first in front."""
+    """
+    Args:
+        owner: in whose name this pod sends chunks.
+        budget: of what it sends; None: no limit.
+    """
 
     name = "peer"
 
-    def __init__(self, pool: Pool, addresses: Sequence[str]) -> None:
-        self._pool = pool
-        self._addresses = list(addresses[:PEERS])
+    def __init__(
+        self, pool: Pool, address: str, owner: str = "", budget: Budget | None = None
+    ) -> None:
+        self.address = address
+        self._pool, self._owner, self._budget = pool, owner, budget
+        self._silent = False
 
     async def get(self, chunk: Chunk) -> bytes | None:
-        for address in list(self._addresses):
-            try:
-                body = await self._fetch(address, chunk)
-            except PeerError:
-                if address in self._addresses:
-                    self._addresses.remove(address)
-                continue
-            if body is not None:
-                return body
-        return None
+        if self._silent:
+            return None
+        try:
+            return await self._fetch(chunk)
+        except PeerError:
+            self._silent = True
+            return None
 
-    async def _fetch(self, address: str, chunk: Chunk) -> bytes | None:
+    async def put(self, chunk: Chunk, body: bytes) -> None:
+        for start in range(0, max(1, len(body)), SENT_BYTES):
+            piece = body[start : start + SENT_BYTES]
+            if self._budget is not None:
+                await self._budget.take(len(piece))
+            call = PieceCall(owner=self._owner, chunk=chunk, start=start)
+            await self._ask(TAKE_PATH, incoming.pack(call, piece))
+
+    async def list(self) -> Collection[str]:
+        return frozenset((await self._ask(LIST_PATH, ListCall())).digests)
+
+    async def keep(self, owner: str, saves: Sequence[Save], since: int) -> None:
+        await self._ask(KEEP_PATH, KeepCall(owner=owner, saves=tuple(saves), since=since))
+
+    async def drop(self, owner: str) -> None:
+        await self._ask(DROP_PATH, DropCall(owner=owner))
+
+    async def _ask(self, path: str, body: Any) -> TierAnswer:
+        """Raises OSError: what the other pod says, or that it says nothing."""
+        try:
+            found = await self._pool.call(
+                self.address, path, body, TierAnswer, timeout=CALL_SECONDS
+            )
+        except PeerError as error:
+            raise ConnectionError(errno.ECONNREFUSED, str(error)) from None
+        if found.error:
+            raise OSError(found.error, found.message, self.address)
+        return found
+
+    async def _fetch(self, chunk: Chunk) -> bytes | None:
         """Raises `PeerError`."""
         pieces: list[bytes] = []
-        for start in range(0, max(1, chunk.bytes), PIECE_BYTES):
-            call = ChunkCall(digest=chunk.digest, start=start, count=PIECE_BYTES)
-            piece = await self._pool.fetch(address, PATH, call, timeout=CALL_SECONDS)
-            if not piece:
-                return None
+        for start in range(0, max(1, chunk.bytes), incoming.PIECE_BYTES):
+            count = min(incoming.PIECE_BYTES, chunk.bytes - start)
+            call = ChunkCall(digest=chunk.digest, start=start, count=count)
+            piece = await self._pool.fetch(self.address, READ_PATH, call, timeout=CALL_SECONDS)
             pieces.append(piece)
-        return b"".join(pieces)
+            if len(piece) < count:
+                break
+        return b"".join(pieces) or None
 
 
-async def answer_call(memory: MemoryTier, call: ChunkCall) -> bytes:
-    """The other pod's half: the bytes, none if it does not hold the chunk."""
-    count = min(call.count, PIECE_BYTES)
-    if call.start < 0 or count <= 0:
-        return b""
-    return await asyncio.to_thread(memory.read, call.digest, call.start, count) or b""
+def build_routes(served: incoming.Incoming) -> dict[str, Handler]:
+    return {
+        READ_PATH: served.read,
+        TAKE_PATH: served.take,
+        LIST_PATH: served.list,
+        KEEP_PATH: served.keep,
+        DROP_PATH: served.drop,
+    }
 
 
 def choose_order(addresses: Sequence[str], own: str) -> list[str]:

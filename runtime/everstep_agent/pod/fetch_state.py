@@ -10,7 +10,7 @@ from everstep_agent import logline
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.restore import Fetched, Fetcher
-from everstep_agent.checkpoint.tiers import Tier
+from everstep_agent.checkpoint.tiers import NearTier
 from everstep_agent.peers.messages import BrokenCheckpoint
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
@@ -52,7 +52,7 @@ class Restorer:
         """Tier → how many chunks of the last checkpoint came from it."""
 
     def ask(
-        self, epoch: int, commit: log.Commit | None, nearer: Sequence[Tier], then: Then
+        self, epoch: int, commit: log.Commit | None, nearer: Sequence[NearTier], then: Then
     ) -> None:
         """`nearer`: tiers between this pod's memory and the store."""
         self._cancel()

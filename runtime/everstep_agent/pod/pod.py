@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from everstep_agent.checkpoint.ledger import Book
-from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.restore import Fetched
 from everstep_agent.context import Context
@@ -26,9 +25,9 @@ from everstep_agent.peers.messages import (
     Stage,
     State,
 )
-from everstep_agent.peers.peer_tier import PeerTier, choose_order
 from everstep_agent.pod import device_waits, hang, head_start, spawn
 from everstep_agent.pod.arming import Arming, order_save
+from everstep_agent.pod.copies import Copies
 from everstep_agent.pod.deaths import Deaths
 from everstep_agent.pod.fetch_ledger import LedgerFetcher
 from everstep_agent.pod.fetch_state import Restorer
@@ -80,7 +79,8 @@ class Pod:
         """The level of the epoch that the local workers are in."""
         self._newest: Levels | None = None
         restore = Path(settings.memory) / "restore"
-        self.memory = MemoryTier(restore, Path(settings.memory) / "staging")
+        self.memory = context.memory
+        self._copies = Copies(settings, context.me, self.memory, relay.pool, self._touch, line)
         self._restorer = Restorer(store, restore, self.memory, self._touch, line)
         self._arming = Arming()
         self.book = Book()
@@ -114,6 +114,7 @@ class Pod:
     async def close(self) -> None:
         await self._restorer.close()
         await self._ledger_fetcher.close()
+        await self._copies.close()
         if self.uploads is not None:
             await self.uploads.close()
         await self.workers.close()
@@ -152,6 +153,7 @@ class Pod:
         if level is None or level.number < self.epoch:
             return
         self.level, current = level, list(self.workers.current.values())
+        self._copies.aim(level, published.wanted)
         if level.successor > self.joined:
             self.joined = level.successor
             self._touch()
@@ -250,11 +252,8 @@ class Pod:
         mine = level.member(*self.me.id)
         if mine is None or self.joined != level.number or self._restorer.epoch >= level.number:
             return
-        addresses = [m.address for m in level.members]
-        peers = PeerTier(self.relay.pool, choose_order(addresses, mine.address))
-        self._restorer.ask(
-            level.number, level.commit, (peers,), partial(self._restored, level, mine)
-        )
+        nearer = self._copies.list_nearer(level.members, mine.address)
+        self._restorer.ask(level.number, level.commit, nearer, partial(self._restored, level, mine))
 
     async def _restored(
         self, level: EpochLevel, mine: EpochMember, fetched: Fetched | None, seconds: float
@@ -504,6 +503,7 @@ class Pod:
             acked=self._arming.acked,
             passed=self._arming.passed(self.level, current),
             staged=min((w.staged for w in current), default=0),
+            copied=self._copies.peer_step,
             whole=max((w.whole for w in current), default=0),
             cut=self._cut_heard,
             held=self._held(),

@@ -3,16 +3,15 @@ they are committed.
 """
 
 import asyncio
-import contextlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from everstep_agent import logline
 from everstep_agent.checkpoint.chunk_upload import Uploader
 from everstep_agent.checkpoint.chunking import BadStaging
+from everstep_agent.checkpoint.cutting import Cut, cut_file
 from everstep_agent.checkpoint.ledger import Book
-from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.checkpoint.memory_tier import Held, MemoryTier
 from everstep_agent.checkpoint.parts import Part, replaces
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
@@ -59,8 +58,12 @@ class Uploads:
         self._line = line
         self._waits = logline.Once(line, "upload_waits")
         self._waiting: list[Job] = []
+        self._cuts: dict[str, list[Cut]] = {}
+        """Path of a waiting file → its chunks."""
+        self._hurried = False
+        """Saves come faster than they are committed: the committed one's room goes to the next."""
         self._wake = asyncio.Event()
-        self._task = asyncio.create_task(self._run())
+        self._tasks = {asyncio.create_task(self._run())}
         self.parts: dict[tuple[int, int, int], Part] = {}
         """Uploaded and not committed, by (epoch, step, rank): sent again to a new coordinator."""
         self._layouts: dict[int, tuple[str, str]] = {}
@@ -73,42 +76,63 @@ class Uploads:
         digest, packed = self._layouts.get(rank, ("", ""))
         if digest == staged.layout:
             staged = replace(staged, packed=packed)
-        self._memory.release_others(staged.step)
-        self._waiting.append(Job(staged=staged, rank=rank))
+        if self._hurried:
+            self._memory.release_before(staged.step, self._list_paths())
+        job = Job(staged=staged, rank=rank)
+        self._waiting.append(job)
         mine = [j for j in self._waiting if j.rank == rank and not j.staged.whole]
-        for job in mine[:-WAITING]:
-            self._drop(job)
-            self.give_up(job.staged, rank, "two newer saves wait for the store")
-        self._wake.set()
+        for old in mine[:-WAITING]:
+            self._drop(old)
+            self.give_up(old.staged, rank, "two newer saves wait for the store")
+        task = asyncio.create_task(self._cut(job))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def committed(self, epoch: int, step: int) -> None:
         self._uploader.committed(epoch, step)
         self._book.committed(step)
         self.parts = {k: v for k, v in self.parts.items() if k[1] > step}
         for job in [j for j in self._waiting if j.staged.step <= step]:
-            self._waiting.remove(job)
-            _remove(job.staged.path)
+            self._drop(job)
+        self._memory.note_commit(step, self._list_paths())
+        self._hurried = self._hurried and bool(self._waiting)
 
     def retire(self) -> None:
         """The epoch is over: what waits is dropped."""
-        self._task.cancel()
-        for job in self._waiting:
-            _remove(job.staged.path)
-        self._waiting.clear()
+        for task in self._tasks:
+            task.cancel()
+        for job in list(self._waiting):
+            self._drop(job)
         self.parts.clear()
 
     async def close(self) -> None:
+        tasks = list(self._tasks)
         self.retire()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _cut(self, job: Job) -> None:
+        """From now on its chunks are known: they can be copied, and a successor of this agent finds them."""
+        staged = job.staged
+        try:
+            cuts = await cut_file(staged)
+        except (BadStaging, OSError) as error:
+            self._drop(job)
+            self.give_up(staged, job.rank, str(error))
+            return
+        if job in self._waiting:  # else it was dropped meanwhile, and its file is gone
+            self._cuts[staged.path] = cuts
+            places = {cut.digest: cut.place for cut in cuts}
+            held = Held(epoch=staged.epoch, step=staged.step, chunks=places)
+            self._memory.hold(held, staged.path)
+            self._wake.set()
 
     async def _run(self) -> None:
         while True:
-            while not self._waiting:
+            while not (ready := [j for j in self._waiting if j.staged.path in self._cuts]):
                 self._wake.clear()
                 await self._wake.wait()
             # All ranks wait for a post-mortem save.
-            job = next((j for j in self._waiting if j.staged.whole), self._waiting[0])
-            await self._upload(job)
+            await self._upload(next((j for j in ready if j.staged.whole), ready[0]))
 
     async def _upload(self, job: Job) -> None:
         staged = job.staged
@@ -117,21 +141,24 @@ class Uploads:
             # retired in the meantime.
             self._uploader.forget()
         try:
-            found = await self._uploader.upload(staged, job.rank, self._book.upto(staged.step))
+            part = await self._uploader.upload(
+                staged, job.rank, self._book.upto(staged.step), self._cuts[staged.path]
+            )
         except StoreError as error:
             self.error = error.to_level()
             self._waits.say(step=staged.step, kind=error.kind, message=str(error))
             await asyncio.sleep(RETRY_SECONDS)
             return
         except (BadStaging, OSError) as error:
-            self._drop(job)
-            self.give_up(staged, job.rank, str(error))
+            if job in self._waiting:  # else it was dropped meanwhile, and its file is gone
+                self._drop(job)
+                self.give_up(staged, job.rank, str(error))
             return
-        self.error, part = None, found.part
+        self.error = None
         self._waits.passed()
-        if job in self._waiting:  # else it was dropped meanwhile, and its file is gone
+        if job in self._waiting:
             self._waiting.remove(job)
-            self._memory.hold(staged.step, staged.path, found.places)
+            del self._cuts[staged.path]
         self._line.say("uploaded", step=part.step, rank=part.rank, bytes=part.bytes)
         self._keep(part)
 
@@ -141,7 +168,7 @@ class Uploads:
         if key not in self.parts:
             self._line.say("save_dropped", step=staged.step, rank=rank, message=problem)
         if not staged.path:  # there was no room for a copy
-            self._memory.release_others(staged.step)
+            self._make_room()
         self._listener.on_failed(staged, rank)
         if not staged.whole:
             self._keep(
@@ -166,9 +193,15 @@ class Uploads:
     def _drop(self, job: Job) -> None:
         if job in self._waiting:
             self._waiting.remove(job)
-        _remove(job.staged.path)
+        self._cuts.pop(job.staged.path, None)
+        self._memory.release(job.staged.path)
 
+    def _make_room(self) -> None:
+        """For the next save: of the oldest one here, or else of the copies of others'."""
+        waiting = self._list_paths()
+        self._hurried = True
+        if not self._memory.release_oldest(waiting) and not waiting:
+            self._memory.drop_others()
 
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    def _list_paths(self) -> set[str]:
+        return {job.staged.path for job in self._waiting}

@@ -1,0 +1,85 @@
+"""What the chunks in a tier near the trainer are kept for. Pure.
+
+An owner is whoever needs chunks there: the slot whose part was copied, or a restore. It lists the saves that it still
+needs; a chunk that no owner lists is deleted. A save is named by (epoch, step) and its chunks by digest, not by rank or
+place: so an erasure code may later store other chunks under the same list.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from everstep_contract.manifest import Chunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """The chunks of one save that an owner needs."""
+
+    epoch: int
+    step: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.epoch, self.step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Everything that one owner needs; as a file beside the chunks it tells a successor what it finds."""
+
+    run: str
+    owner: str
+    saves: tuple[Save, ...]
+
+
+Notes = Mapping[str, Note]
+"""By owner."""
+
+
+def add_saves(notes: Notes, added: Note, since: int) -> dict[str, Note]:
+    """The notes once the owner of `added` needs its saves, too. Saves older than step `since`, which is committed, are
+    needed by nobody.
+    """
+    own = notes.get(added.owner, added)
+    merged = replace(own, saves=merge_saves([*own.saves, *added.saves]))
+    return _select({**notes, added.owner: merged}, lambda save: save.step >= since)
+
+
+def rewind(notes: Notes, epoch: int | None, step: int) -> dict[str, Note]:
+    """The notes without saves that the run does not continue: those beyond `step`, and those of this step by another
+    epoch (None: all epochs had the same state then).
+    """
+    return _select(notes, lambda save: continues(save, epoch, step))
+
+
+def continues(save: Save, epoch: int | None, step: int) -> bool:
+    """Whether a run that continues from (epoch, step) may still need `save`."""
+    return save.step < step or (save.step == step and epoch in (None, save.epoch))
+
+
+def _select(notes: Notes, is_needed: Callable[[Save], bool]) -> dict[str, Note]:
+    kept = {
+        owner: replace(note, saves=tuple(save for save in note.saves if is_needed(save)))
+        for owner, note in notes.items()
+    }
+    return {owner: note for owner, note in kept.items() if note.saves}
+
+
+def list_digests(saves: Iterable[Save]) -> set[str]:
+    return {chunk.digest for save in saves for chunk in save.chunks}
+
+
+def list_kept(notes: Notes) -> set[str]:
+    return {digest for note in notes.values() for digest in list_digests(note.saves)}
+
+
+def merge_saves(saves: Sequence[Save]) -> tuple[Save, ...]:
+    """One for each (epoch, step), the oldest first."""
+    found: dict[tuple[int, int], dict[str, Chunk]] = {}
+    for save in sorted(saves, key=lambda s: (s.step, s.epoch)):
+        found.setdefault(save.key, {}).update({c.digest: c for c in save.chunks})
+    return tuple(
+        Save(epoch=epoch, step=step, chunks=tuple(chunks.values()))
+        for (epoch, step), chunks in found.items()
+    )

@@ -1,0 +1,94 @@
+"""This pod's memory as a tier of the others: what they ask for, and the copies that they send."""
+
+import asyncio
+import errno
+import os
+import shutil
+from collections.abc import Awaitable
+
+from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.checkpoint.tiers import find_problem
+from everstep_agent.peers.messages import (
+    ChunkCall,
+    DropCall,
+    KeepCall,
+    ListCall,
+    PieceCall,
+    TierAnswer,
+)
+from everstep_contract import codec
+from everstep_contract.manifest import LIMIT_BYTES
+
+PIECE_BYTES = 4 * 2**20
+"""In one answer: to sign it takes the sender's loop a few milliseconds."""
+RESERVE_BYTES = 16 * 2**20
+"""Copies leave so much of the memory for documents and positions."""
+END = b"\n"
+
+
+class Incoming:
+    def __init__(self, memory: MemoryTier) -> None:
+        self._memory = memory
+        self._parts: dict[str, tuple[str, bytearray]] = {}
+        """Owner → digest and bytes of the chunk that it sends now."""
+
+    async def read(self, raw: bytes) -> bytes:
+        """The bytes that a `ChunkCall` asks for; none if the chunk is not held."""
+        call = codec.loads(ChunkCall, raw)
+        count = min(call.count, PIECE_BYTES)
+        if call.start < 0 or count <= 0:
+            return b""
+        return await asyncio.to_thread(self._memory.read, call.digest, call.start, count) or b""
+
+    async def take(self, raw: bytes) -> bytes:
+        """Answers a `PieceCall`."""
+        document, _, body = raw.partition(END)
+        return await _answer(self._take(codec.loads(PieceCall, document), body))
+
+    async def keep(self, raw: bytes) -> bytes:
+        call = codec.loads(KeepCall, raw)
+        return await _answer(self._memory.keep(call.owner, call.saves, call.since))
+
+    async def drop(self, raw: bytes) -> bytes:
+        return await _answer(self._memory.drop(codec.loads(DropCall, raw).owner))
+
+    async def list(self, raw: bytes) -> bytes:
+        codec.loads(ListCall, raw)
+        return codec.dumps(TierAnswer(digests=tuple(sorted(await self._memory.list()))))
+
+    async def _take(self, call: PieceCall, body: bytes) -> None:
+        chunk = call.chunk
+        if call.start == 0:
+            self._check_room(chunk.bytes)
+            self._parts[call.owner] = chunk.digest, bytearray()
+        digest, held = self._parts.get(call.owner, ("", bytearray()))
+        if digest != chunk.digest or len(held) != call.start:
+            raise OSError(errno.EAGAIN, "a piece is missing: send the chunk from its beginning")
+        held += body
+        if len(held) < chunk.bytes:
+            return
+        del self._parts[call.owner]
+        if problem := await asyncio.to_thread(find_problem, chunk, bytes(held)):
+            raise OSError(errno.EBADMSG, problem)
+        await self._memory.put(chunk, bytes(held))
+
+    def _check_room(self, size: int) -> None:
+        folder = self._memory.others.folder
+        if size > LIMIT_BYTES:
+            raise OSError(errno.EFBIG, f"{size} bytes, the limit is {LIMIT_BYTES}")
+        if shutil.disk_usage(folder).free < size + RESERVE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def pack(call: PieceCall, body: bytes) -> bytes:
+    return codec.dumps(call) + END + body
+
+
+async def _answer(work: Awaitable[None]) -> bytes:
+    try:
+        await work
+    except OSError as error:
+        return codec.dumps(
+            TierAnswer(error=error.errno or errno.EIO, message=error.strerror or str(error))
+        )
+    return codec.dumps(TierAnswer())

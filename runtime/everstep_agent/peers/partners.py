@@ -1,0 +1,47 @@
+"""Whose memory holds the copy of whose saves. Pure: all pods compute the same from the members; nobody assigns it."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from everstep_agent.peers.messages import EpochMember
+from everstep_contract.levels import Peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodPlace:
+    slot: int
+    address: str
+    node: str
+    rack: str = ""
+    """Empty: not known."""
+
+
+def choose_partners(pods: Iterable[PodPlace]) -> dict[int, PodPlace]:
+    """Slot → the pod that holds its copy: in another rack if there are two, else on another node. A slot has none if
+    all pods are on one node. Each pod holds one copy, unless more than half of the pods are in one place.
+    """
+    order = sorted(pods, key=lambda p: (p.rack, p.node, p.slot))
+    racks = {p.rack for p in order}
+    places = [p.rack if len(racks) > 1 and "" not in racks else p.node for p in order]
+    # Pods of one place lie together in this order, so a turn by the largest place's size leads out of each.
+    turn = max(Counter(places).values(), default=0)
+    found = {}
+    for at, pod in enumerate(order):
+        ahead = ((at + turn + more) % len(order) for more in range(len(order)))
+        partner = next((n for n in ahead if places[n] != places[at]), None)
+        if partner is not None:
+            found[pod.slot] = order[partner]
+    return found
+
+
+def list_places(members: Iterable[EpochMember], peers: Iterable[Peer]) -> list[PodPlace]:
+    """`peers`: as the operator gives them. Where it names no node, each pod counts as one of its own."""
+    known = {(p.slot, p.attempt): p for p in peers}
+    found = []
+    for member in members:
+        peer = known.get((member.slot, member.attempt))
+        node, rack = (peer.node, peer.rack) if peer else ("", "")
+        own = node or f"slot {member.slot}"
+        found.append(PodPlace(slot=member.slot, address=member.address, node=own, rack=rack))
+    return found

@@ -1,0 +1,110 @@
+"""Where this pod's saves are copied to: the memory of another pod, and a disk of the node if there is one."""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
+from pathlib import Path
+
+from everstep_agent import logline
+from everstep_agent.checkpoint.folder_tier import FolderTier
+from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.checkpoint.tiers import NearTier
+from everstep_agent.identity import Identity
+from everstep_agent.peers.budget import Budget
+from everstep_agent.peers.client import Pool
+from everstep_agent.peers.messages import EpochLevel, EpochMember
+from everstep_agent.peers.partners import choose_partners, list_places
+from everstep_agent.peers.peer_tier import PeerTier, choose_order
+from everstep_agent.pod.copier import Copier
+from everstep_contract import env, levels
+
+
+class Copies:
+    """`on_copied` is called when `peer_step` has changed."""
+
+    def __init__(
+        self,
+        settings: env.AgentEnv,
+        me: Identity,
+        memory: MemoryTier,
+        pool: Pool,
+        on_copied: Callable[[], None],
+        line: logline.Log,
+    ) -> None:
+        self._settings, self._me, self._memory = settings, me, memory
+        self._pool, self._on_copied, self._line = pool, on_copied, line
+        self._owner = f"slot-{me.slot}"
+        rate = settings.peer_bandwidth
+        self._budget = Budget(rate) if rate > 0 else None
+        self._disk = build_disk_tier(settings)
+        self._epoch, self._revision, self._partner = 0, -1, ""
+        """For which the targets were chosen, and the address of the other pod."""
+        self._to_peer: Copier | None = None
+        self._to_disk: Copier | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def aim(self, level: EpochLevel, wanted: levels.Wanted) -> None:
+        """Copy to the pod that the members of this epoch assign. Does nothing if it is known."""
+        if (level.number, wanted.revision) == (self._epoch, self._revision):
+            return
+        if level.number != self._epoch:
+            self._enter(level)
+        self._epoch, self._revision = level.number, wanted.revision
+        partners = choose_partners(list_places(level.members, wanted.peers))
+        partner = partners.get(self._me.slot) if self._budget else None
+        address = partner.address if partner else ""
+        if address != self._partner:
+            self._aim_at(address)
+
+    def _enter(self, level: EpochLevel) -> None:
+        if level.in_place is not None:
+            self._begin(self._memory.rewind(None, level.resume))
+        self._aim_at("")
+        if self._disk is not None and self._to_disk is None:
+            self._to_disk = self._copy_to(self._disk, self._settings.disk_seconds)
+
+    def _aim_at(self, address: str) -> None:
+        if self._to_peer is not None:
+            self._begin(self._to_peer.close())
+        self._partner, self._to_peer = address, None
+        if address:
+            tier = PeerTier(self._pool, address, self._owner, self._budget)
+            self._to_peer = self._copy_to(tier)
+
+    def _copy_to(self, tier: NearTier, every: float = 0.0) -> Copier:
+        return Copier(
+            self._memory,
+            tier,
+            owner=self._owner,
+            every=every,
+            on_copied=self._on_copied,
+            line=self._line,
+        )
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def list_nearer(self, members: Collection[EpochMember], own: str) -> list[NearTier]:
+        """The tiers between this pod's memory and the store, the nearest first."""
+        order = choose_order([m.address for m in members], own)
+        peers = [PeerTier(self._pool, address) for address in order]
+        return [*([self._disk] if self._disk else []), *peers]
+
+    @property
+    def peer_step(self) -> int:
+        """The newest step whose save lies in another pod's memory, too; 0: none."""
+        return self._to_peer.copied if self._to_peer else 0
+
+    async def close(self) -> None:
+        for copier in (self._to_peer, self._to_disk):
+            if copier is not None:
+                await copier.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def build_disk_tier(settings: env.AgentEnv) -> FolderTier | None:
+    if not settings.disk_tier:
+        return None
+    folder = Path(settings.disk_tier) / settings.run.replace("/", "_")
+    return FolderTier(folder, "disk", run=f"{settings.uri}/{settings.run}", sync=True)

@@ -1,0 +1,110 @@
+"""Copies of saves in the memory of other pods: a node that is lost with its memory costs nothing, whoever it was."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agent.gang import Gang, assert_exact
+from everstep_agent.peers import incoming
+from everstep_agent.storage.errors import Denied
+from everstep_agent.storage.retrying import Retrying
+from everstep_contract import levels
+
+
+class Reads:
+    """Every key that an agent reads from the store; checkpoints can be refused."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.refuses = False
+
+    @property
+    def of_checkpoints(self) -> list[str]:
+        return [key for key in self.keys if not key.startswith("log/")]
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    found, get = Reads(), Retrying.get
+
+    async def count(store: Retrying, key: str) -> bytes:
+        found.keys.append(key)
+        if found.refuses and not key.startswith("log/"):
+            raise Denied(f"{key}: refused")
+        return await get(store, key)
+
+    monkeypatch.setattr(Retrying, "get", count)
+    return found
+
+
+def a_gang(tmp_path: Path, **settings: object) -> Gang:
+    """Three pods of a rank each: each holds a part of the state that no other has staged."""
+    gang = Gang(tmp_path, 3, save_every_steps=12, **settings)
+    gang.stub |= {"STUB_UNTIL": "24", "STUB_STEP_MS": "60"}
+    return gang
+
+
+def is_copied(seen: levels.Seen) -> bool:
+    return bool(
+        seen.committed and seen.committed.step == 12 and seen.copied_step == 12 and seen.good
+    )
+
+
+async def lose_all(gang: Gang, lost: int) -> None:
+    """Every process is killed, and a node is lost with its memory."""
+    await asyncio.gather(*(gang.kill(slot, say=slot == lost) for slot in range(3)))
+    shutil.rmtree(gang.tmp / f"m-{gang.uid}-{lost}-0")
+    for slot in range(3):
+        await gang.start(slot, int(slot == lost))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+async def test_the_loss_of_any_node_restores_without_the_store(
+    tmp_path: Path, reads: Reads, lost: int
+) -> None:
+    async with a_gang(tmp_path) as gang:
+        await gang.until(is_copied)
+        reads.keys.clear()
+        # Its manifest tells a coordinator that has nothing else the seconds that were spent.
+        reads.refuses = lost != 0
+        await lose_all(gang, lost)
+        seen = await gang.until(lambda s: s.epoch == 2 and s.running)
+        assert seen.step >= 12
+        read, reads.refuses = reads.of_checkpoints, False
+        assert [key for key in read if key.startswith("chunks/")] == []
+        assert len(read) <= (lost == 0), read
+        sources = {slot: set(agent.pod.restored_from) for slot, agent in gang.agents.items()}
+        assert sources[lost] == {"peer"}, "it came with an empty memory"
+        assert set().union(*sources.values()) == {"memory", "peer"}
+        await gang.reports()
+        run_log = await gang.run_log()
+        assert [c.epoch for c in run_log.claims] == [1, 2], "one claim is all that is written"
+        await assert_exact(gang, 24)
+
+
+async def test_without_copies_a_lost_node_is_restored_from_the_store(
+    tmp_path: Path, reads: Reads
+) -> None:
+    async with a_gang(tmp_path, peer_bandwidth=0) as gang:
+        await gang.until(lambda s: s.committed and s.committed.step == 12 and s.good)
+        reads.keys.clear()
+        await lose_all(gang, 1)
+        seen = await gang.until(lambda s: s.epoch == 2 and s.running)
+        assert seen.copied_step == 0
+        assert any(key.startswith("chunks/") for key in reads.keys)
+        await gang.reports()
+        await assert_exact(gang, 24)
+
+
+async def test_where_no_pod_has_room_for_copies_training_goes_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incoming, "RESERVE_BYTES", 2**60)
+    async with a_gang(tmp_path) as gang:
+        await gang.until(lambda s: s.committed and s.committed.step == 12)
+        await gang.reports()
+        assert gang.seen.copied_step == 0
+        assert "No space left" in gang.shown()
+        await assert_exact(gang, 24)

@@ -1,0 +1,267 @@
+"""This pod's memory: its own staged saves, what a successor adopts of them, and how a checkpoint is restored from the
+nearest tier that holds it.
+"""
+
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agent.a_run import ARun
+from agent.restored import fetch
+from agent.tier_given import (
+    BODY,
+    OWNER,
+    TOKEN,
+    a_chunk,
+    a_save,
+    hold_in_the_middle,
+    place_of,
+    serving,
+)
+from agent.unreliable import UnreliableStore
+from everstep_agent import logline
+from everstep_agent.agent import count_incarnation
+from everstep_agent.checkpoint.folder_tier import FolderTier
+from everstep_agent.checkpoint.ledger import Book
+from everstep_agent.checkpoint.manifests import Broken
+from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.checkpoint.restore import choose_chunks
+from everstep_agent.checkpoint.tiers import find_problem
+from everstep_agent.peers.client import Pool
+from everstep_agent.peers.peer_tier import PeerTier, choose_order
+from everstep_agent.pod.save_queue import Listener, Uploads
+from everstep_agent.storage import ObjectStore, open_store
+from everstep_contract import codec
+from everstep_contract.manifest import Chunk
+from everstep_contract.places import Places
+from everstep_contract.wire import Staged
+
+OTHER = b"another" * 900
+
+
+@pytest.fixture
+def bad_day() -> UnreliableStore:
+    return UnreliableStore(open_store("memory://", "", {}))
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[Pool]:
+    found = Pool(TOKEN)
+    yield found
+    await found.close()
+
+
+async def is_right(memory: MemoryTier, chunk: Chunk) -> bool:
+    return not find_problem(chunk, await memory.get(chunk))
+
+
+# --- own saves ------------------------------------------------------------------------------------
+
+
+async def test_a_staged_file_is_held_until_a_newer_save_is_committed(tmp_path: Path) -> None:
+    memory = MemoryTier(tmp_path)
+    path = hold_in_the_middle(memory, tmp_path, BODY, step=3)
+    hold_in_the_middle(memory, tmp_path, OTHER, step=4)
+    memory.note_commit(3)
+    assert await is_right(memory, a_chunk())
+    memory.note_commit(4)
+    assert not path.exists()
+    assert not await is_right(memory, a_chunk())
+    assert memory.find(a_chunk().digest) is None
+    assert await is_right(memory, a_chunk(OTHER))
+
+
+def an_upload_queue(memory: MemoryTier) -> Uploads:
+    return Uploads(
+        open_store("memory://", "", {}),
+        "token001-rest",
+        Book(),
+        memory,
+        Listener(on_part=lambda part: None, on_failed=lambda staged, rank: None),
+        logline.Log(io.StringIO()),
+    )
+
+
+async def test_a_copy_that_has_no_room_gets_that_of_the_oldest_save(tmp_path: Path) -> None:
+    memory = MemoryTier(tmp_path / "restore")
+    await memory.keep(OWNER, [a_save(BODY)], 0)
+    await memory.put(a_chunk(), BODY)
+    paths = [hold_in_the_middle(memory, tmp_path, BODY, step=s) for s in (3, 6)]
+    uploads = an_upload_queue(memory)
+    try:
+        for step, left in ((9, [False, True]), (12, [False, False])):
+            none = Staged(epoch=1, step=step, path="", tensors=(), problem="full")
+            uploads.give_up(none, 0, "full")
+            assert [p.exists() for p in paths] == left
+            assert await memory.list(), "the copies of others stay as long as there is more to give"
+        uploads.give_up(none, 0, "full")
+        assert not await memory.list()
+    finally:
+        await uploads.close()
+
+
+async def test_the_next_agent_of_a_pod_adopts_what_was_held(tmp_path: Path) -> None:
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    memory = MemoryTier(tmp_path / "restore")
+    path = hold_in_the_middle(memory, staging, BODY)
+    await memory.keep(OWNER, [a_save(OTHER)], 0)
+    await memory.put(a_chunk(OTHER), OTHER)
+    (staging / "being-written.part").write_bytes(b"1")
+    (staging / "slot-1-1").write_bytes(b"2")
+    assert count_incarnation(str(tmp_path)) == 1
+    assert set(staging.iterdir()) == {path, path.with_name(path.name + ".held")}
+    adopted = MemoryTier(tmp_path / "restore", staging)
+    assert adopted.find(a_chunk().digest) == place_of(path, BODY)
+    assert await adopted.get(a_chunk()) == BODY
+    assert [save.key for save in adopted.list_saves()] == [(1, 3)]
+    await adopted.keep("slot-2", [], 0)
+    assert await is_right(adopted, a_chunk(OTHER)), "so are the copies of other pods' saves"
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        b"",
+        b"[]",
+        b'{"step": 1}',
+        b'{"epoch": 1, "step": "x", "chunks": {}}',
+        b'{"epoch": 1, "step": 1, "chunks": 3}',
+    ],
+)
+async def test_a_note_that_cannot_be_read_is_passed_over(tmp_path: Path, note: bytes) -> None:
+    path = hold_in_the_middle(MemoryTier(tmp_path), tmp_path, BODY)
+    path.with_name(path.name + ".held").write_bytes(note)
+    assert not await is_right(MemoryTier(tmp_path, tmp_path), a_chunk())
+
+
+async def test_a_staged_file_that_was_damaged_is_not_adopted(tmp_path: Path) -> None:
+    path = hold_in_the_middle(MemoryTier(tmp_path), tmp_path, BODY)
+    with path.open("r+b") as file:
+        file.seek(100)
+        file.write(b"\0\0\0")
+    assert not await is_right(MemoryTier(tmp_path, tmp_path), a_chunk())
+
+
+async def test_a_staged_file_of_another_epochs_chain_is_deleted(tmp_path: Path) -> None:
+    memory = MemoryTier(tmp_path)
+    kept = hold_in_the_middle(memory, tmp_path, BODY, step=3)
+    void = [
+        hold_in_the_middle(memory, tmp_path, OTHER, step=s, epoch=e) for e, s in [(1, 6), (7, 3)]
+    ]
+    await memory.rewind(1, 3)
+    assert kept.exists()
+    assert not any(path.exists() for path in void)
+    assert [save.key for save in memory.list_saves()] == [(1, 3)]
+
+
+# --- a whole checkpoint ---------------------------------------------------------------------------
+
+
+def test_the_pods_behind_this_one_are_asked_first() -> None:
+    assert choose_order(["a", "b", "c", "d"], "c") == ["d", "a", "b"]
+    assert choose_order(["a", "b"], "z") == ["a", "b"]
+
+
+async def a_checkpoint(folder: Path, store: ObjectStore) -> tuple[ARun, list[Chunk]]:
+    run = ARun(store, folder / "staged")
+    await run.claim(1)
+    await run.save(2)
+    fetched = await fetch(store, run.log.commits[-1], folder / "first")
+    return run, choose_chunks(fetched.manifest)
+
+
+async def test_what_a_peer_holds_is_not_read_from_the_store(
+    bad_day: UnreliableStore, tmp_path: Path, pool: Pool
+) -> None:
+    run, chunks = await a_checkpoint(tmp_path, bad_day)
+    async with serving(MemoryTier(tmp_path / "first")) as address:
+        bad_day.calls.clear()
+        gone = PeerTier(pool, "127.0.0.1:9")
+        found = await fetch(
+            bad_day,
+            run.log.commits[-1],
+            tmp_path / "second",
+            nearer=[gone, PeerTier(pool, address)],
+        )
+    assert found.sources == {"peer": len(chunks)}
+    assert bad_day.calls == []
+
+
+async def test_what_the_disk_holds_is_read_from_there_first(
+    bad_day: UnreliableStore, tmp_path: Path, pool: Pool
+) -> None:
+    run, chunks = await a_checkpoint(tmp_path, bad_day)
+    memory = MemoryTier(tmp_path / "first")
+    disk = FolderTier(tmp_path / "disk", "disk", sync=True)
+    save = a_save(epoch=1, step=2)
+    await disk.keep(OWNER, [type(save)(epoch=1, step=2, chunks=tuple(chunks))], 0)
+    for chunk in chunks:
+        await disk.put(chunk, await memory.get(chunk) or b"")
+    async with serving(memory) as address:
+        nearer = [FolderTier(tmp_path / "disk", "disk", sync=True), PeerTier(pool, address)]
+        found = await fetch(bad_day, run.log.commits[-1], tmp_path / "second", nearer=nearer)
+    assert found.sources == {"disk": len(chunks)}
+
+
+async def test_a_disk_of_another_run_is_not_believed(tmp_path: Path) -> None:
+    ours = FolderTier(tmp_path, "disk", run="s3://bucket/ours")
+    await ours.keep(OWNER, [a_save(BODY)], 0)
+    assert set(ours.read_notes()) == {OWNER}
+    assert FolderTier(tmp_path, "disk", run="s3://bucket/theirs").read_notes() == {}
+
+
+async def test_a_chunk_that_is_damaged_at_a_peer_is_read_from_the_store(
+    bad_day: UnreliableStore, tmp_path: Path, pool: Pool
+) -> None:
+    run, chunks = await a_checkpoint(tmp_path, bad_day)
+    (tmp_path / "first/chunks" / chunks[0].digest).write_bytes(b"\0" * chunks[0].bytes)
+    async with serving(MemoryTier(tmp_path / "first")) as address:
+        found = await fetch(
+            bad_day, run.log.commits[-1], tmp_path / "second", nearer=[PeerTier(pool, address)]
+        )
+    assert found.sources == {"peer": len(chunks) - 1, "store": 1}
+    body = (tmp_path / "second/chunks" / chunks[0].digest).read_bytes()
+    assert find_problem(chunks[0], body) == ""
+
+
+async def test_a_manifest_that_is_damaged_in_memory_is_read_from_the_store(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run, chunks = await a_checkpoint(tmp_path, bad_day)
+    commit = run.log.commits[-1]
+    (tmp_path / "first/chunks" / commit.digest).write_bytes(b'{"version": 1}')
+    bad_day.calls.clear()
+    found = await fetch(bad_day, commit, tmp_path / "first")
+    assert bad_day.calls == [("get", commit.manifest)]
+    assert found.sources == {"memory": len(chunks)}
+
+
+async def test_a_chunk_that_the_store_has_lost_comes_from_a_peer(
+    bad_day: UnreliableStore, tmp_path: Path, pool: Pool
+) -> None:
+    run, chunks = await a_checkpoint(tmp_path, bad_day)
+    await bad_day.delete(chunks[0].key)
+    with pytest.raises(Broken, match="is gone"):
+        await fetch(bad_day, run.log.commits[-1], tmp_path / "alone")
+    async with serving(MemoryTier(tmp_path / "first")) as address:
+        found = await fetch(
+            bad_day, run.log.commits[-1], tmp_path / "second", nearer=[PeerTier(pool, address)]
+        )
+    assert found.sources == {"peer": len(chunks)}
+
+
+async def test_what_is_staged_here_is_used_where_it_lies(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run, chunks = await a_checkpoint(tmp_path, bad_day)
+    memory = MemoryTier(tmp_path / "second")
+    body = (tmp_path / "first/chunks" / chunks[0].digest).read_bytes()
+    path = hold_in_the_middle(memory, tmp_path, body, step=2)
+    found = await fetch(bad_day, run.log.commits[-1], tmp_path / "second", memory=memory)
+    assert found.sources["memory"] == 1
+    assert not (tmp_path / "second/chunks" / chunks[0].digest).exists()
+    assert found.places[chunks[0].digest].path == str(path)
+    assert codec.loads(Places, found.places_path.read_bytes()).chunks == found.places
