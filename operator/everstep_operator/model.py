@@ -217,6 +217,21 @@ class Checkpoint(UserInput):
         "another node (in another rack, where nodes have the label topology.kubernetes.io/rack), "
         "such as 128Mi; 0: no copies. A change applies to pods created from then on.",
     )
+    disk_path: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        pattern=r"^/",
+        description="Folder of a volume on a disk of the node, which the template mounts: each pod "
+        "copies its saves there, too. A change applies to pods created from then on.",
+    )
+    disk_seconds: int = Field(
+        default=0,
+        ge=0,
+        le=604_800,
+        description="At least so many seconds between two copies to diskPath; 0: each save. "
+        "A change applies to pods created from then on.",
+    )
 
     @property
     def save_seconds(self) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from everstep_agent import exit_report, logline
 from everstep_agent.agent_state import AgentState
 from everstep_agent.api import Api
+from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.memory_tier import MemoryTier, list_left, note_of
 from everstep_agent.context import Context
 from everstep_agent.delivery import Delivery
@@ -142,6 +143,7 @@ class Agent:
             me=self.me,
             store=store,
             memory=MemoryTier(folder / "restore", folder / "staging"),
+            disk=build_disk_tier(self.settings),
             line=self.line,
             dropped=self._dropped,
         )
@@ -264,6 +266,14 @@ class Agent:
             self._stuck_at = now
             self._write_report(found)
         return found if ends or now - self._stuck_at > STUCK_SECONDS else None
+
+
+def build_disk_tier(settings: env.AgentEnv) -> FolderTier | None:
+    """Pods of one job on one node share its folder."""
+    if not settings.disk_tier:
+        return None
+    folder = Path(settings.disk_tier) / settings.run.replace("/", "_")
+    return FolderTier(folder, "disk", run=f"{settings.uri}/{settings.run}", sync=True)
 
 
 def worker_environ(environ: Mapping[str, str]) -> dict[str, str]:

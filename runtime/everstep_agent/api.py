@@ -45,7 +45,7 @@ class Api:
             "/v1/part": self._part,
             "/v1/store": self._store,
             fetch_ledger.PATH: self._ledger,
-            **peer_tier.build_routes(Incoming(self._own.memory)),
+            **peer_tier.build_routes(Incoming(self._own.memory, self._own.disk)),
         }
 
     async def _wanted(self, body: bytes) -> bytes:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from everstep_agent import logline
+from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.identity import Identity
 from everstep_agent.storage.retrying import Retrying
@@ -18,5 +19,7 @@ class Context:
     """The run's folder in the object store."""
     memory: MemoryTier
     line: logline.Log
+    disk: FolderTier | None = None
+    """On a disk of the node, if the job names one."""
     dropped: Callable[[], int] = lambda: 0
     """Lines of this process's output that were dropped because nobody reads it."""

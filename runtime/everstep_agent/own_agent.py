@@ -3,6 +3,7 @@
 import time
 
 from everstep_agent.agent_state import AgentState
+from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.identity import Identity
@@ -64,6 +65,10 @@ class OwnAgent:
     @property
     def memory(self) -> MemoryTier:
         return self._pod.memory
+
+    @property
+    def disk(self) -> FolderTier | None:
+        return self._pod.disk
 
     def follow(self, holder: Holder | None) -> None:
         self._state.following = holder

@@ -52,12 +52,13 @@ def is_copied(seen: levels.Seen) -> bool:
     )
 
 
-async def lose_all(gang: Gang, lost: int) -> None:
-    """Every process is killed, and a node is lost with its memory."""
-    await asyncio.gather(*(gang.kill(slot, say=slot == lost) for slot in range(3)))
-    shutil.rmtree(gang.tmp / f"m-{gang.uid}-{lost}-0")
+async def lose_all(gang: Gang, *lost: int) -> None:
+    """Every process is killed, and these nodes are lost with their memory."""
+    await asyncio.gather(*(gang.kill(slot, say=slot in lost) for slot in range(3)))
+    for slot in lost:
+        shutil.rmtree(gang.tmp / f"m-{gang.uid}-{slot}-0")
     for slot in range(3):
-        await gang.start(slot, int(slot == lost))
+        await gang.start(slot, int(slot in lost))
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
@@ -94,6 +95,28 @@ async def test_without_copies_a_lost_node_is_restored_from_the_store(
         seen = await gang.until(lambda s: s.epoch == 2 and s.running)
         assert seen.copied_step == 0
         assert any(key.startswith("chunks/") for key in reads.keys)
+        await gang.reports()
+        await assert_exact(gang, 24)
+
+
+async def test_saves_on_the_nodes_disks_outlive_every_pod(tmp_path: Path, reads: Reads) -> None:
+    """Each slot has a disk of its own, so it needs the others' disks for their parts."""
+    gang = a_gang(tmp_path, peer_bandwidth=0)
+    start = gang.start
+
+    async def start_on_its_node(slot: int, attempt: int) -> object:
+        return await start(slot, attempt, disk_tier=str(tmp_path / f"disk-{slot}"))
+
+    gang.start = start_on_its_node  # type: ignore[method-assign,assignment]
+    async with gang:
+        await gang.until(lambda s: s.committed and s.committed.step == 12 and s.good)
+        await gang.until(lambda s: gang.shown().count("event=copied") == 3)
+        reads.keys.clear()
+        await lose_all(gang, 0, 1, 2)
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        assert [key for key in reads.of_checkpoints if key.startswith("chunks/")] == []
+        sources = [dict(agent.pod.restored_from) for agent in gang.agents.values()]
+        assert sources == [{"disk": 1, "peer": 2}] * 3
         await gang.reports()
         await assert_exact(gang, 24)
 

@@ -4,6 +4,7 @@ import struct
 from pathlib import Path
 
 from agent.gang import Gang, assert_exact
+from agent.stub_worker import values_after
 from everstep_agent.checkpoint.digest import compute as digest_of
 from everstep_agent.runlog.run_log import RunLog
 from everstep_contract import report
@@ -13,8 +14,8 @@ UNTIL = 20
 
 
 def share_of(step: int, claim: str) -> str:
-    """Return the key of the chunk that one of two stub workers stores: half of the four numbers."""
-    digest = digest_of(struct.pack("<2d", step, step))
+    """Return the key of the chunk that the first of two stub workers stores: half of the four numbers."""
+    digest = digest_of(struct.pack("<2d", *values_after(step)[:2]))
     return f"chunks/{claim[:8]}/{step:010d}/{digest}"
 
 

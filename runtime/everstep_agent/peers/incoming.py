@@ -4,7 +4,8 @@ import asyncio
 import errno
 import os
 import shutil
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
+from typing import Protocol
 
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import find_problem
@@ -26,9 +27,25 @@ RESERVE_BYTES = 16 * 2**20
 END = b"\n"
 
 
+class LocalTier(Protocol):
+    """A tier of this pod."""
+
+    def read(self, digest: str, start: int, count: int) -> bytes | None:
+        """Bytes of a chunk, from `start` on, `count` at most; None: it is not here."""
+
+    async def list(self) -> Collection[str]: ...
+
+
 class Incoming:
-    def __init__(self, memory: MemoryTier) -> None:
+    """
+    Args:
+        memory: takes the copies.
+        disk: another tier of this pod that the others may read.
+    """
+
+    def __init__(self, memory: MemoryTier, disk: LocalTier | None = None) -> None:
         self._memory = memory
+        self._tiers: list[LocalTier] = [memory, *([disk] if disk is not None else [])]
         self._parts: dict[str, tuple[str, bytearray]] = {}
         """Owner → digest and bytes of the chunk that it sends now."""
 
@@ -38,7 +55,11 @@ class Incoming:
         count = min(call.count, PIECE_BYTES)
         if call.start < 0 or count <= 0:
             return b""
-        return await asyncio.to_thread(self._memory.read, call.digest, call.start, count) or b""
+        for tier in self._tiers:
+            body = await asyncio.to_thread(tier.read, call.digest, call.start, count)
+            if body is not None:
+                return body
+        return b""
 
     async def take(self, raw: bytes) -> bytes:
         """Answers a `PieceCall`."""
@@ -54,7 +75,8 @@ class Incoming:
 
     async def list(self, raw: bytes) -> bytes:
         codec.loads(ListCall, raw)
-        return codec.dumps(TierAnswer(digests=tuple(sorted(await self._memory.list()))))
+        found = {digest for tier in self._tiers for digest in await tier.list()}
+        return codec.dumps(TierAnswer(digests=tuple(sorted(found))))
 
     async def _take(self, call: PieceCall, body: bytes) -> None:
         chunk = call.chunk

@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from everstep_agent import logline
 from everstep_agent.checkpoint.keeping import Save
@@ -30,7 +30,9 @@ class Copier:
         on_copied: Callable[[], None],
         line: logline.Log,
         every: float = 0.0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        self._sleep = sleep
         self._memory, self._tier, self._owner = memory, tier, owner
         self._on_copied, self._every = on_copied, every
         self._line, self._waits = line, logline.Once(line, "copy_waits")
@@ -53,7 +55,7 @@ class Copier:
                 await self._memory.changed.until(self._has_news(done), RETRY_SECONDS)
             elif await self._try(saves):
                 done = saves
-                await asyncio.sleep(self._every)
+                await self._sleep(self._every)
             else:
                 await asyncio.sleep(RETRY_SECONDS)
 

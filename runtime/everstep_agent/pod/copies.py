@@ -1,8 +1,8 @@
 """Where this pod's saves are copied to: the memory of another pod, and a disk of the node if there is one."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Coroutine
-from pathlib import Path
 
 from everstep_agent import logline
 from everstep_agent.checkpoint.folder_tier import FolderTier
@@ -26,6 +26,7 @@ class Copies:
         settings: env.AgentEnv,
         me: Identity,
         memory: MemoryTier,
+        disk: FolderTier | None,
         pool: Pool,
         on_copied: Callable[[], None],
         line: logline.Log,
@@ -35,7 +36,7 @@ class Copies:
         self._owner = f"slot-{me.slot}"
         rate = settings.peer_bandwidth
         self._budget = Budget(rate) if rate > 0 else None
-        self._disk = build_disk_tier(settings)
+        self._disk = disk
         self._epoch, self._revision, self._partner = 0, -1, ""
         """For which the targets were chosen, and the address of the other pod."""
         self._to_peer: Copier | None = None
@@ -56,9 +57,8 @@ class Copies:
             self._aim_at(address)
 
     def _enter(self, level: EpochLevel) -> None:
-        if level.in_place is not None:
-            self._begin(self._memory.rewind(None, level.resume))
         self._aim_at("")
+        self._begin(self._rewind(level))
         if self._disk is not None and self._to_disk is None:
             self._to_disk = self._copy_to(self._disk, self._settings.disk_seconds)
 
@@ -79,6 +79,15 @@ class Copies:
             on_copied=self._on_copied,
             line=self._line,
         )
+
+    async def _rewind(self, level: EpochLevel) -> None:
+        """Drop what lies beyond the step that this epoch continues from."""
+        epoch = level.commit.epoch if level.commit and not level.in_place else None
+        if level.in_place is not None:  # else the restore has done it
+            await self._memory.rewind(None, level.resume)
+        if self._disk is not None:
+            with contextlib.suppress(OSError):  # its next copy says why it cannot be written
+                await self._disk.rewind(epoch, level.resume)
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -101,10 +110,3 @@ class Copies:
             if copier is not None:
                 await copier.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def build_disk_tier(settings: env.AgentEnv) -> FolderTier | None:
-    if not settings.disk_tier:
-        return None
-    folder = Path(settings.disk_tier) / settings.run.replace("/", "_")
-    return FolderTier(folder, "disk", run=f"{settings.uri}/{settings.run}", sync=True)

@@ -79,8 +79,10 @@ class Pod:
         """The level of the epoch that the local workers are in."""
         self._newest: Levels | None = None
         restore = Path(settings.memory) / "restore"
-        self.memory = context.memory
-        self._copies = Copies(settings, context.me, self.memory, relay.pool, self._touch, line)
+        self.memory, self.disk = context.memory, context.disk
+        self._copies = Copies(
+            settings, context.me, self.memory, context.disk, relay.pool, self._touch, line
+        )
         self._restorer = Restorer(store, restore, self.memory, self._touch, line)
         self._arming = Arming()
         self.book = Book()

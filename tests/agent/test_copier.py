@@ -1,0 +1,127 @@
+"""When a pod copies its saves to another tier, and what it does there if there is no room for two."""
+
+import asyncio
+import errno
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.tier_given import BODY, OWNER, a_chunk, a_save, hold_in_the_middle
+from everstep_agent import logline
+from everstep_agent.checkpoint.folder_tier import FolderTier
+from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.pod.copier import Copier
+from everstep_contract.manifest import Chunk
+
+OTHER = b"another" * 1500
+
+
+class SmallTier(FolderTier):
+    """Has room for one save."""
+
+    async def put(self, chunk: Chunk, body: bytes) -> None:
+        if await self.list():
+            raise OSError(errno.ENOSPC, "full")
+        await super().put(chunk, body)
+
+
+class Given:
+    def __init__(self, folder: Path, tier: FolderTier, **settings: Any) -> None:
+        self.folder = folder
+        self.memory = MemoryTier(folder / "memory")
+        self.tier, self.log, self.news = tier, io.StringIO(), asyncio.Event()
+        self.copier = Copier(
+            self.memory,
+            tier,
+            owner=OWNER,
+            on_copied=self.news.set,
+            line=logline.Log(self.log),
+            **settings,
+        )
+
+    def stage(self, body: bytes, step: int) -> Path:
+        return hold_in_the_middle(self.memory, self.folder, body, step=step)
+
+    async def until_copied(self, step: int) -> None:
+        async with asyncio.timeout(30):
+            while self.copier.copied < step:
+                self.news.clear()
+                await self.news.wait()
+
+
+@pytest.fixture
+async def given(tmp_path: Path) -> AsyncIterator[Given]:
+    found = Given(tmp_path, FolderTier(tmp_path / "tier", "disk"))
+    yield found
+    await found.copier.close()
+
+
+async def test_a_copy_stays_until_a_newer_save_is_committed(given: Given) -> None:
+    given.stage(BODY, 3)
+    await given.until_copied(3)
+    given.stage(OTHER, 6)
+    await given.until_copied(6)
+    assert set(await given.tier.list()) == {a_chunk().digest, a_chunk(OTHER).digest}
+    third = b"third" * 900
+    given.memory.note_commit(6)
+    given.stage(third, 9)
+    await given.until_copied(9)
+    assert set(await given.tier.list()) == {a_chunk(OTHER).digest, a_chunk(third).digest}
+
+
+async def test_a_committed_copy_stays_though_this_pod_gave_its_own_up(given: Given) -> None:
+    given.stage(BODY, 3)
+    await given.until_copied(3)
+    given.memory.note_commit(3)
+    given.stage(OTHER, 6)
+    given.memory.release_oldest()
+    await given.until_copied(6)
+    assert set(await given.tier.list()) == {a_chunk().digest, a_chunk(OTHER).digest}
+
+
+async def test_what_another_pod_holds_there_stays(given: Given) -> None:
+    theirs = b"theirs" * 900
+    await given.tier.keep("slot-2", [a_save(theirs)], 0)
+    await given.tier.put(a_chunk(theirs), theirs)
+    given.stage(BODY, 3)
+    await given.until_copied(3)
+    assert set(await given.tier.list()) == {a_chunk().digest, a_chunk(theirs).digest}
+
+
+async def test_without_room_for_two_the_newer_copy_replaces_the_older(tmp_path: Path) -> None:
+    given = Given(tmp_path, SmallTier(tmp_path / "tier", "disk"))
+    try:
+        given.stage(BODY, 3)
+        await given.until_copied(3)
+        given.stage(OTHER, 6)
+        await given.until_copied(6)
+        assert set(await given.tier.list()) == {a_chunk(OTHER).digest}
+        assert "copy_waits" not in given.log.getvalue()
+    finally:
+        await given.copier.close()
+
+
+async def test_a_tier_with_an_interval_gets_no_save_in_between(tmp_path: Path) -> None:
+    slept, over = asyncio.Queue[float](), asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        slept.put_nowait(seconds)
+        await over.wait()
+
+    given = Given(tmp_path, FolderTier(tmp_path / "tier", "disk"), every=600.0, sleep=sleep)
+    try:
+        given.stage(BODY, 3)
+        assert await slept.get() == 600.0
+        given.stage(OTHER, 6)
+        assert given.copier.copied == 3
+        third = b"third" * 900
+        given.memory.note_commit(6)
+        given.stage(third, 9)
+        over.set()
+        await given.until_copied(9)
+        assert set(await given.tier.list()) == {a_chunk(OTHER).digest, a_chunk(third).digest}
+    finally:
+        await given.copier.close()
