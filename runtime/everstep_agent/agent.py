@@ -17,6 +17,7 @@ from everstep_agent.agent_state import AgentState
 from everstep_agent.api import Api
 from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.memory_tier import MemoryTier, list_left, note_of
+from everstep_agent.checkpoint.unsent import unsent_of
 from everstep_agent.context import Context
 from everstep_agent.delivery import Delivery
 from everstep_agent.identity import Identity
@@ -296,11 +297,12 @@ def read_former(memory: str) -> position.Position | None:
 
 def count_incarnation(memory: str) -> int:
     """The number of this start of the container, counted in a folder that survives restarts. Frees
-    the memory that the last run left behind, but for saves that are in the store.
+    the memory that the last run left behind, but for staged saves whose chunks are known.
     """
     folder = Path(memory)
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {path for file in list_left(folder / "staging") for path in (file, note_of(file))}
+    held = list_left(folder / "staging")
+    kept = {path for file in held for path in (file, note_of(file), unsent_of(file))}
     for stale in {*folder.glob("position-*"), *folder.glob("staging/*")} - kept:
         stale.unlink(missing_ok=True)
     path = folder / "incarnation"

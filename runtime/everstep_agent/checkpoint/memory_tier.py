@@ -14,6 +14,7 @@ from everstep_agent.checkpoint import keeping
 from everstep_agent.checkpoint.files import read_file, replace_file
 from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.keeping import Save
+from everstep_agent.checkpoint.unsent import unsent_of
 from everstep_agent.waiting import Change
 from everstep_contract import codec
 from everstep_contract.log import Commit
@@ -84,12 +85,21 @@ class MemoryTier:
         own = [held.to_save() for held in self._held.values()]
         return keeping.merge_saves([*own, *([self._manifest] if self._manifest else [])])
 
+    def list_paths(self) -> set[str]:
+        """Of the staged files."""
+        return {str(path) for path in self._held}
+
+    def list_digests(self, path: str) -> set[str] | None:
+        """Of the chunks in this staged file; None: it is not held."""
+        held = self._held.get(Path(path))
+        return None if held is None else set(held.chunks)
+
     def release(self, path: str) -> None:
         """Delete this staged file. A worker that has mapped it keeps its bytes."""
         file = Path(path)
         self._held.pop(file, None)
         self._checked = {d: p for d, p in self._checked.items() if p.path != path}
-        for gone in (note_of(file), file):
+        for gone in (note_of(file), unsent_of(file), file):
             gone.unlink(missing_ok=True)
         self.changed.fire()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from everstep_agent.coordinator import rounds
 from everstep_agent.coordinator.breaks import SILENT_SECONDS
 from everstep_agent.coordinator.term import Term
+from everstep_agent.coordinator.unfinished import finish_save
 from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog import run_log
@@ -74,6 +75,7 @@ async def _try_to_claim(term: Term, turn: Round, cause: str) -> EpochLevel | Non
         gang=term.settings.gang_seconds,
     )
     if isinstance(decision, rounds.Start):
+        await finish_save(term)
         claimed = await _claim(term, turn.number, decision, cause)
         if isinstance(claimed, EpochLevel) or term.ended:
             return claimed if isinstance(claimed, EpochLevel) else None

@@ -101,6 +101,7 @@ def _matter(document: Levels) -> tuple[object, ...]:
         document.round,
         document.claimed,
         document.epoch,
+        document.unfinished,
         document.wanted,
         document.end,
         document.laid_down,

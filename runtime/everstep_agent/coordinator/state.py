@@ -46,6 +46,8 @@ class JobState:
     burnt: int = 0
     """Highest number of a round that was given up; such a number is never used again."""
     epoch: EpochLevel | None = None
+    unfinished: EpochLevel | None = None
+    """A former epoch whose last save is committed before the next one is claimed."""
     incidents: Incidents = field(default_factory=Incidents)
     left: tuple[levels.Left, ...] = ()
     strike: Strike = field(default_factory=Strike)
@@ -76,6 +78,9 @@ class JobState:
     def begin_epoch(self, epoch: EpochLevel) -> "JobState":
         """Its claim is in the log."""
         return replace(self, round=0, epoch=epoch)
+
+    def finish_save(self, unfinished: EpochLevel | None) -> "JobState":
+        return replace(self, unfinished=unfinished)
 
     def adopt_epoch(self, held: EpochLevel) -> "JobState":
         """Workers of an epoch that this coordinator did not know of are alive."""

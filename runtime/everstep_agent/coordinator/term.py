@@ -139,6 +139,7 @@ class Term:
             round=state.round,
             claimed=self._epoch_in_log(),
             epoch=state.epoch,
+            unfinished=state.unfinished,
             wanted=state.wanted,
             seen=seen,
             end=state.end,
@@ -178,7 +179,7 @@ class Term:
                 self.reports.changed.set()  # the report may contain the first new step
 
     def add_part(self, part: Part) -> None:
-        epoch = self.epoch
+        epoch = self._state.unfinished or self.epoch
         with self._guarded():
             if epoch is not None and part.epoch == epoch.number and part.step > epoch.committed:
                 self.saves.add(part)

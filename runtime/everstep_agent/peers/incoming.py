@@ -9,7 +9,7 @@ from typing import Protocol
 
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import find_problem
-from everstep_agent.peers.messages import (
+from everstep_agent.peers.tier_messages import (
     ChunkCall,
     DropCall,
     KeepCall,

@@ -8,10 +8,8 @@ one.
 import enum
 from dataclasses import dataclass, field
 
-from everstep_agent.checkpoint.keeping import Save
 from everstep_contract import levels, log, wire
 from everstep_contract.ledger import LedgerEntry
-from everstep_contract.manifest import Chunk
 from everstep_contract.ranges import Ranges
 
 Id = tuple[int, int, int]
@@ -108,6 +106,16 @@ class BrokenCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnsentSave:
+    """A staged save that this agent's predecessor may not have uploaded."""
+
+    epoch: int
+    step: int
+    rank: int
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
     slot: int
     attempt: int
@@ -147,6 +155,7 @@ class AgentReport:
     """
     held: "EpochLevel | None" = None
     """The epoch of the living local workers, sent to a coordinator that does not know of it."""
+    unsent: tuple[UnsentSave, ...] = ()
     former_epoch: int = 0
     former_step: int = 0
     """The position of the workers before this container's last restart."""
@@ -356,6 +365,8 @@ class Levels:
     """Epoch of the newest claim in the run log: anything that an older epoch left running is over.
     """
     epoch: EpochLevel | None = None
+    unfinished: EpochLevel | None = None
+    """A former epoch: whoever came back with saves of it that were not uploaded uploads them under its token."""
     wanted: levels.Wanted = field(default_factory=levels.Wanted)
     seen: levels.Seen = field(default_factory=levels.Seen)
     end: End | None = None
@@ -398,55 +409,6 @@ class Who:
     """Address of the coordinator that it follows; empty: none."""
     candidate: bool = True
     """False: it is leaving and will not coordinate."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkCall:
-    """For `count` bytes of a chunk, from `start` on; the answer is the bytes, none if it is not held."""
-
-    digest: str
-    start: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PieceCall:
-    """Hold this piece of a chunk; its bytes follow the document (`incoming.pack`). The answer is a `TierAnswer`."""
-
-    owner: str
-    chunk: Chunk
-    start: int
-    """Pieces come in order; the last one makes the chunk complete."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepCall:
-    """Saves that `owner` needs in this pod's memory. The answer is a `TierAnswer`."""
-
-    owner: str
-    saves: tuple[Save, ...]
-    since: int
-    """Step of the newest commit: older saves are needed by nobody."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropCall:
-    """`owner` needs nothing in this pod's memory any more. The answer is a `TierAnswer`."""
-
-    owner: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListCall:
-    """For the digests of all chunks in this pod's memory. The answer is a `TierAnswer`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierAnswer:
-    digests: tuple[str, ...] = ()
-    error: int = 0
-    """`errno` of what was asked and not done; 0: it was done."""
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

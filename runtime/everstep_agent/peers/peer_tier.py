@@ -11,7 +11,7 @@ from everstep_agent.peers import incoming
 from everstep_agent.peers.answering import Handler
 from everstep_agent.peers.budget import Budget
 from everstep_agent.peers.client import PeerError, Pool
-from everstep_agent.peers.messages import (
+from everstep_agent.peers.tier_messages import (
     ChunkCall,
     DropCall,
     KeepCall,

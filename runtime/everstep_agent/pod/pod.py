@@ -15,6 +15,7 @@ from pathlib import Path
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.restore import Fetched
+from everstep_agent.checkpoint.unsent import Unsent, read_unsent
 from everstep_agent.context import Context
 from everstep_agent.live_settings import apply_wanted
 from everstep_agent.peers.messages import (
@@ -24,6 +25,7 @@ from everstep_agent.peers.messages import (
     Levels,
     Stage,
     State,
+    UnsentSave,
 )
 from everstep_agent.pod import device_waits, hang, head_start, spawn
 from everstep_agent.pod.arming import Arming, order_save
@@ -88,6 +90,8 @@ class Pod:
         self.book = Book()
         self._ledger_fetcher = LedgerFetcher(relay.pool, self.book, self._touch, line)
         self.uploads: Uploads | None = None
+        self._unsent: tuple[Unsent, ...] = ()
+        """Saves that this agent's predecessor may not have uploaded."""
         self._on_part = on_part
         self._dropped = context.dropped
         self._ledger = TimeLedger()
@@ -108,6 +112,8 @@ class Pod:
     async def open(self) -> None:
         for name in ("staging", "restore"):
             os.makedirs(os.path.join(self.settings.memory, name), exist_ok=True)
+        folder = Path(self.settings.memory) / "staging"
+        self._unsent = await asyncio.to_thread(read_unsent, folder)
         await self.workers.open()
         for local in range(self.settings.workers):
             self._ledger.rest(local, time.monotonic())
@@ -118,7 +124,7 @@ class Pod:
         await self._ledger_fetcher.close()
         await self._copies.close()
         if self.uploads is not None:
-            await self.uploads.close()
+            await self.uploads.stop()
         await self.workers.close()
 
     # --- levels ----------------------------------------------------------------------------------
@@ -131,6 +137,7 @@ class Pod:
             self._cut_heard = max(self._cut_heard, level.number)
         self._join_in_place(level)
         self._apply_to_current(published)
+        self._finish_saves(published)
         if self._wants_fresh(published):
             self._ensure_fresh()
         self._join(published)
@@ -174,6 +181,17 @@ class Pod:
         self._arming.answer(level, current)
         if level.stage is Stage.OVER:
             self.workers.end_current()
+
+    def _finish_saves(self, published: Levels) -> None:
+        """Upload what this agent's predecessor staged in that epoch."""
+        level = published.unfinished
+        if level is None or self.epoch or self.uploads is not None:
+            return
+        self.uploads = self._open_uploads(level.token)
+        for unsent in self._unsent:
+            if unsent.staged.epoch == level.number and unsent.staged.step > level.committed:
+                self.book.add(unsent.entries)
+                self.uploads.add(unsent.staged, unsent.rank)
 
     def _hold(self, level: EpochLevel) -> None:
         self.workers.hold(level.number)
@@ -509,6 +527,7 @@ class Pod:
             whole=max((w.whole for w in current), default=0),
             cut=self._cut_heard,
             held=self._held(),
+            unsent=() if self.epoch else tuple(map(to_report, self._unsent)),
             former_epoch=self._former.epoch,
             former_step=self._former.applied,
             until=lead.tracked.until if lead and lead.tracked else None,
@@ -533,3 +552,8 @@ class Pod:
     def _storage_error(self) -> levels.StorageError | None:
         waits = self.store.trouble.to_level() if self.store.trouble else None
         return self._restorer.error or (self.uploads.error if self.uploads else None) or waits
+
+
+def to_report(unsent: Unsent) -> UnsentSave:
+    staged = unsent.staged
+    return UnsentSave(epoch=staged.epoch, step=staged.step, rank=unsent.rank, whole=staged.whole)

@@ -3,6 +3,7 @@ they are committed.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from everstep_agent.checkpoint.cutting import Cut, cut_file
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.memory_tier import Held, MemoryTier
 from everstep_agent.checkpoint.parts import Part, replaces
+from everstep_agent.checkpoint.unsent import Unsent, write_unsent
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import levels, wire
@@ -110,11 +112,19 @@ class Uploads:
         self.retire()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def stop(self) -> None:
+        """This agent ends: what waits is left to its successor."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _cut(self, job: Job) -> None:
         """From now on its chunks are known: they can be copied, and a successor of this agent finds them."""
         staged = job.staged
         try:
             cuts = await cut_file(staged)
+            self._check_unchanged(staged.path, cuts)
         except (BadStaging, OSError) as error:
             self._drop(job)
             self.give_up(staged, job.rank, str(error))
@@ -125,6 +135,18 @@ class Uploads:
             held = Held(epoch=staged.epoch, step=staged.step, chunks=places)
             self._memory.hold(held, staged.path)
             self._wake.set()
+            entries = self._book.upto(staged.step) if staged.lead else ()
+            unsent = Unsent(staged=staged, rank=job.rank, entries=tuple(entries))
+            with contextlib.suppress(OSError):  # without it a successor cannot finish this upload
+                await asyncio.to_thread(write_unsent, unsent)
+            if job.staged.path not in self._memory.list_paths():  # released in the meantime
+                self._memory.release(job.staged.path)
+
+    def _check_unchanged(self, path: str, cuts: list[Cut]) -> None:
+        """A file of the agent's predecessor has the digests that were noted for it. Raises `BadStaging`."""
+        noted = self._memory.list_digests(path)
+        if noted is not None and noted != {cut.digest for cut in cuts}:
+            raise BadStaging(f"{path} is not what was staged")
 
     async def _run(self) -> None:
         while True:

@@ -1,0 +1,84 @@
+"""A save that every rank of the last epoch had staged when all of them were killed with their agents: the agents that
+came back upload it, and it is committed before the next epoch is claimed.
+
+It is committed under the claim of its own epoch, as its coordinator would have done: that claim is still the newest,
+and whoever has staged a step has applied it. So the log's rules hold as they are. A save of which a part is missing is
+dropped.
+"""
+
+from collections.abc import Iterable
+
+from everstep_agent.coordinator.term import Term
+from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Stage
+from everstep_agent.peers.places import place_members
+from everstep_contract import log
+
+
+def decide_unfinished(
+    claim: log.Claim, committed: int, reports: Iterable[AgentReport]
+) -> tuple[EpochLevel, int] | None:
+    """The epoch of the newest claim and the newest step beyond `committed` of which all parts are still there; None:
+    there is no such save.
+    """
+    ranks: dict[int, set[int]] = {}
+    for unsent in (u for r in reports for u in r.unsent):
+        if unsent.epoch == claim.epoch and unsent.step > committed:
+            all_of_them = range(len(claim.members)) if unsent.whole else [unsent.rank]
+            ranks.setdefault(unsent.step, set()).update(all_of_them)
+    complete = [step for step, held in ranks.items() if len(held) == len(claim.members)]
+    if not complete:
+        return None
+    level = EpochLevel(
+        number=claim.epoch,
+        token=claim.token,
+        stage=Stage.OVER,
+        members=list_members(claim),
+        committed=committed,
+    )
+    return level, max(complete)
+
+
+def list_members(claim: log.Claim) -> tuple[EpochMember, ...]:
+    """The pods of a claim, without their addresses."""
+    lives: dict[tuple[int, int, int], dict[int, int]] = {}
+    for member in claim.members:
+        pod = member.slot, member.attempt, member.incarnation
+        lives.setdefault(pod, {})[member.rank] = member.life
+    return place_members(
+        EpochMember(
+            slot=slot,
+            attempt=attempt,
+            incarnation=incarnation,
+            node_rank=0,
+            first=0,
+            lives=tuple(found.get(local, 0) for local in range(max(found) + 1)),
+            address="",
+        )
+        for (slot, attempt, incarnation), found in lives.items()
+    )
+
+
+async def finish_save(term: Term) -> None:
+    """Has it uploaded and commits it, within `drain_seconds`."""
+    found = _find(term)
+    if found is None:
+        return
+    level, step = found
+    term.line.say("save_unfinished", epoch=level.number, step=step)
+    term.change(term.state.finish_save(level))
+    limit = term.now() + term.settings.drain_seconds
+    try:
+        while _find(term) == found and not term.ended and term.now() < limit:
+            if term.saves.why_given_up(level.number, step):
+                return
+            term.saves.pump(level, {}, term.spent())
+            await term.tick()
+    finally:
+        term.change(term.state.finish_save(None))
+
+
+def _find(term: Term) -> tuple[EpochLevel, int] | None:
+    claim, commit = term.run_log.newest_claim, term.newest_commit()
+    if claim is None or claim.job_uid != term.settings.job_uid:
+        return None
+    return decide_unfinished(claim, commit.step if commit else 0, term.recent())
