@@ -24,6 +24,8 @@ PIECE_BYTES = 4 * 2**20
 """In one answer: to sign it takes the sender's loop a few milliseconds."""
 RESERVE_BYTES = 16 * 2**20
 """Copies leave so much of the memory for documents and positions."""
+SENDERS = 16
+"""So many pods may be in the middle of a chunk; the rest of a pod that is gone is dropped then."""
 END = b"\n"
 
 
@@ -82,7 +84,10 @@ class Incoming:
         chunk = call.chunk
         if call.start == 0:
             self._check_room(chunk.bytes)
+            self._parts.pop(call.owner, None)
             self._parts[call.owner] = chunk.digest, bytearray()
+            if len(self._parts) > SENDERS:
+                del self._parts[next(iter(self._parts))]
         digest, held = self._parts.get(call.owner, ("", bytearray()))
         if digest != chunk.digest or len(held) != call.start:
             raise OSError(errno.EAGAIN, "a piece is missing: send the chunk from its beginning")

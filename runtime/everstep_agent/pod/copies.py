@@ -83,8 +83,8 @@ class Copies:
     async def _rewind(self, level: EpochLevel) -> None:
         """Drop what lies beyond the step that this epoch continues from."""
         epoch = level.commit.epoch if level.commit and not level.in_place else None
-        if level.in_place is not None:  # else the restore has done it
-            await self._memory.rewind(None, level.resume)
+        with contextlib.suppress(OSError):  # the folder is gone or read-only
+            await self._memory.rewind(epoch, level.resume)
         if self._disk is not None:
             with contextlib.suppress(OSError):  # its next copy says why it cannot be written
                 await self._disk.rewind(epoch, level.resume)
