@@ -46,8 +46,8 @@ def can_reconfigure() -> bool:
 
 
 def choose_forming(capable: bool, setting: str) -> str:
-    """`REINIT` or `RECONFIGURE`. By itself it is `REINIT`, the faster way to the next step as measured
-    (`runtime/README.md`, Choices).
+    """`REINIT` or `RECONFIGURE`. Unless that is forced it is `REINIT`: as measured, the next step comes no
+    later, and no operation of the former epoch can be in the way (`runtime/README.md`, Choices).
 
     Raises:
         Misuse: `setting` is none of the three, or needs what this rank is not `capable` of.
