@@ -24,6 +24,7 @@ NO_WAIT = {
     "model.py: DEFAULT_SAVE_SECONDS": "the interval of saves",
     "tokens.py: LIFE_SECONDS": "for how long a token is asked for",
     "release_all.py: PAUSE_SECONDS": "between two looks of a command",
+    "checkpoint.diskSeconds": "the interval of copies to the disk",
     "checkpoint.everySeconds": "the interval of saves",
     "recovery.hangSeconds": "the agents' limit, see runtime/README.md",
     "--figures-seconds": "how often figures are written",

@@ -39,4 +39,4 @@ async def test_a_long_wait_shows_its_stack_and_ends_nothing(
     assert gang.shown().count("event=worker_waits") == 1, "once for each step"
     shown = capfd.readouterr().err
     assert "[1/0]   File" in shown
-    assert "in _returned" in shown
+    assert "in _read_all" in shown, "it waits for the others' vectors"
