@@ -24,6 +24,7 @@ from agent.unreliable import UnreliableStore
 from everstep_agent import logline
 from everstep_agent.agent import count_incarnation
 from everstep_agent.checkpoint.folder_tier import FolderTier
+from everstep_agent.checkpoint.keeping import Resumed
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.memory_tier import MemoryTier
@@ -151,7 +152,7 @@ async def test_a_staged_file_of_another_epochs_chain_is_deleted(tmp_path: Path) 
     void = [
         hold_in_the_middle(memory, tmp_path, OTHER, step=s, epoch=e) for e, s in [(1, 6), (7, 3)]
     ]
-    await memory.rewind(1, 3)
+    await memory.rewind(Resumed(epoch=1, step=3))
     assert kept.exists()
     assert not any(path.exists() for path in void)
     assert [save.key for save in memory.list_saves()] == [(1, 3)]

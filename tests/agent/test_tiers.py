@@ -25,6 +25,7 @@ from agent.tier_given import (
     a_save,
     serving,
 )
+from everstep_agent.checkpoint.keeping import Resumed
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import NearTier, Tier, find_problem
 from everstep_agent.peers import incoming, peer_tier
@@ -216,18 +217,20 @@ async def test_no_name_leads_out_of_a_tier(
 
 
 async def test_chunks_of_another_epochs_chain_are_deleted(tmp_path: Path, pool: Pool) -> None:
-    """Epoch 2 continues from step 3 of epoch 1; what epoch 1 did beyond it, or another at this step, is void."""
+    """Epoch 8 continues from step 3 of epoch 1; what came beyond it, or of another epoch at this step, is void."""
+    new = b"of epoch 8 itself"
     void = b"of a gang that was cut off"
     for make in (tier_given.memory_case, tier_given.disk_case):
         async with make(tmp_path, pool) as case:
             await fill(case.tier, BODY, step=3)
             await case.tier.keep("slot-2", [a_save(OTHER, step=6)], 0)
             await case.tier.keep("slot-3", [a_save(void, epoch=7, step=3)], 0)
-            for body in (OTHER, void):
+            await case.tier.keep("slot-4", [a_save(new, epoch=8, step=6)], 0)
+            for body in (OTHER, void, new):
                 await case.tier.put(a_chunk(body), body)
             assert hasattr(case.tier, "rewind")
-            await case.tier.rewind(1, 3)
-            assert set(await case.tier.list()) == {a_chunk().digest}
+            await case.tier.rewind(Resumed(epoch=1, step=3, by=8))
+            assert set(await case.tier.list()) == {a_chunk().digest, a_chunk(new).digest}
 
 
 # --- a peer's own troubles ------------------------------------------------------------------------

@@ -9,7 +9,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from everstep_agent.checkpoint.files import PART, make_folder, read_file, replace_file
-from everstep_agent.checkpoint.keeping import Note, Notes, Save, add_saves, list_kept, rewind
+from everstep_agent.checkpoint.keeping import (
+    Note,
+    Notes,
+    Resumed,
+    Save,
+    add_saves,
+    list_kept,
+    rewind,
+)
 from everstep_contract import codec
 from everstep_contract.manifest import Chunk
 
@@ -55,8 +63,9 @@ class FolderTier:
             self._change, lambda notes: {o: note for o, note in notes.items() if o != owner}
         )
 
-    async def rewind(self, epoch: int | None, step: int) -> None:
-        await asyncio.to_thread(self._change, lambda notes: rewind(notes, epoch, step))
+    async def rewind(self, resumed: Resumed) -> None:
+        """Delete what the run does not continue. Raises OSError."""
+        await asyncio.to_thread(self._change, lambda notes: rewind(notes, resumed))
 
     def read(self, digest: str, start: int, count: int) -> bytes | None:
         """Bytes of a chunk, from `start` on, `count` at most; None: it is not here."""

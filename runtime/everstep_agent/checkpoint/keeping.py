@@ -46,16 +46,29 @@ def add_saves(notes: Notes, added: Note, since: int) -> dict[str, Note]:
     return _select({**notes, added.owner: merged}, lambda save: save.step >= since)
 
 
-def rewind(notes: Notes, epoch: int | None, step: int) -> dict[str, Note]:
-    """The notes without saves that the run does not continue: those beyond `step`, and those of this step by another
-    epoch (None: all epochs had the same state then).
-    """
-    return _select(notes, lambda save: continues(save, epoch, step))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What the run continues from."""
+
+    epoch: int | None
+    """None: all epochs had the same state at this step."""
+    step: int
+    by: int | None = None
+    """The epoch that continues; its own saves stay. None: it has none yet."""
 
 
-def continues(save: Save, epoch: int | None, step: int) -> bool:
-    """Whether a run that continues from (epoch, step) may still need `save`."""
-    return save.step < step or (save.step == step and epoch in (None, save.epoch))
+def rewind(notes: Notes, resumed: Resumed) -> dict[str, Note]:
+    """The notes without saves that the run does not continue."""
+    return _select(notes, lambda save: continues(save, resumed))
+
+
+def continues(save: Save, resumed: Resumed) -> bool:
+    """Whether the run may still need `save`: it is not beyond `resumed`, nor of this step by another epoch."""
+    if resumed.by is not None and save.epoch >= resumed.by:
+        return True
+    return save.step < resumed.step or (
+        save.step == resumed.step and resumed.epoch in (None, save.epoch)
+    )
 
 
 def _select(notes: Notes, is_needed: Callable[[Save], bool]) -> dict[str, Note]:

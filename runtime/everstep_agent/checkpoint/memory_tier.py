@@ -13,7 +13,7 @@ from pathlib import Path
 from everstep_agent.checkpoint import keeping
 from everstep_agent.checkpoint.files import read_file, replace_file
 from everstep_agent.checkpoint.folder_tier import FolderTier
-from everstep_agent.checkpoint.keeping import Save
+from everstep_agent.checkpoint.keeping import Resumed, Save
 from everstep_agent.checkpoint.unsent import unsent_of
 from everstep_agent.waiting import Change
 from everstep_contract import codec
@@ -168,13 +168,14 @@ class MemoryTier:
         self.release_before(step, but)
         self.changed.fire()
 
-    async def rewind(self, epoch: int | None, step: int) -> None:
+    async def rewind(self, resumed: Resumed) -> None:
+        """Delete what the run does not continue. Raises OSError."""
         for path, held in list(self._held.items()):
-            if not keeping.continues(held.to_save(), epoch, step):
+            if not keeping.continues(held.to_save(), resumed):
                 self.release(str(path))
-        if self._manifest and not keeping.continues(self._manifest, epoch, step):
+        if self._manifest and not keeping.continues(self._manifest, resumed):
             self._manifest = None
-        await self.others.rewind(epoch, step)
+        await self.others.rewind(resumed)
         await self._forget()
 
     def read(self, digest: str, start: int, count: int) -> bytes | None:

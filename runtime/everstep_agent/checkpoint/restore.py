@@ -10,7 +10,7 @@ from pathlib import Path
 from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.files import replace_file
-from everstep_agent.checkpoint.keeping import Save
+from everstep_agent.checkpoint.keeping import Resumed, Save
 from everstep_agent.checkpoint.manifests import Broken, read_manifest
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import NearTier, StoreTier, Tier, find_problem
@@ -75,8 +75,9 @@ class Fetcher:
             OSError: there is no room.
         """
         self._listed = None
-        await self._memory.rewind(commit.epoch, commit.step)
+        await self._memory.rewind(Resumed(epoch=commit.epoch, step=commit.step))
         self._memory.committed = commit.step
+        self._memory.release_before(commit.step)
         manifest, document = await self.find_manifest(commit)
         needed = choose_chunks(manifest)
         listed = Chunk(digest=commit.digest, key=commit.manifest, bytes=len(document))

@@ -95,9 +95,10 @@ class Incoming:
         if len(held) < chunk.bytes:
             return
         del self._parts[call.owner]
-        if problem := await asyncio.to_thread(find_problem, chunk, bytes(held)):
+        whole = bytes(held)
+        if problem := await asyncio.to_thread(find_problem, chunk, whole):
             raise OSError(errno.EBADMSG, problem)
-        await self._memory.put(chunk, bytes(held))
+        await self._memory.put(chunk, whole)
 
     def _check_room(self, size: int) -> None:
         folder = self._memory.others.folder

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Coroutine
 
 from everstep_agent import logline
 from everstep_agent.checkpoint.folder_tier import FolderTier
+from everstep_agent.checkpoint.keeping import Resumed
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import NearTier
 from everstep_agent.identity import Identity
@@ -83,11 +84,12 @@ class Copies:
     async def _rewind(self, level: EpochLevel) -> None:
         """Drop what lies beyond the step that this epoch continues from."""
         epoch = level.commit.epoch if level.commit and not level.in_place else None
-        with contextlib.suppress(OSError):  # the folder is gone or read-only
-            await self._memory.rewind(epoch, level.resume)
-        if self._disk is not None:
-            with contextlib.suppress(OSError):  # its next copy says why it cannot be written
-                await self._disk.rewind(epoch, level.resume)
+        resumed = Resumed(epoch=epoch, step=level.resume, by=level.number)
+        self._memory.committed = min(self._memory.committed, level.resume)
+        for tier in (self._memory, self._disk):
+            if tier is not None:
+                with contextlib.suppress(OSError):  # the next copy says why it cannot be written
+                    await tier.rewind(resumed)
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

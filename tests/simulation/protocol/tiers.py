@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from everstep_agent.checkpoint.keeping import (
     Note,
+    Resumed,
     Save,
     add_saves,
     continues,
@@ -99,7 +100,7 @@ class Keeping:
         return self._find_loss(after)
 
     def _is_void(self, world: World, i: int, key: Key) -> bool:
-        return key[0] < world.epoch and not continues(_save(i, key), *world.resumed)
+        return key[0] < world.epoch and not continues(_save(i, key), _resumed(world.resumed))
 
     def _find_loss(self, world: World) -> str:
         newest = world.commits[-1] if world.commits else NOTHING
@@ -166,13 +167,17 @@ class Keeping:
     def _enter(self, i: int, pod: Pod, resumed: Key) -> Pod:
         own, notes = pod.own, _to_notes(pod)
         if self.rewinds:
-            own = frozenset(k for k in own if continues(_save(i, k), *resumed))
-            notes = rewind(notes, *resumed)
+            own = frozenset(k for k in own if continues(_save(i, k), _resumed(resumed)))
+            notes = rewind(notes, _resumed(resumed))
         if resumed != NOTHING:
             save = Save(epoch=resumed[0], step=resumed[1], chunks=_chunks(resumed, *range(SLOTS)))
             notes = add_saves(notes, Note(run="", owner="restore", saves=(save,)), resumed[1])
         own = frozenset(k for k in own if k[1] >= resumed[1])
         return Pod(step=resumed[1], knows=resumed[1], own=own, notes=_to_keys(notes))
+
+
+def _resumed(key: Key) -> Resumed:
+    return Resumed(epoch=key[0], step=key[1])
 
 
 def _claim(epoch: int) -> Claim:
