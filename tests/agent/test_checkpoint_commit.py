@@ -70,7 +70,7 @@ def test_a_coordinator_keeps_the_save_of_the_whole_though_the_share_comes_later(
 ) -> None:
     line = logline.Log(io.StringIO())
     saves = Saves(
-        memory, RunLog(memory), "run",
+        Committer(memory, RunLog(memory), "run"),
         on_commit=lambda c: None, background=Background(line), line=line,
     )  # fmt: skip
     for arrived in (part(0, whole=True), part(0), part(0, problem="no room")):

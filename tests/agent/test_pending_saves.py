@@ -7,6 +7,7 @@ import pytest
 
 from agent.given import a_report, a_worker, an_epoch
 from everstep_agent import logline
+from everstep_agent.checkpoint.commit import Committer
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.coordinator import last_save, members
 from everstep_agent.coordinator.background import Background
@@ -61,7 +62,7 @@ def saves(tmp_path: Path) -> Saves:
     store = open_store("memory://", "", {})
     line = logline.Log(io.StringIO())
     return Saves(
-        store, RunLog(store), "r",
+        Committer(store, RunLog(store), "r"),
         on_commit=lambda _: None, background=Background(line), line=line,
     )  # fmt: skip
 

@@ -115,8 +115,10 @@ async def test_when_every_pod_was_replaced_the_operators_incident_goes_on(tmp_pa
 
 
 async def test_when_every_container_was_restarted_the_steps_lost_are_said(tmp_path: Path) -> None:
-    async with Gang(tmp_path, 2, save_every_steps=4) as gang:
-        await gang.until(lambda s: s.committed and s.committed.step >= 4 and s.step >= 6)
+    gang = Gang(tmp_path, 2, save_every_steps=8)
+    gang.stub["STUB_STEP_MS"] = "60"  # killed before the next save, which would be finished
+    async with gang:
+        await gang.until(lambda s: s.committed and s.committed.step == 8 and s.step >= 10)
         pages = read_pages(tmp_path)
         for slot in (0, 1):
             await gang.kill(slot)

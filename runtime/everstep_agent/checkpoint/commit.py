@@ -13,6 +13,7 @@ from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.merging import merge_ledger
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.restore import Fetcher
+from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.runlog.rules import Verdict
 from everstep_agent.runlog.run_log import Appended, RunLog
 from everstep_agent.storage.errors import AlreadyExists
@@ -52,6 +53,11 @@ class Committer:
         self._run = run
         self._memory = memory
         self._last: tuple[str, Manifest] | None = None
+
+    @property
+    def index(self) -> LogIndex:
+        """The log as read."""
+        return self._log.index
 
     async def commit(
         self,

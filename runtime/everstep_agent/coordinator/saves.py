@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from everstep_agent import logline
 from everstep_agent.checkpoint import commit as committing
 from everstep_agent.checkpoint import commit_rules
-from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.coordinator.background import Background
 from everstep_agent.coordinator.pending_saves import Key, PendingSaves
 from everstep_agent.coordinator.pins import Pins
 from everstep_agent.coordinator.spent_time import SpentTime
 from everstep_agent.peers.messages import EpochLevel
-from everstep_agent.runlog import run_log as runlog
 from everstep_agent.storage.errors import StoreError
-from everstep_agent.storage.store import ObjectStore
 from everstep_contract import levels, log
 
 RETRY_SECONDS = 1.0
@@ -40,17 +37,13 @@ class Saves:
 
     def __init__(
         self,
-        store: ObjectStore,
-        run_log: runlog.RunLog,
-        run: str,
+        committer: committing.Committer,
         *,
         on_commit: Callable[[log.Commit], None],
         background: Background,
         line: logline.Log,
-        memory: MemoryTier | None = None,
     ) -> None:
-        self._committer = committing.Committer(store, run_log, run, memory)
-        self._log = run_log
+        self._committer = committer
         self.pins = Pins()
         self._pending = PendingSaves()
         self._on_commit = on_commit
@@ -71,7 +64,7 @@ class Saves:
         """Time of the newest commit; before the first of this term, the time of taking the role."""
 
     def add(self, part: Part) -> None:
-        self._note(*self.pins.ask(part.pins, part.step, self._log.index))
+        self._note(*self.pins.ask(part.pins, part.step, self._committer.index))
         self._note(self._pending.add(part))
 
     def pending(self, epoch: int) -> list[int]:
@@ -141,7 +134,7 @@ class Saves:
                 world=epoch.world,
                 seconds=spent.total(),
                 agents=spent.list_agents(),
-                pins=self.pins.list_due(key[1], self._log.index),
+                pins=self.pins.list_due(key[1], self._committer.index),
             )
         except StoreError as error:
             since = self.trouble.since if self.trouble else started

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
+from everstep_agent.checkpoint.commit import Committer
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.pin_rules import find_pinned
 from everstep_agent.checkpoint.retention import Retention
@@ -77,13 +78,10 @@ class Term:
         self.store_waits = StoreWaits(self.line, lambda: self.epoch is None, self.publish)
         seen = inherited.seen if inherited else levels.Seen()
         self.saves = Saves(
-            context.store,
-            self.run_log,
-            context.settings.run,
+            Committer(context.store, self.run_log, context.settings.run, context.memory),
             on_commit=self._committed,
             background=self.background,
             line=self.line,
-            memory=context.memory,
         )
         self._retention = Retention(context.store, self.run_log, keep=max(1, self.settings.keep))
         self.post_commit = PostCommit(

@@ -10,6 +10,7 @@ from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import NearTier
 
 RETRY_SECONDS = 5.0
+Pause = Callable[[], Awaitable[None]]
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -17,7 +18,7 @@ class Copier:
     """
     Args:
         owner: in whose name the tier keeps the copies.
-        every: at least so many seconds between two saves that are copied.
+        pause: awaited between two saves that are copied.
         on_copied: called when `copied` has changed.
     """
 
@@ -29,12 +30,10 @@ class Copier:
         owner: str,
         on_copied: Callable[[], None],
         line: logline.Log,
-        every: float = 0.0,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        pause: Pause | None = None,
     ) -> None:
-        self._sleep = sleep
         self._memory, self._tier, self._owner = memory, tier, owner
-        self._on_copied, self._every = on_copied, every
+        self._on_copied, self._pause = on_copied, pause
         self._line, self._waits = line, logline.Once(line, "copy_waits")
         self.copied = 0
         """The newest step whose save the tier holds completely; 0: none."""
@@ -55,7 +54,8 @@ class Copier:
                 await self._memory.changed.until(self._has_news(done), RETRY_SECONDS)
             elif await self._try(saves):
                 done = saves
-                await self._sleep(self._every)
+                if self._pause is not None:
+                    await self._pause()
             else:
                 await asyncio.sleep(RETRY_SECONDS)
 

@@ -3,20 +3,18 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Coroutine
+from functools import partial
 
-from everstep_agent import logline
-from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.keeping import Resumed
-from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import NearTier
-from everstep_agent.identity import Identity
+from everstep_agent.context import Context
 from everstep_agent.peers.budget import Budget
 from everstep_agent.peers.client import Pool
 from everstep_agent.peers.messages import EpochLevel, EpochMember
 from everstep_agent.peers.partners import choose_partners, list_places
 from everstep_agent.peers.peer_tier import PeerTier, choose_order
-from everstep_agent.pod.copier import Copier
-from everstep_contract import env, levels
+from everstep_agent.pod.copier import Copier, Pause
+from everstep_contract import levels
 
 
 class Copies:
@@ -24,20 +22,16 @@ class Copies:
 
     def __init__(
         self,
-        settings: env.AgentEnv,
-        me: Identity,
-        memory: MemoryTier,
-        disk: FolderTier | None,
+        context: Context,
         pool: Pool,
         on_copied: Callable[[], None],
-        line: logline.Log,
     ) -> None:
-        self._settings, self._me, self._memory = settings, me, memory
-        self._pool, self._on_copied, self._line = pool, on_copied, line
-        self._owner = f"slot-{me.slot}"
-        rate = settings.peer_bandwidth
+        self._settings, self._line = context.settings, context.line
+        self._memory, self._disk = context.memory, context.disk
+        self._pool, self._on_copied = pool, on_copied
+        self._owner = f"slot-{context.me.slot}"
+        rate = context.settings.peer_bandwidth
         self._budget = Budget(rate) if rate > 0 else None
-        self._disk = disk
         self._epoch, self._revision, self._partner = 0, -1, ""
         """For which the targets were chosen, and the address of the other pod."""
         self._to_peer: Copier | None = None
@@ -52,7 +46,7 @@ class Copies:
             self._enter(level)
         self._epoch, self._revision = level.number, wanted.revision
         partners = choose_partners(list_places(level.members, wanted.peers))
-        partner = partners.get(self._me.slot) if self._budget else None
+        partner = partners.get(self._settings.slot) if self._budget else None
         address = partner.address if partner else ""
         if address != self._partner:
             self._aim_at(address)
@@ -61,7 +55,9 @@ class Copies:
         self._aim_at("")
         self._begin(self._rewind(level))
         if self._disk is not None and self._to_disk is None:
-            self._to_disk = self._copy_to(self._disk, self._settings.disk_seconds)
+            self._to_disk = self._copy_to(
+                self._disk, partial(asyncio.sleep, self._settings.disk_seconds)
+            )
 
     def _aim_at(self, address: str) -> None:
         if self._to_peer is not None:
@@ -71,12 +67,12 @@ class Copies:
             tier = PeerTier(self._pool, address, self._owner, self._budget)
             self._to_peer = self._copy_to(tier)
 
-    def _copy_to(self, tier: NearTier, every: float = 0.0) -> Copier:
+    def _copy_to(self, tier: NearTier, pause: Pause | None = None) -> Copier:
         return Copier(
             self._memory,
             tier,
             owner=self._owner,
-            every=every,
+            pause=pause,
             on_copied=self._on_copied,
             line=self._line,
         )

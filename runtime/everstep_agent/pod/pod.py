@@ -82,9 +82,7 @@ class Pod:
         self._newest: Levels | None = None
         restore = Path(settings.memory) / "restore"
         self.memory, self.disk = context.memory, context.disk
-        self._copies = Copies(
-            settings, context.me, self.memory, context.disk, relay.pool, self._touch, line
-        )
+        self._copies = Copies(context, relay.pool, self._touch)
         self._restorer = Restorer(store, restore, self.memory, self._touch, line)
         self._arming = Arming()
         self.book = Book()
