@@ -39,6 +39,8 @@ INTERRUPTIONS = 20
 """How often the job may be interrupted while it makes no new step (`restartBudgets.worker` on a
 cluster).
 """
+THIS_MACHINE = "this machine"
+"""The node of all agents: a copy in another one's memory would be lost with it."""
 
 
 def launch(plan: Plan) -> int:
@@ -179,7 +181,7 @@ class Launcher:
     def _wanted(self) -> levels.Wanted:
         count = self._plan.workers
         peers = tuple(
-            levels.Peer(slot=s.slot, attempt=s.attempt, address=s.address)
+            levels.Peer(slot=s.slot, attempt=s.attempt, address=s.address, node=THIS_MACHINE)
             for s in self._slots.values()
             if s.alive
         )
