@@ -16,7 +16,7 @@ async def check_fence(term: Term) -> None:
     if epoch is None:
         return
     gang = runlog_rules.Gang(
-        epoch=epoch.number,
+        epoch=epoch.claimed,
         job_uid=term.settings.job_uid,
         pods=frozenset((m.slot, m.attempt) for m in epoch.members),
     )

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from everstep_agent.coordinator import rounds
 from everstep_agent.peers.messages import (
     AgentReport,
     EpochLevel,
@@ -130,7 +131,27 @@ def has_joined(epoch: EpochLevel, report: AgentReport) -> bool:
     """Whether this member is promised to the successor of the epoch, and to no later one: no other
     coordinator can have it in an epoch of its own.
     """
-    return report.joined == epoch.successor if epoch.successor else True
+    if not epoch.successor:
+        return True
+    return report.joined == epoch.successor and not is_promised_away(epoch, report)
+
+
+def is_promised_away(epoch: EpochLevel, report: AgentReport) -> bool:
+    """Whether this member has joined an epoch of the same number that another coordinator proposed."""
+    same = report.joined == epoch.successor and epoch.member(*report.id) is not None
+    return same and report.joined_token not in ("", epoch.successor_token)
+
+
+def choose_successor(
+    epoch: EpochLevel, log_epoch: int, reports: Iterable[AgentReport], burnt: int
+) -> int:
+    """The number of the next epoch: the one that members are asked to join already, unless it is used
+    up.
+    """
+    told = list(reports)
+    if any(is_promised_away(epoch, r) for r in told):
+        burnt = max(burnt, epoch.successor)
+    return rounds.choose_number(epoch.successor, log_epoch, told, burnt)
 
 
 def why_not_again(epoch: EpochLevel, survivors: Sequence[EpochMember], plan: Plan) -> str:
@@ -163,6 +184,7 @@ def continue_epoch(
         transfers=(),
         leaving=(),
         successor=0,
+        successor_token="",
         cause="",
         in_place=InPlace(
             former=epoch.number,

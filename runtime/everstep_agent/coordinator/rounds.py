@@ -104,18 +104,26 @@ def build_proof(
 ) -> runlog_rules.Proof:
     """What is known about the end of the newest claim's members."""
     by_id: Mapping[tuple[int, int, int], AgentReport] = {r.id: r for r in reports}
-    dead = set(remembered)
-    for member in claim.members if claim else ():
-        report = by_id.get((member.slot, member.attempt, member.incarnation))
-        if report and any(e.local == member.rank and e.life >= member.life for e in report.ended):
-            dead.add(member)
     return runlog_rules.Proof(
-        dead=frozenset(dead),
+        dead=list_ended(claim.members if claim else (), by_id.values()) | {*remembered},
         dead_agents=frozenset((d.slot, d.attempt, d.incarnation) for d in wanted.dead)
         | frozenset((r.slot, r.attempt, r.incarnation - 1) for r in by_id.values()),
         gone=frozenset((g.slot, g.attempt) for g in wanted.gone)
         | frozenset((p.slot, p.attempt - 1) for p in wanted.peers),
     )
+
+
+def list_ended(
+    members: Iterable[log.MemberId], reports: Iterable[AgentReport]
+) -> frozenset[log.MemberId]:
+    """Of these members, those whose own agents reported their ends."""
+    ended: dict[tuple[int, int, int, int], int] = {}
+    for report in reports:
+        for end in report.ended:
+            place = *report.id, end.local
+            ended[place] = max(end.life, ended.get(place, -1))
+    places = {m: (m.slot, m.attempt, m.incarnation, m.rank) for m in members}
+    return frozenset(m for m, place in places.items() if ended.get(place, -1) >= m.life)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +156,7 @@ def find_unheard(
     for report in reports:
         held = report.held
         newer = held is not None and (known is None or held.number > known.number)
-        if newer and held is not None and claim is not None and held.token == claim.token:
+        if newer and held is not None and claim is not None and held.follows(claim):
             return held
     return None
 
@@ -162,11 +170,14 @@ def list_unheard(
     job_uid: str,
 ) -> frozenset[tuple[int, int]]:
     """(slot, attempt) of the claimed epoch's members that may still hold its state, if this
-    coordinator knows of no epoch after `known`: only their agents can report it.
+    coordinator knows of no epoch after `known`: only their agents can report it. Besides, all that
+    report that they are in a later one, which need not be claimed yet.
     """
-    if claim is None or claim.job_uid != job_uid or claim.epoch <= known:
-        return frozenset()
     told = list(reports)
+    if claim is None or claim.job_uid != job_uid or claim.epoch <= known:
+        pods = read_pod_status(wanted)
+        later = (r for r in told if _holds(r, known + 1))
+        return frozenset(r.id[:2] for r in later if not pods.is_gone(*r.id[:2]))
     by_id = {r.id: r for r in told}
     newest = {(r.slot, r.attempt): r.incarnation for r in sorted(told, key=lambda r: r.id)}
     pods, found = read_pod_status(wanted), set()
@@ -197,7 +208,7 @@ def list_reported(
 
 
 def _holds(report: AgentReport, epoch: int) -> bool:
-    return report.epoch == epoch and any(w.state is not State.DEAD for w in report.workers)
+    return report.epoch >= epoch and any(w.state is not State.DEAD for w in report.workers)
 
 
 def _is_from_epoch(report: AgentReport, epoch: int) -> bool:

@@ -123,6 +123,8 @@ class AgentReport:
     address: str
     joined: int = 0
     """Highest epoch number that this agent has joined."""
+    joined_token: str = ""
+    """Token of that epoch's claim; empty: it has joined a round, or its coordinator is older."""
     epoch: int = 0
     """Epoch of the workers below; 0: none is in an epoch."""
     workers: tuple[WorkerReport, ...] = ()
@@ -292,6 +294,12 @@ class EpochLevel:
     """Number of the epoch that shall continue this one in place, while its members are asked how far
     they are: who answers has joined it, and enters no epoch of a lower number. 0: none.
     """
+    successor_token: str = ""
+    """Token of that epoch's claim: another coordinator may ask for the same number."""
+    unclaimed: tuple[log.Claim, ...] = ()
+    """Claims that are not known to be in the log, oldest first: of epochs that this one continues, and
+    its own. Its members step; nothing of it is committed before its claim. Empty: it is claimed.
+    """
     leaving: tuple[Id, ...] = ()
     """Ids of members that leave: their workers end now, and the others go on in place."""
     saver: Saver | None = None
@@ -321,6 +329,16 @@ class EpochLevel:
         if self.in_place is not None:
             return self.in_place.applied
         return self.commit.step if self.commit else 0
+
+    @property
+    def claimed(self) -> int:
+        """Number of the newest epoch in its line whose claim is known to be in the log."""
+        return self.unclaimed[0].chain[-1].epoch if self.unclaimed else self.number
+
+    def follows(self, claim: log.Claim) -> bool:
+        """Whether the claim is its own, or one that its claims outside the log come after."""
+        own = self.token == claim.token or claim in self.unclaimed
+        return own or (bool(self.unclaimed) and self.claimed == claim.epoch)
 
     @property
     def world(self) -> int:

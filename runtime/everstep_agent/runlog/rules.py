@@ -1,4 +1,4 @@
-"""Which process may write what into the run log (rules 1, 2, 4 and 5). Pure. `log_index.py` holds
+"""Which process may write what into the run log (rules 1 to 5). Pure. `log_index.py` holds
 its content.
 
 The invariant: at any time only members of the newest claim write. A newer claim is possible
@@ -164,6 +164,49 @@ def build_left_out(
     return tuple(LeftOut(slot=s, attempt=a, why=w) for (s, a), w in sorted(out.items()))
 
 
+# --- rule 3: step first or claim first ------------------------------------------------------------
+
+
+def may_step_first(
+    claims: Sequence[Claim],
+    former: int,
+    members: Collection[MemberId],
+    ended: Collection[MemberId],
+    *,
+    job_uid: str,
+) -> Verdict:
+    """Whether an epoch of `members` that continues epoch `former` may step before its claim is in the
+    log: it only shrinks, and the death of each member that it leaves out is proven.
+
+    Args:
+        claims: as read, and those that are to be appended before this one.
+        ended: members whose own agents reported their ends. No other proof counts here: who is
+            only known to be gone, or whose agent was started again, may have written under
+            another coordinator.
+    """
+    newest = claims[-1] if claims else None
+    if newest is None or newest.epoch != former or newest.job_uid != job_uid:
+        return Verdict(ok=False, reason="NewerClaim", message=f"epoch {former} is not the newest")
+    held = frozenset(members)
+    if not held or held - frozenset(newest.members):
+        return Verdict(ok=False, reason="Newcomer", message="a member is new")
+    if unproven := sorted(frozenset(newest.members) - held - frozenset(ended)):
+        text = f"the agent of slot {unproven[0].slot} did not report its worker's end"
+        return Verdict(ok=False, reason="Unproven", message=text)
+    return Verdict(ok=True, reason="ProvenShrink", message="all members left out are dead")
+
+
+def why_not_behind(claim: Claim, newest: Claim | None) -> str:
+    """Why the claim of an epoch that steps first may not be appended; empty if it may: since it was
+    judged, nobody else has claimed the run. Deaths stay proven, whoever appends it.
+    """
+    former = claim.chain[-1].epoch if claim.chain else 0
+    if newest is not None and newest.epoch == former and newest.job_uid == claim.job_uid:
+        return ""
+    other = f"epoch {newest.epoch} of job {newest.job_uid}" if newest else "nobody"
+    return f"epoch {claim.epoch} continues epoch {former}, but {other} has claimed the run since"
+
+
 # --- rule 1: who may append -----------------------------------------------------------------------
 
 
@@ -267,6 +310,7 @@ class Gang:
     """The pods of one running epoch, as one of their agents knows them."""
 
     epoch: int
+    """The newest in its line that is claimed."""
     job_uid: str
     pods: frozenset[tuple[int, int]] = field(default_factory=frozenset)
     """(slot, attempt)"""

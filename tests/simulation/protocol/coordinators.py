@@ -11,7 +11,7 @@ from everstep_agent.peers.messages import EpochLevel, Saver, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Claim, Commit, Done, MemberId
-from simulation.protocol import in_place, newcomers
+from simulation.protocol import in_place, newcomers, step_first
 from simulation.protocol.decisions import decide_saver, decide_start, find_cause
 from simulation.protocol.log_moves import is_free, without, written
 from simulation.protocol.orders import (
@@ -64,15 +64,18 @@ def coordinate(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
     if one.ended:
         return
     level = one.level
-    if one.read < len(world.log) and one.owed is None:
+    if one.read < len(world.log) and one.owed is None and not world.away:
         yield Move("reads the log", one.place, None, _refreshed(world, one))
     if one.owed is not None:
-        yield from _hear_of_claim(world, one, rules)
+        if not world.away:
+            yield from _hear_of_claim(world, one, rules)
         return
+    if level is not None and level.unclaimed:
+        yield from step_first.claim_behind(world, one, level, rules)
     if _behind(one) or has_rival(world, one):
         laid = world.without_coordinator(one.place)
         yield Move("lays the role down", one.place, None, laid)
-    if one.saved is not None:
+    if one.saved is not None and _may_commit(world, level, rules):
         yield from _commit(world, one, rules)
     if one.leave is not None and one.leave not in world.words:
         yield from let_go(world, one, one.leave, rules)
@@ -84,6 +87,12 @@ def coordinate(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         yield from in_place.go_on(world, one, level, rules)
     elif level is not None:
         yield from _watch(world, one, level, rules)
+
+
+def _may_commit(world: World, level: EpochLevel | None, rules: Rules) -> bool:
+    """As `Saves.pump`."""
+    claimed = level is None or not level.unclaimed
+    return not world.away and (claimed or not rules.commit_claimed)
 
 
 def _behind(one: Coordinator) -> bool:
@@ -123,7 +132,7 @@ def _gather(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         return
     for waited in (0.0, 10.0):
         start = decide_start(one.view, orders_heard(world, one, rules), one.round, waited)
-        if start is not None:
+        if start is not None and not world.away and not (one.level and one.level.unclaimed):
             kind = "claims" if waited == 0 else "claims with fewer"
             yield from _claim(world, one, start, rules, kind)
             return
@@ -250,6 +259,8 @@ def _commit(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         yield Move("finds its commit", one.place, step, heard)
         return
     verdict = decide_append(entry, LogIndex(known))
+    if not rules.commit_claimed and level.unclaimed:
+        verdict = replace(verdict, ok=True)
     if not verdict.ok and (rules.saves_on_chain or verdict.reason != "OffLineage"):
         unsaved = one.unsaved if rank is None else one.unsaved | {(epoch, rank)}
         after = one._replace(saved=None, unsaved=unsaved)
@@ -340,6 +351,8 @@ def _watch(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> I
 
 
 def _finish(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
+    if world.away or level.unclaimed:
+        return
     done = Done(epoch=level.number, token=level.token, step=rules.steps)
     newest = runlog_rules.newest_claim(world.entries(one.read))
     if runlog_rules.may_append(done, newest).ok and is_free(world, one.read, rules):

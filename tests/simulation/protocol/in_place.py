@@ -15,6 +15,7 @@ from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Claim
+from simulation.protocol import step_first
 from simulation.protocol.log_moves import without, written
 from simulation.protocol.orders import reaches, wanted_by
 from simulation.protocol.rules import JOB, Move, Rules
@@ -41,7 +42,7 @@ def may_hold(world: World, one: Coordinator, level: EpochLevel, cause: str, rule
     """As `regroup.why_not`."""
     if one.stop or not rules.in_place:
         return False
-    views, gone = _recent(world, one), _gone(world, one, rules)
+    views, gone = _recent(world, one), step_first.list_gone(world, one, rules)
     return _why_not(keep(level), views, gone, cause) == ""
 
 
@@ -57,7 +58,7 @@ def go_on(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> It
         asked = world.with_coordinator(one._replace(kept=keep(level)))
         yield Move("asks to join", one.place, level.successor, asked)
         return
-    survivors, plan = _plan(one.kept, _recent(world, one), _gone(world, one, rules))
+    survivors, plan = _plan(one.kept, _recent(world, one), step_first.list_gone(world, one, rules))
     if isinstance(plan, regroup_rules.Wait):
         yield Move(GIVES_UP, one.place, level.number, world.with_coordinator(_cut(one, level)))
     elif not isinstance(plan, regroup_rules.Plan) or regroup_rules.why_not_again(
@@ -65,15 +66,30 @@ def go_on(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> It
     ):
         cut = world.with_coordinator(_cut(one, level))
         yield Move("cannot go on in place, cuts epoch", one.place, level.number, cut)
-    elif one.read == len(world.log):
-        decided = plan
+    else:
+        yield from _claim_or_step(world, one, level, survivors, plan, rules)
 
-        def following(number: int, token: str) -> EpochLevel:
-            return regroup_rules.continue_epoch(
-                level, survivors, decided, number=number, token=token
-            )
 
+def _claim_or_step(
+    world: World,
+    one: Coordinator,
+    level: EpochLevel,
+    survivors: Sequence[EpochMember],
+    plan: regroup_rules.Plan,
+    rules: Rules,
+) -> Iterator[Move]:
+    def following(number: int, token: str) -> EpochLevel:
+        return regroup_rules.continue_epoch(level, survivors, plan, number=number, token=token)
+
+    if not step_first.why_claim_first(world, one, level, survivors, plan, rules):
+        yield step_first.begin(world, one, level, survivors, plan.applied, following, rules)
+    elif may_claim_now(world, one, level):
         yield from claim(world, one, level, survivors, plan.applied, following, rules)
+
+
+def may_claim_now(world: World, one: Coordinator, level: EpochLevel) -> bool:
+    """A claim comes after those that are behind, and the log has been read."""
+    return one.read == len(world.log) and not world.away and not level.unclaimed
 
 
 def propose(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> EpochLevel:
@@ -82,7 +98,9 @@ def propose(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> 
         return level
     last = LogIndex(world.entries(one.read)).next_epoch - 1
     reports = [build_report(s) for s in one.view]
-    return replace(level, successor=rounds.choose_number(level.successor, last, reports, one.burnt))
+    number = regroup_rules.choose_successor(level, last, reports, one.burnt)
+    token = step_first.write_token(one, number) if rules.by_token else step_first.ANY
+    return replace(level, successor=number, successor_token=token)
 
 
 def claim(
@@ -118,12 +136,8 @@ def claim(
         cut = world.with_coordinator(_cut(one, level))
         yield Move("may not claim, cuts epoch", one.place, level.number, cut)
         return
-    token = f"{one.place[0]}.{one.place[1]}.{number}"
-    entry = Claim(
-        epoch=number, token=token, members=ids, coordinator="", job_uid=JOB, job="ns/job",
-        chain=chain,
-    )  # fmt: skip
-    epoch = replace(build(number, token), stage=Stage.RUNNING)
+    entry = step_first.write_claim(one, number, level.number, claims, ids, applied)
+    epoch = replace(build(number, entry.token), stage=Stage.RUNNING)
     if rules.know_commits:
         epoch = regroup_rules.note_commit(epoch, newest)
     begun = one._replace(kept=keep(epoch), saved=None, round=0)
@@ -150,16 +164,6 @@ def _cut(one: Coordinator, level: EpochLevel) -> Coordinator:
 def _recent(world: World, one: Coordinator) -> tuple[Snap, ...]:
     """The newest report of each pod that is not silent."""
     return tuple(s for s in one.view if reaches(world, one, s.place))
-
-
-def _gone(world: World, one: Coordinator, rules: Rules) -> frozenset[Place]:
-    level = one.level
-    silent = {
-        (m.slot, m.attempt)
-        for m in (level.members if level is not None and rules.silence_is_death else ())
-        if not reaches(world, one, (m.slot, m.attempt))
-    }
-    return frozenset(world.words[: one.words]) | silent
 
 
 @lru_cache(maxsize=1 << 16)
@@ -196,7 +200,9 @@ def enter(pod: Pod, level: EpochLevel) -> Pod:
     """
     snap, in_place = pod.snap, level.in_place
     assert in_place is not None
-    snap = snap._replace(epoch=level.number, joined=max(snap.joined, level.number))
+    snap = snap._replace(
+        epoch=level.number, joined=max(snap.joined, level.number), promised=level.token
+    )
     if snap.work == DEAD:
         return pod._replace(snap=snap)
     lacking = in_place.applied - snap.step

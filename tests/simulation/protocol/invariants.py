@@ -39,6 +39,8 @@ def _one_lineage(world: World) -> str:
     says.
     """
     commits = [e for e in world.entries() if isinstance(e, Commit)]
+    if any(c.epoch not in _list_claimed(world) for c in commits):
+        return "a commit is of an epoch that nobody has claimed"
     held = [pods.read_history(c.digest) for c in commits]
     for older, newer in itertools.pairwise(held):
         if newer[: len(older)] != older or len(newer) == len(older):
@@ -66,7 +68,9 @@ def _nothing_passed_over(before: World, after: World) -> str:
     slot, attempt, _ = claim.token.split(".")
     claimer = int(slot), int(attempt)
     for pod in before.pods:
-        held = pod.snap.epoch == former[-1].epoch and pod.snap.work in LIVING
+        held = _writes(before, pod, former[-1]) and pod.snap.work in LIVING
+        if held and _goes_on(pod, claim):
+            continue
         place = pod.snap.place
         stepped = held and pod.history[-1:] == (pod.snap.epoch,)
         reached = place not in before.words and before.linked(claimer, place)
@@ -79,6 +83,24 @@ def _nothing_passed_over(before: World, after: World) -> str:
         if held and reached and place not in before.given_up and pod.snap.step > resumed:
             return f"{place} holds step {pod.snap.step}, epoch {claim.epoch} resumes at {resumed}"
     return ""
+
+
+def _list_claimed(world: World) -> set[int]:
+    return {e.epoch for e in world.entries() if isinstance(e, Claim)}
+
+
+def _writes(world: World, pod: Pod, newest: Claim) -> bool:
+    """Whether its worker is of the newest claim, or of an epoch that stepped first and is not claimed
+    yet.
+    """
+    epoch = pod.snap.epoch
+    return epoch == newest.epoch or (epoch > 0 and epoch not in _list_claimed(world))
+
+
+def _goes_on(pod: Pod, claim: Claim) -> bool:
+    """Whether it is already in the epoch that is claimed, or in one that continues it."""
+    level = pod.level
+    return level is not None and level.number == pod.snap.epoch and level.follows(claim)
 
 
 def _member(pod: Pod, rank: int) -> MemberId:
@@ -102,7 +124,7 @@ def _nothing_thrown_away(before: World, after: World) -> str:
     if newest is None:
         return ""
     for pod in before.pods:
-        if pod.snap.work not in LIVING or pod.snap.epoch != newest.epoch or not pod.history:
+        if pod.snap.work not in LIVING or not _writes(before, pod, newest) or not pod.history:
             continue
         now = after.pod(pod.snap.place)
         if now is None or now.snap.work != OVER:
@@ -156,7 +178,7 @@ def _stops_with_all_saved(before: World, after: World) -> str:
         kept = [pods.read_history(e.digest) for e in entries if isinstance(e, Commit)]
         for pod in after.pods:
             place = pod.snap.place
-            holds = pod.snap.work in LIVING and pod.snap.epoch == newest.epoch and pod.history
+            holds = pod.snap.work in LIVING and _writes(after, pod, newest) and pod.history
             excused = place in after.words or place in after.given_up
             if not holds or excused or not after.linked(one.place, place):
                 continue
@@ -171,7 +193,7 @@ def _leaves_with_all_saved(world: World, move: Move) -> str:
     newest, pod = runlog_rules.newest_claim(entries), world.pod(move.whom)
     if pod is None or newest is None or pod.snap.place in world.given_up:
         return ""
-    if pod.snap.work not in LIVING or pod.snap.epoch != newest.epoch or not pod.history:
+    if pod.snap.work not in LIVING or not _writes(world, pod, newest) or not pod.history:
         return ""
     kept = [pods.read_history(e.digest) for e in entries if isinstance(e, Commit)]
     if any(held[: len(pod.history)] == pod.history for held in kept):

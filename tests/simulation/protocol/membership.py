@@ -9,7 +9,7 @@ from simulation.protocol.invariants import check
 from simulation.protocol.log_moves import without
 from simulation.protocol.orders import replaced
 from simulation.protocol.peers import follows
-from simulation.protocol.rules import TURN, Move, Rules
+from simulation.protocol.rules import BACK, TURN, Move, Rules
 from simulation.protocol.world import DEAD, LIVING, Pod, Snap, World
 
 KINDS = (
@@ -25,12 +25,13 @@ KINDS = (
     "late",
     "stop",
     "leave",
+    "store",
 )
 """In this order: a worker is killed; an agent is started again; a node is lost (what the operator
 says is true); a pod is declared gone although it still runs; two pods lose each other; one pod
 loses all others; one pod stands still for a while; a rival coordinator appears; a PUT is applied
 and its answer lost; a report comes a second time, later; the operator wants the job saved and
-stopped; the operator wants one pod to save and leave.
+stopped; the operator wants one pod to save and leave; the store does not answer for a while.
 """
 SLOW = frozenset({TURN, "lays the role down", "is removed", "gets the next attempt"})
 SLOW_KINDS = (
@@ -113,8 +114,12 @@ class Membership:
             found.append(Move("goes on again", world.paused, None, world._replace(paused=None)))
         if world.late is not None:
             found.append(_late(world))
+        if world.away:
+            found.append(Move(BACK, "the store", None, world._replace(away=False)))
         for kind in dict.fromkeys(world.faults):
             rest = world._replace(faults=without(world.faults, kind))
+            if kind == "store" and not world.away:
+                found.append(Move("does not answer", "the store", None, rest._replace(away=True)))
             if kind == "late":
                 found += _repeat(rest)
             if kind == "stop":

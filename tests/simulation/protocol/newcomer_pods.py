@@ -23,7 +23,7 @@ def enter(pod: Pod, level: EpochLevel) -> Pod:
     """Its worker is a member, with the state that it has taken."""
     snap = pod.snap._replace(
         work=IN, life=pod.snap.life + 1, epoch=level.number, step=len(pod.taken), ready=0, taken=-1,
-        joined=max(pod.snap.joined, level.number), held=0,
+        joined=level.number, promised=level.token, held=0,
     )  # fmt: skip
     return pod._replace(snap=snap, history=pod.taken, taken=())
 

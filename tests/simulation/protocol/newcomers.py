@@ -15,7 +15,7 @@ from everstep_agent.peers.messages import (
     WorkerReport,
 )
 from everstep_agent.peers.places import with_newcomers
-from simulation.protocol import in_place
+from simulation.protocol import in_place, step_first
 from simulation.protocol.orders import reaches, wanted_by
 from simulation.protocol.rules import Move, Rules
 from simulation.protocol.world import (
@@ -48,7 +48,7 @@ def invite(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> I
         invited = one._replace(kept=keep(replace(level, joining=joining)))
         slots = tuple(m.slot for m in joining)
         yield Move("invites", one.place, slots, world.with_coordinator(invited))
-    elif join_rules.are_prepared(joining, recent):
+    elif join_rules.are_prepared(joining, recent) and not level.unclaimed and not world.away:
         yield from _hold_all(world, one, level, rules)
 
 
@@ -92,9 +92,13 @@ def admit(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> It
         return
     taken = join_rules.have_taken(level.joining, recent, level.boundary.step)
     lost = join_rules.find_lost(level.joining, recent)
-    if (taken or not rules.take_first) and one.read == len(world.log):
+    if taken and level.joining and not rules.newcomers_claim_first:
+        yield _begin_unclaimed(world, one, level, workers, rules)
+        return
+    may_claim = in_place.may_claim_now(world, one, level)
+    if (taken or not rules.take_first) and may_claim:
         yield from _claim(world, one, level, level.joining, workers, rules)
-    elif one.read == len(world.log):
+    elif may_claim:
         for move in _claim(world, one, level, (), workers, rules):
             yield move if lost else move._replace(kind=TIRED)
 
@@ -113,6 +117,23 @@ def _claim(
     applied = max(w.standing.applied for w in workers if w.standing is not None)
     named = with_newcomers(level.members, joining)
     yield from in_place.claim(world, one, level, named, applied, following, rules)
+
+
+def _begin_unclaimed(
+    world: World,
+    one: Coordinator,
+    level: EpochLevel,
+    workers: Sequence[WorkerReport],
+    rules: Rules,
+) -> Move:
+    """A variant: newcomers step before their claim."""
+    applied = max(w.standing.applied for w in workers if w.standing is not None)
+    named = with_newcomers(level.members, level.joining)
+
+    def following(number: int, token: str) -> EpochLevel:
+        return join_rules.continue_epoch(level, level.joining, workers, number=number, token=token)
+
+    return step_first.begin(world, one, level, named, applied, following, rules)
 
 
 def _recent(world: World, one: Coordinator) -> list[AgentReport]:

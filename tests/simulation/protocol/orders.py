@@ -61,7 +61,7 @@ def let_go(world: World, one: Coordinator, place: Place, rules: Rules) -> Iterat
     next attempt follows.
     """
     claim = runlog_rules.newest_claim(world.entries(one.read))
-    if rules.ask_first and one.read < len(world.log):
+    if rules.ask_first and (one.read < len(world.log) or world.away):
         return
     wanted, reports = wanted_by(world, one, rules), [build_report(s) for s in one.view]
     unheard = rounds.list_unheard(claim, one.number, reports, wanted, job_uid=JOB)
@@ -80,7 +80,7 @@ def nobody_unheard(
     is over. Patience starts again when such a pod reports. So when it is over, each pod within
     reach follows this coordinator, was told what it knows, and has answered.
     """
-    if one.read < len(world.log):
+    if one.read < len(world.log) or world.away:
         return False
     claim = runlog_rules.newest_claim(world.entries(one.read))
     wanted = build_wanted(world.words[: one.words], world.slots, 1)

@@ -84,7 +84,8 @@ def _apply(world: World, pod: Pod, one: Coordinator, rules: Rules) -> Pod:
     """As the agent's `Pod.apply`: compare with the levels, and do what is missing."""
     if one.ended:
         return pod._replace(up=False)
-    known = one.number
+    level = one.level
+    known = 0 if level is None else level.claimed if rules.claimed_ends else level.number
     if known < pod.snap.epoch:
         known = max(known, claimed(world.log[: one.read]))
     if not rules.know_before_ending:
@@ -110,7 +111,8 @@ def _compare(pod: Pod, by: Place, level_kept: int, round_: int, known: int, rule
     if snap.epoch and known > snap.epoch:
         snap = snap._replace(work=OVER) if snap.work in LIVING else snap
     elif snap.epoch and level is not None and number == snap.epoch:
-        snap = snap._replace(joined=max(snap.joined, level.successor))
+        if level.successor > snap.joined:
+            snap = snap._replace(joined=level.successor, promised=level.successor_token)
         if snap.work == IN and (level.stage is Stage.HOLD or newcomer_pods.holds(snap, level)):
             snap = snap._replace(work=HELD)
         if level.stage is Stage.CUT and snap.work in (IN, HELD):
@@ -118,7 +120,7 @@ def _compare(pod: Pod, by: Place, level_kept: int, round_: int, known: int, rule
         if level.stage is Stage.OVER and snap.work in LIVING:
             snap = snap._replace(work=OVER)
     if snap.free and round_ > max(snap.joined, snap.epoch):
-        snap = snap._replace(joined=round_)
+        snap = snap._replace(joined=round_, promised="")
     heard = pod.level
     if level is not None and (heard is None or number >= heard.number):
         heard = level
@@ -158,8 +160,10 @@ def read_history(digest: str) -> tuple[int, ...]:
 
 def take_role(world: World, pod: Pod, rules: Rules) -> Iterator[Move]:
     """An agent that follows no coordinator takes the role when `choose_coordinator` says so: at
-    once, or when its turn has come.
+    once, or when its turn has come. It reads the log before anything else.
     """
+    if world.away:
+        return
     if choose(world, pod, alone_for=0.0).act:
         yield Move("coordinates", pod.snap.place, None, with_role(world, pod, rules))
     elif choose(world, pod, alone_for=FOREVER).act:
@@ -176,7 +180,7 @@ def with_role(world: World, pod: Pod, rules: Rules) -> World:
         level = replace(level, committed=max(level.committed, commit.step))
     if level is not None and level.stage is not Stage.OVER:
         stage = Stage.HOLD if in_place.may_take_up(level, rules) else Stage.CUT
-        level = replace(level, stage=stage, saver=None, successor=0)
+        level = replace(level, stage=stage, saver=None, successor=0, successor_token="")
     words = world.words.index(place) if place in world.words else len(world.words)
     one = Coordinator(place, read=len(world.log), kept=keep(level), words=words)
     return world.with_coordinator(one._replace(ended=_why_over(world, level)))
@@ -198,4 +202,4 @@ def _why_over(world: World, level: EpochLevel | None) -> str:
 
 def build_gang(level: EpochLevel) -> runlog_rules.Gang:
     pods = frozenset((m.slot, m.attempt) for m in level.members)
-    return runlog_rules.Gang(epoch=level.number, job_uid=JOB, pods=pods)
+    return runlog_rules.Gang(epoch=level.claimed, job_uid=JOB, pods=pods)

@@ -1,11 +1,15 @@
 """The rules of the protocol, or of a variant that must fail; and what a move is."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 JOB = "job-uid"
 TURN = "coordinates, as its turn has come"
 """A move that takes seconds."""
+
+
+BACK = "answers again"
 
 
 class Move(NamedTuple):
@@ -76,6 +80,18 @@ class Rules:
     """Before survivors are claimed they join the new epoch: they enter none of a lower number."""
     hold_first: bool = True
     """They leave their group before they tell how far they are."""
+    step_first: Callable[..., str] | None = None
+    """Why a shrink in place must be claimed before its first step (`step_first.py`); None: as the
+    runtime decides.
+    """
+    newcomers_claim_first: bool = True
+    """An epoch with newcomers is claimed before its first step."""
+    claimed_ends: bool = True
+    """Only an epoch that is claimed ends the workers of a former one."""
+    commit_claimed: bool = True
+    """Nothing of an epoch is committed before its claim."""
+    by_token: bool = True
+    """Survivors are promised to one coordinator's epoch, not to its number."""
     look_again: bool = True
     """If a coordinator hears late of its own claim, the epoch begins only if no newer claim stands.
     """

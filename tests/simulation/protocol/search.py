@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from simulation.protocol.rules import Move
+from simulation.protocol.rules import BACK, Move
 
 Held = frozenset[tuple[Any, ...]]
 State = tuple[Any, Held]
@@ -233,7 +233,7 @@ def run_fairly(model: Model, world: Any, limit: int = 400) -> str:
 
 def heals(event: Move) -> bool:
     """Whether the event is a recovery that comes by itself."""
-    return event.kind in ("reach each other again", "goes on again", "hears, late, of")
+    return event.kind in ("reach each other again", "goes on again", "hears, late, of", BACK)
 
 
 def _retell(

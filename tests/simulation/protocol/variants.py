@@ -4,6 +4,7 @@ for.
 
 from dataclasses import dataclass
 
+from simulation.protocol import step_first_variants
 from simulation.protocol.rules import Rules
 
 
@@ -75,6 +76,30 @@ VARIANTS = {
         rules=Rules(in_place=True, claim_first=False),
         faults=("duel", "worker"),
         breaks="in different gangs",
+        delays=1,
+    ),
+    "survivors step first without proof of the others' deaths": Variant(
+        rules=Rules(
+            in_place=True, step_first=step_first_variants.without_proof, silence_is_death=True
+        ),
+        faults=("link",),
+        breaks="leaves out",
+    ),
+    "newcomers step first, in place": Variant(
+        rules=Rules(in_place=True, newcomers=True, newcomers_claim_first=False),
+        faults=("worker", "pause"),
+        breaks="leaves out",
+    ),
+    "an epoch is committed before it is claimed": Variant(
+        rules=Rules(in_place=True, commit_claimed=False),
+        faults=("worker",),
+        breaks="nobody has claimed",
+        delays=1,
+    ),
+    "an epoch that is not claimed ends the workers of the former one": Variant(
+        rules=Rules(in_place=True, claimed_ends=False),
+        faults=("worker", "link"),
+        breaks="which is not committed",
         delays=1,
     ),
     "survivors tell how far they are and step on": Variant(

@@ -64,6 +64,8 @@ class Snap(NamedTuple):
     epoch: int = 0
     step: int = 0
     joined: int = 0
+    promised: str = ""
+    """Token of the epoch that it has joined in place; empty: it has joined a round."""
     cut: int = 0
     ready: int = 0
     """The epoch that its fresh worker has got ready to join in place; 0: none."""
@@ -152,6 +154,8 @@ class World(NamedTuple):
     """Faults that are still to strike."""
     paused: Place | None = None
     """The pod whose agent and worker stand still (SIGSTOP), with all that they knew."""
+    away: bool = False
+    """The store does not answer."""
     stop: bool = False
     """The operator wants the job saved and stopped."""
     leave: Place | None = None
@@ -225,6 +229,7 @@ def build_report(snap: Snap) -> AgentReport:
         incarnation=snap.incarnation,
         address=f"{snap.slot}-{snap.attempt}",
         joined=snap.joined,
+        joined_token=snap.promised,
         cut=snap.cut,
         epoch=snap.epoch,
         workers=(worker,) if snap.life else (),
