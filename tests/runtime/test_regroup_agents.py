@@ -17,7 +17,7 @@ from torch import nn
 
 from agent.gang import Gang, assert_exact
 from everstep import Job, run
-from everstep_agent.coordinator import regroup
+from everstep_agent.coordinator import regroup, step_first_rules
 from everstep_agent.pod import spawn
 from everstep_contract import levels, report
 from runtime.test_regroup import a_dataset, a_model
@@ -278,7 +278,9 @@ async def test_a_step_that_a_slow_survivor_applies_after_the_regroup_is_in_its_l
 async def test_a_coordinator_lost_between_claim_and_publication_costs_no_step(
     tmp_path: Path, forked: None, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:
-    """Its successor finds the claim of an epoch that was never published."""
+    """Its successor finds the claim of an epoch that was never published. Here every epoch is claimed
+    before its first step.
+    """
     begin, failed = regroup.begin, []
 
     def fail_once(*given: object) -> None:
@@ -294,6 +296,7 @@ async def test_a_coordinator_lost_between_claim_and_publication_costs_no_step(
 
     monkeypatch.setattr("everstep_agent.coordinator.faults.REST_SECONDS", (0.5, 0.5, 0.5))
     monkeypatch.setattr(regroup, "begin", fail_once)
+    monkeypatch.setattr(step_first_rules, "why_claim_first", lambda *_, **__: "as told")
     async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 5)
         os.kill(gang.worker(2), signal.SIGKILL)

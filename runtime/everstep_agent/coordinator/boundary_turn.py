@@ -146,7 +146,7 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
         return
     watch.leave_at = None
     joins = purpose == "Grow" and in_place
-    if joins and not _invite(term, ready):
+    if joins and not (_invite(term, ready) and _may_claim_soon(term)):
         purpose, joins = "", False
     if not purpose and not _is_save_due(term, watch, now) and not _is_pin_due(term, watch, now):
         return
@@ -236,6 +236,14 @@ def _invite(term: Term, ready: Sequence[AgentReport]) -> bool:
         term.change(term.state.invite(joining))
         return False
     return join_rules.are_prepared(joining, term.recent())
+
+
+def _may_claim_soon(term: Term) -> bool:
+    """Whether an epoch with newcomers could be claimed at once: nobody is to hold while the store is
+    away.
+    """
+    away = term.store_waits.trouble or term.context.store.trouble
+    return away is None and not term.running.unclaimed
 
 
 def _is_save_due(term: Term, watch: Watch, now: float) -> bool:

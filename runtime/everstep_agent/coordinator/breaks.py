@@ -135,6 +135,11 @@ def find_below_minimum(
     return Break(cause=BELOW_MINIMUM, message=text)
 
 
+def find_refusal(refused: str) -> Break | None:
+    """`refused`: why the epoch, which stepped first, cannot be claimed."""
+    return Break(cause="GroupBroken", message=refused) if refused else None
+
+
 def find_disagreement(
     epoch: EpochLevel, found: Disagree | None, commit: log.Commit | None
 ) -> Break | None:

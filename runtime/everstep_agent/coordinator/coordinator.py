@@ -10,7 +10,7 @@ import asyncio
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.restore import Fetcher
 from everstep_agent.context import Context
-from everstep_agent.coordinator import faults, fence, regroup, rounds
+from everstep_agent.coordinator import claim_behind, faults, fence, regroup, rounds
 from everstep_agent.coordinator.breaks import Break
 from everstep_agent.coordinator.gather import gather
 from everstep_agent.coordinator.incidents import Cause
@@ -107,6 +107,7 @@ class Coordinator:
         commit = self.term.newest_commit()
         if commit is not None:
             self.term.change(self.term.state.commit(commit))
+        claim_behind.start(self.term)
         await fence.check_fence(self.term)
 
     async def _read_spent_time(self) -> None:

@@ -1,12 +1,10 @@
-"""From a round to a claim. Every epoch is claimed in the run log before its first step, and its
-members are new processes.
-"""
+"""From a round to a claim. An epoch of new processes is claimed in the run log before its first step."""
 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from everstep_agent.coordinator import rounds
+from everstep_agent.coordinator import claim_behind, rounds
 from everstep_agent.coordinator.breaks import SILENT_SECONDS
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.unfinished import finish_save
@@ -117,11 +115,14 @@ def _adopt(term: Term) -> bool:
         return False
     term.line.say("epoch_adopted", epoch=held.number, incident=term.state.incidents.id)
     term.change(term.state.adopt_epoch(held))
+    claim_behind.start(term)
     return True
 
 
 def log_epoch(term: Term) -> int:
-    return term.run_log.index.next_epoch - 1
+    """The highest number of an epoch in the log, or of the running one, which may step first."""
+    running = term.epoch.number if term.epoch is not None else 0
+    return max(running, term.run_log.index.next_epoch - 1)
 
 
 def _ends_here(term: Term, turn: Round) -> bool:
@@ -153,6 +154,7 @@ def stop_here(term: Term) -> None:
 async def _claim(
     term: Term, number: int, start: rounds.Start, cause: str
 ) -> EpochLevel | rounds.Wait:
+    await claim_behind.settle(term)
     await term.persist(term.run_log.refresh)
     known, commit = len(term.run_log.index), term.newest_commit()
     claim = _judge(term, number, start, cause)
@@ -171,18 +173,23 @@ async def _claim(
 def _judge(term: Term, number: int, start: rounds.Start, cause: str) -> log.Claim | rounds.Wait:
     """The claim, if the log as just read allows it."""
     chain = runlog_rules.chain_of(term.run_log.claims, term.newest_commit())
-    return judge_claim(term, number, start.members, chain, cause)
+    return judge_claim(term, term.run_log.claims, number, start.members, chain, cause)
 
 
 def judge_claim(
     term: Term,
+    claims: Sequence[log.Claim],
     number: int,
     members: Sequence[EpochMember],
     chain: tuple[log.ChainLink, ...],
     cause: str,
+    *,
+    token: str = "",
 ) -> log.Claim | rounds.Wait:
-    """The claim of an epoch of these members, if the log as just read allows it."""
-    claims, newest = term.run_log.claims, term.run_log.newest_claim
+    """The claim of an epoch of these members, if `claims` allow it: those of the log as read, and
+    those that are to be appended before this one.
+    """
+    newest = claims[-1] if claims else None
     ids = tuple(i for m in members for i in m.ids())
     proof = rounds.build_proof(newest, term.reports.all(), term.wanted)
     verdict = runlog_rules.may_claim(claims, ids, proof, job_uid=term.settings.job_uid)
@@ -195,7 +202,7 @@ def judge_claim(
     strike = term.state.strike
     return log.Claim(
         epoch=number,
-        token=secrets.token_hex(16),
+        token=token or secrets.token_hex(16),
         members=ids,
         coordinator=term.me.address,
         job_uid=term.settings.job_uid,

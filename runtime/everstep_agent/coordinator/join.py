@@ -23,7 +23,8 @@ async def admit(term: Term) -> None:
     epoch = term.running
     term.mark("boundary")
     transfers = join_rules.plan_transfers(epoch, secrets.token_hex(4))
-    term.change(term.state.begin_transfers(transfers, regroup.choose_successor(term)))
+    number = regroup.choose_successor(term)
+    term.change(term.state.begin_transfers(transfers, number, secrets.token_hex(16)))
     joining, why = epoch.joining, ""
     try:
         async with asyncio.timeout(JOIN_SECONDS):
@@ -77,7 +78,6 @@ async def _go_on(term: Term, joining: Sequence[EpochMember]) -> None:
     step = max(w.standing.applied for w in workers if w.standing is not None)
     claim = await regroup.claim(
         term,
-        epoch.successor,
         with_newcomers(epoch.members, joining),
         step,
         "Grow" if joining else "GrowFailed",

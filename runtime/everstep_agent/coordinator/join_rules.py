@@ -127,6 +127,7 @@ def continue_epoch(
         transfers=(),
         leaving=(),
         successor=0,
+        successor_token="",
         cause="",
         in_place=InPlace(
             former=epoch.number,

@@ -15,6 +15,7 @@ from everstep_agent.coordinator.breaks import (
 )
 from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.regroup_rules import note_commit
+from everstep_agent.coordinator.step_first_rules import list_pending
 from everstep_agent.coordinator.term import STALE_SECONDS, Term
 from everstep_agent.peers.messages import Saver
 from everstep_agent.runlog import rules as runlog_rules
@@ -199,7 +200,8 @@ def count_repeats(term: Term, found: Break, step: int) -> None:
     Any other cause is left to the restart budgets: an infrastructure fault that stops all progress
     also hits the same step each time.
     """
-    before = rounds.count_repeats(term.run_log.claims, found.cause, step, found.fault)
+    claims = (*term.run_log.claims, *list_pending(term.running, term.run_log.index))
+    before = rounds.count_repeats(claims, found.cause, step, found.fault)
     term.change(term.state.strike_step(found.cause, step, found.fault))
     if before + 1 >= report.SAME_FAULT_LIMIT and found.cause in CODE_OR_DATA:
         what = f"{found.cause} ({found.fault})" if found.fault else found.cause

@@ -1,17 +1,24 @@
 """After a loss: the survivors keep their step and go on in the next epoch. If they cannot, or not
 soon enough, the epoch is restarted (`recover.py`), which is the next rung of the ladder.
 
-Nothing of the training waits for the store but the claim: it is appended before the members form
-their group, while they finish the micro-batches that they have begun. No time limit ends an append:
-with the claim in the log, the former epoch can commit nothing any more, so its survivors must go on
-in the new one.
+If the loss is proven (`step_first_rules.py`), nothing waits for the store: the claim is appended while
+the survivors step (`claim_behind.py`). Else it is appended before they form their group, while they
+finish the micro-batches that they have begun. No time limit ends an append: with the claim in the
+log, the former epoch can commit nothing any more, so its survivors must go on in the new one.
 """
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from everstep_agent.coordinator import members, regroup_rules, rounds
+from everstep_agent.coordinator import (
+    claim_behind,
+    members,
+    regroup_rules,
+    rounds,
+    step_first_rules,
+)
 from everstep_agent.coordinator.breaks import BELOW_MINIMUM, REPLICAS_DIFFER, Break
 from everstep_agent.coordinator.gather import judge_claim, log_epoch
 from everstep_agent.coordinator.recover import cause_of, count_repeats, refine
@@ -31,6 +38,8 @@ def why_not(term: Term, found: Break) -> str:
     """Why this loss must restart the epoch; empty if the survivors may go on in place."""
     if found.cause == BELOW_MINIMUM:
         return "the job waits for more pods"
+    if term.state.refused:
+        return "its claim was refused"
     if found.cause == REPLICAS_DIFFER:
         return "the survivors' states differ"
     return why_not_wanted(term) or regroup_rules.why_not_in_place(
@@ -63,7 +72,7 @@ def _list_lost(term: Term) -> frozenset[Id]:
 
 
 async def regroup(term: Term, found: Break) -> Break | None:
-    """None: the survivors' epoch is claimed and published. Else the loss, as known by now: the
+    """None: the survivors' epoch is published. Else the loss, as known by now: the
     epoch has to be restarted.
     """
     began = term.now()
@@ -117,14 +126,21 @@ async def _go_on(
     count_repeats(term, found, plan.applied + 1)
     if term.ended:
         return ""
-    claimed = await claim(term, former.successor, survivors, plan.applied, found.cause)
+    pending = step_first_rules.list_pending(former, term.run_log.index)
+    ahead = _judge_ahead(term, survivors, plan, pending, found.cause)
+    if isinstance(ahead, str):
+        term.line.say("claims_first", reason=ahead, incident=term.state.incidents.id)
+        claimed = await claim(term, survivors, plan.applied, found.cause)
+        unclaimed: tuple[log.Claim, ...] = ()
+    else:
+        claimed, unclaimed = ahead, (*pending, ahead)
     if isinstance(claimed, str):
         return claimed
     epoch = regroup_rules.continue_epoch(
         former, survivors, plan, number=claimed.epoch, token=claimed.token
     )
     term.change(term.state.with_incidents(term.state.incidents.take_rung("regroup")))
-    begin(term, epoch, found.cause)
+    begin(term, replace(epoch, unclaimed=unclaimed), found.cause)
     return ""
 
 
@@ -132,48 +148,81 @@ def _propose(term: Term) -> None:
     """Another coordinator may claim, or have members join a later epoch, at any time."""
     number = choose_successor(term)
     if number != term.running.successor:
-        term.change(term.state.propose(number))
+        term.change(term.state.propose(number, secrets.token_hex(16)))
 
 
 def choose_successor(term: Term) -> int:
-    """The number of the next epoch: the one that members are asked to join already, unless it is used
-    up.
-    """
-    return rounds.choose_number(
-        term.running.successor, log_epoch(term), term.reports.all(), term.state.burnt
+    return regroup_rules.choose_successor(
+        term.running, log_epoch(term), term.reports.all(), term.state.burnt
     )
 
 
+def _judge_ahead(
+    term: Term,
+    survivors: Sequence[EpochMember],
+    plan: regroup_rules.Plan,
+    pending: Sequence[log.Claim],
+    cause: str,
+) -> log.Claim | str:
+    """The claim of an epoch that may step before it is appended, or why it must be claimed first."""
+    shrink = step_first_rules.Shrink(
+        epoch=term.running,
+        survivors=survivors,
+        reports=term.recent(),
+        lost=_list_lost(term),
+    )
+    if why := step_first_rules.why_claim_first(
+        shrink, term.run_log.index, job_uid=term.settings.job_uid
+    ):
+        return why
+    claims = [*term.run_log.claims, *pending]
+    found = _judge(term, claims, survivors, plan.applied, cause)
+    return found.message if isinstance(found, rounds.Wait) else found
+
+
+def _judge(
+    term: Term, claims: Sequence[log.Claim], following: Sequence[EpochMember], step: int, cause: str
+) -> log.Claim | rounds.Wait:
+    """The claim of an epoch that continues the running one after `step`."""
+    chain = runlog_rules.continued_chain(claims, term.running.number, step)
+    if behind := runlog_rules.why_behind(term.newest_commit(), chain):
+        return rounds.Wait(reason="Behind", message=behind)
+    number, token = term.running.successor, term.running.successor_token
+    return judge_claim(term, claims, number, following, chain, cause, token=token)
+
+
 async def claim(
-    term: Term, number: int, following: Sequence[EpochMember], step: int, cause: str
+    term: Term, following: Sequence[EpochMember], step: int, cause: str
 ) -> log.Claim | str:
     """The appended claim of an epoch that continues the running one after `step`, or why there is
     none.
     """
+    await claim_behind.settle(term)
     await term.persist(term.run_log.refresh)
     known = len(term.run_log.index)
-    chain = runlog_rules.continued_chain(term.run_log.claims, term.running.number, step)
-    if behind := runlog_rules.why_behind(term.newest_commit(), chain):
-        return behind
-    found = judge_claim(term, number, following, chain, cause)
+    if term.state.refused:
+        return term.state.refused
+    found = _judge(term, term.run_log.claims, following, step, cause)
     if isinstance(found, rounds.Wait):
         return found.message
     outcome = await term.persist(lambda: term.run_log.append(found, after=known))
     if isinstance(outcome, run_log.Lost):
-        term.change(term.state.burn_round(number))
+        term.change(term.state.burn_round(found.epoch))
         return outcome.message
     return runlog_rules.why_overtaken(found, term.run_log.newest_claim) or found
 
 
 def begin(term: Term, epoch: EpochLevel, cause: str) -> None:
-    """Publish the epoch, which is claimed. Its keys are kept here, whoever kept the former ones."""
+    """Publish the epoch, and claim it if it is not claimed yet. Its keys are kept here, whoever kept
+    the former ones.
+    """
     epoch = regroup_rules.note_commit(epoch, term.newest_commit())
     epoch = replace(epoch, store=term.me.address)
     term.group.open_epoch(epoch.number)
     term.saves.drop_older(epoch.number, epoch.committed)
     incidents = term.state.incidents.mark("regroup", term.now()).resumes(epoch.resume, 0)
     term.line.say(
-        "epoch_claimed",
+        "epoch_steps_first" if epoch.unclaimed else "epoch_claimed",
         epoch=epoch.number,
         slots=",".join(str(m.slot) for m in epoch.members),
         world=epoch.world,
@@ -183,3 +232,4 @@ def begin(term: Term, epoch: EpochLevel, cause: str) -> None:
         message="its members go on in place",
     )
     term.change(term.state.with_incidents(incidents).begin_epoch(epoch))
+    claim_behind.start(term)

@@ -95,8 +95,8 @@ class Saves:
         return self._task is not None
 
     def pump(self, epoch: EpochLevel, applied: Mapping[int, int], spent: SpentTime) -> None:
-        """Starts the commit of the newest complete save, if none is running."""
-        if self._task is not None or time.monotonic() < self._again_at:
+        """Starts the commit of the newest complete save, if none is running and the epoch is claimed."""
+        if self._task is not None or epoch.unclaimed or time.monotonic() < self._again_at:
             return
         for step in reversed(self._pending.pending(epoch.number)):
             found = commit_rules.decide_commit(

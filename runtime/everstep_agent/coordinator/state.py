@@ -22,7 +22,7 @@ from everstep_agent.peers.messages import (
     Transfer,
 )
 from everstep_contract import levels, report
-from everstep_contract.log import Commit
+from everstep_contract.log import Claim, Commit
 
 NOTES = 3
 
@@ -48,6 +48,8 @@ class JobState:
     epoch: EpochLevel | None = None
     unfinished: EpochLevel | None = None
     """A former epoch whose last save is committed before the next one is claimed."""
+    refused: str = ""
+    """Why the running epoch, which stepped first, cannot be claimed; empty: it is, or it can be."""
     incidents: Incidents = field(default_factory=Incidents)
     left: tuple[levels.Left, ...] = ()
     strike: Strike = field(default_factory=Strike)
@@ -76,8 +78,17 @@ class JobState:
         return replace(self, burnt=max(number, self.burnt))
 
     def begin_epoch(self, epoch: EpochLevel) -> "JobState":
-        """Its claim is in the log."""
-        return replace(self, round=0, epoch=epoch)
+        """It is claimed, or it steps first."""
+        return replace(self, round=0, epoch=epoch, refused="")
+
+    def note_claimed(self, claim: Claim) -> "JobState":
+        """It is in the log."""
+        epoch = self.epoch
+        unclaimed = tuple(c for c in epoch.unclaimed if c != claim) if epoch else ()
+        return self._with_epoch(unclaimed=unclaimed)
+
+    def refuse_claim(self, why: str) -> "JobState":
+        return replace(self._with_epoch(unclaimed=()), refused=why)
 
     def finish_save(self, unfinished: EpochLevel | None) -> "JobState":
         return replace(self, unfinished=unfinished)
@@ -115,11 +126,14 @@ class JobState:
             cause=cause,
             incident=self.incidents.id,
             successor=0,
+            successor_token="",
         )
 
-    def propose(self, successor: int) -> "JobState":
-        """Members that have joined an epoch of this number can be in none of a lower one."""
-        return self._with_epoch(successor=successor)
+    def propose(self, successor: int, token: str) -> "JobState":
+        """Members that have joined an epoch of this number can be in none of a lower one, and in no
+        other of this number.
+        """
+        return self._with_epoch(successor=successor, successor_token=token)
 
     def ask_vector(self, rank: int) -> "JobState":
         return self._with_epoch(asked=rank)
@@ -137,8 +151,10 @@ class JobState:
     def invite(self, joining: tuple[EpochMember, ...]) -> "JobState":
         return self._with_epoch(joining=joining)
 
-    def begin_transfers(self, transfers: tuple[Transfer, ...], successor: int) -> "JobState":
-        return self._with_epoch(transfers=transfers, successor=successor)
+    def begin_transfers(
+        self, transfers: tuple[Transfer, ...], successor: int, token: str
+    ) -> "JobState":
+        return self.propose(successor, token)._with_epoch(transfers=transfers)
 
     # --- the end of an epoch ---------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ Gathering, training and recovering an epoch share it. They change the state only
 transitions (`term.change(term.state.…)`), and each change is published at once.
 """
 
+import asyncio
 import contextlib
 import secrets
 import time
@@ -75,6 +76,8 @@ class Term:
         self.reports = Reports()
         self.group = group
         self.background = Background(self.line)
+        self.claiming: asyncio.Task[None] | None = None
+        """Appends the claims of the epoch that stepped first (`claim_behind.py`)."""
         self.store_waits = StoreWaits(self.line, lambda: self.epoch is None, self.publish)
         seen = inherited.seen if inherited else levels.Seen()
         self.saves = Saves(

@@ -19,6 +19,7 @@ from everstep_agent.coordinator.breaks import (
     find_disagreement,
     find_late_regroup,
     find_late_start,
+    find_refusal,
 )
 from everstep_agent.coordinator.recover import recover
 from everstep_agent.coordinator.term import Term
@@ -64,7 +65,7 @@ async def train(term: Term) -> str:
             finished = workers[0].applied if _all_finished(epoch, workers) else None
             return await _save_again(term, lost, finished)
         if _all_finished(epoch, workers):
-            if term.running.committed >= workers[0].applied:
+            if term.running.committed >= workers[0].applied and not term.running.unclaimed:
                 await _finish(term, workers[0].applied)
                 return ""
         elif term.running.stage is Stage.RUNNING and boundary_turn.settle(
@@ -82,7 +83,8 @@ def _find_loss(
     """A lost member, or a limit of the epoch that has passed."""
     epoch, least, began = term.running, term.wanted.min_workers, now - watch.began
     return (
-        find_disagreement(epoch, term.saves.disagreement, term.newest_commit())
+        find_refusal(term.state.refused)
+        or find_disagreement(epoch, term.saves.disagreement, term.newest_commit())
         or _find_break(term, watch, now)
         or find_late_start(
             epoch,

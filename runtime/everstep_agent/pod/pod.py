@@ -75,7 +75,7 @@ class Pod:
         """Start no more fresh workers: this pod leaves, or the job ends."""
         self.deaths = Deaths(context.me, context.line)
         self.epoch = 0
-        self.joined = 0
+        self.joined, self.joined_token = 0, ""
         self._cut_heard = 0
         self.level: EpochLevel | None = None
         """The level of the epoch that the local workers are in."""
@@ -151,18 +151,18 @@ class Pod:
             self._continue_in_place(level)
         # A round alone ends nothing: its coordinator may not know of our epoch yet, and our state
         # may be the only copy.
-        known = level.number if level else 0
+        known = level.claimed if level else 0
         if max(known, published.claimed if known < self.epoch else 0) > self.epoch:
             if not self.workers.group_over():
                 self._cut()
                 self.workers.end_current()
             return
-        if level is None or level.number < self.epoch:
+        if level is None or level.number != self.epoch:
             return
         self.level, current = level, list(self.workers.current.values())
         self._copies.aim(level, published.wanted)
         if level.successor > self.joined:
-            self.joined = level.successor
+            self.joined, self.joined_token = level.successor, level.successor_token
             self._touch()
         if self.uploads is not None and level.committed > level.resume:
             self.uploads.committed(level.number, level.committed)
@@ -219,7 +219,8 @@ class Pod:
             self._enter_in_place(level, mine)
 
     def _enter_in_place(self, level: EpochLevel, mine: EpochMember) -> None:
-        self.epoch, self.level, self.joined = level.number, level, max(self.joined, level.number)
+        self.epoch, self.level = level.number, level
+        self.joined, self.joined_token = level.number, level.token
         self._arming = Arming()
         self.book.rewind(level.resume)
         if self.uploads is not None:
@@ -260,7 +261,7 @@ class Pod:
         ready = self.workers.group_over() and self.workers.ready_lives()
         free = ready and not self._held_back
         if free and published.round > max(self.joined, self.epoch):
-            self.joined = published.round
+            self.joined, self.joined_token = published.round, ""
             self._touch()
 
     def _begin(self, published: Levels) -> None:
@@ -508,6 +509,7 @@ class Pod:
             incarnation=self.me.incarnation,
             address=self.me.address,
             joined=self.joined,
+            joined_token=self.joined_token,
             epoch=self.epoch,
             workers=tuple(
                 build_worker_report(w, w.position(), w.exit_text(), now) for w in current
