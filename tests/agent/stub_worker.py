@@ -116,7 +116,7 @@ class Worker:
         assert isinstance(start, wire.Start)
         self.start = start
         self.applied = start.applied
-        self.values = values_after(0)
+        self.values = self.first_values()
         self.staged = -1
         if start.manifest:
             self.restore()
@@ -148,6 +148,9 @@ class Worker:
 
     def check_restored(self) -> None:
         assert self.values == values_after(self.applied), self.values
+
+    def first_values(self) -> list[float]:
+        return values_after(0)
 
     def state(self) -> dict[str, object]:
         return state_after(self.applied)

@@ -41,6 +41,9 @@ class Recorder(stub_worker.Worker):
     def check_restored(self) -> None:
         """Does nothing: the witness compares the state, not the worker."""
 
+    def first_values(self) -> list[float]:
+        return [0.0] * stub_worker.LENGTH
+
     def state(self) -> dict[str, object]:
         order = feed.Order(length=2**20, seed=0, shuffle=False)
         segment = feed.Segment(

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from everstep_agent import aside
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.chunking import BadStaging
 from everstep_agent.checkpoint.cutting import Cut, cut_file
@@ -105,7 +106,7 @@ class Uploader:
     async def _send(self, step: int, cut: Cut) -> Chunk:
         async with self._slots:
             place = cut.place
-            body = await asyncio.to_thread(read_file, Path(place.path), place.start, place.bytes)
+            body = await aside.run(read_file, Path(place.path), place.start, place.bytes)
             if body is None or len(body) < place.bytes:
                 raise BadStaging(f"{place.path} is gone, or shorter than it was")
             return await self._put(step, cut.digest, body)
@@ -117,7 +118,7 @@ class Uploader:
         if not lines:
             return (), []
         body = ledger.encode_lines(lines)
-        chunk = await self._put(staged.step, await asyncio.to_thread(compute, body), body)
+        chunk = await self._put(staged.step, await aside.run(compute, body), body)
         return build_segments(lines, chunk.digest), [chunk]
 
     async def _put(self, step: int, digest: str, body: bytes) -> Chunk:

@@ -1,17 +1,15 @@
 """A staged file as chunks, with their digests: before any of them is copied or uploaded."""
 
-import asyncio
 import mmap
 import os
 from dataclasses import dataclass
 
+from everstep_agent import aside
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.chunking import CHUNK_BYTES, ChunkPlan, plan_chunks
 from everstep_agent.checkpoint.digest import compute, sum_pieces
 from everstep_contract.places import Place
 from everstep_contract.wire import Staged
-
-CONCURRENCY = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,30 +20,24 @@ class Cut:
 
 
 async def cut_file(staged: Staged, chunk_bytes: int = CHUNK_BYTES) -> list[Cut]:
-    """At most `CONCURRENCY` chunks are in memory at once.
+    """Beside the step that follows the save, so it leaves the cores to the ranks.
 
     Raises:
         BadStaging: the file does not hold what `staged` says.
         OSError: it cannot be read.
     """
     size = os.stat(staged.path).st_size
-    plans = await asyncio.to_thread(plan_chunks, staged.tensors, size, chunk_bytes)
+    plans = await aside.run(plan_chunks, staged.tensors, size, chunk_bytes)
     if not plans:
         return []
-    turns = asyncio.Semaphore(CONCURRENCY)
     with open(staged.path, "rb") as file:  # noqa: ASYNC230 a file in memory
-        view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    try:
-        return await all_of(_cut(staged.path, view, plan, turns) for plan in plans)
-    finally:
-        view.close()
+        # Unmapped with its last user: a thread may be reading after this call was cancelled.
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return await all_of(aside.run(_cut, staged.path, view, plan) for plan in plans)
 
 
-async def _cut(path: str, view: mmap.mmap, plan: ChunkPlan, turns: asyncio.Semaphore) -> Cut:
+def _cut(path: str, view: memoryview, plan: ChunkPlan) -> Cut:
     spans = [(box.start - plan.start, box.end - box.start) for box in plan.boxes]
-    async with turns:
-        body = await asyncio.to_thread(view.__getitem__, slice(plan.start, plan.end))
-        sums = await asyncio.to_thread(sum_pieces, body, spans)
-        digest = await asyncio.to_thread(compute, body)
-    place = Place(path=path, start=plan.start, bytes=len(body), sums=sums)
-    return Cut(plan=plan, digest=digest, place=place)
+    with view[plan.start : plan.end] as body:
+        place = Place(path=path, start=plan.start, bytes=len(body), sums=sum_pieces(body, spans))
+        return Cut(plan=plan, digest=compute(body), place=place)

@@ -17,7 +17,7 @@ from everstep_contract.places import name_span
 SHOWN = 12
 
 
-def compute(body: bytes) -> str:
+def compute(body: bytes | memoryview) -> str:
     return PREFIX + blake3(body).hexdigest()
 
 
@@ -32,9 +32,10 @@ def find_difference(body: bytes, digest: str) -> str:
     return f"{kind} {found[shown]}…, expected {digest[shown]}…"
 
 
-def sum_pieces(body: bytes, spans: Iterable[tuple[int, int]]) -> dict[str, int]:
+def sum_pieces(body: bytes | memoryview, spans: Iterable[tuple[int, int]]) -> dict[str, int]:
     """XXH3 (64 bits) of each piece. `spans`: its first byte, and how many."""
-    view = memoryview(body)
-    return {
-        name_span(at, count): xxhash.xxh3_64_intdigest(view[at : at + count]) for at, count in spans
-    }
+    with memoryview(body) as view:
+        return {
+            name_span(at, count): xxhash.xxh3_64_intdigest(view[at : at + count])
+            for at, count in spans
+        }

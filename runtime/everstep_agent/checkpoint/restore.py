@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from everstep_agent import aside
 from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.files import replace_file
@@ -177,9 +178,13 @@ def list_spans(manifest: Manifest) -> dict[str, Spans]:
 
 
 async def fetch_verified(store: ObjectStore, chunk: Chunk) -> bytes:
-    """Raises `Broken` if the chunk is missing or does not match its digest."""
+    """For work that no step waits for.
+
+    Raises:
+        Broken: the chunk is missing or does not match its digest.
+    """
     body = await StoreTier(store).get(chunk)
-    if problem := await asyncio.to_thread(find_problem, chunk, body):
+    if problem := await aside.run(find_problem, chunk, body):
         raise Broken(problem)
     assert body is not None
     return body
