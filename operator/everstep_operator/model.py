@@ -335,8 +335,8 @@ class Recovery(UserInput):
 
 
 class Guard(UserInput):
-    """The reaction when loss or gradient norm leave their usual range. NaN and infinity always stop
-    the job.
+    """The reaction when loss or gradient norm leave their usual range. A loss that is NaN or infinite
+    always stops the job. With `Note` the norm is an estimate.
     """
 
     factor: float = Field(

@@ -1,4 +1,4 @@
-"""Threads for work that no step waits for, such as the digests of a save: where all cores are busy, the ranks go first."""
+"""Threads for work that no step waits for, such as digests of a save. Where all cores are busy, ranks go first."""
 
 import asyncio
 import os

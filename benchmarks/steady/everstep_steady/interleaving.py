@@ -11,6 +11,8 @@ from everstep_steady import workload
 from everstep_steady.launching import Running
 from everstep_steady.marks import Block, Measured, measure
 
+SETTLE_SECONDS = 0.2
+"""After a stop, not measured: processes wake up, caches fill, and agents do what fell due meanwhile."""
 Runs = dict[str, list[Measured]]
 """By system, one for each round."""
 
@@ -62,11 +64,11 @@ def _start(system: str, world: int) -> Iterator[Running]:
 
 
 def _run_block(running: Running, seconds: float) -> Block:
-    before = running.read_agents_cpu()
-    begin = time.monotonic()
     running.thaw()
+    time.sleep(SETTLE_SECONDS)
+    begin, before = time.monotonic(), running.read_agents_cpu()
     time.sleep(seconds)
-    running.freeze()
-    end = time.monotonic()
     spent = running.read_agents_cpu() - before
+    end = time.monotonic()
+    running.freeze()
     return Block(system=running.system, begin=begin, end=end, agents_cpu_s=spent)

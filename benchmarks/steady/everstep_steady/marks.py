@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-SETTLE_SECONDS = 0.1
-"""At the beginning of a block, not measured: processes wake up and caches fill."""
 Marks = npt.NDArray[np.float64]
 """[steps, 2]: the end of each step in seconds (CLOCK_MONOTONIC), and the rank's CPU seconds by then."""
 
@@ -44,7 +42,7 @@ def measure(block: Block, ranks: Sequence[Marks]) -> Measured:
     walls, cpu = [], 0.0
     for marks in ranks:
         times = marks[:, 0]
-        inside = marks[(times >= block.begin + SETTLE_SECONDS) & (times <= block.end)]
+        inside = marks[(times >= block.begin) & (times <= block.end)]
         if len(inside) < 3:
             raise TooShort(f"{block.system}: {len(inside)} steps ended in the block; use --seconds")
         wall, spent = (inside[-1] - inside[0]) / (len(inside) - 1)
