@@ -29,15 +29,20 @@ def main(uri: str) -> None:
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
             memory = MemoryTier(Path(folder))
             for source in spent:
-                started = time.monotonic()
-                fetched = asyncio.run(_fetch(uri, memory, Path(folder)))
-                reader = Checkpoint(str(fetched.manifest_path), str(fetched.places_path))
-                opened = time.monotonic()
-                model = workload.build_model(plan.mib)  # as in a script, before `job.track`
-                built = time.monotonic()
-                _load(model, reader)
-                spent[source].append(time.monotonic() - built + opened - started)
+                spent[source].append(_restore(uri, memory, Path(folder), plan.mib))
     (Path(plan.folder) / "load.json").write_text(json.dumps(spent))
+
+
+def _restore(uri: str, memory: MemoryTier, folder: Path, mib: int) -> float:
+    """Seconds; without those to build the model, and to free what this call used."""
+    started = time.monotonic()
+    fetched = asyncio.run(_fetch(uri, memory, folder))
+    reader = Checkpoint(str(fetched.manifest_path), str(fetched.places_path))
+    opened = time.monotonic()
+    model = workload.build_model(mib)  # as in a script, before `job.track`
+    built = time.monotonic()
+    _load(model, reader)
+    return time.monotonic() - built + opened - started
 
 
 def _load(model: torch.nn.Module, reader: Checkpoint) -> None:
