@@ -31,8 +31,8 @@ class Mesh:
         peers: by rank.
     """
 
-    def __init__(self, rank: int, peers: Mapping[int, socket.socket]) -> None:
-        self._rank, self._peers = rank, dict(peers)
+    def __init__(self, peers: Mapping[int, socket.socket]) -> None:
+        self._peers = dict(peers)
         for peer in self._peers.values():
             peer.settimeout(None)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -120,7 +120,7 @@ class Listener:
                     peer.close()
                 else:
                     peers[caller] = peer
-        return Mesh(rank, peers)
+        return Mesh(peers)
 
     def _answer(self, until: float) -> tuple[int | None, socket.socket]:
         self._socket.settimeout(max(0.001, until - time.monotonic()))
