@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from everstep_contract import wire
 
 EXIT_AGENT_LOST = 1
-SOON_SECONDS = 0.25
+SOON_SECONDS = 1.0
 """While steps are shorter, what they tell is sent together this often: each time costs the agent a wake-up,
 on a core that a rank may need. The agent reads the position itself from the shared page.
 """

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from everstep_contract.position import Position, PositionPage, Where
@@ -20,8 +19,8 @@ class Meter:
         now = time.monotonic()
         self._page = page
         self._category, self._entered = "startup", now
-        self._seconds: dict[str, float] = {}
         self.position = Position(epoch=epoch, applied=applied, since=now)
+        """Changed in place."""
         self._write()
 
     def update(self, **changes: Any) -> None:
@@ -56,15 +55,16 @@ class Meter:
         return self._page.armed if self._page else 0
 
     def seconds(self) -> dict[str, float]:
-        return dict(self._seconds)
+        return dict(self.position.seconds)
 
     def _charge(self) -> None:
-        now = time.monotonic()
+        now, seconds = time.monotonic(), self.position.seconds
         spent = now - self._entered
-        self._seconds[self._category] = self._seconds.get(self._category, 0.0) + spent
+        seconds[self._category] = seconds.get(self._category, 0.0) + spent
         self._entered = now
 
     def _write(self, **changes: Any) -> None:
-        self.position = replace(self.position, seconds=dict(self._seconds), **changes)
+        for name, value in changes.items():
+            setattr(self.position, name, value)
         if self._page:
             self._page.write(self.position)

@@ -47,7 +47,10 @@ class Delivery:
     async def run(self) -> None:
         sent: dict[Key, Told] = {}
         while True:
-            await happens(self._news, AGAIN_SECONDS)
+            if self._parts():
+                await happens(self._news, AGAIN_SECONDS)
+            else:
+                await self._news.wait()
             self._news.clear()
             parts = dict(self._parts())
             sent = {key: told for key, told in sent.items() if key in parts}

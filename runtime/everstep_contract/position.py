@@ -49,7 +49,7 @@ class Where(enum.IntEnum):
     PAUSE = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Position:
     epoch: int = 0
     applied: int = 0

@@ -5,6 +5,7 @@
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -280,11 +281,11 @@ def test_the_position_follows_the_step(trial: Trial) -> None:
     seen = []
     for step in trial.job.steps(until=2):
         for batch in step.batches(trial.data):
-            seen.append(trial.session.meter.position)
+            seen.append(replace(trial.session.meter.position))
             step.backward(trial.loss(batch))
-        seen.append(trial.session.meter.position)
+        seen.append(replace(trial.session.meter.position))
         with trial.job.pause("export", limit=1.5):
-            seen.append(trial.session.meter.position)
+            seen.append(replace(trial.session.meter.position))
     phases = [(p.applied, p.phase, p.scope, p.limit_ms) for p in seen]
     assert phases == [
         *[(0, Phase.COMPUTING, Where.STARTUP, 0)] * 3,
