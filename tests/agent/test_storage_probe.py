@@ -19,6 +19,18 @@ class CheckThenPut(UnreliableStore):
         await self.inner.put(key, body)
 
 
+class TidiedOnce(UnreliableStore):
+    """Another job's coordinator deletes what lies under probe/ between two writers, in one race."""
+
+    tidies = 0
+
+    async def create(self, key: str, body: bytes | memoryview) -> None:
+        if not self.tidies and key in await self.inner.list():
+            self.tidies += 1
+            await self.inner.delete(key)
+        await super().create(key, body)
+
+
 class KeepsEverything(UnreliableStore):
     async def delete(self, key: str) -> None:
         raise Denied(f"cannot delete {key}")
@@ -32,6 +44,12 @@ async def test_every_store_that_we_support_passes_and_is_left_clean(store: Objec
 async def test_a_store_whose_create_is_not_atomic_is_refused() -> None:
     with pytest.raises(NoAtomicCreate, match="racing writers all created the same object"):
         await probe(CheckThenPut(open_store("memory://", "", {})))
+
+
+async def test_a_race_that_another_job_disturbs_is_no_proof_against_a_store() -> None:
+    store = TidiedOnce(open_store("memory://", "", {}))
+    assert await probe(store) == []
+    assert store.tidies == 1
 
 
 async def test_rights_that_lack_delete_are_a_note() -> None:
