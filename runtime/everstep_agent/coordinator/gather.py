@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from everstep_agent.coordinator import claim_behind, rounds
 from everstep_agent.coordinator.breaks import SILENT_SECONDS
+from everstep_agent.coordinator.regroup_rules import note_commit
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.unfinished import finish_save
 from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
@@ -107,14 +108,14 @@ def _renew(term: Term, turn: Round) -> None:
 
 
 def _adopt(term: Term) -> bool:
-    """Adopts an epoch that this coordinator did not know of if workers of it are alive: their state
-    may exist nowhere else, so it is recovered first.
+    """Adopts an epoch that this coordinator did not know of, or that a claim left, if workers of it
+    are alive: their state may exist nowhere else, so it is recovered first.
     """
     held = rounds.find_unheard(term.recent(), term.epoch, term.run_log.newest_claim)
     if held is None:
         return False
     term.line.say("epoch_adopted", epoch=held.number, incident=term.state.incidents.id)
-    term.change(term.state.adopt_epoch(held))
+    term.change(term.state.adopt_epoch(note_commit(held, term.newest_commit())))
     claim_behind.start(term)
     return True
 

@@ -9,6 +9,7 @@ current one, or if it is leaving.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from everstep_agent.coordinator.kept_out import find_kept_out, is_left_empty, list_kept_out
 from everstep_agent.coordinator.pod_status import PodStatus, read_pod_status
 from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, State
 from everstep_agent.peers.places import place_members
@@ -152,13 +153,26 @@ def decide_beginning(
 def find_unheard(
     reports: Iterable[AgentReport], known: EpochLevel | None, claim: log.Claim | None
 ) -> EpochLevel | None:
-    """The claimed epoch of workers that are alive and that this coordinator did not know of."""
-    for report in reports:
-        held = report.held
-        newer = held is not None and (known is None or held.number > known.number)
-        if newer and held is not None and claim is not None and held.follows(claim):
+    """The claimed epoch of workers that are alive and that this coordinator did not know of; or that
+    of workers which cannot enter the claimed one.
+    """
+    told = list(reports)
+    if claim is None:
+        return None
+    for held in (r.held for r in told if r.held is not None):
+        if (known is None or held.number > known.number) and held.follows(claim):
             return held
-    return None
+    return find_kept_out(told, known, claim)
+
+
+def is_behind(
+    reports: Iterable[AgentReport], known: EpochLevel | None, claim: log.Claim | None
+) -> bool:
+    """Whether an agent was in a newer epoch than this coordinator knows of, and may hold the only
+    copy of its state.
+    """
+    number = known.number if known else 0
+    return any(r.epoch > number and not is_left_empty(r, known, claim) for r in reports)
 
 
 def list_unheard(
@@ -171,15 +185,18 @@ def list_unheard(
 ) -> frozenset[tuple[int, int]]:
     """(slot, attempt) of the claimed epoch's members that may still hold its state, if this
     coordinator knows of no epoch after `known`: only their agents can report it. Besides, all that
-    report that they are in a later one, which need not be claimed yet.
+    report that they are in a later one, which need not be claimed yet, or kept out of the claimed one.
     """
     told = list(reports)
     if claim is None or claim.job_uid != job_uid or claim.epoch <= known:
         pods = read_pod_status(wanted)
-        later = (r for r in told if _holds(r, known + 1))
+        later = [r for r in told if _holds(r, known + 1)]
+        if claim is not None and claim.job_uid == job_uid:
+            later += list_kept_out(told, claim)
         return frozenset(r.id[:2] for r in later if not pods.is_gone(*r.id[:2]))
     by_id = {r.id: r for r in told}
     newest = {(r.slot, r.attempt): r.incarnation for r in sorted(told, key=lambda r: r.id)}
+    outside = {r.id for r in list_kept_out(told, claim) if r.epoch != known}
     pods, found = read_pod_status(wanted), set()
     for m in claim.members:
         place = m.slot, m.attempt
@@ -187,8 +204,8 @@ def list_unheard(
         dead = pods.is_dead(*place, m.incarnation) or newest.get(place, 0) > m.incarnation
         if over or dead:
             continue
-        held = by_id.get((m.slot, m.attempt, m.incarnation))
-        if held is None or _holds(held, claim.epoch) or not _is_from_epoch(held, claim.epoch):
+        ident = m.slot, m.attempt, m.incarnation
+        if ident in outside or _may_hold(by_id.get(ident), claim.epoch):
             found.add(place)
     return frozenset(found)
 
@@ -205,6 +222,10 @@ def list_reported(
     epoch.
     """
     return frozenset((r.id, r.epoch) for r in reports if (r.slot, r.attempt) in unheard)
+
+
+def _may_hold(report: AgentReport | None, epoch: int) -> bool:
+    return report is None or _holds(report, epoch) or not _is_from_epoch(report, epoch)
 
 
 def _holds(report: AgentReport, epoch: int) -> bool:

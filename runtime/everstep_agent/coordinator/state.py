@@ -94,7 +94,7 @@ class JobState:
         return replace(self, unfinished=unfinished)
 
     def adopt_epoch(self, held: EpochLevel) -> "JobState":
-        """Workers of an epoch that this coordinator did not know of are alive."""
+        """Workers are alive of an epoch that this coordinator did not know of, or that a claim left."""
         return replace(self, round=0, epoch=replace(held, boundary=None))
 
     def run_epoch(self) -> "JobState":

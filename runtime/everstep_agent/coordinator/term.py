@@ -138,7 +138,7 @@ class Term:
             coordinator=levels.SlotAttempt(slot=self.me.slot, attempt=self.me.attempt),
             address=self.me.address,
             round=state.round,
-            claimed=self._epoch_in_log(),
+            claimed=self.run_log.index.oldest_living if self._epoch_in_log() else 0,
             epoch=state.epoch,
             unfinished=state.unfinished,
             wanted=state.wanted,
@@ -221,8 +221,7 @@ class Term:
         """An agent was in a newer epoch than this term knows of, and may hold the only copy of its
         state.
         """
-        known = self.epoch.number if self.epoch else 0
-        return any(r.epoch > known for r in self.recent())
+        return rounds.is_behind(self.recent(), self.epoch, self.run_log.newest_claim)
 
     @property
     def may_hand_over(self) -> bool:

@@ -156,7 +156,9 @@ class AgentReport:
     never will.
     """
     held: "EpochLevel | None" = None
-    """The epoch of the living local workers, sent to a coordinator that does not know of it."""
+    """The epoch of the living local workers, sent to a coordinator that does not know of it, or whose
+    epoch continues it with them and is one that they cannot enter.
+    """
     unsent: tuple[UnsentSave, ...] = ()
     former_epoch: int = 0
     former_step: int = 0
@@ -323,6 +325,11 @@ class EpochLevel:
         ident = (slot, attempt, incarnation)
         return next((m for m in self.members if m.id == ident), None)
 
+    def place_after(self, former: int, id: Id) -> EpochMember | None:
+        """The place of this pod, if it goes on in place from epoch `former`."""
+        continues = self.in_place is not None and self.in_place.former == former
+        return self.member(*id) if continues else None
+
     @property
     def resume(self) -> int:
         """The step that was applied last when it began."""
@@ -380,7 +387,8 @@ class Levels:
     round: int = 0
     """Number of the epoch being gathered; free agents join it. 0: none."""
     claimed: int = 0
-    """Epoch of the newest claim in the run log: anything that an older epoch left running is over.
+    """The oldest epoch whose workers may go on, by the run log: anything that an older one left running
+    is over.
     """
     epoch: EpochLevel | None = None
     unfinished: EpochLevel | None = None

@@ -153,7 +153,7 @@ class Pod:
         # may be the only copy.
         known = level.claimed if level else 0
         if max(known, published.claimed if known < self.epoch else 0) > self.epoch:
-            if not self.workers.group_over():
+            if not self.workers.group_over() and not self._kept_out:
                 self._cut()
                 self.workers.end_current()
             return
@@ -210,13 +210,22 @@ class Pod:
 
     def _continue_in_place(self, level: EpochLevel) -> None:
         """The local workers are members of an epoch that continues theirs."""
-        mine = level.member(*self.me.id)
-        if level.in_place is None or level.in_place.former != self.epoch or mine is None:
-            return
-        if level.number < self.joined:
-            return  # it has joined a later epoch since
-        if self.workers.are_current(mine.lives):
+        mine = self._find_place(level)
+        if mine is not None and level.number >= self.joined:
             self._enter_in_place(level, mine)
+
+    def _find_place(self, level: EpochLevel) -> EpochMember | None:
+        """The place of the local workers in an epoch that continues theirs."""
+        mine = level.place_after(self.epoch, self.me.id)
+        return mine if mine is not None and self.workers.are_current(mine.lives) else None
+
+    @property
+    def _kept_out(self) -> bool:
+        """The newest epoch has a place for the local workers, and they did not enter it, because they
+        have joined a later one: nothing ends them until their state is saved.
+        """
+        level = self._newest.epoch if self._newest is not None else None
+        return level is not None and self._find_place(level) is not None
 
     def _enter_in_place(self, level: EpochLevel, mine: EpochMember) -> None:
         self.epoch, self.level = level.number, level
@@ -547,7 +556,9 @@ class Pod:
         )
 
     def _held(self) -> EpochLevel | None:
-        return None if self.workers.group_over() else find_unheard_of(self.level, self._newest)
+        if self.workers.group_over():
+            return None
+        return find_unheard_of(self.level, self._newest, kept_out=self._kept_out)
 
     def _storage_error(self) -> levels.StorageError | None:
         waits = self.store.trouble.to_level() if self.store.trouble else None

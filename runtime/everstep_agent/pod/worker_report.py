@@ -107,12 +107,16 @@ def _dead_ms(worker: Reported, now: float) -> int | None:
     return round((now - since) * 1000)
 
 
-def find_unheard_of(level: EpochLevel | None, newest: Levels | None) -> EpochLevel | None:
-    """The local workers' epoch, if the present coordinator does not know of it."""
+def find_unheard_of(
+    level: EpochLevel | None, newest: Levels | None, *, kept_out: bool
+) -> EpochLevel | None:
+    """The local workers' epoch, if the present coordinator does not know of it, or if they are
+    `kept_out` of the one that it publishes.
+    """
     if level is None or newest is None or level.stage is Stage.OVER:
         return None
     known = newest.epoch.number if newest.epoch else 0
-    return level if known < level.number else None
+    return level if kept_out or known < level.number else None
 
 
 def build_failure(frame: wire.Failed, table: faults.Table, *, trained: bool) -> FailureReport:

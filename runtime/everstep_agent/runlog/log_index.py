@@ -6,7 +6,7 @@ week as after a minute. The rules are in `rules.py`.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from everstep_agent.runlog.rules import lineage_of
+from everstep_agent.runlog.rules import lineage_of, oldest_living
 from everstep_contract.log import Claim, Commit, Done, Entry, Retire
 
 
@@ -17,6 +17,7 @@ class LogIndex:
         self._entries: list[Entry] = []
         self._places: dict[Entry, int] = {}
         self._claims: list[Claim] = []
+        self._oldest_living = 0
         self._restarts: dict[str, dict[str, int]] = {}
         """Job UID → its claims after the first, by cause."""
         self._lineage: dict[int, int] = {}
@@ -57,6 +58,7 @@ class LogIndex:
 
     def _add_claim(self, claim: Claim) -> None:
         self._claims.append(claim)
+        self._oldest_living = oldest_living(self._claims)
         causes = self._restarts.get(claim.job_uid)
         if causes is None:
             self._restarts[claim.job_uid] = {}
@@ -106,6 +108,11 @@ class LogIndex:
     @property
     def newest_claim(self) -> Claim | None:
         return self._claims[-1] if self._claims else None
+
+    @property
+    def oldest_living(self) -> int:
+        """As `rules.oldest_living`."""
+        return self._oldest_living
 
     @property
     def next_epoch(self) -> int:

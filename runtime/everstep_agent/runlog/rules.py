@@ -200,7 +200,7 @@ def why_not_behind(claim: Claim, newest: Claim | None) -> str:
     """Why the claim of an epoch that steps first may not be appended; empty if it may: since it was
     judged, nobody else has claimed the run. Deaths stay proven, whoever appends it.
     """
-    former = claim.chain[-1].epoch if claim.chain else 0
+    former = former_of(claim)
     if newest is not None and newest.epoch == former and newest.job_uid == claim.job_uid:
         return ""
     other = f"epoch {newest.epoch} of job {newest.job_uid}" if newest else "nobody"
@@ -263,6 +263,25 @@ def why_behind(newest: Commit | None, chain: Iterable[ChainLink]) -> str:
     return f"a checkpoint of step {newest.step} (epoch {newest.epoch}) is ahead of the survivors"
 
 
+def former_of(claim: Claim) -> int:
+    """Number of the epoch whose state it continues; 0: none."""
+    return claim.chain[-1].epoch if claim.chain else 0
+
+
+def oldest_living(claims: Sequence[Claim]) -> int:
+    """The oldest epoch whose workers may go on: that of the newest claim; or the one that it continues
+    in place, with workers that need not have entered it yet. 0: nothing is claimed.
+    """
+    if not claims:
+        return 0
+    newest = claims[-1]
+    former = next((c for c in reversed(claims) if c.epoch == former_of(newest)), None)
+    if former is None or former.job_uid != newest.job_uid:
+        return newest.epoch
+    restarted = set(former.members).isdisjoint(newest.members)
+    return newest.epoch if restarted else former.epoch
+
+
 def find_successor(
     newest: Claim | None, epoch: int, members: Collection[MemberId], job_uid: str
 ) -> Claim | None:
@@ -270,9 +289,9 @@ def find_successor(
     began (its coordinator was lost before it could publish it), what is saved of this epoch is
     committed under it.
     """
-    if newest is None or newest.job_uid != job_uid or not newest.chain:
+    if newest is None or newest.job_uid != job_uid:
         return None
-    continues = newest.chain[-1].epoch == epoch and set(newest.members) <= set(members)
+    continues = former_of(newest) == epoch and set(newest.members) <= set(members)
     return newest if continues else None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from everstep_agent.checkpoint.commit_rules import decide_append
-from everstep_agent.coordinator import postmortem, rounds
+from everstep_agent.coordinator import postmortem, regroup_rules, rounds
 from everstep_agent.peers.messages import EpochLevel, Saver, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
@@ -72,7 +72,7 @@ def coordinate(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         return
     if level is not None and level.unclaimed:
         yield from step_first.claim_behind(world, one, level, rules)
-    if _behind(one) or has_rival(world, one):
+    if _behind(world, one, rules) or has_rival(world, one):
         laid = world.without_coordinator(one.place)
         yield Move("lays the role down", one.place, None, laid)
     if one.saved is not None and _may_commit(world, level, rules):
@@ -95,8 +95,12 @@ def _may_commit(world: World, level: EpochLevel | None, rules: Rules) -> bool:
     return not world.away and (claimed or not rules.commit_claimed)
 
 
-def _behind(one: Coordinator) -> bool:
-    return any(s.epoch > one.number for s in one.view)
+def _behind(world: World, one: Coordinator, rules: Rules) -> bool:
+    later = [build_report(s) for s in one.view if s.epoch > one.number]
+    if not later or not rules.leave_empty:
+        return bool(later)
+    newest = runlog_rules.newest_claim(world.entries(one.read))
+    return rounds.is_behind(later, one.level, newest)
 
 
 def _refreshed(world: World, one: Coordinator) -> World:
@@ -118,6 +122,8 @@ def _gather(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
     newest = runlog_rules.newest_claim(known)
     held = rounds.find_unheard(reports, one.level, newest) if rules.catch_up else None
     if held is not None:
+        if rules.know_commits:
+            held = regroup_rules.note_commit(held, LogIndex(known).newest_resumable)
         cut = one._replace(round=0, kept=keep(replace(held, stage=Stage.CUT, saver=None)))
         yield Move("adopts an epoch", one.place, held.number, world.with_coordinator(cut))
         return

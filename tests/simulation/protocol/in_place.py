@@ -186,12 +186,16 @@ def _plan(level: int, views: tuple[Snap, ...], gone: frozenset[Place]) -> Planne
 def continues(pod: Pod, level: EpochLevel | None, rules: Rules) -> bool:
     """As `Pod._continue_in_place`: its worker is a member of an epoch that continues its own."""
     snap = pod.snap
-    if level is None or level.in_place is None or level.in_place.former != snap.epoch:
+    if level is None or (level.number < snap.joined and rules.join_first):
         return False
-    mine = level.member(snap.slot, snap.attempt, snap.incarnation)
-    if level.number < snap.joined and rules.join_first:
-        return False
-    return mine is not None and snap.work in (HELD, DEAD) and mine.lives == (snap.life,)
+    return snap.work in (HELD, DEAD) and is_named(snap, level)
+
+
+def is_named(snap: Snap, level: EpochLevel | None) -> bool:
+    """As `Pod._find_place`."""
+    ident = (snap.slot, snap.attempt, snap.incarnation)
+    mine = level.place_after(snap.epoch, ident) if level is not None else None
+    return mine is not None and mine.lives == (snap.life,)
 
 
 def enter(pod: Pod, level: EpochLevel) -> Pod:

@@ -91,10 +91,13 @@ def _list_claimed(world: World) -> set[int]:
 
 def _writes(world: World, pod: Pod, newest: Claim) -> bool:
     """Whether its worker is of the newest claim, or of an epoch that stepped first and is not claimed
-    yet.
+    yet, or of the one that the newest claim continues with it.
     """
     epoch = pod.snap.epoch
-    return epoch == newest.epoch or (epoch > 0 and epoch not in _list_claimed(world))
+    if epoch == newest.epoch or (epoch > 0 and epoch not in _list_claimed(world)):
+        return True
+    named = any(_member(pod, m.rank) == m for m in newest.members)
+    return named and runlog_rules.former_of(newest) == epoch > 0
 
 
 def _goes_on(pod: Pod, claim: Claim) -> bool:

@@ -131,7 +131,7 @@ class Membership:
     def _strike(self, world: World, pod: Pod, kind: str) -> Iterator[Move]:
         place, snap = pod.snap.place, pod.snap
         if kind == "worker" and snap.work in LIVING:
-            dead = world.with_pod(pod._replace(snap=snap._replace(work=DEAD, held=0)))
+            dead = world.with_pod(pod._replace(snap=snap._replace(work=DEAD, held=0), own=0))
             yield Move("loses its worker", place, None, dead)
         elif kind == "agent":
             incarnation = snap.incarnation + (1 if self.rules.incarnations_count else 0)

@@ -25,10 +25,10 @@ from simulation.protocol.world import (
     Pod,
     Snap,
     World,
-    claimed,
     is_over,
     keep,
     kept,
+    oldest_living,
 )
 
 
@@ -87,7 +87,7 @@ def _apply(world: World, pod: Pod, one: Coordinator, rules: Rules) -> Pod:
     level = one.level
     known = 0 if level is None else level.claimed if rules.claimed_ends else level.number
     if known < pod.snap.epoch:
-        known = max(known, claimed(world.log[: one.read]))
+        known = max(known, oldest_living(world.log[: one.read], rules.log_spares_named))
     if not rules.know_before_ending:
         known = max(known, one.round)
     return _compare(pod, one.place, one.kept, one.round, known, rules)
@@ -107,9 +107,10 @@ def _compare(pod: Pod, by: Place, level_kept: int, round_: int, known: int, rule
         snap = pod.snap
     if level is not None and in_place.continues(pod, level, rules):
         entered = in_place.enter(pod._replace(snap=snap, kept=level_kept, follows=by), level)
-        return entered._replace(snap=entered.snap._replace(held=0))
+        return entered._replace(snap=entered.snap._replace(held=0), own=0)
+    kept_out = rules.named_stay and snap.work in LIVING and in_place.is_named(snap, level)
     if snap.epoch and known > snap.epoch:
-        snap = snap._replace(work=OVER) if snap.work in LIVING else snap
+        snap = snap._replace(work=OVER) if snap.work in LIVING and not kept_out else snap
     elif snap.epoch and level is not None and number == snap.epoch:
         if level.successor > snap.joined:
             snap = snap._replace(joined=level.successor, promised=level.successor_token)
@@ -121,13 +122,22 @@ def _compare(pod: Pod, by: Place, level_kept: int, round_: int, known: int, rule
             snap = snap._replace(work=OVER)
     if snap.free and round_ > max(snap.joined, snap.epoch):
         snap = snap._replace(joined=round_, promised="")
+    own = _find_own(pod, snap, level)
     heard = pod.level
     if level is not None and (heard is None or number >= heard.number):
         heard = level
-    unheard = number < snap.epoch and snap.work in LIVING and not is_over(heard)
-    snap = snap._replace(held=keep(heard) if unheard else 0)
-    pod = pod._replace(snap=snap, kept=keep(heard), follows=by)
+    unheard = (number < snap.epoch or kept_out) and snap.work in LIVING and not is_over(own)
+    snap = snap._replace(held=keep(own) if unheard else 0)
+    apart = own is not None and own != heard
+    pod = pod._replace(snap=snap, kept=keep(heard), own=keep(own) if apart else 0, follows=by)
     return _begin(pod, level, rules) if level is not None else pod
+
+
+def _find_own(pod: Pod, snap: Snap, told: EpochLevel | None) -> EpochLevel | None:
+    """The level of its living worker's epoch, as heard last."""
+    known = (told, kept(pod.own), pod.level)
+    living = snap.work in LIVING
+    return next((x for x in known if living and x is not None and x.number == snap.epoch), None)
 
 
 def _begin(pod: Pod, level: EpochLevel, rules: Rules) -> Pod:

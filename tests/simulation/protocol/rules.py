@@ -88,6 +88,15 @@ class Rules:
     """An epoch with newcomers is claimed before its first step."""
     claimed_ends: bool = True
     """Only an epoch that is claimed ends the workers of a former one."""
+    named_stay: bool = True
+    """An epoch ends no worker that it names: who cannot enter it keeps its state until that is saved.
+    """
+    log_spares_named: bool = True
+    """Nor does a coordinator that knows only its claim, from the log."""
+    leave_empty: bool = True
+    """Who was in an epoch that never began, and holds nothing of it, does not make a coordinator that
+    goes back to the former one seem behind.
+    """
     commit_claimed: bool = True
     """Nothing of an epoch is committed before its claim."""
     by_token: bool = True

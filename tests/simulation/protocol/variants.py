@@ -102,6 +102,16 @@ VARIANTS = {
         breaks="which is not committed",
         delays=1,
     ),
+    "an epoch ends the workers that it names": Variant(
+        rules=Rules(in_place=True, named_stay=False),
+        faults=("worker", "pause"),
+        breaks="which is not committed",
+    ),
+    "a claim in the log ends the workers that it names": Variant(
+        rules=Rules(in_place=True, log_spares_named=False),
+        faults=("gone", "pause"),
+        breaks="which is not committed",
+    ),
     "survivors tell how far they are and step on": Variant(
         rules=Rules(in_place=True, hold_first=False),
         faults=("gone",),

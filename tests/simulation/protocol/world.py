@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from everstep_agent.peers.messages import AgentReport, Ended, EpochLevel, Stage, State, WorkerReport
+from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract import levels
 from everstep_contract.log import Claim, Entry
 from everstep_contract.wire import Standing
@@ -43,8 +44,12 @@ def list_entries(log: tuple[int, ...]) -> tuple[Entry, ...]:
 
 
 @lru_cache(maxsize=1 << 16)
-def claimed(log: tuple[int, ...]) -> int:
-    return max((e.epoch for e in list_entries(log) if isinstance(e, Claim)), default=0)
+def oldest_living(log: tuple[int, ...], spare_named: bool) -> int:
+    """What a coordinator publishes as `Levels.claimed`."""
+    claims = [e for e in list_entries(log) if isinstance(e, Claim)]
+    if spare_named:
+        return runlog_rules.oldest_living(claims)
+    return max((c.epoch for c in claims), default=0)
 
 
 NONE, IN, HELD, PARKED, DEAD, OVER = "none", "in", "held", "parked", "dead", "over"
@@ -92,6 +97,8 @@ class Pod(NamedTuple):
     """The history of the state that its fresh worker has taken."""
     kept: int = 0
     """The level of the newest epoch that it has heard of."""
+    own: int = 0
+    """The level of its living worker's epoch, if it has heard of a newer one."""
     follows: Place | None = None
 
     @property

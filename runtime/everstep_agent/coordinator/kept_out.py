@@ -1,0 +1,56 @@
+"""Workers that a claim names and that are not in its epoch: they are in the one that it continues. Pure.
+
+An agent that has joined a later epoch of another coordinator cannot enter this one. It keeps its
+workers, whose state may be the only copy, and reports the epoch that they are in. Since no member
+steps without the others, the claimed epoch has not begun, and theirs can be recovered under its
+claim.
+"""
+
+from collections.abc import Iterable
+
+from everstep_agent.peers.messages import AgentReport, EpochLevel, State
+from everstep_agent.runlog.rules import former_of
+from everstep_contract.log import Claim, MemberId
+
+
+def list_kept_out(reports: Iterable[AgentReport], claim: Claim) -> list[AgentReport]:
+    """Those with such workers."""
+    former, named = former_of(claim), frozenset(claim.members)
+    return [r for r in reports if r.epoch == former > 0 and _list_living(r) & named]
+
+
+def find_kept_out(
+    reports: Iterable[AgentReport], known: EpochLevel | None, claim: Claim
+) -> EpochLevel | None:
+    """The epoch that such workers are in; None if the coordinator has it, or if workers of the
+    claimed epoch are alive: these hold as much.
+    """
+    told = list(reports)
+    if any(r.epoch == claim.epoch and _list_living(r) for r in told):
+        return None
+    for held in (r.held for r in list_kept_out(told, claim)):
+        if held is not None and (known is None or known.number != held.number):
+            return held
+    return None
+
+
+def is_left_empty(report: AgentReport, known: EpochLevel | None, claim: Claim | None) -> bool:
+    """Whether it was in the claimed epoch that continues the known one, and holds nothing of it."""
+    if known is None or claim is None or former_of(claim) != known.number:
+        return False
+    staged = report.staged or report.whole
+    return report.epoch == claim.epoch and not staged and not _list_living(report)
+
+
+def _list_living(report: AgentReport) -> set[MemberId]:
+    return {
+        MemberId(
+            slot=report.slot,
+            attempt=report.attempt,
+            incarnation=report.incarnation,
+            rank=worker.local,
+            life=worker.life,
+        )
+        for worker in report.workers
+        if worker.state is not State.DEAD
+    }

@@ -1,0 +1,66 @@
+"""Stories of survivors that a claim names, and that have joined another coordinator's epoch by then: they
+cannot enter the claimed one, and hold the only copy of the state.
+"""
+
+from simulation.protocol.led import Led
+from simulation.protocol.rules import Rules
+from simulation.test_step_first_stories import C0, C1, C2, LOST, begin, in_place
+
+STEP_OF_EPOCH_1 = "1"
+"""The model's digest of a state that one step of epoch 1 trained."""
+
+
+def a_step_and_a_loss(faults: tuple[str, ...], rules: Rules) -> Led:
+    """Pod 0 coordinates; its worker dies after a step that is not committed."""
+    led = begin(3, C0, ("worker", *faults), rules)
+    led.do(*(f"{pod} applies" for pod in (C0, C1, C2)), f"{C0} loses its worker")
+    led.do(f"{C0} holds epoch")
+    return led
+
+
+def all_survivors_have_joined_a_rivals_epoch(rules: Rules) -> Led:
+    """Pod 0 claims epoch 2, and stands still before anybody is told. Pod 1 takes the role, and has both
+    survivors join epoch 3. Then pod 0 goes on, and pod 1 lays the role down.
+    """
+    led = a_step_and_a_loss(("pause",), rules)
+    led.hold(f"{C0} steps first", f"{C0} claims, behind", f"{C0} stands still")
+    led.do(f"{C1} coordinates", f"{C1} asks to join 3", f"{C0} goes on again")
+    led.hold(f"{C1} lays the role down")
+    return led
+
+
+def the_only_survivor_inside_dies(rules: Rules) -> Led:
+    """Pod 0 claims epoch 2, and loses sight of pod 2, which joins its own epoch 3. Pod 1 enters epoch 2,
+    and loses its worker.
+    """
+    led = a_step_and_a_loss(("link", "duel", "worker"), rules)
+    led.hold(f"{C0} steps first", f"{C0} claims, behind", f"{C0} loses sight of {C2}")
+    led.hold(f"{C2} coordinates, too", f"{C2} is told", f"{C2} hears {C2}")
+    led.hold(f"{C2} asks to join 3", f"{C2} is told {C2}")
+    led.do(f"{C1} loses its worker")
+    led.hold("all reach each other again", f"{C2} lays the role down")
+    return led
+
+
+def test_an_epoch_ends_no_worker_that_it_names() -> None:
+    led = all_survivors_have_joined_a_rivals_epoch(in_place())
+    led.do(f"{C1} is told", f"{C0} holds epoch 2", f"{C0} gives up on going on in place")
+    led.do(
+        f"{C0} ends epoch 2",
+        f"{C0} adopts an epoch 1",
+        f"{C0} has all parts",
+        f"{C0} commits (1, 1)",
+    )
+    assert led.world.entries()[-1].digest == STEP_OF_EPOCH_1  # type: ignore[union-attr]
+    assert led.end() == ""
+    led = all_survivors_have_joined_a_rivals_epoch(in_place(named_stay=False))
+    assert LOST in led.end()
+
+
+def test_a_dead_rank_of_an_epoch_that_never_began_hinders_nobody() -> None:
+    led = the_only_survivor_inside_dies(in_place())
+    assert led.end() == ""
+    led = the_only_survivor_inside_dies(in_place(leave_empty=False))
+    assert "no end" in led.end()
+    led = the_only_survivor_inside_dies(in_place(named_stay=False))
+    assert LOST in led.end()
