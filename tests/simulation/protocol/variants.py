@@ -103,12 +103,12 @@ VARIANTS = {
         delays=1,
     ),
     "an epoch ends the workers that it names": Variant(
-        rules=Rules(in_place=True, named_stay=False),
+        rules=Rules(steps=1, in_place=True, named_stay=False),
         faults=("worker", "pause"),
         breaks="which is not committed",
     ),
     "a claim in the log ends the workers that it names": Variant(
-        rules=Rules(in_place=True, log_spares_named=False),
+        rules=Rules(steps=1, in_place=True, log_spares_named=False),
         faults=("gone", "pause"),
         breaks="which is not committed",
     ),
