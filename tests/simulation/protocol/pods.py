@@ -85,7 +85,7 @@ def _apply(world: World, pod: Pod, one: Coordinator, rules: Rules) -> Pod:
     if one.ended:
         return pod._replace(up=False)
     level = one.level
-    known = 0 if level is None else level.claimed if rules.claimed_ends else level.number
+    known = 0 if level is None else level.claimed
     if known < pod.snap.epoch:
         known = max(known, oldest_living(world.log[: one.read], rules.log_spares_named))
     if not rules.know_before_ending:

@@ -86,8 +86,6 @@ class Rules:
     """
     newcomers_claim_first: bool = True
     """An epoch with newcomers is claimed before its first step."""
-    claimed_ends: bool = True
-    """Only an epoch that is claimed ends the workers of a former one."""
     named_stay: bool = True
     """An epoch ends no worker that it names: who cannot enter it keeps its state until that is saved.
     """

@@ -96,12 +96,6 @@ VARIANTS = {
         breaks="nobody has claimed",
         delays=1,
     ),
-    "an epoch that is not claimed ends the workers of the former one": Variant(
-        rules=Rules(in_place=True, claimed_ends=False),
-        faults=("worker", "link"),
-        breaks="which is not committed",
-        delays=1,
-    ),
     "an epoch ends the workers that it names": Variant(
         rules=Rules(steps=1, in_place=True, named_stay=False),
         faults=("worker", "pause"),
