@@ -194,6 +194,8 @@ def test_a_claim_that_never_began_is_found_by_the_epoch_that_it_continues() -> N
     assert rules.find_successor(second, 3, first.members, second.job_uid) is None
     assert rules.find_successor(second, 1, first.members, "another job") is None
     assert rules.find_successor(first, 1, first.members, first.job_uid) is None
+    newcomer = replace(second, members=claim(2, (0, 7)).members)
+    assert rules.find_successor(newcomer, 1, first.members, second.job_uid) == newcomer
     stranger = replace(second, members=claim(2, (7,)).members)
     assert rules.find_successor(stranger, 1, first.members, second.job_uid) is None
 

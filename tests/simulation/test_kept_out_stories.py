@@ -42,6 +42,21 @@ def the_only_survivor_inside_dies(rules: Rules) -> Led:
     return led
 
 
+def a_claimed_newcomer_dies(rules: Rules) -> Led:
+    """Pod 0 claims epoch 3 of pod 1 and of its own new worker, and stands still. Pod 1 takes the role, and
+    joins its own epoch 4. The new worker enters epoch 3, and dies.
+    """
+    led = begin(2, C0, ("worker", "worker", "pause"), rules)
+    led.do(f"{C0} applies", f"{C1} applies", f"{C0} loses its worker", f"{C0} holds epoch 1")
+    led.do(f"{C0} steps first", f"{C0} claims, behind", f"{C0} invites", f"{C0} agrees with all")
+    led.do(f"{C0} has the state handed over", f"{C0} takes the state of {C1}")
+    led.hold(f"{C0} claims, in place, 3", f"{C0} stands still")
+    led.do(f"{C1} coordinates", f"{C1} asks to join 4")
+    led.hold(f"{C0} goes on again", f"{C0} is told {C0}", f"{C0} loses its worker")
+    led.hold(f"{C1} lays the role down")
+    return led
+
+
 def test_an_epoch_ends_no_worker_that_it_names() -> None:
     led = all_survivors_have_joined_a_rivals_epoch(in_place())
     led.do(f"{C1} is told", f"{C0} holds epoch 2", f"{C0} gives up on going on in place")
@@ -64,3 +79,8 @@ def test_a_dead_rank_of_an_epoch_that_never_began_hinders_nobody() -> None:
     assert "no end" in led.end()
     led = the_only_survivor_inside_dies(in_place(named_stay=False))
     assert LOST in led.end()
+
+
+def test_what_is_saved_of_the_former_epoch_is_committed_under_a_claim_with_newcomers() -> None:
+    rules = Rules(in_place=True, newcomers=True, steps=3)
+    assert a_claimed_newcomer_dies(rules).end() == ""

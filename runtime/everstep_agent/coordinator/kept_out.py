@@ -15,8 +15,10 @@ from everstep_contract.log import Claim, MemberId
 
 def list_kept_out(reports: Iterable[AgentReport], claim: Claim) -> list[AgentReport]:
     """Those with such workers."""
-    former, named = former_of(claim), frozenset(claim.members)
-    return [r for r in reports if r.epoch == former > 0 and _list_living(r) & named]
+    former = former_of(claim)
+    inside = [r for r in reports if r.epoch == former > 0]
+    named = frozenset(claim.members if inside else ())
+    return [r for r in inside if _list_living(r) & named]
 
 
 def find_kept_out(

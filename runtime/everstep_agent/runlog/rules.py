@@ -285,14 +285,14 @@ def oldest_living(claims: Sequence[Claim]) -> int:
 def find_successor(
     newest: Claim | None, epoch: int, members: Collection[MemberId], job_uid: str
 ) -> Claim | None:
-    """The newest claim, if it continues this epoch in place with some of its members. If it never
-    began (its coordinator was lost before it could publish it), what is saved of this epoch is
-    committed under it.
+    """The newest claim, if it continues this epoch in place with some of its members, and perhaps with
+    newcomers. If it never began (its coordinator was lost before it could publish it), what is saved
+    of this epoch is committed under it.
     """
     if newest is None or newest.job_uid != job_uid:
         return None
-    continues = former_of(newest) == epoch and set(newest.members) <= set(members)
-    return newest if continues else None
+    in_place = not set(newest.members).isdisjoint(members)
+    return newest if former_of(newest) == epoch and in_place else None
 
 
 def lineage_of(newest: Claim | None) -> tuple[ChainLink, ...]:
