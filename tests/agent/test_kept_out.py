@@ -6,6 +6,7 @@ import pytest
 
 from agent.given import a_claim, a_report, a_worker, an_epoch, wanting
 from everstep_agent.coordinator import kept_out, rounds
+from everstep_agent.coordinator.breaks import find_break
 from everstep_agent.peers.messages import AgentReport, InPlace, Levels, Stage, State
 from everstep_agent.pod.worker_report import find_unheard_of
 from everstep_agent.runlog import rules as runlog_rules
@@ -77,6 +78,31 @@ def test_an_agent_that_holds_nothing_of_the_epoch_that_never_began_is_not_ahead(
     assert rounds.is_behind([dead], EPOCH, FIRST)
     assert rounds.is_behind([dead], None, SECOND)
     assert not rounds.is_behind([outside()], EPOCH, SECOND)
+
+
+@pytest.mark.parametrize(
+    ("report", "says"),
+    [
+        (outside(), "joined round 3 and will not start"),
+        (outside(joined=2, workers=(a_worker(state=State.PARKED),)), "was cut by another"),
+    ],
+    ids=["has joined another epoch", "was cut"],
+)
+def test_the_claimed_epoch_does_not_wait_for_them(report: AgentReport, says: str) -> None:
+    found = find_break(NEXT, [(report, 0.0), (inside(), 0.0)], wanting(3), idle=0.0, hang=300.0)
+    assert found is not None
+    assert found.cause == "GroupBroken"
+    assert says in found.message
+
+
+def test_a_survivor_that_has_yet_to_enter_breaks_nothing() -> None:
+    yet = (outside(joined=2), 0.0)
+    assert (
+        find_break(
+            NEXT, [yet, (inside(state=State.TRACKED), 0.0)], wanting(3), idle=0.0, hang=300.0
+        )
+        is None
+    )
 
 
 def test_the_log_ends_no_worker_that_its_newest_claim_names() -> None:

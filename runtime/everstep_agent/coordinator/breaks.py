@@ -254,11 +254,18 @@ def _of_workers(epoch: EpochLevel, member: EpochMember, held: AgentReport | None
             f"{epoch.number}"
         )
         return [Break(cause="GroupBroken", message=text, slot=member.slot, certain=False)]
+    if epoch.in_place is not None and held.epoch == epoch.in_place.former and _is_cut(held):
+        text = f"slot {member.slot} was cut by another coordinator before epoch {epoch.number}"
+        return [Break(cause="GroupBroken", message=text, slot=member.slot, certain=False)]
     if held.epoch != epoch.number:
         over = [e.local for e in held.ended if 0 < member.lives[e.local] <= e.life]
         return [_of_early_end(member, local) for local in over]
     found = (_of_worker(epoch, member, w) for w in held.workers)
     return [b for b in found if b is not None]
+
+
+def _is_cut(report: AgentReport) -> bool:
+    return any(w.state is State.PARKED for w in report.workers)
 
 
 def _of_early_end(member: EpochMember, local: int) -> Break:

@@ -211,7 +211,8 @@ class Pod:
     def _continue_in_place(self, level: EpochLevel) -> None:
         """The local workers are members of an epoch that continues theirs."""
         mine = self._find_place(level)
-        if mine is not None and level.number >= self.joined:
+        cut = any(w.alive and w.cut_at is not None for w in self.workers.current.values())
+        if mine is not None and level.number >= self.joined and not cut:
             self._enter_in_place(level, mine)
 
     def _find_place(self, level: EpochLevel) -> EpochMember | None:
@@ -221,8 +222,8 @@ class Pod:
 
     @property
     def _kept_out(self) -> bool:
-        """The newest epoch has a place for the local workers, and they did not enter it, because they
-        have joined a later one: nothing ends them until their state is saved.
+        """The newest epoch has a place for the local workers, and they did not enter it: they have joined
+        a later one, or another coordinator has cut theirs. Nothing ends them until their state is saved.
         """
         level = self._newest.epoch if self._newest is not None else None
         return level is not None and self._find_place(level) is not None

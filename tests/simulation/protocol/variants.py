@@ -109,7 +109,7 @@ VARIANTS = {
     "survivors tell how far they are and step on": Variant(
         rules=Rules(in_place=True, hold_first=False),
         faults=("gone",),
-        breaks="resumes at",
+        breaks="which is not committed",
         delays=1,
     ),
     "survivors go on without joining the next epoch": Variant(
