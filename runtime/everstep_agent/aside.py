@@ -17,8 +17,10 @@ MOST_THREADS = 4
 
 
 def _yield_cores() -> None:
-    """Of this thread alone, as Linux has it."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    """Of this thread alone, as Linux has it. A process that is nicer already may not be less so."""
+    thread = threading.get_native_id()
+    own = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, max(own, NICENESS))
 
 
 _threads = ThreadPoolExecutor(
