@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_agent.storage import open_store
+from everstep_agent.storage import folder, open_store
 from everstep_agent.storage.errors import AlreadyExists
 
 KEY = f"chunks/token/5/{'a' * 64}"
@@ -53,7 +53,7 @@ async def test_a_place_that_is_taken_leaves_no_staging_file(tmp_path: Path) -> N
 
 WRITER = """
 import asyncio, sys
-from everstep_agent.storage import open_store
+from everstep_agent.storage import folder, open_store
 store = open_store(sys.argv[1], "run", {})
 print("begins", flush=True)
 asyncio.run(store.put(sys.argv[2], b"x" * 2**29))
@@ -87,6 +87,17 @@ async def test_what_a_killed_writer_left_is_in_no_list_and_collected(tmp_path: P
     again = open_store(f"file://{tmp_path}", "run", {})
     assert not left.exists()
     assert await again.get(KEY) == b"y"
+
+
+async def test_it_is_collected_while_the_others_write_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(f"file://{tmp_path}", "run", {})
+    (left,) = kill_a_writer(tmp_path)
+    monkeypatch.setattr(folder, "STALE_SECONDS", 0.0)
+    await store.put(KEY, b"y")
+    assert not left.exists()
+    assert await store.get(KEY) == b"y"
 
 
 async def test_a_reader_collects_nothing(tmp_path: Path) -> None:

@@ -39,9 +39,10 @@ def replace_file(path: Path, body: bytes, *, sync: bool = False) -> None:
 
 def make_folder(path: Path, *, sync: bool = False) -> None:
     """With its parents. Raises OSError."""
-    missing = [p for p in (path, *path.parents) if not p.exists()]
+    missing = [p for p in path.parents if not p.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    for made in missing if sync else ():
+    # Also if the folder was there: whoever made it may have been killed before its name was on disk.
+    for made in (path, *missing) if sync else ():
         sync_folder(made.parent)
 
 

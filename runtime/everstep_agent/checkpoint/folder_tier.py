@@ -6,7 +6,10 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from everstep_agent.checkpoint.files import PART, make_folder, read_file, replace_file
 from everstep_agent.checkpoint.keeping import (
@@ -23,7 +26,11 @@ from everstep_contract.manifest import Chunk
 
 NOTE = ".note"
 LOCK = ".lock"
+ANSWER_SECONDS = 15.0
+"""Limit of an access to the folder, besides a second for each MiB: a disk may hang."""
+DISK_THREADS = 4
 Change = Callable[[Notes], dict[str, Note]]
+R = TypeVar("R")
 
 
 class FolderTier:
@@ -38,39 +45,60 @@ class FolderTier:
     def __init__(self, folder: Path, name: str, *, run: str = "", sync: bool = False) -> None:
         self.folder, self.name = folder, name
         self._run, self._sync = run, sync
+        self._threads = ThreadPoolExecutor(DISK_THREADS, "everstep-disk") if sync else None
+        """Its own: a disk that hangs takes no thread from anything else."""
 
     def locate(self, digest: str) -> Path | None:
         """The file of this chunk, whether it is there or not; None: no chunk can have that name."""
         return self.folder / digest if is_name(digest) else None
 
     async def get(self, chunk: Chunk) -> bytes | None:
-        return await asyncio.to_thread(self.read, chunk.digest, 0, chunk.bytes)
+        with contextlib.suppress(TimeoutError):
+            return await self.run(chunk.bytes, self.read, chunk.digest, 0, chunk.bytes)
+        return None
 
     async def put(self, chunk: Chunk, body: bytes) -> None:
-        await asyncio.to_thread(self._put, chunk, body)
+        await self.run(chunk.bytes, self._put, chunk, body)
 
     async def list(self) -> Collection[str]:
-        return await asyncio.to_thread(self._list)
+        return await self.run(0, self.list_now)
 
     async def keep(self, owner: str, saves: Sequence[Save], since: int) -> None:
         if not is_name(owner):
             raise OSError(errno.EINVAL, f"{owner!r} is not the name of an owner")
         added = Note(run=self._run, owner=owner, saves=tuple(saves))
-        await asyncio.to_thread(self._change, lambda notes: add_saves(notes, added, since))
+        await self.run(0, self._change, lambda notes: add_saves(notes, added, since))
 
     async def drop(self, owner: str) -> None:
-        await asyncio.to_thread(
-            self._change, lambda notes: {o: note for o, note in notes.items() if o != owner}
+        await self.run(
+            0, self._change, lambda notes: {o: note for o, note in notes.items() if o != owner}
         )
 
     async def rewind(self, resumed: Resumed) -> None:
         """Delete what the run does not continue. Raises OSError."""
-        await asyncio.to_thread(self._change, lambda notes: rewind(notes, resumed))
+        await self.run(0, self._change, lambda notes: rewind(notes, resumed))
+
+    async def run(self, size: int, work: Callable[..., R], *args: object) -> R:
+        """In a thread. `size`: bytes that are read or written. Raises what `work` does, and `TimeoutError`."""
+        limit = ANSWER_SECONDS + size / 2**20
+        try:
+            async with asyncio.timeout(limit):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, partial(work, *args))
+        except TimeoutError:
+            text = f"{self.folder} did not answer within {limit:.0f} s"
+            raise TimeoutError(errno.ETIMEDOUT, text) from None
 
     def read(self, digest: str, start: int, count: int) -> bytes | None:
         """Bytes of a chunk, from `start` on, `count` at most; None: it is not here."""
         path = self.locate(digest)
         return None if path is None else read_file(path, start, count)
+
+    def list_now(self) -> set[str]:
+        try:
+            return {name for name in os.listdir(self.folder) if is_name(name)}
+        except FileNotFoundError:
+            return set()
 
     def remove(self, digest: str) -> None:
         (self.folder / digest).unlink(missing_ok=True)
@@ -93,12 +121,6 @@ class FolderTier:
         if not is_name(chunk.digest):
             raise OSError(errno.EINVAL, f"{chunk.digest!r} is not the name of a chunk")
         replace_file(self.folder / chunk.digest, body, sync=self._sync)
-
-    def _list(self) -> set[str]:
-        try:
-            return {name for name in os.listdir(self.folder) if is_name(name)}
-        except FileNotFoundError:
-            return set()
 
     def _change(self, change: Change) -> None:
         make_folder(self.folder, sync=self._sync)

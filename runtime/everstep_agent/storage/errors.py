@@ -150,9 +150,15 @@ def _classify_rest(
         or code in ("ExpiredToken", "InvalidToken")
         or name in ("PermissionDeniedError", "UnauthenticatedError")
     )
-    if refused or isinstance(error, PermissionError) or re.search(r"os error (13|30)\)", text):
+    if refused or isinstance(error, PermissionError) or "os error 13)" in text:
         return Denied(f"{found}: {said}; {fix or _GRANT}")
-    if "os error 28)" in text or status == 507 or code in _FULL:
+    if "os error 30)" in text:
+        return Denied(f"{found}: the file system is read-only; mount it writable")
+    if "os error 28)" in text:
+        return NoSpace(f"{found}: no space or no inodes left; make room")
+    if "os error 122)" in text:
+        return NoSpace(f"{found}: the disk quota is used up; make room, or raise the quota")
+    if status == 507 or code in _FULL:
         return NoSpace(f"{found}: no space left; make room")
     if (
         "os error 20)" in text

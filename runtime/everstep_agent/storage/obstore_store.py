@@ -1,6 +1,7 @@
 """The only file that uses obstore: folders, S3, Google Cloud Storage, Azure, memory."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -38,6 +39,7 @@ class ObstoreStore:
         self._backend = backend
         self._uri = uri
         self._folder = folder
+        self._swept = time.monotonic()
 
     @property
     def uri(self) -> str:
@@ -65,6 +67,7 @@ class ObstoreStore:
             await obstore.put_async(self._backend, key, body, mode=mode, use_multipart=False)
 
     async def _write_file(self, root: Path, key: str, body: bytes | memoryview, mode: Any) -> None:
+        await self._sweep(root)
         staged = folders.staging_key()
         await self._put(staged, body, "create")
         replace = mode == "overwrite"
@@ -74,6 +77,13 @@ class ObstoreStore:
             raise Unreachable(f"cannot write {self._uri}/{key}: its folder was removed") from None
         if not done:
             raise AlreadyExists(f"cannot write {self._uri}/{key}: it exists")
+
+    async def _sweep(self, root: Path) -> None:
+        """A writer that is killed while this one works leaves something, too."""
+        now = time.monotonic()
+        if now - self._swept > folders.STALE_SECONDS:
+            self._swept = now
+            await asyncio.to_thread(folders.sweep, root)
 
     async def get(self, key: str) -> bytes:
         check_key(key)

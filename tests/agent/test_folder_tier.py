@@ -1,0 +1,127 @@
+"""A disk of the node: after a power failure, after a killed writer, and while it hangs."""
+
+import asyncio
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.tier_given import BODY, OWNER, a_chunk, a_save
+from everstep_agent.checkpoint import folder_tier
+from everstep_agent.checkpoint.files import PART
+from everstep_agent.checkpoint.folder_tier import LOCK, FolderTier
+
+OTHER = b"another" * 900
+
+
+def a_disk(folder: Path) -> FolderTier:
+    return FolderTier(folder / "volume" / "ns_run", "disk", run="a-run", sync=True)
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The fsynced paths in order, each with the name that it had at that moment."""
+    found: list[str] = []
+    fsync = os.fsync
+
+    def record(fd: int) -> None:
+        found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    return found
+
+
+async def test_a_copy_is_on_disk_with_all_folders_above_it(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    disk = a_disk(tmp_path)
+    await disk.keep(OWNER, [a_save(BODY)], 0)
+    above = [str(p) for p in (tmp_path, tmp_path / "volume", disk.folder)]
+    assert set(above) <= set(synced)
+    synced.clear()
+    await disk.put(a_chunk(), BODY)
+    content, folder = synced
+    assert content.startswith(f"{disk.folder}/{a_chunk().digest}.")
+    assert folder == str(disk.folder)
+
+
+async def test_a_folder_that_a_killed_pod_made_is_on_disk_before_it_is_used(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    disk = a_disk(tmp_path)
+    disk.folder.mkdir(parents=True)
+    await disk.keep(OWNER, [a_save(BODY)], 0)
+    assert str(disk.folder.parent) in synced
+
+
+WRITER = """
+import sys
+from everstep_agent.checkpoint.files import replace_file
+from pathlib import Path
+print("begins", flush=True)
+replace_file(Path(sys.argv[1]), b"x" * 2**29, sync=True)
+"""
+
+
+def kill_a_writer(target: Path) -> Path:
+    """Kill a writer in the middle of a write; return the file that it left."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    while not (found := list(target.parent.glob(f"*{PART}"))):
+        assert writer.poll() is None, "it ended before it could be killed"
+    writer.kill()
+    writer.wait()
+    writer.stdout.close()
+    return found[0]
+
+
+async def test_what_a_killed_writer_left_goes_with_the_save_that_it_belonged_to(
+    tmp_path: Path,
+) -> None:
+    disk = a_disk(tmp_path)
+    await disk.keep(OWNER, [a_save(BODY, step=3)], 0)
+    left = await asyncio.to_thread(kill_a_writer, disk.folder / a_chunk().digest)
+    assert set(await disk.list()) == set(), "half a chunk is none"
+    await disk.keep(OWNER, [a_save(OTHER, step=6)], 3)
+    assert left.exists(), "its writer might live"
+    await disk.keep(OWNER, [], 6)
+    assert not left.exists()
+
+
+@pytest.fixture
+def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FolderTier]:
+    """Its lock is held, so each change waits for ever."""
+    monkeypatch.setattr(folder_tier, "ANSWER_SECONDS", 0.2)
+    disk = a_disk(tmp_path)
+    disk.folder.mkdir(parents=True)
+    (disk.folder / a_chunk().digest).write_bytes(BODY)
+    with (disk.folder / LOCK).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield disk
+
+
+async def test_a_disk_that_hangs_is_told_and_passed_over(hung: FolderTier) -> None:
+    assert await hung.get(a_chunk()) == BODY
+    for _ in range(folder_tier.DISK_THREADS):
+        with pytest.raises(TimeoutError, match="did not answer within 0 s"):
+            await hung.keep(OWNER, [a_save(BODY)], 0)
+    assert await hung.get(a_chunk()) is None
+    with pytest.raises(TimeoutError):
+        await hung.list()
+
+
+async def test_a_disk_that_hangs_takes_no_thread_from_the_memory(
+    hung: FolderTier, tmp_path: Path
+) -> None:
+    memory = FolderTier(tmp_path / "memory", "memory")
+    waiting = [asyncio.create_task(hung.keep(OWNER, [], 0)) for _ in range(40)]
+    await memory.keep(OWNER, [a_save(OTHER)], 0)
+    await memory.put(a_chunk(OTHER), OTHER)
+    assert await memory.get(a_chunk(OTHER)) == OTHER
+    await asyncio.gather(*waiting, return_exceptions=True)
