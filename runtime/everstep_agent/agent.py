@@ -193,9 +193,8 @@ class Agent:
             return
         grace = max(1.0, self.settings.grace_seconds - MARGIN_SECONDS)
         self._leave_by = time.monotonic() + grace
-        self.pod.leaving = True
         self.line.say("leaving", reason="SIGTERM", within_s=round(grace))
-        self.pod.changed.set()
+        self.pod.leave()
 
     def _end(self, found: report.ExitReport) -> None:
         if self._ended is not None and not self._ended.done():
@@ -252,7 +251,7 @@ class Agent:
         if left is None and alone and self.pod.workers.group_over():
             return exit_report.left_alone()
         if left is None and now > self._leave_by:
-            return exit_report.left_late()
+            return exit_report.left_late(self.pod.list_copied())
         return left
 
     def _stuck(self, now: float, *, ends: bool) -> report.ExitReport | None:

@@ -1,5 +1,7 @@
 """How an agent ends: its exit report. Pure."""
 
+from collections.abc import Mapping
+
 from everstep_agent.peers.messages import End, FailureReport, Levels
 from everstep_contract import levels, report
 
@@ -58,6 +60,15 @@ def left_alone() -> report.ExitReport:
     return report.ExitReport(cause=report.Cause.LEFT, message=text)
 
 
-def left_late() -> report.ExitReport:
-    text = "left without a commit: the grace period was too short, or the store is unavailable"
+def left_late(copied: Mapping[str, int]) -> report.ExitReport:
+    """`copied`: place → the newest step beyond the newest commit that lies there."""
+    step = max(copied.values(), default=0)
+    text = "left without a commit: the store did not take the save before the notice ended"
+    if step:
+        places = " and ".join(place for place, newest in copied.items() if newest == step)
+        text += (
+            f"; step {step} lies in {places}, and the job goes on from there if other pods go on, or"
+            " if its next pods find all parts"
+        )
+    text += "; for slow stores raise terminationGracePeriodSeconds"
     return report.ExitReport(cause=report.Cause.LEFT, message=text)

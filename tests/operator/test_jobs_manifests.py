@@ -39,6 +39,11 @@ def test_the_agent_reads_back_what_the_operator_wrote() -> None:
     assert read.grace_seconds == 55
 
 
+@pytest.mark.parametrize(("notice", "left"), [(0, 1), (2, 1.8), (10, 9), (60, 55), (600, 595)])
+def test_agents_get_most_of_a_short_notice(notice: float, left: float) -> None:
+    assert manifests.choose_agent_grace(notice) == left
+
+
 def test_token_and_address_come_from_the_kubelet() -> None:
     env = {e["name"]: e for e in trainer(built())["env"]}
     assert env["EVERSTEP_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == manifests.secret_name(

@@ -1,5 +1,6 @@
-"""Trains 60 steps of at least 20 ms: long enough to lose the coordinator and find one again."""
+"""Trains 60 steps (or PACED_STEPS) of at least 20 ms: long enough to lose the coordinator and find one again."""
 
+import os
 import time
 from collections.abc import Callable
 
@@ -7,7 +8,7 @@ import torch
 
 from everstep import Job, run
 
-STEPS = 60
+STEPS = int(os.environ.get("PACED_STEPS", "60"))
 
 
 def main(

@@ -23,7 +23,8 @@ SHM_PATH = "/dev/shm"
 SHM_VOLUME = "everstep-shm"
 GRACE_SECONDS = 60
 """terminationGracePeriodSeconds if the template has none: time to save on SIGTERM."""
-GRACE_MARGIN = 5.0
+LONGEST_MARGIN = 5.0
+"""How much of that a kubelet and a container that ends may take, in seconds; at most a tenth."""
 NODE_FIELD = "metadata.name"
 STAY_ANNOTATIONS = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -219,7 +220,7 @@ def build_env(job: Job, spec: JobSpec, slot: int, attempt: int, grace: float) ->
         startup_seconds=float(spec.recovery.startup_seconds),
         drain_seconds=float(spec.recovery.drain_timeout_seconds),
         gang_seconds=float(spec.recovery.gang_seconds),
-        grace_seconds=max(1.0, float(grace) - GRACE_MARGIN),
+        grace_seconds=choose_agent_grace(float(grace)),
         guard_factor=spec.guard.factor,
         guard_action=spec.guard.action.value,
         in_place=int(spec.recovery.in_place),
@@ -231,6 +232,11 @@ def build_env(job: Job, spec: JobSpec, slot: int, attempt: int, grace: float) ->
         disk_seconds=float(spec.checkpoint.disk_seconds),
         termination_log=names.TERMINATION_LOG,
     )
+
+
+def choose_agent_grace(grace: float) -> float:
+    """How long an agent may take for its last save, of a pod's grace period in seconds."""
+    return max(1.0, grace - min(LONGEST_MARGIN, grace / 10))
 
 
 def run_of(job: Job, spec: JobSpec) -> str:

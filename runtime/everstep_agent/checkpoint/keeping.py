@@ -18,6 +18,8 @@ class Save:
     epoch: int
     step: int
     chunks: tuple[Chunk, ...]
+    unsent: tuple[str, ...] = ()
+    """Digests of those chunks that say how to finish the upload (`unsent.py`)."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -89,10 +91,15 @@ def list_kept(notes: Notes) -> set[str]:
 
 def merge_saves(saves: Sequence[Save]) -> tuple[Save, ...]:
     """One for each (epoch, step), the oldest first."""
-    found: dict[tuple[int, int], dict[str, Chunk]] = {}
+    found: dict[tuple[int, int], Save] = {}
     for save in sorted(saves, key=lambda s: (s.step, s.epoch)):
-        found.setdefault(save.key, {}).update({c.digest: c for c in save.chunks})
-    return tuple(
-        Save(epoch=epoch, step=step, chunks=tuple(chunks.values()))
-        for (epoch, step), chunks in found.items()
-    )
+        found[save.key] = _merge(found.get(save.key), save)
+    return tuple(found.values())
+
+
+def _merge(one: Save | None, other: Save) -> Save:
+    if one is None:
+        return other
+    chunks = {c.digest: c for c in (*one.chunks, *other.chunks)}
+    unsent = dict.fromkeys((*one.unsent, *other.unsent))
+    return replace(one, chunks=tuple(chunks.values()), unsent=tuple(unsent))

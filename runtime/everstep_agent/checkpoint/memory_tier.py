@@ -35,10 +35,13 @@ class Held:
     step: int
     chunks: Mapping[str, Place]
     """Digest → where it lies in the file."""
+    unsent: str = ""
+    """Digest of the chunk that is the file's `.unsent`; empty: there is none."""
 
     def to_save(self) -> Save:
         chunks = (Chunk(digest=d, key="", bytes=p.bytes) for d, p in self.chunks.items())
-        return Save(epoch=self.epoch, step=self.step, chunks=tuple(chunks))
+        unsent = (self.unsent,) if self.unsent else ()
+        return Save(epoch=self.epoch, step=self.step, chunks=tuple(chunks), unsent=unsent)
 
 
 class MemoryTier:
@@ -92,7 +95,7 @@ class MemoryTier:
     def list_digests(self, path: str) -> set[str] | None:
         """Of the chunks in this staged file; None: it is not held."""
         held = self._held.get(Path(path))
-        return None if held is None else set(held.chunks)
+        return None if held is None else set(held.chunks) - {held.unsent}
 
     def release(self, path: str) -> None:
         """Delete this staged file. A worker that has mapped it keeps its bytes."""
@@ -206,9 +209,14 @@ def list_left(staging: Path) -> dict[Path, Held]:
         with contextlib.suppress(OSError, codec.DecodeError):
             held = codec.loads(Held, note.read_bytes())
             if file.is_file():
-                chunks = {d: replace(p, path=str(file)) for d, p in held.chunks.items()}
-                found[file] = replace(held, chunks=chunks)
+                found[file] = _at(held, file)
     return found
+
+
+def _at(held: Held, file: Path) -> Held:
+    paths = {held.unsent: str(unsent_of(file))}
+    chunks = {d: replace(p, path=paths.get(d, str(file))) for d, p in held.chunks.items()}
+    return replace(held, chunks=chunks)
 
 
 def note_of(file: Path) -> Path:

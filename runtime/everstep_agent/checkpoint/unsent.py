@@ -1,16 +1,24 @@
-"""Saves that were staged, and whose upload was not finished when their agent was killed.
+"""Saves that were staged, and whose upload was not finished when their agent ended.
 
-A file beside the staged one says what was to be uploaded, so that the agent's successor can do it. Whether such a save
-is committed is decided by the coordinator (`coordinator/unfinished.py`).
+A file beside the staged one says what was to be uploaded, so that the agent's successor can do it. It is copied to the
+other tiers as a chunk of the save, so that any pod that finds all chunks can do it, too. Whether such a save is
+committed is decided by the coordinator (`coordinator/unfinished.py`).
 """
 
 import contextlib
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from everstep_agent.checkpoint import digest
+from everstep_agent.checkpoint.chunking import BadStaging, plan_chunks
 from everstep_agent.checkpoint.files import replace_file
+from everstep_agent.checkpoint.folder_tier import FolderTier
+from everstep_agent.checkpoint.tiers import find_problem
 from everstep_contract import codec, wire
 from everstep_contract.ledger import LedgerEntry
+from everstep_contract.manifest import Chunk
+from everstep_contract.places import Place
 
 NAME = ".unsent"
 """What its name has more than that of the staged file."""
@@ -22,15 +30,25 @@ class Unsent:
     rank: int
     entries: tuple[LedgerEntry, ...] = ()
     """For the lead: the ledger that goes with it."""
+    bytes: int = 0
+    """Size of the staged file."""
+    chunks: tuple[str, ...] = ()
+    """Digests of its chunks, in the order in which they lie there."""
+
+    @property
+    def key(self) -> tuple[int, int, int, bool]:
+        return self.staged.epoch, self.staged.step, self.rank, self.staged.whole
 
 
 def unsent_of(file: Path) -> Path:
     return file.with_name(file.name + NAME)
 
 
-def write_unsent(unsent: Unsent) -> None:
-    """Raises OSError."""
-    replace_file(unsent_of(Path(unsent.staged.path)), codec.dumps(unsent))
+def write_unsent(unsent: Unsent) -> dict[str, Place]:
+    """The digest of what was written, and where it lies. Raises OSError."""
+    path, body = unsent_of(Path(unsent.staged.path)), codec.dumps(unsent)
+    replace_file(path, body)
+    return {digest.compute(body): Place(path=str(path), start=0, bytes=len(body))}
 
 
 def read_unsent(staging: Path) -> tuple[Unsent, ...]:
@@ -44,3 +62,47 @@ def read_unsent(staging: Path) -> tuple[Unsent, ...]:
                 staged = replace(unsent.staged, path=str(file))
                 found.append(replace(unsent, staged=staged))
     return tuple(found)
+
+
+def read_copied(tier: FolderTier) -> tuple[Unsent, ...]:
+    """What pods have copied there completely; it has no staged file yet."""
+    try:
+        there = tier.list_now()
+    except OSError:
+        return ()
+    saves = [save for note in tier.read_notes().values() for save in note.saves]
+    records = (c for save in saves for c in save.chunks if c.digest in save.unsent)
+    found = (_read_record(tier, record) for record in records)
+    return tuple(unsent for unsent in found if unsent and there.issuperset(unsent.chunks))
+
+
+def _read_record(tier: FolderTier, record: Chunk) -> Unsent | None:
+    body = tier.read(record.digest, 0, record.bytes)
+    if body is None or find_problem(record, body):
+        return None
+    with contextlib.suppress(codec.DecodeError):
+        unsent = codec.loads(Unsent, body)
+        return replace(unsent, staged=replace(unsent.staged, path=""))
+    return None
+
+
+def rebuild(unsent: Unsent, tier: FolderTier, path: Path) -> Unsent:
+    """With a staged file at `path`, which is made of the chunks in `tier`.
+
+    Raises:
+        BadStaging: the chunks are not what was staged.
+        OSError: there is no room.
+    """
+    plans = plan_chunks(unsent.staged.tensors, unsent.bytes)
+    if len(plans) != len(unsent.chunks):
+        raise BadStaging(f"{len(unsent.chunks)} chunks were copied, not {len(plans)}")
+    with path.open("wb") as file:
+        os.truncate(file.fileno(), unsent.bytes)
+        for plan, name in zip(plans, unsent.chunks, strict=True):
+            chunk = Chunk(digest=name, key=name, bytes=plan.end - plan.start)
+            body = tier.read(name, 0, chunk.bytes)
+            if problem := find_problem(chunk, body):
+                raise BadStaging(problem)
+            assert body is not None
+            os.pwrite(file.fileno(), body, plan.start)
+    return replace(unsent, staged=replace(unsent.staged, path=str(path)))

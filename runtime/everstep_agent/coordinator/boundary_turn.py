@@ -219,7 +219,7 @@ def _let_leave(
         watch.leave_at, watch.move = max((w.applied for w in workers), default=0), move
     _open_move(term, watch)
     if term.running.committed < max(1, watch.leave_at):
-        if not _is_saving(term):
+        if not _is_saving(term) and not _is_under_way(term, watch.leave_at):
             _arm_at(term, watch, workers, "", now)
     elif term.running.leaving != leaving:
         term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
@@ -266,7 +266,7 @@ def _is_pin_due(term: Term, watch: Watch, now: float) -> bool:
     """Whether to save for a pin: no save that would carry it is under way. What the script asks for it
     saves itself: that is waited for.
     """
-    epoch, staged, pins = term.running, term.staged, term.saves.pins
+    epoch, pins = term.running, term.saves.pins
     following = max(term.applied().values(), default=0) + 1
     due = pins.list_due(following, term.run_log.index)
     if not due:
@@ -274,11 +274,15 @@ def _is_pin_due(term: Term, watch: Watch, now: float) -> bool:
         return False
     if watch.pin_at is None:
         watch.pin_at = now if term.wanted.pin in due else now + PIN_SECONDS
-    under_way = staged > epoch.committed and not term.saves.why_given_up(epoch.number, staged)
-    if under_way or _is_saving(term) or now < watch.pin_at:
+    if _is_under_way(term, epoch.committed + 1) or _is_saving(term) or now < watch.pin_at:
         return False
     watch.pin_at = now + PIN_SECONDS
     return True
+
+
+def _is_under_way(term: Term, step: int) -> bool:
+    """Whether all ranks have staged this step, or a later one, and it may still be committed."""
+    return term.staged >= step and not term.saves.why_given_up(term.running.number, term.staged)
 
 
 def _is_saving(term: Term) -> bool:

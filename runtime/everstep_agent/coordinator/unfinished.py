@@ -68,13 +68,19 @@ async def finish_save(term: Term) -> None:
     term.change(term.state.finish_save(level))
     limit = term.now() + term.settings.drain_seconds
     try:
-        while _find(term) == found and not term.ended and term.now() < limit:
+        while _is_open(term, step) and not term.ended and term.now() < limit:
             if term.saves.why_given_up(level.number, step):
                 return
             term.saves.pump(level, {}, term.spent())
             await term.tick()
     finally:
         term.change(term.state.finish_save(None))
+
+
+def _is_open(term: Term, step: int) -> bool:
+    """Whether that step is still the newest to be finished; an older one may be committed before it."""
+    found = _find(term)
+    return found is not None and found[1] == step
 
 
 def _find(term: Term) -> tuple[EpochLevel, int] | None:

@@ -1,6 +1,7 @@
 """A limit on how fast copies are sent, so that they do not slow the training down."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 
@@ -20,6 +21,10 @@ class Budget:
         self._rate, self._clock, self._sleep = rate, clock, sleep
         self._free_at = 0.0
         """Everything that was taken is paid for by then."""
+
+    def lift(self) -> None:
+        """From now on there is no limit."""
+        self._rate, self._free_at = math.inf, 0.0
 
     async def take(self, count: int) -> None:
         """Returns when `count` bytes may be sent. Time in which nothing was sent gives no credit."""

@@ -10,7 +10,7 @@ from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import NearTier
 
 RETRY_SECONDS = 5.0
-Pause = Callable[[], Awaitable[None]]
+Pause = Callable[[], Awaitable[object]]
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

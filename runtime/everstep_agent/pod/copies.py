@@ -14,6 +14,7 @@ from everstep_agent.peers.messages import EpochLevel, EpochMember
 from everstep_agent.peers.partners import choose_partners, list_places
 from everstep_agent.peers.peer_tier import PeerTier, choose_order
 from everstep_agent.pod.copier import Copier, Pause
+from everstep_agent.waiting import happens
 from everstep_contract import levels
 
 
@@ -34,6 +35,7 @@ class Copies:
         self._budget = Budget(rate) if rate > 0 else None
         self._epoch, self._revision, self._partner = 0, -1, ""
         """For which the targets were chosen, and the address of the other pod."""
+        self._hurried = asyncio.Event()
         self._to_peer: Copier | None = None
         self._to_disk: Copier | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -55,9 +57,8 @@ class Copies:
         self._aim_at("")
         self._begin(self._rewind(level))
         if self._disk is not None and self._to_disk is None:
-            self._to_disk = self._copy_to(
-                self._disk, partial(asyncio.sleep, self._settings.disk_seconds)
-            )
+            pause = partial(happens, self._hurried, self._settings.disk_seconds)
+            self._to_disk = self._copy_to(self._disk, pause)
 
     def _aim_at(self, address: str) -> None:
         if self._to_peer is not None:
@@ -87,6 +88,12 @@ class Copies:
                 with contextlib.suppress(OSError):  # the next copy says why it cannot be written
                     await tier.rewind(resumed)
 
+    def hurry(self) -> None:
+        """This pod ends soon: copy its last save at once, and as fast as possible."""
+        self._hurried.set()
+        if self._budget is not None:
+            self._budget.lift()
+
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -102,6 +109,11 @@ class Copies:
     def peer_step(self) -> int:
         """The newest step whose save lies in another pod's memory, too; 0: none."""
         return self._to_peer.copied if self._to_peer else 0
+
+    @property
+    def disk_step(self) -> int:
+        """The newest step whose save lies on the node's disk, too; 0: none."""
+        return self._to_disk.copied if self._to_disk else 0
 
     async def close(self) -> None:
         for copier in (self._to_peer, self._to_disk):

@@ -15,7 +15,6 @@ from pathlib import Path
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.restore import Fetched
-from everstep_agent.checkpoint.unsent import Unsent, read_unsent
 from everstep_agent.context import Context
 from everstep_agent.live_settings import apply_wanted
 from everstep_agent.peers.messages import (
@@ -25,7 +24,6 @@ from everstep_agent.peers.messages import (
     Levels,
     Stage,
     State,
-    UnsentSave,
 )
 from everstep_agent.pod import device_waits, hang, head_start, spawn
 from everstep_agent.pod.arming import Arming, order_save
@@ -37,6 +35,7 @@ from everstep_agent.pod.in_place_join import InPlaceJoin
 from everstep_agent.pod.relay import STORE_FRAMES, Relay
 from everstep_agent.pod.save_queue import Listener, Uploads
 from everstep_agent.pod.time_ledger import TimeLedger
+from everstep_agent.pod.unfinished_saves import UnfinishedSaves
 from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.worker_report import build_worker_report, find_unheard_of
 from everstep_agent.pod.worker_start import (
@@ -88,8 +87,8 @@ class Pod:
         self.book = Book()
         self._ledger_fetcher = LedgerFetcher(relay.pool, self.book, self._touch, line)
         self.uploads: Uploads | None = None
-        self._unsent: tuple[Unsent, ...] = ()
-        """Saves that this agent's predecessor may not have uploaded."""
+        copies = (self.memory.others, *([self.disk] if self.disk else []))
+        self._unfinished = UnfinishedSaves(Path(settings.memory) / "staging", copies)
         self._on_part = on_part
         self._dropped = context.dropped
         self._ledger = TimeLedger()
@@ -110,16 +109,32 @@ class Pod:
     async def open(self) -> None:
         for name in ("staging", "restore"):
             os.makedirs(os.path.join(self.settings.memory, name), exist_ok=True)
-        folder = Path(self.settings.memory) / "staging"
-        self._unsent = await asyncio.to_thread(read_unsent, folder)
+        await self._unfinished.find()
         await self.workers.open()
         for local in range(self.settings.workers):
             self._ledger.rest(local, time.monotonic())
         self.workers.ensure_fresh()
 
+    def leave(self) -> None:
+        """This pod ends soon."""
+        self.leaving = True
+        self._copies.hurry()
+        self._touch()
+
+    def list_copied(self) -> dict[str, int]:
+        """Where this pod's saves lie besides the store → the newest step there."""
+        own = max((save.step for save in self.memory.list_saves()), default=0)
+        found = {
+            "this pod's memory": own,
+            "another pod's memory": self._copies.peer_step,
+            "the node's disk": self._copies.disk_step,
+        }
+        return {place: step for place, step in found.items() if step > self.memory.committed}
+
     async def close(self) -> None:
         await self._restorer.close()
         await self._ledger_fetcher.close()
+        await self._unfinished.close()
         await self._copies.close()
         if self.uploads is not None:
             await self.uploads.stop()
@@ -181,15 +196,12 @@ class Pod:
             self.workers.end_current()
 
     def _finish_saves(self, published: Levels) -> None:
-        """Upload what this agent's predecessor staged in that epoch."""
+        """Upload what was staged in that epoch and can be finished here."""
         level = published.unfinished
         if level is None or self.epoch or self.uploads is not None:
             return
-        self.uploads = self._open_uploads(level.token)
-        for unsent in self._unsent:
-            if unsent.staged.epoch == level.number and unsent.staged.step > level.committed:
-                self.book.add(unsent.entries)
-                self.uploads.add(unsent.staged, unsent.rank)
+        self.uploads = uploads = self._open_uploads(level.token)
+        self._unfinished.upload(level, uploads, lambda: self.uploads is uploads)
 
     def _hold(self, level: EpochLevel) -> None:
         self.workers.hold(level.number)
@@ -439,6 +451,9 @@ class Pod:
     def _unstaged(self, worker: Worker, frame: wire.Staged) -> None:
         if self.uploads is not None and frame.epoch == self.epoch:
             self.uploads.give_up(frame, worker.rank, frame.problem)
+            boundary = self.level.boundary if self.level else None
+            if boundary is not None and boundary.stay and boundary.step <= frame.step:
+                self.uploads.yield_room(worker.rank)
 
     def _unsaved(self, staged: wire.Staged, rank: int) -> None:
         """Reported, so that another rank may be asked to save."""
@@ -537,7 +552,7 @@ class Pod:
             whole=max((w.whole for w in current), default=0),
             cut=self._cut_heard,
             held=self._held(),
-            unsent=() if self.epoch else tuple(map(to_report, self._unsent)),
+            unsent=() if self.epoch else self._unfinished.list(),
             former_epoch=self._former.epoch,
             former_step=self._former.applied,
             until=lead.tracked.until if lead and lead.tracked else None,
@@ -564,8 +579,3 @@ class Pod:
     def _storage_error(self) -> levels.StorageError | None:
         waits = self.store.trouble.to_level() if self.store.trouble else None
         return self._restorer.error or (self.uploads.error if self.uploads else None) or waits
-
-
-def to_report(unsent: Unsent) -> UnsentSave:
-    staged = unsent.staged
-    return UnsentSave(epoch=staged.epoch, step=staged.step, rank=unsent.rank, whole=staged.whole)

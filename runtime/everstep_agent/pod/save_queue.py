@@ -3,7 +3,7 @@ they are committed.
 """
 
 import asyncio
-import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -18,6 +18,7 @@ from everstep_agent.checkpoint.unsent import Unsent, write_unsent
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import levels, wire
+from everstep_contract.places import Place
 
 RETRY_SECONDS = 1.0
 WAITING = 2
@@ -55,7 +56,7 @@ class Uploads:
     ) -> None:
         self._uploader = Uploader(store, token)
         self._memory = memory
-        self._book = book
+        self.book = book
         self._listener = listener
         self._line = line
         self._waits = logline.Once(line, "upload_waits")
@@ -92,7 +93,7 @@ class Uploads:
 
     def committed(self, epoch: int, step: int) -> None:
         self._uploader.committed(epoch, step)
-        self._book.committed(step)
+        self.book.committed(step)
         self.parts = {k: v for k, v in self.parts.items() if k[1] > step}
         for job in [j for j in self._waiting if j.staged.step <= step]:
             self._drop(job)
@@ -129,18 +130,38 @@ class Uploads:
             self._drop(job)
             self.give_up(staged, job.rank, str(error))
             return
-        if job in self._waiting:  # else it was dropped meanwhile, and its file is gone
-            self._cuts[staged.path] = cuts
-            places = {cut.digest: cut.place for cut in cuts}
-            held = Held(epoch=staged.epoch, step=staged.step, chunks=places)
-            self._memory.hold(held, staged.path)
-            self._wake.set()
-            entries = self._book.upto(staged.step) if staged.lead else ()
-            unsent = Unsent(staged=staged, rank=job.rank, entries=tuple(entries))
-            with contextlib.suppress(OSError):  # without it a successor cannot finish this upload
-                await asyncio.to_thread(write_unsent, unsent)
-            if job.staged.path not in self._memory.list_paths():  # released in the meantime
-                self._memory.release(job.staged.path)
+        record = await self._record(job, cuts)
+        if job not in self._waiting:  # dropped meanwhile
+            self._memory.release(staged.path)
+            return
+        self._cuts[staged.path] = cuts
+        self._memory.hold(
+            Held(
+                epoch=staged.epoch,
+                step=staged.step,
+                chunks={cut.digest: cut.place for cut in cuts} | record,
+                unsent=next(iter(record), ""),
+            ),
+            staged.path,
+        )
+        self._wake.set()
+
+    async def _record(self, job: Job, cuts: list[Cut]) -> dict[str, Place]:
+        """What another agent needs to finish this upload, as a chunk. Empty: there is no room for it."""
+        staged = job.staged
+        if job not in self._waiting:
+            return {}
+        try:
+            unsent = Unsent(
+                staged=staged,
+                rank=job.rank,
+                entries=tuple(self.book.upto(staged.step)) if staged.lead else (),
+                bytes=os.path.getsize(staged.path),  # noqa: ASYNC240 a file in memory
+                chunks=tuple(cut.digest for cut in cuts),
+            )
+            return await asyncio.to_thread(write_unsent, unsent)
+        except OSError:
+            return {}
 
     def _check_unchanged(self, path: str, cuts: list[Cut]) -> None:
         """A file of the agent's predecessor has the digests that were noted for it. Raises `BadStaging`."""
@@ -164,7 +185,7 @@ class Uploads:
             self._uploader.forget()
         try:
             part = await self._uploader.upload(
-                staged, job.rank, self._book.upto(staged.step), self._cuts[staged.path]
+                staged, job.rank, self.book.upto(staged.step), self._cuts[staged.path]
             )
         except StoreError as error:
             self.error = error.to_level()
@@ -205,6 +226,13 @@ class Uploads:
             old = [k for k, p in self.parts.items() if p.problem and k[2] == rank]
             for key in old[:-GIVEN_UP]:
                 del self.parts[key]
+
+    def yield_room(self, rank: int) -> None:
+        """To a save of this rank after which it leaves: of two that wait for the store, the older one is given up."""
+        mine = [j for j in self._waiting if j.rank == rank and not j.staged.whole]
+        if len(mine) >= WAITING:
+            self._drop(mine[0])
+            self.give_up(mine[0].staged, rank, "the save before leaving takes its room")
 
     def _keep(self, part: Part) -> None:
         key = part.epoch, part.step, part.rank

@@ -1,0 +1,98 @@
+"""Saves that agents of this job had staged and not uploaded when they ended, as far as this pod can finish them: those
+of its agent's predecessor, and those whose copies lie in its memory or on its node's disk.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from everstep_agent.checkpoint.chunking import BadStaging
+from everstep_agent.checkpoint.folder_tier import FolderTier
+from everstep_agent.checkpoint.unsent import Unsent, read_copied, read_unsent, rebuild
+from everstep_agent.peers.messages import EpochLevel, UnsentSave
+from everstep_agent.pod.save_queue import WAITING, Uploads
+
+Found = tuple[Unsent, FolderTier | None]
+"""None: its staged file is here."""
+
+
+class UnfinishedSaves:
+    """
+    Args:
+        staging: where staged files lie.
+        tiers: where copies of them may lie.
+    """
+
+    def __init__(self, staging: Path, tiers: Sequence[FolderTier]) -> None:
+        self._staging, self._tiers = staging, tiers
+        self._found: tuple[Found, ...] = ()
+        self._task: asyncio.Task[None] | None = None
+
+    async def find(self) -> None:
+        near = await asyncio.to_thread(read_unsent, self._staging)
+        copied = [(unsent, tier) for tier in self._tiers for unsent in await _read(tier)]
+        self._found = choose_unsent(near, copied)
+
+    def list(self) -> tuple[UnsentSave, ...]:
+        return tuple(to_report(unsent) for unsent, _ in self._found)
+
+    def upload(self, level: EpochLevel, uploads: Uploads, is_wanted: Callable[[], bool]) -> None:
+        """Upload those of this epoch that are not committed, as long as they are wanted."""
+        chosen = choose_open(self._found, level)
+        self._task = asyncio.create_task(self._upload(chosen, uploads, is_wanted))
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _upload(
+        self, chosen: Sequence[Found], uploads: Uploads, is_wanted: Callable[[], bool]
+    ) -> None:
+        for number, (unsent, tier) in enumerate(chosen):
+            try:
+                whole = unsent
+                if tier is not None:
+                    path = self._staging / f"copied-{number}.part"
+                    whole = await tier.run(unsent.bytes, rebuild, unsent, tier, path)
+            except (BadStaging, OSError) as error:
+                if is_wanted():
+                    uploads.give_up(unsent.staged, unsent.rank, str(error))
+                continue
+            if not is_wanted():
+                return
+            uploads.book.add(whole.entries)
+            uploads.add(whole.staged, whole.rank)
+
+
+async def _read(tier: FolderTier) -> tuple[Unsent, ...]:
+    with contextlib.suppress(OSError):  # then it cannot be had
+        return await tier.run(0, read_copied, tier)
+    return ()
+
+
+def choose_unsent(
+    near: Iterable[Unsent], copied: Sequence[tuple[Unsent, FolderTier]]
+) -> tuple[Found, ...]:
+    """Each save of a rank once, from the nearest place."""
+    found: dict[tuple[int, int, int, bool], Found] = {u.key: (u, t) for u, t in reversed(copied)}
+    found |= {unsent.key: (unsent, None) for unsent in near}
+    return tuple(found.values())
+
+
+def choose_open(found: Iterable[Found], level: EpochLevel) -> list[Found]:
+    """Those of this epoch beyond its newest commit: of each rank as many of the newest as may wait for the store, the
+    oldest first.
+    """
+    staged: dict[int, list[Found]] = {}
+    for each in sorted(found, key=lambda f: (f[0].staged.step, not f[0].staged.whole)):
+        unsent = each[0]
+        if unsent.staged.epoch == level.number and unsent.staged.step > level.committed:
+            staged.setdefault(unsent.rank, []).append(each)
+    return [each for of_rank in staged.values() for each in of_rank[-WAITING:]]
+
+
+def to_report(unsent: Unsent) -> UnsentSave:
+    staged = unsent.staged
+    return UnsentSave(epoch=staged.epoch, step=staged.step, rank=unsent.rank, whole=staged.whole)

@@ -1,0 +1,135 @@
+"""SIGTERM of every pod, where the store is too slow for the notice: nothing is lost that a memory or a disk still
+holds.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from agent import gang as gangs
+from agent.gang import Gang, assert_exact
+from everstep_agent.agent import Agent
+from everstep_agent.storage.errors import Unreachable
+from everstep_agent.storage.retrying import Retrying
+from everstep_contract import report
+from runtime import a_paced_script
+
+NOTICE = 10.0
+GRACE = 9.0
+"""What the operator hands on of such a notice."""
+STEPS = 200
+
+
+class SlowStore:
+    """Chunks take far longer than the notice, until it is over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.over, put = False, Retrying.put
+
+        async def wait(store: Retrying, key: str, body: bytes) -> None:
+            if key.startswith("chunks/") and not self.over:
+                await asyncio.sleep(60)
+                raise Unreachable(f"{key}: no answer")
+            await put(store, key, body)
+
+        monkeypatch.setattr(Retrying, "put", wait)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> SlowStore:
+    monkeypatch.setattr(gangs, "STUB", a_paced_script.__file__)
+    return SlowStore(monkeypatch)
+
+
+class OnNodes(Gang):
+    """Each pod finds a disk of its node; the next pods are on each other's nodes."""
+
+    async def start(self, slot: int, attempt: int, **changes: object) -> Agent:
+        disk = self.tmp / f"node-{(slot + attempt) % 2}"
+        return await super().start(slot, attempt, disk_tier=str(disk), **changes)
+
+
+def paced(gang: Gang) -> Gang:
+    gang.stub["PACED_STEPS"] = str(STEPS)
+    return gang
+
+
+async def leave(gang: Gang, apart: float) -> int:
+    """SIGTERM of both pods. The furthest step that any worker has applied."""
+    await gang.until(lambda s: s.step >= 5)
+    for slot in (0, 1):
+        gang.agents[slot].leave()
+        await asyncio.sleep(apart)
+    began = time.monotonic()
+    ends = await gang.reports()
+    assert time.monotonic() - began < NOTICE
+    assert {r.cause for r in ends.values()} == {report.Cause.LEFT}
+    books = (a.pod.book.upto(10**9) for a in gang.agents.values())
+    reached = max(entry.step for book in books for entry in book)
+    assert any(f"step {reached} lies in this pod's memory" in r.message for r in ends.values())
+    return reached
+
+
+async def come_back(gang: Gang, attempt: int) -> None:
+    for slot in (0, 1):
+        await gang.kill(slot, say=False)
+        await gang.start(slot, attempt)
+    await gang.until(lambda s: s.epoch and s.epoch > 1 and s.running)
+
+
+async def goes_on_from(gang: Gang, reached: int) -> None:
+    run_log = await gang.run_log()
+    assert run_log.claims[-1].chain[-1].last_step == reached
+    await gang.reports()
+    await assert_exact(gang, STEPS)
+
+
+@pytest.mark.parametrize("apart", [0.0, 1.5])
+@pytest.mark.parametrize("in_place", [0, 1])
+async def test_pods_that_come_back_with_their_memory_go_on_from_the_step_of_the_signal(
+    tmp_path: Path, store: SlowStore, apart: float, in_place: int
+) -> None:
+    async with paced(Gang(tmp_path, 2, grace_seconds=GRACE, in_place=in_place)) as gang:
+        reached = await leave(gang, apart)
+        store.over = True
+        await come_back(gang, 0)
+        await goes_on_from(gang, reached)
+
+
+async def test_new_pods_on_the_same_nodes_go_on_from_what_lies_on_their_disks(
+    tmp_path: Path, store: SlowStore
+) -> None:
+    """The disks hold an older save, and the next copy is due in ten minutes."""
+    gang = paced(
+        OnNodes(
+            tmp_path,
+            2,
+            grace_seconds=GRACE,
+            in_place=1,
+            save_every_steps=3,
+            peer_bandwidth=0,
+            disk_seconds=600.0,
+        )
+    )
+    async with gang:
+        reached = await leave(gang, 0.0)
+        store.over = True
+        await come_back(gang, 1)
+        await goes_on_from(gang, reached)
+
+
+async def test_without_memory_and_disks_the_run_goes_back_to_its_newest_commit(
+    tmp_path: Path, store: SlowStore
+) -> None:
+    store.over = True
+    async with paced(Gang(tmp_path, 2, grace_seconds=GRACE, save_every_steps=4)) as gang:
+        await gang.until(lambda s: s.committed)
+        store.over = False
+        reached = await leave(gang, 0.0)
+        committed = (await gang.run_log()).commits[-1].step
+        assert committed < reached
+        store.over = True
+        await come_back(gang, 1)
+        await goes_on_from(gang, committed)

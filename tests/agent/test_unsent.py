@@ -1,0 +1,101 @@
+"""What a pod finds of a save that another one had staged and copied, but not uploaded."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.given import an_epoch
+from everstep_agent.checkpoint import unsent
+from everstep_agent.checkpoint.chunking import BadStaging
+from everstep_agent.checkpoint.cutting import cut_file
+from everstep_agent.checkpoint.folder_tier import FolderTier
+from everstep_agent.checkpoint.keeping import Save, merge_saves
+from everstep_agent.checkpoint.unsent import Unsent
+from everstep_agent.pod.unfinished_saves import choose_open, choose_unsent
+from everstep_contract.manifest import Chunk
+from everstep_contract.wire import Staged, StagedTensor
+
+BODY = bytes(range(64))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> FolderTier:
+    return FolderTier(tmp_path / "disk", "disk", run="a-run", sync=True)
+
+
+async def copy_one(folder: Path, disk: FolderTier) -> Unsent:
+    """A staged save of one tensor, and its copy in `disk`."""
+    file = folder / "staged.part"
+    file.write_bytes(BODY)
+    tensor = StagedTensor(name="w", dtype="uint8", shape=(64,), offsets=(0,), lengths=(64,), at=0)
+    staged = Staged(epoch=1, step=3, path=str(file), tensors=(tensor,))
+    names = tuple(cut.digest for cut in await cut_file(staged))
+    own = Unsent(staged=staged, rank=0, bytes=len(BODY), chunks=names)
+    ((record, place),) = unsent.write_unsent(own).items()
+    chunks = (
+        Chunk(digest=names[0], key="", bytes=len(BODY)),
+        Chunk(digest=record, key="", bytes=place.bytes),
+    )
+    await disk.keep("slot-0", [Save(epoch=1, step=3, chunks=chunks, unsent=(record,))], 0)
+    await disk.put(chunks[0], BODY)
+    record_body = await asyncio.to_thread(Path(place.path).read_bytes)
+    await disk.put(chunks[1], record_body)
+    return own
+
+
+async def test_a_copied_save_becomes_a_staged_file_again(tmp_path: Path, disk: FolderTier) -> None:
+    own = await copy_one(tmp_path, disk)
+    (found,) = unsent.read_copied(disk)
+    assert found == replace(own, staged=replace(own.staged, path=""))
+    path = tmp_path / "again.part"
+    assert unsent.rebuild(found, disk, path).staged.path == str(path)
+    assert path.read_bytes() == BODY
+
+
+async def test_a_save_that_was_not_copied_completely_is_not_offered(
+    tmp_path: Path, disk: FolderTier
+) -> None:
+    own = await copy_one(tmp_path, disk)
+    disk.remove(own.chunks[0])
+    assert unsent.read_copied(disk) == ()
+
+
+async def test_a_damaged_copy_is_not_believed(tmp_path: Path, disk: FolderTier) -> None:
+    own = await copy_one(tmp_path, disk)
+    (found,) = unsent.read_copied(disk)
+    (disk.folder / own.chunks[0]).write_bytes(BODY[:-1] + b"x")
+    with pytest.raises(BadStaging, match="is corrupt"):
+        unsent.rebuild(found, disk, tmp_path / "again.part")
+    (record,) = disk.list_now() - set(own.chunks)
+    (disk.folder / record).write_bytes(b"{}")
+    assert unsent.read_copied(disk) == ()
+
+
+def test_two_ranks_of_a_pod_keep_what_each_needs() -> None:
+    chunks = [Chunk(digest=name, key="", bytes=1) for name in "abcd"]
+    saves = [
+        Save(epoch=1, step=3, chunks=tuple(chunks[:2]), unsent=("b",)),
+        Save(epoch=1, step=3, chunks=tuple(chunks[2:]), unsent=("d",)),
+    ]
+    assert merge_saves(saves) == (Save(epoch=1, step=3, chunks=tuple(chunks), unsent=("b", "d")),)
+
+
+def of(step: int, rank: int = 0, epoch: int = 3) -> Unsent:
+    return Unsent(staged=Staged(epoch=epoch, step=step, path="", tensors=()), rank=rank)
+
+
+def test_the_nearest_of_several_copies_is_taken(disk: FolderTier) -> None:
+    other = FolderTier(disk.folder, "other")
+    near = of(6)
+    found = choose_unsent([near], [(of(6), disk), (of(9), disk), (of(9), other)])
+    assert {(u.staged.step, t) for u, t in found} == {(6, None), (9, disk)}
+    assert any(u is near for u, _ in found)
+
+
+def test_the_newest_two_of_each_rank_are_uploaded_the_oldest_first(disk: FolderTier) -> None:
+    level = an_epoch(number=3, committed=4)
+    saves = [of(12), of(4), of(9), of(6), of(9, rank=1), of(15, epoch=2)]
+    found = choose_open([(u, disk) for u in saves], level)
+    assert [(u.rank, u.staged.step) for u, _ in found] == [(0, 9), (0, 12), (1, 9)]
