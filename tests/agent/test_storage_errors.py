@@ -41,7 +41,8 @@ CASES = [
     (GenericError, "PUT http://169.254.169.254/latest", errors.Denied, "no credentials"),
     (GenericError, "No space left on device (os error 28)", errors.NoSpace, "make room"),
     (PermissionError, "Permission denied (os error 13)", errors.Denied, "denied"),
-    (GenericError, "Read-only file system (os error 30)", errors.Denied, "Read-only"),
+    (GenericError, "Disk quota exceeded (os error 122)", errors.NoSpace, "raise the quota"),
+    (GenericError, "Read-only file system (os error 30)", errors.Denied, "mount it writable"),
     (GenericError, "no words that we know", errors.Unreachable, "no words"),
 ]
 

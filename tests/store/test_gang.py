@@ -87,6 +87,13 @@ REFUSED = "the identity needs to read, write, delete and list"
         pytest.param(
             bad.refuse(507, "XMinioStorageFull"), "NoSpace", "make room", marks=LONG, id="full"
         ),
+        pytest.param(
+            bad.hang(after_head=False),
+            "Unreachable",
+            "did not answer",
+            marks=LONG,
+            id="slow",
+        ),
     ],
 )
 async def test_while_the_store_refuses_the_job_steps_on_and_afterwards_nothing_is_lost(

@@ -450,10 +450,15 @@ class Pod:
 
     def _unstaged(self, worker: Worker, frame: wire.Staged) -> None:
         if self.uploads is not None and frame.epoch == self.epoch:
-            self.uploads.give_up(frame, worker.rank, frame.problem)
-            boundary = self.level.boundary if self.level else None
-            if boundary is not None and boundary.stay and boundary.step <= frame.step:
-                self.uploads.yield_room(worker.rank)
+            if not (self._is_tried_again(worker, frame) and self.uploads.yield_room(worker.rank)):
+                self.uploads.give_up(frame, worker.rank, frame.problem)
+
+    def _is_tried_again(self, worker: Worker, frame: wire.Staged) -> bool:
+        """The last save, and one before leaving."""
+        boundary = self.level.boundary if self.level else None
+        stays = boundary is not None and boundary.stay and boundary.step <= frame.step
+        ends = worker.tracked is not None and worker.tracked.until == frame.step
+        return not frame.whole and (stays or ends)
 
     def _unsaved(self, staged: wire.Staged, rank: int) -> None:
         """Reported, so that another rank may be asked to save."""

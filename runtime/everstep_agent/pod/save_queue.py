@@ -227,12 +227,17 @@ class Uploads:
             for key in old[:-GIVEN_UP]:
                 del self.parts[key]
 
-    def yield_room(self, rank: int) -> None:
-        """To a save of this rank after which it leaves: of two that wait for the store, the older one is given up."""
+    def yield_room(self, rank: int) -> bool:
+        """To a save of this rank that nothing follows and that is tried again: the room of a save that need not wait here,
+        or else of the older of two that wait for the store. Returns whether there was any.
+        """
+        if self._memory.release_oldest(self._list_paths()):
+            return True
         mine = [j for j in self._waiting if j.rank == rank and not j.staged.whole]
         if len(mine) >= WAITING:
             self._drop(mine[0])
-            self.give_up(mine[0].staged, rank, "the save before leaving takes its room")
+            self.give_up(mine[0].staged, rank, "the last save takes its room")
+        return len(mine) >= WAITING
 
     def _keep(self, part: Part) -> None:
         key = part.epoch, part.step, part.rank
