@@ -20,6 +20,7 @@ NOTICE = 10.0
 GRACE = 9.0
 """What the operator hands on of such a notice."""
 STEPS = 200
+LONG = pytest.mark.long
 
 
 class SlowStore:
@@ -86,10 +87,17 @@ async def goes_on_from(gang: Gang, reached: int) -> None:
     await assert_exact(gang, STEPS)
 
 
-@pytest.mark.parametrize("apart", [0.0, 1.5])
-@pytest.mark.parametrize("in_place", [0, 1])
+@pytest.mark.parametrize(
+    ("in_place", "apart"),
+    [
+        (1, 1.5),
+        pytest.param(1, 0.0, marks=LONG),
+        pytest.param(0, 0.0, marks=LONG),
+        pytest.param(0, 1.5, marks=LONG),
+    ],
+)
 async def test_pods_that_come_back_with_their_memory_go_on_from_the_step_of_the_signal(
-    tmp_path: Path, store: SlowStore, apart: float, in_place: int
+    tmp_path: Path, store: SlowStore, in_place: int, apart: float
 ) -> None:
     async with paced(Gang(tmp_path, 2, grace_seconds=GRACE, in_place=in_place)) as gang:
         reached = await leave(gang, apart)
@@ -120,6 +128,7 @@ async def test_new_pods_on_the_same_nodes_go_on_from_what_lies_on_their_disks(
         await goes_on_from(gang, reached)
 
 
+@LONG
 async def test_without_memory_and_disks_the_run_goes_back_to_its_newest_commit(
     tmp_path: Path, store: SlowStore
 ) -> None:

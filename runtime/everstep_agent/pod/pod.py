@@ -449,9 +449,11 @@ class Pod:
         self.uploads.add(frame, worker.rank)
 
     def _unstaged(self, worker: Worker, frame: wire.Staged) -> None:
-        if self.uploads is not None and frame.epoch == self.epoch:
-            if not (self._is_tried_again(worker, frame) and self.uploads.yield_room(worker.rank)):
-                self.uploads.give_up(frame, worker.rank, frame.problem)
+        if self.uploads is None or frame.epoch != self.epoch:
+            return
+        if self._is_tried_again(worker, frame) and self.uploads.yield_room(worker.rank):
+            return
+        self.uploads.give_up(frame, worker.rank, frame.problem)
 
     def _is_tried_again(self, worker: Worker, frame: wire.Staged) -> bool:
         """The last save, and one before leaving."""

@@ -228,8 +228,8 @@ class Uploads:
                 del self.parts[key]
 
     def yield_room(self, rank: int) -> bool:
-        """To a save of this rank that nothing follows and that is tried again: the room of a save that need not wait here,
-        or else of the older of two that wait for the store. Returns whether there was any.
+        """To a save of this rank that nothing follows, and that is tried again: the room of a save that waits for
+        nothing, or else of the older of two that wait for the store. Returns whether there was any.
         """
         if self._memory.release_oldest(self._list_paths()):
             return True
