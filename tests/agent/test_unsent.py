@@ -13,7 +13,7 @@ from everstep_agent.checkpoint.cutting import cut_file
 from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.keeping import Save, merge_saves
 from everstep_agent.checkpoint.unsent import Unsent
-from everstep_agent.pod.unfinished_saves import choose_open, choose_unsent
+from everstep_agent.pod.unfinished_saves import choose_name, choose_open, choose_unsent
 from everstep_contract.manifest import Chunk
 from everstep_contract.wire import Staged, StagedTensor
 
@@ -99,3 +99,9 @@ def test_the_newest_two_of_each_rank_are_uploaded_the_oldest_first(disk: FolderT
     saves = [of(12), of(4), of(9), of(6), of(9, rank=1), of(15, epoch=2)]
     found = choose_open([(u, disk) for u in saves], level)
     assert [(u.rank, u.staged.step) for u, _ in found] == [(0, 9), (0, 12), (1, 9)]
+
+
+def test_no_two_saves_get_the_same_staged_file() -> None:
+    whole = replace(of(6), staged=replace(of(6).staged, whole=True))
+    saves = [of(6), of(9), of(6, rank=1), of(6, epoch=2), whole]
+    assert len({choose_name(each) for each in saves}) == len(saves)

@@ -50,12 +50,9 @@ class UnfinishedSaves:
     async def _upload(
         self, chosen: Sequence[Found], uploads: Uploads, is_wanted: Callable[[], bool]
     ) -> None:
-        for number, (unsent, tier) in enumerate(chosen):
+        for unsent, tier in chosen:
             try:
-                whole = unsent
-                if tier is not None:
-                    path = self._staging / f"copied-{number}.part"
-                    whole = await tier.run(unsent.bytes, rebuild, unsent, tier, path)
+                whole = await self._bring(unsent, tier)
             except (BadStaging, OSError) as error:
                 if is_wanted():
                     uploads.give_up(unsent.staged, unsent.rank, str(error))
@@ -64,6 +61,17 @@ class UnfinishedSaves:
                 return
             uploads.book.add(whole.entries)
             uploads.add(whole.staged, whole.rank)
+
+    async def _bring(self, unsent: Unsent, tier: FolderTier | None) -> Unsent:
+        """With its staged file. Raises as `rebuild`."""
+        if tier is None:
+            return unsent
+        path = self._staging / choose_name(unsent)
+        try:
+            return await tier.run(unsent.bytes, rebuild, unsent, tier, path)
+        except (BadStaging, OSError):
+            path.unlink(missing_ok=True)
+            raise
 
 
 async def _read(tier: FolderTier) -> tuple[Unsent, ...]:
@@ -91,6 +99,13 @@ def choose_open(found: Iterable[Found], level: EpochLevel) -> list[Found]:
         if unsent.staged.epoch == level.number and unsent.staged.step > level.committed:
             staged.setdefault(unsent.rank, []).append(each)
     return [each for of_rank in staged.values() for each in of_rank[-WAITING:]]
+
+
+def choose_name(unsent: Unsent) -> str:
+    """Of the staged file that is made of copies. Another save's file may be here since an earlier life of the agent."""
+    staged = unsent.staged
+    kind = "whole" if staged.whole else "part"
+    return f"copied-{staged.epoch}-{staged.step}-{unsent.rank}.{kind}"
 
 
 def to_report(unsent: Unsent) -> UnsentSave:
