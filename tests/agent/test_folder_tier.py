@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.gang import Gang
 from agent.tier_given import BODY, OWNER, a_chunk, a_save
 from everstep_agent.checkpoint import folder_tier
 from everstep_agent.checkpoint.files import PART
 from everstep_agent.checkpoint.folder_tier import LOCK, FolderTier
+from everstep_agent.pod import copier
+from everstep_contract import levels
 
 OTHER = b"another" * 900
 
@@ -125,3 +128,29 @@ async def test_a_disk_that_hangs_takes_no_thread_from_the_memory(
     await memory.put(a_chunk(OTHER), OTHER)
     assert await memory.get(a_chunk(OTHER)) == OTHER
     await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def has_copied(shown: str) -> bool:
+    return any("event=copied " in x and " tier=disk " in x for x in shown.splitlines())
+
+
+async def test_a_job_trains_on_while_its_disk_hangs_and_copies_again_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_tier, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(copier, "RETRY_SECONDS", 0.2)
+    gang = Gang(tmp_path, 2, save_every_steps=5, disk_tier=f"{tmp_path}/volume", disk_seconds=0.05)
+    gang.stub |= {"STUB_UNTIL": "100000", "STUB_STEP_MS": "20"}
+    async with gang:
+        await gang.until(lambda s: has_copied(gang.shown()))
+        with (tmp_path / "volume" / "ns_job" / LOCK).open("wb") as lock:
+            await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+            await gang.until(lambda s: "kind=ETIMEDOUT tier=disk" in gang.shown())
+            at = gang.seen.step
+            await gang.until(lambda s: s.committed and s.committed.step > at)
+        began = len(gang.shown())
+        await gang.until(lambda s: has_copied(gang.shown()[began:]))
+        gang.want(stop=levels.Stop.SUSPEND)
+        await gang.reports()
+        assert not gang.seen.restarts
+        assert [claim.epoch for claim in (await gang.run_log()).claims] == [1]
