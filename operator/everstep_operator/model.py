@@ -217,6 +217,14 @@ class Checkpoint(UserInput):
         "another node (in another rack, where nodes have the label topology.kubernetes.io/rack), "
         "such as 128Mi; 0: no copies. A change applies to pods created from then on.",
     )
+    read_back_bandwidth: str = Field(
+        default="128Mi",
+        pattern=r"^[1-9]([0-9]{0,8}(Mi|M)|[0-9]{0,5}(Gi|G))$",
+        max_length=16,
+        description="Bytes a second at which each pod reads its share of a new checkpoint back from "
+        "the store, such as 128Mi; at least 1M. Uploads go first. A change applies to pods created "
+        "from then on.",
+    )
     disk_path: str | None = Field(
         default=None,
         min_length=1,

@@ -59,6 +59,8 @@ class AgentEnv:
     """A folder in memory that survives restarts of the container."""
     peer_bandwidth: int = 128 * 2**20
     """Bytes a second at which this pod sends copies of its saves to another pod's memory; 0: none."""
+    read_back_bandwidth: int = 128 * 2**20
+    """Bytes a second at which this pod reads its share of a new checkpoint back from the store."""
     disk_tier: str | None = None
     """A folder on a disk of the node for copies of this pod's saves."""
     disk_seconds: float = 0.0

@@ -1,18 +1,21 @@
 """Builders of values that the run-log and checkpoint tests share."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from everstep_agent.checkpoint.chunk_upload import Uploader
 from everstep_agent.checkpoint.commit import Committed, Committer
 from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.restore import fetch_verified
+from everstep_agent.checkpoint.retention import Read
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore
 from everstep_contract.feed import FeedRecord, Order, Segment, encode_records
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.log import Claim, Commit, MemberId
+from everstep_contract.manifest import Chunk
 from everstep_contract.wire import Staged, StagedTensor
 
 ROWS, COLUMNS = 8, 16
@@ -141,6 +144,16 @@ async def upload(
         )
         for rank in range(world)
     ]
+
+
+def read_alone(store: ObjectStore) -> Read:
+    """Reads all chunks by itself, as the pods of a job do together."""
+
+    async def read(_: Commit, chunks: Mapping[int, Chunk]) -> None:
+        for chunk in chunks.values():
+            await fetch_verified(store, chunk)
+
+    return read
 
 
 class ARun:

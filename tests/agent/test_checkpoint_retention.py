@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.a_run import ARun, claim, commit, upload
+from agent.a_run import ARun, claim, commit, read_alone, upload
 from agent.restored import restore_newest
 from agent.unreliable import UnreliableStore
 from everstep_agent.checkpoint.chunk_upload import chunk_key
@@ -104,7 +104,7 @@ async def test_old_checkpoints_go_and_the_run_can_still_be_proved(
     run = await a_run(store, tmp_path, 2, 4, 6, 8)
     retention = Retention(store, run.log, keep=2)
     for one in run.log.commits:
-        assert await retention.check(one) == ""
+        assert await retention.check(one, read_alone(run.store)) == ""
     assert run.claimed
     entry = await retention.retire(run.claimed.token)
     assert entry is not None
@@ -126,7 +126,7 @@ async def test_a_checkpoint_that_reads_back_wrong_is_not_good_and_says_why(
     newest = run.log.commits[-1]
     bad_day.corrupt = {k for k in await bad_day.list("chunks") if "0000000004" in k}
     retention = Retention(bad_day, run.log, keep=1)
-    assert "is corrupt" in await retention.check(newest)
+    assert "is corrupt" in await retention.check(newest, read_alone(run.store))
     assert retention.newest_good is None
     assert list(retention.broken) == [newest.manifest]
     assert await retention.retire("token001-rest") is None
@@ -137,9 +137,9 @@ async def test_a_chunk_that_was_read_back_is_not_read_again(
 ) -> None:
     run = await a_run(bad_day, tmp_path, 2, 4)
     retention = Retention(bad_day, run.log, keep=1)
-    await retention.check(run.log.commits[0])
+    await retention.check(run.log.commits[0], read_alone(run.store))
     bad_day.calls.clear()
-    await retention.check(run.log.commits[1])
+    await retention.check(run.log.commits[1], read_alone(run.store))
     read = [key for _, key in bad_day.calls]
     assert len(read) == len(set(read))
     assert not [k for k in read if k.startswith("chunks/") and "0000000002" in k]
@@ -151,7 +151,7 @@ async def test_who_no_longer_holds_the_newest_claim_retires_nothing(
     run = await a_run(bad_day, tmp_path, 2, 4)
     retention = Retention(bad_day, run.log, keep=1)
     for one in run.log.commits:
-        await retention.check(one)
+        await retention.check(one, read_alone(run.store))
     await run.claim(2, resume=run.log.commits[-1])
     before = await bad_day.list()
     assert await retention.retire("token001-rest") is None
@@ -164,7 +164,7 @@ async def test_deletions_left_half_done_are_finished_by_the_next_coordinator(
     run = await a_run(bad_day, tmp_path, 2, 4)
     retention = Retention(bad_day, run.log, keep=1)
     for one in run.log.commits:
-        await retention.check(one)
+        await retention.check(one, read_alone(run.store))
     first = run.log.commits[0].manifest
     body = await bad_day.get(first)
     entry = await retention.retire("token001-rest")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.a_run import ARun, claim, commit
+from agent.a_run import ARun, claim, commit, read_alone
 from agent.gang import Gang, assert_exact
 from agent.unreliable import UnreliableStore
 from everstep_agent.checkpoint.manifests import fetch_manifest
@@ -129,7 +129,7 @@ async def tidy(run: ARun, keep: int = 1) -> Retention:
     await run.log.refresh()
     retention = Retention(run.store, run.log, keep=keep)
     for one in run.log.index.standing:
-        await retention.check(one)
+        await retention.check(one, read_alone(run.store))
     await retention.retire(run.claimed.token)
     return retention
 

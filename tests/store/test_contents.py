@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.a_run import ARun, claim, commit, content
+from agent.a_run import ARun, claim, commit, content, read_alone
 from agent.restored import Restored, restore_newest
 from agent.unreliable import UnreliableStore
 from everstep_agent.checkpoint import retention
@@ -277,7 +277,7 @@ async def test_foreign_objects_beside_a_run_change_nothing(
     assert (await restored(run, tmp_path)).skipped == ()
     assert (await verify.verify_run(memory)).ok
     keeper = retention.Retention(memory, run.log, keep=1)
-    assert await keeper.check(run.log.commits[-1]) == ""
+    assert await keeper.check(run.log.commits[-1], read_alone(memory)) == ""
     assert await keeper.retire("token001-rest") is not None
     assert {"README.md", "checkpoint.pt", "manifests/latest"} <= set(await memory.list())
     assert not Planted.hit

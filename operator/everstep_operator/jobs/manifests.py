@@ -228,6 +228,7 @@ def build_env(job: Job, spec: JobSpec, slot: int, attempt: int, grace: float) ->
         below_min_seconds=float(spec.recovery.below_min_seconds),
         memory=names.MEMORY_PATH,
         peer_bandwidth=to_bytes(spec.checkpoint.peer_bandwidth),
+        read_back_bandwidth=to_bytes(spec.checkpoint.read_back_bandwidth),
         disk_tier=spec.checkpoint.disk_path,
         disk_seconds=float(spec.checkpoint.disk_seconds),
         termination_log=names.TERMINATION_LOG,

@@ -1,4 +1,5 @@
-"""Reads checkpoints back, and retires old ones: the `retire` entry first, then the deletion.
+"""Which checkpoints were read back, and retiring old ones: the `retire` entry first, then the
+deletion.
 
 Only a checkpoint that was read back and found complete counts as good; the rules are in
 `retention_rules`.
@@ -6,12 +7,11 @@ Only a checkpoint that was read back and found complete counts as good; the rule
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
-from everstep_agent.checkpoint.restore import fetch_verified
 from everstep_agent.checkpoint.retention_rules import (
     build_retire,
     choose_garbage,
@@ -27,11 +27,13 @@ from everstep_contract.manifest import Chunk, Manifest
 
 CONCURRENCY = 4
 COLLECT_EVERY = 50
+Read = Callable[[Commit, Mapping[int, Chunk]], Awaitable[None]]
+"""Reads chunks, by their place in the manifest's list, from the store. Raises `Broken`."""
 
 
 @dataclass(slots=True)
 class Checked:
-    """What this coordinator has read back so far."""
+    """What was read back for this coordinator so far."""
 
     good: dict[str, Manifest] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
@@ -67,26 +69,23 @@ class Retention:
         """Manifest key → why it is not complete."""
         return dict(self._checked.broken)
 
-    async def check(self, commit: Commit) -> str:
-        """Reads a checkpoint back, manifest and chunks. Returns why it is not complete, or an empty
-        string.
+    async def check(self, commit: Commit, read: Read) -> str:
+        """Has a checkpoint read back, manifest and chunks. Returns why it is not complete, or an
+        empty string.
 
         Chunks that an earlier check has read are not read again: a key is written only once.
         """
         try:
             manifest = await fetch_manifest(self._store, commit)
-            fresh = [c for c in manifest.chunks if c.key not in self._checked.chunks]
-            await all_of(self._read(chunk) for chunk in fresh)
+            chunks = enumerate(manifest.chunks)
+            fresh = {place: c for place, c in chunks if c.key not in self._checked.chunks}
+            await read(commit, fresh)
         except Broken as error:
             self._checked.broken[commit.manifest] = str(error)
             return str(error)
-        self._checked.chunks |= {c.key for c in fresh}
+        self._checked.chunks |= {c.key for c in fresh.values()}
         self._checked.good[commit.manifest] = manifest
         return ""
-
-    async def _read(self, chunk: Chunk) -> None:
-        async with self._slots:
-            await fetch_verified(self._store, chunk)
 
     async def retire(self, token: str) -> Retire | None:
         """Retires what `choose_retired` names: appends the entry, then deletes. None: nothing to

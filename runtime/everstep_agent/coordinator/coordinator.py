@@ -101,12 +101,14 @@ class Coordinator:
         term.publish()
 
     async def _take_over(self) -> None:
-        """Commits made after the predecessor's last levels count; a newer claim ends the epoch that
-        it published.
+        """Commits made after the predecessor's last levels count, and its read-back is finished; a
+        newer claim ends the epoch that it published.
         """
         commit = self.term.newest_commit()
         if commit is not None:
             self.term.change(self.term.state.commit(commit))
+            if not self.term.post_commit.is_good(commit):
+                self.term.look_after(commit, {})
         claim_behind.start(self.term)
         await fence.check_fence(self.term)
 

@@ -1,13 +1,23 @@
 """After a commit, in the background: read it back, then retire old checkpoints."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 from everstep_agent import logline
 from everstep_agent.checkpoint.retention import Retention
+from everstep_agent.coordinator.read_back import ReadBacks
 from everstep_agent.storage.errors import StoreError
 from everstep_contract import levels, log
 
 NOTES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    commit: log.Commit
+    uploaders: Mapping[str, int] = field(default_factory=dict)
+    """Digest of a chunk → slot of the pod that uploaded it, as far as known."""
 
 
 class PostCommit:
@@ -16,6 +26,7 @@ class PostCommit:
     def __init__(
         self,
         retention: Retention,
+        read_backs: ReadBacks,
         *,
         good: levels.CheckpointRef | None,
         persist: Callable[[Callable[[], Awaitable[str]]], Awaitable[str]],
@@ -26,19 +37,19 @@ class PostCommit:
         self.blocked = ""
         """Why old checkpoints are not deleted; empty: nothing is in the way."""
         self.notes: tuple[str, ...] = ()
-        self._retention = retention
+        self._retention, self._read_backs = retention, read_backs
         self._persist = persist
         self._line = line
         self._busy = False
-        self._waiting: list[log.Commit] = []
+        self._waiting: list[Saved] = []
         self._skipped: list[int] = []
 
-    async def look_after(self, commit: log.Commit) -> None:
+    async def look_after(self, saved: Saved) -> None:
         """At most one read-back runs; the newest waits, and each that is pinned. If saves come faster,
         the ones between are skipped: they do not count as good, and are retired once newer ones are.
         """
-        self._skipped += [c.step for c in self._waiting if not c.pins]
-        self._waiting = [*(c for c in self._waiting if c.pins), commit]
+        self._skipped += [s.commit.step for s in self._waiting if not s.commit.pins]
+        self._waiting = [*(s for s in self._waiting if s.commit.pins), saved]
         if self._busy:
             return
         self._busy, refused = True, None
@@ -55,9 +66,11 @@ class PostCommit:
         if refused is not None:
             raise refused
 
-    async def _read_back(self, commit: log.Commit) -> None:
+    async def _read_back(self, saved: Saved) -> None:
+        commit = saved.commit
+        read = partial(self._read_backs.read, uploaders=saved.uploaders)
         # A store from which nothing can be read counts as unavailable, even if it accepts writes.
-        problem = await self._persist(lambda: self._retention.check(commit))
+        problem = await self._persist(lambda: self._retention.check(commit, read))
         if problem:
             self._log_broken(commit, problem)
             return
@@ -80,6 +93,12 @@ class PostCommit:
         note = f"checkpoint of step {commit.step} is broken: {problem}"
         self.notes = (*self.notes, note)[-NOTES:]
         self._line.say("checkpoint_broken", step=commit.step, message=problem)
+
+    def is_good(self, commit: log.Commit) -> bool:
+        return self.good is not None and (self.good.epoch, self.good.step) == (
+            commit.epoch,
+            commit.step,
+        )
 
     def _note_good(self, commit: log.Commit) -> None:
         if self.good is None or commit.step >= self.good.step or commit.epoch > self.good.epoch:

@@ -102,6 +102,7 @@ def _matter(document: Levels) -> tuple[object, ...]:
         document.claimed,
         document.epoch,
         document.unfinished,
+        document.read_back,
         document.wanted,
         document.end,
         document.laid_down,

@@ -47,5 +47,5 @@ def _without(cls: type[Any], *figures: str) -> Callable[[Any], tuple[object, ...
     return operator.attrgetter(*(f.name for f in dataclasses.fields(cls) if f.name not in figures))
 
 
-_of_agent = _without(AgentReport, "workers", "loss", "seconds")
+_of_agent = _without(AgentReport, "workers", "loss", "seconds", "read_back")
 _of_worker = _without(WorkerReport, "applied", "phase", "scope", "waiting", "dead_ms")

@@ -4,7 +4,7 @@ in the background.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from everstep_agent import logline
@@ -15,7 +15,7 @@ from everstep_agent.coordinator.background import Background
 from everstep_agent.coordinator.pending_saves import Key, PendingSaves
 from everstep_agent.coordinator.pins import Pins
 from everstep_agent.coordinator.spent_time import SpentTime
-from everstep_agent.peers.messages import EpochLevel
+from everstep_agent.peers.messages import EpochLevel, EpochMember
 from everstep_agent.storage.errors import StoreError
 from everstep_contract import levels, log
 
@@ -33,13 +33,15 @@ class Trouble:
 
 
 class Saves:
-    """At most one commit runs at a time. `on_commit` is called after each, on the event loop."""
+    """At most one commit runs at a time. `on_commit` is called after each, on the event loop, with the
+    slots that uploaded its chunks, by their digests.
+    """
 
     def __init__(
         self,
         committer: committing.Committer,
         *,
-        on_commit: Callable[[log.Commit], None],
+        on_commit: Callable[[log.Commit, Mapping[str, int]], None],
         background: Background,
         line: logline.Log,
     ) -> None:
@@ -146,17 +148,21 @@ class Saves:
         else:
             self.trouble = None
             self._waits.passed()
-            self._settle(key, outcome, started)
+            self._settle(key, outcome, list_uploaders(parts, epoch.members), started)
         finally:
             self._task = None
 
     def _settle(
-        self, key: Key, outcome: committing.Committed | committing.NotCommitted, started: float
+        self,
+        key: Key,
+        outcome: committing.Committed | committing.NotCommitted,
+        uploaders: Mapping[str, int],
+        started: float,
     ) -> None:
         if isinstance(outcome, committing.NotCommitted):
             self._give_up(key, outcome.reason, outcome.message)
             if outcome.newest is not None:
-                self._on_commit(outcome.newest)
+                self._on_commit(outcome.newest, {})
             return
         self._note(*self._pending.settle(key), *outcome.notes)
         self.pins.pinned(outcome.commit.pins)
@@ -170,7 +176,7 @@ class Saves:
             ms=round((time.monotonic() - started) * 1000),
         )
         self.committed_at, self.not_finite = time.monotonic(), (0, "")
-        self._on_commit(outcome.commit)
+        self._on_commit(outcome.commit, uploaders)
 
     def _give_up(self, key: Key, reason: str, message: str) -> None:
         self._pending.give_up(key, message)
@@ -185,3 +191,9 @@ class Saves:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+def list_uploaders(parts: Iterable[Part], members: Iterable[EpochMember]) -> dict[str, int]:
+    """Digest → slot of the pod that uploaded the chunk."""
+    slots = {rank: member.slot for member in members for rank in member.ranks.values()}
+    return {c.digest: slots[p.rank] for p in parts if p.rank in slots for c in p.chunks}

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -21,8 +21,9 @@ from everstep_agent.context import Context
 from everstep_agent.coordinator import faults, incidents, members, rounds, seen_document
 from everstep_agent.coordinator.awake_clock import AwakeClock
 from everstep_agent.coordinator.background import Background
-from everstep_agent.coordinator.post_commit import PostCommit
+from everstep_agent.coordinator.post_commit import PostCommit, Saved
 from everstep_agent.coordinator.publish import Board
+from everstep_agent.coordinator.read_back import ReadBacks
 from everstep_agent.coordinator.reports import Reports
 from everstep_agent.coordinator.saves import Saves
 from everstep_agent.coordinator.seen_document import NOTES
@@ -87,8 +88,10 @@ class Term:
             line=self.line,
         )
         self._retention = Retention(context.store, self.run_log, keep=max(1, self.settings.keep))
+        self._read_backs = ReadBacks(self.recent, self.publish, self.now)
         self.post_commit = PostCommit(
             self._retention,
+            self._read_backs,
             good=seen.good,
             persist=self.store_waits.persist,
             line=self.line,
@@ -141,6 +144,7 @@ class Term:
             claimed=self.run_log.index.oldest_living if self._epoch_in_log() else 0,
             epoch=state.epoch,
             unfinished=state.unfinished,
+            read_back=self._read_backs.level,
             wanted=state.wanted,
             seen=seen,
             end=state.end,
@@ -174,6 +178,7 @@ class Term:
     def take(self, found: AgentReport) -> None:
         with self._guarded():
             self.reports.take(found, self.now())
+            self._read_backs.hear(found)
             for name, step in found.pins.items():
                 self.saves.pins.ask([name], step, self.run_log.index)
             if self._state.incidents.resumed:
@@ -416,7 +421,12 @@ class Term:
         if not self.board.levels.laid_down:
             self.group.open_epoch(0)
 
-    def _committed(self, commit: log.Commit) -> None:
+    def look_after(self, commit: log.Commit, uploaders: Mapping[str, int]) -> None:
+        """Read it back, then retire older ones, in the background."""
+        saved = Saved(commit=commit, uploaders=uploaders)
+        self.background.start(self.post_commit.look_after(saved))
+
+    def _committed(self, commit: log.Commit, uploaders: Mapping[str, int]) -> None:
         self.change(self._state.commit(commit))
-        self.background.start(self.post_commit.look_after(commit))
+        self.look_after(commit, uploaders)
         self.reports.changed.set()

@@ -8,6 +8,7 @@ one.
 import enum
 from dataclasses import dataclass, field
 
+from everstep_agent.peers.read_back import ReadBack, ReadReport
 from everstep_contract import levels, log, wire
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.ranges import Ranges
@@ -173,6 +174,8 @@ class AgentReport:
     dropped: int = 0
     """Lines of output that were dropped because nobody reads the agent's stdout or stderr."""
     state_bytes: int = 0
+    read_back: ReadReport | None = None
+    """None: an agent of a version that reads nothing back for others."""
     broken: BrokenCheckpoint | None = None
     storage_error: levels.StorageError | None = None
     stuck: str = ""
@@ -393,6 +396,8 @@ class Levels:
     epoch: EpochLevel | None = None
     unfinished: EpochLevel | None = None
     """A former epoch: whoever came back with saves of it that were not uploaded uploads them under its token."""
+    read_back: ReadBack | None = None
+    """The checkpoint that is read back now, and who reads what."""
     wanted: levels.Wanted = field(default_factory=levels.Wanted)
     seen: levels.Seen = field(default_factory=levels.Seen)
     end: End | None = None

@@ -17,6 +17,7 @@ from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.restore import Fetched
 from everstep_agent.context import Context
 from everstep_agent.live_settings import apply_wanted
+from everstep_agent.peers.budget import Budget
 from everstep_agent.peers.messages import (
     AgentReport,
     EpochLevel,
@@ -34,6 +35,7 @@ from everstep_agent.pod.fetch_state import Restorer
 from everstep_agent.pod.in_place_join import InPlaceJoin
 from everstep_agent.pod.relay import STORE_FRAMES, Relay
 from everstep_agent.pod.save_queue import Listener, Uploads
+from everstep_agent.pod.share_reader import ShareReader
 from everstep_agent.pod.time_ledger import TimeLedger
 from everstep_agent.pod.unfinished_saves import UnfinishedSaves
 from everstep_agent.pod.worker import Worker
@@ -83,6 +85,13 @@ class Pod:
         self.memory, self.disk = context.memory, context.disk
         self._copies = Copies(context, relay.pool, self._touch)
         self._restorer = Restorer(store, restore, self.memory, self._touch, line)
+        self._share_reader = ShareReader(
+            store,
+            Budget(settings.read_back_bandwidth),
+            uploads=lambda: self.uploads is not None and self.uploads.busy,
+            on_news=self._touch,
+            line=line,
+        )
         self._arming = Arming()
         self.book = Book()
         self._ledger_fetcher = LedgerFetcher(relay.pool, self.book, self._touch, line)
@@ -133,6 +142,7 @@ class Pod:
 
     async def close(self) -> None:
         await self._restorer.close()
+        await self._share_reader.close()
         await self._ledger_fetcher.close()
         await self._unfinished.close()
         await self._copies.close()
@@ -151,6 +161,7 @@ class Pod:
         self._join_in_place(level)
         self._apply_to_current(published)
         self._finish_saves(published)
+        self._share_reader.follow(published.read_back, self.me.id)
         if self._wants_fresh(published):
             self._ensure_fresh()
         self._join(published)
@@ -568,6 +579,7 @@ class Pod:
             notes=self._notes,
             dropped=self._dropped(),
             state_bytes=lead.tracked.bytes if lead and lead.tracked else 0,
+            read_back=self._share_reader.report(),
             broken=self._restorer.broken,
             storage_error=self._storage_error(),
             stuck=self.deaths.stuck.message if self.deaths.stuck else "",
@@ -585,4 +597,5 @@ class Pod:
 
     def _storage_error(self) -> levels.StorageError | None:
         waits = self.store.trouble.to_level() if self.store.trouble else None
-        return self._restorer.error or (self.uploads.error if self.uploads else None) or waits
+        uploads = self.uploads.error if self.uploads else None
+        return self._restorer.error or uploads or self._share_reader.error or waits

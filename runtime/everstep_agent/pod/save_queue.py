@@ -73,6 +73,10 @@ class Uploads:
         """Rank → digest and layout that its worker sent last; each is sent only once."""
         self.error: levels.StorageError | None = None
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
     def add(self, staged: wire.Staged, rank: int) -> None:
         if staged.packed:
             self._layouts[rank] = staged.layout, staged.packed

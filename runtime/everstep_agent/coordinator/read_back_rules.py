@@ -1,0 +1,112 @@
+"""Which pod reads which chunks of a checkpoint back. Pure.
+
+The pod that uploaded a chunk does not read it if another can: its own caches could answer in place of the store.
+"""
+
+import heapq
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from everstep_agent.peers.messages import AgentReport, Id
+from everstep_agent.peers.read_back import ReadBack, Share
+from everstep_contract.log import Commit
+from everstep_contract.ranges import list_ranges, to_ranges
+
+SLOW_SECONDS = 150.0
+"""Longer than one chunk takes at the lowest bandwidth (64 s) from a store that needs all the time that it is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    bytes: int
+    uploader: int | None = None
+    """The slot of the pod that uploaded the chunk; None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """How far the read-back of one checkpoint is."""
+
+    commit: Commit
+    unread: Mapping[int, Unread]
+    """Place in the manifest's list → the chunk."""
+    readers: Mapping[int, Id] = field(default_factory=dict)
+    """Place → the pod that reads it."""
+    progress: Mapping[Id, float] = field(default_factory=dict)
+    """Pod → when it was given a share, or was seen to have read another chunk."""
+    slow: frozenset[Id] = frozenset()
+    """They get no share while others can read."""
+    problem: str = ""
+
+    @property
+    def over(self) -> bool:
+        return bool(self.problem) or not self.unread
+
+    def level(self) -> ReadBack:
+        held: dict[Id, list[int]] = {}
+        for place, pod in self.readers.items():
+            held.setdefault(pod, []).append(place)
+        return ReadBack(
+            commit=self.commit,
+            shares=tuple(
+                Share(slot=slot, attempt=attempt, incarnation=incarnation, chunks=to_ranges(places))
+                for (slot, attempt, incarnation), places in sorted(held.items())
+            ),
+        )
+
+
+def plan_turn(turn: Turn, reports: Iterable[AgentReport], now: float) -> Turn:
+    """
+    Args:
+        reports: of the pods that are not silent.
+    """
+    known = list(reports)
+    about = [r.read_back for r in known if r.read_back]
+    about = [r for r in about if r.manifest == turn.commit.manifest]
+    read = {place for report in about for place in list_ranges(report.read)}
+    unread = {place: chunk for place, chunk in turn.unread.items() if place not in read}
+    problem = next((r.problem for r in about if r.problem), "")
+    progress = _note_progress(turn, unread, now)
+    slow = turn.slow | {pod for pod, since in progress.items() if now - since > SLOW_SECONDS}
+    able = {r.id for r in known if r.read_back is not None and not r.leaving}
+    chosen = able - slow
+    if not chosen:  # then the store is slow, not a pod
+        chosen, slow = able, frozenset()
+    held = {p: pod for p, pod in turn.readers.items() if p in unread and pod in chosen}
+    readers = assign(unread, held, chosen)
+    return replace(
+        turn,
+        unread=unread,
+        readers=readers,
+        progress={pod: progress.get(pod, now) for pod in readers.values()},
+        slow=slow,
+        problem=problem,
+    )
+
+
+def _note_progress(turn: Turn, unread: Collection[int], now: float) -> dict[Id, float]:
+    advanced = {pod for place, pod in turn.readers.items() if place not in unread}
+    return {pod: now if pod in advanced else since for pod, since in turn.progress.items()}
+
+
+def assign(
+    unread: Mapping[int, Unread], held: Mapping[int, Id], readers: Collection[Id]
+) -> dict[int, Id]:
+    """Place → reader. What is held stays; of the rest the largest chunk first goes to the pod with the fewest bytes to
+    read.
+    """
+    found = dict(held)
+    loads = dict.fromkeys(readers, 0)
+    for place, pod in held.items():
+        loads[pod] += unread[place].bytes
+    queue = [(load, pod) for pod, load in loads.items()]
+    heapq.heapify(queue)
+    free = sorted(unread.keys() - held.keys(), key=lambda p: (-unread[p].bytes, p))
+    for place in free if queue else ():
+        chunk, first = unread[place], heapq.heappop(queue)
+        if first[1][0] == chunk.uploader and queue:
+            first = heapq.heapreplace(queue, first)
+        load, pod = first
+        found[place] = pod
+        heapq.heappush(queue, (load + chunk.bytes, pod))
+    return found
