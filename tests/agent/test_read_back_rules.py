@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from agent.a_run import commit
 from everstep_agent.coordinator.read_back_rules import SLOW_SECONDS, Turn, Unread, plan_turn
 from everstep_agent.peers.messages import AgentReport
@@ -46,9 +49,21 @@ def test_no_pod_reads_what_it_uploaded_and_all_read_about_as_much() -> None:
     assert all(turn.unread[p].uploader != slot for p, (slot, _, _) in turn.readers.items())
 
 
-def test_large_chunks_are_dealt_out_first() -> None:
+def test_shares_have_about_as_many_bytes_and_few_ranges() -> None:
     turn = plan_turn(begin(*[None] * 4, sizes=[1, 30, 1, 28]), [pod(0), pod(1)], 0.0)
-    assert shares(turn) == {0: [1], 1: [0, 2, 3]}
+    assert shares(turn) == {0: [0, 1], 1: [2, 3]}
+
+
+def test_what_one_pod_uploaded_is_shared_by_all_others() -> None:
+    turn = plan_turn(begin(*[1] * 30), [pod(0), pod(1), pod(2)], 0.0)
+    assert {slot: len(places) for slot, places in shares(turn).items()} == {0: 15, 2: 15}
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(2, 5))
+def test_every_chunk_has_a_reader_that_did_not_upload_it(uploaders: list[int], pods: int) -> None:
+    turn = plan_turn(begin(*uploaders), [pod(slot) for slot in range(pods)], 0.0)
+    assert sorted(turn.readers) == list(range(len(uploaders)))
+    assert all(slot != uploaders[p] for p, (slot, _, _) in turn.readers.items())
 
 
 def test_a_pod_that_is_alone_reads_its_own_chunks() -> None:
@@ -110,6 +125,13 @@ def test_nobody_reads_while_nobody_reports() -> None:
     turn = plan_turn(begin(0, 1), [], 0.0)
     assert (shares(turn), turn.level().shares) == ({}, ())
     assert not turn.over
+
+
+def test_what_is_read_changes_no_level() -> None:
+    first = plan_turn(begin(0, 0, 1, 1), [pod(0), pod(1)], 0.0)
+    later = plan_turn(first, [pod(0, 2), pod(1, 0)], 1.0)
+    assert sorted(later.unread) == [1, 3]
+    assert later.level() == first.level()
 
 
 def test_the_level_names_each_share_in_short() -> None:

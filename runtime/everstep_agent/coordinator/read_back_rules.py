@@ -3,7 +3,6 @@
 The pod that uploaded a chunk does not read it if another can: its own caches could answer in place of the store.
 """
 
-import heapq
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -31,7 +30,7 @@ class Turn:
     unread: Mapping[int, Unread]
     """Place in the manifest's list → the chunk."""
     readers: Mapping[int, Id] = field(default_factory=dict)
-    """Place → the pod that reads it."""
+    """Place → the pod that reads it, or has read it: what is read stays, so the level rarely changes."""
     progress: Mapping[Id, float] = field(default_factory=dict)
     """Pod → when it was given a share, or was seen to have read another chunk."""
     slow: frozenset[Id] = frozenset()
@@ -72,41 +71,48 @@ def plan_turn(turn: Turn, reports: Iterable[AgentReport], now: float) -> Turn:
     chosen = able - slow
     if not chosen:  # then the store is slow, not a pod
         chosen, slow = able, frozenset()
-    held = {p: pod for p, pod in turn.readers.items() if p in unread and pod in chosen}
+    held = {p: pod for p, pod in turn.readers.items() if p not in unread or pod in chosen}
     readers = assign(unread, held, chosen)
     return replace(
         turn,
         unread=unread,
         readers=readers,
-        progress={pod: progress.get(pod, now) for pod in readers.values()},
+        progress={readers[p]: progress.get(readers[p], now) for p in unread if p in readers},
         slow=slow,
         problem=problem,
     )
 
 
 def _note_progress(turn: Turn, unread: Collection[int], now: float) -> dict[Id, float]:
-    advanced = {pod for place, pod in turn.readers.items() if place not in unread}
+    advanced = {turn.readers.get(place) for place in turn.unread if place not in unread}
     return {pod: now if pod in advanced else since for pod, since in turn.progress.items()}
 
 
 def assign(
     unread: Mapping[int, Unread], held: Mapping[int, Id], readers: Collection[Id]
 ) -> dict[int, Id]:
-    """Place → reader. What is held stays; of the rest the largest chunk first goes to the pod with the fewest bytes to
-    read.
+    """Place → reader. What is held stays. The rest goes to pods in runs of neighbouring chunks, which are short in a
+    document, until each has its part of the bytes.
     """
-    found = dict(held)
-    loads = dict.fromkeys(readers, 0)
+    found, loads = dict(held), dict.fromkeys(sorted(readers), 0)
     for place, pod in held.items():
-        loads[pod] += unread[place].bytes
-    queue = [(load, pod) for pod, load in loads.items()]
-    heapq.heapify(queue)
-    free = sorted(unread.keys() - held.keys(), key=lambda p: (-unread[p].bytes, p))
-    for place in free if queue else ():
-        chunk, first = unread[place], heapq.heappop(queue)
-        if first[1][0] == chunk.uploader and queue:
-            first = heapq.heapreplace(queue, first)
-        load, pod = first
-        found[place] = pod
-        heapq.heappush(queue, (load + chunk.bytes, pod))
+        if place in unread:
+            loads[pod] += unread[place].bytes
+    fair = sum(chunk.bytes for chunk in unread.values()) / max(1, len(loads))
+    reader: Id | None = None
+    for place in sorted(unread.keys() - held.keys()) if loads else ():
+        chunk = unread[place]
+        if reader is None or reader[0] == chunk.uploader or loads[reader] >= fair:
+            reader = _choose_reader(loads, fair, chunk.uploader)
+        found[place] = reader
+        loads[reader] += chunk.bytes
     return found
+
+
+def _choose_reader(loads: Mapping[Id, int], fair: float, uploader: int | None) -> Id:
+    """The next pod after the uploader that has room; if none has, the one with the fewest bytes."""
+    others = [pod for pod in loads if pod[0] != uploader] or list(loads)
+    after = [pod for pod in others if uploader is not None and pod[0] > uploader]
+    around = [*after, *others]
+    free = next((pod for pod in around if loads[pod] < fair), None)
+    return free or min(around, key=loads.__getitem__)
