@@ -64,7 +64,7 @@ bench-recovery: setup ## What a lost rank costs, beside torchrun, torchft and ot
 	@$(BIN)/python benchmarks/recovery/run.py $(ARGS)
 
 .PHONY: bench-checkpoint
-bench-checkpoint: setup ## What a save costs the step, beside torch.save, DCP and torch-checkpointing (FULL=1: all sizes)
+bench-checkpoint: setup ## What a save costs the step, beside torch.save, DCP, torch-checkpointing and DLRover (FULL=1: all sizes)
 	@$(BIN)/python benchmarks/checkpoint/run.py $(ARGS)
 
 .PHONY: crds

@@ -7,8 +7,10 @@ import random
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from subprocess import CalledProcessError
 
-from everstep_checkpoint import environments, running, workload
+from everstep_checkpoint import chaos, environments, running, workload
+from everstep_checkpoint.environments import DLROVER
 from everstep_checkpoint.reading import Row
 from everstep_checkpoint.running import EVERSTEP, RunFailed, Size
 
@@ -20,8 +22,10 @@ PEERS = (
     "dcp process",
     "dcp process, tuned",
     "torch-checkpointing",
+    DLROVER,
 )
 RESULTS = Path("build/bench/checkpoint.json")
+CHAOS = Path("build/bench/chaos")
 STEP_SECONDS = 0.27
 """Of computation, on one thread: the figures are for steps of 250 ms at least."""
 EVERY = 20
@@ -29,7 +33,8 @@ EVERY = 20
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
-    peers = environments.make()
+    if options.chaos:
+        return _play_chaos(options.chaos)
     chance, rows = random.Random(options.seed), list[Row]()
     for ranks in options.ranks:
         for mib in options.mib:
@@ -45,13 +50,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             for system in order:
                 print(f"{mib} MiB, {ranks} ranks: {system}", file=sys.stderr, flush=True)
                 try:
+                    peers = environments.make(environments.find(system))
                     rows.append(running.play(system, size, peers))
-                except RunFailed as error:
+                except (RunFailed, CalledProcessError) as error:
                     print(f"bench-checkpoint: {system} failed: {error}", flush=True)
             _save(rows)
             print(describe([r for r in rows if (r.mib, r.ranks) == (mib, ranks)]), flush=True)
     print(f"every run: {RESULTS}")
     return 0
+
+
+def _play_chaos(points: int) -> int:
+    python = environments.make("ckpt-chaos")
+    found = [chaos.play(python, points, resume, CHAOS) for resume in chaos.RESUMES]
+    return int(any(found))
 
 
 def describe(rows: Sequence[Row]) -> str:
@@ -87,6 +99,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--saves", type=int, default=10, help="of each run")
     parser.add_argument("--only", help="systems whose name contains this")
     parser.add_argument("--seed", type=int, default=1, help="of the order of the runs")
+    parser.add_argument(
+        "--chaos",
+        type=int,
+        metavar="POINTS",
+        help="instead: ckpt-chaos, with so many kills of each kind",
+    )
     options = parser.parse_args(argv)
     if options.saves < 4 or min(options.mib) < workload.LAYER_MIB or min(options.ranks) < 1:
         parser.error(f"--saves ≥ 4, --mib ≥ {workload.LAYER_MIB}, --ranks ≥ 1")

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from everstep_checkpoint import reading
+from everstep_checkpoint.environments import DLROVER
 from everstep_checkpoint.reading import Row
 from everstep_checkpoint.workload import Plan, Step
 
@@ -53,6 +54,7 @@ def play(system: str, size: Size, peers: Path) -> Row:
         return _read(system, plan, size.ranks, written)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        _sweep_dlrover(folder.name)
 
 
 def _run_everstep(system: str, plan: Plan, ranks: int, peers: Path) -> None:
@@ -67,11 +69,21 @@ def _run_everstep(system: str, plan: Plan, ranks: int, peers: Path) -> None:
 
 def _run_peer(system: str, plan: Plan, ranks: int, peers: Path) -> None:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(ranks)}
+    if system == DLROVER:  # as torchrun sets them; the name keeps two runs apart
+        shared |= {"LOCAL_WORLD_SIZE": str(ranks), "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+        shared["TORCHELASTIC_RUN_ID"] = Path(plan.folder).name
     command = [str(peers), str(HERE / "train_peer.py"), system]
     environs = [
         {**_environ(plan), **shared, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(ranks)
     ]
     _run([command] * ranks, environs, plan.folder)
+
+
+def _sweep_dlrover(name: str) -> None:
+    """Its shared memory and its sockets, which outlive its processes."""
+    for memory in Path("/dev/shm").glob(f"{name}_*"):
+        memory.unlink()
+    shutil.rmtree(Path("/tmp/ckpt_sock") / name, ignore_errors=True)
 
 
 def _environ(plan: Plan) -> dict[str, str]:

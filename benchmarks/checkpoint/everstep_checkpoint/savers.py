@@ -5,24 +5,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import staging, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-
-class Saver(Protocol):
-    def save(self, path: str, model: torch.nn.Module) -> None: ...
-
-    def guard(self) -> AbstractContextManager[Any]:
-        """Around the update: what is not copied yet must not change."""
-
-    def close(self) -> None:
-        """Returns when all is written."""
-
-    def load(self, path: str, model: torch.nn.Module) -> None: ...
+from everstep_checkpoint.saver import Saver
 
 
 class TorchSave:

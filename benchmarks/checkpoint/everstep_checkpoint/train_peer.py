@@ -1,9 +1,12 @@
 """The same loop, plain or under DistributedDataParallel, with a peer that saves."""
 
 import json
+import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +14,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from everstep_checkpoint import workload
-from everstep_checkpoint.savers import SAVERS
+from everstep_checkpoint.environments import DLROVER
+from everstep_checkpoint.saver import MemorySaver, Saver
 
 
 def main(system: str) -> None:
@@ -21,7 +25,7 @@ def main(system: str) -> None:
     model = workload.build_model(plan.mib)
     trained = DistributedDataParallel(model) if world > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    saver = SAVERS[system]()
+    saver = _open_saver(system, plan.folder)
     clock = workload.Clock(plan.folder, rank)
     rows = torch.randn(4096, workload.WIDTH)
     for number in range(1, plan.steps + 1):
@@ -40,21 +44,35 @@ def main(system: str) -> None:
     clock.write()
     newest = f"{plan.folder}/step-{plan.steps // plan.every * plan.every}"
     if rank == 0 and world == 1:
-        _measure_load(lambda: saver.load(newest, model), plan.folder)
+        spent = {"store": _measure(lambda: saver.load(newest, model))}
+        if isinstance(saver, MemorySaver):
+            spent["memory"] = _measure(partial(saver.recall, model))
+        (Path(plan.folder) / "load.json").write_text(json.dumps(spent))
     dist.barrier()
-    # A process that a peer keeps for its writes must not hold this one.
+    # A process that a peer keeps for its writes must not hold this one, nor outlive it.
+    for process in multiprocessing.active_children():
+        process.kill()
     sys.stdout.flush()
     os._exit(0)
 
 
-def _measure_load(load: object, folder: str) -> None:
-    assert callable(load)
+def _open_saver(system: str, folder: str) -> Saver:
+    if system == DLROVER:  # it is in another environment, and the others are not
+        from everstep_checkpoint.dlrover_saver import DlroverFlash
+
+        return DlroverFlash(folder)
+    from everstep_checkpoint.savers import SAVERS
+
+    return SAVERS[system]()
+
+
+def _measure(load: Callable[[], object]) -> list[float]:
     spent = []
     for _ in range(3):
         started = time.monotonic()
         load()
         spent.append(time.monotonic() - started)
-    (Path(folder) / "load.json").write_text(json.dumps({"store": spent}))
+    return spent
 
 
 if __name__ == "__main__":
