@@ -109,7 +109,12 @@ class Agent:
         if self._signals:
             self._catch_signals()
         await self.pod.open()
-        self.line.say("agent_ready", address=self.me.address, incarnation=self.me.incarnation)
+        self.line.say(
+            "agent_ready",
+            address=self.me.address,
+            incarnation=self.me.incarnation,
+            adopted=",".join(str(save.step) for save in self.pod.memory.list_saves()),
+        )
         self.bound.set()
         for work in (self._follower.run(), self._watch(), self._delivery.run()):
             task = asyncio.create_task(work)

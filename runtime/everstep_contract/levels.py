@@ -56,6 +56,8 @@ class DeadAgent:
     slot: int
     attempt: int
     incarnation: int
+    reason: str = ""
+    """Why, in the kubelet's words, such as "OOMKilled, exit status 137". Empty: not told."""
 
 
 class OnLoss(enum.Enum):

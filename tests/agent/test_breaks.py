@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from agent.given import a_report, an_epoch, ended, stepping, wanting
@@ -76,6 +78,14 @@ def test_the_operators_word_and_terminated_containers_end_the_epoch():
     assert find(stepping(0), stepping(1), wanted=gone).cause == "Gone"
     dead = wanting(2, dead=(levels.DeadAgent(slot=1, attempt=0, incarnation=1),))
     assert find(stepping(0), stepping(1), wanted=dead).cause == "AgentLost"
+
+
+def test_why_a_container_ended_is_told_in_the_kubelets_words():
+    killed = levels.DeadAgent(slot=1, attempt=0, incarnation=1, reason="OOMKilled, exit status 137")
+    found = find(stepping(0), stepping(1), wanted=wanting(2, dead=(killed,)))
+    assert found.message.endswith("terminated (OOMKilled, exit status 137)")
+    next_life = wanting(2, dead=(replace(killed, incarnation=2),))
+    assert find(stepping(0), stepping(1), wanted=next_life).message.endswith("terminated")
 
 
 def test_a_newer_life_of_the_agent_proves_the_end_of_the_last():

@@ -71,6 +71,16 @@ def test_why_nobody_has_heard_of_the_epoch_in_the_log():
     assert begin(a_report(0, former_epoch=1, former_step=9), incident="inc-1") == "AgentLost"
 
 
+def test_why_every_agent_was_restarted_is_told_in_the_kubelets_words():
+    dead = [
+        levels.DeadAgent(slot=s, attempt=0, incarnation=1, reason="OOMKilled, exit status 137")
+        for s in (0, 1)
+    ]
+    mine = a_report(0, former_epoch=1, former_step=9)
+    begun = rounds.decide_beginning(CLAIM, mine, wanting(2, dead=tuple(dead)), job_uid="uid-1")
+    assert begun.message == "every agent of epoch 1 was restarted (OOMKilled, exit status 137)"
+
+
 def test_what_ended_containers_had_applied_is_counted():
     reports = [a_report(0, former_epoch=1, former_step=9), a_report(1, former_epoch=0)]
     assert rounds.count_lost(reports, 1, 4) == 5

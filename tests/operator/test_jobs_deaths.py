@@ -73,7 +73,9 @@ def test_the_end_of_its_container_is_no_proof_that_the_process_has_ended() -> No
     assert build_wanted(stuck_by_its_report(), record).dead == ()
     killed = a_pod(1, ended=an_end(code=137), phase="Failed")
     ended = an_observation(pods=(a_pod(0), killed, a_pod(2)))
-    assert build_wanted(ended, record).dead == (levels.DeadAgent(slot=1, attempt=1, incarnation=1),)
+    (dead,) = build_wanted(ended, record).dead
+    assert (dead.slot, dead.attempt, dead.incarnation) == (1, 1, 1)
+    assert dead.reason == "Error, exit status 137"
 
 
 def test_an_old_word_of_a_stuck_pod_does_not_replace_the_next_one() -> None:

@@ -19,6 +19,7 @@ from everstep_operator.jobs.apply import Outcome, Pace, apply_plan, create_event
 from everstep_operator.jobs.clocks import Clocks, measure
 from everstep_operator.jobs.deaths import ToldDeaths
 from everstep_operator.jobs.observed import Job, NodeFact, Observed, Pod, Refusal, Rival
+from everstep_operator.jobs.out_of_memory import ToldOutOfMemory
 from everstep_operator.jobs.plan import plan
 from everstep_operator.jobs.rivals import Rivals
 from everstep_operator.jobs.statuspatch import choose_figures_seconds
@@ -44,6 +45,7 @@ class Memory:
     clocks: Clocks = field(default_factory=Clocks)
     untold: tuple[EventDraft, ...] = ()
     """Events of a counting plan, to be written after its action."""
+    out_of_memory: ToldOutOfMemory = field(default_factory=ToldOutOfMemory)
     unproven: set[str] = field(default_factory=set)
     """UIDs of pods already reported as giving unproven answers."""
 
@@ -106,6 +108,7 @@ class Passes:
     async def _pass(self, found: Object, now: float) -> float | None:
         observed = self.observe(found, now)
         self._tell_deaths(observed)
+        await self._tell_out_of_memory(observed, now)
         await self._tell_unproven(observed, now)
         self._tell_failed_starts(observed, now)
         planned = plan(observed, now)
@@ -227,9 +230,16 @@ class Passes:
         memory = self._memory(observed.job)
         happening = describe_unproven(observed, memory.unproven)
         memory.unproven |= observed.unproven
+        await self._tell(observed.job, happening, now)
+
+    async def _tell_out_of_memory(self, observed: Observed, now: float) -> None:
+        happening = self._memory(observed.job).out_of_memory.take_new(observed)
+        await self._tell(observed.job, happening, now)
+
+    async def _tell(self, job: Job, happening: EventDraft | None, now: float) -> None:
         if happening is not None:
-            action_log.log_event(observed.job, happening)
-            await create_event(self.port, observed.job, happening, now)
+            action_log.log_event(job, happening)
+            await create_event(self.port, job, happening, now)
 
     def _tell_failed_starts(self, observed: Observed, now: float) -> None:
         memory, job = self._memory(observed.job), observed.job

@@ -89,12 +89,13 @@ def _dead(pod: Pod) -> tuple[DeadAgent, ...]:
     If it reported a process that survives SIGKILL, its end does not prove the process's end:
     the others continue once the slot has a new attempt.
     """
-    ended = pod.ended is not None and not _holds_stuck(pod.ended)
-    lives = pod.restarts + (1 if ended else 0)
+    ended = None if pod.ended is None or _holds_stuck(pod.ended) else pod.ended
+    lives = pod.restarts + (1 if ended is not None else 0)
     if not lives:
         return ()
-    incarnation = FIRST_INCARNATION + lives - 1
-    return (DeadAgent(slot=pod.slot, attempt=pod.attempt, incarnation=incarnation),)
+    incarnation, last = FIRST_INCARNATION + lives - 1, ended or pod.last_ended
+    reason = f"{last.reason or 'ended'}, exit status {last.exit_code}" if last is not None else ""
+    return (DeadAgent(slot=pod.slot, attempt=pod.attempt, incarnation=incarnation, reason=reason),)
 
 
 def _holds_stuck(ended: Ended) -> bool:

@@ -233,7 +233,8 @@ def _of_member(member: EpochMember, pods: PodStatus, newest: AgentReport | None)
     if pods.is_gone(slot, member.attempt):
         return [Break(cause="Gone", message=f"{name} was declared gone", slot=slot)]
     if pods.is_dead(*member.id):
-        text = f"the container of {name} terminated"
+        why = pods.why_dead(*member.id)
+        text = f"the container of {name} terminated" + (f" ({why})" if why else "")
         return [Break(cause="AgentLost", message=text, slot=slot)]
     if newest is not None and newest.id > member.id:
         life = f"attempt {newest.attempt}, incarnation {newest.incarnation}"

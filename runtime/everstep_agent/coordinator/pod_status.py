@@ -22,14 +22,20 @@ class PodStatus:
     """Slot → newest attempt according to the operator."""
     gone: Mapping[int, int]
     """Slot → newest attempt that is declared gone; this covers all earlier attempts."""
-    dead: Mapping[tuple[int, int], int]
-    """(slot, attempt) → newest incarnation whose container terminated."""
+    dead: Mapping[tuple[int, int], levels.DeadAgent]
+    """(slot, attempt) → the newest container that terminated."""
 
     def is_gone(self, slot: int, attempt: int) -> bool:
         return self.gone.get(slot, -1) >= attempt
 
     def is_dead(self, slot: int, attempt: int, incarnation: int) -> bool:
-        return self.dead.get((slot, attempt), -1) >= incarnation
+        newest = self.dead.get((slot, attempt))
+        return newest is not None and newest.incarnation >= incarnation
+
+    def why_dead(self, slot: int, attempt: int, incarnation: int) -> str:
+        """The kubelet's words; empty if they are not known."""
+        newest = self.dead.get((slot, attempt))
+        return newest.reason if newest is not None and newest.incarnation == incarnation else ""
 
     def is_replaced(self, slot: int, attempt: int) -> bool:
         """A newer attempt of the slot is current."""
@@ -50,7 +56,7 @@ def read_pod_status(wanted: levels.Wanted) -> PodStatus:
     return PodStatus(
         current=_newest((p.slot, p.attempt) for p in wanted.peers),
         gone=_newest((g.slot, g.attempt) for g in wanted.gone),
-        dead=_newest(((d.slot, d.attempt), d.incarnation) for d in wanted.dead),
+        dead={(d.slot, d.attempt): d for d in sorted(wanted.dead, key=lambda d: d.incarnation)},
     )
 
 

@@ -142,7 +142,8 @@ def decide_beginning(
     if claim is None or claim.job_uid != job_uid:
         return Beginning(cause="Start")
     if mine is not None and mine.former_epoch == claim.epoch:
-        text = f"every agent of epoch {claim.epoch} was restarted"
+        why = "; ".join(sorted({d.reason for d in wanted.dead if d.reason}))
+        text = f"every agent of epoch {claim.epoch} was restarted" + (f" ({why})" if why else "")
         return Beginning(cause="AgentLost", message=text)
     if wanted.incident:
         text = f"every slot of epoch {claim.epoch} continues in a new pod"
