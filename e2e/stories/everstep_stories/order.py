@@ -9,8 +9,11 @@ CORE = (
     "node_drained",
     "operator_killed",
     "object_store_away",
+    "container_out_of_memory",
 )
 FURTHER = (
+    "all_containers_out_of_memory",
+    "object_store_fails",
     "denials",
     "operator_upgraded",
     "api_server_stopped",

@@ -2,8 +2,12 @@
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 from everstep_demo import act, faults
 from everstep_demo.board import Board, Object, Pod
@@ -12,7 +16,7 @@ from everstep_demo.story import FIRST_STEP, Act, Incident
 from everstep_demo.trial import Trial
 from everstep_lab.api import Api
 from everstep_stories import jobs
-from everstep_stories.clusters import Cluster
+from everstep_stories.clusters import Cluster, NotHereError
 from everstep_stories.figures import Recorder
 from everstep_stories.jobs import BATCH, DATASET, URI
 from everstep_stories.samples import Account, build_account
@@ -85,6 +89,16 @@ class Scene:
         self._store_away = True
         await asyncio.to_thread(self.cluster.objectstore_stop)
 
+    async def break_store(self, fault: str) -> str:
+        """`fault`: hang or refuse."""
+        found = getattr(self.cluster, f"objectstore_{fault}", None)
+        if found is None:
+            raise NotHereError(
+                f"the object store of this cluster cannot {fault}; the kind lab's can"
+            )
+        self._store_away = True
+        return str(await asyncio.to_thread(found))
+
     async def start_store(self) -> None:
         await asyncio.to_thread(self.cluster.objectstore_start)
         self._store_away = False
@@ -103,6 +117,21 @@ class Scene:
         assert account.steps > 0, "the ledger is empty"
         self.recorder.say("ledger", f"{account.steps} steps, every sample used once per pass")
         return account
+
+    async def verify(self, trial: Trial) -> str:
+        """Run `everstep verify` as a user with the store's credentials; what it says. It must find no problem."""
+        said = await asyncio.to_thread(self._verify, f"{URI}/{self.namespace}/{trial.name}")
+        self.recorder.say("verify", said.strip().splitlines()[-1])
+        return said
+
+    def _verify(self, run: str) -> str:
+        command = Path(sys.executable).parent / "everstep"
+        done = subprocess.run(
+            [command, "verify", run], text=True, capture_output=True, timeout=60, check=False,
+            env={**os.environ, **self.cluster.store_environment},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     async def until_further(self, trial: Trial, steps: int = 5, *, limit: float = 60.0) -> None:
         """Wait until the job has taken `steps` more steps."""

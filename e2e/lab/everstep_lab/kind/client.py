@@ -15,7 +15,7 @@ from typing import Any, Self
 from everstep_lab import build, kubeconfig
 from everstep_lab.api import Api
 from everstep_lab.config import KIND_GRACE_SECONDS, KIND_NODES, LabConfig
-from everstep_lab.kind import cluster, images, manifests, nodes, operator, places, tools
+from everstep_lab.kind import cluster, images, manifests, nodes, operator, places, store, tools
 from everstep_lab.kind.archive import Archive
 from everstep_lab.objectstore import BUCKET, REGION
 from everstep_lab.places import choose_port
@@ -223,20 +223,20 @@ class KindLab:
 
     def objectstore_stop(self) -> str:
         """Stop the S3 server. Its data are kept."""
-        self._scale_store(0)
-        return "object store stopped; its data are kept"
+        return store.stop(self)
+
+    def objectstore_hang(self) -> str:
+        """The S3 server gives no answer. Only the kind lab has this method."""
+        return store.hang(self.places.control_plane)
+
+    def objectstore_refuse(self) -> str:
+        """The S3 server refuses everybody's keys. Only the kind lab has this method."""
+        return store.refuse(self)
 
     def objectstore_start(self) -> str:
-        self._scale_store(1)
+        """Start the S3 server, or mend it."""
+        store.start(self, self.places.control_plane, self.described["secret_key"])
         return f"object store serves {self.store_environment['AWS_ENDPOINT_URL']}"
-
-    def _scale_store(self, replicas: int) -> None:
-        where = ["-n", places.NAMESPACE]
-        self.kubectl(*where, "scale", f"deployment/{places.STORE}", f"--replicas={replicas}")
-        self.kubectl(*where, "rollout", "status", f"deployment/{places.STORE}", "--timeout=60s")
-        if not replicas:
-            pods = ["wait", "pod", "-l", f"app.kubernetes.io/name={places.STORE}", "--for=delete"]
-            self.kubectl(*where, *pods, "--timeout=30s", check=False)
 
     # --- the operator ---------------------------------------------------------------------------
 

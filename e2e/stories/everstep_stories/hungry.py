@@ -1,0 +1,96 @@
+"""A job whose script takes more memory than its containers may use, and what it must look like afterwards."""
+
+import json
+
+from everstep_agent import logline
+from everstep_demo.board import Object, Pod
+from everstep_demo.trial import Trial
+from everstep_stories.clusters import NotHereError
+from everstep_stories.jobs import BATCH, SCRIPTS_PATH
+from everstep_stories.scene import Scene
+
+STEPS, HUNGRY, SAVED = 120, 31, 30
+"""The job's last step; the step in which the memory does not suffice; the step of the newest save before it."""
+OUT_OF_MEMORY, SIGKILLED = "OOMKilled", 137
+Line = tuple[str, dict[str, str]]
+
+
+async def run(
+    scene: Scene, name: str, slots: tuple[int, ...]
+) -> tuple[Trial, dict[int, list[Line]]]:
+    """Run the job to its end: the containers of these slots run out of memory once, and come back in the same pods.
+
+    Returns it, and the lines of each slot's last container.
+    """
+    if not scene.system.by_helm:
+        raise NotHereError("the local lab simulates no memory limits; the kind lab has real ones")
+    trial = await scene.start(_build_job(scene, name, slots))
+    await trial.until_stepping(limit=120)
+    before = [p.name for p in await scene.board.pods(name)]
+
+    async def restarted() -> bool:
+        return await trial.restarted_containers() == len(slots)
+
+    with scene.timed("steps → containers restarted"):
+        await trial.until("the restarts", restarted, limit=60)
+    with scene.timed("restarted → Complete"):
+        await trial.until_condition("Complete", limit=120)
+    pods = await scene.board.pods(name)
+    assert [p.name for p in pods] == before, "the pods are the same"
+    return trial, {pod.slot: await _list_lines(scene, pod) for pod in pods}
+
+
+async def check(
+    scene: Scene, trial: Trial, lines: dict[int, list[Line]], slots: tuple[int, ...]
+) -> None:
+    """The cause is named; saves were adopted, and nothing was restored from the store; no step is lost."""
+    for slot in slots:
+        await _check_end(scene, f"{trial.name}-{slot}-1")
+        (ready,) = [fields for event, fields in lines[slot] if event == "agent_ready"]
+        assert ready["incarnation"] == "2"
+        assert str(SAVED) in ready["adopted"].split(","), ready
+    fetched = [fields for each in lines.values() for event, fields in each if event == "fetched"]
+    assert not [f for f in fetched if "store" in f], fetched
+    told = [
+        e["message"] for e in await scene.board.events(trial.name) if e["reason"] == OUT_OF_MEMORY
+    ]
+    assert all(any(f"{trial.name}-{slot}-1" in m for m in told) for slot in slots), told
+    assert await scene.board.quarantines() == []
+    (incident,) = await trial.incidents()
+    scene.recorder.say("incident", f"{incident['cause']}: {incident['message']}")
+    scene.recorder.outcome.steps_lost = await trial.steps_lost()
+    assert scene.recorder.outcome.steps_lost == 0
+    assert (await scene.check_samples(trial)).steps == STEPS
+    assert f"steps 1 to {STEPS} once each, {STEPS * BATCH} samples" in await scene.verify(trial)
+
+
+async def _check_end(scene: Scene, pod: str) -> None:
+    body = json.loads(await scene.kubectl("get", "pod", pod, "-o", "json"))
+    (container,) = body["status"]["containerStatuses"]
+    ended = container["lastState"]["terminated"]
+    assert (ended["reason"], ended["exitCode"]) == (OUT_OF_MEMORY, SIGKILLED), ended
+
+
+async def _list_lines(scene: Scene, pod: Pod) -> list[Line]:
+    text = await scene.board.logs(pod.name)
+    found = (logline.parse_line(line) for line in text.splitlines())
+    return [line for line in found if line is not None]
+
+
+def _build_job(scene: Scene, name: str, slots: tuple[int, ...]) -> Object:
+    env = {
+        "HUNGRY_UNTIL": str(STEPS),
+        "HUNGRY_STEP": str(HUNGRY),
+        "HUNGRY_SLOTS": ",".join(map(str, slots)),
+    }
+    job = scene.build_job(name, env=env)
+    job["spec"]["checkpoint"] |= {"everySteps": 10, "stagingMemory": "128Mi"}
+    pod = job["spec"]["workers"]["template"]["spec"]
+    (container,) = pod["containers"]
+    container["command"] = ["everstep", "run", f"{SCRIPTS_PATH}/hungry.py"]
+    # Requests that equal the limits (QoS Guaranteed): only then can the script choose which process the kernel ends.
+    amounts = {"cpu": "1", "memory": "1Gi"}
+    container["resources"] = {"requests": amounts, "limits": {**amounts, "nvidia.com/gpu": 1}}
+    container["volumeMounts"] += [{"name": "scratch", "mountPath": "/scratch"}]
+    pod["volumes"] += [{"name": "scratch", "emptyDir": {}}]
+    return job
