@@ -1,4 +1,4 @@
-"""Stores for the agent's tests, among them a real S3 server: the lab's MinIO, one per session."""
+"""Stores for the agent's tests, among them a real S3 server (the lab's MinIO, one per session); what is fsynced."""
 
 import os
 import secrets
@@ -36,3 +36,17 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     else:
         server = request.getfixturevalue("s3")
         yield open_store(f"s3://{server.bucket}/prefix", run, server.environment())
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The fsynced paths in order, each with the name that it had at that moment."""
+    found: list[str] = []
+    fsync = os.fsync
+
+    def record(fd: int) -> None:
+        found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    return found

@@ -2,7 +2,6 @@
 
 import asyncio
 import fcntl
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,20 +22,6 @@ OTHER = b"another" * 900
 
 def a_disk(folder: Path) -> FolderTier:
     return FolderTier(folder / "volume" / "ns_run", "disk", run="a-run", sync=True)
-
-
-@pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The fsynced paths in order, each with the name that it had at that moment."""
-    found: list[str] = []
-    fsync = os.fsync
-
-    def record(fd: int) -> None:
-        found.append(os.readlink(f"/proc/self/fd/{fd}"))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", record)
-    return found
 
 
 async def test_a_copy_is_on_disk_with_all_folders_above_it(

@@ -13,20 +13,6 @@ from everstep_agent.storage.errors import AlreadyExists
 KEY = f"chunks/token/5/{'a' * 64}"
 
 
-@pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The fsynced paths in order, each with the name that it had at that moment."""
-    found: list[str] = []
-    fsync = os.fsync
-
-    def record(fd: int) -> None:
-        found.append(os.readlink(f"/proc/self/fd/{fd}"))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", record)
-    return found
-
-
 async def test_content_is_on_disk_before_its_key_and_each_folder_above_it_after(
     tmp_path: Path, synced: list[str]
 ) -> None:

@@ -65,11 +65,8 @@ def read_unsent(staging: Path) -> tuple[Unsent, ...]:
 
 
 def read_copied(tier: FolderTier) -> tuple[Unsent, ...]:
-    """What pods have copied there completely; it has no staged file yet."""
-    try:
-        there = tier.list_now()
-    except OSError:
-        return ()
+    """What pods have copied there completely; it has no staged file yet. Raises OSError."""
+    there = tier.list_now()
     saves = [save for note in tier.read_notes().values() for save in note.saves]
     records = (c for save in saves for c in save.chunks if c.digest in save.unsent)
     found = (_read_record(tier, record) for record in records)

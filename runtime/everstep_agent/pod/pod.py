@@ -467,7 +467,7 @@ class Pod:
         self.uploads.give_up(frame, worker.rank, frame.problem)
 
     def _is_tried_again(self, worker: Worker, frame: wire.Staged) -> bool:
-        """The last save, and one before leaving."""
+        """Whether the worker tries this save again: the last one, or one before leaving."""
         boundary = self.level.boundary if self.level else None
         stays = boundary is not None and boundary.stay and boundary.step <= frame.step
         ends = worker.tracked is not None and worker.tracked.until == frame.step

@@ -23,8 +23,8 @@ BODY_BYTES = 1 << 20, 16
 LATER_SECONDS = (0.0, 0.001, 0.002, 0.004, 0.008, 0.001, 0.002, 0.004) * 3
 """Delay of the small body in seconds, for each race."""
 DOUBTED = LATER_SECONDS * 3
-"""The races after one that spoke against the store. One is no proof: if another job of this run tidies up
-between the two writers, both create the object.
+"""Further races, once one has found two writers. One is no proof: if another job of this run deletes the
+object between the two writers, both create it.
 """
 
 
