@@ -50,6 +50,11 @@ class Worker:
         return self.page.read()
 
 
+def _name(frame: Any) -> str:
+    """With its problem, if it tells one."""
+    return f"{type(frame).__name__} {getattr(frame, 'problem', '')}".strip()
+
+
 class Agent:
     """`main` runs in each of `world` forked workers; frames are recorded in `workers[rank].frames`."""
 
@@ -117,7 +122,7 @@ class Agent:
         wanted = [self.workers[r] for r in (range(self.world) if ranks is None else ranks)]
         with self._news:
             if not self._news.wait_for(lambda: all(what(w) for w in wanted), timeout=limit):
-                found = {w.rank: [type(f).__name__ for f in w.frames][-3:] for w in wanted}
+                found = {w.rank: [_name(f) for f in w.frames[-3:]] for w in wanted}
                 self._show_stacks()
                 raise TimeoutError(f"last frames: {found}\n{self.output()[-14000:]}")
 
