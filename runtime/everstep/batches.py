@@ -1,13 +1,16 @@
 """A feed: a dataset cut into global batches and micro-batches, in a fixed endless order."""
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
 
-from everstep import order, validate
+from everstep import loaders, order, validate
+from everstep.data_workers import DataWorkers
 from everstep.errors import Misuse
 from everstep.feed_rules import Settings
+from everstep.fetching import Request, Rhythm, Source, list_coming
 from everstep.stream import Stream
 from everstep_contract.feed import Order
 
@@ -29,14 +32,15 @@ class Batches:
         self.settings = settings
         self.exact = settings.order.length is not None
         """False: the order is the iterable's own, and resuming skips what was read."""
-        self.dataset: Any = dataset if self.exact else Stream(dataset)
+        made = validate.callable_or_none("job.batches: collate", collate) or default_collate
+        self.source = Source(dataset if self.exact else Stream(dataset), made)
         self.size = settings.order.length or 0
-        self._order = order.Blocks(
-            size=self.size, seed=settings.order.seed, shuffle=settings.order.shuffle
+        self._order, self._order_ahead = (
+            order.Blocks(size=self.size, seed=settings.order.seed, shuffle=settings.order.shuffle)
+            for _ in range(2)
         )
-        self._collate = (
-            validate.callable_or_none("job.batches: collate", collate) or default_collate
-        )
+        self._rhythm = Rhythm()
+        self._workers: DataWorkers | None = None
 
     @property
     def global_batch(self) -> int:
@@ -64,11 +68,14 @@ class Batches:
         """Dataset indices of micro-batch `index` of the global batch whose first sample has the
         place `first` in the order.
         """
+        return self._ids(self._order, first, index)
+
+    def _ids(self, blocks: order.Blocks, first: int, index: int) -> list[int]:
         places = self.places(index)
         first += places.start
         if not self.exact:
             return list(range(first, first + len(places)))
-        return self._order.take(first, len(places))
+        return blocks.take(first, len(places))
 
     def pass_ids(self, index: int) -> list[int]:
         """Dataset indices of micro-batch `index` of one plain pass over the data, in order."""
@@ -81,11 +88,57 @@ class Batches:
             raise Misuse("job.evaluate: needs a dataset with __len__ and __getitem__")
         return -(-self.size // self.micro_batch)
 
-    def fetch(self, ids: Sequence[int]) -> Any:
-        """The collated samples."""
-        many = getattr(self.dataset, "__getitems__", None)
-        samples = many(list(ids)) if callable(many) else [self.dataset[i] for i in ids]
-        return self._collate(samples)
+    def start_workers(self, count: int, note: Callable[[str], None]) -> None:
+        """Data workers fetch ahead from now on. Raises `Misuse` for a dataset that they cannot serve."""
+        if count == 0:
+            return
+        if not self.exact:
+            raise Misuse(
+                f"job.batches: workers={count} needs a dataset with __len__ and __getitem__; one that can "
+                "only be iterated is read in the rank's own process: set workers=0"
+            )
+        self._workers = DataWorkers(self.source, count, feed=self.name, note=note)
+        weakref.finalize(self, self._workers.close)
+
+    def begin_loop(self, step: int) -> None:
+        """A loop over this feed begins in `step`."""
+        self._rhythm.begin_loop(step)
+
+    def expect(self, first: int, left: Sequence[int], share: Sequence[int], until: int) -> None:
+        """What this rank will ask for: `left` of the loop that has begun, whose first sample has the place
+        `first`; then its `share` of each loop up to step `until`.
+        """
+        if self._workers:
+            coming = list_coming(self._rhythm, [*left], share, until)
+            self._workers.expect(self._list_requests(first, coming))
+
+    def _list_requests(
+        self, first: int, coming: Iterable[tuple[int, int, int]]
+    ) -> Iterator[Request]:
+        step, every = self._rhythm.step, self._rhythm.every
+        for draw, loop, index in coming:
+            ids = self._ids(self._order_ahead, first + draw * self.global_batch, index)
+            yield self._request(step + draw * every, loop, index, ids)
+
+    def _request(self, step: int, loop: int, index: int, ids: Sequence[int]) -> Request:
+        return Request(seed=("micro-batch", self.seed, step, index), ids=tuple(ids), loop=loop)
+
+    def request(self, first: int, index: int) -> Request:
+        """Micro-batch `index` of the loop that has begun."""
+        return self._request(self._rhythm.step, self._rhythm.loop, index, self.ids(first, index))
+
+    def evaluation(self, share: Sequence[int]) -> list[Request]:
+        """These micro-batches of one plain pass over the data."""
+        requests = [
+            Request(seed=("evaluate", self.seed, i), ids=tuple(self.pass_ids(i))) for i in share
+        ]
+        if self._workers:
+            self._workers.expect(requests)
+        return requests
+
+    def take(self, request: Request) -> Any:
+        """The batch. Its random numbers depend on the request alone, whoever fetches it."""
+        return self._workers.take(request) if self._workers else self.source.fetch(request)
 
 
 def build_settings(
@@ -98,6 +151,7 @@ def build_settings(
     fingerprint: str | None = None,
 ) -> Settings:
     """Raises `Misuse` for what cannot be cut."""
+    loaders.refuse(dataset)
     whole = validate.whole("job.batches: global_batch", global_batch, 1)
     part = validate.whole("job.batches: micro_batch", micro_batch, 1)
     if part > whole:

@@ -271,7 +271,7 @@ def close_in_children(sockets: Iterable[socket.socket]) -> None:
 
 
 def _duplicate(number: int, name: str) -> socket.socket | None:
-    """None: gloo has closed it, because a neighbour is lost; or it is the listener."""
+    """None: gloo has closed it, because a neighbour is lost; or it is the listener; or none of gloo's."""
     try:
         os.set_inheritable(number, False)
         copy = os.dup(number)
@@ -281,6 +281,9 @@ def _duplicate(number: int, name: str) -> socket.socket | None:
         os.close(copy)
         return None
     duplicate = socket.socket(fileno=copy)
+    if duplicate.family == socket.AF_UNIX:  # to a data worker that was started meanwhile
+        duplicate.close()
+        return None
     # Shut down, gloo's listener makes its accept fail, and gloo answers with std::terminate.
     if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         duplicate.close()

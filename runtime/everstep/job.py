@@ -94,6 +94,7 @@ class Job:
         name: str | None = None,
         fingerprint: str | None = None,
         on_change: Literal["Refuse", "Continue"] = "Refuse",
+        workers: int = 0,
     ) -> Batches:
         """Make a feed: a dataset cut into global batches of `global_batch` samples, fetched
         `micro_batch` at a time.
@@ -121,17 +122,23 @@ class Job:
             on_change: "Refuse": length, seed, shuffle or fingerprint other than in the checkpoint
                 end the job; "Continue": training goes on with the new order, and `everstep verify`
                 names the step.
+            workers: data workers: processes of this rank that fetch ahead. 0: the rank fetches each
+                micro-batch when the loop asks for it. The batches are the same. Each is a new
+                process that imports the script as a module and gets a pickle of `dataset` and
+                `collate`.
 
         Augment inside the dataset: torch's, numpy's and Python's random numbers are set there for
         each micro-batch.
 
         Raises:
-            Misuse: an argument cannot be used, or two feeds have one name.
+            Misuse: an argument cannot be used, two feeds have one name, or data workers cannot get the
+                dataset.
             StateError: the feed cannot continue exactly what the checkpoint's feed of this name has
                 begun.
         """
         session = self._session
         validate.choice("job.batches: on_change", on_change, ON_CHANGE)
+        workers = validate.whole("job.batches: workers", workers, 0)
         settings = build_settings(
             dataset,
             global_batch=global_batch,
@@ -143,6 +150,7 @@ class Job:
         name = session.feeds.choose_name(validate.text_or_none("job.batches: name", name))
         data = Batches(dataset, settings, name=name, collate=collate)
         session.feeds.add(data, on_change=on_change)
+        data.start_workers(workers, session.note)
         if not data.exact:
             session.note(f"{type(dataset).__name__} can only be iterated: resumable, not exact")
         return data
@@ -214,10 +222,11 @@ class Job:
             before = randomness.capture()
             try:
                 with torch.no_grad():
-                    for index in share:
+                    for request in data.evaluation(share):
                         self._park_if_broken()
-                        randomness.seed_all("evaluate", data.seed, index)
-                        yield data.fetch(data.pass_ids(index))
+                        batch = data.take(request)
+                        randomness.seed_all(*request.seed)
+                        yield batch
             finally:
                 randomness.restore(before)
 

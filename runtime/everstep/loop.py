@@ -128,6 +128,8 @@ class Loop:
         except Parked:
             undo_step.leave(self._step, "the epoch ended")
         self._todo = list(self._share)
+        self._feed.begin_loop(self._step.number)
+        self._expect()
         if len(self._share) > 1 or membership.can_regroup:
             self._buffers_before = self._session.buffers.hold()
         self._session.reducer.begin(self._named, self._feed.micro_batches)
@@ -137,6 +139,13 @@ class Loop:
         more = self._session.membership.take_more()
         self._share += more
         self._todo += more
+        if more:
+            self._expect()
+
+    def _expect(self) -> None:
+        session = self._session
+        share = session.membership.plan(self._feed.micro_batches)
+        self._feed.expect(self._first, self._todo, share, session.until or self._step.number)
 
     def _leave_if_over(self) -> None:
         if self._session.broken and self._group is None:
@@ -172,12 +181,12 @@ class Loop:
         if self._current is not None and self._buffers_before is not None:
             self._session.buffers.put_back(self._buffers_before)
         self._current, self._answers = index, 0
-        randomness.seed_all("micro-batch", self._feed.seed, self._step.number, index)
-        ids = self._feed.ids(self._first, index)
-        batch = self._feed.fetch(ids)
+        request = self._feed.request(self._first, index)
+        batch = self._feed.take(request)
+        randomness.seed_all(*request.seed)
         places = self._feed.places(index)
         self._parts.counts[index] = 1
-        self._parts.samples[places.start : places.stop] = [i + 1 for i in ids]
+        self._parts.samples[places.start : places.stop] = [i + 1 for i in request.ids]
         self._session.begin_copy()
         return batch
 

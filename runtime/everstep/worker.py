@@ -12,7 +12,16 @@ from typing import Any, NoReturn
 
 import torch
 
-from everstep import agent_socket, defer_dynamo, forming, group, heap, randomness, validate
+from everstep import (
+    agent_socket,
+    data_worker,
+    defer_dynamo,
+    forming,
+    group,
+    heap,
+    randomness,
+    validate,
+)
 from everstep.errors import EverstepError, Misuse, NotUnderAgent, StateError
 from everstep.job import Job
 from everstep.membership import Membership
@@ -84,7 +93,9 @@ class StartUp:
 def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = False) -> None:
     """Run `main` as one worker of the job, then end the process.
 
-    Before `main` is called, all random numbers are seeded from `seed`, alike on every rank.
+    Before `main` is called, all random numbers are seeded from `seed`, alike on every rank. In a process
+    that `multiprocessing` has started, a data worker for example, it returns at once: such a process
+    only imports the script.
 
     Args:
         main: the training script.
@@ -98,6 +109,8 @@ def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = F
         Misuse: `main` is no function, `seed` no whole number, `exact_reduction` no bool, or the
             environment forces a way to form groups that is not known or not possible here.
     """
+    if data_worker.is_child():
+        return
     if not callable(main):
         raise Misuse(
             f"everstep.run({main!r}): give it the function: everstep.run(main), not main()"

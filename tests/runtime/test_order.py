@@ -97,14 +97,14 @@ def a_stream(dataset: IterableDataset[int] | None = None) -> Batches:
 
 def test_a_stream_is_shared_by_places_and_goes_round() -> None:
     whole = a_stream()
-    read = [whole.fetch(whole.ids(first, m)) for first in (0, 4, 8) for m in (0, 1)]
+    read = [whole.source.read(whole.ids(first, m)) for first in (0, 4, 8) for m in (0, 1)]
     assert [s for batch in read for s in batch] == [*range(100, 110), 100, 101]
 
 
 def test_a_stream_is_resumed_by_skipping_what_was_read_and_can_be_read_again() -> None:
     resumed = a_stream()
-    assert resumed.fetch(resumed.ids(8, 1)) == [100, 101]
-    assert resumed.fetch(resumed.ids(0, 1)) == [102, 103]
+    assert resumed.source.read(resumed.ids(8, 1)) == [100, 101]
+    assert resumed.source.read(resumed.ids(0, 1)) == [102, 103]
 
 
 def test_a_stream_has_no_pass_to_evaluate() -> None:
@@ -119,7 +119,7 @@ def test_a_stream_without_samples_is_refused() -> None:
 
     empty = a_stream(Nothing())
     with pytest.raises(Misuse, match="yields no samples"):
-        empty.fetch(empty.ids(0, 0))
+        empty.source.read(empty.ids(0, 0))
 
 
 @given(

@@ -1,0 +1,83 @@
+"""The program of a data worker: a process that fetches micro-batches for one rank, and ends with it.
+
+It is spawned, not forked: a fork would copy locks that other threads of the rank hold, and CUDA's state.
+Spawning imports the training script again, as a module; `everstep.run` does nothing there.
+
+Each message to the rank is (word, text or None). `BATCH` is followed by a descriptor (`parcel.py`).
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+
+import torch
+
+from everstep import parcel
+from everstep.fetching import Request, Source
+
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+NAME = b"everstep-data"
+"""In `ps` and `top`."""
+READY, BATCH, FAILED = "ready", "batch", "failed"
+UNLOADABLE, UNSENDABLE = "unloadable", "unsendable"
+"""The dataset cannot be made here from its pickle; a batch cannot be sent."""
+
+
+def is_child() -> bool:
+    """Whether this process was started by `multiprocessing`, so that it only imports the script."""
+    return multiprocessing.parent_process() is not None
+
+
+def serve(connection: Connection) -> None:
+    """The first thing that the rank sends is the descriptor of a parcel with its `Source`."""
+    _die_with_parent()
+    torch.set_num_threads(1)
+    try:
+        source: Source = parcel.unpack(recv_handle(connection), only_reader=False)
+    except Exception as error:
+        connection.send((UNLOADABLE, f"{type(error).__name__}: {error}"))
+        return
+    connection.send((READY, None))
+    while (request := _next(connection)) is not None:
+        _answer(connection, source, request)
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_NAME, NAME, 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent is None or os.getppid() != parent.pid:
+        os._exit(1)
+
+
+def _next(connection: Connection) -> Request | None:
+    try:
+        request: Request = connection.recv()
+    except EOFError:
+        return None
+    return request
+
+
+def _answer(connection: Connection, source: Source, request: Request) -> None:
+    try:
+        batch = source.fetch(request)
+    except Exception as error:
+        connection.send((FAILED, f"{type(error).__name__}: {error}"))
+        return
+    try:
+        number = parcel.pack(batch)
+    except (OSError, MemoryError) as error:
+        connection.send((FAILED, f"{type(error).__name__}: {error}"))
+        return
+    except Exception as error:
+        connection.send((UNSENDABLE, f"{type(error).__name__}: {error}"))
+        return
+    try:
+        connection.send((BATCH, None))
+        send_handle(connection, number, os.getppid())
+    finally:
+        os.close(number)

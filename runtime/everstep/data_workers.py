@@ -1,0 +1,246 @@
+"""The data workers of one feed, as their rank sees them. All of it runs in the main thread: a data worker
+dies with the thread that started it.
+
+A rank waits for a micro-batch only if a data worker is fetching just that one. Any other, such as what
+a lost member left, it fetches itself: so nothing waits behind a prefetch of later steps.
+"""
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from multiprocessing.connection import wait
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+from everstep import data_worker, parcel
+from everstep.errors import Misuse
+from everstep.fetching import Request, Source
+
+AHEAD = 2
+"""Micro-batches for each data worker that are asked for and not used yet: while the rank computes, one
+that has fetched goes on with the next.
+"""
+END_SECONDS = 1.0
+"""For a process to end once its connection has; then it is killed."""
+
+
+class DataWorker:
+    """One process, and what it was asked for."""
+
+    def __init__(self, source: int) -> None:
+        """`source`: the descriptor of a parcel."""
+        self.asked: deque[Request] = deque()
+        """It fetches the first one now."""
+        self.ready, self.useful = False, False
+        """It takes requests; it has fetched something."""
+        self.connection, theirs = multiprocessing.Pipe()
+        with theirs:
+            self._process = multiprocessing.get_context("spawn").Process(
+                target=data_worker.serve, args=(theirs,), daemon=True
+            )
+            self._process.start()
+        self.pid = self._process.pid or 0
+        send_handle(self.connection, source, self.pid)
+
+    def ask(self, request: Request) -> None:
+        """Raises OSError if the process has ended."""
+        self.asked.append(request)
+        self.connection.send(request)
+
+    def receive(self) -> tuple[str, Any]:
+        """A word and what belongs to it. Raises EOFError or OSError if the process has ended."""
+        word, content = self.connection.recv()
+        if word == data_worker.BATCH:
+            content = parcel.unpack(recv_handle(self.connection))
+        return word, content
+
+    def end(self, *, at_once: bool = False) -> int:
+        """Exit status of the process; below 0: the signal that has ended it."""
+        self.connection.close()
+        if not at_once:
+            self._process.join(END_SECONDS)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        return self._process.exitcode or 0
+
+
+class DataWorkers:
+    """Keeps `count` processes busy with what the rank will ask for.
+
+    Args:
+        feed: its name, for messages.
+        note: takes a sentence for the job's status.
+    """
+
+    def __init__(
+        self, source: Source, count: int, *, feed: str, note: Callable[[str], None]
+    ) -> None:
+        """Raises `Misuse` if the dataset or `collate` cannot be sent to another process."""
+        self._source, self._room, self._feed, self._note = source, AHEAD * count, feed, note
+        self._coming: Iterator[Request] = iter(())
+        self._window: deque[Request] = deque()
+        """What the rank will ask for next: nothing else is asked for or kept."""
+        self._fetched: dict[Request, Any] = {}
+        self._own: dict[Request, str] = {}
+        """What no data worker could fetch, and why: the rank has to."""
+        self._parcel = _pack(source, count)
+        self._workers = [DataWorker(self._parcel) for _ in range(count)]
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers]
+
+    def expect(self, coming: Iterable[Request]) -> None:
+        """What the rank will ask for next, in this order. What was fetched of it stays; the rest is dropped."""
+        self._coming = iter(coming)
+        self._window.clear()
+        self._look_ahead()
+        self._fetched = {r: batch for r, batch in self._fetched.items() if r in self._window}
+        self._own = {r: why for r, why in self._own.items() if r in self._window}
+        self._receive(0)
+        self._ask()
+
+    def take(self, request: Request) -> Any:
+        """The batch. Raises what the dataset raises, and `Misuse` if the data workers cannot serve."""
+        self._receive(0)
+        while request not in self._fetched and self._is_fetched_now(request):
+            self._receive(None)
+            self._ask()
+        if request in self._window:
+            self._window.remove(request)
+        self._look_ahead()
+        self._ask()
+        if request in self._fetched:
+            return self._fetched.pop(request)
+        return self._fetch(request)
+
+    def close(self) -> None:
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.end(at_once=True)
+        if self._parcel >= 0:
+            os.close(self._parcel)
+            self._parcel = -1
+
+    def _fetch(self, request: Request) -> Any:
+        """In this process, so that an exception of the dataset is the script's own."""
+        why = self._own.pop(request, "")
+        batch = self._source.fetch(request)
+        if why:
+            self._note(f"feed {self._feed}: {why}. The rank has fetched it itself, without a fault")
+        return batch
+
+    def _look_ahead(self) -> None:
+        self._window.extend(islice(self._coming, self._room - len(self._window)))
+
+    def _is_fetched_now(self, request: Request) -> bool:
+        return any(worker.asked and worker.asked[0] == request for worker in self._workers)
+
+    def _ask(self) -> None:
+        """Give what is left of the window to those who have the least to do."""
+        known = {r for worker in self._workers for r in worker.asked} | {*self._fetched, *self._own}
+        for request in [r for r in self._window if r not in known]:
+            free = [w for w in self._workers if w.ready and len(w.asked) < AHEAD]
+            if not free:
+                return
+            worker = min(free, key=lambda w: len(w.asked))
+            try:
+                worker.ask(request)
+            except OSError:
+                self._bury(worker)
+
+    def _receive(self, limit: float | None) -> None:
+        """What the data workers have sent; within `limit` seconds, None: wait for the first."""
+        connections = {worker.connection: worker for worker in self._workers}
+        while found := wait(list(connections), limit):
+            for connection in found:
+                worker = connections[connection]  # type: ignore[index]
+                try:
+                    self._note_message(worker, *worker.receive())
+                except (EOFError, OSError):
+                    self._bury(worker)
+            connections, limit = {w.connection: w for w in self._workers}, 0
+
+    def _note_message(self, worker: DataWorker, word: str, content: Any) -> None:
+        if word == data_worker.READY:
+            worker.ready = True
+            return
+        if word in _REFUSALS:
+            raise Misuse(_REFUSALS[word].format(feed=self._feed, problem=content))
+        request = worker.asked.popleft()
+        worker.useful = True
+        if request not in self._window:
+            return
+        if word == data_worker.BATCH:
+            self._fetched[request] = content
+        else:
+            self._own[request] = (
+                f"data worker {worker.pid} could not fetch a micro-batch: {content}"
+            )
+
+    def _bury(self, worker: DataWorker) -> None:
+        """It has ended. What it was fetching may be the cause, so no other data worker gets that."""
+        self._workers.remove(worker)
+        status = worker.end()
+        if not worker.ready and status > 0:
+            raise Misuse(_NO_START.format(feed=self._feed, pid=worker.pid, status=status))
+        if worker.asked:
+            self._own[worker.asked[0]] = f"data worker {worker.pid} ended while it fetched this"
+        if worker.useful:
+            self._workers.append(DataWorker(self._parcel))
+        self._note(self._describe_end(worker, status))
+
+    def _describe_end(self, worker: DataWorker, status: int) -> str:
+        then = (
+            "another takes its place"
+            if worker.useful
+            else f"it had fetched nothing, so it is not replaced: {len(self._workers)} are left"
+        )
+        return (
+            f"feed {self._feed}: data worker {worker.pid} {describe_exit(status)}; {then}, and what "
+            "it had not fetched is fetched again"
+        )
+
+
+def describe_exit(status: int) -> str:
+    """Of a process; below 0: the signal that has ended it."""
+    if status >= 0:
+        return f"ended with exit status {status}"
+    name = signal.Signals(-status).name
+    hint = ", out of memory?" if name == "SIGKILL" else ""
+    return f"was killed by signal {-status} ({name}{hint})"
+
+
+def _pack(source: Source, count: int) -> int:
+    try:
+        return parcel.pack(source)
+    except Exception as error:
+        raise Misuse(
+            f"job.batches: workers={count} sends the dataset and collate to other processes, and they "
+            f"cannot be pickled: {type(error).__name__}: {error}. Define their classes and functions at "
+            "the top level of a module, and open files, connections and locks in __getitem__, at "
+            "its first call. Or set workers=0"
+        ) from None
+
+
+_REFUSALS = {
+    data_worker.UNLOADABLE: (
+        "job.batches, feed {feed}: a data worker cannot load the dataset: {problem}. It imports the "
+        "script as a module, so what the dataset needs has to be defined at its top level, outside of "
+        'main and of `if __name__ == "__main__"`. Or set workers=0'
+    ),
+    data_worker.UNSENDABLE: (
+        "job.batches, feed {feed}: a data worker cannot send a batch, which cannot be pickled: "
+        "{problem}. Let the dataset and collate return tensors, arrays, numbers, text, and lists, "
+        "tuples and dicts of them. Or set workers=0"
+    ),
+}
+_NO_START = (
+    "job.batches, feed {feed}: data worker {pid} ended with exit status {status} before it was ready; "
+    "its traceback is above. It imports the script as a module: what must not run there belongs into "
+    "main. Or set workers=0"
+)

@@ -1,0 +1,78 @@
+"""One micro-batch, and fetching it: the same in the rank's process and in a data worker's."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from everstep import randomness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """All that a micro-batch is made from, so a batch that was fetched for another step, or from other
+    samples, is never taken for it.
+    """
+
+    seed: tuple[Any, ...]
+    """What its random numbers depend on."""
+    ids: tuple[int, ...]
+    """Dataset indices."""
+    loop: int = 1
+    """Which loop over the feed asks for it; a step may have several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What batches are made of. A data worker gets a copy."""
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+
+    def fetch(self, request: Request) -> Any:
+        """The collated samples. Sets all random states."""
+        randomness.seed_all("fetch", *request.seed)
+        return self.read(request.ids)
+
+    def read(self, ids: Sequence[int]) -> Any:
+        many = getattr(self.dataset, "__getitems__", None)
+        samples = many(list(ids)) if callable(many) else [self.dataset[i] for i in ids]
+        return self.collate(samples)
+
+
+@dataclass(slots=True)
+class Rhythm:
+    """How a script draws from a feed: every how many steps, and in how many loops a step."""
+
+    step: int = 0
+    """Of the newest draw."""
+    every: int = 1
+    loop: int = 0
+    loops: int = 1
+    """Of the step that was drawn from before."""
+
+    def begin_loop(self, step: int) -> int:
+        """A loop of `step` begins. Returns its number in the step, from 1."""
+        if step != self.step:
+            self.loops, self.every = max(self.loop, 1), step - self.step if self.step else 1
+            self.step, self.loop = step, 0
+        self.loop += 1
+        self.loops = max(self.loops, self.loop)
+        return self.loop
+
+
+def list_coming(
+    rhythm: Rhythm, left: Sequence[int], share: Sequence[int], until: int
+) -> Iterator[tuple[int, int, int]]:
+    """(draws from now, loop, micro-batch) in the order in which this rank will ask for them, if the script
+    goes on as before. Pure.
+
+    Args:
+        left: of the loop that has begun.
+        share: of each loop that has not.
+    """
+    yield from ((0, rhythm.loop, index) for index in left)
+    yield from (
+        (0, loop, index) for loop in range(rhythm.loop + 1, rhythm.loops + 1) for index in share
+    )
+    for draw in range(1, (until - rhythm.step) // rhythm.every + 1):
+        yield from ((draw, loop, index) for loop in range(1, rhythm.loops + 1) for index in share)

@@ -1,0 +1,98 @@
+"""An object on its way between two processes: one file in memory that both map, so tensors and arrays
+are copied once, and /dev/shm needs no room for them.
+
+The file holds the bytes of every tensor and array, then a pickle that refers to them, then where each
+of these is. Only parent and child exchange such files.
+"""
+
+import io
+import mmap
+import os
+import pickle
+import struct
+from typing import Any, BinaryIO
+
+import torch
+
+_END = struct.Struct("=2q")
+"""Where the index is: the last bytes of the file."""
+_ALIGNED = 64
+Span = tuple[int, int]
+
+
+def pack(thing: Any) -> int:
+    """The descriptor of a new file that holds `thing`. Whatever pickle raises passes."""
+    buffers: list[pickle.PickleBuffer] = []
+    text = io.BytesIO()
+    _Pickler(text, protocol=5, buffer_callback=buffers.append).dump(thing)
+    number = os.memfd_create("everstep-parcel")
+    try:
+        with open(number, "wb", closefd=False) as file:
+            spans = [_append(file, buffer.raw()) for buffer in buffers]
+            index = pickle.dumps((_append(file, text.getbuffer()), spans))
+            file.write(_END.pack(*_append(file, index)))
+    except BaseException:
+        os.close(number)
+        raise
+    return number
+
+
+def unpack(number: int, *, only_reader: bool = True) -> Any:
+    """What the file holds; its tensors and arrays lie in it, and may be written to. Closes `number`.
+
+    Args:
+        only_reader: False: others read it as well, so a page that this process writes to becomes its own.
+    """
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE if only_reader else mmap.MAP_PRIVATE
+    try:
+        room = mmap.mmap(number, 0, flags=flags)
+    finally:
+        os.close(number)
+    view = memoryview(room)
+    at, length = _END.unpack(view[-_END.size :])
+    (start, size), spans = pickle.loads(view[at : at + length])
+    return pickle.loads(view[start : start + size], buffers=[view[a : a + n] for a, n in spans])
+
+
+def _append(file: BinaryIO, content: memoryview | bytes) -> Span:
+    file.write(bytes(-file.tell() % _ALIGNED))
+    place = file.tell()
+    file.write(content)
+    return place, len(content)
+
+
+class _Pickler(pickle.Pickler):
+    """numpy hands its arrays over as buffers by itself; plain tensors on the CPU are handed over here."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if type(thing) is not torch.Tensor or not _is_plain(thing):
+            return NotImplemented
+        place = (pickle.PickleBuffer(_bytes_of(thing)), thing.dtype, thing.shape, thing.stride())
+        return _rebuild, place
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.numel() > 0
+        and not special
+    )
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    """The part of the storage that the tensor spans, gaps and all: so its strides stay as they are."""
+    size = tensor.element_size()
+    start = tensor.storage_offset() * size
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    length = (sum((count - 1) * stride for count, stride in steps) + 1) * size
+    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return whole[start : start + length].numpy()
+
+
+def _rebuild(
+    content: Any, dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...]
+) -> torch.Tensor:
+    storage = torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, stride)

@@ -1,0 +1,101 @@
+"""What a rank will ask for next, and objects that travel between processes."""
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from everstep import parcel
+from everstep.fetching import Rhythm, list_coming
+
+Pair = namedtuple("Pair", "first second")
+
+
+def a_rhythm(*draws: int) -> Rhythm:
+    """After these draws, by step."""
+    rhythm = Rhythm()
+    for step in draws:
+        rhythm.begin_loop(step)
+    return rhythm
+
+
+def test_the_rest_of_the_step_comes_first_then_the_next_steps_up_to_the_last() -> None:
+    coming = [*list_coming(a_rhythm(7), [1, 2, 9], [0, 1], until=9)]
+    assert coming == [
+        (0, 1, 1), (0, 1, 2), (0, 1, 9),
+        (1, 1, 0), (1, 1, 1),
+        (2, 1, 0), (2, 1, 1),
+    ]  # fmt: skip
+
+
+def test_a_step_has_as_many_loops_as_the_one_before() -> None:
+    assert [*list_coming(a_rhythm(1, 1, 2), [4], [3], until=3)] == [
+        (0, 1, 4), (0, 2, 3), (1, 1, 3), (1, 2, 3),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("draws", "until", "more"), [((3, 6), 12, 2), ((3, 6), 11, 1), ((8,), 8, 0)]
+)
+def test_the_next_draw_comes_after_as_many_steps_as_the_last(
+    draws: tuple[int, ...], until: int, more: int
+) -> None:
+    coming = [*list_coming(a_rhythm(*draws), [], [0], until)]
+    assert coming == [(draw, 1, 0) for draw in range(1, more + 1)]
+
+
+def test_after_a_resume_the_next_step_draws() -> None:
+    assert next(list_coming(a_rhythm(101), [], [0], 200)) == (1, 1, 0)
+
+
+BIG = torch.arange(1000.0)
+TENSORS = {
+    "plain": torch.randn(2, 3),
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "slice": BIG[10:20],
+    "with gaps": torch.randn(4, 6)[1:3, ::2],
+    "expanded": torch.ones(1, 3).expand(4, 3),
+    "bfloat16": torch.randn(5).bfloat16(),
+    "bool": torch.tensor([True, False]),
+    "complex": torch.randn(3, dtype=torch.complex64),
+    "one number": torch.tensor(3),
+    "empty": torch.empty(0, 3),
+    "with gradient": torch.ones(2, requires_grad=True),
+    "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
+}
+
+
+def through(thing: Any) -> Any:
+    return parcel.unpack(parcel.pack(thing))
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_a_tensor_arrives_with_its_bits_and_strides(case: str) -> None:
+    sent = TENSORS[case]
+    found = through({"tensor": sent})["tensor"]
+    assert torch.equal(found, sent)
+    assert found.dtype == sent.dtype
+    assert found.stride() == sent.stride()
+    assert found.requires_grad == sent.requires_grad
+
+
+def test_a_slice_travels_without_the_rest_of_its_storage() -> None:
+    assert through(BIG[10:20]).untyped_storage().nbytes() == 40
+
+
+def test_other_objects_arrive_and_may_be_written_to() -> None:
+    sent = {
+        "arrays": (np.arange(5), np.zeros((0, 4)), np.asfortranarray(np.ones((2, 3)))),
+        "pair": Pair("text", [1, None, 2.5, b"bytes"]),
+        "tensor": torch.zeros(3),
+    }
+    found = through(sent)
+    for array, same in zip(found["arrays"], sent["arrays"], strict=True):
+        assert (array == same).all()
+        assert array.dtype == same.dtype
+    assert found["pair"] == sent["pair"]
+    found["arrays"][0][0] = 9
+    found["tensor"] += 1
+    assert found["tensor"].tolist() == [1, 1, 1]
