@@ -21,14 +21,18 @@ from everstep.fetching import Request, Source
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 NAME = b"everstep-data"
 """In `ps` and `top`."""
+MAIN = "MainProcess"
+"""What `multiprocessing` calls a process that it did not start."""
 READY, BATCH, FAILED = "ready", "batch", "failed"
 UNLOADABLE, UNSENDABLE = "unloadable", "unsendable"
 """The dataset cannot be made here from its pickle; a batch cannot be sent."""
 
 
 def is_child() -> bool:
-    """Whether this process was started by `multiprocessing`, so that it only imports the script."""
-    return multiprocessing.parent_process() is not None
+    """Whether `multiprocessing` has started this process, so that it only imports the script. Known before that
+    import, unlike its parent.
+    """
+    return multiprocessing.current_process().name != MAIN
 
 
 def serve(connection: Connection) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -163,6 +164,30 @@ def test_an_exception_in_the_data_worker_alone_is_noted(
     assert_equal(take_steps(trial, data), undisturbed)
     assert "could not fetch a micro-batch: RuntimeError: sample 5 is broken" in notes(trial)
     data._workers.close()
+
+
+def seconds_per_step(trial: Trial, workers: int) -> float:
+    """Of steps of 6 micro-batches that take 20 ms to fetch and 20 ms to compute each."""
+    data = a_feed(trial, Augmented(seconds=0.01), workers)
+    if workers:
+        wait_ready(data)
+    ends: list[float] = []
+    for step in trial.job.steps(until=6):
+        for _ in step.batches(data):
+            time.sleep(0.02)
+            step.backward(trial.model(torch.ones(1, 3)).sum())
+        trial.optimizer.step()
+        ends.append(time.monotonic())
+    if workers:
+        data._workers.close()
+    return (ends[-1] - ends[0]) / (len(ends) - 1)
+
+
+def test_a_slow_dataset_is_fetched_beside_the_computation(a_trial: MakeTrial) -> None:
+    alone = seconds_per_step(a_trial().track(), 0)
+    beside = seconds_per_step(a_trial().track(), 2)
+    print(f"a step takes {alone * 1000:.0f} ms without data workers, {beside * 1000:.0f} with two")
+    assert beside < 0.75 * alone
 
 
 @contextmanager
