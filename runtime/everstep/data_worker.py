@@ -6,6 +6,7 @@ Spawning imports the training script again, as a module; `everstep.run` does not
 Each message to the rank is (word, text or None). `BATCH` is followed by a descriptor (`parcel.py`).
 """
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -36,17 +37,25 @@ def is_child() -> bool:
 
 
 def serve(connection: Connection) -> None:
-    """The first thing that the rank sends is the descriptor of a parcel with its `Source`."""
+    """Until the rank ends. The first thing that it sends is the descriptor of a parcel with its `Source`."""
     _die_with_parent()
     torch.set_num_threads(1)
+    with contextlib.suppress(EOFError, ConnectionError):  # the rank has ended
+        source = _load(connection)
+        while source is not None:
+            request: Request = connection.recv()
+            _answer(connection, source, request)
+
+
+def _load(connection: Connection) -> Source | None:
+    number = recv_handle(connection)
     try:
-        source: Source = parcel.unpack(recv_handle(connection), only_reader=False)
+        source: Source = parcel.unpack(number, only_reader=False)
     except Exception as error:
         connection.send((UNLOADABLE, f"{type(error).__name__}: {error}"))
-        return
+        return None
     connection.send((READY, None))
-    while (request := _next(connection)) is not None:
-        _answer(connection, source, request)
+    return source
 
 
 def _die_with_parent() -> None:
@@ -56,14 +65,6 @@ def _die_with_parent() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent is None or os.getppid() != parent.pid:
         os._exit(1)
-
-
-def _next(connection: Connection) -> Request | None:
-    try:
-        request: Request = connection.recv()
-    except EOFError:
-        return None
-    return request
 
 
 def _answer(connection: Connection, source: Source, request: Request) -> None:

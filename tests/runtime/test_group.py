@@ -141,6 +141,15 @@ def test_a_socket_that_got_the_number_of_a_closed_one_is_new() -> None:
     assert groups.list_new(before, after) == {5: "socket:[3]", 6: "socket:[4]"}
 
 
+def test_a_connection_to_a_data_worker_that_started_meanwhile_is_not_the_groups() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert groups.own({ours.fileno(): groups._identify(ours.fileno())}) == []
+        ours.send(b"!")
+        assert theirs.recv(1) == b"!"
+    groups.copies.clear()
+
+
 def test_a_forked_child_closes_the_groups_sockets_and_nothing_that_has_got_their_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
