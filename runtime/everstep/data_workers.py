@@ -190,20 +190,22 @@ class DataWorkers:
             raise Misuse(_NO_START.format(feed=self._feed, pid=worker.pid, status=status))
         if worker.asked:
             self._own[worker.asked[0]] = f"data worker {worker.pid} ended while it fetched this"
-        if worker.useful:
-            self._workers.append(DataWorker(self._parcel))
-        self._note(self._describe_end(worker, status))
+        then = self._replace(worker)
+        self._note(
+            f"feed {self._feed}: data worker {worker.pid} {describe_exit(status)}; {then}, and what it had "
+            "not fetched is fetched again"
+        )
 
-    def _describe_end(self, worker: DataWorker, status: int) -> str:
-        then = (
-            "another takes its place"
-            if worker.useful
-            else f"it had fetched nothing, so it is not replaced: {len(self._workers)} are left"
-        )
-        return (
-            f"feed {self._feed}: data worker {worker.pid} {describe_exit(status)}; {then}, and what "
-            "it had not fetched is fetched again"
-        )
+    def _replace(self, worker: DataWorker) -> str:
+        """Start another one, if this one was of use. In words: what was done."""
+        if not worker.useful:
+            why = "it had fetched nothing, so it is not replaced"
+            return f"{why}: {len(self._workers)} are left"
+        try:
+            self._workers.append(DataWorker(self._parcel))
+        except OSError as error:
+            return f"another cannot be started ({error}): {len(self._workers)} are left"
+        return "another takes its place"
 
 
 def describe_exit(status: int) -> str:

@@ -6,15 +6,18 @@ each of its batches would count as one sample.
 
 from typing import Any
 
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
+from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
 from everstep.errors import Misuse
+
+_PLAIN = {
+    "SequentialSampler",
+    "RandomSampler",
+    "BatchSampler",
+    "_InfiniteConstantSampler",
+    "NoneType",
+}
+"""torch's own, and those of the same names that torchdata has."""
 
 
 def refuse(given: Any) -> None:
@@ -54,20 +57,13 @@ def _describe(loader: DataLoader[Any]) -> str:
 
 def _describe_sampler(loader: DataLoader[Any]) -> str:
     """What the line above does not do."""
-    own = [
-        sampler
-        for sampler, known in (
-            (loader.sampler, (SequentialSampler, RandomSampler)),
-            (loader.batch_sampler, (BatchSampler, type(None))),
-        )
-        if type(sampler) not in known and type(sampler).__module__ != DataLoader.__module__
-    ]
+    samplers = (loader.sampler, loader.batch_sampler)
+    own = [name for sampler in samplers if (name := type(sampler).__name__) not in _PLAIN]
     if not own:
         return ""
-    name = type(own[0]).__name__
-    if name == "DistributedSampler":
+    if own[0] == "DistributedSampler":
         return "; ranks share the samples without a DistributedSampler"
     return (
-        f". The order of its {name} is not kept: choose samples in the dataset "
+        f". The order of its {own[0]} is not kept: choose samples in the dataset "
         "(torch.utils.data.Subset), and weights with step.backward(loss, weight=…)"
     )

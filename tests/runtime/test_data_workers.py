@@ -1,6 +1,7 @@
 """Data workers of a job of one rank, in real processes."""
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -236,6 +237,22 @@ def test_a_data_worker_that_fetched_nothing_is_not_replaced() -> None:
         assert len(made.take(a_request(0))) == 1
         assert made.pids == []
     assert "it had fetched nothing, so it is not replaced: 0 are left" in told[0]
+
+
+def test_a_data_worker_that_cannot_be_replaced_is_told() -> None:
+    with data_workers(Augmented(), 1) as (made, told):
+        made.expect([a_request(0)])
+        made.take(a_request(0))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        os.kill(made.pids[0], signal.SIGKILL)
+        os.waitid(os.P_PID, made.pids[0], os.WEXITED | os.WNOWAIT)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), limits[1]))
+        try:
+            made._receive(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert len(made.take(a_request(1))) == 1
+    assert "another cannot be started ([Errno 24] Too many open files): 0 are left" in told[0]
 
 
 def test_how_a_data_worker_ended() -> None:
