@@ -63,6 +63,10 @@ bench-steady: setup ## What an undisturbed step costs beside the same loop under
 bench-recovery: setup ## What a lost rank costs, beside torchrun, torchft and others; table and picture for the README (FULL=1: 7 runs; ARGS='--only everstep')
 	@$(BIN)/python benchmarks/recovery/run.py $(ARGS)
 
+.PHONY: bench-storm
+bench-storm: setup ## Goodput under a fault every 15 s, beside torchft and another (ARGS='--seconds 60 --mix deaths --only everstep')
+	@$(BIN)/python benchmarks/storm/run.py $(ARGS)
+
 .PHONY: bench-checkpoint
 bench-checkpoint: setup ## What a save costs the step, beside torch.save, DCP, torch-checkpointing and DLRover (FULL=1: all sizes)
 	@$(BIN)/python benchmarks/checkpoint/run.py $(ARGS)

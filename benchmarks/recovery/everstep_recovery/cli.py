@@ -11,7 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from everstep_recovery import environments, plot, table
-from everstep_recovery.running import FAULTS, Plan, RunFailed, play
+from everstep_recovery.processes import RunFailed
+from everstep_recovery.running import FAULTS, Plan, play
 from everstep_recovery.systems import SYSTEMS, System
 from everstep_recovery.table import Row
 

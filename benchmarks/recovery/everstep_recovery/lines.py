@@ -35,6 +35,7 @@ def parse_lines(records: Iterable[dict[str, Any]]) -> list[Line]:
     for r in records:
         if r["event"] == "begin":
             began[r["pid"]] = r["t"]
+        if r["event"] != "step":
             continue
         step, t = last.get(r["pid"], (0, 0.0))
         if r["step"] <= step:

@@ -31,11 +31,11 @@ def judge(lines: Sequence[Line], fault: float, size: int) -> Cost:
     after = [line for line in lines if line.t > fault]
     newest = max((line.step for line in before), default=0)
     lost, repeated = count_samples(list_history(lines), size)
-    complete = _find_complete(after, newest, 1)
+    complete = find_complete(after, newest, 1)
     return Cost(
         seconds_to_next_step=_since(fault, complete),
         split=None if complete is None else split_next_step(lines, fault, complete),
-        seconds_to_full_size=_since(fault, _find_complete(after, newest, size)),
+        seconds_to_full_size=_since(fault, find_complete(after, newest, size)),
         steps_lost=_count_redone(before, after),
         samples_lost=lost,
         samples_repeated=repeated,
@@ -73,7 +73,7 @@ def count_samples(history: Sequence[Line], size: int) -> tuple[int, int]:
     return lost, sum(used.values()) - len(used)
 
 
-def _find_complete(after: Sequence[Line], newest: int, least: int) -> float | None:
+def find_complete(after: Sequence[Line], newest: int, least: int) -> float | None:
     """When a complete group of at least `least` members had applied a step after `newest`."""
     ranks: dict[tuple[int, int], set[int]] = defaultdict(set)
     for line in after:

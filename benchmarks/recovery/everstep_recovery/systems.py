@@ -31,7 +31,7 @@ class System:
         return f"{self.name} {self.settings}".strip()
 
 
-def _everstep(*options: str) -> Command:
+def everstep(*options: str) -> Command:
     def command(folder: Path, ranks: int) -> list[str]:
         return [
             sys.executable, "-m", "everstep_agent.cli", "run", "--workers", str(ranks),
@@ -44,15 +44,18 @@ def _everstep(*options: str) -> Command:
 def _torchrun(folder: Path, ranks: int) -> list[str]:
     return [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
-        "--max-restarts", "20", "--monitor-interval", "0.1", "--rdzv-backend", "c10d",
+        "--max-restarts", "1000", "--monitor-interval", "0.1", "--rdzv-backend", "c10d",
         "--rdzv-endpoint", "127.0.0.1:0", str(SCRIPTS / "train_torchrun.py"),
     ]  # fmt: skip
 
 
-def _torchft(expiry_ms: int, heartbeat_ms: int) -> Command:
+def torchft(expiry_ms: int, heartbeat_ms: int, collective_ms: int = 5000) -> Command:
+    """`collective_ms`: limit of a collective."""
+
     def command(folder: Path, ranks: int) -> list[str]:
         script = str(SCRIPTS / "supervise_torchft.py")
-        return [str(environment("torchft")), script, str(ranks), str(expiry_ms), str(heartbeat_ms)]
+        limits = map(str, (expiry_ms, heartbeat_ms, collective_ms))
+        return [str(environment("torchft")), script, str(ranks), *limits]
 
     return command
 
@@ -65,10 +68,10 @@ def _nvrx(interval_ms: int) -> Command:
     return command
 
 
-def _ft_launcher(folder: Path, ranks: int) -> list[str]:
+def ft_launcher(folder: Path, ranks: int) -> list[str]:
     return [
         str(environment("nvrx").with_name("ft_launcher")), "--nproc-per-node", str(ranks),
-        "--max-restarts", "20", "--monitor-interval", "0.1", "--rdzv-backend", "c10d",
+        "--max-restarts", "1000", "--monitor-interval", "0.1", "--rdzv-backend", "c10d",
         "--rdzv-endpoint", "127.0.0.1:0", str(SCRIPTS / "train_torchrun.py"),
     ]  # fmt: skip
 
@@ -76,7 +79,7 @@ def _ft_launcher(folder: Path, ranks: int) -> list[str]:
 def _dlrover(folder: Path, ranks: int) -> list[str]:
     return [
         str(environment("dlrover").with_name("dlrover-run")), "--standalone", "--nnodes", "1",
-        "--nproc-per-node", str(ranks), "--max-restarts", "20", "--monitor-interval", "0.1",
+        "--nproc-per-node", str(ranks), "--max-restarts", "1000", "--monitor-interval", "0.1",
         str(SCRIPTS / "train_torchrun.py"),
     ]  # fmt: skip
 
@@ -88,21 +91,21 @@ def environment(name: str) -> Path:
 
 NO_NEW = "takes in no new process"
 SYSTEMS = (
-    System(name="everstep", settings="in place", command=_everstep()),
+    System(name="everstep", settings="in place", command=everstep()),
     System(
         name="everstep",
         settings="in place, preloaded",
-        command=_everstep("--preload", "everstep_recovery.workload"),
+        command=everstep("--preload", "everstep_recovery.workload"),
     ),
     System(
         name="everstep",
         settings="in place, reconfigure",
-        command=_everstep(),
+        command=everstep(),
         environ={"EVERSTEP_GROUP_FORMING": "reconfigure"},
         variant=True,
     ),
-    System(name="everstep", settings="in place, no zygote", command=_everstep("--no-zygote")),
-    System(name="everstep", settings="restart", command=_everstep("--no-in-place")),
+    System(name="everstep", settings="in place, no zygote", command=everstep("--no-zygote")),
+    System(name="everstep", settings="restart", command=everstep("--no-in-place")),
     System(
         name="torchrun",
         settings="own store",
@@ -114,7 +117,7 @@ SYSTEMS = (
     System(
         name="nvrx",
         settings="ft_launcher",
-        command=_ft_launcher,
+        command=ft_launcher,
         needs="nvrx",
         environ={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
     ),
@@ -127,8 +130,8 @@ SYSTEMS = (
         never_whole=NO_NEW,
     ),
     System(name="dlrover", settings="dlrover-run", command=_dlrover, needs="dlrover"),
-    System(name="torchft", settings="as it comes", command=_torchft(5000, 100), needs="torchft"),
-    System(name="torchft", settings="tight", command=_torchft(150, 50), needs="torchft"),
+    System(name="torchft", settings="as it comes", command=torchft(5000, 100), needs="torchft"),
+    System(name="torchft", settings="tight", command=torchft(150, 50), needs="torchft"),
 )
 
 

@@ -1,6 +1,7 @@
 """What all systems train, and the log that each rank writes. It uses no system's library."""
 
 import contextlib
+import hashlib
 import json
 import os
 import time
@@ -13,7 +14,7 @@ WIDTH, LAYERS = 512, 12
 MICRO_BATCH = 32
 MICRO_BATCHES = 2
 """Micro-batches per rank and step, at full size."""
-SAMPLES = 1_000_000
+SAMPLES = 100_000_000
 """More than a run takes, so that each sample should be used at most once."""
 LEARNING_RATE = 0.01
 SAVE_EVERY = 10
@@ -21,6 +22,10 @@ SAVE_EVERY = 10
 OUT = "EVERSTEP_RECOVERY_OUT"
 """Environment variable: the folder for the logs, one file per process."""
 STEPS = "EVERSTEP_RECOVERY_STEPS"
+EXACT = "EVERSTEP_RECOVERY_EXACT"
+"""Environment variable: 1 for Everstep's `exact_reduction`."""
+DIGEST_EVERY = "EVERSTEP_RECOVERY_DIGEST_EVERY"
+"""Environment variable: after so many steps each rank logs a digest of its parameters; 0: never."""
 
 
 class Numbers(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
@@ -49,6 +54,18 @@ def steps() -> int:
     return int(os.environ[STEPS])
 
 
+def is_exact() -> bool:
+    return os.environ.get(EXACT) == "1"
+
+
+def compute_digest(model: torch.nn.Module) -> str:
+    """Of the bytes of all parameters."""
+    whole = hashlib.blake2b(digest_size=16)
+    for parameter in model.parameters():
+        whole.update(parameter.detach().numpy().data)
+    return whole.hexdigest()
+
+
 class StepLog:
     """One line per step, written at once.
 
@@ -59,6 +76,7 @@ class StepLog:
         path = Path(os.environ[OUT], f"{os.getpid()}.jsonl")
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._passes: list[float] = []
+        self._digest_every = int(os.environ.get(DIGEST_EVERY, "0"))
         self._write({"event": "begin"})
 
     @contextlib.contextmanager
@@ -73,6 +91,11 @@ class StepLog:
         passes, self._passes = self._passes, []
         values = {"step": number, "rank": rank, "world": world, "samples": list(samples)}
         self._write({"event": "step", **values, "passes": passes})
+
+    def state(self, number: int, model: torch.nn.Module) -> None:
+        """Log a digest of the state after a step, if one is due."""
+        if self._digest_every and number % self._digest_every == 0:
+            self._write({"event": "state", "step": number, "digest": compute_digest(model)})
 
     def _write(self, values: dict[str, object]) -> None:
         line = json.dumps({"t": time.monotonic(), "pid": os.getpid(), **values})

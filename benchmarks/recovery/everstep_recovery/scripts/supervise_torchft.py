@@ -3,7 +3,7 @@
 It starts a training process again when it ends, as a cluster would.
 
 Arguments: the number of replicas; milliseconds without a heartbeat until a replica is given up;
-milliseconds between heartbeats.
+milliseconds between heartbeats; the limit of a collective in milliseconds.
 """
 
 import os
@@ -16,7 +16,7 @@ from torchft.coordination import LighthouseServer
 SCRIPT = Path(__file__).with_name("train_torchft.py")
 
 
-def main(replicas: int, expiry_ms: int, heartbeat_ms: int) -> None:
+def main(replicas: int, expiry_ms: int, heartbeat_ms: int, collective_ms: int) -> None:
     lighthouse = LighthouseServer(
         bind="127.0.0.1:0",
         min_replicas=1,
@@ -29,6 +29,7 @@ def main(replicas: int, expiry_ms: int, heartbeat_ms: int) -> None:
         "TORCHFT_LIGHTHOUSE": lighthouse.address(),
         "REPLICAS": str(replicas),
         "HEARTBEAT_MS": str(heartbeat_ms),
+        "COLLECTIVE_MS": str(collective_ms),
     }
 
     def start(replica: int) -> "subprocess.Popen[bytes]":

@@ -26,6 +26,7 @@ def main(job: everstep.Job) -> None:
             used += indices.tolist()
         optimizer.step()
         log.step(step.number, job.rank, job.world_size, used)
+        log.state(step.number, model)
 
 
-everstep.run(main, seed=0)
+everstep.run(main, seed=0, exact_reduction=workload.is_exact())

@@ -15,7 +15,7 @@ from everstep_recovery import workload
 from everstep_recovery.scripts.ddp_step import accumulate
 
 REPLICA, REPLICAS = int(os.environ["REPLICA"]), int(os.environ["REPLICAS"])
-GROUP_TIMEOUT = timedelta(seconds=5)
+GROUP_TIMEOUT = timedelta(milliseconds=int(os.environ["COLLECTIVE_MS"]))
 
 
 class RepairedDdp(DistributedDataParallel):  # type: ignore[misc]

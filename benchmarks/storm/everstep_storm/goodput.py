@@ -1,0 +1,132 @@
+"""What a storm left of the training, from the lines of all ranks. Pure.
+
+Step s of the order is made of the same `batch` samples in every system, whatever the number of ranks.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from everstep_recovery.lines import Line
+from everstep_recovery.reading import find_complete, list_history
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of the final history."""
+
+    number: int
+    t: float
+    """When its last member had applied it."""
+    samples: int
+    """Different samples in it."""
+    repeated: int
+    """How often samples were in it that this step or an earlier one had used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    seconds: float
+    """Of the storm."""
+    samples: int
+    """Of the final history, each once, in steps that ended within the storm."""
+    steps: int
+    """Steps of the final history that ended within the storm."""
+    steps_again: int
+    """Steps that all members had applied, and that were taken again."""
+    samples_lost: int
+    """Samples of the order up to the last step, that are in no step of the final history."""
+    samples_repeated: int
+    pauses: tuple[float | None, ...]
+    """Seconds from each fault until all members had applied a new step; None: not within the run."""
+    progress: tuple[float, ...]
+    """After 0, 1, 2, … seconds of the storm: samples so far, in whole batches."""
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.seconds
+
+
+def judge_storm(
+    lines: Sequence[Line], faults: Sequence[float], *, began: float, seconds: float, batch: int
+) -> Outcome:
+    """`lines` sorted by time; the storm lasted `seconds` from the time `began`."""
+    steps = list_steps(list_history(lines), batch)
+    within = [step for step in steps if began < step.t <= began + seconds]
+    last = steps[-1].number if steps else 0
+    return Outcome(
+        seconds=seconds,
+        samples=sum(step.samples for step in within),
+        steps=len(within),
+        steps_again=count_again(lines),
+        samples_lost=last * batch - sum(step.samples for step in steps),
+        samples_repeated=sum(step.repeated for step in steps),
+        pauses=tuple(_find_pause(lines, fault) for fault in faults),
+        progress=_list_progress(within, began, seconds, batch),
+    )
+
+
+def list_steps(history: Sequence[Line], batch: int) -> list[Step]:
+    """The whole steps of a history, by number."""
+    by_step: dict[int, list[Line]] = defaultdict(list)
+    for line in history:
+        by_step[line.step].append(line)
+    seen: set[int] = set()
+    found: list[Step] = []
+    for number in sorted(by_step):
+        own = by_step[number]
+        used = [sample for line in own for sample in line.samples]
+        fresh = set(used) - seen
+        seen |= fresh
+        samples = len(fresh) + count_unlogged(own, batch - len(fresh))
+        repeated = len(used) - len(fresh)
+        found.append(Step(number=number, t=own[-1].t, samples=samples, repeated=repeated))
+    return found
+
+
+def count_unlogged(lines: Sequence[Line], missing: int) -> int:
+    """Of the `missing` samples of a step those that were in it, though no line has them.
+
+    A rank that dies between the sum and its line leaves none. The other lines tell: they name a
+    group of its size, so its gradients were in the sum. It had no more samples than the others.
+    """
+    world = max(line.world for line in lines)
+    absent = world - len({line.rank for line in lines if line.world == world})
+    return min(missing, absent * max(len(line.samples) for line in lines))
+
+
+def count_again(lines: Sequence[Line]) -> int:
+    """How often a step was complete that had been complete before."""
+    ranks: dict[int, set[int]] = defaultdict(set)
+    complete: dict[int, int] = defaultdict(int)
+    for line in lines:
+        ranks[line.step].add(line.rank)
+        if len(ranks[line.step]) >= line.world:
+            complete[line.step] += 1
+            ranks[line.step] = set()
+    return sum(times - 1 for times in complete.values())
+
+
+def compare_states(calm: dict[str, str], storm: dict[str, str]) -> tuple[int, list[int]]:
+    """(steps whose state both logged, those of them at which it differs)."""
+    both = sorted((set(calm) & set(storm)), key=int)
+    return len(both), [int(step) for step in both if calm[step] != storm[step]]
+
+
+def _find_pause(lines: Sequence[Line], fault: float) -> float | None:
+    newest = max((line.step for line in lines if line.t <= fault), default=0)
+    complete = find_complete([line for line in lines if line.t > fault], newest, 1)
+    return None if complete is None else complete - fault
+
+
+def _list_progress(
+    steps: Sequence[Step], began: float, seconds: float, batch: int
+) -> tuple[float, ...]:
+    found, done, index = [], 0, 0
+    by_time = sorted(steps, key=lambda step: step.t)
+    for second in range(int(seconds) + 1):
+        while index < len(by_time) and by_time[index].t <= began + second:
+            done += by_time[index].samples
+            index += 1
+        found.append(round(done / batch, 2))
+    return tuple(found)

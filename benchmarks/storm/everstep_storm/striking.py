@@ -1,0 +1,78 @@
+"""Faults on the processes of a run."""
+
+import contextlib
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from everstep_recovery import processes
+from everstep_storm.faults import Kind, Strike
+
+PROBE_SECONDS = 10.0
+"""A stopped process that its system has not ended by then is ended here, as a liveness probe would
+do: before the next fault, so that each system gets back to its full size.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    kind: Kind
+    t: float
+    after: float
+    """Seconds since the storm began, as planned."""
+    pid: int
+    """Of the rank; 0: none was alive."""
+
+
+@dataclass(slots=True)
+class Striker:
+    """Args: `root`: the pid of the process that started all others."""
+
+    folder: Path
+    root: int
+    struck: list[Struck] = field(default_factory=list)
+    probed: int = 0
+    """Stopped processes that had to be ended here."""
+    _stopped: dict[int, float] = field(default_factory=dict)
+    """Process → when it is ended, if it is still there."""
+
+    def strike(self, strike: Strike) -> None:
+        ranks = [p for p in processes.list_ranks(self.folder) if p not in self._stopped]
+        if not ranks:
+            self.struck.append(_note(strike, 0))
+            return
+        pid = ranks[int(strike.place * len(ranks))]
+        if strike.kind is Kind.HANG:
+            processes.kill([pid], signal.SIGSTOP)
+            self._stopped[pid] = time.monotonic() + PROBE_SECONDS
+        else:
+            processes.kill(self._list_node(pid) if strike.kind is Kind.NODE else [pid])
+        self.struck.append(_note(strike, pid))
+
+    def probe(self) -> None:
+        """End the stopped processes whose time is over."""
+        for pid in [p for p, end in self._stopped.items() if time.monotonic() > end]:
+            del self._stopped[pid]
+            if pid in processes.list_own(self.folder):
+                self.probed += 1
+                processes.kill([pid])
+
+    def _list_node(self, pid: int) -> list[int]:
+        """All processes of the rank's node.
+
+        A node is what one child of the first process has started: an agent, or the rank itself.
+        """
+        top = pid
+        with contextlib.suppress(OSError):
+            while (parent := _find_parent(top)) not in (self.root, 1):
+                top = parent
+        return processes.list_tree(top)
+
+
+def _note(strike: Strike, pid: int) -> Struck:
+    return Struck(kind=strike.kind, t=time.monotonic(), after=strike.after, pid=pid)
+
+
+def _find_parent(pid: int) -> int:
+    return int(processes.read_stat(Path(f"/proc/{pid}/stat"))[1])
