@@ -182,7 +182,8 @@ class Loop:
             self._session.buffers.put_back(self._buffers_before)
         self._current, self._answers = index, 0
         request = self._feed.request(self._first, index)
-        batch = self._feed.take(request)
+        with self._session.meter.fetching():
+            batch = self._feed.take(request)
         randomness.seed_all(*request.seed)
         places = self._feed.places(index)
         self._parts.counts[index] = 1

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from everstep_contract.position import Position, PositionPage, Where
+from everstep.stretches import Stretches
+from everstep_contract.position import Position, PositionPage, Stretch, Where
 
 
 class Meter:
@@ -21,6 +22,8 @@ class Meter:
         self._category, self._entered = "startup", now
         self.position = Position(epoch=epoch, applied=applied, since=now)
         """Changed in place."""
+        self._stretches = Stretches()
+        self._marked, self._kind = now, Stretch.OTHER
         self._write()
 
     def update(self, **changes: Any) -> None:
@@ -31,6 +34,9 @@ class Meter:
     def enter(self, where: Where, *, category: str, limit: float = 0.0, **changes: Any) -> None:
         """A scope begins; `limit` in seconds, 0: that of its kind."""
         self._charge()
+        if self.position.scope is Where.STEP and where is Where.STEP:
+            self._mark(Stretch.OTHER)  # ends the last stretch of the former step
+            self._stretches.end_step()
         self._category = category
         self.update(scope=where, since=self._entered, limit_ms=int(limit * 1000), **changes)
 
@@ -42,12 +48,23 @@ class Meter:
         self._category = category
         if waiting != was:
             self.update(waiting=waiting)
+        else:
+            self._mark(self._find_kind())
         try:
             yield
         finally:
             self._charge()
             self._category = before
             self.update(waiting=was)
+
+    @contextmanager
+    def fetching(self) -> Iterator[None]:
+        """Around the fetch of a micro-batch: it may take longer than computing, and both are progress."""
+        self._mark(self._find_kind(Stretch.FETCH))
+        try:
+            yield
+        finally:
+            self._mark(self._find_kind())
 
     @property
     def armed(self) -> int:
@@ -68,3 +85,18 @@ class Meter:
             setattr(self.position, name, value)
         if self._page:
             self._page.write(self.position)
+            self._mark(self._find_kind())
+
+    def _find_kind(self, inside: Stretch = Stretch.COMPUTE) -> Stretch:
+        if self.position.waiting:
+            return Stretch.WAIT
+        learns = self.position.scope is Where.STEP and self._category == "step"
+        return inside if learns else Stretch.OTHER
+
+    def _mark(self, kind: Stretch) -> None:
+        """A stretch of this kind begins."""
+        now = time.monotonic()
+        self._stretches.add(self._kind, now - self._marked)
+        self._marked, self._kind = now, kind
+        if self._page:
+            self._page.mark(now, kind, self._stretches.limit(kind))

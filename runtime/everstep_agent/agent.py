@@ -116,7 +116,12 @@ class Agent:
             adopted=",".join(str(save.step) for save in self.pod.memory.list_saves()),
         )
         self.bound.set()
-        for work in (self._follower.run(), self._watch(), self._delivery.run()):
+        for work in (
+            self._follower.run(),
+            self._watch(),
+            self._watch_progress(),
+            self._delivery.run(),
+        ):
             task = asyncio.create_task(work)
             task.add_done_callback(self._task_ended)
             stack.push_async_callback(_cancel, task)
@@ -230,6 +235,11 @@ class Agent:
                 self._end(found)
                 return
             await asyncio.sleep(WATCH_SECONDS)
+
+    async def _watch_progress(self) -> None:
+        while True:
+            pause_seconds = self.pod.look_for_stalls()
+            await asyncio.sleep(pause_seconds)
 
     def _decide_end(self, now: float) -> report.ExitReport | None:
         me, state = self.me, self._state

@@ -4,9 +4,10 @@ death.
 One page in a file that agent and worker map. The worker writes each `Position` beside the
 previous one and then sets, in one word, which of the two is the newest: if a worker is
 suspended or killed while it writes, the previous one is intact. A checksum detects a slot that
-was overwritten while it was read, even if the processor reorders stores. The agent writes one
-word, the armed boundary. The worker also owns a lock in the page, so that its end is known at once.
-All times are CLOCK_MONOTONIC of the host.
+was overwritten while it was read, even if the processor reorders stores. Two words beside it say when the
+worker last made progress, and how long it may take until the next time: they cost the worker less than a
+position. The agent writes one word, the armed boundary. The worker also owns a lock in the page, so that its
+end is known at once. All times are CLOCK_MONOTONIC of the host.
 """
 
 import enum
@@ -23,7 +24,7 @@ _BODY = struct.Struct("=7q9d")
 _SUM = struct.Struct("=I")
 _PLACES = (256, 512)
 _LOCK = 1024
-_COUNT, _ARMED = 0, 8
+_COUNT, _MARK, _LIMIT, _ARMED = 0, 1, 2, 8
 """Indices of 8-byte words, which are stored and loaded atomically."""
 _TRIES = 100
 SECONDS = ("step", "wait", "stall", "startup", "evaluate", "pause", "restore", "idle")
@@ -47,6 +48,29 @@ class Where(enum.IntEnum):
     STEP = 1
     EVALUATE = 2
     PAUSE = 3
+
+
+class Stretch(enum.IntEnum):
+    """What the worker does until its next mark."""
+
+    OTHER = 0
+    """Start-up, an evaluation, a pause, a save: no limit is learnt."""
+    COMPUTE = 1
+    FETCH = 2
+    """It fetches the data of a micro-batch."""
+    WAIT = 3
+    """For other ranks or the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The worker's last sign of progress."""
+
+    at: float
+    """time.monotonic(); 0: there was none."""
+    kind: Stretch
+    limit: float
+    """Seconds that it has learnt for this kind; 0: none. For a wait that of computing."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,6 +120,15 @@ class PositionPage:
         at = _PLACES[count % 2]
         self._page[at : at + _BODY.size + _SUM.size] = body + _SUM.pack(zlib.crc32(body))
         self._words[_COUNT] = count
+
+    def mark(self, at: float, kind: Stretch, limit: float) -> None:
+        """Progress: a stretch of this kind begins. One word at a time, the limit first."""
+        self._words[_LIMIT] = int(limit * 1000)
+        self._words[_MARK] = int(at * 1e6) << 2 | kind
+
+    def read_mark(self) -> Mark:
+        word, limit = self._words[_MARK], self._words[_LIMIT]
+        return Mark((word >> 2) / 1e6, Stretch(word & 3), limit / 1000)
 
     def read(self) -> Position:
         """The newest position, consistent; all zero if the worker has written none.

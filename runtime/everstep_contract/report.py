@@ -34,6 +34,8 @@ class Cause(enum.Enum):
     WORKER_CRASHED = "WorkerCrashed"
     """A signal that the worker caused itself ended it (SIGSEGV, SIGABRT, SIGBUS, …)."""
     WORKER_HUNG = "WorkerHung"
+    WORKER_STALLED = "WorkerStalled"
+    """Hung by the time limit that it has learnt from its own steps."""
     DEVICE_FAILED = "DeviceFailed"
     """The worker's error names its GPU: a CUDA or ECC error that code cannot cause."""
     NETWORK_FAILED = "NetworkFailed"

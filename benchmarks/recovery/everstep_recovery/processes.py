@@ -48,16 +48,18 @@ def started(
         process.wait()
 
 
-def wait_training(process: "subprocess.Popen[bytes]", folder: Path, ranks: int) -> None:
-    """Until every rank has taken some steps. Raises `RunFailed`."""
+def wait_training(
+    process: "subprocess.Popen[bytes]", folder: Path, ranks: int, least: int = SETTLED_STEPS
+) -> None:
+    """Until every rank has taken `least` steps. Raises `RunFailed`."""
     end = time.monotonic() + START_SECONDS
     while True:
-        done = {r["rank"] for r in read_records(folder) if r.get("step", 0) >= SETTLED_STEPS}
+        done = {r["rank"] for r in read_records(folder) if r.get("step", 0) >= least}
         if len(done) == ranks:
             return
         if process.poll() is not None or time.monotonic() > end:
             said = read_output(folder)
-            raise RunFailed(f"{len(done)} of {ranks} ranks reached step {SETTLED_STEPS}: {said}")
+            raise RunFailed(f"{len(done)} of {ranks} ranks reached step {least}: {said}")
         time.sleep(LOOK_SECONDS)
 
 

@@ -15,6 +15,8 @@ from everstep_recovery.lines import Line, parse_lines
 from everstep_recovery.reading import Cost, judge
 from everstep_recovery.systems import System
 
+LEARNT_STEPS = 65
+"""Steps before a rank is stopped: Everstep has learnt by then how long a step takes."""
 AFTER_STEPS = 5
 """A run is over after so many steps at full size."""
 
@@ -30,6 +32,7 @@ class Plan:
 
 FAULTS = {
     "SIGKILL": (signal.SIGKILL, 1),
+    "SIGSTOP": (signal.SIGSTOP, 1),
     "SIGSEGV": (signal.SIGSEGV, 1),
     "SIGKILL of two": (signal.SIGKILL, 2),
 }
@@ -41,7 +44,7 @@ def play(system: System, plan: Plan) -> Cost:
     folder = Path(tempfile.mkdtemp(prefix="everstep-recovery-"))
     try:
         with processes.started(system, plan.ranks, folder) as process:
-            processes.wait_training(process, folder, plan.ranks)
+            processes.wait_training(process, folder, plan.ranks, _warm_up(plan.fault))
             fault = _strike(folder, plan)
             _wait_whole(process, folder, fault, plan, never=bool(system.never_whole))
         return judge(read(folder), fault, plan.ranks)
@@ -51,6 +54,11 @@ def play(system: System, plan: Plan) -> Cost:
 
 def read(folder: Path) -> list[Line]:
     return parse_lines(processes.read_records(folder))
+
+
+def _warm_up(fault: str) -> int:
+    """Steps before the fault."""
+    return LEARNT_STEPS if fault == "SIGSTOP" else processes.SETTLED_STEPS
 
 
 def _strike(folder: Path, plan: Plan) -> float:

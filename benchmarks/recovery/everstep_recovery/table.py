@@ -79,7 +79,7 @@ def build_short_table(rows: Sequence[Row]) -> str:
             found[title] = median(values)
     lines = [
         [
-            "SIGKILL of one of the ranks",
+            f"{rows[0]['fault'] if rows else 'SIGKILL'} of one of the ranks",
             "next step, s",
             "full size, s",
             "steps taken again",

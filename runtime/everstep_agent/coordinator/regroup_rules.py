@@ -183,6 +183,7 @@ def continue_epoch(
         joining=(),
         transfers=(),
         leaving=(),
+        hung=(),
         successor=0,
         successor_token="",
         cause="",

@@ -16,6 +16,7 @@ from everstep_agent.peers.messages import (
     End,
     EpochLevel,
     EpochMember,
+    Hung,
     Id,
     Saver,
     Stage,
@@ -187,6 +188,10 @@ class JobState:
 
     def let_leave(self, ids: tuple[Id, ...]) -> "JobState":
         return self._with_epoch(leaving=ids)
+
+    def cut_out(self, hung: tuple[Hung, ...]) -> "JobState":
+        """Their agents end these workers, if they still make no progress."""
+        return self._with_epoch(hung=hung)
 
     def name_incident(self) -> "JobState":
         """Gives the open incident's id to the epoch, its next claim and its agents' log lines."""

@@ -28,6 +28,7 @@ from everstep_agent.coordinator.reports import Reports
 from everstep_agent.coordinator.saves import Saves
 from everstep_agent.coordinator.seen_document import NOTES
 from everstep_agent.coordinator.spent_time import SpentTime
+from everstep_agent.coordinator.stalls import Patience
 from everstep_agent.coordinator.state import JobState
 from everstep_agent.coordinator.store_waits import StoreWaits
 from everstep_agent.live_settings import apply_wanted
@@ -96,6 +97,7 @@ class Term:
             persist=self.store_waits.persist,
             line=self.line,
         )
+        self.patience = Patience()
         self.carried = SpentTime()
         """As of the checkpoint that was newest when this term began."""
         self._state = JobState(

@@ -22,6 +22,7 @@ from everstep_agent.coordinator.breaks import (
     find_refusal,
 )
 from everstep_agent.coordinator.recover import recover
+from everstep_agent.coordinator.stalls import list_hung
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.messages import EpochLevel, Stage, State, WorkerReport
 from everstep_agent.runlog.run_log import Lost
@@ -48,6 +49,7 @@ async def train(term: Term) -> str:
             watch, wait = watch.renew(term.now()), last_save.Wait()
             continue
         _advance(term, workers, now)
+        _cut_out(term, now)
         boundary_turn.want_pin(term, workers)
         term.saves.pump(term.running, term.applied(), term.spent())
         if why := _why_impossible(term):
@@ -143,6 +145,16 @@ def _advance(term: Term, workers: Sequence[WorkerReport], now: float) -> None:
     stepped = finished or min(w.applied for w in workers) > epoch.resume
     if term.state.incidents.resumed and started and stepped:
         _close_incident(term, now)
+
+
+def _cut_out(term: Term, now: float) -> None:
+    """A rank that makes no progress, while all others wait for it."""
+    able = all(r.in_place for r in term.recent()) and not regroup.why_not_wanted(term)
+    hung = list_hung(term.running, term.recent(), term.patience.factor(now)) if able else ()
+    if hung != term.running.hung:
+        if hung:
+            term.patience = term.patience.after_cut(now)
+        term.change(term.state.cut_out(hung))
 
 
 def _close_incident(term: Term, now: float) -> None:

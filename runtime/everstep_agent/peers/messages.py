@@ -88,6 +88,8 @@ class WorkerReport:
     """What it told after `HOLD`."""
     dead_ms: int | None = None
     """Milliseconds since its death was noticed; for a hang, since the hang began."""
+    stall: float = 0.0
+    """1: it has made no progress for the time limit that it has learnt; 2: for twice that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +280,15 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hung:
+    """A worker that its agent shall end if it still makes no progress: all others wait for it."""
+
+    slot: int
+    local: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochLevel:
     number: int
     token: str
@@ -323,6 +334,7 @@ class EpochLevel:
     incident: str = ""
     store: str = ""
     """Address of the agent that keeps the keys of the epoch's process group."""
+    hung: tuple[Hung, ...] = ()
 
     def member(self, slot: int, attempt: int, incarnation: int) -> EpochMember | None:
         ident = (slot, attempt, incarnation)

@@ -73,7 +73,9 @@ class Deaths:
 
     def _classify(self, worker: Worker) -> faults.Death:
         if worker.hung:
-            return faults.Death(cause=report.Cause.WORKER_HUNG)
+            stalled = worker.stalled
+            cause = report.Cause.WORKER_STALLED if stalled else report.Cause.WORKER_HUNG
+            return faults.Death(cause=cause)
         if worker.failed is not None:
             cause = report.Cause(worker.failed.cause)
             return faults.Death(cause=cause, fault=worker.failed.fault)

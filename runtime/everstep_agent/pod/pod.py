@@ -36,6 +36,7 @@ from everstep_agent.pod.in_place_join import InPlaceJoin
 from everstep_agent.pod.relay import STORE_FRAMES, Relay
 from everstep_agent.pod.save_queue import Listener, Uploads
 from everstep_agent.pod.share_reader import ShareReader
+from everstep_agent.pod.stall_watch import StallWatch
 from everstep_agent.pod.time_ledger import TimeLedger
 from everstep_agent.pod.unfinished_saves import UnfinishedSaves
 from everstep_agent.pod.worker import Worker
@@ -105,6 +106,7 @@ class Pod:
         self._pins: dict[str, int] = {}
         """What the script wants pinned and may not be yet: kept here, a save may be dropped."""
         self._head_start: head_start.HeadStart | None = None
+        self._stall_watch = StallWatch(self._touch)
         self.workers = WorkerSet(
             spawner=spawner,
             place=Place(count=settings.workers, memory=settings.memory, environ=environ),
@@ -187,6 +189,7 @@ class Pod:
             return
         self.level, current = level, list(self.workers.current.values())
         self._copies.aim(level, published.wanted)
+        self._end_hung(level)
         if level.successor > self.joined:
             self.joined, self.joined_token = level.successor, level.successor_token
             self._touch()
@@ -526,6 +529,23 @@ class Pod:
             return False
         self._head_start = None
         return True
+
+    def look_for_stalls(self) -> float:
+        """Returns the seconds until the next look."""
+        most = apply_wanted(self.settings, self.deaths.wanted).hang_seconds
+        return self._stall_watch.look(list(self.workers.current.values()), most)
+
+    def _end_hung(self, level: EpochLevel) -> None:
+        """Unless they have gone on since."""
+        for found in level.hung:
+            worker = self.workers.current.get(found.local)
+            ours = found.slot == self.me.slot and worker is not None and worker.life == found.life
+            if not ours or worker is None or worker.hung or not worker.alive or worker.asked:
+                continue
+            if worker.page.read_mark().at != worker.stall.mark.at or worker.stall_level < 1:
+                continue
+            self.workers.end_stalled(worker)
+            self.line.say("worker_stalled", rank=worker.rank, pid=worker.pid, message=worker.hung)
 
     def _check_hangs(self, now: float) -> None:
         live = apply_wanted(self.settings, self.deaths.wanted)

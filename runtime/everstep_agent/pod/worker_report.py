@@ -52,6 +52,8 @@ class Reported(Protocol):
     def standing(self) -> wire.Standing | None: ...
     @property
     def dead_at(self) -> float | None: ...
+    @property
+    def stall_level(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,7 @@ def build_worker_report(
         failed=worker.failed,
         standing=worker.standing,
         dead_ms=_dead_ms(worker, now),
+        stall=worker.stall_level,
     )
 
 

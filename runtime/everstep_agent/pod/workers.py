@@ -18,7 +18,7 @@ from typing import Any
 
 from everstep_agent import logline
 from everstep_agent.peers.messages import Ended, State
-from everstep_agent.pod import exiting, hang, output, spawn, worker_socket
+from everstep_agent.pod import exiting, hang, output, spawn, stall, worker_socket
 from everstep_agent.pod.worker import Worker
 from everstep_agent.waiting import happens
 from everstep_contract import env, position, wire
@@ -38,6 +38,8 @@ KILLED_FRAMES_SECONDS = 0.001
 """Limit for reading its last frames, if it is still exiting: its socket and pipes are still open."""
 STACK_SECONDS = 0.3
 """Limit for a hung worker to write its stack; then it is killed."""
+SHORT_STACK_SECONDS = 0.05
+"""The same for one that is hung by the limit that it has learnt; one that is stopped can write none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,11 +423,20 @@ class WorkerSet:
                 found.append(worker)
         return found
 
+    def end_stalled(self, worker: Worker) -> None:
+        """The coordinator has found that the others wait for it."""
+        where = f"step {worker.position().applied + 1}"
+        worker.stalled, worker.hung = True, stall.describe(worker.stall, where)
+        worker.hung_since = worker.stall.mark.at
+        self._background(self._put_down(worker))
+
     async def _put_down(self, worker: Worker) -> None:
-        if worker.started_at is not None:  # faulthandler is registered by then
+        limit = SHORT_STACK_SECONDS if worker.stalled else STACK_SECONDS
+        stopped = worker.stalled and worker.stall.stopped
+        if worker.started_at is not None and not stopped:  # faulthandler is registered by then
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGUSR1)
-            await asyncio.sleep(STACK_SECONDS)
+            await asyncio.sleep(limit)
         worker.kill()
 
 

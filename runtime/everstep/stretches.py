@@ -1,0 +1,56 @@
+"""How long this rank usually goes without a mark, and from when on it counts as stalled. Pure.
+
+A *stretch* is the time between two marks on the position page while the rank does not wait for others.
+"""
+
+import math
+from collections import deque
+
+from everstep_contract.position import Stretch
+
+STEPS = 300
+LEARN_EVERY = 10
+"""Steps between two looks at them."""
+"""So many of the last steps count."""
+KNOWN_STEPS = 50
+"""With fewer, no limit is learnt."""
+FACTOR = {Stretch.COMPUTE: 3.0, Stretch.FETCH: 10.0}
+"""The limit is so many times what 99 of 100 steps do not exceed."""
+LEAST_SECONDS = {Stretch.COMPUTE: 0.3, Stretch.FETCH: 5.0}
+
+
+class Stretches:
+    """The longest stretch of each kind, in each of the last steps."""
+
+    def __init__(self) -> None:
+        self._longest = {kind: deque[float](maxlen=STEPS) for kind in FACTOR}
+        self._step = dict.fromkeys(FACTOR, 0.0)
+        self._limits = dict.fromkeys(Stretch, 0.0)
+        self._steps = 0
+
+    def add(self, kind: Stretch, seconds: float) -> None:
+        """A stretch of the present step has ended. What is not learnt is left out."""
+        if seconds > self._step.get(kind, math.inf):
+            self._step[kind] = seconds
+
+    def end_step(self) -> None:
+        for kind, seconds in self._step.items():
+            self._longest[kind].append(seconds)
+            self._step[kind] = 0.0
+        self._steps += 1
+        if self._steps % LEARN_EVERY:
+            return
+        for kind, longest in self._longest.items():
+            self._limits[kind] = _choose_limit(kind, longest)
+        self._limits[Stretch.WAIT] = self._limits[Stretch.COMPUTE]
+
+    def limit(self, kind: Stretch) -> float:
+        """Seconds; 0: none is learnt."""
+        return self._limits[kind]
+
+
+def _choose_limit(kind: Stretch, longest: deque[float]) -> float:
+    if len(longest) < KNOWN_STEPS:
+        return 0.0
+    usual = sorted(longest)[math.ceil(0.99 * len(longest)) - 1]
+    return max(FACTOR[kind] * usual, LEAST_SECONDS[kind])

@@ -1,0 +1,92 @@
+"""How long a worker has made no progress, and how much of that time counts. Pure.
+
+Only time in which the worker could have gone on counts: not the time that it queued for a core, and no more than
+`MOST_SECONDS` between two looks, because the agent did not get to look. A worker that takes CPU time may be slow (a
+compiler, a huge batch), so its time counts a tenth.
+"""
+
+from dataclasses import dataclass, replace
+
+from everstep_contract.position import Mark, Stretch
+
+MOST_SECONDS = 0.15
+"""A longer time between two looks counts as this much."""
+BUSY_SHARE = 0.1
+"""More of an interval spent on a core is work."""
+BUSY_WEIGHT = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Of a worker's main thread, as the kernel counts it."""
+
+    state: str
+    """R, S, D, T, …"""
+    on_core: float
+    """Seconds so far."""
+    queued: float
+    """Seconds so far that it waited for a core. Not while it still waits."""
+    helped: bool = False
+    """Another thread, or a child process, runs."""
+
+    @property
+    def stopped(self) -> bool:
+        return self.state in "Tt"
+
+
+_NO_MARK = Mark(0.0, Stretch.OTHER, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """Of one worker, since its last mark."""
+
+    mark: Mark = _NO_MARK
+    looked: float = 0.0
+    usage: Usage | None = None
+    seconds: float = 0.0
+    """What counts."""
+
+    def level(self, most: float) -> float:
+        """1: the limit that the worker has learnt, and no more than `most`, is reached. 0: it has learnt none."""
+        limit = min(self.mark.limit, most) if most > 0 else self.mark.limit
+        return self.seconds / limit if limit > 0 else 0.0
+
+    @property
+    def stopped(self) -> bool:
+        return self.usage is not None and self.usage.stopped
+
+
+def look(before: Stall, mark: Mark, usage: Usage | None, now: float) -> Stall:
+    """`usage`: None: it is not known."""
+    if mark.at != before.mark.at or mark.limit <= 0:
+        return Stall(mark=mark, looked=now, usage=usage)
+    counted = before.seconds + _count(before, mark, usage, now)
+    return replace(before, looked=now, usage=usage, seconds=counted)
+
+
+def _count(before: Stall, mark: Mark, usage: Usage | None, now: float) -> float:
+    passed = min(now - before.looked, MOST_SECONDS)
+    if usage is None or before.usage is None:
+        return 0.0
+    if mark.kind is Stretch.WAIT:
+        return passed if usage.stopped else 0.0
+    on_core = usage.on_core - before.usage.on_core
+    if usage.state == "R" and on_core <= 0:
+        return 0.0  # it queues for a core
+    passed = max(0.0, passed - (usage.queued - before.usage.queued))
+    busy = usage.helped or usage.state == "R" or on_core > BUSY_SHARE * passed
+    return passed * (BUSY_WEIGHT if busy else 1.0)
+
+
+def describe(stall: Stall, where: str) -> str:
+    """Why a worker is cut out, for a message."""
+    doing = {Stretch.FETCH: "fetching data", Stretch.WAIT: "waiting for others"}
+    what = doing.get(stall.mark.kind, "computing")
+    text = (
+        f"hung: no progress for {stall.looked - stall.mark.at:.1f} s in {where}, {what}, while the others wait for "
+        f"it; the limit learnt from its last steps is {stall.mark.limit:.1f} s"
+    )
+    if stall.stopped:
+        return f"{text}; it is stopped by a signal (state T), so it has no stack to show"
+    return text

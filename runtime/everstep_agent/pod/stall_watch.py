@@ -1,0 +1,51 @@
+"""Looks at the progress of this pod's workers, often enough for the limits that they have learnt.
+
+The agent only tells how far a worker is beyond its limit. Whether it is cut out the coordinator decides: it alone knows
+whether the others wait for it.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+from everstep_agent.peers.messages import State
+from everstep_agent.pod import stall
+from everstep_agent.pod.usage import read_usage
+from everstep_agent.pod.worker import Worker
+
+LOOK_SECONDS = 0.05
+CALM_LOOK_SECONDS = 0.25
+SHORT_LIMIT_SECONDS = 1.0
+"""No wait: workers with a longer limit are looked at less often."""
+TOLD = 0.5
+"""The coordinator hears of a worker that has waited, or made no progress, for this much of its limit."""
+
+
+class StallWatch:
+    """`tell` is called when the coordinator has to hear news."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    def look(self, workers: Iterable[Worker], most: float, now: float | None = None) -> float:
+        """Returns the seconds until the next look. `most`: no limit is longer."""
+        now = time.monotonic() if now is None else now
+        pause = CALM_LOOK_SECONDS
+        for worker in workers:
+            if not worker.alive or worker.state is not State.TRACKED:
+                worker.stall = stall.Stall(looked=now)
+                continue
+            self._look_at(worker, most, now)
+            if 0 < worker.stall.mark.limit < SHORT_LIMIT_SECONDS:
+                pause = LOOK_SECONDS
+        return pause
+
+    def _look_at(self, worker: Worker, most: float, now: float) -> None:
+        before, mark = worker.stall, worker.page.read_mark()
+        late = before.level(most) >= TOLD
+        usage = read_usage(worker.pid, others=late) if mark.limit > 0 else None
+        worker.stall = stall.look(before, mark, usage, now)
+        worker.stall_level = worker.stall.level(most)
+        waited = mark.at if mark.limit > 0 and now - mark.at > TOLD * mark.limit else 0.0
+        if worker.stall_level >= 1 or (waited and worker.told_wait != waited):
+            worker.told_wait = waited
+            self._tell()

@@ -1,0 +1,43 @@
+"""What the kernel tells of a process's use of cores. Costs some 20 µs, and more if other threads are asked for."""
+
+import os
+from collections.abc import Iterator
+
+from everstep_agent.pod.stall import Usage
+
+NANOSECONDS = 1e-9
+
+
+def read_usage(pid: int, *, others: bool) -> Usage | None:
+    """Of the main thread. None: the process is gone, or its kernel does not tell.
+
+    Args:
+        others: whether to ask for its other threads and children, too.
+    """
+    try:
+        with open(f"/proc/{pid}/schedstat") as file:
+            on_core, queued, _ = file.read().split()
+        return Usage(
+            state=_read_state(f"/proc/{pid}"),
+            on_core=int(on_core) * NANOSECONDS,
+            queued=int(queued) * NANOSECONDS,
+            helped=others and any(state == "R" for state in _list_others(pid)),
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _list_others(pid: int) -> Iterator[str]:
+    """The states of the process's other threads, and of its children."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        folder = f"/proc/{pid}/task/{thread}"
+        if int(thread) != pid:
+            yield _read_state(folder)
+        with open(f"{folder}/children") as file:
+            for child in file.read().split():
+                yield _read_state(f"/proc/{child}")
+
+
+def _read_state(folder: str) -> str:
+    with open(f"{folder}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]

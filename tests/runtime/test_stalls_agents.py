@@ -1,0 +1,118 @@
+"""Ranks that stop making progress, with real agents and forked workers with torch."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.gang import Gang, assert_exact, stop_while_it_computes, stopped
+from everstep import Job, run
+from everstep_agent.pod import spawn
+from everstep_agent.pod.worker import Worker
+from runtime import a_paced_script
+
+STEPS = 150
+LEARNT = 70
+"""Steps after which each rank has learnt its limit."""
+
+
+@pytest.fixture
+def trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[Callable[[Job, int], None]], None]:
+    """Have all workers train, and call this after each step."""
+
+    def script(after: Callable[[Job, int], None]) -> None:
+        def main(job: Job) -> None:
+            def pause(step: int) -> None:
+                time.sleep(0.02)
+                after(job, step)
+
+            a_paced_script.main(job, STEPS, pause)
+
+        forked = spawn.ForkSpawner(lambda: run(main, seed=2))
+        monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
+
+    return script
+
+
+def once(flag: Path, act: Callable[[], None]) -> Callable[[Job, int], None]:
+    """Rank 1 does it once, when it has learnt its limit."""
+
+    def after(job: Job, step: int) -> None:
+        if job.rank == 1 and step == LEARNT and not flag.exists():
+            flag.touch()
+            act()
+
+    return after
+
+
+async def stop_while_it_waits(worker: Worker) -> None:
+    while True:
+        os.kill(worker.pid, signal.SIGSTOP)
+        while not stopped(worker.pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if worker.position().waiting:
+            return
+        os.kill(worker.pid, signal.SIGCONT)
+        await asyncio.sleep(0.002)
+
+
+async def assert_cut_out(gang: Gang, words: str) -> None:
+    await gang.until(lambda s: any(not i.open for i in s.incidents), 60)
+    (incident,) = gang.seen.incidents
+    assert (incident.cause, incident.rung, incident.steps_lost) == ("WorkerStalled", "regroup", 0)
+    assert incident.rank == 1
+    assert words in incident.message
+    await gang.reports()
+    await assert_exact(gang, STEPS)
+
+
+@pytest.mark.parametrize("where", ["computing", "waiting"])
+async def test_a_stopped_rank_is_cut_out_and_the_others_go_on(
+    tmp_path: Path, trains: Callable[..., None], where: str
+) -> None:
+    trains(lambda job, step: None)
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= LEARNT)
+        worker = gang.agents[1].pod.workers.current[0]
+        await (stop_while_it_computes if where == "computing" else stop_while_it_waits)(worker)
+        began = time.monotonic()
+        await gang.until(lambda s: s.epoch == 2 and s.running, 30)
+        assert time.monotonic() - began < 5.0, "far below recovery.hangSeconds"
+        await assert_cut_out(gang, "stopped by a signal")
+
+
+async def test_a_rank_whose_interpreter_is_held_by_a_call_into_c_is_cut_out_with_its_stack(
+    tmp_path: Path, trains: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def hold() -> None:
+        ctypes.PyDLL(None).sleep(30)  # a PyDLL keeps the interpreter's lock
+
+    trains(once(tmp_path / "flag", hold))
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
+        await assert_cut_out(gang, "computing, while the others wait for it")
+    assert "in hold" in capfd.readouterr().err
+
+
+async def test_a_step_that_is_slow_on_all_ranks_or_announced_is_no_hang(
+    tmp_path: Path, trains: Callable[..., None]
+) -> None:
+    def slow(job: Job, step: int) -> None:
+        if step == LEARNT:
+            time.sleep(1.5)
+        if step == LEARNT + 20 and job.rank == 1:
+            with job.pause("an export", limit=60):
+                time.sleep(1.5)
+
+    trains(slow)
+    async with Gang(tmp_path, 2, in_place=1, hang_seconds=60.0) as gang:
+        await gang.reports()
+        assert gang.seen.incidents == ()
+        assert "event=worker_stalled" not in gang.shown()
+        await assert_exact(gang, STEPS)
