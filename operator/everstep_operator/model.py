@@ -320,7 +320,8 @@ class Recovery(UserInput):
         default=300,
         ge=1,
         le=86_400,
-        description="Time limit of a step; a longer one counts as a hang and is recovered.",
+        description="Longest time limit of a step; a longer one counts as a hang and is recovered. A rank "
+        "for which all others wait is cut out sooner, by the limit that it has learnt from its own steps.",
     )
     startup_seconds: int = Field(
         default=600,
