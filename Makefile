@@ -67,6 +67,10 @@ bench-recovery: setup ## What a lost rank costs, beside torchrun, torchft and ot
 bench-storm: setup ## Goodput under a fault every 15 s, beside torchft and another (ARGS='--seconds 60 --mix deaths --only everstep')
 	@$(BIN)/python benchmarks/storm/run.py $(ARGS)
 
+.PHONY: bench-hang
+bench-hang: setup ## How often slow steps on a busy machine are taken for a hang (ARGS='--seconds 3600')
+	@$(BIN)/python benchmarks/hang/run.py $(ARGS)
+
 .PHONY: bench-checkpoint
 bench-checkpoint: setup ## What a save costs the step, beside torch.save, DCP, torch-checkpointing and DLRover (FULL=1: all sizes)
 	@$(BIN)/python benchmarks/checkpoint/run.py $(ARGS)

@@ -31,8 +31,8 @@ class StallWatch:
         now = time.monotonic() if now is None else now
         pause = CALM_LOOK_SECONDS
         for worker in workers:
-            if not worker.alive or worker.state is not State.TRACKED:
-                worker.stall = stall.Stall(looked=now)
+            if not worker.in_place or worker.state is not State.TRACKED:
+                worker.stall, worker.stall_level = stall.Stall(looked=now), 0.0
                 continue
             self._look_at(worker, most, now)
             if 0 < worker.stall.mark.limit < SHORT_LIMIT_SECONDS:

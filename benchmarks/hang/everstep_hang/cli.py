@@ -1,0 +1,93 @@
+"""Runs a job beside processes that take the cores, and counts the ranks that are taken for hung."""
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from everstep_hang.reading import read_cuts
+
+SCRIPT = Path(__file__).with_name("train.py")
+BURN = "while True: sum(range(100_000))"
+PROGRESS = "EVERSTEP_HANG_PROGRESS"
+END_SECONDS = 30.0
+"""Limit for the killed run to be reaped."""
+LEARNT_STEPS = 60
+"""With fewer steps no limit was learnt, and the run says nothing."""
+AT_MOST = 1
+"""So many cuts are allowed."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parse(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that started processes end, too
+    folder = Path(tempfile.mkdtemp(prefix="everstep-hang-"))
+    try:
+        with _burning(options.load), _training(options.ranks, folder):
+            time.sleep(options.seconds)
+        steps = int((folder / "progress").read_text() or 0)
+        lines = (folder / "output.txt").read_text(errors="replace").splitlines()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return _show(lines, steps, options)
+
+
+def _show(lines: Sequence[str], steps: int, options: argparse.Namespace) -> int:
+    cuts = read_cuts(lines)
+    for line in (*cuts.learnt, *cuts.other):
+        print(line)
+    print(
+        f"{options.seconds:.0f} s, {steps} steps of {options.ranks} ranks beside {options.load} busy processes on "
+        f"{os.cpu_count()} cores: {len(cuts.learnt)} ranks cut out by a learnt limit, {len(cuts.other)} lost otherwise"
+    )
+    if steps < LEARNT_STEPS:
+        print(f"fewer than {LEARNT_STEPS} steps: nothing was learnt; --seconds has to be longer")
+    return int(len(cuts.learnt) > AT_MOST or bool(cuts.other) or steps < LEARNT_STEPS)
+
+
+@contextlib.contextmanager
+def _burning(count: int) -> Iterator[None]:
+    """Processes that take a core each, as far as there are cores."""
+    burners = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+
+
+@contextlib.contextmanager
+def _training(ranks: int, folder: Path) -> Iterator[None]:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", PROGRESS: str(folder / "progress")}
+    command = [
+        sys.executable, "-m", "everstep_agent.cli", "run", "--verbose", "--workers", str(ranks),
+        "--store", str(folder / "store"), str(SCRIPT),
+    ]  # fmt: skip
+    (folder / "progress").touch()
+    with (folder / "output.txt").open("wb") as sink:
+        process = psutil.Popen(command, cwd=folder, stdout=sink, stderr=sink, env=environ)
+    try:
+        yield
+    finally:
+        for one in [*process.children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.wait(END_SECONDS)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=120.0, help="3600 for the full run")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--load", type=int, default=os.cpu_count() or 1, help="busy processes")
+    return parser.parse_args(argv)

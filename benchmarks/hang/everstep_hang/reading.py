@@ -1,0 +1,22 @@
+"""What a run's log tells. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cuts:
+    learnt: tuple[str, ...]
+    """The lines of ranks that were cut out by a limit that they had learnt."""
+    other: tuple[str, ...]
+    """Those of ranks that were lost in another way."""
+
+
+def read_cuts(lines: Iterable[str]) -> Cuts:
+    learnt, other = [], []
+    for line in lines:
+        if "event=worker_stalled" in line:
+            learnt.append(line.strip())
+        elif "event=worker_ended" in line and "hung: no progress" not in line:
+            other.append(line.strip())
+    return Cuts(learnt=tuple(learnt), other=tuple(other))
