@@ -10,6 +10,7 @@ from everstep_contract.report import CODE_OR_DATA, FOR_GOOD, OF_THE_POD, Cause
 from everstep_operator.jobs.budgets import BUDGETS
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.plan import plan
+from everstep_operator.jobs.restarts import FREE
 from everstep_operator.jobs.wanted import build_wanted
 
 DEATH = levels.DeviceDeath(id="1.1.1.0.2", slot=1, attempt=1, message="ECC error", age_ms=4000)
@@ -83,8 +84,8 @@ def test_an_old_word_of_a_stuck_pod_does_not_replace_the_next_one() -> None:
     assert not plan(an_observation(seen=a_seen(stuck=(told,))), NOW).counts
 
 
-def test_every_interruption_that_a_restart_can_mend_has_a_budget() -> None:
+def test_every_interruption_that_a_restart_can_mend_has_a_budget_or_is_free() -> None:
     budgeted = frozenset[str]().union(*BUDGETS.values())
     mended = {c.value for c in Cause if c not in FOR_GOOD} | {c.value for c in CODE_OR_DATA}
-    assert mended | {Cause.PROCESS_STUCK.value} <= budgeted
+    assert mended | {Cause.PROCESS_STUCK.value} <= budgeted | FREE
     assert Cause.PROCESS_STUCK in OF_THE_POD
