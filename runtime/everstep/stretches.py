@@ -9,9 +9,9 @@ from collections import deque
 from everstep_contract.position import Stretch
 
 STEPS = 300
+"""So many of the last steps count."""
 LEARN_EVERY = 10
 """Steps between two looks at them."""
-"""So many of the last steps count."""
 KNOWN_STEPS = 50
 """With fewer, no limit is learnt."""
 FACTOR = {Stretch.COMPUTE: 3.0, Stretch.FETCH: 10.0}
