@@ -257,6 +257,9 @@ class Armed:
     def write(self, position: Any) -> None:
         pass
 
+    def mark(self, *of: Any) -> None:
+        pass
+
 
 def test_an_armed_boundary_asks_saves_once_and_stays(a_trial: Callable[..., Trial]) -> None:
     trial = a_trial(save_every_steps=2).track()
