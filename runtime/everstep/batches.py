@@ -100,6 +100,10 @@ class Batches:
         self._workers = DataWorkers(self.source, count, feed=self.name, note=note)
         weakref.finalize(self, self._workers.close)
 
+    @property
+    def fetches_ahead(self) -> bool:
+        return self._workers is not None
+
     def begin_loop(self, step: int) -> None:
         """A loop over this feed begins in `step`."""
         self._rhythm.begin_loop(step)

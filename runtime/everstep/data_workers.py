@@ -131,7 +131,7 @@ class DataWorkers:
         why = self._own.pop(request, "")
         batch = self._source.fetch(request)
         if why:
-            self._note(f"feed {self._feed}: {why}. The rank has fetched it itself, without a fault")
+            self._note(f"feed {self._feed}: {why}; the rank then fetched it itself")
         return batch
 
     def _look_ahead(self) -> None:

@@ -143,6 +143,8 @@ class Loop:
             self._expect()
 
     def _expect(self) -> None:
+        if not self._feed.fetches_ahead:
+            return
         session = self._session
         share = session.membership.plan(self._feed.micro_batches)
         self._feed.expect(self._first, self._todo, share, session.until or self._step.number)

@@ -1,4 +1,4 @@
-"""How long this rank usually goes without a mark, and from when on it counts as stalled. Pure.
+"""How long this rank usually goes without a mark, and how long it may. Pure.
 
 A *stretch* is the time between two marks on the position page while the rank does not wait for others.
 """

@@ -238,7 +238,7 @@ class Agent:
 
     async def _watch_progress(self) -> None:
         while True:
-            pause_seconds = self.pod.look_for_stalls()
+            pause_seconds = self.pod.look_at_progress()
             await asyncio.sleep(pause_seconds)
 
     def _decide_end(self, now: float) -> report.ExitReport | None:

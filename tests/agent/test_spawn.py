@@ -17,6 +17,7 @@ import pytest
 from everstep_agent import logline
 from everstep_agent.peers.messages import State
 from everstep_agent.pod import hang, spawn
+from everstep_agent.pod.hang_watch import HangWatch
 from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.workers import Place, WorkerSet
 from everstep_contract import wire
@@ -151,8 +152,11 @@ async def test_a_worker_that_cannot_be_started_now_is_started_later_and_no_life_
 async def test_a_worker_that_never_says_hello_is_hung_after_the_startup_limit(given: Fixture):
     workers = await given.open(IDLE)
     limits = hang.Limits(step=1.0, startup=5.0)
-    assert workers.check_hangs(limits, time.monotonic()) == []
-    (found,) = workers.check_hangs(limits, time.monotonic() + 6.0)
+    watch = HangWatch(workers, lambda: None, logline.Log(given.said))
+    (found,) = workers.alive
+    watch.look(limits, time.monotonic())
+    assert not found.hung
+    watch.look(limits, time.monotonic() + 6.0)
     assert "no message" in found.hung
     assert (await given.death()).exit_text() == found.hung
 

@@ -1,6 +1,6 @@
 from everstep_hang.reading import read_cuts
 
-STALLED = 'everstep event=worker_stalled slot=1 message="hung: no progress for 0.4 s in step 9"'
+STALLED = 'everstep event=no_progress slot=1 message="hung: no progress for 0.4 s in step 9"'
 
 
 def test_cuts_by_a_learnt_limit_are_told_from_other_losses():

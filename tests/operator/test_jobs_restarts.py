@@ -210,7 +210,7 @@ def test_a_break_that_names_nobody_is_charged_once_it_is_explained() -> None:
     ) == {"GroupBroken": 1}
 
 
-@pytest.mark.parametrize("cause", ["Leave", "Grow", "Shrink", "Start", "WorkerStalled"])
+@pytest.mark.parametrize("cause", ["Leave", "Grow", "Shrink", "Start", "NoProgress"])
 def test_what_is_in_order_is_no_restart(cause: str) -> None:
     assert (
         restarts(plan(an_observation(seen=a_seen(incidents=(mended(cause=cause),))), NOW).status)

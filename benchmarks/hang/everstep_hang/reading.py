@@ -15,7 +15,7 @@ class Cuts:
 def read_cuts(lines: Iterable[str]) -> Cuts:
     learnt, other = [], []
     for line in lines:
-        if "event=worker_stalled" in line:
+        if "event=no_progress" in line:
             learnt.append(line.strip())
         elif "event=worker_ended" in line and "hung: no progress" not in line:
             other.append(line.strip())

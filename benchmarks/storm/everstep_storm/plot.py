@@ -4,14 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from everstep_recovery.plot import OURS, PEERS
+
 Row = dict[str, Any]
-OURS, PEERS = "#0b6e99", ("#8a8f94", "#c0853a", "#6f8f5a", "#a05a7a")
+COLORS = (PEERS, "#c0853a", "#6f8f5a", "#a05a7a")
+"""Of the peers."""
 
 
 def choose_colors(titles: Sequence[str]) -> Mapping[str, str]:
     peers = [title for title in titles if not title.startswith("everstep")]
     ours = {title: OURS for title in titles if title not in peers}
-    return ours | {title: PEERS[n % len(PEERS)] for n, title in enumerate(peers)}
+    return ours | {title: COLORS[n % len(COLORS)] for n, title in enumerate(peers)}
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:

@@ -15,8 +15,8 @@ from everstep_operator.jobs.incidents import UNEXPLAINED
 from everstep_operator.jobs.marks import list_moved
 from everstep_operator.model_status import Incident, RecentRestarts, Restarts
 
-FREE = IN_ORDER | {"Start", "ScaledDown", "WorkerStalled"}
-"""Causes of incidents that are not failures. WorkerStalled may have been a slow step. Each doubles the limit,
+FREE = IN_ORDER | {"Start", "ScaledDown", "NoProgress"}
+"""Causes of incidents that are not failures. NoProgress may have been a slow step. Each doubles the limit,
 and a rank beyond `hangSeconds` is WorkerHung.
 """
 

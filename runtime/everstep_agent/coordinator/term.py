@@ -21,6 +21,7 @@ from everstep_agent.context import Context
 from everstep_agent.coordinator import faults, incidents, members, rounds, seen_document
 from everstep_agent.coordinator.awake_clock import AwakeClock
 from everstep_agent.coordinator.background import Background
+from everstep_agent.coordinator.hung import Patience
 from everstep_agent.coordinator.post_commit import PostCommit, Saved
 from everstep_agent.coordinator.publish import Board
 from everstep_agent.coordinator.read_back import ReadBacks
@@ -28,7 +29,6 @@ from everstep_agent.coordinator.reports import Reports
 from everstep_agent.coordinator.saves import Saves
 from everstep_agent.coordinator.seen_document import NOTES
 from everstep_agent.coordinator.spent_time import SpentTime
-from everstep_agent.coordinator.stalls import Patience
 from everstep_agent.coordinator.state import JobState
 from everstep_agent.coordinator.store_waits import StoreWaits
 from everstep_agent.live_settings import apply_wanted

@@ -21,8 +21,8 @@ from everstep_agent.coordinator.breaks import (
     find_late_start,
     find_refusal,
 )
+from everstep_agent.coordinator.hung import list_hung
 from everstep_agent.coordinator.recover import recover
-from everstep_agent.coordinator.stalls import list_hung
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.messages import EpochLevel, Stage, State, WorkerReport
 from everstep_agent.runlog.run_log import Lost

@@ -88,7 +88,7 @@ class WorkerReport:
     """What it told after `HOLD`."""
     dead_ms: int | None = None
     """Milliseconds since its death was noticed; for a hang, since the hang began."""
-    stall: float = 0.0
+    overdue: float = 0.0
     """1: it has made no progress for the time limit that it has learnt; 2: for twice that."""
 
 

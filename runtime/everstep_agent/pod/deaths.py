@@ -73,9 +73,10 @@ class Deaths:
 
     def _classify(self, worker: Worker) -> faults.Death:
         if worker.hung:
-            stalled = worker.stalled
-            cause = report.Cause.WORKER_STALLED if stalled else report.Cause.WORKER_HUNG
-            return faults.Death(cause=cause)
+            learnt = worker.learnt
+            return faults.Death(
+                cause=report.Cause.NO_PROGRESS if learnt else report.Cause.WORKER_HUNG
+            )
         if worker.failed is not None:
             cause = report.Cause(worker.failed.cause)
             return faults.Death(cause=cause, fault=worker.failed.fault)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from everstep_agent.pod.proc_stat import read_stat
 from everstep_contract import position
 
 PF_EXITING = 0x4
@@ -60,7 +61,7 @@ def is_killed(pid: int) -> bool:
     """Whether this process has got SIGKILL, and none of its threads runs user code any more."""
     try:
         # Once this is its exit code, no thread of it can start another one.
-        if int(_read_stat(f"/proc/{pid}")[_EXIT_CODE]) != signal.SIGKILL:
+        if int(read_stat(f"/proc/{pid}")[_EXIT_CODE]) != signal.SIGKILL:
             return False
         threads = os.listdir(f"/proc/{pid}/task")
     except (OSError, IndexError):
@@ -70,11 +71,6 @@ def is_killed(pid: int) -> bool:
 
 def _is_exiting(folder: str) -> bool:
     try:
-        return bool(int(_read_stat(folder)[_FLAGS]) & PF_EXITING)
+        return bool(int(read_stat(folder)[_FLAGS]) & PF_EXITING)
     except (FileNotFoundError, ProcessLookupError):
         return True
-
-
-def _read_stat(folder: str) -> list[str]:
-    with open(f"{folder}/stat") as file:
-        return file.read().rpartition(")")[2].split()

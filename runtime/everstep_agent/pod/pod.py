@@ -32,11 +32,11 @@ from everstep_agent.pod.copies import Copies
 from everstep_agent.pod.deaths import Deaths
 from everstep_agent.pod.fetch_ledger import LedgerFetcher
 from everstep_agent.pod.fetch_state import Restorer
+from everstep_agent.pod.hang_watch import HangWatch
 from everstep_agent.pod.in_place_join import InPlaceJoin
 from everstep_agent.pod.relay import STORE_FRAMES, Relay
 from everstep_agent.pod.save_queue import Listener, Uploads
 from everstep_agent.pod.share_reader import ShareReader
-from everstep_agent.pod.stall_watch import StallWatch
 from everstep_agent.pod.time_ledger import TimeLedger
 from everstep_agent.pod.unfinished_saves import UnfinishedSaves
 from everstep_agent.pod.worker import Worker
@@ -106,7 +106,6 @@ class Pod:
         self._pins: dict[str, int] = {}
         """What the script wants pinned and may not be yet: kept here, a save may be dropped."""
         self._head_start: head_start.HeadStart | None = None
-        self._stall_watch = StallWatch(self._touch)
         self.workers = WorkerSet(
             spawner=spawner,
             place=Place(count=settings.workers, memory=settings.memory, environ=environ),
@@ -115,6 +114,7 @@ class Pod:
             on_gone=self._gone,
             log=line,
         )
+        self._hang_watch = HangWatch(self.workers, self._touch, line)
         self._joining = InPlaceJoin(settings, context.me, self.workers, self._ledger_fetcher, line)
 
     async def open(self) -> None:
@@ -189,7 +189,7 @@ class Pod:
             return
         self.level, current = level, list(self.workers.current.values())
         self._copies.aim(level, published.wanted)
-        self._end_hung(level)
+        self._hang_watch.end(level.hung, self.me.slot)
         if level.successor > self.joined:
             self.joined, self.joined_token = level.successor, level.successor_token
             self._touch()
@@ -516,7 +516,7 @@ class Pod:
 
     def look(self, now: float) -> None:
         """Does what is due by time alone."""
-        self._check_hangs(now)
+        self._hang_watch.look(self._limits, now)
         for worker in self.workers.find_stuck(now):
             self.deaths.survives_kill(worker)
             self._touch()
@@ -530,30 +530,14 @@ class Pod:
         self._head_start = None
         return True
 
-    def look_for_stalls(self) -> float:
+    def look_at_progress(self) -> float:
         """Returns the seconds until the next look."""
-        most = apply_wanted(self.settings, self.deaths.wanted).hang_seconds
-        return self._stall_watch.look(list(self.workers.current.values()), most)
+        return self._hang_watch.look_at_progress(self._limits.step)
 
-    def _end_hung(self, level: EpochLevel) -> None:
-        """Unless they have gone on since."""
-        for found in level.hung:
-            worker = self.workers.current.get(found.local)
-            ours = found.slot == self.me.slot and worker is not None and worker.life == found.life
-            if not ours or worker is None or worker.hung or not worker.alive or worker.asked:
-                continue
-            if worker.page.read_mark().at != worker.stall.mark.at or worker.stall_level < 1:
-                continue
-            self.workers.end_stalled(worker)
-            self.line.say("worker_stalled", rank=worker.rank, pid=worker.pid, message=worker.hung)
-
-    def _check_hangs(self, now: float) -> None:
+    @property
+    def _limits(self) -> hang.Limits:
         live = apply_wanted(self.settings, self.deaths.wanted)
-        limits = hang.Limits(step=live.hang_seconds, startup=live.startup_seconds)
-        for worker in self.workers.check_hangs(limits, now):
-            self.line.say("worker_hung", rank=worker.rank, pid=worker.pid, message=worker.hung)
-        for worker, text in self.workers.show_long_waits(limits, now):
-            self.line.say("worker_waits", rank=worker.rank, pid=worker.pid, message=text)
+        return hang.Limits(step=live.hang_seconds, startup=live.startup_seconds)
 
     # --- report ----------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep_agent import logline
+from everstep_agent.pod.proc_stat import read_stat
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -252,8 +253,7 @@ def _has_ended(pid: int) -> bool:
 def describe_state(pid: int) -> str:
     """What a process waits for in the kernel, for a message; empty if unknown."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            state = file.read().rpartition(")")[2].split()[0]
+        state = read_stat(f"/proc/{pid}")[0]
         with open(f"/proc/{pid}/wchan") as file:
             place = file.read().strip()
     except (OSError, IndexError):

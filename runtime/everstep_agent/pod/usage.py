@@ -3,7 +3,8 @@
 import os
 from collections.abc import Iterator
 
-from everstep_agent.pod.stall import Usage
+from everstep_agent.pod.proc_stat import read_stat
+from everstep_agent.pod.progress import Usage
 
 NANOSECONDS = 1e-9
 
@@ -18,7 +19,7 @@ def read_usage(pid: int, *, others: bool) -> Usage | None:
         with open(f"/proc/{pid}/schedstat") as file:
             on_core, queued, _ = file.read().split()
         return Usage(
-            state=_read_state(f"/proc/{pid}"),
+            state=read_stat(f"/proc/{pid}")[0],
             on_core=int(on_core) * NANOSECONDS,
             queued=int(queued) * NANOSECONDS,
             helped=others and any(state == "R" for state in _list_others(pid)),
@@ -32,12 +33,7 @@ def _list_others(pid: int) -> Iterator[str]:
     for thread in os.listdir(f"/proc/{pid}/task"):
         folder = f"/proc/{pid}/task/{thread}"
         if int(thread) != pid:
-            yield _read_state(folder)
+            yield read_stat(folder)[0]
         with open(f"{folder}/children") as file:
             for child in file.read().split():
-                yield _read_state(f"/proc/{child}")
-
-
-def _read_state(folder: str) -> str:
-    with open(f"{folder}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
+                yield read_stat(f"/proc/{child}")[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from everstep_agent.peers.messages import FailureReport, State
 from everstep_agent.pod import faults, output, spawn
-from everstep_agent.pod.stall import Stall
+from everstep_agent.pod.progress import Progress
 from everstep_contract import position, wire
 
 
@@ -57,14 +57,14 @@ class Worker:
     """What it died of; None: it is alive, or ended because it was asked to."""
     shown: float = 0.0
     """`position.since` of the last scope in which it was asked for its stacks."""
-    stall: Stall = field(default_factory=Stall)
-    stall_level: float = 0.0
-    """As in `WorkerReport.stall`."""
+    progress: Progress = field(default_factory=Progress)
+    overdue: float = 0.0
+    """As in `WorkerReport`."""
     told_wait: float = 0.0
     """Time of the mark after which the coordinator was told that it waits."""
-    stalled: bool = False
-    """It is hung by the limit that it has learnt."""
     hung: str = ""
+    learnt: bool = False
+    """It is hung by the limit that it has learnt."""
     hung_since: float | None = None
     killed_at: float | None = None
     stuck: str = ""

@@ -53,7 +53,7 @@ class Reported(Protocol):
     @property
     def dead_at(self) -> float | None: ...
     @property
-    def stall_level(self) -> float: ...
+    def overdue(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def build_worker_report(
         failed=worker.failed,
         standing=worker.standing,
         dead_ms=_dead_ms(worker, now),
-        stall=worker.stall_level,
+        overdue=worker.overdue,
     )
 
 

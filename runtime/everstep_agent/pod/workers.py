@@ -18,7 +18,7 @@ from typing import Any
 
 from everstep_agent import logline
 from everstep_agent.peers.messages import Ended, State
-from everstep_agent.pod import exiting, hang, output, spawn, stall, worker_socket
+from everstep_agent.pod import exiting, output, spawn, worker_socket
 from everstep_agent.pod.worker import Worker
 from everstep_agent.waiting import happens
 from everstep_contract import env, position, wire
@@ -36,10 +36,6 @@ KILLED_OUTPUT_SECONDS = 0.01
 """The same before the death by SIGKILL is reported: its last lines do not tell the cause."""
 KILLED_FRAMES_SECONDS = 0.001
 """Limit for reading its last frames, if it is still exiting: its socket and pipes are still open."""
-STACK_SECONDS = 0.3
-"""Limit for a hung worker to write its stack; then it is killed."""
-SHORT_STACK_SECONDS = 0.05
-"""The same for one that is hung by the limit that it has learnt; one that is stopped can write none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +92,10 @@ class WorkerSet:
     def pids(self) -> set[int]:
         """Children that are reaped here or by the spawner."""
         return {*self._all, *self._spawner.pids}
+
+    @property
+    def alive(self) -> list[Worker]:
+        return [worker for worker in self._all.values() if worker.alive]
 
     @property
     def starting(self) -> Collection[int]:
@@ -382,34 +382,6 @@ class WorkerSet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def check_hangs(self, limits: hang.Limits, now: float) -> list[Worker]:
-        """Workers that have just been found hung; each is asked for its stack and then killed."""
-        found = []
-        for worker in [w for w in self._all.values() if w.alive]:
-            if not worker.hung and not worker.asked and (hung := _hung(worker, limits, now)):
-                worker.hung, worker.hung_since = hung.message, now - hung.seconds
-                self._background(self._put_down(worker))
-                found.append(worker)
-        return found
-
-    def show_long_waits(self, limits: hang.Limits, now: float) -> list[tuple[Worker, str]]:
-        """Asks each worker that has waited for others as long as a hang would take for its stacks, once
-        in a step or other scope. Returns these workers, each with a message for the log.
-        """
-        found = []
-        for worker in self._all.values():
-            if worker.state is not State.TRACKED or worker.asked or worker.cut_at is not None:
-                continue
-            position = worker.position()
-            text = hang.describe_long_wait(
-                position, started=worker.started_at or now, limits=limits, now=now
-            )
-            if text is not None and worker.shown != position.since:
-                worker.shown = position.since
-                worker.send(wire.ShowStack())
-                found.append((worker, text))
-        return found
-
     def find_stuck(self, now: float) -> list[Worker]:
         """Workers that have just been found to survive SIGKILL."""
         found = []
@@ -423,38 +395,13 @@ class WorkerSet:
                 found.append(worker)
         return found
 
-    def end_stalled(self, worker: Worker) -> None:
-        """The coordinator has found that the others wait for it."""
-        where = f"step {worker.position().applied + 1}"
-        worker.stalled, worker.hung = True, stall.describe(worker.stall, where)
-        worker.hung_since = worker.stall.mark.at
-        self._background(self._put_down(worker))
+    def put_down(self, worker: Worker, stack_seconds: float) -> None:
+        """Kill it, after it has had so much time to write its stack."""
+        self._background(self._put_down(worker, stack_seconds))
 
-    async def _put_down(self, worker: Worker) -> None:
-        limit = SHORT_STACK_SECONDS if worker.stalled else STACK_SECONDS
-        stopped = worker.stalled and worker.stall.stopped
-        if worker.started_at is not None and not stopped:  # faulthandler is registered by then
+    async def _put_down(self, worker: Worker, stack_seconds: float) -> None:
+        if stack_seconds and worker.started_at is not None:  # faulthandler is registered by then
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGUSR1)
-            await asyncio.sleep(limit)
+            await asyncio.sleep(stack_seconds)
         worker.kill()
-
-
-def _hung(worker: Worker, limits: hang.Limits, now: float) -> hang.Hang | None:
-    silent = now - worker.spawned_at
-    if worker.state is State.SPAWNED and silent > limits.startup:
-        text = f"hung: no message for {silent:.0f} s since it was started"
-        return hang.Hang(scope="startup", seconds=silent, message=text)
-    if worker.saving_since is not None and now - worker.saving_since > limits.step:
-        spent = now - worker.saving_since
-        text = f"hung: {spent:.0f} s in a save, the limit is {limits.step:.0f} s"
-        return hang.Hang(scope="save", seconds=spent, message=text)
-    if worker.state not in (State.STARTED, State.TRACKED) or worker.asking is not None:
-        return None
-    return hang.classify_hang(
-        worker.position(),
-        started=worker.started_at or now,
-        cut=worker.cut_at,
-        limits=limits,
-        now=now,
-    )

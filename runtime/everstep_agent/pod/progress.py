@@ -38,16 +38,16 @@ _NO_MARK = Mark(0.0, Stretch.OTHER, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stall:
-    """Of one worker, since its last mark."""
+class Progress:
+    """Of one worker."""
 
     mark: Mark = _NO_MARK
     looked: float = 0.0
     usage: Usage | None = None
     seconds: float = 0.0
-    """What counts."""
+    """Without progress since the mark, as far as they count."""
 
-    def level(self, most: float) -> float:
+    def overdue(self, most: float) -> float:
         """1: the limit that the worker has learnt, and no more than `most`, is reached. 0: it has learnt none."""
         limit = min(self.mark.limit, most) if most > 0 else self.mark.limit
         return self.seconds / limit if limit > 0 else 0.0
@@ -57,15 +57,15 @@ class Stall:
         return self.usage is not None and self.usage.stopped
 
 
-def look(before: Stall, mark: Mark, usage: Usage | None, now: float) -> Stall:
+def look(before: Progress, mark: Mark, usage: Usage | None, now: float) -> Progress:
     """`usage`: None: it is not known."""
     if mark.at != before.mark.at or mark.limit <= 0:
-        return Stall(mark=mark, looked=now, usage=usage)
+        return Progress(mark=mark, looked=now, usage=usage)
     counted = before.seconds + _count(before, mark, usage, now)
     return replace(before, looked=now, usage=usage, seconds=counted)
 
 
-def _count(before: Stall, mark: Mark, usage: Usage | None, now: float) -> float:
+def _count(before: Progress, mark: Mark, usage: Usage | None, now: float) -> float:
     passed = min(now - before.looked, MOST_SECONDS)
     if usage is None or before.usage is None:
         return 0.0
@@ -79,14 +79,15 @@ def _count(before: Stall, mark: Mark, usage: Usage | None, now: float) -> float:
     return passed * (BUSY_WEIGHT if busy else 1.0)
 
 
-def describe(stall: Stall, where: str) -> str:
+def describe(progress: Progress, where: str) -> str:
     """Why a worker is cut out, for a message."""
     doing = {Stretch.FETCH: "fetching data", Stretch.WAIT: "waiting for others"}
-    what = doing.get(stall.mark.kind, "computing")
+    what = doing.get(progress.mark.kind, "computing")
+    spent = progress.looked - progress.mark.at
     text = (
-        f"hung: no progress for {stall.looked - stall.mark.at:.1f} s in {where}, {what}, while the others wait for "
-        f"it; the limit learnt from its last steps is {stall.mark.limit:.1f} s"
+        f"hung: no progress for {spent:.1f} s in {where}, {what}, while the others wait for it; the limit learnt "
+        f"from its last steps is {progress.mark.limit:.1f} s"
     )
-    if stall.stopped:
+    if progress.stopped:
         return f"{text}; it is stopped by a signal (state T), so it has no stack to show"
     return text

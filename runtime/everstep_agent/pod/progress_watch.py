@@ -1,14 +1,10 @@
-"""Looks at the progress of this pod's workers, often enough for the limits that they have learnt.
-
-The agent only tells how far a worker is beyond its limit. Whether it is cut out the coordinator decides: it alone knows
-whether the others wait for it.
-"""
+"""Looks at the progress of this pod's workers, often enough for the limits that they have learnt."""
 
 import time
 from collections.abc import Callable, Iterable
 
 from everstep_agent.peers.messages import State
-from everstep_agent.pod import stall
+from everstep_agent.pod import progress
 from everstep_agent.pod.usage import read_usage
 from everstep_agent.pod.worker import Worker
 
@@ -20,7 +16,7 @@ TOLD = 0.5
 """The coordinator hears of a worker that has waited, or made no progress, for this much of its limit."""
 
 
-class StallWatch:
+class ProgressWatch:
     """`tell` is called when the coordinator has to hear news."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
@@ -32,20 +28,20 @@ class StallWatch:
         pause = CALM_LOOK_SECONDS
         for worker in workers:
             if not worker.in_place or worker.state is not State.TRACKED:
-                worker.stall, worker.stall_level = stall.Stall(looked=now), 0.0
+                worker.progress, worker.overdue = progress.Progress(looked=now), 0.0
                 continue
             self._look_at(worker, most, now)
-            if 0 < worker.stall.mark.limit < SHORT_LIMIT_SECONDS:
+            if 0 < worker.progress.mark.limit < SHORT_LIMIT_SECONDS:
                 pause = LOOK_SECONDS
         return pause
 
     def _look_at(self, worker: Worker, most: float, now: float) -> None:
-        before, mark = worker.stall, worker.page.read_mark()
-        late = before.level(most) >= TOLD
+        before, mark = worker.progress, worker.page.read_mark()
+        late = before.overdue(most) >= TOLD
         usage = read_usage(worker.pid, others=late) if mark.limit > 0 else None
-        worker.stall = stall.look(before, mark, usage, now)
-        worker.stall_level = worker.stall.level(most)
+        worker.progress = progress.look(before, mark, usage, now)
+        worker.overdue = worker.progress.overdue(most)
         waited = mark.at if mark.limit > 0 and now - mark.at > TOLD * mark.limit else 0.0
-        if worker.stall_level >= 1 or (waited and worker.told_wait != waited):
+        if worker.overdue >= 1 or (waited and worker.told_wait != waited):
             worker.told_wait = waited
             self._tell()

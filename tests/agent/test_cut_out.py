@@ -1,11 +1,11 @@
 """Which ranks the coordinator has cut out."""
 
 from agent.given import a_report, a_worker, an_epoch
-from everstep_agent.coordinator.stalls import CALM_SECONDS, Patience, list_hung
+from everstep_agent.coordinator.hung import CALM_SECONDS, Patience, list_hung
 from everstep_agent.peers.messages import Hung, Stage, State
 
 WAITS = {"waiting": True}
-STALLED = {"stall": 1.2}
+OVERDUE = {"overdue": 1.2}
 COMPUTES: dict[str, object] = {}
 
 
@@ -17,36 +17,36 @@ def find(*ranks: dict[str, object], factor: float = 1, **changes: object) -> lis
 
 def test_a_rank_for_which_all_others_wait_is_cut_out():
     reports = [a_report(0, epoch=1, workers=(a_worker(**WAITS),)),
-               a_report(1, epoch=1, workers=(a_worker(**STALLED),))]  # fmt: skip
+               a_report(1, epoch=1, workers=(a_worker(**OVERDUE),))]  # fmt: skip
     assert list_hung(an_epoch(2), reports, 1) == (Hung(slot=1, local=0, life=1),)
 
 
 def test_nobody_is_cut_out_while_another_rank_computes():
-    assert find(WAITS, STALLED, COMPUTES) == []
+    assert find(WAITS, OVERDUE, COMPUTES) == []
 
 
 def test_nobody_is_cut_out_if_most_make_no_progress():
-    assert find(STALLED, STALLED, STALLED) == []
-    assert find(STALLED, STALLED, WAITS) == []
-    assert find(STALLED, WAITS, WAITS, STALLED) == [0, 3]
+    assert find(OVERDUE, OVERDUE, OVERDUE) == []
+    assert find(OVERDUE, OVERDUE, WAITS) == []
+    assert find(OVERDUE, WAITS, WAITS, OVERDUE) == [0, 3]
 
 
 def test_a_rank_that_was_stopped_while_it_waited_is_cut_out():
-    assert find(WAITS, {**WAITS, **STALLED}) == [1]
+    assert find(WAITS, {**WAITS, **OVERDUE}) == [1]
 
 
 def test_a_dead_rank_or_one_that_is_not_heard_of_means_that_something_else_is_under_way():
-    assert find(WAITS, STALLED, {"state": State.DEAD}) == []
-    assert list_hung(an_epoch(2), [a_report(1, epoch=1, workers=(a_worker(**STALLED),))], 1) == ()
+    assert find(WAITS, OVERDUE, {"state": State.DEAD}) == []
+    assert list_hung(an_epoch(2), [a_report(1, epoch=1, workers=(a_worker(**OVERDUE),))], 1) == ()
 
 
 def test_only_a_running_epoch_cuts_ranks_out():
-    assert find(WAITS, STALLED, stage=Stage.HOLD) == []
+    assert find(WAITS, OVERDUE, stage=Stage.HOLD) == []
 
 
 def test_each_cut_doubles_the_limits_until_a_good_while_has_passed():
     patience = Patience().after_cut(100.0).after_cut(200.0)
     assert [patience.factor(now) for now in (201.0, 150.0 + CALM_SECONDS)] == [4, 2]
     assert patience.factor(201.0 + CALM_SECONDS) == 1
-    assert find(WAITS, STALLED, factor=2) == []
+    assert find(WAITS, OVERDUE, factor=2) == []
     assert patience.after_cut(201.0 + CALM_SECONDS).cut_at == (201.0 + CALM_SECONDS,)

@@ -4,43 +4,43 @@ from dataclasses import replace
 
 import pytest
 
-from everstep_agent.pod import stall
-from everstep_agent.pod.stall import Stall, Usage
+from everstep_agent.pod import progress
+from everstep_agent.pod.progress import Progress, Usage
 from everstep_contract.position import Mark, Stretch
 
 MARK = Mark(10.0, Stretch.COMPUTE, 0.3)
 ASLEEP = Usage(state="S", on_core=1.0, queued=0.0)
 
 
-def after(*usages: Usage | None, mark: Mark = MARK, every: float = 0.1) -> Stall:
+def after(*usages: Usage | None, mark: Mark = MARK, every: float = 0.1) -> Progress:
     """One look for each of these, at equal distances."""
-    found, now = Stall(), 10.0
+    found, now = Progress(), 10.0
     for usage in usages:
-        found, now = stall.look(found, mark, usage, now), now + every
+        found, now = progress.look(found, mark, usage, now), now + every
     return found
 
 
 def test_the_time_of_a_rank_that_sleeps_counts():
-    assert after(ASLEEP).level(60.0) == 0
-    assert after(*[ASLEEP] * 4).level(60.0) == pytest.approx(1.0)
+    assert after(ASLEEP).overdue(60.0) == 0
+    assert after(*[ASLEEP] * 4).overdue(60.0) == pytest.approx(1.0)
 
 
 def test_the_limit_is_never_longer_than_that_of_the_job():
     long = replace(MARK, limit=100.0)
-    assert after(*[ASLEEP] * 11, mark=long).level(1.0) == pytest.approx(1.0)
+    assert after(*[ASLEEP] * 11, mark=long).overdue(1.0) == pytest.approx(1.0)
 
 
-def test_a_rank_without_a_learnt_limit_is_never_stalled():
-    assert after(*[ASLEEP] * 99, mark=replace(MARK, limit=0.0)).level(60.0) == 0
+def test_a_rank_without_a_learnt_limit_is_never_overdue():
+    assert after(*[ASLEEP] * 99, mark=replace(MARK, limit=0.0)).overdue(60.0) == 0
 
 
 def test_progress_begins_anew():
     before = after(*[ASLEEP] * 9)
-    assert stall.look(before, replace(MARK, at=11.0), ASLEEP, 11.1).level(60.0) == 0
+    assert progress.look(before, replace(MARK, at=11.0), ASLEEP, 11.1).overdue(60.0) == 0
 
 
 def test_time_in_which_the_agent_did_not_look_counts_little():
-    assert after(ASLEEP, ASLEEP, every=100.0).seconds == stall.MOST_SECONDS
+    assert after(ASLEEP, ASLEEP, every=100.0).seconds == progress.MOST_SECONDS
 
 
 def test_time_in_the_queue_for_a_core_does_not_count():
@@ -64,15 +64,15 @@ def test_the_time_of_a_rank_that_waits_counts_only_if_it_is_stopped():
     assert after(*[ASLEEP] * 20, mark=wait).seconds == 0
     stopped = replace(ASLEEP, state="T")
     found = after(*[stopped] * 5, mark=wait)
-    assert found.level(60.0) == pytest.approx(4 / 3)
-    assert "stopped by a signal" in stall.describe(found, "step 7")
+    assert found.overdue(60.0) == pytest.approx(4 / 3)
+    assert "stopped by a signal" in progress.describe(found, "step 7")
 
 
-def test_a_rank_whose_use_of_cores_is_unknown_is_never_stalled():
+def test_a_rank_whose_use_of_cores_is_unknown_is_never_overdue():
     assert after(*[None] * 20).seconds == 0
 
 
 def test_the_message_says_where_and_against_which_limit():
-    found = stall.describe(after(*[ASLEEP] * 5), "step 7")
+    found = progress.describe(after(*[ASLEEP] * 5), "step 7")
     assert "no progress for 0.4 s in step 7, computing" in found
     assert "learnt from its last steps is 0.3 s" in found

@@ -34,8 +34,8 @@ def list_hung(epoch: EpochLevel, reports: Iterable[AgentReport], factor: float) 
     workers = [(m, w) for m, r in inside for w in r.workers if w.state is not State.DEAD]
     if epoch.stage is not Stage.RUNNING or len(workers) < epoch.world:
         return ()
-    over = [(m, w) for m, w in workers if w.stall >= factor]
-    waiting = sum(w.waiting and w.stall < factor for _, w in workers)
+    over = [(m, w) for m, w in workers if w.overdue >= factor]
+    waiting = sum(w.waiting and w.overdue < factor for _, w in workers)
     if not over or waiting + len(over) < len(workers) or len(over) > waiting:
         return ()
     return tuple(Hung(slot=m.slot, local=w.local, life=w.life) for m, w in over)

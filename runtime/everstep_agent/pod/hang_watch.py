@@ -1,0 +1,97 @@
+"""Finds the workers of this pod that hang, and ends them.
+
+By the limits of the job this agent decides alone. By the limits that workers have learnt it only tells how far each
+is beyond: whether one is cut out the coordinator decides, which alone knows whether the others wait for it.
+"""
+
+from collections.abc import Callable, Iterable
+
+from everstep_agent import logline
+from everstep_agent.peers.messages import Hung, State
+from everstep_agent.pod import hang, progress
+from everstep_agent.pod.progress_watch import ProgressWatch
+from everstep_agent.pod.worker import Worker
+from everstep_agent.pod.workers import WorkerSet
+from everstep_contract import wire
+
+STACK_SECONDS = 0.3
+"""Limit for a hung worker to write its stack; then it is killed."""
+SHORT_STACK_SECONDS = 0.05
+"""The same for one that is hung by the limit that it has learnt; one that is stopped can write none."""
+
+
+class HangWatch:
+    """`tell` is called when the coordinator has to hear news."""
+
+    def __init__(self, workers: WorkerSet, tell: Callable[[], None], line: logline.Log) -> None:
+        self._workers, self._line = workers, line
+        self._progress = ProgressWatch(tell)
+
+    def look(self, limits: hang.Limits, now: float) -> None:
+        """Against the limits of the job: ends workers that hang, and has those that wait for long show their stacks."""
+        for worker in self._workers.alive:
+            self._end_hung(worker, limits, now)
+            self._show_long_wait(worker, limits, now)
+
+    def look_at_progress(self, most: float) -> float:
+        """Returns the seconds until the next look. `most`: no limit is longer."""
+        return self._progress.look(list(self._workers.current.values()), most)
+
+    def end(self, named: Iterable[Hung], slot: int) -> None:
+        """Ends those that the coordinator has named, unless they have gone on since."""
+        for found in named:
+            worker = self._workers.current.get(found.local) if found.slot == slot else None
+            if worker is None or worker.life != found.life or not _may_hang(worker):
+                continue
+            if worker.overdue >= 1 and worker.page.read_mark().at == worker.progress.mark.at:
+                self._end_overdue(worker)
+
+    def _end_overdue(self, worker: Worker) -> None:
+        where = f"step {worker.position().applied + 1}"
+        worker.learnt, worker.hung = True, progress.describe(worker.progress, where)
+        worker.hung_since = worker.progress.mark.at
+        self._line.say("no_progress", rank=worker.rank, pid=worker.pid, message=worker.hung)
+        self._workers.put_down(worker, 0.0 if worker.progress.stopped else SHORT_STACK_SECONDS)
+
+    def _end_hung(self, worker: Worker, limits: hang.Limits, now: float) -> None:
+        found = _find_hang(worker, limits, now) if _may_hang(worker) else None
+        if found is None:
+            return
+        worker.hung, worker.hung_since = found.message, now - found.seconds
+        self._line.say("worker_hung", rank=worker.rank, pid=worker.pid, message=worker.hung)
+        self._workers.put_down(worker, STACK_SECONDS)
+
+    def _show_long_wait(self, worker: Worker, limits: hang.Limits, now: float) -> None:
+        """Once in a step or other scope, if it has waited for others as long as a hang would take."""
+        if worker.state is not State.TRACKED or worker.asked or worker.cut_at is not None:
+            return
+        position, started = worker.position(), worker.started_at or now
+        text = hang.describe_long_wait(position, started=started, limits=limits, now=now)
+        if text is not None and worker.shown != position.since:
+            worker.shown = position.since
+            worker.send(wire.ShowStack())
+            self._line.say("worker_waits", rank=worker.rank, pid=worker.pid, message=text)
+
+
+def _may_hang(worker: Worker) -> bool:
+    return worker.alive and not worker.hung and not worker.asked
+
+
+def _find_hang(worker: Worker, limits: hang.Limits, now: float) -> hang.Hang | None:
+    silent = now - worker.spawned_at
+    if worker.state is State.SPAWNED and silent > limits.startup:
+        text = f"hung: no message for {silent:.0f} s since it was started"
+        return hang.Hang(scope="startup", seconds=silent, message=text)
+    if worker.saving_since is not None and now - worker.saving_since > limits.step:
+        spent = now - worker.saving_since
+        text = f"hung: {spent:.0f} s in a save, the limit is {limits.step:.0f} s"
+        return hang.Hang(scope="save", seconds=spent, message=text)
+    if worker.state not in (State.STARTED, State.TRACKED) or worker.asking is not None:
+        return None
+    return hang.classify_hang(
+        worker.position(),
+        started=worker.started_at or now,
+        cut=worker.cut_at,
+        limits=limits,
+        now=now,
+    )
