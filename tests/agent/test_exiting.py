@@ -73,14 +73,14 @@ def test_a_process_that_was_reaped_does_not_count(child) -> None:
 
 def test_each_thread_has_to_exit(monkeypatch) -> None:
     """The flags of this process, with the exit code of a killed one."""
-    read = exiting._read_stat
+    read = exiting.read_stat
 
     def stat(folder: str) -> list[str]:
         found = read(folder)
         exits = not folder.endswith(f"task/{threading.get_native_id()}")
         return [*found[:6], str(int(found[6]) | (0x4 if exits else 0)), *found[7:49], "9"]
 
-    monkeypatch.setattr(exiting, "_read_stat", stat)
+    monkeypatch.setattr(exiting, "read_stat", stat)
     other = threading.Thread(target=threading.Event().wait, args=(5,), daemon=True)
     other.start()
     assert not exiting.is_killed(os.getpid())

@@ -44,7 +44,7 @@ def started(
     try:
         yield process
     finally:
-        _end(folder)
+        end_all(folder)
         process.wait()
 
 
@@ -122,7 +122,7 @@ def kill(pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:
             os.kill(pid, number)
 
 
-def _end(folder: Path) -> None:
+def end_all(folder: Path) -> None:
     """SIGKILL ends stopped processes, too. Some may be started while others are being killed."""
     end = time.monotonic() + END_SECONDS
     while (left := list_own(folder)) and time.monotonic() < end:
