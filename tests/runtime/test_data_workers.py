@@ -142,7 +142,7 @@ def test_a_sample_that_ends_data_workers_is_fetched_by_the_rank(
     data = a_feed(trial, fed_datasets.Deadly(), 2)
     wait_ready(data)
     assert_equal(take_steps(trial, data), undisturbed)
-    assert "ended while it fetched this. The rank has fetched it itself" in notes(trial)
+    assert "ended while it fetched this; the rank then fetched it itself" in notes(trial)
     assert "was killed by signal 9" in notes(trial)
     data._workers.close()
 
