@@ -60,6 +60,18 @@ class DeadAgent:
     """Why, in the kubelet's words, such as "OOMKilled, exit status 137". Empty: not told."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yield:
+    """A pod that the job may leave out, though nothing proves its death: its node and its agent are
+    silent. The word counts only while the claim of `epoch` is the newest in the run log: if the pod
+    lives, and its side has claimed a later epoch, the word is void.
+    """
+
+    slot: int
+    attempt: int
+    epoch: int
+
+
 class OnLoss(enum.Enum):
     """What the others do when a rank is lost."""
 
@@ -113,6 +125,7 @@ class Wanted:
     """
     dead: tuple[DeadAgent, ...] = ()
     gone: tuple[SlotAttempt, ...] = ()
+    yields: tuple[Yield, ...] = ()
     watched: tuple[int, ...] = ()
     """Slots on nodes whose GPUs the operator watches; other slots do not wait for a judgment."""
     judged: tuple[str, ...] = ()
@@ -296,6 +309,10 @@ class Seen:
     """The checkpoint of `Wanted.pin`, once it is in the run log."""
     refused: str = ""
     """Why the newest save was not committed, though the store works; empty once a later one is."""
+    silent: tuple[SlotAttempt, ...] = ()
+    """Members of the running epoch from which nothing has been heard for a while."""
+    yielded: tuple[Yield, ...] = ()
+    """Those of `Wanted.yields` that the newest claim leaves out: their slots may have a newer attempt."""
     left: tuple[Left, ...] = ()
     device_deaths: tuple[DeviceDeath, ...] = ()
     """Those for whose judgment an agent still waits."""
