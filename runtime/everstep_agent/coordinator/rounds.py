@@ -111,6 +111,7 @@ def build_proof(
         | frozenset((r.slot, r.attempt, r.incarnation - 1) for r in by_id.values()),
         gone=frozenset((g.slot, g.attempt) for g in wanted.gone)
         | frozenset((p.slot, p.attempt - 1) for p in wanted.peers),
+        yields=frozenset((y.slot, y.attempt, y.epoch) for y in wanted.yields),
     )
 
 

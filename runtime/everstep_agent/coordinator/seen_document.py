@@ -27,6 +27,8 @@ class Facts:
     good: levels.CheckpointRef | None = None
     pinned: levels.Pinned | None = None
     refused: str = ""
+    silent: tuple[levels.SlotAttempt, ...] = ()
+    yielded: tuple[levels.Yield, ...] = ()
     left: tuple[levels.Left, ...] = ()
     stopped: levels.Stopped | None = None
     done: bool = False
@@ -68,6 +70,8 @@ def build_seen(
         good=facts.good,
         pinned=facts.pinned,
         refused=facts.refused,
+        silent=facts.silent,
+        yielded=facts.yielded,
         left=facts.left,
         device_deaths=tuple(
             replace(d, age_ms=d.age_ms + round(age * 1000))

@@ -29,6 +29,12 @@ REPORT_SECONDS = 3.0
 """Limit for the coordinator to accept a report; then it counts as lost, and the agent looks for
 another.
 """
+URGENT_SECONDS = 0.9
+"""The same while a local rank has waited for others for long: the coordinator's node may be lost."""
+ATTEMPT_SECONDS = 0.5
+"""Limit for one attempt to report."""
+URGENT_WHO_SECONDS = 0.4
+"""As `WHO_SECONDS`, while a local rank has waited for others for long."""
 LEVELS_SECONDS = 6.0
 """Limit for its levels, which it holds for `LONG_POLL_SECONDS` at most; then it counts as lost, and
 the agent looks for another.
@@ -46,7 +52,10 @@ class Here(Protocol):
 
     me: Identity
     changed: asyncio.Event
+    unanswered: frozenset[str]
 
+    @property
+    def waits_long(self) -> bool: ...
     @property
     def informed(self) -> bool: ...
     @property
@@ -89,6 +98,7 @@ class Follower:
                 said = choice.reason
                 self._line.say("coordinator_choice", address=choice.address, reason=said)
             if choice.act:
+                self._here.unanswered = frozenset(a for a, x in answers.items() if x.who is None)
                 if await self._caught_up(answers):
                     await self._act(self._has_rival)
                     alone_since = time.monotonic()
@@ -137,7 +147,8 @@ class Follower:
         client = self._asking.setdefault(address, PeerClient(address, self._token))
         who = None
         try:
-            who = await client.call("/v1/who", After(), Who, timeout=WHO_SECONDS)
+            limit = URGENT_WHO_SECONDS if self._here.waits_long else WHO_SECONDS
+            who = await client.call("/v1/who", After(), Who, timeout=limit)
             self._strangers.discard(address)
         except PeerError as error:
             if error.stranger and address not in self._strangers:
@@ -187,9 +198,7 @@ class Follower:
     async def _keep_reporting(self, client: PeerClient, term: str) -> None:
         while True:
             self._here.changed.clear()
-            answer = await client.call(
-                "/v1/report", self._here.report(), Accepted, timeout=REPORT_SECONDS
-            )
+            answer = await self._report(client)
             if not answer.acting:
                 raise PeerError(f"{client.address} no longer coordinates", refused=True)
             if answer.term != term:
@@ -197,6 +206,21 @@ class Follower:
                     f"{client.address} has started a new term as coordinator", refused=True
                 )
             await self._pace.wait_for_news(self._here.changed)
+
+    async def _report(self, client: PeerClient) -> Accepted:
+        """Raises `PeerError` when the coordinator counts as lost."""
+        began = time.monotonic()
+        while True:
+            tried = time.monotonic()
+            try:
+                return await client.call(
+                    "/v1/report", self._here.report(), Accepted, timeout=ATTEMPT_SECONDS
+                )
+            except PeerError:
+                now = time.monotonic()
+                limit = URGENT_SECONDS if self._here.waits_long else REPORT_SECONDS
+                if now - tried < ATTEMPT_SECONDS or now - began > limit:
+                    raise  # it refused, or has not answered for too long
 
     async def _keep_reading(self, client: PeerClient) -> None:
         version = 0
