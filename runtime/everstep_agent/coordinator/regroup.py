@@ -80,9 +80,9 @@ def _list_lost(term: Term) -> frozenset[Id]:
 
 
 def list_given_up(term: Term) -> frozenset[Id]:
-    epoch, now = term.running, term.now()
-    silent = silence_rules.list_silent(epoch, term.reports.aged(now))
-    yielded = silence_rules.list_yielded(epoch, silent, term.wanted, _newest_claim(term))
+    epoch = term.running
+    yields = silence_rules.list_yields(term.wanted, term.reports.aged(term.now()))
+    yielded = silence_rules.list_yielded(epoch, yields, _newest_claim(term))
     return members.list_lost(epoch, term.reports.all(), term.state.gone) | yielded
 
 

@@ -59,14 +59,20 @@ def list_silent(epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]])
     return frozenset(m.id for m in epoch.members if m.id not in heard)
 
 
+def list_yields(
+    wanted: levels.Wanted, reports: Iterable[tuple[AgentReport, float]]
+) -> tuple[levels.Yield, ...]:
+    """The operator's words about pods that are still silent. A pod that speaks is not left out."""
+    heard = {(r.slot, r.attempt) for r, age in reports if age < SILENT_SECONDS}
+    return tuple(y for y in wanted.yields if (y.slot, y.attempt) not in heard)
+
+
 def list_yielded(
-    epoch: EpochLevel, silent: Collection[Id], wanted: levels.Wanted, newest: Claim | None
+    epoch: EpochLevel, yields: Iterable[levels.Yield], newest: Claim | None
 ) -> frozenset[Id]:
-    """The silent members that the operator lets be left out, as long as `newest` is the newest claim."""
-    if newest is None:
-        return frozenset()
-    given = {(y.slot, y.attempt) for y in wanted.yields if y.epoch == newest.epoch}
-    return frozenset(m.id for m in epoch.members if m.id in silent and m.id[:2] in given)
+    """The members that the operator lets be left out, as long as `newest` is the newest claim."""
+    given = {(y.slot, y.attempt) for y in yields if newest is not None and y.epoch == newest.epoch}
+    return frozenset(m.id for m in epoch.members if m.id[:2] in given)
 
 
 def list_left_out(
