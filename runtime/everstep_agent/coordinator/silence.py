@@ -51,8 +51,11 @@ class Silence:
         self._unanswered &= ids
         for member in members:
             if member.id not in self._asking:
-                attempts = ATTEMPTS * self._patience.factor(now)
-                self._asking[member.id] = asyncio.create_task(self._ask(member, attempts))
+                self._asking[member.id] = asyncio.create_task(self._ask(member, self.attempts(now)))
+
+    def attempts(self, now: float) -> int:
+        """After so many requests a member is silent."""
+        return ATTEMPTS * self._patience.factor(now)
 
     def leave_out(self, ids: Iterable[Id]) -> None:
         """The next epoch goes on without them."""
