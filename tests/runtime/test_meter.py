@@ -1,9 +1,15 @@
-"""To which category the worker's seconds are charged, by a clock that the test sets."""
+"""To which category a worker's seconds are charged."""
+
+import time
+from pathlib import Path
 
 import pytest
+import torch
 
-from everstep import meter
+from agent.gang import Gang
+from everstep import Job, meter, run
 from everstep.meter import Meter
+from everstep_agent.pod import spawn
 from everstep_contract.position import Where
 
 
@@ -95,3 +101,37 @@ def test_charging_a_fetch_reads_the_clock_no_more_often_than_its_two_marks(clock
     before = clock.reads
     fetch(found, clock, 0.5)
     assert clock.reads - before == 2
+
+
+class Slow:
+    """A dataset that takes 10 ms for each sample."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.01)
+        return torch.ones(2)
+
+
+def train_slowly(job: Job) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job.track(model=model, optimizer=optimizer)
+    data = job.batches(Slow(), global_batch=8, micro_batch=2)
+    for step in job.steps(until=6):
+        for batch in step.batches(data):
+            step.backward(model(batch).mean())
+        optimizer.step()
+
+
+async def test_a_job_tells_how_long_its_ranks_waited_for_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real agents and workers: 5 steps of 8 samples; those of the first step are start-up."""
+    forked = spawn.ForkSpawner(lambda: run(train_slowly, seed=1))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
+    async with Gang(tmp_path, 2) as gang:
+        seen = await gang.until(lambda s: s.done, 60)
+        await gang.reports()
+    assert seen.seconds["data"] >= 5 * 8 * 0.01
