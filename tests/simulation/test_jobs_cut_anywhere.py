@@ -116,6 +116,7 @@ class Story:
             "attempts": [s["attempt"] for s in status.get("slots") or ()],
             "restarts": (status.get("restarts") or {}).get("byCause"),
             "incidents": sorted((i["id"], i["open"]) for i in status.get("incidents") or ()),
+            "recoveries": [(r["rung"], r["count"]) for r in status.get("recoveries") or ()],
             "pods": sorted(p["metadata"]["name"] for p in self.cluster.pods()),
             "running": self.job.running,
         }

@@ -239,6 +239,7 @@ def _begin_epoch(
         store=term.me.address,
     )
     term.saves.restart(claim.epoch, resume)
+    state = state.with_incidents(state.incidents.take_rung("restart"))  # a regroup may have failed
     if state.epoch is None:  # only now is it known how far the replaced pods had come
         former = term.run_log.claims[-2].epoch if len(term.run_log.claims) > 1 else 0
         lost = rounds.count_lost(term.reports.all(), former, resume)
