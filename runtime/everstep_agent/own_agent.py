@@ -9,7 +9,7 @@ from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.identity import Identity
 from everstep_agent.peers.following import Holder
 from everstep_agent.peers.group_store import GroupStore
-from everstep_agent.peers.messages import AgentReport, Levels, Who
+from everstep_agent.peers.messages import AgentReport, Levels, State, Who
 from everstep_agent.pod.pod import Pod
 from everstep_contract import levels
 
@@ -80,8 +80,10 @@ class OwnAgent:
 
     @property
     def waits_long(self) -> bool:
-        """Whether a local rank has waited for others for long: one of them may be lost."""
-        return any(w.waits_long for w in self.report().workers)
+        """Whether a local rank has waited for others for long, or has left its group: one of them may be
+        lost.
+        """
+        return any(w.waits_long or w.state is State.HELD for w in self.report().workers)
 
     @property
     def informed(self) -> bool:

@@ -16,13 +16,15 @@ pytestmark = pytest.mark.timeout(240)
 
 
 class Run:
-    """A run of two stub workers; `said` holds the launcher's output lines."""
+    """A run of two workers, stubs if no script is given; `said` holds the launcher's output lines."""
 
-    def __init__(self, folder: Path, hang_seconds: float = 60.0, drill: bool = False) -> None:
+    def __init__(
+        self, folder: Path, hang_seconds: float = 60.0, drill: bool = False, script: str = STUB
+    ) -> None:
         self.said: list[str] = []
         self._new = asyncio.Event()
         plan = build_plan(
-            script=STUB, args=(), workers=2, store="store", run="r", save_every=0, keep=2,
+            script=script, args=(), workers=2, store="store", run="r", save_every=0, keep=2,
             hang_seconds=hang_seconds, guard_action="Note", guard_factor=10.0, verbose=False, folder=str(folder),
             drill=drill,
         )  # fmt: skip

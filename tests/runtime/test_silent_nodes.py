@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.gang import Gang, assert_exact
+from agent.gang import Gang, assert_exact, stop_while_it_computes
 from agent.network import DIALER, Network, routed
+from agent.test_launcher import Run
+from agent.test_run import pid_of_agent
 from everstep import Job, run
 from everstep_agent.agent import Agent
+from everstep_agent.local import launcher
 from everstep_agent.pod import spawn
 from everstep_contract import levels, report
 from runtime import a_paced_script
@@ -42,21 +45,16 @@ class PoweredGang(Gang):
         box.append(agent.me.address)
         return agent
 
-    def lose_power(self, *slots: int) -> None:
-        """Their ranks stop, and nobody hears of their agents, which go on by themselves: so this is a
-        partition, too.
+    async def lose_power(self, slot: int) -> None:
+        """Its rank stops, and nobody hears of its agent. This agent goes on by itself, so it is a partition, too;
+        since its rank seems to compute, it does not doubt that the others live.
         """
-        self.network.cut({self.agents[slot].me.address for slot in slots})
-        for slot in slots:
-            self.signal(slot, signal.SIGSTOP)
+        await stop_while_it_computes(self.agents[slot].pod.workers.current[0])
+        self.network.cut({self.agents[slot].me.address})
 
-    def signal(self, slot: int, number: int) -> None:
-        for worker in self.agents[slot].pod.workers.alive:
-            os.kill(worker.pid, number)
-
-    def forget(self, *slots: int) -> None:
+    def forget(self, slot: int) -> None:
         """Only the others' ends count."""
-        self.lost += [self.tasks.pop(slot) for slot in slots]
+        self.lost.append(self.tasks.pop(slot))
 
     async def __aexit__(self, *args: object) -> None:
         for task in self.lost:
@@ -90,7 +88,7 @@ async def test_a_majority_goes_on_in_place_without_a_node_that_falls_silent(
     async with PoweredGang(tmp_path, network, 3) as gang:
         await gang.until(lambda s: s.step >= LEARNT)
         survivors = [gang.worker(slot) for slot in others]
-        gang.lose_power(victim)
+        await gang.lose_power(victim)
         gang.forget(victim)
         began = time.monotonic()
         await gang.until(lambda s: s.epoch == 2 and s.running and s.step > LEARNT, 60)
@@ -99,6 +97,7 @@ async def test_a_majority_goes_on_in_place_without_a_node_that_falls_silent(
         assert [gang.worker(slot) for slot in others] == survivors
         incident = gang.seen.incidents[0]
         assert (incident.rung, incident.steps_lost) == ("regroup", 0)
+        assert (incident.cause, incident.slot) == ("AgentLost", victim)
         await gang.reports()
         claims = (await gang.run_log()).claims
         assert [len(c.members) for c in claims] == [3, 2]
@@ -112,7 +111,7 @@ async def test_half_of_the_ranks_wait_in_place_until_the_operator_lets_the_other
     async with PoweredGang(tmp_path, network, 2) as gang:
         await gang.until(lambda s: s.step >= LEARNT)
         survivor = gang.worker(1)
-        gang.lose_power(0)
+        await gang.lose_power(0)
         gang.forget(0)
         silent = levels.SlotAttempt(slot=0, attempt=0)
         await gang.until(lambda s: s.silent == (silent,) and s.incidents, 60)
@@ -126,17 +125,25 @@ async def test_half_of_the_ranks_wait_in_place_until_the_operator_lets_the_other
 
 
 async def test_a_node_that_speaks_again_goes_on_with_the_others_and_nobody_restarts(
-    tmp_path: Path, network: Network
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with PoweredGang(tmp_path, network, 2) as gang:
-        await gang.until(lambda s: s.step >= LEARNT)
-        ranks = [gang.worker(slot) for slot in range(2)]
-        gang.lose_power(0)
-        await gang.until(lambda s: s.incidents and s.silent, 60)
-        gang.signal(0, signal.SIGCONT)
-        network.mend()
-        await gang.until(lambda s: any(not i.open for i in s.incidents))
-        assert [gang.worker(slot) for slot in range(2)] == ranks
-        await gang.reports()
-        assert gang.seen.incidents[0].steps_lost == 0
-        await assert_exact(gang, STEPS)
+    """Here the agents are processes, so that all of a node can stand still."""
+    monkeypatch.setattr(launcher, "MISSED_ANSWERS", 10**6)
+    monkeypatch.setenv("PACED_STEPS", "100")
+    run = Run(tmp_path, script=a_paced_script.__file__)
+    running = asyncio.create_task(run.launcher.run())
+    worker = int((await run.line(r"rank 0 runs as pid (\d+)"))[1])
+    async with asyncio.timeout(60):
+        while run.launcher.seen.step < 5:  # noqa: ASYNC110 told twice a second
+            await asyncio.sleep(0.05)
+    node = (pid_of_agent(worker), worker)
+    for pid in node:
+        os.kill(pid, signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        while not run.launcher.seen.incidents:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    for pid in node:
+        os.kill(pid, signal.SIGCONT)
+    await run.line(r"recovered in .* steps lost: 0")
+    assert await running == 0
+    assert sum("runs as pid" in line for line in run.said) == 2, "no rank is new"

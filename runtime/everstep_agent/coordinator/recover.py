@@ -5,6 +5,7 @@ end the old workers.
 import asyncio
 import contextlib
 import math
+from collections.abc import Collection
 
 from everstep_agent.coordinator import breaks, members, postmortem, rounds
 from everstep_agent.coordinator.breaks import (
@@ -17,7 +18,7 @@ from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.regroup_rules import note_commit
 from everstep_agent.coordinator.step_first_rules import list_pending
 from everstep_agent.coordinator.term import STALE_SECONDS, Term
-from everstep_agent.peers.messages import Saver
+from everstep_agent.peers.messages import Id, Saver
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.storage.errors import StoreError
 from everstep_contract import report
@@ -121,9 +122,11 @@ def _have_saved(term: Term, saver: Saver) -> None:
         term.mark("save")
 
 
-def refine(term: Term, found: Break, now: float, waited: float) -> Break:
+def refine(
+    term: Term, found: Break, now: float, waited: float, outvoted: Collection[Id] = ()
+) -> Break:
     """A death reported only after the group broke is its cause; a second death belongs to the same
-    break.
+    break. So is a member that is silent and `outvoted`, if no death is known.
     """
     known = breaks.list_breaks(
         term.running,
@@ -131,6 +134,7 @@ def refine(term: Term, found: Break, now: float, waited: float) -> Break:
         term.wanted,
         idle=waited,
         hang=term.settings.hang_seconds,
+        outvoted=outvoted,
     )
     better = breaks.explain(found, known)
     if better == found:

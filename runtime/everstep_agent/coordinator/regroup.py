@@ -132,10 +132,11 @@ async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned 
     while True:
         _propose(term)
         look_for_silence(term)
-        found = refine(term, found, term.now(), term.now() - began)
+        waited = term.now() - began
+        found = refine(term, found, term.now(), waited, list_outvoted(term))
         if found.failure is not None:
             return found, f"{found.cause}: the script failed"
-        if why := _why_not_wait(term, term.now() - began):
+        if why := _why_not_wait(term, waited):
             return found, why
         survivors, decision = regroup_rules.decide_regroup(
             term.running, term.recent(), _list_lost(term)
