@@ -15,6 +15,7 @@ from everstep_operator.jobs.passes import Passes
 from everstep_operator.kube import Kube
 from everstep_operator.listing import resync, resync_forever
 from everstep_operator.metrics import Metrics
+from everstep_operator.node_leases import NodeLeases
 from everstep_operator.scheduler import Scheduler
 from everstep_operator.settings import Settings
 from everstep_operator.values import EventDraft
@@ -62,6 +63,8 @@ class Replica:
             self._health = HealthLoop(
                 kube=port, nodes=nodes, world=self._world, settings=settings, verdicts=board
             )
+        self._leases = NodeLeases(port, self._world, self._scheduler.wake)
+        passes.silent_nodes = self._leases.list_silent
         passes.on_death = self._health.rank_died
         passes.on_failed_starts = self._health.starts_failed
         self._watchers = handlers.Watchers(
@@ -95,6 +98,8 @@ class Replica:
             asyncio.create_task(self._keep_lists(), name="lists"),
             asyncio.create_task(self._until_older(), name="versions"),
         }
+        if self._world.scope.nodes:
+            tasks.add(asyncio.create_task(self._leases.run(), name="node leases"))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
