@@ -41,7 +41,11 @@ class Replica:
         port.seconds_left = nodes.seconds_left = leadership.seconds_left
         leads = leadership.leading.is_set
         self._world = World(settings.scope)
-        self._metrics = Metrics((port, nodes), self._world, leads, settings.observe_only)
+        self._leases = NodeLeases(port, self._world, lambda key: self._scheduler.wake(key))
+        self._metrics = Metrics(
+            (port, nodes), self._world, leads, settings.observe_only,
+            lambda: len(self._leases.list_silent()),
+        )  # fmt: skip
         self._agents = Agents(
             lambda key: self._scheduler.wake(key), settings.agent_seconds, self._may_speak
         )
@@ -55,6 +59,7 @@ class Replica:
             figures_qps=settings.qps / 2,
             on_done=self._metrics.count_action,
             wake=lambda key: self._scheduler.wake(key),
+            silent_nodes=self._leases.list_silent,
         )
         self._scheduler = Scheduler(passes.run, on_pass=self._metrics.count_pass)
         board = handlers.VerdictBoard(passes, self._scheduler.wake)
@@ -63,8 +68,6 @@ class Replica:
             self._health = HealthLoop(
                 kube=port, nodes=nodes, world=self._world, settings=settings, verdicts=board
             )
-        self._leases = NodeLeases(port, self._world, self._scheduler.wake)
-        passes.silent_nodes = self._leases.list_silent
         passes.on_death = self._health.rank_died
         passes.on_failed_starts = self._health.starts_failed
         self._watchers = handlers.Watchers(
