@@ -14,10 +14,17 @@ from everstep_operator.world import World
 
 
 class Metrics:
-    """`leads` tells whether this replica acts: only that one reports jobs."""
+    """`leads` tells whether this replica acts: only that one reports jobs and nodes.
+    `count_silent`: silent nodes.
+    """
 
     def __init__(
-        self, ports: Iterable[Kube], world: World, leads: Callable[[], bool], observe_only: bool
+        self,
+        ports: Iterable[Kube],
+        world: World,
+        leads: Callable[[], bool],
+        observe_only: bool,
+        count_silent: Callable[[], int] = lambda: 0,
     ) -> None:
         self.registry = CollectorRegistry()
         Gauge(
@@ -40,6 +47,7 @@ class Metrics:
         self.registry.register(_Api(ports))
         self.registry.register(_Jobs(world, leads))
         self.registry.register(Costs(world, leads))
+        self.registry.register(_SilentNodes(leads, count_silent))
 
     def count_pass(self, outcome: str, seconds: float) -> None:
         self._passes.labels(outcome).inc()
@@ -72,6 +80,19 @@ class _Api(Collector):
             "Time that writes waited for the token bucket.",
             value=sum(bucket.waited_seconds for bucket in buckets.values()),
         )
+
+
+class _SilentNodes(Collector):
+    def __init__(self, leads: Callable[[], bool], count: Callable[[], int]) -> None:
+        self._leads, self._count = leads, count
+
+    def collect(self) -> Iterator[Any]:
+        if self._leads():
+            yield GaugeMetricFamily(
+                "everstep_silent_nodes",
+                "Nodes whose lease is not renewed while those of others are.",
+                value=self._count(),
+            )
 
 
 class _Jobs(Collector):

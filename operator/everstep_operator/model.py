@@ -20,6 +20,9 @@ from everstep_operator.rules import Rule, UserInput
 NAME_LIMIT = 50
 """A pod's name is <name>-<slot>-<attempt> and must fit a label value of 63 characters."""
 DEFAULT_SAVE_SECONDS = 300
+DEFAULT_REPLACE_SECONDS = 25
+LEAST_REPLACE_SECONDS = 10
+"""A kubelet renews its node's lease every 10 s, so a shorter silence tells nothing."""
 RUN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,199})*$"
 SCHEMES = ("s3://", "gs://", "az://", "file:///")
 PLACE = "^(file:///[^?#%]*|(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._=@+-]{1,200})*/?)$"
@@ -279,6 +282,17 @@ class RestartBudgets(UserInput):
 class Recovery(UserInput):
     """What happens after a loss, with its time limits and budgets."""
 
+    rules = (
+        Rule(
+            at=".replaceAfterSeconds",
+            cel="!has(self.replaceAfterSeconds) || self.replaceAfterSeconds <= self.nodeLostSeconds",
+            check=lambda r: (
+                r.replace_after_seconds is None or r.replace_after_seconds <= r.node_lost_seconds
+            ),
+            message="replaceAfterSeconds must be at most nodeLostSeconds: lower replaceAfterSeconds "
+            "or raise nodeLostSeconds",
+        ),
+    )
     in_place: bool = Field(
         default=True,
         description="True: workers that survive a loss go on in the same step, and the lost one joins "
@@ -336,11 +350,26 @@ class Recovery(UserInput):
         le=86_400,
         description="A node that is unreachable for longer is given up.",
     )
+    replace_after_seconds: int | None = Field(
+        default=None,
+        ge=LEAST_REPLACE_SECONDS,
+        le=86_400,
+        description="A node that has renewed no lease for so long while others did, and whose pod is silent "
+        "to the job's other pods, too, is given up sooner if the job can go on without that pod and lose no "
+        f"step. At least {LEAST_REPLACE_SECONDS}, at most nodeLostSeconds; default {DEFAULT_REPLACE_SECONDS}, or "
+        "nodeLostSeconds if that is less.",
+    )
     force_delete: bool = Field(
         default=False,
         description="Whether a pod stuck on a lost node may be deleted by force. The job continues "
         "without that; it only frees the name in the API.",
     )
+
+    @property
+    def replace_seconds(self) -> int:
+        if self.replace_after_seconds is not None:
+            return self.replace_after_seconds
+        return max(LEAST_REPLACE_SECONDS, min(DEFAULT_REPLACE_SECONDS, self.node_lost_seconds))
 
 
 class Guard(UserInput):

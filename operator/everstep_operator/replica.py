@@ -15,6 +15,7 @@ from everstep_operator.jobs.passes import Passes
 from everstep_operator.kube import Kube
 from everstep_operator.listing import resync, resync_forever
 from everstep_operator.metrics import Metrics
+from everstep_operator.node_leases import NodeLeases
 from everstep_operator.scheduler import Scheduler
 from everstep_operator.settings import Settings
 from everstep_operator.values import EventDraft
@@ -40,7 +41,11 @@ class Replica:
         port.seconds_left = nodes.seconds_left = leadership.seconds_left
         leads = leadership.leading.is_set
         self._world = World(settings.scope)
-        self._metrics = Metrics((port, nodes), self._world, leads, settings.observe_only)
+        self._leases = NodeLeases(port, self._world, lambda key: self._scheduler.wake(key))
+        self._metrics = Metrics(
+            (port, nodes), self._world, leads, settings.observe_only,
+            lambda: len(self._leases.list_silent()),
+        )  # fmt: skip
         self._agents = Agents(
             lambda key: self._scheduler.wake(key), settings.agent_seconds, self._may_speak
         )
@@ -54,6 +59,7 @@ class Replica:
             figures_qps=settings.qps / 2,
             on_done=self._metrics.count_action,
             wake=lambda key: self._scheduler.wake(key),
+            silent_nodes=self._leases.list_silent,
         )
         self._scheduler = Scheduler(passes.run, on_pass=self._metrics.count_pass)
         board = handlers.VerdictBoard(passes, self._scheduler.wake)
@@ -95,6 +101,8 @@ class Replica:
             asyncio.create_task(self._keep_lists(), name="lists"),
             asyncio.create_task(self._until_older(), name="versions"),
         }
+        if self._world.scope.nodes:
+            tasks.add(asyncio.create_task(self._leases.run(), name="node leases"))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -32,6 +32,7 @@ OPERATOR_AT_HOME = {
     **LEASES,
     ("", "serviceaccounts/token/everstep-nodes"): {"create"},
 }
+NODE_LEASES = {("coordination.k8s.io", "leases"): {"list"}}
 NODES = {
     ("", "nodes"): {"patch"},
     ("everstep.dev", "nodequarantines"): {"create", "patch"},
@@ -91,8 +92,11 @@ def _rules(documents: list[Object], binding: Object) -> list[Object]:
 
 
 def test_the_operator_has_the_rights_it_uses_and_no_others(defaults: list[Object]) -> None:
-    found = rights_of(defaults, "everstep-operator")
-    assert found == {"ClusterRoleBinding": OPERATOR, "RoleBinding": OPERATOR_AT_HOME}
+    assert rights_by_place(defaults, "everstep-operator") == {
+        ("ClusterRoleBinding", ""): OPERATOR,
+        ("RoleBinding", "kube-node-lease"): NODE_LEASES,
+        ("RoleBinding", chart.NAMESPACE): OPERATOR_AT_HOME,
+    }
 
 
 def test_in_namespaces_of_its_own_it_has_roles_there_and_sees_the_clusters_nodes(
@@ -107,6 +111,7 @@ def test_in_namespaces_of_its_own_it_has_roles_there_and_sees_the_clusters_nodes
         ("RoleBinding", "b"): JOBS,
         ("RoleBinding", "gpu-operator"): {("", "pods"): {"list"}},
         ("RoleBinding", "default"): {("", "events"): {"create"}},
+        ("RoleBinding", "kube-node-lease"): NODE_LEASES,
         ("RoleBinding", chart.NAMESPACE): OPERATOR_AT_HOME,
     }
     assert rights_of(documents, "everstep-nodes")["ClusterRoleBinding"] == NODES
@@ -159,12 +164,13 @@ def test_the_readme_tells_of_these_rights_and_no_others(defaults: list[Object]) 
             account, where, resource, verbs, why = cells
             assert why
             told.setdefault((account, where), {})[resource] = set(verbs.split(", "))
-    places = {"ClusterRoleBinding": "cluster", "RoleBinding": "namespace"}
+    places = {"": "cluster", chart.NAMESPACE: "namespace"}
     found = {
-        (account, places[kind]): {f"{g}/{r}" if g else r: verbs for (g, r), verbs in rights.items()}
+        (account, places.get(namespace, namespace)): {
+            f"{g}/{r}" if g else r: verbs for (g, r), verbs in rights.items()
+        }
         for account in {account for account, _ in told}
-        for kind, rights in rights_of(defaults, account).items()
-        if rights
+        for (_, namespace), rights in rights_by_place(defaults, account).items()
     }
     assert told == found
 

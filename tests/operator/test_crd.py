@@ -61,6 +61,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint": {"everySeconds": 5}}, "everySteps and everySeconds"),
     ({"checkpoint": {"run": "../other"}}, "run may hold"),
     ({"checkpoint": {"keep": 0}}, "checkpoint.keep"),
+    ({"recovery": {"replaceAfterSeconds": 9}}, "recovery.replaceAfterSeconds"),
+    (
+        {"recovery": {"replaceAfterSeconds": 61}},
+        "replaceAfterSeconds must be at most nodeLostSeconds",
+    ),
     ({"guard": {"action": "Explode"}}, "guard.action"),
     ({"workers": {"template": {"spec": {"nodeName": "node-1", "containers": []}}}}, "nodeName"),
     ({"workers": {"template": {"spec": {"tolerations": [{"operator": "Exists"}]}}}}, "tolerations"),
@@ -85,4 +90,12 @@ def test_defaults_are_the_documented_ones() -> None:
     assert spec.checkpoint.save_seconds == 300
     assert (spec.workers.least, spec.workers.most) == (3, 3)
     assert (spec.recovery.hang_seconds, spec.recovery.node_lost_seconds) == (300, 60)
+    assert spec.recovery.replace_seconds == 25
     assert (spec.guard.factor, spec.guard.action.value) == (10, "Note")
+
+
+@pytest.mark.parametrize(("lost", "replaced"), [(60, 25), (20, 20), (5, 10)])
+def test_a_silent_node_is_given_up_no_later_than_a_lost_one(lost: int, replaced: int) -> None:
+    """Only a silence of 10 s or more tells anything."""
+    spec = model.parse_spec(merged(a_spec(), {"recovery": {"nodeLostSeconds": lost}}))
+    assert spec.recovery.replace_seconds == replaced

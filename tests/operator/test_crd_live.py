@@ -24,6 +24,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint": {"uri": "http://x/y"}}, 'uri is "http://x/y"'),
     ({"checkpoint": {"everySeconds": 5}}, "keep one of them"),
     ({"checkpoint": {"run": "../other"}}, "spec.checkpoint.run"),
+    ({"recovery": {"replaceAfterSeconds": 9}}, "spec.recovery.replaceAfterSeconds"),
+    ({"recovery": {"replaceAfterSeconds": 61}}, "lower replaceAfterSeconds or raise"),
     ({"guard": {"action": "Explode"}}, "spec.guard.action"),
     ({"workers": {"template": {"spec": {"nodeName": "node-1"}}}}, "use nodeSelector or affinity"),
     (

@@ -339,3 +339,10 @@ def test_the_counter_for_prometheus_never_falls_and_begins_anew_with_another_job
     assert render("u1", 1, WorkerDied=3) == {"WorkerDied": 3}
     assert render("u1", 2, WorkerDied=2, NodeGone=1) == {"NodeGone": 1, "WorkerDied": 3}
     assert render("u2", 3, NodeGone=1) == {"NodeGone": 1}
+
+
+@pytest.mark.parametrize(("leads", "shown"), [(True, ["everstep_silent_nodes 2.0"]), (False, [])])
+def test_only_the_leader_counts_silent_nodes(leads: bool, shown: list[str]) -> None:
+    metrics = Metrics((), World(), lambda: leads, observe_only=False, count_silent=lambda: 2)
+    text = metrics.render().decode().splitlines()
+    assert [line for line in text if line.startswith("everstep_silent_nodes")] == shown

@@ -3,6 +3,7 @@
 Each test starts with a leader and a standby.
 """
 
+import asyncio
 import contextlib
 import re
 import signal
@@ -18,7 +19,9 @@ from everstep_lab.config import LabConfig
 from everstep_operator import kube
 from everstep_operator.jobs import manifests
 from everstep_operator.kube import Kube
+from everstep_operator.node_leases import DENIED_SECONDS, LIST_SECONDS, NodeLeases
 from everstep_operator.tokens import AccountTokens
+from everstep_operator.world import World
 from job_builders import TEMPLATE, a_job, a_spec
 from own_lab import own_lab
 from replicas import Replica, install, is_cordoned, start, until
@@ -204,3 +207,41 @@ async def test_a_token_of_the_other_account_is_taken_for_that_account(
         await nodes.close()
     user = answer["status"]["userInfo"]["username"]
     assert user == "system:serviceaccount:everstep-system:everstep-nodes"
+
+
+def build_leases(port: Kube) -> NodeLeases:
+    """Without a pod of a job there is nothing to list them for."""
+    world = World()
+    world.pods.put({"metadata": {"name": "lm-0-1", "namespace": "team", "uid": "u"}})
+    return NodeLeases(port, world, lambda key: None)
+
+
+async def list_until(leases: NodeLeases, expected: set[str]) -> None:
+    async with asyncio.timeout(60):
+        while leases.list_silent().keys() != expected:
+            assert await leases.turn() == LIST_SECONDS
+            await asyncio.sleep(LIST_SECONDS / 3)
+
+
+async def test_a_node_without_power_is_silent_until_it_is_back(lab: Lab, pair: Pair) -> None:
+    port = await Kube.connect(kubeconfig=str(pair.config))
+    leases = build_leases(port)
+    try:
+        await list_until(leases, set())
+        lab.fault("node-2", kill_node=True)
+        await list_until(leases, {"node-2"})
+        lab.heal("node-2")
+        await list_until(leases, set())
+    finally:
+        lab.heal("node-2")
+        await port.close()
+
+
+async def test_an_account_without_the_right_is_told_so(pair: Pair, admin: Kube) -> None:
+    nodes = admin.build_other("nodes", AccountTokens(admin, ("everstep-system", "everstep-nodes")))
+    leases = build_leases(nodes)
+    try:
+        assert await leases.turn() == DENIED_SECONDS
+    finally:
+        await nodes.close()
+    assert leases.list_silent() == {}

@@ -22,10 +22,13 @@ NO_WAIT = {
     "jobs/observed.py: FRESH_SECONDS": "how old figures may be that still say what lives",
     "lease.py: DEFAULT_SECONDS": "what a Lease without a duration means",
     "model.py: DEFAULT_SAVE_SECONDS": "the interval of saves",
+    "silence.py: LEAST_OVERDUE_SECONDS": "how long a lease is unchanged before that means anything",
+    "silence.py: DEFAULT_LEASE_SECONDS": "what a node's lease without a duration means",
     "tokens.py: LIFE_SECONDS": "for how long a token is asked for",
     "release_all.py: PAUSE_SECONDS": "between two looks of a command",
     "checkpoint.diskSeconds": "the interval of copies to the disk",
     "checkpoint.everySeconds": "the interval of saves",
+    "recovery.replaceAfterSeconds": "its default depends on nodeLostSeconds: model.py: DEFAULT_REPLACE_SECONDS",
     "recovery.hangSeconds": "the agents' limit, see runtime/README.md",
     "--figures-seconds": "how often figures are written",
 }

@@ -1,14 +1,14 @@
 """One slot at a time: stay, be asked to leave, or get the next attempt.
 
 Invariant: a slot's attempt is raised only when its pod is gone by proof, by the operator's
-decision, or because the job reports that it has left. So a pod with an older attempt than its
-slot's may be deleted, and the job is told that it is gone. Raising is a status write of its
-own; the next pass deletes and creates.
+decision, or because the job reports that it has left or that its newest claim leaves it out. So a
+pod with an older attempt than its slot's may be deleted, and the job is told that it is gone.
+Raising is a status write of its own; the next pass deletes and creates.
 """
 
 from dataclasses import dataclass, replace
 
-from everstep_operator.jobs import failures, placement, starts
+from everstep_operator.jobs import failures, placement, starts, yields
 from everstep_operator.jobs.faults import choose_incident
 from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.jobs.stamps import to_seconds
@@ -180,6 +180,10 @@ def _decide_by_node(scene: Scene, record: SlotStatus, pod: Pod) -> Decision | No
     state = verdict.state_of(observed.job.namespace, pod.name) if verdict else None
     if verdict is not None and state is NodeState.GONE:
         return _raised(observed, record, "NodeGone", verdict.message, verdict.incident, pod=pod)
+    if why := yields.describe_left_out(observed, pod):
+        return _raised(
+            observed, record, "NodeLost", why, verdict.incident if verdict else "", pod=pod
+        )
     if verdict is not None and state is NodeState.LEAVING:
         return _decide_leaving(observed, record, pod, "NodeLeaving", verdict.message, now, verdict)
     return _decide_unreachable(observed, record, pod, now)

@@ -145,6 +145,10 @@ class Observed:
     unproven: frozenset[str] = frozenset()
     """UIDs of pods whose address gives answers without a proof of the job's token."""
     nodes: Mapping[str, NodeFact] = field(default_factory=lambda: MappingProxyType({}))
+    silent_nodes: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Node → seconds for which its lease has not been renewed while those of others were: all such
+    nodes of the cluster.
+    """
     verdicts: Mapping[str, NodeVerdict] = field(default_factory=lambda: MappingProxyType({}))
     starting_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Pod UID → seconds for which a scheduled pod has not been steadily up, as observed by this

@@ -69,6 +69,8 @@ class Passes:
     on_done: Callable[[str], None] = lambda action: None
     wake: Callable[[Key], None] = lambda key: None
     """Called with the key of a job that a change of another job concerns."""
+    silent_nodes: Callable[[], Mapping[str, float]] = dict
+    """Node → seconds for which its lease has not been renewed while those of others were."""
     verdicts: Mapping[str, NodeVerdict] | None = None
     """None until this process has judged the nodes."""
     judged_at: Mapping[str, float] = field(default_factory=dict)
@@ -142,6 +144,7 @@ class Passes:
             asked_for=told.asked_for,
             unproven=told.unproven,
             nodes=self._nodes(pods, now),
+            silent_nodes=self.silent_nodes(),
             verdicts=self.verdicts or {},
             judged=self.verdicts is not None,
             judged_ages=self._judged_ages(pods),

@@ -2,7 +2,7 @@
 pending pod is replaced. Pure.
 
 A pod's affinity cannot be changed: a node that it excludes by name can only be used by a new
-pod. So only a verdict or a failed start excludes a node; a suspicion is a preference.
+pod. So only a verdict, silence or a failed start excludes a node; a suspicion is a preference.
 """
 
 import heapq
@@ -32,8 +32,12 @@ def is_left(verdict: NodeVerdict | None) -> bool:
 
 
 def nodes_left(observed: Observed) -> tuple[str, ...]:
-    """Those to leave, what matters most first."""
-    return _choose_named(verdict for verdict in observed.verdicts.values() if is_left(verdict))
+    """Those to leave, what matters most first, and those that are silent: until Kubernetes taints
+    such a node, the scheduler takes it for sound. Those with the longest silence have their taint.
+    """
+    left = _choose_named(verdict for verdict in observed.verdicts.values() if is_left(verdict))
+    silent = observed.silent_nodes
+    return *left, *heapq.nsmallest(NAMED_NODES, silent, key=lambda node: (silent[node], node))
 
 
 def nodes_suspected(observed: Observed) -> tuple[str, ...]:
@@ -79,6 +83,12 @@ def nodes_to_shun(
     return _bound(own, [former] if former else (), shared, suspected)
 
 
+def _is_avoided(observed: Observed, node: str) -> bool:
+    fact = observed.nodes.get(node)
+    away = fact is not None and fact.not_ready_for is not None
+    return away or node in observed.silent_nodes or is_left(observed.verdicts.get(node))
+
+
 def find_freed(
     observed: Observed, shared: Collection[str], record: SlotStatus, pod: Pod, now: float
 ) -> frozenset[str]:
@@ -88,7 +98,7 @@ def find_freed(
     if not pod.avoids or not pod.scheduling or pod.over or pod.deleting:
         return frozenset()
     users = avoided_by(observed.job.raw_template.get("spec") or {})
-    found = frozenset(n for n in pod.avoids - users if not is_left(observed.verdicts.get(n)))
+    found = frozenset(n for n in pod.avoids - users if not _is_avoided(observed, n))
     if observed.unplaced_for.get(pod.uid, 0.0) <= starts.build_unplaced_pause(record, now):
         found -= starts.find_failed(shared, record, now)
     return found

@@ -22,6 +22,7 @@ from everstep_operator.jobs import (
     placement,
     starts,
     waiting,
+    yields,
 )
 from everstep_operator.jobs.actions import (
     Action,
@@ -86,13 +87,15 @@ def _plan_actions(
         status=status,
         wanted=build_wanted(observed, noted, leaving),
         events=conditions.build_events(observed.job.status, status, decisions),
-        wake_after=_choose_pause(observed, now, leaving=bool(leaving)),
+        wake_after=_choose_pause(
+            observed, now, busy=bool(leaving) or yields.has_silent_node(observed, noted)
+        ),
     )
 
 
-def _choose_pause(observed: Observed, now: float, *, leaving: bool) -> float | None:
-    """A change wakes a pass anyway."""
-    if leaving:
+def _choose_pause(observed: Observed, now: float, *, busy: bool) -> float | None:
+    """A change wakes a pass anyway. `busy`: a limit of seconds runs."""
+    if busy:
         return BUSY_SECONDS
     if observed.running:
         return QUIET_SECONDS

@@ -8,7 +8,7 @@ An answer without a proof may also come from an agent one minor version older, w
 survive an upgrade of the operator. So until an agent of the job has proved an answer, only
 figures are taken from it: that the job trains, which of the existing pods are members, step and
 loss. Never anything that ends the job, moves a pod or counts against a budget (`done`,
-`failure`, `fenced`, `left`, `stopped`, incidents, …): the ends of such a job come from exit
+`failure`, `fenced`, `left`, `silent`, `yielded`, `stopped`, incidents, …): the ends of such a job come from exit
 reports through the kubelet. Once one agent has proved an answer, all of its job's agents can,
 and unproven answers are ignored.
 """

@@ -5,11 +5,12 @@ words of its source.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from everstep_operator.jobs import conditions
+from everstep_operator.jobs import conditions, yields
 from everstep_operator.jobs.conditions import ConditionDraft, Story
 from everstep_operator.jobs.membership import Decision, Leave, Stay
 from everstep_operator.jobs.observed import Observed, Pod, Refusal
 from everstep_operator.jobs.stamps import to_seconds, to_stamp
+from everstep_operator.model import JobSpec
 from everstep_operator.model_status import SlotStatus
 
 REFUSED_SECONDS = 30.0
@@ -181,8 +182,10 @@ def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float)
 def _describe_node(observed: Observed, pod: Pod, now: float) -> tuple[str, str] | None:
     """A node that may return is waited for: since when, until when, and which setting decides."""
     node, spec = observed.nodes.get(pod.node), observed.job.spec
-    if node is None or node.not_ready_for is None or spec is None or pod.over:
+    if node is None or spec is None or pod.over:
         return None
+    if node.not_ready_for is None:
+        return _describe_silence(observed, pod, spec, now)
     since, limit = now - node.not_ready_for, spec.recovery.node_lost_seconds
     why = f" ({node.why.rstrip('.')})" if node.why else ""
     text = (
@@ -190,7 +193,36 @@ def _describe_node(observed: Observed, pod: Pod, now: float) -> tuple[str, str] 
         f"{to_stamp(round(since))}{why}; it is given up and the pod replaced at "
         f"{to_stamp(round(since + limit))} (recovery.nodeLostSeconds: {limit})"
     )
-    return "NodeNotReady", text
+    return "NodeNotReady", text + _describe_yield(observed, pod, spec, now)
+
+
+def _describe_silence(
+    observed: Observed, pod: Pod, spec: JobSpec, now: float
+) -> tuple[str, str] | None:
+    """Its lease has expired, or will, and Kubernetes does not yet call the node not Ready."""
+    seconds = observed.silent_nodes.get(pod.node)
+    if seconds is None:
+        return None
+    limit = spec.recovery.node_lost_seconds
+    text = (
+        f"slot {pod.slot} waits for node {pod.node}, whose lease has not been renewed since "
+        f"{to_stamp(round(now - seconds))} while those of other nodes were"
+    )
+    then = _describe_yield(observed, pod, spec, now) or (
+        "; it is given up and the pod replaced once Kubernetes has called it not Ready for "
+        f"{limit} s (recovery.nodeLostSeconds)"
+    )
+    return "NodeSilent", text + then
+
+
+def _describe_yield(observed: Observed, pod: Pod, spec: JobSpec, now: float) -> str:
+    seconds, limit = observed.silent_nodes.get(pod.node), spec.recovery.replace_seconds
+    if seconds is None or not yields.is_awaited(observed, pod.slot, pod.attempt):
+        return ""
+    return (
+        f"; the job may go on without slot {pod.slot} from {to_stamp(round(now - seconds + limit))} on "
+        f"(recovery.replaceAfterSeconds: {limit})"
+    )
 
 
 def _describe_container(pod: Pod) -> tuple[str, str] | None:

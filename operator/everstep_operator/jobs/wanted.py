@@ -7,6 +7,7 @@ from everstep_contract.levels import DeadAgent, JobSettings, Peer, SlotAttempt, 
 from everstep_contract.report import Cause
 from everstep_operator.jobs.membership import Leave
 from everstep_operator.jobs.observed import Ended, Observed, Pod
+from everstep_operator.jobs.yields import decide_yields
 from everstep_operator.model import JobSpec
 from everstep_operator.model_status import SlotStatus
 
@@ -38,6 +39,7 @@ def build_wanted(
         gone=tuple(
             SlotAttempt(slot=r.slot, attempt=r.attempt - 1) for r in records if r.attempt > 1
         ),
+        yields=decide_yields(observed, records),
         watched=_watched(observed, current),
         judged=_judged(observed),
         stop=stop,

@@ -13,7 +13,8 @@ from everstep_lab.seam import NodeSpec
 
 Object = dict[str, Any]
 KUBELET_PORT = 10250
-LEASE_SECONDS = 40
+LEASE_SECONDS = 4
+"""As a kubelet: four times as long as between two renewals."""
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 EXPORTER_NAMESPACE = "kube-system"
 EXPORTER = "dcgm-exporter"
