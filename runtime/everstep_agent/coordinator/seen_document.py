@@ -27,6 +27,7 @@ class Facts:
     good: levels.CheckpointRef | None = None
     pinned: levels.Pinned | None = None
     refused: str = ""
+    spares: tuple[levels.SlotAttempt, ...] = ()
     left: tuple[levels.Left, ...] = ()
     stopped: levels.Stopped | None = None
     done: bool = False
@@ -68,6 +69,7 @@ def build_seen(
         good=facts.good,
         pinned=facts.pinned,
         refused=facts.refused,
+        spares=facts.spares,
         left=facts.left,
         device_deaths=tuple(
             replace(d, age_ms=d.age_ms + round(age * 1000))
