@@ -5,9 +5,7 @@ from everstep_contract import levels, log
 
 
 def decide(reports, wanted, *, waited=0.0, gang=300.0, former=()):
-    return rounds.decide_epoch(
-        reports, wanted, round=1, waited=waited, gang=gang, former=former
-    )
+    return rounds.decide_epoch(reports, wanted, round=1, waited=waited, gang=gang, former=former)
 
 
 def test_an_epoch_starts_when_every_wanted_slot_has_joined_and_ranks_follow_slot_order():

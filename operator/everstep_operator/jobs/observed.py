@@ -8,7 +8,8 @@ from typing import Any
 
 from everstep_contract.levels import Left, Seen
 from everstep_contract.report import ExitReport
-from everstep_operator.model import JobSpec
+from everstep_operator.jobs.slots import Slots, choose_slots
+from everstep_operator.model import MOST_SLOTS, JobSpec
 from everstep_operator.model_status import JobStatus
 from everstep_operator.values import NodeVerdict
 
@@ -161,7 +162,11 @@ class Observed:
     entry: its GPUs are not watched.
     """
     rivals: tuple[Rival, ...] = ()
+    lent: frozenset[int] = frozenset()
+    """Slots whose spares are given back now, because a pod of another job waits for room."""
     refusal: Refusal | None = None
+    spare_refusal: Refusal | None = None
+    """Of a spare: it keeps no other pod from being created."""
     template_checked: bool = False
     """The API server has accepted the first pod of this generation in a dry run."""
 
@@ -192,6 +197,64 @@ class Observed:
     def newest_attempt(self, slot: int) -> int:
         """The highest that pods or the job's report mention; 0: none."""
         return self._newest_attempts.get(slot, 0)
+
+    @cached_property
+    def whole(self) -> bool:
+        """By the job's last report its epoch runs, and has all its pods: whoever is not in it is a spare."""
+        spec = self.job.spec
+        seen = self.seen is not None and self.seen.running
+        return seen and spec is not None and len(self.slots_inside) >= spec.workers.replicas
+
+    @cached_property
+    def slots_inside(self) -> tuple[int, ...]:
+        """Slots whose present pod is a member, those that are to leave last."""
+        current = {r.slot: r.attempt for r in self.job.status.slots}
+        found = {s for s, a in self._members if current.get(s, a) == a}
+        return tuple(sorted(found, key=lambda s: (s in self._leavers, s)))
+
+    @cached_property
+    def slots(self) -> Slots:
+        """Which slots are to have a pod."""
+        spec = self.job.spec
+        if spec is None:
+            return Slots()
+        known = {r.slot for r in self.job.status.slots} | {p.slot for p in self.pods}
+        return choose_slots(
+            known,
+            self.slots_inside,
+            self._slots_holding,
+            replicas=spec.workers.replicas,
+            spares=self.spares_wanted,
+        )
+
+    @property
+    def spares_wanted(self) -> int:
+        """A node that is suspect may be lost soon: a job without spares gets one meanwhile."""
+        spec = self.job.spec
+        if spec is None:
+            return 0
+        early = 1 if self._suspects_a_member and spec.workers.replicas < MOST_SLOTS else 0
+        return max(0, max(spec.workers.spares, early) - len(self.lent))
+
+    @property
+    def _suspects_a_member(self) -> bool:
+        pods = (p for p in self.pods if p.uid in self.suspected_for)
+        return self.running and any(self.is_member(p.slot, p.attempt) for p in pods)
+
+    @property
+    def _slots_holding(self) -> tuple[int, ...]:
+        """Slots that have a pod: those to give up first last."""
+        current = {r.slot: r.attempt for r in self.job.status.slots}
+        pods = [p for p in self.pods if p.attempt >= current.get(p.slot, p.attempt)]
+        up = {p.slot for p in pods if p.running_since is not None and not p.over and not p.deleting}
+        last = self._leavers | self.lent
+        return tuple(sorted({p.slot for p in pods}, key=lambda s: (s in last, s not in up, s)))
+
+    @cached_property
+    def _leavers(self) -> frozenset[int]:
+        """Slots that are asked to leave, or have left."""
+        asked = {r.slot for r in self.job.status.slots if r.leaving_since is not None}
+        return frozenset(asked | {slot for slot, _ in self._left})
 
     @cached_property
     def _pods(self) -> dict[Place, Pod]:

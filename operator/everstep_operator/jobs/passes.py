@@ -38,6 +38,7 @@ class Memory:
 
     uid: str
     refusal: Refusal | None = None
+    spare_refusal: Refusal | None = None
     checked_generation: int | None = None
     deaths: ToldDeaths = field(default_factory=ToldDeaths)
     failed_starts: Mapping[str, int] = field(default_factory=dict)
@@ -147,6 +148,7 @@ class Passes:
             judged_ages=self._judged_ages(pods),
             rivals=self._find_rivals(found, pods),
             refusal=memory.refusal,
+            spare_refusal=memory.spare_refusal,
             template_checked=memory.checked_generation == job.generation,
         )
         return measure(memory.clocks, observed, now)
@@ -278,6 +280,10 @@ class Passes:
         if outcome.template_checked:
             memory.checked_generation = job.generation
         memory.refusal = _refusal(job, outcome, memory.refusal, now)
+        if outcome.spare_refusal is not None:
+            memory.spare_refusal = _to_refusal(job, outcome.spare_refusal, now)
+        elif "CreatePod" in outcome.done:
+            memory.spare_refusal = None
         if planned.counts or outcome.again or outcome.refusal:
             return 0.05 if outcome.patched is not None or outcome.refusal else 0.5
         return planned.wake_after
@@ -285,7 +291,11 @@ class Passes:
 
 def _refusal(job: Job, outcome: Outcome, held: Refusal | None, now: float) -> Refusal | None:
     if outcome.refusal is not None:
-        invalid, message = outcome.refusal
-        return Refusal(invalid=invalid, message=message, generation=job.generation, at=now)
+        return _to_refusal(job, outcome.refusal, now)
     created = "CreatePod" in outcome.done
     return None if created else held
+
+
+def _to_refusal(job: Job, told: tuple[bool, str], now: float) -> Refusal:
+    invalid, message = told
+    return Refusal(invalid=invalid, message=message, generation=job.generation, at=now)
