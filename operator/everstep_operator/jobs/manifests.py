@@ -282,11 +282,16 @@ def _sum(own: str | int, more: str) -> str | int:
 
 def to_bytes(quantity: str) -> int:
     """A Kubernetes quantity such as 2Gi, 1.5G or 1e9 in bytes. Raises ValueError for anything else."""
-    match = re.fullmatch(r"\+?([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", quantity)
-    size = float(match[1]) * _FACTORS.get(match[2], math.nan) if match else math.nan
+    size = to_number(quantity)
     if not size < 2**63:
         raise ValueError(f"{quantity!r} is not a quantity of memory: write it like 2Gi")
     return int(size)
+
+
+def to_number(quantity: str) -> float:
+    """A Kubernetes quantity; nan if it is none."""
+    match = re.fullmatch(r"\+?([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", quantity)
+    return float(match[1]) * _FACTORS.get(match[2], math.nan) if match else math.nan
 
 
 def _add_affinity(pod_spec: Body, avoid: list[str]) -> None:

@@ -22,6 +22,7 @@ from everstep_operator.jobs.observed import Job, NodeFact, Observed, Pod, Refusa
 from everstep_operator.jobs.out_of_memory import ToldOutOfMemory
 from everstep_operator.jobs.plan import plan
 from everstep_operator.jobs.rivals import Rivals
+from everstep_operator.jobs.room import Room
 from everstep_operator.jobs.statuspatch import choose_figures_seconds
 from everstep_operator.jobs.unproven import describe_unproven
 from everstep_operator.jobs.unseen import find_unseen
@@ -85,10 +86,12 @@ class Passes:
     """Only existing nodes that are not Ready."""
     _changed_nodes: set[str] = field(init=False)
     _rivals: Rivals = field(init=False)
+    _room: Room = field(init=False)
 
     def __post_init__(self) -> None:
         self._changed_nodes = self.world.nodes.follow()
         self._rivals = Rivals(self.world, self._own_pods, lambda key: self.wake(key))
+        self._room = Room(self.world, self._own_pods)
 
     async def run(self, key: Key) -> float | None:
         """One pass; returns after how many seconds the next one is due, None: when something changes."""
@@ -147,6 +150,7 @@ class Passes:
             judged=self.verdicts is not None,
             judged_ages=self._judged_ages(pods),
             rivals=self._find_rivals(found, pods),
+            lent=self._room.find_lent(found, pods, now),
             refusal=memory.refusal,
             spare_refusal=memory.spare_refusal,
             template_checked=memory.checked_generation == job.generation,
