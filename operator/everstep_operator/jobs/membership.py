@@ -136,6 +136,8 @@ def decide_slot(scene: Scene, record: SlotStatus) -> Decision:
     if pod is None:
         return _decide_without_pod(observed, record)
     if record.slot not in observed.slots.wanted:
+        if _may_yet_train(observed, pod):
+            return Stay(slot=record.slot)
         return _decide_leaving(observed, record, pod, *_why_not_wanted(observed, record.slot), now)
     if _comes_too_soon(observed, record, pod, now):
         return Stay(slot=record.slot)
@@ -168,9 +170,21 @@ def _why_not_wanted(observed: Observed, slot: int) -> tuple[str, str]:
     return "ScaledDown", f"{text}, spares is {spares}" if spares else text
 
 
+def _may_yet_train(observed: Observed, pod: Pod) -> bool:
+    """Until the job reports, an operator that has just started cannot tell members from spares."""
+    spec, told = observed.job.spec, observed.job.status.spares
+    has_spares = told is not None or (spec is not None and spec.workers.spares > 0)
+    return has_spares and observed.seen is None and _may_hold_state(observed, pod)
+
+
 def _is_spare(observed: Observed, record: SlotStatus) -> bool:
-    inside = observed.is_member(record.slot, record.attempt)
-    return observed.whole and not inside and record.incident is None
+    """As the job reports it; before it does, as the status has it."""
+    if record.incident is not None:
+        return False
+    if observed.seen is None:
+        told = observed.job.status.spares
+        return told is not None and record.slot in told.slots
+    return observed.whole and not observed.is_member(record.slot, record.attempt)
 
 
 def _comes_too_soon(observed: Observed, record: SlotStatus, pod: Pod, now: float) -> bool:

@@ -11,6 +11,8 @@ def build_spares(observed: Observed) -> SparesStatus | None:
     spec, seen = observed.job.spec, observed.seen
     if spec is None or spec.suspend:
         return None
+    if seen is None and observed.job.status.spares is not None:
+        return observed.job.status.spares
     told = seen.spares if seen is not None and observed.running else ()
     ready = sorted({s.slot for s in told})
     desired = observed.spares_wanted
