@@ -251,55 +251,81 @@ def test_a_spare_that_has_begun_to_train_is_not_given_back():
 # --- a suspect node ------------------------------------------------------------------------------
 
 
-def suspected(state=NodeState.SUSPECT, **changes):
-    return an_observation(
-        verdicts={"node-1": a_verdict("node-1", state)}, suspected_for={"uid-1-1": 3.0}, **changes
-    )
+def suspected(state=NodeState.SUSPECT, evidence=("gpu-1",), **changes):
+    verdict = a_verdict("node-1", state, evidence=evidence)
+    return an_observation(**({"verdicts": {"node-1": verdict}} | changes))
+
+
+def with_early_spare(**changes):
+    """Slot 3 is ready, because the node of slot 1 was suspect."""
+    job = a_job(status=a_status(4))
+    pods = tuple(a_pod(s) for s in range(4))
+    given = {"seen": a_seen(ALL, spares=(spare(3),)), "job": job, "pods": pods}
+    return suspected(**(given | changes))
+
+
+def asked(observed):
+    wanted = plan(observed, NOW).wanted
+    return None if wanted is None else wanted.leave
 
 
 def test_a_job_without_spares_gets_one_while_a_node_of_a_member_is_suspect():
-    made = created(plan(suspected(), NOW))
-    assert [(a.slot, a.spare) for a in made] == [(3, True)]
-    status = plan(suspected(), NOW).status
-    assert status.spares is not None
-    assert (status.spares.desired, status.state) == (1, "Running")
+    planned = plan(suspected(), NOW)
+    assert [(a.slot, a.spare) for a in created(planned)] == [(3, True)]
+    assert planned.status.spares is not None
+    assert (planned.status.spares.desired, planned.status.state) == (1, "Running")
+    ready = plan(with_early_spare(), NOW)
+    assert (created(ready), asked(with_early_spare())) == ([], ())
+    assert ready.status.spares is not None
+    assert "suspect" in (ready.status.spares.message or "")
+
+
+def test_a_death_alone_is_no_evidence():
+    assert created(plan(suspected(evidence=()), NOW)) == []
 
 
 def test_it_goes_when_the_suspicion_ends():
-    pods = tuple(a_pod(s) for s in range(4))
-    cleared = an_observation(job=a_job(status=a_status(4)), pods=pods, seen=a_seen(ALL))
-    wanted = plan(cleared, NOW).wanted
-    assert wanted is not None
-    assert wanted.leave == (3,)
-    stays = suspected(job=a_job(status=a_status(4)), pods=pods)
-    wanted = plan(stays, NOW).wanted
-    assert wanted is not None
-    assert wanted.leave == ()
+    assert asked(with_early_spare(verdicts={})) == (3,)
 
 
-def test_it_trains_on_when_the_suspect_node_breaks():
-    """The slot on the broken node is the one that is no longer wanted."""
-    pods = tuple(a_pod(s) for s in range(4))
-    seen = a_seen(((0, 1), (2, 1), (3, 1)))
-    broken = an_observation(
-        job=a_job(status=a_status(4)),
-        pods=pods,
-        seen=seen,
-        verdicts={"node-1": a_verdict("node-1", NodeState.GONE)},
-    )
+def test_it_stays_while_the_job_recovers():
+    held = a_seen((), running=False)
+    assert 3 not in (asked(with_early_spare(seen=held)) or ())
+
+
+def test_it_takes_the_place_of_the_member_whose_node_breaks():
+    broken = with_early_spare(state=NodeState.GONE)
     planned = plan(broken, NOW)
-    assert created(planned) == []
-    assert planned.wanted is None or 3 not in planned.wanted.leave
+    assert raised(broken, planned) == {1: 2}
+    for members in (((0, 1), (2, 1)), ((0, 1), (2, 1), (3, 1))):
+        job = a_job(status=planned.status)
+        following = plan(replace(broken, job=job, seen=a_seen(members)), NOW + 1)
+        assert created(following) == [], "slot 3 is in, or about to be"
+        assert following.wanted is not None
+        assert following.wanted.leave == ()
+    assert planned.status.restarts is not None
+    assert planned.status.restarts.by_cause == {"NodeGone": 1}
+
+
+def test_it_stays_until_the_member_has_left():
+    leaving = with_early_spare(state=NodeState.LEAVING)
+    assert asked(leaving) == (1,)
+    left = replace(leaving, seen=a_seen(((0, 1), (2, 1)), left=(a_left(1),)))
+    raises = plan(left, NOW)
+    assert raised(left, raises) == {1: 2}
+    after = plan(replace(left, job=a_job(status=raises.status)), NOW)
+    assert created(after) == []
+    assert after.wanted is not None
+    assert after.wanted.leave == ()
+
+
+def test_a_verdict_without_a_suspicion_before_creates_no_other_pod():
+    assert created(plan(suspected(NodeState.LEAVING), NOW)) == []
 
 
 def test_a_job_with_spares_gets_no_other_and_one_that_does_not_run_none():
-    status = a_status(4)
-    observed = with_spare(
-        job=a_job(spec_with(1), status=status),
-        verdicts={"node-1": a_verdict("node-1", NodeState.SUSPECT)},
-        suspected_for={"uid-1-1": 3.0},
-    )
-    assert created(plan(observed, NOW)) == []
+    doubt = {"node-1": a_verdict("node-1", NodeState.SUSPECT, evidence=("gpu-1",))}
+    assert created(plan(with_spare(verdicts=doubt), NOW)) == []
     assert created(plan(suspected(seen=a_seen(ALL, running=False)), NOW)) == []
 
 

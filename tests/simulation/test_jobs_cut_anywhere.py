@@ -231,6 +231,24 @@ async def no_more_spares(story: Story) -> None:
     await story.play(lambda s: trains(s) and len(s.cluster.pods()) == 3)
 
 
+async def suspect_node_breaks(story: Story) -> None:
+    """The job has no spares, and gets one before the node breaks."""
+    await story.play(trains)
+    story.verdicts["node-1"] = a_verdict("node-1", NodeState.SUSPECT, evidence=("gpu",))
+    await story.play(lambda s: trains(s) and s.job.spares == {(3, 1)})
+    story.cluster.kill_node("node-1")
+    story.verdicts["node-1"] = a_verdict("node-1", NodeState.GONE, evidence=("gpu",))
+    await story.play(lambda s: trains(s) and (3, 1) in s.job.members)
+
+
+async def suspicion_ends(story: Story) -> None:
+    await story.play(trains)
+    story.verdicts["node-1"] = a_verdict("node-1", NodeState.SUSPECT, evidence=("gpu",))
+    await story.play(lambda s: trains(s) and s.job.spares == {(3, 1)})
+    story.verdicts.clear()
+    await story.play(lambda s: trains(s) and len(s.cluster.pods()) == 3)
+
+
 async def _play_with_spare(story: Story) -> None:
     story.cluster.edit_spec({"workers": {"spares": 1}})
     await story.play(lambda s: trains(s) and s.job.spares == {(3, 1)})
@@ -246,6 +264,7 @@ STORIES = [
     start, node_leaves, node_goes, node_dies, pod_deleted, pod_stuck_on_its_node, node_refuses,
     two_nodes_leave, suspend_and_resume, scale_down, finish, spare_takes_over,
     spare_takes_over_from_one_that_leaves, spare_lost, no_more_spares,
+    suspect_node_breaks, suspicion_ends,
 ]  # fmt: skip
 
 

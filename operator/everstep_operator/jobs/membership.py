@@ -172,9 +172,11 @@ def _why_not_wanted(observed: Observed, slot: int) -> tuple[str, str]:
 
 def _may_yet_train(observed: Observed, pod: Pod) -> bool:
     """Until the job reports, an operator that has just started cannot tell members from spares."""
-    spec, told = observed.job.spec, observed.job.status.spares
-    has_spares = told is not None or (spec is not None and spec.workers.spares > 0)
-    return has_spares and observed.seen is None and _may_hold_state(observed, pod)
+    spec, status = observed.job.spec, observed.job.status
+    configured = spec is not None and spec.workers.spares > 0
+    has_spares = configured or status.spares is not None or observed.doubted
+    began = bool(status.epoch) and not pod.over
+    return began and observed.seen is None and bool(has_spares)
 
 
 def _is_spare(observed: Observed, record: SlotStatus) -> bool:

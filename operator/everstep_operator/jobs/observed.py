@@ -11,7 +11,7 @@ from everstep_contract.report import ExitReport
 from everstep_operator.jobs.slots import Slots, choose_slots
 from everstep_operator.model import MOST_SLOTS, JobSpec
 from everstep_operator.model_status import JobStatus
-from everstep_operator.values import NodeVerdict
+from everstep_operator.values import NodeState, NodeVerdict
 
 Place = tuple[int, int]
 """(slot, attempt)"""
@@ -227,28 +227,58 @@ class Observed:
             spares=self.spares_wanted,
         )
 
-    @property
+    @cached_property
     def spares_wanted(self) -> int:
-        """A node that is suspect may be lost soon: a job without spares gets one meanwhile."""
+        """A node with evidence against it may be lost soon: a job without spares gets one meanwhile."""
         spec = self.job.spec
         if spec is None:
             return 0
-        early = 1 if self._suspects_a_member and spec.workers.replicas < MOST_SLOTS else 0
+        early = 1 if self._may_lose_a_node and spec.workers.replicas < MOST_SLOTS else 0
         return max(0, max(spec.workers.spares, early) - len(self.lent))
 
     @property
-    def _suspects_a_member(self) -> bool:
-        pods = (p for p in self.pods if p.uid in self.suspected_for)
-        return self.running and any(self.is_member(p.slot, p.attempt) for p in pods)
+    def _may_lose_a_node(self) -> bool:
+        """Once there is such a spare, it stays until its job has left that node. A node on which a rank
+        has died is suspect, too, but without evidence.
+        """
+        spec = self.job.spec
+        if spec is not None and len(self._slots_up) > spec.workers.replicas:
+            return bool(self.doubted)
+        inside = [p for p in self.doubted if p.slot in self.slots_inside]
+        return self.running and any(p.node not in self._bad_nodes for p in inside)
+
+    @cached_property
+    def doubted(self) -> tuple[Pod, ...]:
+        """The present pods on nodes that may be lost soon, or that have to be left."""
+        return tuple(p for p in self._current_pods if self._is_doubted(p.node))
+
+    def _is_doubted(self, node: str) -> bool:
+        verdict = self.verdicts.get(node)
+        suspect = verdict is not None and verdict.state is NodeState.SUSPECT
+        return node in self._bad_nodes or bool(suspect and verdict and verdict.evidence)
+
+    @cached_property
+    def _bad_nodes(self) -> frozenset[str]:
+        bad = (NodeState.LEAVING, NodeState.GONE)
+        return frozenset(p.node for p in self.pods if _state_of(self.verdicts, p.node) in bad)
+
+    @cached_property
+    def _current_pods(self) -> tuple[Pod, ...]:
+        current = {r.slot: r.attempt for r in self.job.status.slots}
+        return tuple(p for p in self.pods if p.attempt >= current.get(p.slot, p.attempt))
 
     @property
     def _slots_holding(self) -> tuple[int, ...]:
         """Slots that have a pod: those to give up first last."""
-        current = {r.slot: r.attempt for r in self.job.status.slots}
-        pods = [p for p in self.pods if p.attempt >= current.get(p.slot, p.attempt)]
-        up = {p.slot for p in pods if p.running_since is not None and not p.over and not p.deleting}
-        last = self._leavers | self.lent
-        return tuple(sorted({p.slot for p in pods}, key=lambda s: (s in last, s not in up, s)))
+        last = {*self._leavers, *self.lent}
+        last |= {p.slot for p in self._current_pods if p.node in self._bad_nodes}
+        found = {p.slot for p in self._current_pods}
+        return tuple(sorted(found, key=lambda s: (s in last, s not in self._slots_up, s)))
+
+    @cached_property
+    def _slots_up(self) -> frozenset[int]:
+        up = (p for p in self._current_pods if p.running_since and not (p.over or p.deleting))
+        return frozenset(p.slot for p in up)
 
     @cached_property
     def _leavers(self) -> frozenset[int]:
@@ -274,3 +304,8 @@ class Observed:
         for slot, attempt in (*self._pods, *self._members, *self._left):
             found[slot] = max(attempt, found.get(slot, 0))
         return found
+
+
+def _state_of(verdicts: Mapping[str, NodeVerdict], node: str) -> NodeState | None:
+    found = verdicts.get(node)
+    return found.state if found is not None else None
