@@ -21,6 +21,17 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What the interruptions that were recovered by one rung have cost."""
+
+    rung: str
+    count: int
+    seconds: float
+    """Without a step of any rank, all together."""
+    steps_lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     namespace: str
     name: str
@@ -41,8 +52,12 @@ class Job:
     interruptions: int
     by_cause: dict[str, int]
     steps_lost: int
-    """Over the incidents that status still knows."""
+    """Since the job was created; of an older operator, over the incidents that status still knows."""
+    recoveries: tuple[Recovery, ...]
+    """The rung with the most seconds first."""
     goodput: str
+    seconds: dict[str, float]
+    """Of all workers, by what they were spent on."""
     run: str
     observed_at: str
     warnings: tuple[str, ...]
@@ -54,7 +69,7 @@ def build_job(raw: Raw, now: float) -> Job:
     meta, status = raw["metadata"], raw.get("status") or {}
     checkpoint = status.get("checkpoint") or {}
     restarts = status.get("restarts") or {}
-    found = incidents.build_incidents(raw)
+    found, recoveries = incidents.build_incidents(raw), _build_recoveries(status)
     return Job(
         namespace=str(meta["namespace"]),
         name=str(meta["name"]),
@@ -72,14 +87,35 @@ def build_job(raw: Raw, now: float) -> Job:
         unsaved=_unsaved(status, checkpoint),
         interruptions=int(restarts.get("total") or 0),
         by_cause=dict(restarts.get("byCause") or {}),
-        steps_lost=sum(i.cost.steps_lost or 0 for i in found),
+        steps_lost=_count_lost(recoveries, found),
+        recoveries=recoveries,
         goodput=str(status.get("goodput") or ""),
+        seconds=dict(status.get("seconds") or {}),
         run=str(status.get("run") or ""),
         observed_at=str(status.get("observedAt") or ""),
         warnings=tuple(_warnings(raw, now)),
         slots=tuple(_slot(meta["name"], s) for s in status.get("slots") or ()),
         incidents=found,
     )
+
+
+def _build_recoveries(status: Raw) -> tuple[Recovery, ...]:
+    found = [
+        Recovery(
+            rung=str(raw["rung"]),
+            count=int(raw.get("count") or 0),
+            seconds=float(raw.get("seconds") or 0.0),
+            steps_lost=int(raw.get("stepsLost") or 0),
+        )
+        for raw in status.get("recoveries") or ()
+    ]
+    return tuple(sorted(found, key=lambda r: -r.seconds))
+
+
+def _count_lost(recoveries: Sequence[Recovery], found: Sequence[incidents.Incident]) -> int:
+    """An incident that is still open is in no total yet."""
+    known = sum(i.cost.steps_lost or 0 for i in found)
+    return max(known, sum(r.steps_lost for r in recoveries))
 
 
 def condition(raw: Raw, kind: str) -> Raw | None:
@@ -173,9 +209,27 @@ def _fields(job: Job, now: float) -> dict[str, object]:
         "how far": _how_far(job),
         "how safe": _how_safe(job, now),
         "interrupted": f"{job.interruptions} times{f' ({causes})' if causes else ''}",
-        "goodput": job.goodput,
+        "recovery": _describe_recovery(job),
+        "time": _describe_time(job.seconds),
         "run": job.run,
     }
+
+
+def _describe_recovery(job: Job) -> str:
+    """The mean seconds without a step, by rung."""
+    rungs = ", ".join(
+        f"{r.rung} {r.count} × {text.brief(r.seconds / r.count)}" for r in job.recoveries if r.count
+    )
+    goodput = f"goodput {job.goodput}" if job.goodput else ""
+    return "; ".join(p for p in (rungs, goodput, f"steps lost {job.steps_lost}") if p)
+
+
+def _describe_time(seconds: Mapping[str, float]) -> str:
+    """Shares of the workers' time; what is below 0.1 % is left out."""
+    total = sum(seconds.values())
+    shares = {name: 100 * spent / total for name, spent in seconds.items() if total > 0}
+    found = sorted(shares.items(), key=lambda share: -share[1])
+    return ", ".join(f"{name} {share:.1f}%" for name, share in found if share >= 0.1)
 
 
 def _alive(job: Job) -> str:

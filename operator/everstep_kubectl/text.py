@@ -58,6 +58,11 @@ def took(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
+def brief(seconds: float) -> str:
+    """With two digits that count where it is short."""
+    return f"{seconds:.2f} s" if seconds < 1 else took(seconds)
+
+
 def size(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:

@@ -7,11 +7,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from everstep_operator.cost_metrics import LABELS, Costs
 from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.kube import Kube
 from everstep_operator.world import World
-
-LABELS = ("namespace", "job")
 
 
 class Metrics:
@@ -40,6 +39,7 @@ class Metrics:
         )
         self.registry.register(_Api(ports))
         self.registry.register(_Jobs(world, leads))
+        self.registry.register(Costs(world, leads))
 
     def count_pass(self, outcome: str, seconds: float) -> None:
         self._passes.labels(outcome).inc()

@@ -194,6 +194,11 @@ class Incident(ApiModel):
     )
     resumed_step: int | None = Field(default=None, description="Step from which the job continued.")
     steps_lost: int | None = Field(default=None, description="Steps that had to be repeated.")
+    recovery_seconds: float | None = Field(
+        default=None,
+        description="Seconds without a step of any rank, once it is over and counted in "
+        "recoveries; absent: not counted yet, or it interrupted nothing.",
+    )
     marks: list[Mark] = Field(
         default_factory=list, max_length=16, description="When the operator observed each phase."
     )
@@ -201,6 +206,22 @@ class Incident(ApiModel):
         default_factory=list, max_length=16, description="Durations that the job measured."
     )
     open: bool = Field(default=True, description="Whether it is still open.")
+
+
+class RecoveryTotal(ApiModel):
+    rung: str = Field(
+        max_length=32,
+        description="How they were recovered: regroup, restart, move, …; other: an unknown way.",
+    )
+    count: int = Field(default=0, description="Interruptions that were recovered so.")
+    seconds: float = Field(default=0.0, description="Without a step of any rank, all together.")
+    steps_lost: int = Field(default=0, description="Steps that had to be repeated.")
+    within: dict[str, int] = Field(
+        default_factory=dict,
+        max_length=32,
+        description="How many took at most so many seconds, and longer than the next smaller "
+        "bound of the metric everstep_recovery_seconds.",
+    )
 
 
 class GangStatus(ApiModel):
@@ -262,8 +283,20 @@ class JobStatus(ApiModel):
         default=None, description="The checkpoint of checkpoint.pin, once it is committed."
     )
     restarts: Restarts | None = Field(default=None, description="Interruptions so far.")
+    recoveries: list[RecoveryTotal] = Field(
+        default_factory=list,
+        max_length=8,
+        description="What the recoveries since the job was created have cost, by rung.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["rung"]},
+    )
     goodput: str | None = Field(
         default=None, max_length=16, description="Share of all worker seconds spent in steps."
+    )
+    seconds: dict[str, float] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="The seconds of all workers so far, by what they were spent on: step, data, wait, "
+        "stall, detect, regroup, restore, startup, evaluate, pause, idle.",
     )
     started_at: str | None = Field(
         default=None,

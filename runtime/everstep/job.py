@@ -224,7 +224,8 @@ class Job:
                 with torch.no_grad():
                     for request in data.evaluation(share):
                         self._park_if_broken()
-                        batch = data.take(request)
+                        with self._session.meter.fetching():
+                            batch = data.take(request)
                         randomness.seed_all(*request.seed)
                         yield batch
             finally:

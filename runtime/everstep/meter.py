@@ -59,12 +59,18 @@ class Meter:
 
     @contextmanager
     def fetching(self) -> Iterator[None]:
-        """Around the fetch of a micro-batch: it may take longer than computing, and both are progress."""
-        self._mark(self._find_kind(Stretch.FETCH))
+        """Around the fetch of a micro-batch: it may take longer than computing, and both are progress.
+
+        Its time is charged to `data`, with the clock of the marks; in the first step to the start-up.
+        """
+        before = self._category
+        self._charge_until(self._mark(self._find_kind(Stretch.FETCH)))
+        self._category = before if before == "startup" else "data"
         try:
             yield
         finally:
-            self._mark(self._find_kind())
+            self._charge_until(self._mark(self._find_kind()))
+            self._category = before
 
     @property
     def armed(self) -> int:
@@ -75,8 +81,10 @@ class Meter:
         return dict(self.position.seconds)
 
     def _charge(self) -> None:
-        now, seconds = time.monotonic(), self.position.seconds
-        spent = now - self._entered
+        self._charge_until(time.monotonic())
+
+    def _charge_until(self, now: float) -> None:
+        seconds, spent = self.position.seconds, now - self._entered
         seconds[self._category] = seconds.get(self._category, 0.0) + spent
         self._entered = now
 
@@ -90,13 +98,14 @@ class Meter:
     def _find_kind(self, inside: Stretch = Stretch.COMPUTE) -> Stretch:
         if self.position.waiting:
             return Stretch.WAIT
-        learns = self.position.scope is Where.STEP and self._category == "step"
+        learns = self.position.scope is Where.STEP and self._category in ("step", "data")
         return inside if learns else Stretch.OTHER
 
-    def _mark(self, kind: Stretch) -> None:
-        """A stretch of this kind begins."""
+    def _mark(self, kind: Stretch) -> float:
+        """A stretch of this kind begins, at the time returned."""
         now = time.monotonic()
         self._stretches.add(self._kind, now - self._marked)
         self._marked, self._kind = now, kind
         if self._page:
             self._page.mark(now, kind, self._stretches.limit(kind))
+        return now

@@ -23,6 +23,8 @@ class OwnAgent:
         """
         self.changed = pod.changed
         """Set whenever the report has news."""
+        self.unanswered: frozenset[str] = frozenset()
+        """Addresses of the peers that did not answer when this agent last looked for a coordinator."""
         self._state = state
         self._pod = pod
 
@@ -75,6 +77,11 @@ class OwnAgent:
 
     def peers(self) -> dict[str, levels.SlotAttempt]:
         return self._state.peers()
+
+    @property
+    def waits_long(self) -> bool:
+        """Whether a local rank has waited for others for long: one of them may be lost."""
+        return any(w.waits_long for w in self.report().workers)
 
     @property
     def informed(self) -> bool:

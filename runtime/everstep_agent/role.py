@@ -42,7 +42,11 @@ class Role:
         """
         context = replace(self._context, line=self._line.bind(role="coordinator"))
         coordinator = Coordinator(
-            context, self._state.published, self._state.wanted, self._own.group
+            context,
+            self._state.published,
+            self._state.wanted,
+            self._own.group,
+            self._own.unanswered,
         )
         coordinator.term.take(self._own.report())
         self._state.coordinator = coordinator

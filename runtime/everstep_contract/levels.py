@@ -331,6 +331,8 @@ class Seen:
     incidents: tuple[RuntimeIncident, ...] = ()
     storage_error: StorageError | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    """The time ledger, summed over ranks: step, wait, stall, detect, regroup, restore, startup, idle."""
+    """The time ledger, summed over ranks: step, data, wait, stall, detect, regroup, restore, startup, evaluate,
+    pause, idle.
+    """
     age_ms: int = 0
     """Age of the figures at their source."""

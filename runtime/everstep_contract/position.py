@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from everstep_contract import owner_lock
 
 SIZE = mmap.PAGESIZE
-_BODY = struct.Struct("=7q9d")
+_BODY = struct.Struct("=7q10d")
 _SUM = struct.Struct("=I")
 _PLACES = (256, 512)
 _LOCK = 1024
 _COUNT, _MARK, _LIMIT, _ARMED = 0, 1, 2, 8
 """Indices of 8-byte words, which are stored and loaded atomically."""
 _TRIES = 100
-SECONDS = ("step", "wait", "stall", "startup", "evaluate", "pause", "restore", "idle")
+SECONDS = ("step", "data", "wait", "stall", "startup", "evaluate", "pause", "restore", "idle")
 
 
 class Phase(enum.IntEnum):

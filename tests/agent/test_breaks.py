@@ -174,7 +174,7 @@ def test_a_group_that_a_silent_node_broke_names_the_node():
     known = breaks.list_breaks(an_epoch(), reports, wanting(2), idle=8.5, hang=300.0)
     found = breaks.explain(broken, known)
     assert (found.cause, found.slots, found.certain) == ("AgentLost", (1,), False)
-    assert "slot 1 (attempt 0) has been silent for 9 s" in found.text
+    assert "slot 1 (attempt 0) has been silent for 9.0 s" in found.text
 
 
 def test_who_has_joined_a_later_round_will_not_begin_the_epoch():

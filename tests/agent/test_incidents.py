@@ -1,5 +1,8 @@
 """Unit tests of an incident, from its cause to the first new step."""
 
+from agent.a_run import claim
+from agent.a_term import a_term
+from everstep_agent.coordinator import gather, rounds
 from everstep_agent.coordinator.incidents import Cause, Incidents, from_levels
 from everstep_contract import levels
 
@@ -21,6 +24,24 @@ def test_an_incident_measures_each_phase_from_the_end_of_the_last():
     ]  # fmt: skip
     assert (ended.rung, ended.open) == ("restart", False)
     assert closed.current is None
+
+
+def test_the_rung_is_the_last_one_that_was_taken():
+    (ended,) = opened().take_rung("regroup").take_rung("restart").close().levels()
+    assert ended.rung == "restart"
+    leaves = Cause(name="Leave", message="slot 1 leaves", slots=(1,))
+    (left,) = opened(leaves).take_rung("restart").close().levels()
+    assert left.rung == "move"
+    assert Incidents().take_rung("restart").levels() == ()
+
+
+async def test_an_epoch_that_starts_anew_after_a_failed_regroup_is_a_restart():
+    term = a_term(levels.Wanted())
+    term.open_incident(DIED)
+    term.change(term.state.with_incidents(term.state.incidents.take_rung("regroup")))
+    start = rounds.Start(members=(), reason="Ready", message="all joined")
+    gather._begin_epoch(term, claim(1, ()), start, None)
+    assert [i.rung for i in term.state.incidents.close().levels()] == ["restart"]
 
 
 def test_what_happens_during_an_incident_belongs_to_it():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.test_run import STUB, pid_of_agent
-from everstep_agent.local import launcher
+from everstep_agent.local import launcher, whom_to_ask
 from everstep_agent.local.plan import build_plan
 
 pytestmark = pytest.mark.timeout(240)
@@ -99,6 +99,22 @@ async def test_agents_that_are_lost_without_a_step_in_between_end_the_run(
     said = capsys.readouterr().err
     assert "2 agents were lost without a new step" in said
     assert "the last one: the worker killed by signal 9 (SIGKILL) before the epoch started" in said
+
+
+async def test_an_agent_that_stands_still_is_killed_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "CALL_SECONDS", 0.5)
+    monkeypatch.setattr(whom_to_ask, "REPEAT_SECONDS", 0.5)
+    monkeypatch.setenv("STUB_UNTIL", "100")
+    run = Run(tmp_path)
+    running = asyncio.create_task(run.launcher.run())
+    worker = int((await run.line(r"rank 1 runs as pid (\d+)"))[1])
+    os.kill(pid_of_agent(worker), signal.SIGSTOP)
+    await run.line("agent of slot 1 does not answer any more: it is killed")
+    await run.line("agent of slot 1 lost: killed by signal 9")
+    assert await running == 0
+    assert run.launcher.seen.step == 100
 
 
 @pytest.mark.long

@@ -97,6 +97,16 @@ def test_a_claim_says_why_each_slot_is_left_out() -> None:
     )
 
 
+def test_a_pod_that_may_be_left_out_is_only_while_that_claim_is_the_newest() -> None:
+    both, rest = [member(0), member(1)], [member(1)]
+    proof = rules.Proof(yields=frozenset({(0, 0, 1)}))
+    assert rules.may_claim([claim(1, both)], rest, proof, job_uid="uid").reason == "AllProven"
+    later = [claim(1, both), claim(2, both)]
+    assert rules.may_claim(later, rest, proof, job_uid="uid").reason == "Unproven"
+    of_another = rules.Proof(yields=frozenset({(0, 1, 1)}))
+    assert rules.may_claim([claim(1, both)], rest, of_another, job_uid="uid").reason == "Unproven"
+
+
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True), st.data())
 def test_two_epochs_without_a_common_member_never_both_claim_by_majority(
     slots: list[int], data: st.DataObject

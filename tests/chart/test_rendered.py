@@ -167,7 +167,8 @@ def exposed() -> set[str]:
     for line in page.splitlines():
         if line.startswith("# TYPE "):
             _, _, name, kind = line.split(" ")
-            found |= {name, f"{name}_bucket"} if kind == "histogram" else {name}
+            ends = ("", "_bucket", "_count", "_sum") if kind == "histogram" else ("",)
+            found |= {f"{name}{end}" for end in ends}
     return found
 
 

@@ -58,6 +58,20 @@ async def test_the_operator_may_die_in_the_middle_of_a_recovery(lab: Lab, trial:
     back = await trial.board.current_pod(NAME, 0)
     assert back is not None
     assert back.attempt == pod.attempt + 1, "a restarted operator must not count an attempt twice"
+    await until_counted(trial)
+
+
+async def until_counted(trial: Trial) -> None:
+    """Each interruption so far is over, and in the totals once."""
+
+    async def counted() -> bool:
+        entries = (await trial.job())["status"]["incidents"]
+        return all("recoverySeconds" in i for i in entries)
+
+    await trial.until("all recoveries to be counted", counted, limit=30)
+    status = (await trial.job())["status"]
+    assert sum(t["count"] for t in status["recoveries"]) == len(status["incidents"]) >= 2
+    assert status["seconds"]["step"] > 0
 
 
 async def test_training_needs_no_operator(lab: Lab, trial: Trial) -> None:

@@ -18,6 +18,39 @@ def test_status_says_alive_how_far_how_safe() -> None:
     assert lines[-1] == "more: kubectl everstep timeline -n default tiny last"
 
 
+RECOVERIES = [
+    {"rung": "regroup", "count": 12, "seconds": 3.72, "stepsLost": 0, "within": {"0.5": 12}},
+    {"rung": "restart", "count": 1, "seconds": 14.2, "stepsLost": 3, "within": {"20.0": 1}},
+]
+
+
+def test_status_says_what_interruptions_cost() -> None:
+    seconds = {"step": 984.0, "wait": 9.0, "data": 6.5, "idle": 0.5}
+    raw = recordings.job(recoveries=RECOVERIES, seconds=seconds, goodput="98.4%")
+    job = jobs.build_job(raw, NOW)
+    lines = jobs.render_job(job, NOW).splitlines()
+    assert (
+        "  recovery     restart 1 × 14.2 s, regroup 12 × 0.31 s; goodput 98.4%; steps lost 3"
+        in lines
+    )
+    assert "  time         step 98.4%, wait 0.9%, data 0.7%" in lines
+    row = jobs.render_table([job], NOW, everywhere=False).splitlines()[1]
+    assert row.split()[7:10] == ["4", "3", "98.4%"]
+    assert max(map(len, lines[:10])) <= 120, "it fits on one screen"
+
+
+def test_steps_lost_of_an_incident_that_is_not_over_are_told_too() -> None:
+    raw = recordings.job(recoveries=RECOVERIES)
+    raw["status"]["incidents"][-1]["stepsLost"] = 5
+    assert jobs.build_job(raw, NOW).steps_lost == 5
+
+
+def test_a_status_of_an_older_operator_has_no_rungs() -> None:
+    lines = jobs.render_job(jobs.build_job(recordings.job(), NOW), NOW).splitlines()
+    assert "  recovery     goodput 80.3%; steps lost 0" in lines
+    assert not [line for line in lines if line.startswith("  time")]
+
+
 def test_one_line_for_each_job_has_the_risk_in_it() -> None:
     job = jobs.build_job(recordings.job(), NOW)
     head, row = jobs.render_table([job], NOW, everywhere=False).splitlines()

@@ -116,6 +116,7 @@ class Story:
             "attempts": [s["attempt"] for s in status.get("slots") or ()],
             "restarts": (status.get("restarts") or {}).get("byCause"),
             "incidents": sorted((i["id"], i["open"]) for i in status.get("incidents") or ()),
+            "recoveries": [(r["rung"], r["count"]) for r in status.get("recoveries") or ()],
             "pods": sorted(p["metadata"]["name"] for p in self.cluster.pods()),
             "running": self.job.running,
         }
@@ -286,7 +287,7 @@ async def test_an_operator_killed_at_any_write_leaves_work_that_another_complete
 
 async def test_a_job_that_shrinks_keeps_its_spare_wherever_the_operator_is_killed() -> None:
     """If the operator dies before it has noted the wish, and the job has shrunk meanwhile, the wish has
-    no entry among the incidents.
+    no entry among incidents and recoveries.
     """
     whole = Story()
     await scale_down_with_a_spare(whole)
@@ -294,7 +295,8 @@ async def test_a_job_that_shrinks_keeps_its_spare_wherever_the_operator_is_kille
         for after in (False, True):
             story = Story(cutter=Cutter(at=at, after=after))
             await scale_down_with_a_spare(story)
-            assert {**story.digest(), "incidents": ()} == {**whole.digest(), "incidents": ()}
+            unnoted = {"incidents": (), "recoveries": ()}
+            assert {**story.digest(), **unnoted} == {**whole.digest(), **unnoted}
 
 
 async def test_a_quiet_job_costs_one_write_in_ten_seconds() -> None:

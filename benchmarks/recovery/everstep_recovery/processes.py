@@ -111,6 +111,18 @@ def list_tree(root: int) -> list[int]:
     return found
 
 
+def list_node(root: int, rank: int) -> list[int]:
+    """All processes of the rank's node.
+
+    A node is what one child of the first process, `root`, has started: an agent, or the rank itself.
+    """
+    top = rank
+    with contextlib.suppress(OSError):
+        while (parent := int(read_stat(Path(f"/proc/{top}/stat"))[1])) not in (root, 1):
+            top = parent
+    return list_tree(top)
+
+
 def read_stat(path: Path) -> list[str]:
     """The fields of `/proc/PID/stat` after the name: state, parent, … Raises OSError."""
     return path.read_text().rpartition(")")[2].split()

@@ -1,6 +1,5 @@
 """One run: start a system, wait until it trains, kill a rank, wait for its recovery, end it."""
 
-import os
 import random
 import shutil
 import signal
@@ -16,7 +15,7 @@ from everstep_recovery.reading import Cost, judge
 from everstep_recovery.systems import System
 
 LEARNT_STEPS = 65
-"""Steps before a rank is stopped: Everstep has learnt by then how long a step takes."""
+"""Everstep has learnt by then how long a step takes."""
 AFTER_STEPS = 5
 """A run is over after so many steps at full size."""
 
@@ -30,13 +29,31 @@ class Plan:
     fault: str = "SIGKILL"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    signal: signal.Signals
+    ranks: int = 1
+    """How many get it."""
+    node: bool = False
+    """All processes of the rank's node get it."""
+
+    @property
+    def warm_up(self) -> int:
+        """Steps before it. What says nothing is found by limits that Everstep has to learn."""
+        return LEARNT_STEPS if self.signal is signal.SIGSTOP else processes.SETTLED_STEPS
+
+
+NODE = "node without power"
 FAULTS = {
-    "SIGKILL": (signal.SIGKILL, 1),
-    "SIGSTOP": (signal.SIGSTOP, 1),
-    "SIGSEGV": (signal.SIGSEGV, 1),
-    "SIGKILL of two": (signal.SIGKILL, 2),
+    "SIGKILL": Fault(signal=signal.SIGKILL),
+    "SIGSTOP": Fault(signal=signal.SIGSTOP),
+    "SIGSEGV": Fault(signal=signal.SIGSEGV),
+    "SIGKILL of two": Fault(signal=signal.SIGKILL, ranks=2),
+    NODE: Fault(signal=signal.SIGSTOP, node=True),
 }
-"""Name → the signal, and how many ranks get it."""
+"""To the others a node without power looks like one whose processes stand still: it says nothing, and its
+connections stay open.
+"""
 
 
 def play(system: System, plan: Plan) -> Cost:
@@ -44,8 +61,8 @@ def play(system: System, plan: Plan) -> Cost:
     folder = Path(tempfile.mkdtemp(prefix="everstep-recovery-"))
     try:
         with processes.started(system, plan.ranks, folder) as process:
-            processes.wait_training(process, folder, plan.ranks, _warm_up(plan.fault))
-            fault = _strike(folder, plan)
+            processes.wait_training(process, folder, plan.ranks, FAULTS[plan.fault].warm_up)
+            fault = _strike(process.pid, folder, plan)
             _wait_whole(process, folder, fault, plan, never=bool(system.never_whole))
         return judge(read(folder), fault, plan.ranks)
     finally:
@@ -56,19 +73,14 @@ def read(folder: Path) -> list[Line]:
     return parse_lines(processes.read_records(folder))
 
 
-def _warm_up(fault: str) -> int:
-    """Steps before the fault."""
-    return LEARNT_STEPS if fault == "SIGSTOP" else processes.SETTLED_STEPS
-
-
-def _strike(folder: Path, plan: Plan) -> float:
+def _strike(root: int, folder: Path, plan: Plan) -> float:
     """Send the signal to random ranks at a random moment of a step; returns that moment."""
-    chance = random.Random(plan.seed)
-    number, count = FAULTS[plan.fault]
+    chance, fault = random.Random(plan.seed), FAULTS[plan.fault]
     ranks = {line.rank: line.pid for line in read(folder)}
     time.sleep(chance.uniform(0, 0.5))
-    for rank in chance.sample(range(plan.ranks), count):
-        os.kill(ranks[rank], number)
+    for rank in chance.sample(range(plan.ranks), fault.ranks):
+        hit = processes.list_node(root, ranks[rank]) if fault.node else [ranks[rank]]
+        processes.kill(hit, fault.signal)
     return time.monotonic()
 
 

@@ -1,6 +1,5 @@
 """Faults on the processes of a run."""
 
-import contextlib
 import signal
 import time
 from dataclasses import dataclass, field
@@ -47,7 +46,8 @@ class Striker:
             processes.kill([pid], signal.SIGSTOP)
             self._stopped[pid] = time.monotonic() + PROBE_SECONDS
         else:
-            processes.kill(self._list_node(pid) if strike.kind is Kind.NODE else [pid])
+            node = strike.kind is Kind.NODE
+            processes.kill(processes.list_node(self.root, pid) if node else [pid])
         self.struck.append(_note(strike, pid))
 
     def probe(self) -> None:
@@ -58,21 +58,6 @@ class Striker:
                 self.probed += 1
                 processes.kill([pid])
 
-    def _list_node(self, pid: int) -> list[int]:
-        """All processes of the rank's node.
-
-        A node is what one child of the first process has started: an agent, or the rank itself.
-        """
-        top = pid
-        with contextlib.suppress(OSError):
-            while (parent := _find_parent(top)) not in (self.root, 1):
-                top = parent
-        return processes.list_tree(top)
-
 
 def _note(strike: Strike, pid: int) -> Struck:
     return Struck(kind=strike.kind, t=time.monotonic(), after=strike.after, pid=pid)
-
-
-def _find_parent(pid: int) -> int:
-    return int(processes.read_stat(Path(f"/proc/{pid}/stat"))[1])

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from everstep_operator.jobs import incident_summary, manifests, nodehealth
+from everstep_operator.jobs import incident_summary, manifests, nodehealth, recoveries
 from everstep_operator.jobs.incidents import build_incidents
 from everstep_operator.jobs.marks import list_moved
 from everstep_operator.jobs.membership import Decision, Leave, Raise
@@ -30,6 +30,8 @@ WARNINGS = frozenset({"Failed", "Recovering"})
 WISHES = frozenset({"ScaledDown", "SpareGivenBack", "Grow", "Shrink", "Edit"})
 """Causes of a recovery that are not failures."""
 OVER = frozenset({"Complete", "Failed"})
+MOST_CATEGORIES, LONGEST_CATEGORY = 16, 32
+"""Of the time ledger."""
 STALE_INTERVALS = 3
 STALE_GRACE_SECONDS = 60.0
 
@@ -67,6 +69,9 @@ def build_status(
     attempts = {r.slot: r.attempt for r in records}
     found = build_incidents(observed, attempts, decisions, now)
     restarts, incidents = charge(old.restarts, found, attempts, _window(job), now)
+    totals = old.recoveries
+    if not any(is_true(old, end) for end in OVER):
+        totals, incidents = recoveries.count(totals, incidents, observed.seen)
     if story.state in OVER:
         incidents = [i.model_copy(update={"open": False}) for i in incidents]
     status = old.model_copy(
@@ -80,6 +85,7 @@ def build_status(
             if spec
             else old.run,
             "restarts": restarts,
+            "recoveries": totals,
             "slots": list(records),
             "incidents": incidents,
             "conditions": _with_nodes(observed, now),
@@ -157,6 +163,7 @@ def _figures(observed: Observed, now: float) -> dict[str, object]:
         "loss": seen.loss if seen.loss is not None else old.loss,
         "checkpoint": _checkpoint(observed, now),
         "goodput": _goodput(seen.seconds) or old.goodput,
+        "seconds": _seconds(seen.seconds) or old.seconds,
         "started_at": started,
         "notes": list(seen.notes[-5:]) or old.notes,
         **pinned,
@@ -199,6 +206,12 @@ def _aged(checkpoint: CheckpointStatus | None, now: float) -> CheckpointStatus |
 def _goodput(seconds: dict[str, float]) -> str | None:
     total = sum(seconds.values())
     return f"{100 * seconds.get('step', 0.0) / total:.1f}%" if total > 0 else None
+
+
+def _seconds(seconds: dict[str, float]) -> dict[str, float]:
+    """Of the runtime's categories, whatever its version; so many that status stays small."""
+    names = sorted(name for name in seconds if len(name) <= LONGEST_CATEGORY)
+    return {name: round(seconds[name], 1) for name in names[:MOST_CATEGORIES]}
 
 
 def _world(observed: Observed, story: Story) -> WorldStatus:

@@ -138,6 +138,7 @@ def _absorbed(opened: Incident, told: Incident, *, charged: str | None = None) -
             "rung": told.rung,
             "resumed_step": told.resumed_step,
             "steps_lost": told.steps_lost,
+            "recovery_seconds": told.recovery_seconds,
             "phases": told.phases,
             "started_at": min(opened.started_at, told.started_at),
         }

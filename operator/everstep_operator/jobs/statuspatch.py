@@ -9,7 +9,18 @@ from everstep_operator.jobs.stamps import to_seconds, to_stamp
 from everstep_operator.model_status import JobStatus
 
 FIGURES = frozenset(
-    {"step", "loss", "until", "checkpoint", "goodput", "notes", "observedAt", "restarts"}
+    {
+        "step",
+        "loss",
+        "until",
+        "checkpoint",
+        "goodput",
+        "seconds",
+        "notes",
+        "observedAt",
+        "restarts",
+        "recoveries",
+    }
 )
 """May be some seconds old; everything else is written at once."""
 
@@ -59,7 +70,8 @@ def decide_patch(
 
 def _lasting(document: Mapping[str, Any]) -> dict[str, Any]:
     """Without what changes by the mere passing of time."""
-    kept: dict[str, Any] = {k: v for k, v in document.items() if k != "observedAt"}
+    passing = ("observedAt", "seconds")
+    kept: dict[str, Any] = {k: v for k, v in document.items() if k not in passing}
     if isinstance(kept.get("checkpoint"), Mapping):
         kept["checkpoint"] = {k: v for k, v in kept["checkpoint"].items() if k != "ageSeconds"}
     return kept

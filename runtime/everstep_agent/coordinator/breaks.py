@@ -6,7 +6,7 @@ death: the cause is found while the others leave. A silent agent is only suspect
 the job's step advances: every member of a process group that makes progress is alive.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from everstep_agent.checkpoint.commit_rules import Disagree
@@ -16,6 +16,7 @@ from everstep_agent.peers.messages import (
     EpochLevel,
     EpochMember,
     FailureReport,
+    Id,
     Stage,
     State,
     WorkerReport,
@@ -81,9 +82,12 @@ def find_break(
     *,
     idle: float,
     hang: float,
+    outvoted: Collection[Id] = (),
 ) -> Break | None:
-    """`reports` with their age in seconds; `idle`: seconds since any member's step last advanced."""
-    found = list_breaks(epoch, reports, wanted, idle=idle, hang=hang)
+    """`reports` with their age in seconds; `idle`: seconds since any member's step last advanced;
+    `outvoted`: silent members without which the others may go on.
+    """
+    found = list_breaks(epoch, reports, wanted, idle=idle, hang=hang, outvoted=outvoted)
     return with_others(found[0], found) if found else None
 
 
@@ -167,6 +171,7 @@ def list_breaks(
     *,
     idle: float,
     hang: float,
+    outvoted: Collection[Id] = (),
 ) -> list[Break]:
     """All breaks, the likeliest cause first."""
     known = list(reports)
@@ -177,7 +182,7 @@ def list_breaks(
     for m in epoch.members:
         found += _of_member(m, pods, newest.get(m.slot))
         found += _of_workers(epoch, m, by_id.get(m.id, (None, 0.0))[0])
-        found += _of_silence(m, by_id.get(m.id), idle)
+        found += _of_silence(m, by_id.get(m.id), idle, outvoted=m.id in outvoted)
     found += _of_group(epoch, [r for r, _ in known], idle, hang)
     return sorted(found, key=_order)
 
@@ -321,12 +326,18 @@ def _of_worker(epoch: EpochLevel, member: EpochMember, worker: WorkerReport) -> 
 
 
 def _of_silence(
-    member: EpochMember, held: tuple[AgentReport, float] | None, idle: float
+    member: EpochMember,
+    held: tuple[AgentReport, float] | None,
+    idle: float,
+    *,
+    outvoted: bool,
 ) -> list[Break]:
     age = held[1] if held is not None else idle
-    if min(age, idle) < SILENT_SECONDS:
+    if not outvoted and min(age, idle) < SILENT_SECONDS:
         return []
-    text = f"slot {member.slot} (attempt {member.attempt}) has been silent for {age:.0f} s"
+    text = f"slot {member.slot} (attempt {member.attempt}) has been silent for {age:.1f} s"
+    if outvoted:
+        text += ", does not answer, and the others are the majority"
     return [
         Break(
             cause="AgentLost",

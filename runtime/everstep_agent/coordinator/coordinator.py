@@ -6,6 +6,7 @@ could not rebuild: the run log is in the store, and the agents report their work
 """
 
 import asyncio
+from collections.abc import Collection
 
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.restore import Fetcher
@@ -36,8 +37,9 @@ class Coordinator:
         inherited: Levels | None,
         wanted: levels.Wanted,
         group: GroupStore,
+        unanswered: Collection[str] = (),
     ) -> None:
-        self.term = Term(context, inherited, wanted, group)
+        self.term = Term(context, inherited, wanted, group, unanswered)
 
     async def run(self) -> None:
         """Runs until every agent knows that the job has ended; cancel it to give up the role.

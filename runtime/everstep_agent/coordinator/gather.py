@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from everstep_agent.coordinator import claim_behind, rounds
+from everstep_agent.coordinator import claim_behind, rounds, silence_rules
 from everstep_agent.coordinator.breaks import SILENT_SECONDS
 from everstep_agent.coordinator.regroup_rules import note_commit
 from everstep_agent.coordinator.term import Term
@@ -200,7 +200,8 @@ def judge_claim(
     """
     newest = claims[-1] if claims else None
     ids = tuple(i for m in members for i in m.ids())
-    proof = rounds.build_proof(newest, term.reports.all(), term.wanted)
+    yields = silence_rules.list_yields(term.wanted, term.reports.aged(term.now()))
+    proof = rounds.build_proof(newest, term.reports.all(), term.wanted, yields)
     verdict = runlog_rules.may_claim(claims, ids, proof, job_uid=term.settings.job_uid)
     if verdict.reason == "Fenced":
         term.end(report.Cause.FENCED, verdict.message)
@@ -246,6 +247,7 @@ def _begin_epoch(
         store=term.me.address,
     )
     term.saves.restart(claim.epoch, resume)
+    state = state.with_incidents(state.incidents.take_rung("restart"))  # a regroup may have failed
     if state.epoch is None:  # only now is it known how far the replaced pods had come
         former = term.run_log.claims[-2].epoch if len(term.run_log.claims) > 1 else 0
         lost = rounds.count_lost(term.reports.all(), former, resume)

@@ -1,5 +1,7 @@
 """After a loss: the survivors keep their step and go on in the next epoch. If they cannot, or not
-soon enough, the epoch is restarted (`recover.py`), which is the next rung of the ladder.
+soon enough, the epoch is restarted (`recover.py`), which is the next rung of the ladder. Silence is no
+loss: the survivors keep their step until the silent member answers, is given up, or is outvoted
+(`silence_rules.py`).
 
 If the loss is proven (`step_first_rules.py`), nothing waits for the store: the claim is appended while
 the survivors step (`claim_behind.py`). Else it is appended before they form their group, while they
@@ -7,7 +9,6 @@ finish the micro-batches that they have begun. No time limit ends an append: wit
 log, the former epoch can commit nothing any more, so its survivors must go on in the new one.
 """
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,11 +18,13 @@ from everstep_agent.coordinator import (
     members,
     regroup_rules,
     rounds,
+    silence_rules,
     step_first_rules,
 )
 from everstep_agent.coordinator.breaks import BELOW_MINIMUM, REPLICAS_DIFFER, Break
 from everstep_agent.coordinator.gather import judge_claim, log_epoch
 from everstep_agent.coordinator.recover import cause_of, count_repeats, refine
+from everstep_agent.coordinator.regroup_rules import Wait
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.messages import EpochLevel, EpochMember, Id
 from everstep_agent.runlog import rules as runlog_rules
@@ -29,7 +32,11 @@ from everstep_agent.runlog import run_log
 from everstep_contract import levels, log
 
 HOLD_SECONDS = 5.0
-"""Limit for the survivors to tell their standing, and for the claim; then all restart."""
+"""Limit for the survivors to tell their standing; then all restart."""
+WORD_SECONDS = 90.0
+"""The same if only silent members are missing: the survivors keep their step until these answer, or until
+the operator gives them up, which takes it `recovery.nodeLostSeconds` (60 by default) at most.
+"""
 FORM_SECONDS = 10.0
 """Limit for the survivors to form their group; then all restart."""
 
@@ -44,7 +51,7 @@ def why_not(term: Term, found: Break) -> str:
         return "the survivors' states differ"
     return why_not_wanted(term) or regroup_rules.why_not_in_place(
         term.running,
-        term.recent(),
+        term.reports.all(),
         found.cause,
         failure=found.failure is not None,
         lost=_list_lost(term),
@@ -68,7 +75,34 @@ def why_not_wanted(term: Term) -> str:
 
 
 def _list_lost(term: Term) -> frozenset[Id]:
-    return members.list_lost(term.running, term.reports.all(), term.state.gone)
+    """Members that need not answer: proven dead, given up by the operator, or silent and outvoted."""
+    return list_given_up(term) | list_outvoted(term)
+
+
+def list_given_up(term: Term) -> frozenset[Id]:
+    epoch = term.running
+    yields = silence_rules.list_yields(term.wanted, term.reports.aged(term.now()))
+    yielded = silence_rules.list_yielded(epoch, yields, _newest_claim(term))
+    return members.list_lost(epoch, term.reports.all(), term.state.gone) | yielded
+
+
+def list_outvoted(term: Term) -> frozenset[Id]:
+    lost = members.list_lost(term.running, term.reports.all(), term.state.gone)
+    silent = term.silence.unanswered
+    return silence_rules.list_outvoted(term.running, _newest_claim(term), silent, lost)
+
+
+def _newest_claim(term: Term) -> log.Claim | None:
+    """In the log, or on its way there."""
+    pending = step_first_rules.list_pending(term.running, term.run_log.index)
+    return pending[-1] if pending else term.run_log.newest_claim
+
+
+def look_for_silence(term: Term) -> None:
+    """Has the members asked that have fallen silent."""
+    now = term.now()
+    doubted = silence_rules.list_doubted(term.running, term.reports.aged(now))
+    term.silence.doubt(doubted, now)
 
 
 async def regroup(term: Term, found: Break) -> Break | None:
@@ -81,11 +115,7 @@ async def regroup(term: Term, found: Break) -> Break | None:
     term.line.say("epoch_holds", cause=found.cause, message=found.text, incident=incidents.id)
     term.group.open_epoch(0)
     term.change(term.state.with_incidents(incidents).hold_epoch(found.cause))
-    try:
-        async with asyncio.timeout(HOLD_SECONDS):
-            found, planned = await _plan(term, found, began)
-    except TimeoutError:
-        planned = f"the survivors did not answer within {HOLD_SECONDS:g} s"
+    found, planned = await _plan(term, found, began)
     why = planned if isinstance(planned, str) else await _go_on(term, found, *planned)
     if not why or term.ended:
         return None
@@ -101,9 +131,12 @@ async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned 
     """The loss, and how its survivors go on, or why they cannot."""
     while True:
         _propose(term)
+        look_for_silence(term)
         found = refine(term, found, term.now(), term.now() - began)
         if found.failure is not None:
             return found, f"{found.cause}: the script failed"
+        if why := _why_not_wait(term, term.now() - began):
+            return found, why
         survivors, decision = regroup_rules.decide_regroup(
             term.running, term.recent(), _list_lost(term)
         )
@@ -115,6 +148,35 @@ async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned 
             case regroup_rules.Plan():
                 return found, (survivors, decision)
         await term.tick()
+
+
+def _why_not_wait(term: Term, waited: float) -> str:
+    """Why the survivors shall not be waited for any longer."""
+    if waited < HOLD_SECONDS:
+        return ""
+    missing = _describe_missing(term)
+    if not missing:
+        return f"the survivors did not answer within {HOLD_SECONDS:g} s"
+    if waited > WORD_SECONDS:
+        return f"{missing} did not answer within {WORD_SECONDS:g} s, and nobody gave it up"
+    if why := why_not_wanted(term):
+        return why
+    leaving = {r.slot for r in term.recent() if r.leaving} | {*term.wanted.leave}
+    if any(m.slot in leaving for m in term.running.members):
+        return "a member has to leave before the silent ones are given up"
+    return ""
+
+
+def _describe_missing(term: Term) -> str:
+    """The silent members, if all others have told how far they are."""
+    epoch = term.running
+    silent = silence_rules.list_silent(epoch, term.reports.aged(term.now()))
+    lost = _list_lost(term) | silent
+    _, decision = regroup_rules.decide_regroup(epoch, term.recent(), lost)
+    if isinstance(decision, Wait):
+        return ""
+    slots = sorted(slot for slot, _, _ in silent)
+    return "slot " + ", ".join(map(str, slots)) if slots else ""
 
 
 async def _go_on(
@@ -139,6 +201,7 @@ async def _go_on(
     epoch = regroup_rules.continue_epoch(
         former, survivors, plan, number=claimed.epoch, token=claimed.token
     )
+    term.silence.leave_out(m.id for m in former.members if epoch.member(*m.id) is None)
     term.change(term.state.with_incidents(term.state.incidents.take_rung("regroup")))
     begin(term, replace(epoch, unclaimed=unclaimed), found.cause)
     return ""

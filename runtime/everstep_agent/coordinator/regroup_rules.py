@@ -74,6 +74,7 @@ def why_not_in_place(
     """Why a loss must restart the epoch; empty if its survivors may go on in place.
 
     Args:
+        reports: the newest of each agent; one that is silent may yet answer, or be given up.
         failure: the script itself failed, so the others would fail at the same samples.
         lost: members whose pods are lost.
     """
@@ -81,7 +82,7 @@ def why_not_in_place(
     if failure:
         return f"{cause}: the script failed"
     if not all(m.id in able for m in epoch.members):
-        return "a member cannot (it runs on GPUs, or its image is older), or its agent is silent"
+        return "a member cannot (it runs on GPUs, or its image is older), or was never heard"
     return why_not_now(epoch)
 
 

@@ -42,10 +42,24 @@ def _what_counts(report: AgentReport) -> tuple[object, ...]:
     return _of_agent(report), tuple(_of_worker(w) for w in report.workers)
 
 
-def _without(cls: type[Any], *figures: str) -> Callable[[Any], tuple[object, ...]]:
-    """All fields except the figures that change in every report of a training agent."""
-    return operator.attrgetter(*(f.name for f in dataclasses.fields(cls) if f.name not in figures))
+def _without(
+    cls: type[Any], *figures: str, more: tuple[str, ...] = ()
+) -> Callable[[Any], tuple[object, ...]]:
+    """All fields except the figures that change in every report of a training agent, and `more`
+    properties.
+    """
+    names = (f.name for f in dataclasses.fields(cls) if f.name not in figures)
+    return operator.attrgetter(*names, *more)
 
 
 _of_agent = _without(AgentReport, "workers", "loss", "seconds", "read_back")
-_of_worker = _without(WorkerReport, "applied", "phase", "scope", "waiting", "dead_ms")
+_of_worker = _without(
+    WorkerReport,
+    "applied",
+    "phase",
+    "scope",
+    "waiting",
+    "dead_ms",
+    "waited",
+    more=("waits_long",),
+)

@@ -129,16 +129,17 @@ def build_proof(
     claim: log.Claim | None,
     reports: Iterable[AgentReport],
     wanted: levels.Wanted,
-    remembered: Iterable[log.MemberId] = (),
+    yields: Iterable[levels.Yield] = (),
 ) -> runlog_rules.Proof:
-    """What is known about the end of the newest claim's members."""
+    """What is known about the end of the newest claim's members, and which may be left out without it."""
     by_id: Mapping[tuple[int, int, int], AgentReport] = {r.id: r for r in reports}
     return runlog_rules.Proof(
-        dead=list_ended(claim.members if claim else (), by_id.values()) | {*remembered},
+        dead=list_ended(claim.members if claim else (), by_id.values()),
         dead_agents=frozenset((d.slot, d.attempt, d.incarnation) for d in wanted.dead)
         | frozenset((r.slot, r.attempt, r.incarnation - 1) for r in by_id.values()),
         gone=frozenset((g.slot, g.attempt) for g in wanted.gone)
         | frozenset((p.slot, p.attempt - 1) for p in wanted.peers),
+        yields=frozenset((y.slot, y.attempt, y.epoch) for y in yields),
     )
 
 

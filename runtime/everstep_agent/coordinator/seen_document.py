@@ -28,6 +28,8 @@ class Facts:
     pinned: levels.Pinned | None = None
     refused: str = ""
     spares: tuple[levels.SlotAttempt, ...] = ()
+    silent: tuple[levels.SlotAttempt, ...] = ()
+    yielded: tuple[levels.Yield, ...] = ()
     left: tuple[levels.Left, ...] = ()
     stopped: levels.Stopped | None = None
     done: bool = False
@@ -70,6 +72,8 @@ def build_seen(
         pinned=facts.pinned,
         refused=facts.refused,
         spares=facts.spares,
+        silent=facts.silent,
+        yielded=facts.yielded,
         left=facts.left,
         device_deaths=tuple(
             replace(d, age_ms=d.age_ms + round(age * 1000))

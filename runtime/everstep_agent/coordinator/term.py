@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -18,7 +18,14 @@ from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.pin_rules import find_pinned
 from everstep_agent.checkpoint.retention import Retention
 from everstep_agent.context import Context
-from everstep_agent.coordinator import faults, incidents, members, rounds, seen_document
+from everstep_agent.coordinator import (
+    faults,
+    incidents,
+    members,
+    rounds,
+    seen_document,
+    silence_rules,
+)
 from everstep_agent.coordinator.awake_clock import AwakeClock
 from everstep_agent.coordinator.background import Background
 from everstep_agent.coordinator.hung import Patience
@@ -28,6 +35,7 @@ from everstep_agent.coordinator.read_back import ReadBacks
 from everstep_agent.coordinator.reports import Reports
 from everstep_agent.coordinator.saves import Saves
 from everstep_agent.coordinator.seen_document import NOTES
+from everstep_agent.coordinator.silence import Silence
 from everstep_agent.coordinator.spent_time import SpentTime
 from everstep_agent.coordinator.state import JobState
 from everstep_agent.coordinator.store_waits import StoreWaits
@@ -58,7 +66,8 @@ class Term:
     one may write.
 
     `inherited`: the newest levels that this agent read from the former coordinator; `group`: the
-    keys that this agent keeps for an epoch's process group, whichever agent coordinates.
+    keys that this agent keeps for an epoch's process group, whichever agent coordinates;
+    `unanswered`: addresses of peers that did not answer just now.
     """
 
     def __init__(
@@ -67,6 +76,7 @@ class Term:
         inherited: Levels | None,
         wanted: levels.Wanted,
         group: GroupStore,
+        unanswered: Collection[str] = (),
     ) -> None:
         self.id = secrets.token_hex(8)
         self.clock = AwakeClock()
@@ -98,6 +108,7 @@ class Term:
             line=self.line,
         )
         self.patience = Patience()
+        self.silence = Silence(context.settings.token, self.reports.changed.set, unanswered)
         self.carried = SpentTime()
         """As of the checkpoint that was newest when this term began."""
         self._state = JobState(
@@ -181,6 +192,7 @@ class Term:
         with self._guarded():
             self.reports.take(found, self.now())
             self._read_backs.hear(found)
+            self.silence.hear(found, self.now())
             for name, step in found.pins.items():
                 self.saves.pins.ask([name], step, self.run_log.index)
             if self._state.incidents.resumed:
@@ -297,6 +309,10 @@ class Term:
             pinned=find_pinned(self.wanted.pin, self.run_log.index),
             refused=self.saves.not_finite[1],
             spares=self._list_spares(),
+            silent=self._list_silent(),
+            yielded=silence_rules.list_left_out(
+                self.wanted, self.run_log.newest_claim, self.settings.job_uid
+            ),
             left=state.left,
             stopped=state.stopped,
             done=state.done,
@@ -320,6 +336,12 @@ class Term:
     def _list_spares(self) -> tuple[levels.SlotAttempt, ...]:
         found = rounds.list_spares(self.epoch, self.recent(), self.wanted)
         return tuple(levels.SlotAttempt(slot=r.slot, attempt=r.attempt) for r in found)
+
+    def _list_silent(self) -> tuple[levels.SlotAttempt, ...]:
+        if self.epoch is None:
+            return ()
+        found = silence_rules.list_silent(self.epoch, self.reports.aged(self.now()))
+        return tuple(levels.SlotAttempt(slot=s, attempt=a) for s, a, _ in sorted(found))
 
     def _staged(self) -> levels.CheckpointRef | None:
         step = self.staged
@@ -424,6 +446,7 @@ class Term:
 
     async def close(self) -> None:
         await self.saves.close()
+        await self.silence.close()
         await self.background.close()
         if not self.board.levels.laid_down:
             self.group.open_epoch(0)

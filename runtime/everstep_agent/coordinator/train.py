@@ -37,6 +37,7 @@ async def train(term: Term) -> str:
     watch, wait = Watch.start(term.now()), last_save.Wait()
     while not term.ended:
         now, epoch = term.now(), term.running
+        regroup.look_for_silence(term)
         workers = members.list_workers(epoch, term.reports.all())
         found = _find_loss(term, watch, workers, now)
         if found is not None:
@@ -129,6 +130,7 @@ def _find_break(term: Term, watch: Watch, now: float) -> Break | None:
         term.wanted,
         idle=watch.idle(max(term.applied().values(), default=0), now),
         hang=term.settings.hang_seconds,
+        outvoted=() if regroup.why_not_wanted(term) else regroup.list_outvoted(term),
     )
 
 

@@ -29,6 +29,10 @@ DRILL_PERIOD_SECONDS = 0.05
 """The same in a drill, whose figures it bounds."""
 CALL_SECONDS = 3.0
 """Limit for an agent to answer; it is asked again in the next period."""
+MISSED_ANSWERS = 2
+"""An agent that has answered before, and misses so many in a row, stands still: it is killed, which proves its
+ranks dead, and replaced.
+"""
 STOP_SECONDS = 60.0
 """Limit for saving after Ctrl-C. Then the agents are killed, as on a second Ctrl-C."""
 END_SECONDS = 20.0
@@ -67,6 +71,8 @@ class Launcher:
         self._pids: dict[int, int] = {}
         """Rank → pid, as the agents have reported."""
         self._clients: dict[str, PeerClient] = {}
+        self._missed: dict[str, int] = {}
+        """Address of an agent that has answered → how many answers in a row are missing since."""
         self._told: dict[str, int] = {}
         """Address → the revision of `wanted` that its agent has confirmed."""
         self._round_at = self._began
@@ -120,6 +126,7 @@ class Launcher:
             if self._is_late(now, ended_at):
                 self._kill_all()
             await self._exchange()
+            self._kill_silent()
             if not self._said_start and terminal.is_start_slow(now - self._began, self.seen):
                 self._said_start = True
                 self._say("the workers start: importing torch and the script can take a while")
@@ -252,8 +259,18 @@ class Launcher:
         with contextlib.suppress(PeerError):
             seen = await client.call(names.WANTED_PATH, wanted, levels.Seen, timeout=CALL_SECONDS)
             self._told[address] = wanted.revision
+            self._missed[address] = 0
             return seen
+        if address in self._missed:
+            self._missed[address] += 1
         return None
+
+    def _kill_silent(self) -> None:
+        for agent in self._slots.values():
+            if agent.alive and self._missed.get(agent.address, 0) >= MISSED_ANSWERS:
+                del self._missed[agent.address]
+                self._say(f"agent of slot {agent.slot} does not answer any more: it is killed")
+                agent.kill()
 
     # --- agents ----------------------------------------------------------------------------------
 

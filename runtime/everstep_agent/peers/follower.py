@@ -29,6 +29,28 @@ REPORT_SECONDS = 3.0
 """Limit for the coordinator to accept a report; then it counts as lost, and the agent looks for
 another.
 """
+URGENT_SECONDS = 0.7
+"""The same while a local rank has waited for others for long: the coordinator's node may be lost."""
+URGENT_WHO_SECONDS = 0.4
+"""As `WHO_SECONDS`, while a local rank has waited for others for long."""
+MISSED_WHO_SECONDS = 0.1
+"""The same for a peer that did not answer the last time."""
+LOOK_SECONDS = 0.1
+"""Between two looks at how urgent an answer is."""
+WHO_SECONDS = 1.5
+"""Limit for a peer to answer whom it follows; then it counts as unreachable, and the choice is made
+without it.
+"""
+REPORT_SECONDS = 3.0
+"""Limit for the coordinator to accept a report; then it counts as lost, and the agent looks for
+another.
+"""
+URGENT_SECONDS = 0.9
+"""The same while a local rank has waited for others for long: the coordinator's node may be lost."""
+ATTEMPT_SECONDS = 0.5
+"""Limit for one attempt to report."""
+URGENT_WHO_SECONDS = 0.4
+"""As `WHO_SECONDS`, while a local rank has waited for others for long."""
 LEVELS_SECONDS = 6.0
 """Limit for its levels, which it holds for `LONG_POLL_SECONDS` at most; then it counts as lost, and
 the agent looks for another.
@@ -39,6 +61,8 @@ QUIET_HEARTBEAT_SECONDS = 1.0
 """The same while there is no news of the job at all."""
 SEARCH_SECONDS = 0.2
 """Between two searches for a coordinator."""
+URGENT_SEARCH_SECONDS = 0.05
+"""The same while a local rank has waited for others for long."""
 
 
 class Here(Protocol):
@@ -46,7 +70,10 @@ class Here(Protocol):
 
     me: Identity
     changed: asyncio.Event
+    unanswered: frozenset[str]
 
+    @property
+    def waits_long(self) -> bool: ...
     @property
     def informed(self) -> bool: ...
     @property
@@ -72,6 +99,8 @@ class Follower:
         self._pace = Pace(HEARTBEAT_SECONDS, QUIET_HEARTBEAT_SECONDS)
         self._strangers: set[str] = set()
         """Addresses at which a process answers that does not have the job's token."""
+        self._missed: set[str] = set()
+        """Addresses at which nobody answered the last time."""
 
     async def run(self) -> None:
         alone_since = time.monotonic()
@@ -89,12 +118,14 @@ class Follower:
                 said = choice.reason
                 self._line.say("coordinator_choice", address=choice.address, reason=said)
             if choice.act:
+                self._here.unanswered = frozenset(a for a, x in answers.items() if x.who is None)
                 if await self._caught_up(answers):
                     await self._act(self._has_rival)
                     alone_since = time.monotonic()
             elif choice.address and await self._follow(choice.address):
                 alone_since = time.monotonic()
-            await asyncio.sleep(SEARCH_SECONDS)
+            urgent = self._here.waits_long
+            await asyncio.sleep(URGENT_SEARCH_SECONDS if urgent else SEARCH_SECONDS)
 
     async def close(self) -> None:
         """Closes the search's connections: an agent that follows a coordinator needs none to the
@@ -137,13 +168,22 @@ class Follower:
         client = self._asking.setdefault(address, PeerClient(address, self._token))
         who = None
         try:
-            who = await client.call("/v1/who", After(), Who, timeout=WHO_SECONDS)
+            limit = self._choose_limit(address)
+            who = await client.call("/v1/who", After(), Who, timeout=limit)
             self._strangers.discard(address)
+            self._missed.discard(address)
         except PeerError as error:
+            self._missed.add(address)
             if error.stranger and address not in self._strangers:
                 self._strangers.add(address)
                 self._line.say("answer_not_proven", address=address, message=str(error))
         return Answer(slot=place.slot, attempt=place.attempt, address=address, who=who)
+
+    def _choose_limit(self, address: str) -> float:
+        """Seconds for a peer to say whom it follows."""
+        if not self._here.waits_long:
+            return WHO_SECONDS
+        return MISSED_WHO_SECONDS if address in self._missed else URGENT_WHO_SECONDS
 
     async def _follow(self, address: str) -> bool:
         """Follows until the coordinator is lost or gives up the role; returns whether it ever
@@ -164,6 +204,7 @@ class Follower:
                     self._here.follow(Holder(address=address, term=first.term))
                     await self._exchange(reporting, hearing, first.term)
             except PeerError as error:
+                self._missed.add(address)
                 self._line.say("coordinator_lost", address=address, message=str(error))
             finally:
                 self._here.follow(None)
@@ -187,9 +228,7 @@ class Follower:
     async def _keep_reporting(self, client: PeerClient, term: str) -> None:
         while True:
             self._here.changed.clear()
-            answer = await client.call(
-                "/v1/report", self._here.report(), Accepted, timeout=REPORT_SECONDS
-            )
+            answer = await self._report(client)
             if not answer.acting:
                 raise PeerError(f"{client.address} no longer coordinates", refused=True)
             if answer.term != term:
@@ -197,6 +236,22 @@ class Follower:
                     f"{client.address} has started a new term as coordinator", refused=True
                 )
             await self._pace.wait_for_news(self._here.changed)
+
+    async def _report(self, client: PeerClient) -> Accepted:
+        """Raises `PeerError` when the coordinator counts as lost."""
+        began = time.monotonic()
+        call = asyncio.create_task(
+            client.call("/v1/report", self._here.report(), Accepted, timeout=REPORT_SECONDS)
+        )
+        try:
+            while not (await asyncio.wait([call], timeout=LOOK_SECONDS))[0]:
+                spent = time.monotonic() - began
+                if spent > URGENT_SECONDS and self._here.waits_long:
+                    text = f"no answer within {spent:.1f} s, while a rank waits for others"
+                    raise PeerError(f"{client.address}/v1/report: {text}")
+            return call.result()
+        finally:
+            call.cancel()
 
     async def _keep_reading(self, client: PeerClient) -> None:
         version = 0

@@ -13,6 +13,8 @@ from everstep_contract import levels, log, wire
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.ranges import Ranges
 
+LONG_WAIT = 0.5
+"""A rank that has waited for this much of the time limit that it has learnt waits for long."""
 Id = tuple[int, int, int]
 """(slot, attempt, incarnation) of an agent"""
 
@@ -90,6 +92,12 @@ class WorkerReport:
     """Milliseconds since its death was noticed; for a hang, since the hang began."""
     overdue: float = 0.0
     """1: it has made no progress for the time limit that it has learnt; 2: for twice that."""
+    waited: float = 0.0
+    """1: it has waited for others for that time limit; 0: it does not wait, or has learnt none."""
+
+    @property
+    def waits_long(self) -> bool:
+        return self.waited >= LONG_WAIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,12 @@ class Progress:
         return self.usage is not None and self.usage.stopped
 
 
+def waited(mark: Mark, now: float) -> float:
+    """For how long the worker has waited for others, in multiples of the limit that it has learnt."""
+    learnt = mark.kind is Stretch.WAIT and mark.limit > 0
+    return max(0.0, now - mark.at) / mark.limit if learnt else 0.0
+
+
 def look(before: Progress, mark: Mark, usage: Usage | None, now: float) -> Progress:
     """`usage`: None: it is not known."""
     if mark.at != before.mark.at or mark.limit <= 0:

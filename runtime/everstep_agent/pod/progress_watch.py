@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 
-from everstep_agent.peers.messages import State
+from everstep_agent.peers.messages import LONG_WAIT, State
 from everstep_agent.pod import progress
 from everstep_agent.pod.usage import read_usage
 from everstep_agent.pod.worker import Worker
@@ -12,7 +12,7 @@ LOOK_SECONDS = 0.05
 CALM_LOOK_SECONDS = 0.25
 SHORT_LIMIT_SECONDS = 1.0
 """No wait: workers with a longer limit are looked at less often."""
-TOLD = 0.5
+TOLD = LONG_WAIT
 """The coordinator hears of a worker that has waited, or made no progress, for this much of its limit."""
 
 
@@ -28,7 +28,8 @@ class ProgressWatch:
         pause = CALM_LOOK_SECONDS
         for worker in workers:
             if not worker.in_place or worker.state is not State.TRACKED:
-                worker.progress, worker.overdue = progress.Progress(looked=now), 0.0
+                worker.progress = progress.Progress(looked=now)
+                worker.overdue = worker.waited = 0.0
                 continue
             self._look_at(worker, most, now)
             if 0 < worker.progress.mark.limit < SHORT_LIMIT_SECONDS:
@@ -41,7 +42,8 @@ class ProgressWatch:
         usage = read_usage(worker.pid, others=late) if mark.limit > 0 else None
         worker.progress = progress.look(before, mark, usage, now)
         worker.overdue = worker.progress.overdue(most)
-        waited = mark.at if mark.limit > 0 and now - mark.at > TOLD * mark.limit else 0.0
-        if worker.overdue >= 1 or (waited and worker.told_wait != waited):
-            worker.told_wait = waited
+        worker.waited = progress.waited(mark, now)
+        long = mark.at if mark.limit > 0 and now - mark.at > TOLD * mark.limit else 0.0
+        if worker.overdue >= 1 or (long and worker.told_wait != long):
+            worker.told_wait = long
             self._tell()

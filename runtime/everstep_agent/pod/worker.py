@@ -60,6 +60,8 @@ class Worker:
     progress: Progress = field(default_factory=Progress)
     overdue: float = 0.0
     """As in `WorkerReport`."""
+    waited: float = 0.0
+    """As in `WorkerReport`."""
     told_wait: float = 0.0
     """Time of the mark after which the coordinator was told that it waits."""
     hung: str = ""

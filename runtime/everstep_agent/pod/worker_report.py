@@ -54,6 +54,8 @@ class Reported(Protocol):
     def dead_at(self) -> float | None: ...
     @property
     def overdue(self) -> float: ...
+    @property
+    def waited(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,7 @@ def build_worker_report(
         standing=worker.standing,
         dead_ms=_dead_ms(worker, now),
         overdue=worker.overdue,
+        waited=worker.waited,
     )
 
 

@@ -38,6 +38,8 @@ class Proof:
     """
     gone: frozenset[tuple[int, int]] = frozenset()
     """(slot, attempt) that the operator declared gone: a decision, the process may still run."""
+    yields: frozenset[tuple[int, int, int]] = frozenset()
+    """(slot, attempt, epoch) that may be left out as long as the claim of that epoch is the newest."""
 
 
 # --- rule 2: who may claim ------------------------------------------------------------------------
@@ -64,7 +66,7 @@ def may_claim(
     if newest.job_uid != job_uid:
         text = f"job {newest.job} ({newest.job_uid}) took the run over from this job ({job_uid})"
         return Verdict(ok=False, reason="Fenced", message=text)
-    held, grounds = frozenset(members), _build_grounds(members, proof)
+    held, grounds = frozenset(members), _build_grounds(members, proof, newest.epoch)
     unproven = [m for m in newest.members if m not in held and not _why_out(m, grounds)]
     if not unproven:
         return Verdict(ok=True, reason="AllProven", message="all members left out are dead or gone")
@@ -93,6 +95,8 @@ class _Grounds:
     """(slot, attempt) → newest incarnation whose container has terminated."""
     gone: Mapping[int, int]
     """Slot → newest attempt that was declared gone."""
+    yielded: Mapping[int, int]
+    """Slot → newest attempt that may be left out after the newest claim."""
     attempts: Mapping[int, int]
     """Slot → its newest attempt among the new members."""
     incarnations: Mapping[tuple[int, int], int]
@@ -100,12 +104,16 @@ class _Grounds:
     """(slot, attempt, incarnation, rank) → newest life among the new members."""
 
 
-def _build_grounds(members: Iterable[MemberId], proof: Proof) -> _Grounds:
+def _build_grounds(members: Iterable[MemberId], proof: Proof, newest: int) -> _Grounds:
+    """`newest`: the epoch of the newest claim."""
     members = list(members)
     return _Grounds(
         dead=proof.dead,
         ended=_newest(((slot, attempt), number) for slot, attempt, number in proof.dead_agents),
         gone=_newest(proof.gone),
+        yielded=_newest(
+            (slot, attempt) for slot, attempt, epoch in proof.yields if epoch == newest
+        ),
         attempts=_newest((m.slot, m.attempt) for m in members),
         incarnations=_newest(((m.slot, m.attempt), m.incarnation) for m in members),
         lives=_newest(((m.slot, m.attempt, m.incarnation, m.rank), m.life) for m in members),
@@ -131,6 +139,8 @@ def _why_out(member: MemberId, grounds: _Grounds) -> str:
         return "its container terminated"
     if grounds.gone.get(member.slot, -1) >= member.attempt:
         return GONE
+    if grounds.yielded.get(member.slot, -1) == member.attempt:
+        return "its node and its agent were silent, and the operator let it be left out"
     if (attempt := grounds.attempts.get(member.slot, member.attempt)) > member.attempt:
         return f"attempt {attempt} of its slot runs"
     if grounds.incarnations.get(pod, member.incarnation) > member.incarnation:
@@ -155,7 +165,8 @@ def build_left_out(
     """For the claim: the slots of the last epoch that the new one does not have, each with its
     reason.
     """
-    slots, grounds = {m.slot for m in members}, _build_grounds(members, proof)
+    slots = {m.slot for m in members}
+    grounds = _build_grounds(members, proof, newest.epoch if newest else 0)
     out: dict[tuple[int, int], str] = {}
     for member in newest.members if newest else ():
         if member.slot not in slots:

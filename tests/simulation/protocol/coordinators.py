@@ -51,6 +51,9 @@ def hear(world: World, one: Coordinator) -> Iterator[Move]:
     if world.leave and one.leave is None:
         heard = world.with_coordinator(one._replace(leave=world.leave))
         yield Move("hears who is to leave", one.place, None, heard)
+    if one.yields != world.yields:
+        heard = world.with_coordinator(one._replace(yields=world.yields))
+        yield Move("hears who may be left out", one.place, None, heard)
     for pod in world.pods:
         snap = pod.snap
         if snap not in one.view and follows(world, pod) == one.place:
@@ -151,9 +154,8 @@ def _claim(
     claims = [e for e in known if isinstance(e, Claim)]
     ids = tuple(i for m in start.members for i in m.ids())
     reports = [build_report(s) for s in one.view]
-    proof = rounds.build_proof(
-        claims[-1] if claims else None, reports, wanted_by(world, one, rules)
-    )
+    newest, wanted = claims[-1] if claims else None, wanted_by(world, one, rules)
+    proof = rounds.build_proof(newest, reports, wanted, step_first.list_yields(world, one, rules))
     if rules.proof_needed and not runlog_rules.may_claim(claims, ids, proof, job_uid=JOB).ok:
         return
     entry, level = _build_epoch(world, one, start, ids)

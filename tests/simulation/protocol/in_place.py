@@ -42,8 +42,7 @@ def may_hold(world: World, one: Coordinator, level: EpochLevel, cause: str, rule
     """As `regroup.why_not`."""
     if one.stop or not rules.in_place:
         return False
-    views, gone = _recent(world, one), step_first.list_gone(world, one, rules)
-    return _why_not(keep(level), views, gone, cause) == ""
+    return _why_not(keep(level), one.view, step_first.list_gone(world, one, rules), cause) == ""
 
 
 def may_take_up(level: EpochLevel, rules: Rules) -> bool:
@@ -117,7 +116,8 @@ def claim(
     claims = [e for e in known if isinstance(e, Claim)]
     reports = [build_report(s) for s in one.view]
     ids = tuple(i for m in following for i in m.ids())
-    proof = rounds.build_proof(claims[-1], reports, wanted_by(world, one, rules))
+    yields = step_first.list_yields(world, one, rules)
+    proof = rounds.build_proof(claims[-1], reports, wanted_by(world, one, rules), yields)
     chain = runlog_rules.continued_chain(claims, level.number, applied)
     newest = LogIndex(known).newest_resumable
     if rules.extend_commits and runlog_rules.why_behind(newest, chain):

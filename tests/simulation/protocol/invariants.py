@@ -56,9 +56,10 @@ def _one_claim_a_number(world: World) -> str:
 
 
 def _nothing_passed_over(before: World, after: World) -> str:
-    """A claim leaves out a living member only if that member was declared gone, or is outvoted and
-    has not stepped. It does not resume behind a living member that its claimer reaches and that
-    nobody gave up.
+    """A claim leaves out a living member only if that member was declared gone, may be left out after
+    the newest claim, or is outvoted; and it resumes no more than one step behind an outvoted member,
+    which is what that one can have taken alone. It does not resume behind a living member that its
+    claimer reaches and that nobody gave up.
     """
     claim = after.entries()[-1]
     former = [e for e in before.entries() if isinstance(e, Claim)]
@@ -72,11 +73,12 @@ def _nothing_passed_over(before: World, after: World) -> str:
         if held and _goes_on(pod, claim):
             continue
         place = pod.snap.place
-        stepped = held and pod.history[-1:] == (pod.snap.epoch,)
         reached = place not in before.words and before.linked(claimer, place)
-        outvoted = not stepped and runlog_rules.holds_majority(former[-1], claim.members)
+        majority = runlog_rules.holds_majority(former[-1], claim.members)
+        outvoted = majority and pod.snap.step <= resumed + 1
+        yielded = (*place, former[-1].epoch) in after.yields
         kept = any(m == _member(pod, m.rank) for m in claim.members)
-        if held and place not in after.words and not outvoted and not kept:
+        if held and place not in after.words and not (outvoted or yielded or kept):
             return (
                 f"epoch {claim.epoch} leaves out {place}, which lives in epoch {former[-1].epoch}"
             )
@@ -141,9 +143,9 @@ def _nothing_thrown_away(before: World, after: World) -> str:
 
 
 def _one_gang_steps(before: World, after: World) -> str:
-    """While a newer epoch steps, a pod steps in an older one only if it was declared gone. The
-    members of an epoch were all trained by the same steps, and none begins its epoch again behind
-    where it stood.
+    """While a newer epoch steps, a pod steps in an older one only if it was declared gone, or if the
+    newest claim leaves it out. The members of an epoch were all trained by the same steps, and none
+    begins its epoch again behind where it stood.
     """
     for now in after.pods:
         pod = before.pod(now.snap.place)
@@ -163,7 +165,7 @@ def _one_gang_steps(before: World, after: World) -> str:
             if not apart or not (_has_stepped(pod) and _has_stepped(other)):
                 continue
             older = min(pod, other, key=lambda p: p.snap.epoch)
-            if older.snap.place not in after.words:
+            if older.snap.place not in after.words and not _is_left_out(after, older):
                 return f"{pod.snap.place} and {other.snap.place} step, in different gangs"
     return ""
 
@@ -207,6 +209,14 @@ def _leaves_with_all_saved(world: World, move: Move) -> str:
 def _has_stepped(pod: Pod) -> bool:
     """Whether the pod has stepped in its epoch; to start from the commit's state is no step."""
     return pod.history[-1] == pod.snap.epoch
+
+
+def _is_left_out(world: World, pod: Pod) -> bool:
+    """Whether the newest claim does not name its member. Why it may do so is checked when it is made."""
+    newest = runlog_rules.newest_claim(world.entries())
+    if newest is None or newest.epoch <= pod.snap.epoch:
+        return False
+    return all(_member(pod, m.rank) != m for m in newest.members)
 
 
 def _token(pod: Pod) -> str:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from everstep_contract.log import Done
+from everstep_agent.runlog import rules as runlog_rules
+from everstep_contract.log import Claim, Done
 from simulation.protocol import coordinators, newcomer_pods, newcomers, pods
 from simulation.protocol.in_place import GIVES_UP
 from simulation.protocol.invariants import check
@@ -10,7 +11,7 @@ from simulation.protocol.log_moves import without
 from simulation.protocol.orders import replaced
 from simulation.protocol.peers import follows
 from simulation.protocol.rules import BACK, TURN, Move, Rules
-from simulation.protocol.world import DEAD, LIVING, Pod, Snap, World
+from simulation.protocol.world import DEAD, LIVING, Place, Pod, Snap, World
 
 KINDS = (
     "worker",
@@ -26,12 +27,14 @@ KINDS = (
     "stop",
     "leave",
     "store",
+    "yield",
 )
 """In this order: a worker is killed; an agent is started again; a node is lost (what the operator
 says is true); a pod is declared gone although it still runs; two pods lose each other; one pod
 loses all others; one pod stands still for a while; a rival coordinator appears; a PUT is applied
 and its answer lost; a report comes a second time, later; the operator wants the job saved and
-stopped; the operator wants one pod to save and leave; the store does not answer for a while.
+stopped; the operator wants one pod to save and leave; the store does not answer for a while; the operator lets a pod be
+left out although it still runs.
 """
 SLOW = frozenset({TURN, "lays the role down", "is removed", "gets the next attempt"})
 SLOW_KINDS = (
@@ -99,6 +102,11 @@ class Membership:
             place = slot, world.current(slot)
             if world.pod(place) is None:
                 yield Move("gets the next attempt", slot, place[1] + 1, replaced(world, place))
+        for slot, attempt, epoch in sorted(world.yields):
+            place, newest = (slot, attempt), runlog_rules.newest_claim(world.entries())
+            left_out = newest is not None and newest.epoch > epoch and not names(newest, place)
+            if left_out and world.current(slot) == attempt:
+                yield Move("gets the next attempt", slot, attempt + 1, replaced(world, place))
         for pod in world.pods:
             if pod.snap.place in world.words:
                 yield Move("is removed", pod.snap.place, None, _lost(world, pod))
@@ -143,6 +151,11 @@ class Membership:
             yield Move("is lost with its node", place, None, _lost(world, pod))
         elif kind == "gone" and place not in world.words:
             yield Move("is declared gone too early", place, None, replaced(world, place))
+        elif kind == "yield" and place not in world.words:
+            newest = runlog_rules.newest_claim(world.entries())
+            if newest is not None and _is_silent(world, newest, place):
+                given = world.yields | {(*place, newest.epoch)}
+                yield Move("may be left out", place, None, world._replace(yields=given))
         elif kind == "leave" and world.leave is None and place not in world.words:
             yield Move("is to leave", place, None, world._replace(leave=place))
         elif kind == "pause" and world.paused is None:
@@ -158,6 +171,16 @@ class Membership:
 
     def check(self, before: World, move: Move) -> str:
         return check(before, move)
+
+
+def names(claim: Claim, place: Place) -> bool:
+    return any((m.slot, m.attempt) == place for m in claim.members)
+
+
+def _is_silent(world: World, newest: Claim, place: Place) -> bool:
+    """Whether a coordinator of the claimed epoch tells the operator that this member is silent."""
+    running = [c for c in world.coordinators if c.number == newest.epoch and names(newest, place)]
+    return any(not world.linked(c.place, place) for c in running)
 
 
 def _lost(world: World, pod: Pod) -> World:

@@ -116,7 +116,7 @@ def wanted_by(world: World, one: Coordinator, rules: Rules) -> levels.Wanted:
 
 def orders_heard(world: World, one: Coordinator, rules: Rules) -> Orders:
     """The arguments of `build_wanted`, as far as this coordinator has heard them."""
-    return world.words[: one.words], world.slots, rules.least, one.leave
+    return world.words[: one.words], world.slots, rules.least, one.leave, one.yields
 
 
 def replaced(world: World, place: Place) -> World:

@@ -72,6 +72,10 @@ class Rules:
     """A newcomer is claimed once it holds the state of the boundary at which all hold."""
     silence_is_death: bool = False
     """A variant: members that are out of reach count as lost."""
+    yields_expire: bool = True
+    """A pod may be left out only while the claim that the operator knew of is the newest."""
+    yields_are_of_silent: bool = True
+    """A pod that may be left out, and speaks, is not."""
     extend_commits: bool = True
     """Survivors go on in place only if their state extends the newest commit."""
     know_commits: bool = True

@@ -5,14 +5,21 @@ The runtime's own functions decide.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from everstep_agent.coordinator import members, regroup_rules, step_first_rules
+from everstep_agent.coordinator import (
+    members,
+    regroup_rules,
+    silence_rules,
+    step_first_rules,
+)
 from everstep_agent.coordinator.step_first_rules import Shrink
 from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
+from everstep_contract import levels
 from everstep_contract.log import Claim, MemberId
+from simulation.protocol.decisions import NEVER
 from simulation.protocol.log_moves import without, written
-from simulation.protocol.orders import reaches
+from simulation.protocol.orders import reaches, wanted_by
 from simulation.protocol.rules import JOB, Move, Rules
 from simulation.protocol.world import Coordinator, Place, World, build_report, keep
 
@@ -119,10 +126,28 @@ def write_token(one: Coordinator, number: int) -> str:
 
 
 def list_gone(world: World, one: Coordinator, rules: Rules) -> frozenset[Place]:
-    level = one.level
-    silent = {
-        (m.slot, m.attempt)
-        for m in (level.members if level is not None and rules.silence_is_death else ())
-        if not reaches(world, one, (m.slot, m.attempt))
-    }
-    return frozenset(world.words[: one.words]) | silent
+    """Members that need not answer: given up by the operator, or silent and outvoted."""
+    words, level = frozenset(world.words[: one.words]), one.level
+    if level is None:
+        return words
+    silent = [m for m in level.members if not reaches(world, one, (m.slot, m.attempt))]
+    if rules.silence_is_death:
+        return words | {(m.slot, m.attempt) for m in silent}
+    known = LogIndex(world.entries(one.read))
+    pending = step_first_rules.list_pending(level, known)
+    newest = pending[-1] if pending else known.newest_claim
+    lost = members.list_lost(level, [build_report(s) for s in one.view], words)
+    outvoted = silence_rules.list_outvoted(level, newest, [m.id for m in silent], lost)
+    yielded = silence_rules.list_yielded(level, list_yields(world, one, rules), newest)
+    return words | {(slot, attempt) for slot, attempt, _ in outvoted | yielded}
+
+
+def list_yields(world: World, one: Coordinator, rules: Rules) -> tuple[levels.Yield, ...]:
+    """As `silence_rules.list_yields`: a pod within reach is heard."""
+    wanted = wanted_by(world, one, rules)
+    aged = [(build_report(s), 0.0 if reaches(world, one, s.place) else NEVER) for s in one.view]
+    given = silence_rules.list_yields(wanted, aged if rules.yields_are_of_silent else ())
+    newest = runlog_rules.newest_claim(world.entries(one.read))
+    if rules.yields_expire or newest is None:
+        return given
+    return tuple(replace(y, epoch=newest.epoch) for y in given)

@@ -46,7 +46,7 @@ VARIANTS = {
     "an agent that was started again stands for the old one": Variant(
         rules=Rules(steps=1, incarnations_count=False),
         faults=("agent",),
-        breaks="leaves out",
+        breaks="nothing can happen",
         delays=1,
     ),
     "a newcomer coordinates without the newest entry": Variant(
@@ -70,7 +70,10 @@ VARIANTS = {
         rules=Rules(state_on_chain=False), faults=("worker",), breaks="are in one epoch", delays=1
     ),
     "a claim leaves out whom nobody declared dead, in place": Variant(
-        rules=Rules(in_place=True, silence_is_death=True), faults=("link",), breaks="leaves out"
+        rules=Rules(in_place=True, silence_is_death=True),
+        faults=("link",),
+        breaks="leaves out",
+        delays=1,
     ),
     "survivors go on before their claim": Variant(
         rules=Rules(in_place=True, claim_first=False),
@@ -83,7 +86,20 @@ VARIANTS = {
             in_place=True, step_first=step_first_variants.without_proof, silence_is_death=True
         ),
         faults=("link",),
+        breaks="in different gangs",
+        delays=1,
+    ),
+    "a pod may be left out after any claim": Variant(
+        rules=Rules(steps=1, in_place=True, yields_expire=False),
+        faults=("duel", "yield", "link"),
         breaks="leaves out",
+        delays=1,
+    ),
+    "a pod that may be left out is, though it speaks": Variant(
+        rules=Rules(steps=1, in_place=True, yields_are_of_silent=False),
+        faults=("yield", "link"),
+        breaks="resumes at",
+        delays=1,
     ),
     "newcomers step first, in place": Variant(
         rules=Rules(in_place=True, newcomers=True, newcomers_claim_first=False),

@@ -16,6 +16,8 @@ from everstep_contract.wire import Standing
 
 Place = tuple[int, int]
 """(slot, attempt)"""
+Yielded = tuple[int, int, int]
+"""(slot, attempt, epoch)"""
 History = tuple[int, ...]
 """The epoch in which each step was applied: the history by which a state was trained."""
 
@@ -130,6 +132,8 @@ class Coordinator(NamedTuple):
     """It has heard that the job must save and stop."""
     leave: Place | None = None
     """The pod that must save and leave, as far as it has heard."""
+    yields: frozenset[Yielded] = frozenset()
+    """The pods that may be left out, as far as it has heard."""
     ended: str = ""
     """The job's end, as it publishes it."""
 
@@ -167,6 +171,8 @@ class World(NamedTuple):
     """The operator wants the job saved and stopped."""
     leave: Place | None = None
     """The operator wants this pod to save and leave."""
+    yields: frozenset[Yielded] = frozenset()
+    """The pods that the operator lets be left out."""
     late: tuple[Place, Snap] | None = None
     """(coordinator, report): a repeated report that is still on its way."""
 
@@ -251,13 +257,17 @@ def build_report(snap: Snap) -> AgentReport:
     )
 
 
-Orders = tuple[tuple[Place, ...], int, int, Place | None]
+Orders = tuple[tuple[Place, ...], int, int, Place | None, frozenset[Yielded]]
 """What the operator wants, as a value that can be hashed: the arguments of `build_wanted`."""
 
 
 @lru_cache(maxsize=1 << 12)
 def build_wanted(
-    words: tuple[Place, ...], slots: int, least: int, leave: Place | None = None
+    words: tuple[Place, ...],
+    slots: int,
+    least: int,
+    leave: Place | None = None,
+    yields: frozenset[Yielded] = frozenset(),
 ) -> levels.Wanted:
     attempts = [1 + sum(1 for s, _ in words if s == slot) for slot in range(slots)]
     return levels.Wanted(
@@ -269,6 +279,7 @@ def build_wanted(
         ),
         leave=() if leave is None or leave in words else (leave[0],),
         gone=tuple(levels.SlotAttempt(slot=s, attempt=a) for s, a in sorted(words)),
+        yields=tuple(levels.Yield(slot=s, attempt=a, epoch=e) for s, a, e in sorted(yields)),
     )
 
 

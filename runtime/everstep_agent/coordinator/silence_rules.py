@@ -1,0 +1,117 @@
+"""Which members of an epoch are silent while the others wait for them, and whether the others may go on
+without them. Pure.
+
+A node that loses its power says nothing: its connections stay open, so the others' collectives wait. Its agent's
+silence proves no death. But the members of an epoch that hold more than half of its claim may claim the next one
+without any proof (rule 2), and what a minority does after that counts nowhere.
+"""
+
+import math
+from collections.abc import Collection, Iterable
+
+from everstep_agent.peers.messages import (
+    AgentReport,
+    EpochLevel,
+    EpochMember,
+    Id,
+    Stage,
+    State,
+    WorkerReport,
+)
+from everstep_agent.runlog import rules as runlog_rules
+from everstep_contract import levels
+from everstep_contract.log import Claim
+
+QUIET_SECONDS = 0.6
+"""Two reports of a living agent at the latest, once others have waited for long."""
+SILENT_SECONDS = 2.0
+"""Two reports of a living agent at any time."""
+
+
+def list_doubted(
+    epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]]
+) -> tuple[EpochMember, ...]:
+    """Members that are to be asked whether they live: they report nothing, and all others wait.
+
+    Args:
+        reports: with their age in seconds.
+    """
+    known = {r.id: (r, age) for r, age in reports}
+    ages = {m.id: known[m.id][1] if m.id in known else math.inf for m in epoch.members}
+
+    def list_quiet(seconds: float) -> tuple[EpochMember, ...]:
+        return tuple(m for m in epoch.members if ages[m.id] >= seconds)
+
+    if epoch.stage is Stage.HOLD or _forms_anew(epoch):
+        return list_quiet(QUIET_SECONDS)
+    if epoch.stage is not Stage.RUNNING:
+        return ()
+    for limit, waits in ((QUIET_SECONDS, _waits_long), (SILENT_SECONDS, _waits)):
+        others = [known[m.id][0] for m in epoch.members if ages[m.id] < limit]
+        if others and all(r.epoch == epoch.number and all(map(waits, r.workers)) for r in others):
+            return list_quiet(limit)
+    return ()
+
+
+def list_silent(epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]]) -> frozenset[Id]:
+    """Members of which nothing was heard for a while, or ever."""
+    heard = {r.id for r, age in reports if age < SILENT_SECONDS}
+    return frozenset(m.id for m in epoch.members if m.id not in heard)
+
+
+def list_yields(
+    wanted: levels.Wanted, reports: Iterable[tuple[AgentReport, float]]
+) -> tuple[levels.Yield, ...]:
+    """The operator's words about pods that are still silent. A pod that speaks is not left out."""
+    heard = {(r.slot, r.attempt) for r, age in reports if age < SILENT_SECONDS}
+    return tuple(y for y in wanted.yields if (y.slot, y.attempt) not in heard)
+
+
+def list_yielded(
+    epoch: EpochLevel, yields: Iterable[levels.Yield], newest: Claim | None
+) -> frozenset[Id]:
+    """The members that the operator lets be left out, as long as `newest` is the newest claim."""
+    given = {(y.slot, y.attempt) for y in yields if newest is not None and y.epoch == newest.epoch}
+    return frozenset(m.id for m in epoch.members if m.id[:2] in given)
+
+
+def list_left_out(
+    wanted: levels.Wanted, newest: Claim | None, job_uid: str
+) -> tuple[levels.Yield, ...]:
+    """The operator's words that the newest claim has made use of."""
+    if newest is None or newest.job_uid != job_uid:
+        return ()
+    named = {(m.slot, m.attempt) for m in newest.members}
+    return tuple(
+        y for y in wanted.yields if y.epoch < newest.epoch and (y.slot, y.attempt) not in named
+    )
+
+
+def list_outvoted(
+    epoch: EpochLevel, newest: Claim | None, silent: Collection[Id], lost: Collection[Id]
+) -> frozenset[Id]:
+    """The silent members, if the others may claim the next epoch without them; else none.
+
+    Args:
+        newest: the newest claim, in the log or on its way there.
+        silent: members that do not answer.
+        lost: members whose pods are lost, by proof or by the operator's word.
+    """
+    if newest is None or newest.epoch != epoch.number or not silent:
+        return frozenset()
+    rest = [i for m in epoch.members if m.id not in {*silent, *lost} for i in m.ids()]
+    return frozenset(silent) if runlog_rules.holds_majority(newest, rest) else frozenset()
+
+
+def _forms_anew(epoch: EpochLevel) -> bool:
+    """Its members form the group of an epoch that goes on in place, which takes no time."""
+    return epoch.stage is Stage.STARTING and epoch.in_place is not None
+
+
+def _waits(worker: WorkerReport) -> bool:
+    """Whether it can do nothing by itself."""
+    return worker.state is State.DEAD or (worker.state is State.TRACKED and worker.waiting)
+
+
+def _waits_long(worker: WorkerReport) -> bool:
+    return worker.state is State.DEAD or (worker.state is State.TRACKED and worker.waits_long)

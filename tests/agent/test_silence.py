@@ -1,0 +1,157 @@
+"""Which members are silent, and what follows."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from agent.given import a_claim, a_member, a_report, an_epoch, stepping, wanting
+from everstep_agent.coordinator import silence, silence_rules
+from everstep_agent.coordinator.silence import Silence
+from everstep_agent.peers.messages import AgentReport, EpochLevel, InPlace, Stage, State
+from everstep_contract import levels, log
+
+WAITS = {"waiting": True, "waited": 0.6}
+WAITS_BRIEFLY = {"waiting": True, "waited": 0.1}
+COMPUTES: dict[str, object] = {}
+NEVER = 99.0
+
+
+def doubted(*ranks: tuple[dict[str, object], float], **changes: object) -> list[int]:
+    """Slots of the members that are asked; ranks with the age of their agents' reports."""
+    reports = [(stepping(n, **of), age) for n, (of, age) in enumerate(ranks) if age < NEVER]
+    return [m.slot for m in silence_rules.list_doubted(an_epoch(len(ranks), **changes), reports)]
+
+
+def test_a_member_is_asked_once_the_others_have_waited_for_long_and_it_says_nothing():
+    assert doubted((WAITS, 0.1), (WAITS, 0.2), (COMPUTES, 0.7)) == [2]
+    assert doubted((WAITS, 0.1), (WAITS, 0.2), (COMPUTES, 0.3)) == []
+
+
+def test_nobody_is_asked_while_another_rank_computes():
+    assert doubted((WAITS, 0.1), (COMPUTES, 0.2), (COMPUTES, 9.0)) == []
+
+
+def test_without_a_learnt_limit_a_member_is_asked_after_a_longer_silence():
+    assert doubted((WAITS_BRIEFLY, 0.1), (COMPUTES, 1.9)) == []
+    assert doubted((WAITS_BRIEFLY, 0.1), (COMPUTES, 2.1)) == [1]
+
+
+def test_a_dead_rank_of_a_pod_that_speaks_waits_for_nothing_else():
+    assert doubted(({"state": State.DEAD}, 0.1), (WAITS, 0.1), (COMPUTES, 0.7)) == [2]
+
+
+def test_of_an_epoch_that_holds_whoever_says_nothing_is_asked():
+    ranks = ((COMPUTES, 0.1), (COMPUTES, 0.7), (COMPUTES, NEVER))
+    assert doubted(*ranks, stage=Stage.HOLD) == [1, 2]
+    forms = {"stage": Stage.STARTING, "in_place": InPlace(former=1, applied=5, reductions=5)}
+    assert doubted(*ranks, **forms) == [1, 2]
+    assert doubted(*ranks, stage=Stage.STARTING) == [], "new processes take their time"
+
+
+def claim_of(of: EpochLevel, **changes: object) -> log.Claim:
+    return a_claim(members=tuple(i for m in of.members for i in m.ids()), **changes)
+
+
+def outvoted(
+    epoch: EpochLevel, newest: log.Claim | None, silent: list[int], lost: tuple[int, ...] = ()
+) -> list[int]:
+    ids = {m.slot: m.id for m in epoch.members}
+    found = silence_rules.list_outvoted(
+        epoch, newest, [ids[s] for s in silent], [ids[s] for s in lost]
+    )
+    return sorted(slot for slot, _, _ in found)
+
+
+def test_a_majority_of_the_newest_claim_goes_on_without_the_rest():
+    epoch = an_epoch(4)
+    newest = claim_of(epoch)
+    assert outvoted(epoch, newest, [0]) == [0]
+    assert outvoted(epoch, newest, [2, 3]) == [2, 3], "of two halves the one with the lowest slot"
+    assert outvoted(epoch, newest, [0, 1]) == []
+    assert outvoted(epoch, newest, [3], lost=(1,)) == [3]
+    assert outvoted(epoch, newest, [3], lost=(0,)) == [], "a dead member has no vote"
+
+
+def test_nobody_is_outvoted_after_another_claim():
+    epoch = an_epoch(3)
+    assert outvoted(epoch, claim_of(epoch, epoch=2), [2]) == []
+    assert outvoted(epoch, None, [2]) == []
+
+
+YIELD = levels.Yield(slot=1, attempt=0, epoch=1)
+
+
+def test_the_operators_word_about_a_silent_pod_counts_until_the_next_claim():
+    epoch, wanted = an_epoch(2), wanting(2, yields=(YIELD,))
+    silent = [(a_report(0), 0.1), (a_report(1), 5.0)]
+    (given,) = yields = silence_rules.list_yields(wanted, silent)
+    assert given == YIELD
+    assert silence_rules.list_yielded(epoch, yields, claim_of(epoch)) == {epoch.members[1].id}
+    assert silence_rules.list_yielded(epoch, yields, claim_of(epoch, epoch=2)) == frozenset()
+
+
+def test_a_pod_that_speaks_is_not_left_out():
+    wanted = wanting(2, yields=(YIELD,))
+    assert silence_rules.list_yields(wanted, [(a_report(1), 0.5)]) == ()
+
+
+def test_the_operator_hears_which_of_its_words_were_used():
+    wanted, epoch = wanting(2, yields=(YIELD,)), an_epoch(2)
+    rest = an_epoch(1)
+    after = claim_of(rest, epoch=2)
+    assert silence_rules.list_left_out(wanted, after, after.job_uid) == (YIELD,)
+    named = claim_of(epoch, epoch=2)
+    assert silence_rules.list_left_out(wanted, named, named.job_uid) == ()
+    assert silence_rules.list_left_out(wanted, claim_of(epoch), after.job_uid) == ()
+    assert silence_rules.list_left_out(wanted, after, "another job") == ()
+
+
+# --- asking
+
+
+def report_of(slot: int, address: str) -> AgentReport:
+    return replace(stepping(slot), address=address)
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "ASK_SECONDS", 0.01)
+
+
+NOWHERE = "127.0.0.1:1"
+"""Nothing listens there."""
+
+
+async def test_who_does_not_answer_is_silent_until_it_reports(brief: None):
+    told = asyncio.Event()
+    asked = Silence("token", told.set)
+    member = a_member(1, address=NOWHERE)
+    asked.doubt([member], 0.0)
+    await asyncio.wait_for(told.wait(), 30)
+    assert asked.unanswered == {member.id}
+    asked.doubt([], 1.0)
+    assert asked.unanswered == frozenset()
+    await asked.close()
+
+
+async def test_who_was_just_found_not_to_answer_is_not_asked_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(silence, "ASK_SECONDS", 600.0)
+    told = asyncio.Event()
+    asked = Silence("token", told.set, presumed=[NOWHERE])
+    asked.doubt([a_member(1, address=NOWHERE)], 0.0)
+    await asyncio.wait_for(told.wait(), 30)
+    await asked.close()
+
+
+async def test_a_member_that_was_left_out_and_lives_makes_the_job_ask_more_often(brief: None):
+    told = asyncio.Event()
+    asked = Silence("token", told.set)
+    member = a_member(1, address=NOWHERE)
+    asked.doubt([member], 0.0)
+    await asyncio.wait_for(told.wait(), 30)
+    asked.leave_out([member.id])
+    assert asked.attempts(1.0) == silence.ATTEMPTS
+    asked.hear(report_of(1, NOWHERE), 2.0)
+    assert asked.attempts(3.0) == 2 * silence.ATTEMPTS
+    await asked.close()

@@ -1,0 +1,137 @@
+"""To which category a worker's seconds are charged."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent.gang import Gang
+from everstep import Job, meter, run
+from everstep.meter import Meter
+from everstep_agent.pod import spawn
+from everstep_contract.position import Where
+
+
+class Clock:
+    """Stands still; counts how often it is read."""
+
+    def __init__(self) -> None:
+        self.now, self.reads = 100.0, 0
+
+    def monotonic(self) -> float:
+        self.reads += 1
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(meter, "time", clock)
+    return clock
+
+
+def train(clock: Clock) -> Meter:
+    found = Meter(None, epoch=1, applied=0)
+    clock.now += 1.0
+    found.enter(Where.STEP, category="step")
+    return found
+
+
+def fetch(found: Meter, clock: Clock, seconds: float, error: Exception | None = None) -> None:
+    with found.fetching():
+        clock.now += seconds
+        if error:
+            raise error
+
+
+def test_waiting_for_data_is_no_part_of_the_step(clock: Clock) -> None:
+    found = train(clock)
+    for fetched, computed in ((0.5, 2.0), (0.25, 2.0)):
+        fetch(found, clock, fetched)
+        clock.now += computed
+    found.update()
+    assert found.seconds() == {"startup": 1.0, "data": 0.75, "step": 4.0}
+
+
+def test_a_fetch_that_fails_is_charged_and_the_step_goes_on(clock: Clock) -> None:
+    found = train(clock)
+    with pytest.raises(OSError, match="gone"):
+        fetch(found, clock, 0.5, OSError("gone"))
+    clock.now += 1.0
+    found.update()
+    assert found.seconds() == {"startup": 1.0, "data": 0.5, "step": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("where", "category", "expected"),
+    [
+        (Where.STARTUP, "startup", {"startup": 4.5}),
+        (Where.EVALUATE, "evaluate", {"startup": 1.0, "step": 0.0, "data": 0.5, "evaluate": 3.0}),
+    ],
+    ids=["the first step is start-up", "an evaluation"],
+)
+def test_where_else_data_is_fetched(
+    clock: Clock, where: Where, category: str, expected: dict[str, float]
+) -> None:
+    found = train(clock) if where is Where.EVALUATE else Meter(None, epoch=1, applied=0)
+    clock.now += 1.0 if where is Where.STARTUP else 0.0
+    found.enter(where, category=category)
+    fetch(found, clock, 0.5)
+    clock.now += 3.0
+    found.update()
+    assert found.seconds() == expected
+
+
+def test_no_second_is_lost_or_counted_twice(clock: Clock) -> None:
+    found = train(clock)
+    for _ in range(3):
+        fetch(found, clock, 0.5)
+        clock.now += 1.0
+        with found.charging("wait", waiting=True):
+            clock.now += 0.25
+        with found.charging("stall"):
+            clock.now += 0.125
+        found.enter(Where.STEP, category="step")
+    assert sum(found.seconds().values()) == clock.now - 100.0
+
+
+def test_charging_a_fetch_reads_the_clock_no_more_often_than_its_two_marks(clock: Clock) -> None:
+    found = train(clock)
+    before = clock.reads
+    fetch(found, clock, 0.5)
+    assert clock.reads - before == 2
+
+
+class Slow:
+    """A dataset that takes 10 ms for each sample."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.01)
+        return torch.ones(2)
+
+
+def train_slowly(job: Job) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job.track(model=model, optimizer=optimizer)
+    data = job.batches(Slow(), global_batch=8, micro_batch=2)
+    for step in job.steps(until=6):
+        for batch in step.batches(data):
+            step.backward(model(batch).mean())
+        optimizer.step()
+
+
+async def test_a_job_tells_how_long_its_ranks_waited_for_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real agents and workers: 5 steps of 8 samples; those of the first step are start-up."""
+    forked = spawn.ForkSpawner(lambda: run(train_slowly, seed=1))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
+    async with Gang(tmp_path, 2) as gang:
+        seen = await gang.until(lambda s: s.done, 60)
+        await gang.reports()
+    assert seen.seconds["data"] >= 5 * 8 * 0.01

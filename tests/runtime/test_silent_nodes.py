@@ -1,0 +1,142 @@
+"""Nodes that fall silent, as when one loses its power: real agents, forked workers with torch, and a network that
+carries nothing from or to the lost node.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agent.gang import Gang, assert_exact
+from agent.network import DIALER, Network, routed
+from everstep import Job, run
+from everstep_agent.agent import Agent
+from everstep_agent.pod import spawn
+from everstep_contract import levels, report
+from runtime import a_paced_script
+
+STEPS = 150
+LEARNT = 70
+"""Steps after which each rank has learnt its limit."""
+
+
+class PoweredGang(Gang):
+    """A gang whose nodes can lose their power."""
+
+    def __init__(self, tmp_path: Path, network: Network, count: int, **settings: object) -> None:
+        super().__init__(tmp_path, count, in_place=1, hang_seconds=60.0, **settings)
+        self.network = network
+        self.lost: list[asyncio.Task[report.ExitReport]] = []
+
+    async def start(self, slot: int, attempt: int, **changes: object) -> Agent:
+        box: list[str] = []
+        token = DIALER.set(box)
+        try:
+            agent = await super().start(slot, attempt, **changes)
+        finally:
+            DIALER.reset(token)
+        box.append(agent.me.address)
+        return agent
+
+    def lose_power(self, *slots: int) -> None:
+        """Their ranks stop, and nobody hears of their agents, which go on by themselves: so this is a
+        partition, too.
+        """
+        self.network.cut({self.agents[slot].me.address for slot in slots})
+        for slot in slots:
+            self.signal(slot, signal.SIGSTOP)
+
+    def signal(self, slot: int, number: int) -> None:
+        for worker in self.agents[slot].pod.workers.alive:
+            os.kill(worker.pid, number)
+
+    def forget(self, *slots: int) -> None:
+        """Only the others' ends count."""
+        self.lost += [self.tasks.pop(slot) for slot in slots]
+
+    async def __aexit__(self, *args: object) -> None:
+        for task in self.lost:
+            task.cancel()
+        await asyncio.gather(*self.lost, return_exceptions=True)
+        await super().__aexit__(*args)
+
+
+@pytest.fixture
+async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
+    made = Network()
+    with routed(made, monkeypatch):
+        yield made
+    await made.close()
+
+
+@pytest.fixture(autouse=True)
+def paced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def main(job: Job) -> None:
+        a_paced_script.main(job, STEPS, lambda step: time.sleep(0.02))
+
+    forked = spawn.ForkSpawner(lambda: run(main, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
+
+
+@pytest.mark.parametrize("victim", [2, 0], ids=["another pod", "the coordinator's"])
+async def test_a_majority_goes_on_in_place_without_a_node_that_falls_silent(
+    tmp_path: Path, network: Network, victim: int
+) -> None:
+    others = [slot for slot in range(3) if slot != victim]
+    async with PoweredGang(tmp_path, network, 3) as gang:
+        await gang.until(lambda s: s.step >= LEARNT)
+        survivors = [gang.worker(slot) for slot in others]
+        gang.lose_power(victim)
+        gang.forget(victim)
+        began = time.monotonic()
+        await gang.until(lambda s: s.epoch == 2 and s.running and s.step > LEARNT, 60)
+        print(f"{time.monotonic() - began:.2f} s from the loss to the next epoch")
+        await gang.until(lambda s: any(not i.open for i in s.incidents))
+        assert [gang.worker(slot) for slot in others] == survivors
+        incident = gang.seen.incidents[0]
+        assert (incident.rung, incident.steps_lost) == ("regroup", 0)
+        await gang.reports()
+        claims = (await gang.run_log()).claims
+        assert [len(c.members) for c in claims] == [3, 2]
+        assert claims[1].left_out[0].why == "left behind by the majority"
+        await assert_exact(gang, STEPS)
+
+
+async def test_half_of_the_ranks_wait_in_place_until_the_operator_lets_the_others_be_left_out(
+    tmp_path: Path, network: Network
+) -> None:
+    async with PoweredGang(tmp_path, network, 2) as gang:
+        await gang.until(lambda s: s.step >= LEARNT)
+        survivor = gang.worker(1)
+        gang.lose_power(0)
+        gang.forget(0)
+        silent = levels.SlotAttempt(slot=0, attempt=0)
+        await gang.until(lambda s: s.silent == (silent,) and s.incidents, 60)
+        assert gang.seen.epoch == 1
+        gang.want(yields=(levels.Yield(slot=0, attempt=0, epoch=1),))
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        assert gang.seen.yielded == gang.wanted.yields
+        await gang.reports()
+        assert gang.worker(1) == survivor
+        await assert_exact(gang, STEPS)
+
+
+async def test_a_node_that_speaks_again_goes_on_with_the_others_and_nobody_restarts(
+    tmp_path: Path, network: Network
+) -> None:
+    async with PoweredGang(tmp_path, network, 2) as gang:
+        await gang.until(lambda s: s.step >= LEARNT)
+        ranks = [gang.worker(slot) for slot in range(2)]
+        gang.lose_power(0)
+        await gang.until(lambda s: s.incidents and s.silent, 60)
+        gang.signal(0, signal.SIGCONT)
+        network.mend()
+        await gang.until(lambda s: any(not i.open for i in s.incidents))
+        assert [gang.worker(slot) for slot in range(2)] == ranks
+        await gang.reports()
+        assert gang.seen.incidents[0].steps_lost == 0
+        await assert_exact(gang, STEPS)
