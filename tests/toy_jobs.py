@@ -249,7 +249,8 @@ def _avoided(pod: Object) -> set[str]:
 class ToyJob:
     """The runtime: an epoch of members, which ends with a leave, a stop or a death.
 
-    The next epoch starts once `want_workers` peers are ready.
+    The next epoch starts once `want_workers` peers are ready; those that trained before come first,
+    and the rest are spares.
     """
 
     cluster: ToyCluster
@@ -258,6 +259,7 @@ class ToyJob:
     epoch: int = 0
     running: bool = False
     members: set[tuple[int, int]] = field(default_factory=set)
+    spares: set[tuple[int, int]] = field(default_factory=set)
     left: set[tuple[int, int]] = field(default_factory=set)
     stopped: bool = False
     step: int = 0
@@ -291,6 +293,7 @@ class ToyJob:
             epoch=self.epoch, running=self.running, members=members if self.running else (), step=self.step,
             committed=levels.CheckpointRef(epoch=self.epoch, step=self.step) if self.epoch else None,
             left=tuple(levels.Left(slot=s, attempt=a, epoch=self.epoch, step=self.step) for s, a in sorted(self.left)),
+            spares=tuple(levels.SlotAttempt(slot=s, attempt=a) for s, a in sorted(self.spares)),
             stopped=levels.Stopped(epoch=self.epoch, step=self.step) if self.stopped else None,
             done=self.done,
         )  # fmt: skip
@@ -307,8 +310,7 @@ class ToyJob:
         asked = {(s, a) for s, a in alive if s in self.wanted.leave}
         if self.running and asked & self.members:
             self.running = False
-        if not self.running:
-            self.left |= asked
+        self.left |= asked - (self.members if self.running else set())
         self._regroup(alive)
         self.step += self.running
 
@@ -318,9 +320,11 @@ class ToyJob:
         ready = {
             (s, a) for s, a in peers - self.left if s not in (*self.wanted.leave, *self.wanted.hold)
         }
-        if not self.running and len(ready) >= self.wanted.want_workers:
+        want = self.wanted.want_workers
+        if not self.running and len(ready) >= want:
             self.epoch, self.running, self.stopped = self.epoch + 1, True, False
-            self.members = ready
+            self.members = set(sorted(ready, key=lambda p: (p not in self.members, p))[:want])
+        self.spares = ready - self.members if self.running else set()
 
     def _alive(self) -> set[tuple[int, int]]:
         return {

@@ -19,6 +19,8 @@ from everstep_operator.rules import Rule, UserInput
 
 NAME_LIMIT = 50
 """A pod's name is <name>-<slot>-<attempt> and must fit a label value of 63 characters."""
+MOST_SLOTS = 4096
+MOST_SPARES = 64
 DEFAULT_SAVE_SECONDS = 300
 DEFAULT_REPLACE_SECONDS = 25
 LEAST_REPLACE_SECONDS = 10
@@ -63,6 +65,12 @@ class Workers(UserInput):
             message="replicas must be at most maxReplicas: lower replicas or raise maxReplicas",
         ),
         Rule(
+            at=".spares",
+            cel=f"self.replicas + self.spares <= {MOST_SLOTS}",
+            check=lambda w: w.replicas + w.spares <= MOST_SLOTS,
+            message=f"replicas and spares must be at most {MOST_SLOTS} together: lower spares",
+        ),
+        Rule(
             at=".processesPerWorker",
             cel="self.processesPerWorker == oldSelf.processesPerWorker",
             message="processesPerWorker cannot change, because pods created before and after "
@@ -70,7 +78,7 @@ class Workers(UserInput):
             "set to this job's run to continue it",
         ),
     )
-    replicas: int = Field(default=1, ge=1, le=4096, description="Pods wanted.")
+    replicas: int = Field(default=1, ge=1, le=MOST_SLOTS, description="Pods wanted.")
     min_replicas: int | None = Field(
         default=None,
         ge=1,
@@ -82,6 +90,14 @@ class Workers(UserInput):
         ge=1,
         le=4096,
         description="Upper bound of replicas (kubectl scale); default: replicas.",
+    )
+    spares: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_SPARES,
+        description="Pods besides replicas that hold a node and wait: one takes the place of a lost pod at "
+        "once, and the lost pod's next one becomes the spare. minReplicas, maxReplicas and kubectl scale do "
+        "not count them; quotas do. They are given back while pods of other jobs lack room to train.",
     )
     processes_per_worker: int = Field(
         default=1,

@@ -32,6 +32,21 @@ class WorldStatus(ApiModel):
     )
 
 
+class SparesStatus(ApiModel):
+    """Pods that wait for the place of a lost one."""
+
+    ready: int = Field(default=0, description="Pods that could train at once.")
+    desired: int = Field(default=0, description="Pods wanted now.")
+    slots: list[int] = Field(
+        default_factory=list,
+        max_length=64,
+        description="The slots of the ready ones: they hold a node, and do not train.",
+    )
+    message: str | None = Field(
+        default=None, max_length=1024, description="Why fewer than spares are wanted, or ready."
+    )
+
+
 class CheckpointStatus(ApiModel):
     step: int = Field(default=0, description="Step at which it was taken.")
     epoch: int = Field(default=0, description="Epoch that took it.")
@@ -245,6 +260,9 @@ class JobStatus(ApiModel):
     )
     world: WorldStatus | None = Field(
         default=None, description="Number of training and desired pods."
+    )
+    spares: SparesStatus | None = Field(
+        default=None, description="Pods that wait for the place of a lost one, if any is wanted."
     )
     selector: str | None = Field(
         default=None,

@@ -168,6 +168,13 @@ def _nodes_shut_out(pod: Object) -> Collection[str]:
     return () if _nodes_of(pod) else avoided_by(pod.get("spec") or {})
 
 
+def _unplaced(pod: Object) -> tuple[str, ...]:
+    """One group of all pods for which the scheduler has found no node."""
+    found = (pod.get("status") or {}).get("conditions") or ()
+    waits = any(c.get("type") == "PodScheduled" and c.get("status") == "False" for c in found)
+    return ("",) if waits and not _nodes_of(pod) else ()
+
+
 def _without_bulk(obj: Object) -> Object:
     """Drops managedFields and a node's image list, which are not used."""
     metadata = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
@@ -191,7 +198,9 @@ class World:
     def __init__(self, scope: Scope | None = None) -> None:
         self.scope = scope or Scope()
         self.jobs = Mirror(job=_lives_of_job)
-        self.pods = Mirror(job=_lives_of_pod, node=_nodes_of, shut_out=_nodes_shut_out)
+        self.pods = Mirror(
+            job=_lives_of_pod, node=_nodes_of, shut_out=_nodes_shut_out, unplaced=_unplaced
+        )
         self.nodes = Mirror()
         self.quarantines = Mirror()
         self.ready = False

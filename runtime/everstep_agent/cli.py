@@ -155,6 +155,13 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="kill a rank after a few steps, show what happened, save and stop",
     )
+    run.add_argument(
+        "--spares",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="workers that wait for the place of a lost one (default 0)",
+    )
     run.add_argument("--verbose", action="store_true", help="show every line of the agents")
     run.add_argument("script", help="the training script; it must call everstep.run(main)")
     _add_readers(commands)
@@ -217,6 +224,7 @@ def _run(arguments: argparse.Namespace, args: list[str]) -> int:
         zygote=not arguments.no_zygote,
         preload=arguments.preload or "",
         in_place=arguments.in_place,
+        spares=arguments.spares,
         drill=arguments.drill,
         folder=os.getcwd(),
     )

@@ -313,6 +313,8 @@ class Seen:
     """Members of the running epoch from which nothing has been heard for a while."""
     yielded: tuple[Yield, ...] = ()
     """Those of `Wanted.yields` that the newest claim leaves out: their slots may have a newer attempt."""
+    spares: tuple[SlotAttempt, ...] = ()
+    """Pods in no epoch that could join the running one at once."""
     left: tuple[Left, ...] = ()
     device_deaths: tuple[DeviceDeath, ...] = ()
     """Those for whose judgment an agent still waits."""

@@ -65,6 +65,13 @@ def test_why_an_epoch_ends_at_a_boundary_by_precedence():
     assert why_stay(wanting(2), steps, eligible=1) == ""
 
 
+def test_a_member_is_surplus_by_the_size_that_remains_whatever_its_slot():
+    steps = [stepping(0), stepping(1)]
+    assert why_stay(wanting(1, leave=(1,)), steps) == "Shrink"
+    assert why_stay(wanting(1, leave=(0,)), steps) == "Shrink", "slot 1 goes on"
+    assert why_stay(wanting(1, leave=(0, 1)), steps) == "Leave"
+
+
 def test_a_slot_that_is_no_member_may_be_asked_to_leave_without_a_boundary():
     assert why_stay(wanting(2, leave=(7,)), []) == ""
 

@@ -19,14 +19,19 @@ class Run:
     """A run of two workers, stubs if no script is given; `said` holds the launcher's output lines."""
 
     def __init__(
-        self, folder: Path, hang_seconds: float = 60.0, drill: bool = False, script: str = STUB
+        self,
+        folder: Path,
+        hang_seconds: float = 60.0,
+        drill: bool = False,
+        script: str = STUB,
+        spares: int = 0,
     ) -> None:
         self.said: list[str] = []
         self._new = asyncio.Event()
         plan = build_plan(
             script=script, args=(), workers=2, store="store", run="r", save_every=0, keep=2,
             hang_seconds=hang_seconds, guard_action="Note", guard_factor=10.0, verbose=False, folder=str(folder),
-            drill=drill,
+            drill=drill, spares=spares,
         )  # fmt: skip
         self.launcher = launcher.Launcher(plan, say=self._say)
 
@@ -62,6 +67,32 @@ async def test_agents_that_are_lost_again_and_again_end_no_run_that_takes_steps(
         os.kill(pid_of_agent(worker), signal.SIGKILL)
     assert await running == 0
     assert sum("lost: killed by signal 9" in line for line in run.said) == 4
+
+
+async def test_a_spare_takes_the_place_of_a_lost_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_UNTIL", "400")
+    run = Run(tmp_path, spares=1)
+    running = asyncio.create_task(run.launcher.run())
+
+    async def until_members(known: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        """(slot, attempt) of two members, other than these, while a spare is ready."""
+        async with asyncio.timeout(60):
+            while True:
+                seen = run.launcher.seen
+                members = {(m.slot, m.attempt) for m in seen.members}
+                if seen.running and seen.spares and len(members) == 2 and members != known:
+                    return members
+                await asyncio.sleep(0.05)
+
+    before = await until_members(set())
+    worker = int((await run.line(r"rank 1 runs as pid (\d+)"))[1])
+    os.kill(pid_of_agent(worker), signal.SIGKILL)
+    after = await until_members(before)
+    assert len(before & after) == 1
+    assert {attempt for _, attempt in after} == {0}, "the spare, not the next agent of the slot"
+    assert await running == 0
 
 
 async def test_agents_that_are_lost_without_a_step_in_between_end_the_run(

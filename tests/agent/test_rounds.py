@@ -1,10 +1,11 @@
-from agent.given import a_claim, a_report, ended, wanting
+from agent.given import a_claim, a_member, a_report, an_epoch, ended, wanting
 from everstep_agent.coordinator import rounds
+from everstep_agent.peers.messages import Stage
 from everstep_contract import levels, log
 
 
-def decide(reports, wanted, *, waited=0.0, gang=300.0):
-    return rounds.decide_epoch(reports, wanted, round=1, waited=waited, gang=gang)
+def decide(reports, wanted, *, waited=0.0, gang=300.0, former=()):
+    return rounds.decide_epoch(reports, wanted, round=1, waited=waited, gang=gang, former=former)
 
 
 def test_an_epoch_starts_when_every_wanted_slot_has_joined_and_ranks_follow_slot_order():
@@ -38,6 +39,34 @@ def test_more_than_wanted_start_with_the_lowest_slots():
     found = decide([a_report(s) for s in (3, 1, 0)], wanting(2))
     assert isinstance(found, rounds.Start)
     assert [m.slot for m in found.members] == [0, 1]
+
+
+def test_of_more_than_wanted_those_that_trained_before_go_on_and_the_rest_are_spares():
+    reports = [a_report(0), a_report(1, attempt=1), a_report(2), a_report(3)]
+    found = decide(reports, wanting(3), former={(0, 0), (1, 0), (2, 0), (3, 0)})
+    assert isinstance(found, rounds.Start)
+    assert [(m.slot, m.node_rank) for m in found.members] == [(0, 0), (2, 1), (3, 2)]
+
+
+def test_spares_are_the_pods_beside_a_running_epoch_whose_workers_wait_for_one():
+    epoch = an_epoch(2)
+    reports = [
+        a_report(0, epoch=1, fresh=()),
+        a_report(1, attempt=1),
+        a_report(2),
+        a_report(3, fresh=()),
+        a_report(4, leaving=True),
+        a_report(5, fresh=(1, 0)),
+    ]
+
+    def spares(epoch, **changes):
+        return [r.slot for r in rounds.list_spares(epoch, reports, wanting(2, **changes))]
+
+    assert spares(epoch) == [2], "the next pod of a lost member is none yet"
+    assert spares(epoch, leave=(2,)) == []
+    assert spares(an_epoch(2, joining=(a_member(2),))) == []
+    assert spares(an_epoch(2, stage=Stage.HOLD)) == []
+    assert spares(None) == []
 
 
 def test_nobody_joins_who_is_gone_dead_leaving_or_of_an_old_attempt():

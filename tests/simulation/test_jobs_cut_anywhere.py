@@ -198,6 +198,63 @@ async def scale_down(story: Story) -> None:
     await story.play(lambda s: s.job.running and len(s.cluster.pods()) == 2)
 
 
+async def spare_takes_over(story: Story) -> None:
+    """And the lost slot's next pod is the spare."""
+    await _play_with_spare(story)
+    story.cluster.kill_node("node-1")
+    story.verdicts["node-1"] = a_verdict("node-1", NodeState.GONE)
+    await story.play(lambda s: trains(s) and (3, 1) in s.job.members and s.job.spares == {(1, 2)})
+
+
+async def spare_takes_over_from_one_that_leaves(story: Story) -> None:
+    await _play_with_spare(story)
+    story.verdicts["node-1"] = a_verdict("node-1", NodeState.LEAVING)
+    await story.play(lambda s: trains(s) and (3, 1) in s.job.members and s.job.spares == {(1, 2)})
+
+
+async def spare_lost(story: Story) -> None:
+    await _play_with_spare(story)
+    story.cluster.mark_deleted(kube.PODS, "lm-3-1")
+    await story.play(lambda s: trains(s) and s.job.spares == {(3, 2)})
+
+
+async def scale_down_with_a_spare(story: Story) -> None:
+    await _play_with_spare(story)
+    story.cluster.edit_spec({"workers": {"replicas": 2}})
+    await story.play(
+        lambda s: s.job.running and len(s.cluster.pods()) == 3 and s.job.spares == {(3, 1)}
+    )
+
+
+async def no_more_spares(story: Story) -> None:
+    await _play_with_spare(story)
+    story.cluster.edit_spec({"workers": {"spares": 0}})
+    await story.play(lambda s: trains(s) and len(s.cluster.pods()) == 3)
+
+
+async def suspect_node_breaks(story: Story) -> None:
+    """The job has no spares, and gets one before the node breaks."""
+    await story.play(trains)
+    story.verdicts["node-1"] = a_verdict("node-1", NodeState.SUSPECT, evidence=("gpu",))
+    await story.play(lambda s: trains(s) and s.job.spares == {(3, 1)})
+    story.cluster.kill_node("node-1")
+    story.verdicts["node-1"] = a_verdict("node-1", NodeState.GONE, evidence=("gpu",))
+    await story.play(lambda s: trains(s) and (3, 1) in s.job.members)
+
+
+async def suspicion_ends(story: Story) -> None:
+    await story.play(trains)
+    story.verdicts["node-1"] = a_verdict("node-1", NodeState.SUSPECT, evidence=("gpu",))
+    await story.play(lambda s: trains(s) and s.job.spares == {(3, 1)})
+    story.verdicts.clear()
+    await story.play(lambda s: trains(s) and len(s.cluster.pods()) == 3)
+
+
+async def _play_with_spare(story: Story) -> None:
+    story.cluster.edit_spec({"workers": {"spares": 1}})
+    await story.play(lambda s: trains(s) and s.job.spares == {(3, 1)})
+
+
 async def finish(story: Story) -> None:
     await story.play(trains)
     story.job.done = True
@@ -206,7 +263,9 @@ async def finish(story: Story) -> None:
 
 STORIES = [
     start, node_leaves, node_goes, node_dies, pod_deleted, pod_stuck_on_its_node, node_refuses,
-    two_nodes_leave, suspend_and_resume, scale_down, finish,
+    two_nodes_leave, suspend_and_resume, scale_down, finish, spare_takes_over,
+    spare_takes_over_from_one_that_leaves, spare_lost, no_more_spares,
+    suspect_node_breaks, suspicion_ends,
 ]  # fmt: skip
 
 
@@ -224,6 +283,20 @@ async def test_an_operator_killed_at_any_write_leaves_work_that_another_complete
             assert story.digest() == whole.digest(), (
                 f"cut {'after' if after else 'before'} write {at}"
             )
+
+
+async def test_a_job_that_shrinks_keeps_its_spare_wherever_the_operator_is_killed() -> None:
+    """If the operator dies before it has noted the wish, and the job has shrunk meanwhile, the wish has
+    no entry among incidents and recoveries.
+    """
+    whole = Story()
+    await scale_down_with_a_spare(whole)
+    for at in range(whole.begun + 1, whole.cutter.writes + 1):
+        for after in (False, True):
+            story = Story(cutter=Cutter(at=at, after=after))
+            await scale_down_with_a_spare(story)
+            unnoted = {"incidents": (), "recoveries": ()}
+            assert {**story.digest(), **unnoted} == {**whole.digest(), **unnoted}
 
 
 async def test_a_quiet_job_costs_one_write_in_ten_seconds() -> None:

@@ -33,6 +33,8 @@ class CreatePod:
     body: dict[str, Any]
     reason: str
     message: str
+    spare: bool = False
+    """If it is refused, nothing else has to wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

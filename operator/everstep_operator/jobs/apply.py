@@ -44,6 +44,8 @@ class Outcome:
     """Names of the actions that were done."""
     refusal: tuple[bool, str] | None = None
     """(permanent, the API server's message): a pod or Secret was rejected."""
+    spare_refusal: tuple[bool, str] | None = None
+    """The same for a spare: the plan goes on."""
     template_checked: bool = False
     patched: Mapping[str, Any] | None = None
     """The object as returned by the status patch."""
@@ -109,7 +111,11 @@ async def _apply_action(
     except (kube.Invalid, kube.Denied) as error:
         if not isinstance(action, (CheckTemplate, CreatePod, CreateSecret)):
             raise
-        outcome.refusal = is_template_fault(error), error.message
+        refusal = is_template_fault(error), error.message
+        if isinstance(action, CreatePod) and action.spare:
+            outcome.spare_refusal = refusal
+        else:
+            outcome.refusal = refusal
         return False
     outcome.done.append(type(action).__name__)
     outcome.template_checked |= isinstance(action, CheckTemplate)

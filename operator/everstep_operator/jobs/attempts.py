@@ -50,7 +50,9 @@ def _note_pod(
         "pod_uid": pod.uid if pod else record.pod_uid,
         "node": (pod.node if pod else None) or record.node,
         "leaving_since": (record.leaving_since or to_stamp(now)) if leave else None,
-        "incident": leave.incident if leave else _open_incident(observed, record),
+        "incident": leave.incident
+        if leave and not leave.spare
+        else _open_incident(observed, record),
     }
     # Of thousands of slots few change in one pass, and a copy costs more than all that is decided of a slot.
     same = all(getattr(record, name) == value for name, value in noted.items())
@@ -58,8 +60,11 @@ def _note_pod(
 
 
 def _open_incident(observed: Observed, record: SlotStatus) -> str | None:
-    """The open incident moves the slot until it trains again or need not leave any more."""
-    trains = observed.running and observed.is_member(record.slot, record.attempt)
+    """The open incident moves the slot until it trains again, or is a spare, or need not leave any
+    more.
+    """
+    trained = observed.whole or observed.is_member(record.slot, record.attempt)
+    trains = observed.running and trained
     return None if trains or record.leaving_since else record.incident
 
 

@@ -12,6 +12,7 @@ from everstep_operator.jobs.marks import list_moved
 from everstep_operator.jobs.membership import Decision, Leave, Raise
 from everstep_operator.jobs.observed import Job, Observed
 from everstep_operator.jobs.restarts import charge
+from everstep_operator.jobs.spares import build_spares
 from everstep_operator.jobs.stamps import to_seconds, to_stamp
 from everstep_operator.model import RestartBudgets
 from everstep_operator.model_status import (
@@ -26,7 +27,7 @@ from everstep_operator.model_status import (
 from everstep_operator.values import EventDraft
 
 WARNINGS = frozenset({"Failed", "Recovering"})
-WISHES = frozenset({"ScaledDown", "Grow", "Shrink", "Edit"})
+WISHES = frozenset({"ScaledDown", "SpareGivenBack", "Grow", "Shrink", "Edit"})
 """Causes of a recovery that are not failures."""
 OVER = frozenset({"Complete", "Failed"})
 MOST_CATEGORIES, LONGEST_CATEGORY = 16, 32
@@ -78,6 +79,7 @@ def build_status(
             **figures,
             "observed_generation": choose_generation(observed, story),
             "world": _world(observed, story),
+            "spares": build_spares(observed),
             "selector": manifests.build_selector(job.name),
             "run": f"{spec.checkpoint.uri.rstrip('/')}/{manifests.run_of(job, spec)}"
             if spec
@@ -355,7 +357,7 @@ def build_events(
     known = {(i.id, m.slot) for i in old.incidents for m in list_moved(i)}
     for decision in decisions:
         match decision:
-            case Leave(hold=False) if (decision.incident, decision.slot) not in known:
+            case Leave(hold=False, spare=False) if (decision.incident, decision.slot) not in known:
                 found += [] if describe_leave(decision) in told else [_of_leave(decision)]
             case Raise() if decision.counted or decision.failed:
                 found.append(_of_raise(decision))
@@ -424,7 +426,7 @@ def _of_raise(decision: Raise) -> EventDraft:
         reason=decision.cause,
         message=f"slot {decision.slot} continues as attempt {decision.to}: {decision.message} "
         f"[{_tag(decision)}]",
-        warning=True,
+        warning=not decision.spare,
         incident=decision.incident,
         stamp=f"{decision.slot}-{decision.to}",
     )

@@ -58,9 +58,8 @@ def _is_shared(observed: Observed, pod: Pod, cause: str, node: str) -> bool:
     """A node's fault hits all pods on it; a drain deletes them together; one edit gives up several
     slots.
     """
-    spec = observed.job.spec
     if cause == SCALED_DOWN:
-        return spec is not None and pod.slot >= spec.workers.replicas
+        return pod.slot not in observed.slots.wanted
     if not node or pod.node != node:
         return False
     return budgets.is_node_cause(cause) or (cause == DELETED and pod.deleting)

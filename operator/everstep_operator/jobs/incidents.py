@@ -73,6 +73,8 @@ def _with_decision(
         return incidents
     if isinstance(decision, Raise) and not decision.counted:
         return incidents
+    if decision.spare and not any(_is_same_loss(i, decision, now) for i in incidents):
+        return [_explained(i, decision, now) for i in incidents]
     at = next((k for k, i in enumerate(incidents) if _is_moved_by(i, decision)), None)
     if at is not None:
         joined = _joined(incidents[at], decision)

@@ -2,8 +2,9 @@
 
 The additions, and nothing else: labels, owner, environment, one port, the memory volume with
 its size added to the memory limit, /dev/shm in memory, affinity away from faulty or suspect
-nodes, restartPolicy OnFailure, no Kubernetes credentials; annotations that keep autoscalers
-from moving a training pod; the rest of Pod Security "restricted" if the template says non-root.
+nodes (and of a spare away from the job's other pods), restartPolicy OnFailure, no Kubernetes
+credentials; annotations that keep autoscalers from moving a training pod; the rest of Pod
+Security "restricted" if the template says non-root.
 """
 
 import copy
@@ -26,6 +27,7 @@ GRACE_SECONDS = 60
 LONGEST_MARGIN = 5.0
 """How much of that a kubelet and a container that ends may take, in seconds; at most a tenth."""
 NODE_FIELD = "metadata.name"
+NODE_HOST = "kubernetes.io/hostname"
 STAY_ANNOTATIONS = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
@@ -142,8 +144,11 @@ def build_pod(
     attempt: int,
     avoid: Iterable[str] = (),
     shun: Iterable[str] = (),
+    *,
+    spare: bool = False,
 ) -> Body:
-    """The pod must not run on nodes of `avoid`, and on those of `shun` only if there is no other.
+    """The pod must not run on nodes of `avoid`, and on those of `shun` only if there is no other; a
+    `spare` prefers a rack and a node that has no pod of the job.
 
     The template must have no conflict.
     """
@@ -155,6 +160,8 @@ def build_pod(
     _add_memory(spec, pod_spec, trainer)
     _add_affinity(pod_spec, sorted(set(avoid)))
     _add_preference(pod_spec, sorted(set(shun)))
+    if spare:
+        _add_distance(job, pod_spec)
     add_restrictions(pod_spec)
     pod_spec["restartPolicy"] = "OnFailure"
     pod_spec["automountServiceAccountToken"] = False
@@ -275,11 +282,16 @@ def _sum(own: str | int, more: str) -> str | int:
 
 def to_bytes(quantity: str) -> int:
     """A Kubernetes quantity such as 2Gi, 1.5G or 1e9 in bytes. Raises ValueError for anything else."""
-    match = re.fullmatch(r"\+?([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", quantity)
-    size = float(match[1]) * _FACTORS.get(match[2], math.nan) if match else math.nan
+    size = to_number(quantity)
     if not size < 2**63:
         raise ValueError(f"{quantity!r} is not a quantity of memory: write it like 2Gi")
     return int(size)
+
+
+def to_number(quantity: str) -> float:
+    """A Kubernetes quantity; nan if it is none."""
+    match = re.fullmatch(r"\+?([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", quantity)
+    return float(match[1]) * _FACTORS.get(match[2], math.nan) if match else math.nan
 
 
 def _add_affinity(pod_spec: Body, avoid: list[str]) -> None:
@@ -307,6 +319,21 @@ def _add_preference(pod_spec: Body, shun: list[str]) -> None:
     node = _node_affinity(pod_spec)
     wish = {"weight": 100, "preference": {"matchFields": _not_on(shun)}}
     node[key] = [*(node.get(key) or []), wish]
+
+
+def _add_distance(job: Job, pod_spec: Body) -> None:
+    """What takes the job's other pods away should not take the spare. Not another zone: a spare that
+    trains would slow all others down.
+    """
+    key = "preferredDuringSchedulingIgnoredDuringExecution"
+    affinity = pod_spec["affinity"] = pod_spec.get("affinity") or {}
+    apart = affinity["podAntiAffinity"] = affinity.get("podAntiAffinity") or {}
+    others = {"matchLabels": {names.LABEL_JOB_UID: job.uid}}
+    wishes = [
+        {"weight": 50, "podAffinityTerm": {"labelSelector": others, "topologyKey": domain}}
+        for domain in (names.NODE_RACK, NODE_HOST)
+    ]
+    apart[key] = [*(apart.get(key) or []), *wishes]
 
 
 def _node_affinity(pod_spec: Body) -> Body:

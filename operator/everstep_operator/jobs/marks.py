@@ -68,14 +68,15 @@ def _list_reached(
     slots = {m.slot for m in moved}
     if any(isinstance(d, Leave) and d.slot in slots for d in decisions):
         found.append(("leave", now))
-    each = [set(_reached_by(observed, m, attempts.get(m.slot, m.attempt))) for m in moved]
+    each = [set(_reached_by(observed, m, attempts)) for m in moved]
     common = set[str].intersection(*each)
     order = ("commit", "left", "deleted", "created", "running")
     return found + [(name, now) for name in order if name in common]
 
 
-def _reached_by(observed: Observed, moved: MovedSlot, current: int) -> Iterator[str]:
+def _reached_by(observed: Observed, moved: MovedSlot, attempts: Mapping[int, int]) -> Iterator[str]:
     slot, old = moved.slot, moved.attempt
+    current = attempts.get(slot, old)
     if moved.left:
         yield from ("commit", "left")
     if current <= old:
@@ -85,7 +86,7 @@ def _reached_by(observed: Observed, moved: MovedSlot, current: int) -> Iterator[
         yield "deleted"
     if observed.pod_of(slot, current) is not None:
         yield "created"
-    if observed.running and _is_filled(observed, slot, current):
+    if observed.running and _is_filled(observed, slot, attempts):
         yield "running"
 
 
@@ -93,8 +94,12 @@ def _is_of(incident: Incident, verdict: NodeVerdict) -> bool:
     return verdict.incident in (incident.id, incident.quarantine)
 
 
-def _is_filled(observed: Observed, slot: int, attempt: int) -> bool:
-    """Its next pod is a member; a slot that is no longer wanted needs none."""
-    spec = observed.job.spec
-    unwanted = spec is not None and slot >= spec.workers.replicas
-    return unwanted or observed.is_member(slot, attempt)
+def _is_filled(observed: Observed, slot: int, attempts: Mapping[int, int]) -> bool:
+    """Its next pod is a member, or a spare has taken its place; a slot that is no longer wanted needs
+    none.
+    """
+    if slot not in observed.slots.wanted:
+        return True
+    spec, members = observed.job.spec, observed.seen.members if observed.seen else ()
+    inside = {m.slot for m in members if attempts.get(m.slot, m.attempt) == m.attempt}
+    return slot in inside or (spec is not None and len(inside) >= spec.workers.replicas)

@@ -15,11 +15,20 @@ from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.model_status import SlotStatus
 from everstep_operator.values import NodeState, NodeVerdict
 
+GIVEN_BACK = "SpareGivenBack"
 UNCOUNTED = frozenset(
-    {"Adopted", "ScaledDown", "Suspended", "Rescheduled", "GangIncomplete", "LeaveWithdrawn"}
+    {
+        "Adopted",
+        "ScaledDown",
+        GIVEN_BACK,
+        "Suspended",
+        "Rescheduled",
+        "GangIncomplete",
+        "LeaveWithdrawn",
+    }
 )
 """Attempts that are not failures. A pod that never started has interrupted nothing, either."""
-ENDS_AN_INCIDENT = frozenset({"ScaledDown", "Suspended", "LeaveWithdrawn"})
+ENDS_AN_INCIDENT = frozenset({"ScaledDown", GIVEN_BACK, "Suspended", "LeaveWithdrawn"})
 FIRST_ATTEMPT = 1
 FENCED_SECONDS = 10.0
 """Wait after a pod ended as fenced: if another job took over the run, the other pods end the same
@@ -52,6 +61,8 @@ class Leave:
     node: str = ""
     verdict: str = ""
     """Incident of the verdict that asks for it, as in the quarantine."""
+    spare: bool = False
+    """It is a spare of a whole job: nothing is interrupted."""
     hold: bool = False
     """Only keep it out of a new epoch for now: its node is suspect, without a verdict yet."""
 
@@ -73,6 +84,8 @@ class Raise:
     failed: str = ""
     """Not empty: the reason, in one word, why the pod did not start on `node`."""
     was_member: bool = True
+    spare: bool = False
+    """As for `Leave`."""
     freed: frozenset[str] = frozenset()
     """Nodes that only a new pod can use: the present one excludes them."""
 
@@ -86,11 +99,9 @@ Decision = Stay | Leave | Raise
 
 def build_records(observed: Observed) -> tuple[SlotStatus, ...]:
     """One record for each slot that is wanted or was ever used; new ones start from zero."""
-    spec = observed.job.spec
     held = {r.slot: r for r in observed.job.status.slots}
-    wanted = range(spec.workers.replicas) if spec else range(0)
     used = {p.slot for p in observed.pods}
-    slots = sorted({*held, *wanted, *used})
+    slots = sorted({*held, *observed.slots.wanted, *used})
     return tuple(held.get(s) or SlotStatus(slot=s, attempt=_first(observed, s)) for s in slots)
 
 
@@ -117,8 +128,6 @@ def build_scene(observed: Observed, now: float) -> Scene:
 def decide_slot(scene: Scene, record: SlotStatus) -> Decision:
     """The checks for one slot, from proof to suspicion."""
     observed, now = scene.observed, scene.now
-    spec = observed.job.spec
-    assert spec is not None
     newest = observed.newest_attempt(record.slot)
     if newest > record.attempt:
         text = "a pod of a newer attempt than the recorded one exists"
@@ -126,9 +135,10 @@ def decide_slot(scene: Scene, record: SlotStatus) -> Decision:
     pod = observed.pod_of(record.slot, record.attempt)
     if pod is None:
         return _decide_without_pod(observed, record)
-    if record.slot >= spec.workers.replicas:
-        message = f"slot {record.slot} is no longer wanted: replicas is {spec.workers.replicas}"
-        return _decide_leaving(observed, record, pod, "ScaledDown", message, now)
+    if record.slot not in observed.slots.wanted:
+        if _may_yet_train(observed, pod):
+            return Stay(slot=record.slot)
+        return _decide_leaving(observed, record, pod, *_why_not_wanted(observed, record.slot), now)
     if _comes_too_soon(observed, record, pod, now):
         return Stay(slot=record.slot)
     if over := failures.decide_replacement(observed, pod):
@@ -147,6 +157,36 @@ def decide_slot(scene: Scene, record: SlotStatus) -> Decision:
         return _raised(observed, record, "PodLeft", f"pod {pod.name} has left the job", pod=pod)
     late = _decide_start(scene, record, pod)
     return late or _decide_suspect(observed, record, pod) or Stay(slot=record.slot)
+
+
+def _why_not_wanted(observed: Observed, slot: int) -> tuple[str, str]:
+    """Cause and message."""
+    spec = observed.job.spec
+    assert spec is not None
+    if slot in observed.lent:
+        return GIVEN_BACK, f"slot {slot} is a spare, and a pod of another job waits for its room"
+    text = f"slot {slot} is no longer wanted: replicas is {spec.workers.replicas}"
+    spares = spec.workers.spares
+    return "ScaledDown", f"{text}, spares is {spares}" if spares else text
+
+
+def _may_yet_train(observed: Observed, pod: Pod) -> bool:
+    """Until the job reports, an operator that has just started cannot tell members from spares."""
+    spec, status = observed.job.spec, observed.job.status
+    configured = spec is not None and spec.workers.spares > 0
+    has_spares = configured or status.spares is not None or observed.doubted
+    began = bool(status.epoch) and not pod.over
+    return began and observed.seen is None and bool(has_spares)
+
+
+def _is_spare(observed: Observed, record: SlotStatus) -> bool:
+    """As the job reports it; before it does, as the status has it."""
+    if record.incident is not None:
+        return False
+    if observed.seen is None:
+        told = observed.job.status.spares
+        return told is not None and record.slot in told.slots
+    return observed.whole and not observed.is_member(record.slot, record.attempt)
 
 
 def _comes_too_soon(observed: Observed, record: SlotStatus, pod: Pod, now: float) -> bool:
@@ -333,6 +373,7 @@ def _leave(
         incident=choose_incident(observed, record, cause, pod.node, verdict),
         node=pod.node,
         verdict=verdict,
+        spare=_is_spare(observed, record),
         hold=hold,
     )
 
@@ -360,6 +401,7 @@ def _raised(
         verdict=verdict,
         failed=failed,
         was_member=observed.is_member(record.slot, record.attempt),
+        spare=_is_spare(observed, record),
     )
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from everstep_contract.levels import Left, Seen
 from everstep_contract.report import ExitReport
-from everstep_operator.model import JobSpec
+from everstep_operator.jobs.slots import Slots, choose_slots
+from everstep_operator.model import MOST_SLOTS, JobSpec
 from everstep_operator.model_status import JobStatus
-from everstep_operator.values import NodeVerdict
+from everstep_operator.values import NodeState, NodeVerdict
 
 Place = tuple[int, int]
 """(slot, attempt)"""
@@ -165,7 +166,11 @@ class Observed:
     entry: its GPUs are not watched.
     """
     rivals: tuple[Rival, ...] = ()
+    lent: frozenset[int] = frozenset()
+    """Slots whose spares are given back now, because a pod of another job waits for room."""
     refusal: Refusal | None = None
+    spare_refusal: Refusal | None = None
+    """Of a spare: it keeps no other pod from being created."""
     template_checked: bool = False
     """The API server has accepted the first pod of this generation in a dry run."""
 
@@ -198,6 +203,94 @@ class Observed:
         return self._newest_attempts.get(slot, 0)
 
     @cached_property
+    def whole(self) -> bool:
+        """By the job's last report its epoch runs, and has all its pods: whoever is not in it is a spare."""
+        spec = self.job.spec
+        seen = self.seen is not None and self.seen.running
+        return seen and spec is not None and len(self.slots_inside) >= spec.workers.replicas
+
+    @cached_property
+    def slots_inside(self) -> tuple[int, ...]:
+        """Slots whose present pod is a member, those that are to leave last."""
+        current = {r.slot: r.attempt for r in self.job.status.slots}
+        found = {s for s, a in self._members if current.get(s, a) == a}
+        return tuple(sorted(found, key=lambda s: (s in self._leavers, s)))
+
+    @cached_property
+    def slots(self) -> Slots:
+        """Which slots are to have a pod."""
+        spec = self.job.spec
+        if spec is None:
+            return Slots()
+        known = {r.slot for r in self.job.status.slots} | {p.slot for p in self.pods}
+        return choose_slots(
+            known,
+            self.slots_inside,
+            self._slots_holding,
+            replicas=spec.workers.replicas,
+            spares=self.spares_wanted,
+        )
+
+    @cached_property
+    def spares_wanted(self) -> int:
+        """A node with evidence against it may be lost soon: a job without spares gets one meanwhile."""
+        spec = self.job.spec
+        if spec is None:
+            return 0
+        early = 1 if self._may_lose_a_node and spec.workers.replicas < MOST_SLOTS else 0
+        return max(0, max(spec.workers.spares, early) - len(self.lent))
+
+    @property
+    def _may_lose_a_node(self) -> bool:
+        """Once there is such a spare, it stays until its job has left that node. A node on which a rank
+        has died is suspect, too, but without evidence.
+        """
+        spec = self.job.spec
+        if spec is not None and len(self._slots_up) > spec.workers.replicas:
+            return bool(self.doubted)
+        inside = [p for p in self.doubted if p.slot in self.slots_inside]
+        return self.running and any(p.node not in self._bad_nodes for p in inside)
+
+    @cached_property
+    def doubted(self) -> tuple[Pod, ...]:
+        """The present pods on nodes that may be lost soon, or that have to be left."""
+        return tuple(p for p in self._current_pods if self._is_doubted(p.node))
+
+    def _is_doubted(self, node: str) -> bool:
+        verdict = self.verdicts.get(node)
+        suspect = verdict is not None and verdict.state is NodeState.SUSPECT
+        return node in self._bad_nodes or bool(suspect and verdict and verdict.evidence)
+
+    @cached_property
+    def _bad_nodes(self) -> frozenset[str]:
+        bad = (NodeState.LEAVING, NodeState.GONE)
+        return frozenset(p.node for p in self.pods if _state_of(self.verdicts, p.node) in bad)
+
+    @cached_property
+    def _current_pods(self) -> tuple[Pod, ...]:
+        current = {r.slot: r.attempt for r in self.job.status.slots}
+        return tuple(p for p in self.pods if p.attempt >= current.get(p.slot, p.attempt))
+
+    @property
+    def _slots_holding(self) -> tuple[int, ...]:
+        """Slots that have a pod: those to give up first last."""
+        last = {*self._leavers, *self.lent}
+        last |= {p.slot for p in self._current_pods if p.node in self._bad_nodes}
+        found = {p.slot for p in self._current_pods}
+        return tuple(sorted(found, key=lambda s: (s in last, s not in self._slots_up, s)))
+
+    @cached_property
+    def _slots_up(self) -> frozenset[int]:
+        up = (p for p in self._current_pods if p.running_since and not (p.over or p.deleting))
+        return frozenset(p.slot for p in up)
+
+    @cached_property
+    def _leavers(self) -> frozenset[int]:
+        """Slots that are asked to leave, or have left."""
+        asked = {r.slot for r in self.job.status.slots if r.leaving_since is not None}
+        return frozenset(asked | {slot for slot, _ in self._left})
+
+    @cached_property
     def _pods(self) -> dict[Place, Pod]:
         return {(p.slot, p.attempt): p for p in reversed(self.pods)}
 
@@ -215,3 +308,8 @@ class Observed:
         for slot, attempt in (*self._pods, *self._members, *self._left):
             found[slot] = max(attempt, found.get(slot, 0))
         return found
+
+
+def _state_of(verdicts: Mapping[str, NodeVerdict], node: str) -> NodeState | None:
+    found = verdicts.get(node)
+    return found.state if found is not None else None

@@ -22,6 +22,7 @@ from everstep_operator.jobs.observed import Job, NodeFact, Observed, Pod, Refusa
 from everstep_operator.jobs.out_of_memory import ToldOutOfMemory
 from everstep_operator.jobs.plan import plan
 from everstep_operator.jobs.rivals import Rivals
+from everstep_operator.jobs.room import Room
 from everstep_operator.jobs.statuspatch import choose_figures_seconds
 from everstep_operator.jobs.unproven import describe_unproven
 from everstep_operator.jobs.unseen import find_unseen
@@ -38,6 +39,7 @@ class Memory:
 
     uid: str
     refusal: Refusal | None = None
+    spare_refusal: Refusal | None = None
     checked_generation: int | None = None
     deaths: ToldDeaths = field(default_factory=ToldDeaths)
     failed_starts: Mapping[str, int] = field(default_factory=dict)
@@ -86,10 +88,12 @@ class Passes:
     """Only existing nodes that are not Ready."""
     _changed_nodes: set[str] = field(init=False)
     _rivals: Rivals = field(init=False)
+    _room: Room = field(init=False)
 
     def __post_init__(self) -> None:
         self._changed_nodes = self.world.nodes.follow()
         self._rivals = Rivals(self.world, self._own_pods, lambda key: self.wake(key))
+        self._room = Room(self.world, self._own_pods)
 
     async def run(self, key: Key) -> float | None:
         """One pass; returns after how many seconds the next one is due, None: when something changes."""
@@ -149,7 +153,9 @@ class Passes:
             judged=self.verdicts is not None,
             judged_ages=self._judged_ages(pods),
             rivals=self._find_rivals(found, pods),
+            lent=self._room.find_lent(found, pods, now),
             refusal=memory.refusal,
+            spare_refusal=memory.spare_refusal,
             template_checked=memory.checked_generation == job.generation,
         )
         return measure(memory.clocks, observed, now)
@@ -281,6 +287,10 @@ class Passes:
         if outcome.template_checked:
             memory.checked_generation = job.generation
         memory.refusal = _refusal(job, outcome, memory.refusal, now)
+        if outcome.spare_refusal is not None:
+            memory.spare_refusal = _to_refusal(job, outcome.spare_refusal, now)
+        elif "CreatePod" in outcome.done:
+            memory.spare_refusal = None
         if planned.counts or outcome.again or outcome.refusal:
             return 0.05 if outcome.patched is not None or outcome.refusal else 0.5
         return planned.wake_after
@@ -288,7 +298,11 @@ class Passes:
 
 def _refusal(job: Job, outcome: Outcome, held: Refusal | None, now: float) -> Refusal | None:
     if outcome.refusal is not None:
-        invalid, message = outcome.refusal
-        return Refusal(invalid=invalid, message=message, generation=job.generation, at=now)
+        return _to_refusal(job, outcome.refusal, now)
     created = "CreatePod" in outcome.done
     return None if created else held
+
+
+def _to_refusal(job: Job, told: tuple[bool, str], now: float) -> Refusal:
+    invalid, message = told
+    return Refusal(invalid=invalid, message=message, generation=job.generation, at=now)

@@ -120,11 +120,12 @@ def _plan_creation(
 ) -> tuple[Action, ...]:
     spec = observed.job.spec
     assert spec is not None
-    missing = [
-        r
-        for r in records
-        if r.slot < spec.workers.replicas and observed.pod_of(r.slot, r.attempt) is None
-    ]
+    slots = observed.slots
+    absent = [r for r in records if observed.pod_of(r.slot, r.attempt) is None]
+    missing = [r for r in absent if r.slot in slots.training]
+    missing += [r for r in absent if r.slot in slots.spares]
+    if waiting.is_spare_held_back(observed, now):
+        missing = [r for r in missing if r.slot in slots.training]
     if waiting.is_held_back(observed, now):
         return ()
     secret = _plan_secret(observed, bool(missing))
@@ -138,7 +139,8 @@ def _plan_creation(
                 body=bodies[0], reason="CheckTemplate", message="dry run of the first pod"
             )
         )
-    return (*found, *(_creation(r, b) for r, b in zip(missing, bodies, strict=True)))
+    made = zip(missing, bodies, strict=True)
+    return (*found, *(_creation(r, b, r.slot in slots.spares) for r, b in made))
 
 
 def _build_bodies(
@@ -154,6 +156,7 @@ def _build_bodies(
             r.attempt,
             placement.nodes_to_avoid(left, failed, r, now),
             placement.nodes_to_shun(suspected, failed, r, now),
+            spare=r.slot in observed.slots.spares,
         )
         for r in missing
     ]
@@ -170,8 +173,13 @@ def _plan_secret(observed: Observed, missing: bool) -> tuple[Action, ...]:
     return (CreateSecret(name=name, reason="Token", message="the job's token"),)
 
 
-def _creation(record: SlotStatus, body: manifests.Body) -> CreatePod:
+def _creation(record: SlotStatus, body: manifests.Body, spare: bool) -> CreatePod:
     why = f"slot {record.slot} has no pod of attempt {record.attempt}"
     return CreatePod(
-        slot=record.slot, attempt=record.attempt, body=body, reason="CreatePod", message=why
+        slot=record.slot,
+        attempt=record.attempt,
+        body=body,
+        reason="CreatePod",
+        message=f"{why}; it is a spare" if spare else why,
+        spare=spare,
     )

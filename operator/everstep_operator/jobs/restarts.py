@@ -15,7 +15,7 @@ from everstep_operator.jobs.incidents import UNEXPLAINED
 from everstep_operator.jobs.marks import list_moved
 from everstep_operator.model_status import Incident, RecentRestarts, Restarts
 
-FREE = IN_ORDER | {"Start", "ScaledDown", "NoProgress"}
+FREE = IN_ORDER | {"Start", "ScaledDown", "SpareGivenBack", "NoProgress"}
 """Causes of incidents that are not failures. NoProgress may have been a slow step. Each doubles the limit,
 and a rank beyond `hangSeconds` is WorkerHung.
 """

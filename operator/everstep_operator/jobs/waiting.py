@@ -22,7 +22,14 @@ USUAL_WAITS = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 def is_held_back(observed: Observed, now: float) -> bool:
     """Whether the API server's last refusal still applies."""
-    refusal = observed.refusal
+    return _still_applies(observed, observed.refusal, now)
+
+
+def is_spare_held_back(observed: Observed, now: float) -> bool:
+    return _still_applies(observed, observed.spare_refusal, now)
+
+
+def _still_applies(observed: Observed, refusal: Refusal | None, now: float) -> bool:
     if refusal is None or refusal.generation != observed.job.generation:
         return False
     return now - refusal.at < refused_seconds(refusal)
@@ -56,7 +63,7 @@ def build_job_story(
     observed: Observed, records: Sequence[SlotStatus], decisions: Sequence[Decision], now: float
 ) -> Story:
     running = decide_running(observed, records, now)
-    leaving = [d for d in decisions if isinstance(d, Leave) and not d.hold]
+    leaving = [d for d in decisions if isinstance(d, Leave) and not (d.hold or d.spare)]
     checkpoint = conditions.decide_checkpoint(observed, decisions, now)
     if running.status and not leaving:
         return conditions.build_story(state="Running", running=running, checkpoint=checkpoint)
@@ -161,8 +168,7 @@ def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float)
     if is_held_back(observed, now) and observed.refusal is not None:
         invalid = observed.refusal.invalid
         return ("TemplateInvalid" if invalid else "PodRefused"), observed.refusal.message
-    spec = observed.job.spec
-    wanted = [r for r in records if spec is not None and r.slot < spec.workers.replicas]
+    wanted = [r for r in records if r.slot in observed.slots.training]
     pods = [p for r in wanted if (p := observed.pod_of(r.slot, r.attempt)) is not None]
     for pod in pods:
         if found := _describe_node(observed, pod, now):

@@ -47,7 +47,7 @@ def build_wanted(
         save_every_seconds=spec.checkpoint.save_seconds,
         settings=build_settings(spec),
         pin=spec.checkpoint.pin or "",
-        incident=leaving[0].incident if leaving else _open_incident(observed),
+        incident=_choose_incident(observed, leaving),
     )
 
 
@@ -120,6 +120,12 @@ def _judged(observed: Observed) -> tuple[str, ...]:
         if age is not None and age < observed.seen_age + death.age_ms / 1000:
             found.append(death.id)
     return tuple(found)
+
+
+def _choose_incident(observed: Observed, leaving: Sequence[Leave]) -> str:
+    """A spare that leaves interrupts nothing."""
+    moved = [d.incident for d in leaving if not d.spare]
+    return moved[0] if moved else _open_incident(observed)
 
 
 def _open_incident(observed: Observed) -> str:

@@ -6,7 +6,7 @@ it. If a worker is already past it, the coordinator raises it, each time by more
 shorter than the latency of a report.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from everstep_agent.peers.messages import AgentReport, Boundary, EpochLevel, EpochMember, Id
@@ -69,10 +69,16 @@ def why_stay(
     slots = {m.slot for m in members} | {coordinator[0]}
     leaving = slots & {*wanted.leave, *list_terminating(members, reports, coordinator=coordinator)}
     if leaving:
-        return "Shrink" if min(leaving) >= wanted.want_workers else "Leave"
+        return "Shrink" if _is_surplus(leaving, members, wanted.want_workers) else "Leave"
     missing = wanted.want_workers - len(members)
     grows = missing > 0 and eligible > 0 and (eligible >= missing or waited >= gang)
     return "Grow" if grows or returning else ""
+
+
+def _is_surplus(leaving: Collection[int], members: Sequence[EpochMember], want: int) -> bool:
+    """Whether the job is to be as large without these slots. With spares, a slot's number does not tell."""
+    inside = {m.slot for m in members}
+    return bool(inside & {*leaving}) and len(inside - {*leaving}) >= want
 
 
 def why_renew(wanted: levels.Wanted, epoch: EpochLevel) -> str:

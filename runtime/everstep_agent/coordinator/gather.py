@@ -72,6 +72,7 @@ async def _try_to_claim(term: Term, turn: Round, cause: str) -> EpochLevel | Non
         round=turn.number,
         waited=term.now() - turn.opened,
         gang=term.settings.gang_seconds,
+        former=_list_former(term),
     )
     if isinstance(decision, rounds.Start):
         await finish_save(term)
@@ -81,6 +82,13 @@ async def _try_to_claim(term: Term, turn: Round, cause: str) -> EpochLevel | Non
         decision = claimed
     _say(term, turn, decision)
     return None
+
+
+def _list_former(term: Term) -> frozenset[tuple[int, int]]:
+    claim = term.run_log.newest_claim
+    if claim is None or claim.job_uid != term.settings.job_uid:
+        return frozenset()
+    return frozenset((m.slot, m.attempt) for m in claim.members)
 
 
 def _say(term: Term, turn: Round, wait: rounds.Wait) -> None:

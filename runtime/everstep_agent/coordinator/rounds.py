@@ -2,8 +2,9 @@
 
 An epoch starts with agents whose workers have left their old group and are ready; ranks follow slot
 order. It waits `gang_seconds` for the wanted size, and then starts with fewer members if they are
-enough. An agent may not join if it is declared dead or gone, if its attempt is not its slot's
-current one, or if it is leaving.
+enough. If more are ready, the rest are spares: pods in no epoch, which take the place of lost ones.
+An agent may not join if it is declared dead or gone, if its attempt is not its slot's current one, or
+if it is leaving.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from everstep_agent.coordinator.kept_out import find_kept_out, is_left_empty, list_kept_out
 from everstep_agent.coordinator.pod_status import PodStatus, read_pod_status
-from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, State
+from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Stage, State
 from everstep_agent.peers.places import place_members
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract import levels, log
@@ -34,15 +35,23 @@ Decision = Start | Wait
 
 
 def decide_epoch(
-    reports: Iterable[AgentReport], wanted: levels.Wanted, *, round: int, waited: float, gang: float
+    reports: Iterable[AgentReport],
+    wanted: levels.Wanted,
+    *,
+    round: int,
+    waited: float,
+    gang: float,
+    former: Collection[tuple[int, int]] = (),
 ) -> Decision:
-    """`waited`: seconds since the round was opened; `gang`: how long to wait for the wanted size."""
+    """`waited`: seconds since the round was opened; `gang`: how long to wait for the wanted size;
+    `former`: (slot, attempt) of the newest claim's members, whose memory holds their saves.
+    """
     joined = [
         r for r in list_eligible(reports, wanted) if r.joined == round and r.fresh and all(r.fresh)
     ]
     have, want = len(joined), max(1, wanted.want_workers)
     if have >= want:
-        return _start(joined[:want], f"all {want} slots are ready")
+        return _start(_choose(joined, want, former), f"all {want} slots are ready")
     least = max(1, wanted.min_workers)
     missing = f"{have} of {want} slots are ready"
     if have < least:
@@ -53,6 +62,14 @@ def decide_epoch(
             message=f"{missing}; starting smaller in {gang - waited:.0f} s",
         )
     return _start(joined, f"{missing} after {waited:.0f} s; {least} are enough")
+
+
+def _choose(
+    joined: Sequence[AgentReport], want: int, former: Collection[tuple[int, int]]
+) -> list[AgentReport]:
+    """Those that trained before, then the lowest slots."""
+    chosen = sorted(joined, key=lambda r: (r.id[:2] not in former, r.slot))[:want]
+    return sorted(chosen, key=lambda r: r.slot)
 
 
 def list_eligible(reports: Iterable[AgentReport], wanted: levels.Wanted) -> list[AgentReport]:
@@ -77,6 +94,17 @@ def _why_not(report: AgentReport, wanted: levels.Wanted, pods: PodStatus) -> str
     if pods.is_replaced(report.slot, report.attempt):
         return "a newer attempt of its slot is current"
     return ""
+
+
+def list_spares(
+    epoch: EpochLevel | None, reports: Iterable[AgentReport], wanted: levels.Wanted
+) -> list[AgentReport]:
+    """The pods that could join the running epoch at once, and are neither in it nor invited."""
+    if epoch is None or epoch.stage is not Stage.RUNNING:
+        return []
+    known = {m.slot for m in (*epoch.members, *epoch.joining)}
+    outside = (r for r in reports if r.slot not in known and r.fresh and all(r.fresh))
+    return list_eligible(outside, wanted)
 
 
 def _start(joined: Sequence[AgentReport], message: str) -> Start:

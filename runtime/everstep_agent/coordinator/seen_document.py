@@ -27,6 +27,7 @@ class Facts:
     good: levels.CheckpointRef | None = None
     pinned: levels.Pinned | None = None
     refused: str = ""
+    spares: tuple[levels.SlotAttempt, ...] = ()
     silent: tuple[levels.SlotAttempt, ...] = ()
     yielded: tuple[levels.Yield, ...] = ()
     left: tuple[levels.Left, ...] = ()
@@ -70,6 +71,7 @@ def build_seen(
         good=facts.good,
         pinned=facts.pinned,
         refused=facts.refused,
+        spares=facts.spares,
         silent=facts.silent,
         yielded=facts.yielded,
         left=facts.left,

@@ -308,6 +308,7 @@ class Term:
             good=self.post_commit.good,
             pinned=find_pinned(self.wanted.pin, self.run_log.index),
             refused=self.saves.not_finite[1],
+            spares=self._list_spares(),
             silent=self._list_silent(),
             yielded=silence_rules.list_left_out(
                 self.wanted, self.run_log.newest_claim, self.settings.job_uid
@@ -331,6 +332,10 @@ class Term:
         )
         heard = [(r, a) for r, a in self.reports.aged(self.now()) if a < STALE_SECONDS]
         return seen_document.build_seen(facts, self.epoch, heard)
+
+    def _list_spares(self) -> tuple[levels.SlotAttempt, ...]:
+        found = rounds.list_spares(self.epoch, self.recent(), self.wanted)
+        return tuple(levels.SlotAttempt(slot=r.slot, attempt=r.attempt) for r in found)
 
     def _list_silent(self) -> tuple[levels.SlotAttempt, ...]:
         if self.epoch is None:

@@ -99,7 +99,7 @@ class Launcher:
                 f"{self._plan.run}: {workers}, checkpoints in"
                 f" {self._plan.uri.removeprefix('file://')}/{self._plan.run}"
             )
-            for number in range(self._plan.workers):
+            for number in range(self._plan.workers + self._plan.spares):
                 await self._start(number, 0)
             return await self._operate()
         except OSError as error:

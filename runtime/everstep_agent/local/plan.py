@@ -23,6 +23,7 @@ class Plan:
     zygote: bool = True
     preload: str = ""
     drill: bool = False
+    spares: int = 0
 
 
 def build_plan(
@@ -42,6 +43,7 @@ def build_plan(
     in_place: bool = True,
     preload: str = "",
     drill: bool = False,
+    spares: int = 0,
     folder: str,
 ) -> Plan:
     """`folder`: base of relative paths."""
@@ -62,4 +64,5 @@ def build_plan(
         in_place=in_place,
         preload=preload,
         drill=drill,
+        spares=spares,
     )

@@ -1,0 +1,49 @@
+"""Which slots have a pod, and which of these are spares. Pure.
+
+A job has `replicas` pods that train and `spares` that wait for the place of a lost one. A spare that
+has taken it trains on, and the lost slot's next pod is the spare: no slot is a spare by its number,
+and nobody moves back.
+"""
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    training: frozenset[int] = frozenset()
+    """Those that train, or are to: `replicas` of them."""
+    spares: frozenset[int] = frozenset()
+
+    @property
+    def wanted(self) -> frozenset[int]:
+        return self.training | self.spares
+
+
+def choose_slots(
+    known: Collection[int],
+    members: Sequence[int],
+    holding: Sequence[int],
+    *,
+    replicas: int,
+    spares: int,
+) -> Slots:
+    """First the members, then the other slots that have a pod, then the lowest free numbers.
+
+    Args:
+        known: all slots that were ever used.
+        members: those that train, the first to keep first. Of more than `replicas` the last ones go,
+            though spares are wanted: a member cannot become one.
+        holding: those that have a pod, the first to keep first.
+    """
+    count = replicas + spares
+    every = frozenset(range(count))
+    usual = len(members) <= replicas and every.issuperset(known)
+    if usual and not spares:
+        return Slots(training=every)
+    inside, taken = frozenset(members), frozenset((*members, *holding))
+    others = (slot for slot in holding if slot not in inside)
+    free = (slot for slot in itertools.count() if slot not in taken)
+    order = list(itertools.islice(itertools.chain(members[:replicas], others, free), count))
+    return Slots(training=frozenset(order[:replicas]), spares=frozenset(order[replicas:]))

@@ -1,0 +1,46 @@
+"""What the status says of a job's spares. Pure."""
+
+from everstep_operator.jobs.observed import Observed, Pod
+from everstep_operator.model_status import SparesStatus
+
+
+def build_spares(observed: Observed) -> SparesStatus | None:
+    """None: the job has none, and none is wanted. A pod that is a spare has no label that says so: a
+    pod may become a member within a second, and the operator has no right to change pods.
+    """
+    spec, seen = observed.job.spec, observed.seen
+    if spec is None or spec.suspend:
+        return None
+    if seen is None and observed.job.status.spares is not None:
+        return observed.job.status.spares
+    told = seen.spares if seen is not None and observed.running else ()
+    ready = sorted({s.slot for s in told})
+    desired = observed.spares_wanted
+    if not (ready or desired or spec.workers.spares):
+        return None
+    return SparesStatus(
+        ready=len(ready),
+        desired=desired,
+        slots=ready[:64],
+        message=_describe(observed, ready)[:1024] or None,
+    )
+
+
+def _describe(observed: Observed, ready: list[int]) -> str:
+    spec = observed.job.spec
+    assert spec is not None
+    if observed.lent:
+        return "given back, because pods of other jobs wait for room"
+    if len(ready) >= observed.spares_wanted:
+        early = observed.spares_wanted > spec.workers.spares
+        return "one more, because a node of the job is suspect" if early else ""
+    if observed.spare_refusal is not None:
+        return observed.spare_refusal.message
+    pods = [p for p in observed.pods if p.slot in observed.slots.spares]
+    return next(filter(None, map(_why_not_ready, pods)), "")
+
+
+def _why_not_ready(pod: Pod) -> str:
+    if not pod.node and pod.scheduling:
+        return f"pod {pod.name}: {pod.scheduling}"
+    return f"pod {pod.name}: {pod.waiting}" if pod.waiting else ""

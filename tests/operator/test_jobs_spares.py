@@ -1,0 +1,358 @@
+"""Spares: which slots have a pod, what the loss of a spare is worth, and where a spare is placed."""
+
+from dataclasses import replace
+
+from everstep_contract import levels, names
+from everstep_operator import model
+from everstep_operator.jobs.actions import CreatePod, DeletePod
+from everstep_operator.jobs.observed import Refusal
+from everstep_operator.jobs.plan import plan
+from everstep_operator.jobs.slots import choose_slots
+from everstep_operator.values import NodeState
+from job_builders import (
+    NOW,
+    TEMPLATE,
+    a_job,
+    a_left,
+    a_pod,
+    a_seen,
+    a_slot,
+    a_spec,
+    a_status,
+    a_verdict,
+    an_observation,
+)
+
+ALL = ((0, 1), (1, 1), (2, 1))
+
+
+def spec_with(spares, replicas=3, **changes):
+    workers = {"replicas": replicas, "spares": spares, "template": TEMPLATE, **changes}
+    return a_spec(workers=workers)
+
+
+def spare(slot, attempt=1):
+    return levels.SlotAttempt(slot=slot, attempt=attempt)
+
+
+def with_spare(members=ALL, *, spares=1, replicas=3, pods=(0, 1, 2, 3), ready=(3,), **changes):
+    """Three slots train, and slot 3 is a ready spare."""
+    told = tuple(spare(s) for s in ready)
+    status = a_status(4)
+    seen = a_seen(members, spares=told)
+    observed = an_observation(
+        job=a_job(spec_with(spares, replicas), status=status),
+        pods=tuple(a_pod(s) for s in pods),
+        seen=seen,
+        callers=frozenset(f"uid-{s}-1" for s in range(5)),
+    )
+    return replace(observed, **changes)
+
+
+def created(planned):
+    return [a for a in planned.actions if isinstance(a, CreatePod)]
+
+
+def raised(observed, planned):
+    """Slot → its new attempt."""
+    before = {r.slot: r.attempt for r in observed.job.status.slots}
+    return {r.slot: r.attempt for r in planned.status.slots if r.attempt > before.get(r.slot, 0)}
+
+
+# --- which slots ---------------------------------------------------------------------------------
+
+
+def chosen(known, members, holding, *, replicas=3, spares=1):
+    found = choose_slots(known, members, holding, replicas=replicas, spares=spares)
+    return sorted(found.training), sorted(found.spares)
+
+
+def test_a_new_job_trains_in_its_first_slots():
+    assert chosen([], [], []) == ([0, 1, 2], [3])
+
+
+def test_a_spare_that_has_taken_a_place_trains_on_and_the_lost_slot_becomes_the_spare():
+    assert chosen(range(4), [0, 2, 3], [0, 1, 2, 3]) == ([0, 2, 3], [1])
+    assert chosen(range(4), [0, 2, 3], [0, 2, 3]) == ([0, 2, 3], [1])
+
+
+def test_a_spare_that_is_about_to_join_is_kept_rather_than_the_lost_slot():
+    assert chosen(range(4), [0, 2], [3, 0, 2, 1], spares=0) == ([0, 2, 3], [])
+
+
+def test_a_job_that_shrinks_keeps_its_spare_and_lets_its_last_member_go():
+    assert chosen(range(5), [0, 1, 2, 3], [0, 1, 2, 3, 4]) == ([0, 1, 2], [4])
+    assert chosen(range(4), [0, 1, 2, 3], [0, 1, 2, 3]) == ([0, 1, 2], [4])
+
+
+def test_a_slot_that_was_given_up_comes_back_before_a_new_one():
+    assert chosen(range(5), [0, 1, 2], [0, 1, 2]) == ([0, 1, 2], [3])
+
+
+# --- one pass ------------------------------------------------------------------------------------
+
+
+def test_a_job_with_spares_creates_them_after_the_pods_that_train():
+    fresh = an_observation(job=a_job(spec_with(2)), pods=(), seen=None)
+    made = created(plan(fresh, NOW))
+    assert [(a.slot, a.spare) for a in made] == [
+        (0, False), (1, False), (2, False), (3, True), (4, True),
+    ]  # fmt: skip
+
+
+def test_the_job_is_told_how_many_train_and_the_spare_is_a_peer():
+    wanted = plan(with_spare(), NOW).wanted
+    assert wanted is not None
+    assert (wanted.min_workers, wanted.want_workers) == (3, 3)
+    assert [p.slot for p in wanted.peers] == [0, 1, 2, 3]
+    assert wanted.leave == ()
+
+
+def test_status_tells_the_ready_spares():
+    status = plan(with_spare(), NOW).status
+    assert status.spares is not None
+    assert (status.spares.ready, status.spares.desired, status.spares.slots) == (1, 1, [3])
+    assert status.world is not None
+    assert status.world.summary == "3/3"
+    assert plan(an_observation(), NOW).status.spares is None
+
+
+def test_a_spare_that_has_no_node_keeps_the_job_running_and_says_why():
+    waits = a_pod(3, node="", running_since=None, phase="Pending", scheduling="0/3 nodes fit")
+    pods = (*(a_pod(s) for s in range(3)), waits)
+    status = plan(replace(with_spare(ready=()), pods=pods), NOW).status
+    assert status.state == "Running"
+    assert status.spares is not None
+    assert (status.spares.ready, status.spares.message) == (0, "pod lm-3-1: 0/3 nodes fit")
+
+
+def test_the_loss_of_a_spare_interrupts_nothing_and_it_is_replaced():
+    verdict = {"node-3": a_verdict("node-3", NodeState.GONE)}
+    observed = with_spare(verdicts=verdict)
+    planned = plan(observed, NOW)
+    assert raised(observed, planned) == {3: 2}
+    assert planned.status.state == "Running"
+    assert planned.status.incidents == []
+    assert planned.status.restarts is not None
+    assert planned.status.restarts.total == 0
+
+
+def test_a_spare_on_a_bad_node_leaves_it_at_once_without_an_incident():
+    verdict = {"node-3": a_verdict("node-3", NodeState.LEAVING)}
+    observed = with_spare(verdicts=verdict)
+    planned = plan(observed, NOW)
+    assert planned.wanted is not None
+    assert planned.wanted.leave == (3,)
+    assert (planned.status.state, planned.status.incidents) == ("Running", [])
+    assert next(r for r in planned.status.slots if r.slot == 3).incident is None
+
+
+def test_a_member_that_is_lost_after_a_spare_took_its_place_is_counted_once():
+    """The job has mended the loss before the operator hears of the node."""
+    lost = levels.RuntimeIncident(
+        id="lm-1",
+        cause="AgentLost",
+        message="slot 1",
+        slot=1,
+        slots=(1,),
+        rung="regroup",
+        open=False,
+    )
+    seen = a_seen(((0, 1), (2, 1), (3, 1)), incidents=(lost,))
+    told = plan(with_spare(seen=seen), NOW)
+    assert [i.cause for i in told.status.incidents] == ["AgentLost"]
+    verdict = {"node-1": a_verdict("node-1", NodeState.GONE)}
+    job = a_job(spec_with(1), status=told.status)
+    observed = with_spare(job=job, seen=seen, verdicts=verdict)
+    planned = plan(observed, NOW + 5)
+    assert raised(observed, planned) == {1: 2}
+    assert planned.status.restarts is not None
+    assert planned.status.restarts.by_cause == {"NodeGone": 1}
+    (incident,) = planned.status.incidents
+    assert (incident.cause, incident.rung) == ("NodeGone", "regroup")
+    following = replace(observed, job=a_job(spec_with(1), status=planned.status), verdicts={})
+    after = plan(following, NOW + 6)
+    assert [(a.slot, a.attempt, a.spare) for a in created(after)] == [(1, 2, True)]
+    assert not any(i.open for i in after.status.incidents), "full size again, without slot 1"
+    assert next(r for r in after.status.slots if r.slot == 1).incident is None
+
+
+def test_an_incident_of_a_lost_member_ends_once_the_spare_trains():
+    verdict = {"node-1": a_verdict("node-1", NodeState.GONE)}
+    first = with_spare(verdicts=verdict)
+    counted = plan(first, NOW).status
+    assert [i.open for i in counted.incidents] == [True]
+    job = a_job(spec_with(1), status=counted)
+    short = replace(first, job=job, seen=a_seen(((0, 1), (2, 1))))
+    waits = plan(short, NOW + 1).status
+    assert [i.open for i in waits.incidents] == [True]
+    job = a_job(spec_with(1), status=waits)
+    whole = replace(first, job=job, seen=a_seen(((0, 1), (2, 1), (3, 1))), verdicts={})
+    assert [i.open for i in plan(whole, NOW + 2).status.incidents] == [False]
+
+
+def test_scaling_down_keeps_the_spare_and_asks_the_last_member_to_leave():
+    observed = with_spare(replicas=2)
+    planned = plan(observed, NOW)
+    assert planned.wanted is not None
+    assert (planned.wanted.want_workers, planned.wanted.leave) == (2, (2,))
+    left = replace(observed, seen=a_seen(ALL[:2], left=(a_left(2),), spares=(spare(3),)))
+    after = plan(left, NOW)
+    assert raised(left, after) == {2: 2}
+    settled = replace(left, job=a_job(spec_with(1, 2), status=after.status))
+    last = plan(settled, NOW)
+    assert created(last) == []
+    assert [a.slot for a in last.actions if isinstance(a, DeletePod)] == [2]
+
+
+def test_spares_that_are_no_longer_wanted_go_and_members_stay():
+    observed = with_spare(((0, 1), (2, 1), (3, 1)), spares=0, ready=(1,))
+    planned = plan(observed, NOW)
+    assert planned.wanted is not None
+    assert planned.wanted.leave == (1,)
+    assert planned.status.incidents == []
+
+
+def test_a_spare_that_a_quota_refuses_holds_no_other_pod_back():
+    refusal = Refusal(invalid=False, message="exceeded quota", generation=1, at=NOW - 5)
+    observed = with_spare(((0, 1), (2, 1)), pods=(0, 2), spare_refusal=refusal, ready=())
+    status = a_status(
+        4, slots=[a_slot(0), a_slot(1, 2, pod_uid=None), a_slot(2), a_slot(3, 2, pod_uid=None)]
+    )
+    planned = plan(replace(observed, job=a_job(spec_with(1), status=status)), NOW)
+    assert [a.slot for a in created(planned)] == [1]
+    assert planned.status.spares is not None
+    assert planned.status.spares.message == "exceeded quota"
+
+
+def test_a_spare_that_is_given_back_leaves_and_is_not_made_again():
+    observed = with_spare(lent=frozenset({3}))
+    planned = plan(observed, NOW)
+    assert planned.wanted is not None
+    assert planned.wanted.leave == (3,)
+    assert "of another job" in planned.wanted.leave_reason
+    assert planned.status.state == "Running"
+    left = replace(observed, seen=a_seen(ALL, left=(a_left(3),)))
+    raises = plan(left, NOW)
+    assert raised(left, raises) == {3: 2}
+    gone = replace(left, job=a_job(spec_with(1), status=raises.status), pods=observed.pods[:3])
+    assert created(plan(gone, NOW)) == []
+    back = replace(gone, lent=frozenset())
+    assert [a.slot for a in created(plan(back, NOW))] == [3]
+
+
+def test_a_spare_that_has_begun_to_train_is_not_given_back():
+    observed = with_spare(((0, 1), (2, 1), (3, 1)), lent=frozenset({3}), ready=())
+    wanted = plan(observed, NOW).wanted
+    assert wanted is not None
+    assert 3 not in wanted.leave
+
+
+# --- a suspect node ------------------------------------------------------------------------------
+
+
+def suspected(state=NodeState.SUSPECT, evidence=("gpu-1",), **changes):
+    verdict = a_verdict("node-1", state, evidence=evidence)
+    return an_observation(**({"verdicts": {"node-1": verdict}} | changes))
+
+
+def with_early_spare(**changes):
+    """Slot 3 is ready, because the node of slot 1 was suspect."""
+    job = a_job(status=a_status(4))
+    pods = tuple(a_pod(s) for s in range(4))
+    given = {"seen": a_seen(ALL, spares=(spare(3),)), "job": job, "pods": pods}
+    return suspected(**(given | changes))
+
+
+def asked(observed):
+    wanted = plan(observed, NOW).wanted
+    return None if wanted is None else wanted.leave
+
+
+def test_a_job_without_spares_gets_one_while_a_node_of_a_member_is_suspect():
+    planned = plan(suspected(), NOW)
+    assert [(a.slot, a.spare) for a in created(planned)] == [(3, True)]
+    assert planned.status.spares is not None
+    assert (planned.status.spares.desired, planned.status.state) == (1, "Running")
+    ready = plan(with_early_spare(), NOW)
+    assert (created(ready), asked(with_early_spare())) == ([], ())
+    assert ready.status.spares is not None
+    assert "suspect" in (ready.status.spares.message or "")
+
+
+def test_a_death_alone_is_no_evidence():
+    assert created(plan(suspected(evidence=()), NOW)) == []
+
+
+def test_it_goes_when_the_suspicion_ends():
+    assert asked(with_early_spare(verdicts={})) == (3,)
+
+
+def test_it_stays_while_the_job_recovers():
+    held = a_seen((), running=False)
+    assert 3 not in (asked(with_early_spare(seen=held)) or ())
+
+
+def test_it_takes_the_place_of_the_member_whose_node_breaks():
+    broken = with_early_spare(state=NodeState.GONE)
+    planned = plan(broken, NOW)
+    assert raised(broken, planned) == {1: 2}
+    for members in (((0, 1), (2, 1)), ((0, 1), (2, 1), (3, 1))):
+        job = a_job(status=planned.status)
+        following = plan(replace(broken, job=job, seen=a_seen(members)), NOW + 1)
+        assert created(following) == [], "slot 3 is in, or about to be"
+        assert following.wanted is not None
+        assert following.wanted.leave == ()
+    assert planned.status.restarts is not None
+    assert planned.status.restarts.by_cause == {"NodeGone": 1}
+
+
+def test_it_stays_until_the_member_has_left():
+    leaving = with_early_spare(state=NodeState.LEAVING)
+    assert asked(leaving) == (1,)
+    left = replace(leaving, seen=a_seen(((0, 1), (2, 1)), left=(a_left(1),)))
+    raises = plan(left, NOW)
+    assert raised(left, raises) == {1: 2}
+    after = plan(replace(left, job=a_job(status=raises.status)), NOW)
+    assert created(after) == []
+    assert after.wanted is not None
+    assert after.wanted.leave == ()
+
+
+def test_a_verdict_without_a_suspicion_before_creates_no_other_pod():
+    assert created(plan(suspected(NodeState.LEAVING), NOW)) == []
+
+
+def test_a_job_with_spares_gets_no_other_and_one_that_does_not_run_none():
+    doubt = {"node-1": a_verdict("node-1", NodeState.SUSPECT, evidence=("gpu-1",))}
+    assert created(plan(with_spare(verdicts=doubt), NOW)) == []
+    assert created(plan(suspected(seen=a_seen(ALL, running=False)), NOW)) == []
+
+
+# --- its pod -------------------------------------------------------------------------------------
+
+
+def test_a_spare_prefers_a_rack_and_a_node_without_a_pod_of_the_job():
+    fresh = an_observation(job=a_job(spec_with(1)), pods=(), seen=None)
+    made = {a.slot: a.body["spec"].get("affinity") for a in created(plan(fresh, NOW))}
+    assert made[0] is None
+    terms = made[3]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    domains = [t["podAffinityTerm"]["topologyKey"] for t in terms]
+    assert domains == [names.NODE_RACK, "kubernetes.io/hostname"]
+    selectors = {str(t["podAffinityTerm"]["labelSelector"]) for t in terms}
+    assert len(selectors) == 1
+    assert fresh.job.uid in selectors.pop()
+
+
+def test_more_slots_than_a_status_can_hold_are_refused():
+    assert "spares" in refusal(replicas=4096, spares=1)
+    assert "spares" in refusal(replicas=1, spares=65)
+    assert refusal(replicas=4032, spares=64) == ""
+
+
+def refusal(**workers):
+    try:
+        model.parse_spec(a_spec(workers={"template": TEMPLATE, **workers}))
+    except model.SpecError as error:
+        return str(error)
+    return ""
