@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from everstep_agent.peers.messages import AgentReport, Boundary, EpochLevel, EpochMember, Id
 from everstep_contract import levels
+from everstep_contract.wire import Standing
 
 
 def arm(steps: Iterable[int], *, stay: bool, hold: bool = False, margin: int = 1) -> Boundary:
@@ -36,6 +37,15 @@ def advance(
     if all(r is not None and r.acked == boundary.step for r in held):
         return replace(boundary, confirmed=True)
     return boundary
+
+
+def is_held_at(boundary: Boundary | None, standing: Standing | None) -> bool:
+    """Whether a rank is held because newcomers join, and not because it has failed to complete the step
+    that ends there.
+    """
+    if boundary is None or standing is None:
+        return False
+    return boundary.hold and standing.applied == boundary.step
 
 
 def is_save_due(seconds: int, *, since_last: float, busy: bool) -> bool:
