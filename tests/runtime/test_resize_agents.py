@@ -2,15 +2,19 @@
 nobody else restarts.
 """
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from agent.gang import Gang, assert_exact
-from everstep import run
+from everstep import Job, run
 from everstep_agent.pod import spawn
 from everstep_contract import levels
+from runtime.test_regroup import a_dataset
 from runtime.test_regroup_agents import a_script
 
 
@@ -61,9 +65,13 @@ async def finish(gang: Gang) -> list[tuple[str, int]]:
     return [(c.cause, len(c.members)) for c in (await gang.run_log()).claims]
 
 
-async def test_a_lower_size_lets_several_slots_leave_at_once(tmp_path: Path, endless: None) -> None:
-    async with a_gang(tmp_path, 4) as gang:
-        await gang.until(lambda s: s.step >= 3)
+@pytest.mark.parametrize("on_loss", ["Shrink", "Wait"])
+async def test_a_lower_size_lets_several_slots_leave_at_once(
+    tmp_path: Path, endless: None, on_loss: str
+) -> None:
+    """`Wait` is about losses, and this is none."""
+    async with Gang(tmp_path, 4, in_place=1, hang_seconds=60.0, on_loss=on_loss) as gang:
+        await gang.until(lambda s: s.step >= 3, 60.0)
         stay = list_pids(gang, (0, 1))
         resize(gang, 2, leave=(2, 3), leave_reason="replicas is 2")
         await until_left(gang, 2, 3)
@@ -79,7 +87,7 @@ async def test_a_lower_size_lets_several_slots_leave_at_once(tmp_path: Path, end
 
 async def test_a_higher_size_lets_several_pods_join_at_once(tmp_path: Path, endless: None) -> None:
     async with a_gang(tmp_path, 2) as gang:
-        await gang.until(lambda s: s.step >= 3)
+        await gang.until(lambda s: s.step >= 3, 60.0)
         stay = list_pids(gang, (0, 1))
         resize(gang, 4)
         await gang.start(2, 0)
@@ -94,7 +102,7 @@ async def test_a_higher_size_lets_several_pods_join_at_once(tmp_path: Path, endl
 async def test_a_slot_leaves_while_its_replacement_is_ready(tmp_path: Path, endless: None) -> None:
     """As after a spot notice, with another pod there already."""
     async with a_gang(tmp_path, 3) as gang:
-        await gang.until(lambda s: s.step >= 3)
+        await gang.until(lambda s: s.step >= 3, 60.0)
         stay = list_pids(gang, (0, 1))
         await gang.start(3, 0)
         await until_ready(gang, 3)
@@ -111,7 +119,7 @@ async def test_a_slot_leaves_and_comes_back_while_another_joins(
     tmp_path: Path, endless: None
 ) -> None:
     async with a_gang(tmp_path, 3) as gang:
-        await gang.until(lambda s: s.step >= 3)
+        await gang.until(lambda s: s.step >= 3, 60.0)
         stay = list_pids(gang, (0, 1))
         resize(gang, 4, leave=(2,), leave_reason="its node is drained")
         await gang.start(3, 0)
@@ -126,13 +134,54 @@ async def test_a_slot_leaves_and_comes_back_while_another_joins(
         assert claims[-1] == ("Grow", 4)
 
 
+def a_script_of_many_states(job: Job, torn: bool = False) -> None:
+    """Forward changes buffers, the learning rate falls, and dropout draws random numbers. `torn`: the state
+    is written within the loop, so nobody can copy it beside a step.
+    """
+    model = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+    job.track(model=model, optimizer=optimizer, schedule=schedule)
+    data = job.batches(a_dataset(), global_batch=24, micro_batch=4)
+    for step in job.steps(until=10**6):
+        for inputs, wanted in step.batches(data):
+            step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+            if torn:
+                with torch.no_grad():
+                    model[0].weight.mul_(1.0)
+            time.sleep(0.01)
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["beside a step", "at the boundary"])
+async def test_a_newcomer_gets_the_state_that_the_members_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool
+) -> None:
+    """Each commit compares the states of all ranks, and the end is one."""
+    script = lambda job: a_script_of_many_states(job, torn)  # noqa: E731
+    spawner = spawn.ForkSpawner(lambda: run(script, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    async with a_gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 3, 60.0)
+        stay = list_pids(gang, (0, 1))
+        resize(gang, 3)
+        await gang.start(2, 0)
+        await until_slots(gang, 0, 1, 2)
+        assert list_pids(gang, (0, 1)) == stay
+        claims = await finish(gang)
+        assert claims[-1] == ("Grow", 3)
+        assert {cause for cause, _ in claims[1:-1]} == ({"GrowFailed"} if torn else set())
+        assert not [i for s in gang.history for i in s.incidents], "who joins interrupts nobody"
+
+
 @pytest.mark.parametrize("leavers", [(2,), (0,), (1, 2), (0, 2)], ids=str)
 async def test_pods_that_get_sigterm_leave_and_the_others_go_on(
     tmp_path: Path, endless: None, leavers: tuple[int, ...]
 ) -> None:
     others = [slot for slot in range(4) if slot not in leavers]
     async with a_gang(tmp_path, 4) as gang:
-        await gang.until(lambda s: s.step >= 3)
+        await gang.until(lambda s: s.step >= 3, 60.0)
         stay = list_pids(gang, others)
         for slot in leavers:
             gang.agents[slot].leave()

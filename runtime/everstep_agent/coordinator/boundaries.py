@@ -6,10 +6,17 @@ it. If a worker is already past it, the coordinator raises it, each time by more
 shorter than the latency of a report.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from everstep_agent.peers.messages import AgentReport, Boundary, EpochLevel, EpochMember, Id
+from everstep_agent.peers.messages import (
+    AgentReport,
+    Boundary,
+    EpochLevel,
+    EpochMember,
+    Id,
+    State,
+)
 from everstep_contract import levels
 from everstep_contract.wire import Standing
 
@@ -83,6 +90,25 @@ def why_stay(
     missing = wanted.want_workers - len(members)
     grows = missing > 0 and eligible > 0 and (eligible >= missing or waited >= gang)
     return "Grow" if grows or returning else ""
+
+
+def is_resize(
+    wanted: levels.Wanted,
+    epoch: EpochLevel,
+    reports: Iterable[AgentReport],
+    lost: Collection[Id] = (),
+) -> bool:
+    """Whether members leave only because fewer are wanted: nothing is lost that could be waited for.
+
+    Args:
+        lost: members whose pods are lost.
+    """
+    leaving = {m.id for m in epoch.members if m.slot in wanted.leave} | {*epoch.leaving}
+    ended = {r.id for r in reports if any(w.state is State.DEAD for w in r.workers)}
+    others = (ended & {m.id for m in epoch.members} | {*lost}) - {*epoch.leaving}
+    return (
+        bool(leaving) and min(slot for slot, _, _ in leaving) >= wanted.want_workers and not others
+    )
 
 
 def why_renew(wanted: levels.Wanted, epoch: EpochLevel) -> str:

@@ -40,7 +40,7 @@ def train(world: World, pod: Pod, rules: Rules) -> Iterator[Move]:
     if level is None or level.number != snap.epoch:
         return
     if level.boundary is not None and snap.step >= level.boundary.step:
-        gives = level.boundary.hold and snap.work == HELD and snap.step < rules.steps
+        gives = level.boundary.hold and snap.work == HELD
         if rules.sums_wait or not gives:
             return
     for member in level.members:
