@@ -65,7 +65,7 @@ def cross(session: Session, step: StepState) -> None:
         else:
             session.stage_beside(step.number)
     if reply.hold:
-        joining.wait_for_newcomers(session)
+        joining.let_join(session)
         if session.broken:
             session.park(session.applied, why="the epoch ended")
     if reply.stay:

@@ -1,37 +1,74 @@
-"""Where members come: a boundary at which all wait until a newcomer has the state of one of them."""
+"""Where members come: from one boundary on, no sum is complete until a newcomer has the state of one of
+them. The members compute their share of the next step meanwhile.
+"""
 
 import threading
+from collections.abc import Callable
+from functools import cache
 
 from everstep import transfer
 from everstep.errors import StateError
 from everstep.session import Session
-from everstep.snapshot import Capture
+from everstep.snapshot import Capture, Snapshot
 from everstep_contract import wire
 
 
-def wait_for_newcomers(session: Session) -> None:
-    """A member's side: hold at this boundary, hand the state over if asked, until the next epoch.
+def let_join(session: Session) -> None:
+    """A member's side, at the boundary. Until the next epoch no sum is complete, so the next step changes
+    only what is small, which is copied here: the state can be handed over beside it.
 
-    Each transfer has a thread of its own: gloo does not return if the newcomer dies while the two
-    connect, and this rank must go on then. What such a thread still reads is used by nobody.
+    There is no next step after the last one, and a script that changes its state within the loop
+    cannot give it beside one: such a rank waits here.
     """
-    session.membership.hold_here()
     if session.local.names:
         session.note(
             f"ranks join after step {session.applied}: their local state {session.local.names} begins as"
             " the script made it"
         )
-    with session.meter.charging("wait", waiting=True):
-        while (order := session.membership.next_order()) is not None:
-            given = (order, session.applied, session.capture())
-            threading.Thread(target=_give, args=(session, *given), daemon=True).start()
+    shot, applied, membership = session.take_snapshot(), session.applied, session.membership
+    if session.applied == session.until or session.gave_torn:
+        membership.hold_here()
+        with session.meter.charging("wait", waiting=True):
+            _follow_orders(session, shot, applied)
+    else:
+        membership.hold_next()
+        _begin(_follow_orders, session, shot, applied)
 
 
-def _give(session: Session, order: wire.GiveState, applied: int, capture: Capture) -> None:
+def _follow_orders(session: Session, shot: Snapshot, applied: int) -> None:
+    """Each transfer has a thread of its own: gloo does not return if the newcomer dies while the two
+    connect, and this rank must go on then. What such a thread still reads is used by nobody.
+    """
+    list_state = cache(shot.list_state)
+    while (order := session.membership.next_order()) is not None:
+        _begin(_give, session, order, applied, shot, list_state)
+
+
+def _begin(act: Callable[..., None], *given: object) -> None:
+    threading.Thread(target=act, args=given, name="everstep-give", daemon=True).start()
+
+
+def _give(
+    session: Session,
+    order: wire.GiveState,
+    applied: int,
+    shot: Snapshot,
+    list_state: Callable[[], Capture],
+) -> None:
     try:
-        transfer.give(session.agent, order.epoch, order.key, applied, capture)
+        held = list_state()
+        torn = transfer.give(
+            session.agent, order.epoch, order.key, applied, held, lambda: shot.find_changed(held)
+        )
     except (RuntimeError, TimeoutError) as error:
         session.note(f"the state could not be handed to a newcomer: {error!r:.200}")
+        return
+    if torn:
+        session.gave_torn = True
+        session.note(
+            f"{torn} was changed while a newcomer took it: this rank waits for the next one. Change it "
+            "after the loop over step.batches"
+        )
 
 
 def take_state(session: Session) -> None:
@@ -45,7 +82,8 @@ def take_state(session: Session) -> None:
 
 def _take(session: Session, order: wire.GiveState | wire.TakeState) -> wire.StateTaken:
     try:
-        session.adopt(*transfer.take(session.agent, order.epoch, order.key))
+        own = session.capture().tensors
+        session.adopt(*transfer.take(session.agent, order.epoch, order.key, own))
     except (RuntimeError, TimeoutError, StateError) as error:
         return wire.StateTaken(epoch=order.epoch, applied=0, problem=f"{error!r:.300}")
     return wire.StateTaken(epoch=order.epoch, applied=session.applied)

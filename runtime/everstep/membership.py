@@ -68,6 +68,8 @@ class Membership:
         """The share of the next loop, if another member has begun it already."""
         self._rescue: Numbers | None = None
         self._held, self._parked = start.join, False
+        self._holds_next = False
+        """Newcomers join: this rank is held once its next loop has begun."""
         self._orders: list[wire.GiveState | wire.TakeState] = []
         self._apart = "its script has not reached job.steps yet"
         """Why this rank cannot regroup now; empty: it can."""
@@ -98,17 +100,18 @@ class Membership:
             Parked: the epoch is over.
         """
         with self._news:
-            self._wait_regrouped()
-            share, self._assigned = self._assigned, None
-            if share is None:
-                share = list(self.plan(micro_batches))
-            elif micro_batches != self._micro_batches:
-                raise Misuse(
-                    f"this rank cuts the step into {micro_batches} micro-batches, others into "
-                    f"{self._micro_batches}; all ranks must use the same feed in the same step"
-                )
+            joins = self._holds_next and not self._held and not self._parked
+            if not joins:
+                self._wait_regrouped()
+            share = self._choose_share(micro_batches)
             self._share, self._micro_batches, self._more = list(share), micro_batches, []
-            return share
+            if not joins:
+                return share
+            self._held, self._holds_next = True, False
+            standing = self._describe("")
+            self._news.notify_all()
+        self._send(standing)
+        return share
 
     def take_more(self) -> list[int]:
         """Micro-batches that a lost member leaves to this rank, once each."""
@@ -195,18 +198,27 @@ class Membership:
             return next((epoch for last, epoch in self._ended if step <= last), self.epoch)
 
     def hold_here(self) -> None:
-        """At a boundary at which a newcomer joins: tell the standing, and leave the group."""
+        """At a boundary at which newcomers join: tell the standing, and wait there."""
         with self._news:
             self._held = True
             standing = self._describe("")
-        self._newest.cut()
         self._send(standing)
 
-    def next_order(self) -> wire.GiveState | wire.TakeState | None:
-        """While this rank is held: the next order to hand state over. None: it is held no more."""
+    def hold_next(self) -> None:
+        """The same, but this rank goes on: it tells its standing once the next loop has begun, and
+        computes its share. No reduction completes before the next epoch, so its state stays as it is
+        at this boundary.
+        """
         with self._news:
-            self._news.wait_for(lambda: self._orders or not self._held or self._parked)
-            if not self._held or self._parked:
+            self._holds_next = True
+
+    def next_order(self) -> wire.GiveState | wire.TakeState | None:
+        """While this rank is held, or is about to be: the next order to hand state over. None: it is
+        held no more.
+        """
+        with self._news:
+            self._news.wait_for(lambda: self._orders or not self._is_held() or self._parked)
+            if not self._is_held() or self._parked:
                 return None
             return self._orders.pop(0)
 
@@ -258,7 +270,7 @@ class Membership:
     def _enter(self, frame: wire.Regroup) -> None:
         self._ended.append((frame.applied, self.epoch))
         self.epoch, self.rank, self.world = frame.epoch, frame.rank, frame.world
-        self._held, self._group = False, None
+        self._held, self._holds_next, self._group = False, False, None
         self._orders.clear()
         behind = bool(frame.vector)
         self._reductions = -1 if behind else 0
@@ -275,6 +287,7 @@ class Membership:
 
     def _form_group(self, frame: wire.Regroup) -> None:
         assert self._form is not None
+        self._newest.cut()  # a rank that only held for newcomers has not left it yet
         try:
             group = self._form(frame)
         except (RuntimeError, TimeoutError) as error:
@@ -297,6 +310,20 @@ class Membership:
         self._news.wait_for(lambda: not self._held or self._parked)
         if self._parked:
             raise Parked
+
+    def _is_held(self) -> bool:
+        return self._held or self._holds_next
+
+    def _choose_share(self, micro_batches: int) -> list[int]:
+        share, self._assigned = self._assigned, None
+        if share is None:
+            return list(self.plan(micro_batches))
+        if micro_batches != self._micro_batches:
+            raise Misuse(
+                f"this rank cuts the step into {micro_batches} micro-batches, others into "
+                f"{self._micro_batches}; all ranks must use the same feed in the same step"
+            )
+        return share
 
     def _end_reduction(self, vector: Numbers) -> None:
         self._reductions += 1

@@ -113,6 +113,8 @@ class Session:
         self.feeds = Feeds(self._recorded_feeds(), applied=start.applied, note=self.note)
         self.settled = False
         """The main thread is in `job.steps`: from here on it parks by itself."""
+        self.gave_torn = False
+        """State that this rank gave to a newcomer beside a step changed meanwhile."""
         self.step: StepState | None = None
         """The step whose body runs now."""
         self._final: tuple[Any, ...] | None = None
@@ -233,6 +235,10 @@ class Session:
         tree = {**rest.tree, "objects": objects}
         return Capture(tree=tree, tensors=tensors | rest.tensors, own=rest.own)
 
+    def take_snapshot(self) -> snapshot.Snapshot:
+        """At a boundary: the state, to be listed and copied beside the next step."""
+        return snapshot.take(self.tracked, self.buffers, self._capture_rest())
+
     def _capture_rest(self) -> Capture:
         """All but the tracked objects. The tensors are copies."""
         tensors: state.Tensors = {}
@@ -285,7 +291,7 @@ class Session:
         began = time.monotonic()
         with self.meter.charging("stall"):
             self.copier.wait()
-            shot = snapshot.take(self.tracked, self.buffers, self._capture_rest())
+            shot = self.take_snapshot()
         self.staged = step
         staged = wire.Staged(
             epoch=self.epoch,

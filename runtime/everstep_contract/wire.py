@@ -222,7 +222,8 @@ class AtBoundary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundaryReply:
     """`raised`: another boundary was armed, continue. `save`: stage this rank's part here. `stay`:
-    then park. `hold`: tell the standing, and wait for `Regroup` or `GiveState`.
+    then park. `hold`: newcomers join. Tell the standing once the next loop has begun, hand over the
+    state of this boundary if asked (`GiveState`), and complete no sum before `Regroup`.
     """
 
     raised: bool = False

@@ -1,6 +1,6 @@
-from agent.given import a_member, a_report, stepping, wanting
+from agent.given import a_member, a_report, an_epoch, stepping, wanting
 from everstep_agent.coordinator import boundaries
-from everstep_agent.peers.messages import Boundary
+from everstep_agent.peers.messages import Boundary, State
 from everstep_contract import levels
 
 MEMBERS = (a_member(0), a_member(1))
@@ -81,3 +81,24 @@ def test_an_epoch_ends_at_a_boundary_when_the_coordinator_that_is_no_member_leav
     assert why_stay(wanting(9, leave=(7,)), [], **outside) == "Leave"
     assert why_stay(wanting(8), [a_report(7, leaving=True)], **outside) == "Leave"
     assert why_stay(wanting(2), [a_report(7, leaving=True)]) == "", "another that is no member"
+
+
+def test_members_beyond_a_lower_size_are_no_loss_when_they_leave():
+    epoch, wanted = an_epoch(4), wanting(2, leave=(2, 3))
+    alive = [stepping(slot) for slot in range(4)]
+    assert boundaries.is_resize(wanted, epoch, alive)
+    gone = an_epoch(4, leaving=((2, 0, 1), (3, 0, 1)))
+    over = [*alive[:2], stepping(2, state=State.DEAD), stepping(3, state=State.DEAD)]
+    assert boundaries.is_resize(wanted, gone, over)
+    assert boundaries.is_resize(wanting(2), gone, over), "the operator asks no more"
+
+
+def test_it_is_a_loss_if_anything_else_is_lost_or_is_to_be_replaced():
+    alive = [stepping(slot) for slot in range(4)]
+    assert not boundaries.is_resize(wanting(2), an_epoch(4), alive), "nobody leaves"
+    assert not boundaries.is_resize(wanting(2, leave=(1, 3)), an_epoch(4), alive)
+    one_dead = [*alive[:3], stepping(3, state=State.DEAD)]
+    assert not boundaries.is_resize(wanting(2, leave=(2, 3)), an_epoch(4), one_dead)
+    assert not boundaries.is_resize(
+        wanting(2, leave=(2, 3)), an_epoch(4), alive, lost=frozenset({(0, 0, 1)})
+    )

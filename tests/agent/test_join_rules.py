@@ -146,6 +146,8 @@ def test_the_members_are_held_once_each_has_told_its_standing_at_the_boundary():
     assert not join_rules.are_held(epoch, both[:1])
     assert not join_rules.are_held(epoch, [both[0], at_boundary(standing=None)])
     assert not join_rules.are_held(epoch, [both[0], at_boundary(state=State.TRACKED)])
+    failed = Standing(epoch=1, applied=7, reductions=0)
+    assert not join_rules.are_held(epoch, [both[0], at_boundary(standing=failed)])
     assert not join_rules.are_held(an_epoch(2), both)
     assert not join_rules.are_held(an_epoch(2, boundary=Boundary(step=8)), both)
 
@@ -200,8 +202,13 @@ def test_a_newcomer_that_is_there_is_not_lost():
 # --- continue_epoch ------------------------------------------------------------------------------
 
 
-def go_on(epoch, newcomers, workers):
-    return join_rules.continue_epoch(epoch, newcomers, workers, number=5, token="new")
+def standing(**changes: object) -> Standing:
+    return Standing(**({"epoch": 1, "applied": 8, "reductions": 3} | changes))
+
+
+def go_on(epoch, newcomers, *standings: Standing):
+    told = dict(enumerate(standings or (standing(), standing())))
+    return join_rules.continue_epoch(epoch, newcomers, told, number=5, token="new")
 
 
 def test_members_and_newcomers_go_on_together_in_the_order_of_their_slots():
@@ -210,17 +217,50 @@ def test_members_and_newcomers_go_on_together_in_the_order_of_their_slots():
         joining=joining(0, 2), boundary=Boundary(step=8, hold=True),
         transfers=(Transfer(giver=0, slot=0, local=0, key="k"),),
     )  # fmt: skip
-    after = go_on(epoch, epoch.joining, [at_boundary(), at_boundary()])
+    after = go_on(epoch, epoch.joining)
     assert (after.number, after.token, after.stage) == (5, "new", Stage.STARTING)
     assert [(m.slot, m.node_rank) for m in after.members] == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert (after.joining, after.transfers, after.boundary) == ((), (), None)
     place = after.in_place
     assert place is not None
-    assert (place.former, place.applied, place.reductions, place.shares) == (1, 8, 0, ())
+    assert (place.former, place.applied, place.reductions, place.shares) == (1, 8, 3, ())
     assert after.resume == 8
 
 
 def test_without_the_newcomers_the_members_go_on_alone():
-    after = go_on(an_epoch(2, joining=joining(2)), (), [at_boundary(), at_boundary()])
+    after = go_on(an_epoch(2, joining=joining(2)), ())
     assert [m.slot for m in after.members] == [0, 1]
     assert after.joining == ()
+
+
+def test_members_keep_what_they_have_begun_and_a_newcomer_has_no_part_of_that_step():
+    epoch = an_epoch(2, members=(a_member(1, node_rank=0), a_member(3, node_rank=1)))
+    begun = [standing(share=((0, 3),), micro_batches=5), standing(share=((3, 5),), micro_batches=5)]
+    place = go_on(epoch, joining(0, 2), *begun).in_place
+    assert (place.micro_batches, place.shares) == (5, ((), ((0, 3),), (), ((3, 5),)))
+    alone = go_on(epoch, (), *begun).in_place
+    assert alone.shares == (((0, 3),), ((3, 5),))
+
+
+def test_what_a_member_that_waits_at_the_boundary_has_not_begun_is_shared_with_the_newcomers():
+    begun = standing(share=((0, 2),), micro_batches=4)
+    place = go_on(an_epoch(2), joining(2), begun, standing()).in_place
+    assert place.shares == (((0, 2),), ((2, 3),), ((3, 4),))
+
+
+def test_a_worker_that_replaces_a_lost_rank_of_a_member_is_a_newcomer():
+    epoch = an_epoch(1, members=(a_member(0, lives=(0, 1)),))
+    begun = standing(share=((0, 2),), micro_batches=2)
+    after = go_on(epoch, (a_member(0, lives=(4, 0)),), begun)
+    assert after.members[0].lives == (4, 1)
+    assert after.in_place.shares == ((), ((0, 2),))
+
+
+def test_standings_are_listed_by_rank():
+    epoch = an_epoch(2)
+    reports = [
+        a_report(1, epoch=1, workers=(at_boundary(standing=standing(applied=9)),)),
+        a_report(0, epoch=1, workers=(at_boundary(standing=standing()),)),
+    ]
+    found = join_rules.list_standings(epoch, reports)
+    assert {rank: told.applied for rank, told in found.items()} == {0: 8, 1: 9}

@@ -389,3 +389,57 @@ def test_parked_in_the_optimizers_step_it_counts_the_step_in_its_own_epoch(rank:
     call = blocked(lambda: rank.membership.mark_applied(6))
     rank.membership.park()
     assert call.end() == 1
+
+
+# --- newcomers join ------------------------------------------------------------------------------
+
+
+def test_beside_newcomers_a_rank_begins_its_share_and_tells_it_and_reduces_nothing(
+    rank: Rank,
+) -> None:
+    membership = rank.membership
+    membership.hold_next()
+    assert not rank.sent, "it has begun nothing yet"
+    assert membership.begin(6) == [2, 3]
+    (told,) = rank.standings()
+    assert (told.applied, told.share, told.micro_batches) == (5, ((2, 4),), 6)
+    assert membership.group_now() is None
+    assert not membership.complete(rank.groups[1], VECTOR)
+    ends = blocked(membership.wait_group)
+    rank.regroup(share=((2, 4),), micro_batches=6, rank=2, world=4)
+    assert ends.end() is rank.groups[2]
+    assert membership.take_more() == []
+    assert rank.groups[1].was_cut
+    assert (membership.rank, membership.world) == (2, 4)
+
+
+def test_a_loss_before_the_next_loop_has_begun_is_told_without_a_share(rank: Rank) -> None:
+    membership = rank.membership
+    membership.hold_next()
+    membership.hold(1)
+    assert [s.share for s in rank.standings()] == [None]
+    begins = blocked(lambda: membership.begin(6))
+    rank.regroup(share=((0, 3),), micro_batches=6)
+    assert begins.end() == [0, 1, 2]
+    assert len(rank.standings()) == 1, "newcomers are no reason any more"
+
+
+def test_orders_are_taken_from_the_boundary_on_until_the_next_epoch(rank: Rank) -> None:
+    membership = rank.membership
+    assert membership.next_order() is None
+    membership.hold_next()
+    waits = blocked(membership.next_order)
+    order = wire.GiveState(epoch=1, key="k")
+    membership.order(order)
+    assert waits.end() == order
+    membership.begin(6)
+    waits = blocked(membership.next_order)
+    rank.regroup()
+    assert waits.end() is None
+
+
+def test_a_newcomer_may_have_no_part_of_the_step_that_others_have_begun() -> None:
+    rank = Rank(join=True)
+    rank.regroup(share=(), micro_batches=6)
+    assert rank.membership.begin(6) == []
+    rank.membership.park()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from everstep import state, transfer
+from everstep.errors import StateError
 from everstep.snapshot import Capture
 from everstep_contract import wire
 
@@ -71,3 +72,32 @@ def test_each_tensor_arrives_as_it_was_sent(tensors: state.Tensors) -> None:
 
 def test_a_large_tensor_travels_alone_and_an_empty_one_not_at_all() -> None:
     assert list(transfer._pack([1, transfer.PACK_BYTES + 1, 0, 1])) == [[0], [1], [3]]
+
+
+def hand_over(sent: Capture, own: state.Tensors, torn: str = "") -> state.Tensors:
+    keys = Keys()
+    with ThreadPoolExecutor(2) as both:
+        giving = both.submit(transfer.give, keys, 1, "k", 7, sent, lambda: torn)
+        taking = both.submit(transfer.take, keys, 1, "k", own)
+        assert giving.result(timeout=60) == torn
+        return taking.result(timeout=60)[2]
+
+
+def test_a_tensor_is_received_where_the_newcomer_has_one_that_fits() -> None:
+    sent = {n: torch.arange(6.0).view(2, 3) for n in ("fits", "flat", "wide", "turned", "tied")}
+    own = {
+        "fits": torch.zeros(2, 3, requires_grad=True),
+        "flat": torch.zeros(6),
+        "wide": torch.zeros(2, 3, dtype=torch.float64),
+        "turned": torch.zeros(3, 2).t(),
+    }
+    own["tied"] = own["fits"]
+    taken = hand_over(Capture(tree={}, tensors=sent), own)
+    assert all(torch.equal(taken[name], sent[name]) for name in sent)
+    placed = [name for name in own if taken[name].data_ptr() == own[name].data_ptr()]
+    assert placed == ["fits"]
+
+
+def test_a_state_that_changed_on_its_way_is_not_taken() -> None:
+    with pytest.raises(StateError, match="changed while it was handed over"):
+        hand_over(Capture(tree={}, tensors={"a": SMALL}), {}, torn="model/a")

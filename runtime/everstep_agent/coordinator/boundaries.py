@@ -9,8 +9,16 @@ shorter than the latency of a report.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from everstep_agent.peers.messages import AgentReport, Boundary, EpochLevel, EpochMember, Id
+from everstep_agent.peers.messages import (
+    AgentReport,
+    Boundary,
+    EpochLevel,
+    EpochMember,
+    Id,
+    State,
+)
 from everstep_contract import levels
+from everstep_contract.wire import Standing
 
 
 def arm(steps: Iterable[int], *, stay: bool, hold: bool = False, margin: int = 1) -> Boundary:
@@ -36,6 +44,15 @@ def advance(
     if all(r is not None and r.acked == boundary.step for r in held):
         return replace(boundary, confirmed=True)
     return boundary
+
+
+def is_held_at(boundary: Boundary | None, standing: Standing | None) -> bool:
+    """Whether a rank is held because newcomers join, and not because it has failed to complete the step
+    that ends there.
+    """
+    if boundary is None or standing is None:
+        return False
+    return boundary.hold and standing.applied == boundary.step
 
 
 def is_save_due(seconds: int, *, since_last: float, busy: bool) -> bool:
@@ -79,6 +96,24 @@ def _is_surplus(leaving: Collection[int], members: Sequence[EpochMember], want: 
     """Whether the job is to be as large without these slots. With spares, a slot's number does not tell."""
     inside = {m.slot for m in members}
     return bool(inside & {*leaving}) and len(inside - {*leaving}) >= want
+
+
+def is_resize(
+    wanted: levels.Wanted,
+    epoch: EpochLevel,
+    reports: Iterable[AgentReport],
+    lost: Collection[Id] = (),
+) -> bool:
+    """Whether members leave only because fewer are wanted: nothing is lost that could be waited for.
+
+    Args:
+        lost: members whose pods are lost.
+    """
+    leaving = {m.id for m in epoch.members if m.slot in wanted.leave} | {*epoch.leaving}
+    ended = {r.id for r in reports if any(w.state is State.DEAD for w in r.workers)}
+    others = (ended & {m.id for m in epoch.members} | {*lost}) - {*epoch.leaving}
+    slots = {slot for slot, _, _ in leaving}
+    return _is_surplus(slots, epoch.members, wanted.want_workers) and not others
 
 
 def why_renew(wanted: levels.Wanted, epoch: EpochLevel) -> str:

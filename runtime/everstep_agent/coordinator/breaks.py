@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from everstep_agent.checkpoint.commit_rules import Disagree
+from everstep_agent.coordinator.boundaries import is_held_at
 from everstep_agent.coordinator.pod_status import PodStatus, read_pod_status
 from everstep_agent.peers.messages import (
     AgentReport,
@@ -314,8 +315,8 @@ def _of_worker(epoch: EpochLevel, member: EpochMember, worker: WorkerReport) -> 
             rank=rank,
             dead_ms=worker.dead_ms or 0,
         )
-    at_boundary = epoch.boundary is not None and epoch.boundary.hold
-    if worker.state is State.HELD and epoch.stage is Stage.RUNNING and not at_boundary:
+    joins = is_held_at(epoch.boundary, worker.standing)
+    if worker.state is State.HELD and epoch.stage is Stage.RUNNING and not joins:
         text = f"{where}: a collective failed"
         return Break(cause="GroupBroken", message=text, slot=None, certain=False)
     if worker.state is State.PARKED and worker.why:

@@ -1,12 +1,12 @@
-"""Newcomers join a running epoch: it holds at a boundary, they take its state, the next epoch is
-claimed with them. If one is lost meanwhile, the members go on without it.
+"""Newcomers join a running epoch: its members hold from a boundary on, the newcomers take their state, the
+next epoch is claimed with them. If one is lost meanwhile, the members go on without it.
 """
 
 import asyncio
 import secrets
 from collections.abc import Sequence
 
-from everstep_agent.coordinator import join_rules, members, regroup
+from everstep_agent.coordinator import join_rules, regroup
 from everstep_agent.coordinator.breaks import find_break
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.messages import EpochMember
@@ -74,8 +74,9 @@ async def _go_on(term: Term, joining: Sequence[EpochMember]) -> None:
     epoch = term.running
     if not join_rules.have_joined(epoch, term.recent()):
         return  # the members still hold: `admit` is called again
-    workers = members.list_workers(epoch, term.reports.all())
-    step = max(w.standing.applied for w in workers if w.standing is not None)
+    standings = join_rules.list_standings(epoch, term.reports.all())
+    assert epoch.boundary is not None
+    step = epoch.boundary.step
     claim = await regroup.claim(
         term,
         with_newcomers(epoch.members, joining),
@@ -84,6 +85,6 @@ async def _go_on(term: Term, joining: Sequence[EpochMember]) -> None:
     )
     if not isinstance(claim, str):
         following = join_rules.continue_epoch(
-            epoch, joining, workers, number=claim.epoch, token=claim.token
+            epoch, joining, standings, number=claim.epoch, token=claim.token
         )
         regroup.begin(term, following, claim.cause)

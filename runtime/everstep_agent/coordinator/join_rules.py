@@ -1,14 +1,17 @@
 """Which workers join a running epoch in place, and who hands the state to whom. Pure.
 
 They are those of another pod, or they replace the ranks that a member has lost. They get ready beside
-the running epoch, so nobody waits for their start. Then all members hold at one boundary until each
-newcomer has taken the state of one of them.
+the running epoch, so nobody waits for their start. Then all members hold from one boundary on, until
+each newcomer has taken the state of one of them: they compute their share of the next step, and do not
+reduce it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from everstep_agent.coordinator.regroup_rules import has_joined
+from everstep_agent.coordinator.boundaries import is_held_at
+from everstep_agent.coordinator.members import list_inside
+from everstep_agent.coordinator.regroup_rules import Plan, has_joined, plan_regroup
 from everstep_agent.coordinator.rounds import to_member
 from everstep_agent.peers.messages import (
     AgentReport,
@@ -21,6 +24,7 @@ from everstep_agent.peers.messages import (
     WorkerReport,
 )
 from everstep_agent.peers.places import with_newcomers
+from everstep_contract.wire import Standing
 
 
 def can_join(epoch: EpochLevel, reports: Iterable[AgentReport]) -> bool:
@@ -67,13 +71,18 @@ def are_prepared(joining: Sequence[EpochMember], reports: Iterable[AgentReport])
 
 def are_held(epoch: EpochLevel, workers: Sequence[WorkerReport]) -> bool:
     """Whether every member holds at the boundary at which newcomers join."""
-    boundary = epoch.boundary
-    return (
-        boundary is not None
-        and boundary.hold
-        and len(workers) == epoch.world
-        and all(w.state is State.HELD and w.standing is not None for w in workers)
-    )
+    here = [w for w in workers if w.state is State.HELD and is_held_at(epoch.boundary, w.standing)]
+    return len(here) == len(workers) == epoch.world
+
+
+def list_standings(epoch: EpochLevel, reports: Iterable[AgentReport]) -> dict[int, Standing]:
+    """By rank of `epoch`."""
+    return {
+        member.ranks[worker.local]: worker.standing
+        for member, report in list_inside(epoch, reports)
+        for worker in report.workers
+        if worker.standing is not None
+    }
 
 
 def plan_transfers(epoch: EpochLevel, key: str) -> tuple[Transfer, ...]:
@@ -109,19 +118,30 @@ def find_lost(joining: Sequence[EpochMember], reports: Iterable[AgentReport]) ->
 def continue_epoch(
     epoch: EpochLevel,
     joining: Sequence[EpochMember],
-    workers: Sequence[WorkerReport],
+    standings: Mapping[int, Standing],
     *,
     number: int,
     token: str,
 ) -> EpochLevel:
-    """The members of `epoch` and the newcomers, who all hold the same state at one boundary."""
-    standings = [w.standing for w in workers if w.standing is not None]
+    """The members of `epoch` and the newcomers, who all hold the same state at one boundary. What members
+    have begun since they keep; a newcomer begins with the next step.
+
+    Args:
+        standings: of all members, by rank of `epoch`.
+    """
+    following = with_newcomers(epoch.members, joining)
+    former = _list_former(epoch, following, joining)
+    fresh = replace(standings[0], share=None, micro_batches=0)
+    plan = plan_regroup(
+        {rank: fresh if was is None else standings[was] for rank, was in enumerate(former)}
+    )
+    assert isinstance(plan, Plan)  # `are_held`: all are at the same place
     return replace(
         epoch,
         number=number,
         token=token,
         stage=Stage.STARTING,
-        members=with_newcomers(epoch.members, joining),
+        members=following,
         boundary=None,
         joining=(),
         transfers=(),
@@ -131,10 +151,22 @@ def continue_epoch(
         cause="",
         in_place=InPlace(
             former=epoch.number,
-            applied=max(s.applied for s in standings),
-            reductions=max(s.reductions for s in standings),
+            applied=plan.applied,
+            reductions=plan.reductions,
+            micro_batches=plan.micro_batches,
+            shares=tuple(plan.shares[rank] for rank in sorted(plan.shares)),
         ),
     )
+
+
+def _list_former(
+    epoch: EpochLevel, following: Iterable[EpochMember], joining: Iterable[EpochMember]
+) -> list[int | None]:
+    """By rank of the next epoch: the rank that this worker has in `epoch`; None: a newcomer."""
+    former = {(m.id, local): rank for m in epoch.members for local, rank in m.ranks.items()}
+    new = {(m.id, local) for m in joining for local in m.ranks}
+    places = [(m.id, local) for m in following for local in m.ranks]
+    return [None if place in new else former[place] for place in places]
 
 
 def _waits(report: AgentReport, member: EpochMember | None) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from everstep_agent.coordinator import (
+    boundaries,
     claim_behind,
     members,
     regroup_rules,
@@ -69,7 +70,9 @@ def why_not_wanted(term: Term) -> str:
         return "the job is to stop"
     if not term.settings.in_place:
         return "recovery.inPlace is false"
-    if term.settings.on_loss == levels.OnLoss.WAIT.value:
+    waits = term.settings.on_loss == levels.OnLoss.WAIT.value
+    told = term.wanted, term.running, term.recent(), _list_lost(term)
+    if waits and not boundaries.is_resize(*told):
         return "recovery.onLoss is Wait: all wait for what was lost"
     return ""
 

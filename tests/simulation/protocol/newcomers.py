@@ -15,6 +15,7 @@ from everstep_agent.peers.messages import (
     WorkerReport,
 )
 from everstep_agent.peers.places import with_newcomers
+from everstep_contract.wire import Standing
 from simulation.protocol import in_place, step_first
 from simulation.protocol.orders import reaches, wanted_by
 from simulation.protocol.rules import Move, Rules
@@ -111,8 +112,10 @@ def _claim(
     workers: Sequence[WorkerReport],
     rules: Rules,
 ) -> Iterator[Move]:
+    standings = _list_standings(one, level)
+
     def following(number: int, token: str) -> EpochLevel:
-        return join_rules.continue_epoch(level, joining, workers, number=number, token=token)
+        return join_rules.continue_epoch(level, joining, standings, number=number, token=token)
 
     applied = max(w.standing.applied for w in workers if w.standing is not None)
     named = with_newcomers(level.members, joining)
@@ -130,10 +133,17 @@ def _begin_unclaimed(
     applied = max(w.standing.applied for w in workers if w.standing is not None)
     named = with_newcomers(level.members, level.joining)
 
+    standings = _list_standings(one, level)
+
     def following(number: int, token: str) -> EpochLevel:
-        return join_rules.continue_epoch(level, level.joining, workers, number=number, token=token)
+        joining = level.joining
+        return join_rules.continue_epoch(level, joining, standings, number=number, token=token)
 
     return step_first.begin(world, one, level, named, applied, following, rules)
+
+
+def _list_standings(one: Coordinator, level: EpochLevel) -> dict[int, Standing]:
+    return join_rules.list_standings(level, [build_report(s) for s in one.view])
 
 
 def _recent(world: World, one: Coordinator) -> list[AgentReport]:

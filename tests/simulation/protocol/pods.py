@@ -40,7 +40,9 @@ def train(world: World, pod: Pod, rules: Rules) -> Iterator[Move]:
     if level is None or level.number != snap.epoch:
         return
     if level.boundary is not None and snap.step >= level.boundary.step:
-        return
+        gives = level.boundary.hold and snap.work == HELD
+        if rules.sums_wait or not gives:
+            return
     for member in level.members:
         if not _contributes(world, pod, world.pod((member.slot, member.attempt)), rules):
             return
@@ -51,7 +53,8 @@ def train(world: World, pod: Pod, rules: Rules) -> Iterator[Move]:
 
 
 def _steps(snap: Snap, rules: Rules) -> bool:
-    return snap.work == IN or (snap.work == HELD and not rules.hold_first)
+    goes_on = not (rules.hold_first and rules.sums_wait)
+    return snap.work == IN or (snap.work == HELD and goes_on)
 
 
 def _contributes(world: World, pod: Pod, other: Pod | None, rules: Rules) -> bool:

@@ -70,6 +70,8 @@ class Rules:
     """Lost ranks are replaced while the others go on: newcomers join in place."""
     take_first: bool = True
     """A newcomer is claimed once it holds the state of the boundary at which all hold."""
+    sums_wait: bool = True
+    """From the boundary at which newcomers join, no sum is complete before the next epoch."""
     silence_is_death: bool = False
     """A variant: members that are out of reach count as lost."""
     yields_expire: bool = True

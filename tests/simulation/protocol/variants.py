@@ -144,6 +144,11 @@ VARIANTS = {
         faults=("worker",),
         breaks="are in one epoch",
     ),
+    "members take the next step while newcomers take their state": Variant(
+        rules=Rules(in_place=True, newcomers=True, sums_wait=False),
+        faults=("worker",),
+        breaks="are in one epoch",
+    ),
     "newcomers are claimed before the members have joined the next epoch": Variant(
         rules=Rules(in_place=True, newcomers=True, join_first=False),
         faults=("pause",),

@@ -1,0 +1,105 @@
+"""How long the members' step takes at which a newcomer joins, by the size of the state:
+
+EVERSTEP_JOIN_MIB=256 EVERSTEP_JOIN_STEP=1.0 pytest -m long -s tests/runtime/test_join_pause.py
+"""
+
+import os
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from agent.gang import Gang, assert_exact
+from everstep import Job, run
+from everstep_agent.pod import spawn
+from everstep_contract import levels
+from runtime.test_regroup import a_dataset, a_model
+
+MIB = int(os.environ.get("EVERSTEP_JOIN_MIB", "64"))
+STEP = float(os.environ.get("EVERSTEP_JOIN_STEP", "0.3"))
+"""Seconds that two ranks take for a step; they sleep, so the cores are free for the transfer."""
+JOINS = int(os.environ.get("EVERSTEP_JOIN_RUNS", "3"))
+
+
+def a_script_with_ballast(job: Job, folder: Path) -> None:
+    """The ballast is parameters that get no gradient, with moments as Adam has them."""
+    model = a_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    ballast = nn.ParameterList(
+        nn.Parameter(torch.zeros(2**20), requires_grad=False) for _ in range(MIB // 12)
+    )
+    optimizer.add_param_group({"params": list(ballast)})
+    for held in () if job._session.start.join else ballast:
+        moments = {n: torch.zeros_like(held) for n in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[held] = {"step": torch.tensor(1.0), **moments}
+    job.track(model=model, optimizer=optimizer, ballast=ballast)
+    data = job.batches(a_dataset(), global_batch=24, micro_batch=2)
+    last = time.monotonic()
+    with (folder / f"steps.{os.getpid()}").open("a", buffering=1) as lines:
+        for step in job.steps(until=10**6):
+            for inputs, wanted in step.batches(data):
+                step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+                time.sleep(STEP / 6)
+            optimizer.step()
+            now = time.monotonic()
+            print(step.number, job.world_size, now - last, file=lines)
+            last = now
+
+
+async def until_whole(gang: Gang, world: int) -> None:
+    def is_so(seen: levels.Seen) -> bool:
+        whole = seen.running and len(seen.members) == world
+        return whole and all(not i.open for i in seen.incidents)
+
+    step = (await gang.until(is_so)).step
+    await gang.until(lambda s: is_so(s) and s.step > step + 2)
+
+
+async def join_and_leave(gang: Gang, attempt: int) -> None:
+    gang.want(want_workers=3, max_workers=3)
+    await gang.start(2, attempt)
+    await until_whole(gang, 3)
+    gang.want(want_workers=2, leave=(2,))
+    await gang.until(lambda s: any(a.attempt == attempt for a in s.left))
+    await gang.kill(2)
+    gang.want(leave=(), gone=(levels.SlotAttempt(slot=2, attempt=attempt),))
+    await until_whole(gang, 2)
+
+
+def read_longest(folder: Path) -> tuple[float, list[float]]:
+    """The median step of two ranks, and the longest step around each join, on each of the two."""
+    alone: list[float] = []
+    joins: list[float] = []
+    for path in folder.glob("steps.*"):
+        steps = [line.split() for line in path.read_text().splitlines()]
+        if not steps or steps[0][0] != "1":
+            continue  # a newcomer
+        worlds, seconds = [int(s[1]) for s in steps], [float(s[2]) for s in steps]
+        alone += [s for s, world in zip(seconds, worlds, strict=True) if world == 2]
+        grown = [i for i in range(1, len(steps)) if worlds[i] > worlds[i - 1]]
+        joins += [max(seconds[i - 1 : i + 2]) for i in grown]
+    return statistics.median(alone), sorted(joins)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_what_a_join_costs_the_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawner = spawn.ForkSpawner(lambda: run(lambda job: a_script_with_ballast(job, tmp_path)))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    async with Gang(tmp_path, 2, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 3)
+        for attempt in range(JOINS):
+            await join_and_leave(gang, attempt)
+        gang.want(stop=levels.Stop.SUSPEND)
+        await gang.reports()
+        assert gang.seen.stopped is not None
+        await assert_exact(gang, gang.seen.stopped.step)
+    step, joins = read_longest(tmp_path)
+    assert len(joins) == 2 * JOINS
+    shown = ", ".join(f"{s:.2f}" for s in joins)
+    print(f"{MIB} MiB, step {step:.2f} s, longest around each join: {shown} s")

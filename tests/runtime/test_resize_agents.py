@@ -1,0 +1,197 @@
+"""Real ranks under real agents: the job shrinks and grows while it runs, by several pods at once, and
+nobody else restarts.
+"""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from agent.gang import Gang, assert_exact
+from everstep import Job, run
+from everstep_agent.pod import spawn
+from everstep_contract import levels
+from runtime.test_regroup import a_dataset
+from runtime.test_regroup_agents import a_script
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawner = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, 10**6), seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+
+
+def a_gang(folder: Path, size: int) -> Gang:
+    return Gang(folder, size, in_place=1, hang_seconds=60.0)
+
+
+def resize(gang: Gang, want: int, **changes: object) -> None:
+    gang.want(min_workers=1, want_workers=want, max_workers=max(want, 5), **changes)
+
+
+def list_pids(gang: Gang, slots: Iterable[int]) -> list[int]:
+    return [gang.worker(slot) for slot in slots]
+
+
+async def until_slots(gang: Gang, *slots: int) -> levels.Seen:
+    """The job steps with these members, and no others."""
+
+    def is_so(seen: levels.Seen) -> bool:
+        return seen.running and tuple(sorted(m.slot for m in seen.members)) == slots
+
+    seen = await gang.until(is_so, 60.0)
+    return await gang.until(lambda s: s.running and s.step > seen.step, 60.0)
+
+
+async def until_left(gang: Gang, *slots: int) -> None:
+    await gang.until(lambda s: {*slots} <= {a.slot for a in s.left}, 60.0)
+
+
+async def until_ready(gang: Gang, slot: int) -> None:
+    """Its worker waits, though the job has no place for it yet."""
+    await gang.until(lambda _: gang.agents[slot].pod.workers.ready_lives(), 60.0)
+
+
+async def finish(gang: Gang) -> list[tuple[str, int]]:
+    """Stop the job, and check each sample. Returns cause and ranks of each claim."""
+    gang.want(stop=levels.Stop.SUSPEND)
+    await gang.reports()
+    assert gang.seen.stopped is not None
+    assert sum(i.steps_lost for s in gang.history for i in s.incidents) == 0
+    await assert_exact(gang, gang.seen.stopped.step)
+    return [(c.cause, len(c.members)) for c in (await gang.run_log()).claims]
+
+
+@pytest.mark.parametrize("on_loss", ["Shrink", "Wait"])
+async def test_a_lower_size_lets_several_slots_leave_at_once(
+    tmp_path: Path, endless: None, on_loss: str
+) -> None:
+    """`Wait` is about losses, and this is none."""
+    async with Gang(tmp_path, 4, in_place=1, hang_seconds=60.0, on_loss=on_loss) as gang:
+        await gang.until(lambda s: s.step >= 3, 60.0)
+        stay = list_pids(gang, (0, 1))
+        resize(gang, 2, leave=(2, 3), leave_reason="replicas is 2")
+        await until_left(gang, 2, 3)
+        for slot in (2, 3):
+            await gang.kill(slot)
+        resize(gang, 2, leave=())
+        await until_slots(gang, 0, 1)
+        assert list_pids(gang, (0, 1)) == stay
+        assert await finish(gang) == [("Start", 4), ("Leave", 2)]
+        incidents = {i.cause: i for s in gang.history for i in s.incidents if not i.open}
+        assert set(incidents) == {"Shrink"}
+
+
+async def test_a_higher_size_lets_several_pods_join_at_once(tmp_path: Path, endless: None) -> None:
+    async with a_gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 3, 60.0)
+        stay = list_pids(gang, (0, 1))
+        resize(gang, 4)
+        await gang.start(2, 0)
+        await gang.start(3, 0)
+        await until_slots(gang, 0, 1, 2, 3)
+        assert list_pids(gang, (0, 1)) == stay
+        claims = await finish(gang)
+        assert [cause for cause, _ in claims[1:]] == ["Grow"] * (len(claims) - 1)
+        assert claims[-1] == ("Grow", 4)
+
+
+async def test_a_slot_leaves_while_its_replacement_is_ready(tmp_path: Path, endless: None) -> None:
+    """As after a spot notice, with another pod there already."""
+    async with a_gang(tmp_path, 3) as gang:
+        await gang.until(lambda s: s.step >= 3, 60.0)
+        stay = list_pids(gang, (0, 1))
+        await gang.start(3, 0)
+        await until_ready(gang, 3)
+        gang.want(leave=(2,), leave_reason="spot notice")
+        await until_left(gang, 2)
+        await gang.kill(2)
+        gang.want(leave=())
+        await until_slots(gang, 0, 1, 3)
+        assert list_pids(gang, (0, 1)) == stay
+        assert await finish(gang) == [("Start", 3), ("Leave", 2), ("Grow", 3)]
+
+
+async def test_a_slot_leaves_and_comes_back_while_another_joins(
+    tmp_path: Path, endless: None
+) -> None:
+    async with a_gang(tmp_path, 3) as gang:
+        await gang.until(lambda s: s.step >= 3, 60.0)
+        stay = list_pids(gang, (0, 1))
+        resize(gang, 4, leave=(2,), leave_reason="its node is drained")
+        await gang.start(3, 0)
+        await until_left(gang, 2)
+        await gang.kill(2)
+        gang.want(leave=())
+        await gang.start(2, 1)
+        await until_slots(gang, 0, 1, 2, 3)
+        assert list_pids(gang, (0, 1)) == stay
+        claims = await finish(gang)
+        assert {cause for cause, _ in claims[1:]} == {"Leave", "Grow"}
+        assert claims[-1] == ("Grow", 4)
+
+
+def a_script_of_many_states(job: Job, torn: bool = False) -> None:
+    """Forward changes buffers, the learning rate falls, and dropout draws random numbers. `torn`: the state
+    is written within the loop, so nobody can copy it beside a step.
+    """
+    model = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+    job.track(model=model, optimizer=optimizer, schedule=schedule)
+    data = job.batches(a_dataset(), global_batch=24, micro_batch=4)
+    for step in job.steps(until=10**6):
+        for inputs, wanted in step.batches(data):
+            step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+            if torn:
+                with torch.no_grad():
+                    model[0].weight.mul_(1.0)
+            time.sleep(0.01)
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["beside a step", "at the boundary"])
+async def test_a_newcomer_gets_the_state_that_the_members_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool
+) -> None:
+    """Each commit compares the states of all ranks, and the end is one."""
+    script = lambda job: a_script_of_many_states(job, torn)  # noqa: E731
+    spawner = spawn.ForkSpawner(lambda: run(script, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    async with a_gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 3, 60.0)
+        stay = list_pids(gang, (0, 1))
+        resize(gang, 3)
+        await gang.start(2, 0)
+        await until_slots(gang, 0, 1, 2)
+        assert list_pids(gang, (0, 1)) == stay
+        claims = await finish(gang)
+        assert claims[-1] == ("Grow", 3)
+        assert {cause for cause, _ in claims[1:-1]} == ({"GrowFailed"} if torn else set())
+        assert not [i for s in gang.history for i in s.incidents], "who joins interrupts nobody"
+
+
+@pytest.mark.parametrize("leavers", [(2,), (0,), (1, 2), (0, 2)], ids=str)
+async def test_pods_that_get_sigterm_leave_and_the_others_go_on(
+    tmp_path: Path, endless: None, leavers: tuple[int, ...]
+) -> None:
+    others = [slot for slot in range(4) if slot not in leavers]
+    async with a_gang(tmp_path, 4) as gang:
+        await gang.until(lambda s: s.step >= 3, 60.0)
+        stay = list_pids(gang, others)
+        for slot in leavers:
+            gang.agents[slot].leave()
+        await until_left(gang, *leavers)
+        await until_slots(gang, *others)
+        assert list_pids(gang, others) == stay
+        for slot in leavers:
+            gang.tasks.pop(slot)
+            await gang.start(slot, 1)
+        await until_slots(gang, 0, 1, 2, 3)
+        assert list_pids(gang, others) == stay
+        claims = await finish(gang)
+        assert {cause for cause, _ in claims[1:]} == {"Leave", "Grow"}
