@@ -96,7 +96,7 @@ def test_members_beyond_a_lower_size_are_no_loss_when_they_leave():
 def test_it_is_a_loss_if_anything_else_is_lost_or_is_to_be_replaced():
     alive = [stepping(slot) for slot in range(4)]
     assert not boundaries.is_resize(wanting(2), an_epoch(4), alive), "nobody leaves"
-    assert not boundaries.is_resize(wanting(2, leave=(1, 3)), an_epoch(4), alive)
+    assert not boundaries.is_resize(wanting(3, leave=(1, 3)), an_epoch(4), alive)
     one_dead = [*alive[:3], stepping(3, state=State.DEAD)]
     assert not boundaries.is_resize(wanting(2, leave=(2, 3)), an_epoch(4), one_dead)
     assert not boundaries.is_resize(
