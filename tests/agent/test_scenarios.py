@@ -109,7 +109,7 @@ async def test_a_coordinator_that_leaves_has_its_heir_begin_the_next_epoch(tmp_p
         ends = await gang.reports()
         assert {r.cause for r in ends.values()} == {report.Cause.DONE}
         claims = (await gang.run_log()).claims
-        assert [c.cause for c in claims] == ["Start", "Leave"]
+        assert [c.cause for c in claims] == ["Start", "Shrink"]
         await assert_exact(gang, 20)
 
 
