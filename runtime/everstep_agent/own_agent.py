@@ -23,8 +23,8 @@ class OwnAgent:
         """
         self.changed = pod.changed
         """Set whenever the report has news."""
-        self.unanswered: frozenset[str] = frozenset()
-        """Addresses of the peers that did not answer when this agent last looked for a coordinator."""
+        self.lost: set[str] = set()
+        """Addresses of coordinators that this agent has lost, and that have not answered since."""
         self._state = state
         self._pod = pod
 

@@ -46,7 +46,7 @@ class Role:
             self._state.published,
             self._state.wanted,
             self._own.group,
-            self._own.unanswered,
+            self._own.lost,
         )
         coordinator.term.take(self._own.report())
         self._state.coordinator = coordinator

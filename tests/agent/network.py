@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from agent.gang import Gang
+from everstep_agent.agent import Agent
 from everstep_contract.http import asking
 
 DIALER: contextvars.ContextVar[list[str]] = contextvars.ContextVar("dialer")
@@ -110,3 +112,17 @@ def routed(network: Network, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patched:
         patched.setattr(asking, "dial", dial)
         yield
+
+
+class SplitGang(Gang):
+    """A gang whose agents connect through a `Network`."""
+
+    async def start(self, slot: int, attempt: int, **changes: object) -> Agent:
+        box: list[str] = []
+        token = DIALER.set(box)
+        try:
+            agent = await super().start(slot, attempt, **changes)
+        finally:
+            DIALER.reset(token)
+        box.append(agent.me.address)
+        return agent

@@ -6,24 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.gang import Gang, assert_exact, die_between_two_steps
-from agent.network import DIALER, Network, routed
-from everstep_agent.agent import Agent
+from agent.gang import assert_exact, die_between_two_steps
+from agent.network import Network, SplitGang, routed
 from everstep_contract import levels, log, report
 
 CUT_OFF = 1
-
-
-class SplitGang(Gang):
-    async def start(self, slot: int, attempt: int, **changes: object) -> Agent:
-        box: list[str] = []
-        token = DIALER.set(box)
-        try:
-            agent = await super().start(slot, attempt, **changes)
-        finally:
-            DIALER.reset(token)
-        box.append(agent.me.address)
-        return agent
 
 
 @pytest.fixture
@@ -37,7 +24,7 @@ async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
     await made.close()
 
 
-def addresses(gang: Gang, slot: int) -> set[str]:
+def addresses(gang: SplitGang, slot: int) -> set[str]:
     return {gang.agents[slot].me.address}
 
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.gang import Gang, assert_exact, stop_while_it_computes
-from agent.network import DIALER, Network, routed
+from agent.gang import assert_exact, stop_while_it_computes
+from agent.network import Network, SplitGang, routed
 from agent.test_launcher import Run
 from agent.test_run import pid_of_agent
 from everstep import Job, run
-from everstep_agent.agent import Agent
 from everstep_agent.local import launcher
 from everstep_agent.pod import spawn
 from everstep_contract import levels, report
@@ -27,23 +26,13 @@ LEARNT = 70
 """Steps after which each rank has learnt its limit."""
 
 
-class PoweredGang(Gang):
+class PoweredGang(SplitGang):
     """A gang whose nodes can lose their power."""
 
     def __init__(self, tmp_path: Path, network: Network, count: int, **settings: object) -> None:
         super().__init__(tmp_path, count, in_place=1, hang_seconds=60.0, **settings)
         self.network = network
         self.lost: list[asyncio.Task[report.ExitReport]] = []
-
-    async def start(self, slot: int, attempt: int, **changes: object) -> Agent:
-        box: list[str] = []
-        token = DIALER.set(box)
-        try:
-            agent = await super().start(slot, attempt, **changes)
-        finally:
-            DIALER.reset(token)
-        box.append(agent.me.address)
-        return agent
 
     async def lose_power(self, slot: int) -> None:
         """Its rank stops, and nobody hears of its agent. This agent goes on by itself, so it is a partition, too;

@@ -37,9 +37,9 @@ class Coordinator:
         inherited: Levels | None,
         wanted: levels.Wanted,
         group: GroupStore,
-        unanswered: Collection[str] = (),
+        lost: Collection[str] = (),
     ) -> None:
-        self.term = Term(context, inherited, wanted, group, unanswered)
+        self.term = Term(context, inherited, wanted, group, lost)
 
     async def run(self) -> None:
         """Runs until every agent knows that the job has ended; cancel it to give up the role.

@@ -25,7 +25,6 @@ from everstep_agent.coordinator import (
 from everstep_agent.coordinator.breaks import BELOW_MINIMUM, REPLICAS_DIFFER, Break
 from everstep_agent.coordinator.gather import judge_claim, log_epoch
 from everstep_agent.coordinator.recover import cause_of, count_repeats, refine
-from everstep_agent.coordinator.regroup_rules import Wait
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.messages import EpochLevel, EpochMember, Id
 from everstep_agent.runlog import rules as runlog_rules
@@ -70,29 +69,32 @@ def why_not_wanted(term: Term) -> str:
         return "the job is to stop"
     if not term.settings.in_place:
         return "recovery.inPlace is false"
-    waits = term.settings.on_loss == levels.OnLoss.WAIT.value
-    told = term.wanted, term.running, term.recent(), _list_lost(term)
-    if waits and not boundaries.is_resize(*told):
-        return "recovery.onLoss is Wait: all wait for what was lost"
-    return ""
+    if term.settings.on_loss != levels.OnLoss.WAIT.value:
+        return ""
+    if boundaries.is_resize(term.wanted, term.running, term.recent(), _list_lost(term)):
+        return ""
+    return "recovery.onLoss is Wait: all wait for what was lost"
 
 
 def _list_lost(term: Term) -> frozenset[Id]:
     """Members that need not answer: proven dead, given up by the operator, or silent and outvoted."""
-    return list_given_up(term) | list_outvoted(term)
-
-
-def list_given_up(term: Term) -> frozenset[Id]:
-    epoch = term.running
     yields = silence_rules.list_yields(term.wanted, term.reports.aged(term.now()))
-    yielded = silence_rules.list_yielded(epoch, yields, _newest_claim(term))
-    return members.list_lost(epoch, term.reports.all(), term.state.gone) | yielded
+    yielded = silence_rules.list_yielded(term.running, yields, _newest_claim(term))
+    return _list_proven(term) | yielded | list_outvoted(term)
+
+
+def _list_proven(term: Term) -> frozenset[Id]:
+    return members.list_lost(term.running, term.reports.all(), term.state.gone)
 
 
 def list_outvoted(term: Term) -> frozenset[Id]:
-    lost = members.list_lost(term.running, term.reports.all(), term.state.gone)
+    """Silent members without which the others may claim the next epoch."""
     silent = term.silence.unanswered
-    return silence_rules.list_outvoted(term.running, _newest_claim(term), silent, lost)
+    if not silent:
+        return frozenset()
+    return silence_rules.list_outvoted(
+        term.running, _newest_claim(term), silent, _list_proven(term)
+    )
 
 
 def _newest_claim(term: Term) -> log.Claim | None:
@@ -177,7 +179,7 @@ def _describe_missing(term: Term) -> str:
     silent = silence_rules.list_silent(epoch, term.reports.aged(term.now()))
     lost = _list_lost(term) | silent
     _, decision = regroup_rules.decide_regroup(epoch, term.recent(), lost)
-    if isinstance(decision, Wait):
+    if isinstance(decision, regroup_rules.Wait):
         return ""
     slots = sorted(slot for slot, _, _ in silent)
     return "slot " + ", ".join(map(str, slots)) if slots else ""

@@ -25,7 +25,7 @@ class Silence:
     """`tell` is called when a member has not answered.
 
     Args:
-        presumed: addresses at which nobody answered just before.
+        presumed: addresses at which nobody has answered for longer than asking takes.
     """
 
     def __init__(

@@ -23,9 +23,11 @@ from everstep_contract import levels
 from everstep_contract.log import Claim
 
 QUIET_SECONDS = 0.6
-"""Two reports of a living agent at the latest, once others have waited for long."""
+"""A member that has not reported for so long is asked, if the others have waited for long: a living agent reports
+twice in this time then.
+"""
 SILENT_SECONDS = 2.0
-"""Two reports of a living agent at any time."""
+"""The same at any time: a living agent reports twice in this time even in a quiet job."""
 
 
 def list_doubted(
@@ -63,6 +65,8 @@ def list_yields(
     wanted: levels.Wanted, reports: Iterable[tuple[AgentReport, float]]
 ) -> tuple[levels.Yield, ...]:
     """The operator's words about pods that are still silent. A pod that speaks is not left out."""
+    if not wanted.yields:
+        return ()
     heard = {(r.slot, r.attempt) for r, age in reports if age < SILENT_SECONDS}
     return tuple(y for y in wanted.yields if (y.slot, y.attempt) not in heard)
 

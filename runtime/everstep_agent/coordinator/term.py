@@ -67,7 +67,7 @@ class Term:
 
     `inherited`: the newest levels that this agent read from the former coordinator; `group`: the
     keys that this agent keeps for an epoch's process group, whichever agent coordinates;
-    `unanswered`: addresses of peers that did not answer just now.
+    `lost`: addresses of coordinators that this agent has lost, and that have not answered since.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Term:
         inherited: Levels | None,
         wanted: levels.Wanted,
         group: GroupStore,
-        unanswered: Collection[str] = (),
+        lost: Collection[str] = (),
     ) -> None:
         self.id = secrets.token_hex(8)
         self.clock = AwakeClock()
@@ -108,7 +108,7 @@ class Term:
             line=self.line,
         )
         self.patience = Patience()
-        self.silence = Silence(context.settings.token, self.reports.changed.set, unanswered)
+        self.silence = Silence(context.settings.token, self.reports.changed.set, lost)
         self.carried = SpentTime()
         """As of the checkpoint that was newest when this term began."""
         self._state = JobState(

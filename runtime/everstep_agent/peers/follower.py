@@ -25,32 +25,18 @@ WHO_SECONDS = 1.5
 """Limit for a peer to answer whom it follows; then it counts as unreachable, and the choice is made
 without it.
 """
+URGENT_WHO_SECONDS = 0.4
+"""The same while a local rank has waited for others for long."""
+LOST_WHO_SECONDS = 0.1
+"""The same for a coordinator that this agent has just lost."""
 REPORT_SECONDS = 3.0
 """Limit for the coordinator to accept a report; then it counts as lost, and the agent looks for
 another.
 """
 URGENT_SECONDS = 0.7
 """The same while a local rank has waited for others for long: the coordinator's node may be lost."""
-URGENT_WHO_SECONDS = 0.4
-"""As `WHO_SECONDS`, while a local rank has waited for others for long."""
-MISSED_WHO_SECONDS = 0.1
-"""The same for a peer that did not answer the last time."""
 LOOK_SECONDS = 0.1
 """Between two looks at how urgent an answer is."""
-WHO_SECONDS = 1.5
-"""Limit for a peer to answer whom it follows; then it counts as unreachable, and the choice is made
-without it.
-"""
-REPORT_SECONDS = 3.0
-"""Limit for the coordinator to accept a report; then it counts as lost, and the agent looks for
-another.
-"""
-URGENT_SECONDS = 0.9
-"""The same while a local rank has waited for others for long: the coordinator's node may be lost."""
-ATTEMPT_SECONDS = 0.5
-"""Limit for one attempt to report."""
-URGENT_WHO_SECONDS = 0.4
-"""As `WHO_SECONDS`, while a local rank has waited for others for long."""
 LEVELS_SECONDS = 6.0
 """Limit for its levels, which it holds for `LONG_POLL_SECONDS` at most; then it counts as lost, and
 the agent looks for another.
@@ -70,7 +56,7 @@ class Here(Protocol):
 
     me: Identity
     changed: asyncio.Event
-    unanswered: frozenset[str]
+    lost: set[str]
 
     @property
     def waits_long(self) -> bool: ...
@@ -99,8 +85,6 @@ class Follower:
         self._pace = Pace(HEARTBEAT_SECONDS, QUIET_HEARTBEAT_SECONDS)
         self._strangers: set[str] = set()
         """Addresses at which a process answers that does not have the job's token."""
-        self._missed: set[str] = set()
-        """Addresses at which nobody answered the last time."""
 
     async def run(self) -> None:
         alone_since = time.monotonic()
@@ -118,7 +102,6 @@ class Follower:
                 said = choice.reason
                 self._line.say("coordinator_choice", address=choice.address, reason=said)
             if choice.act:
-                self._here.unanswered = frozenset(a for a, x in answers.items() if x.who is None)
                 if await self._caught_up(answers):
                     await self._act(self._has_rival)
                     alone_since = time.monotonic()
@@ -161,29 +144,25 @@ class Follower:
         peers = {a: s for a, s in self._here.peers().items() if a != self._here.me.address}
         for gone in set(self._asking) - set(peers):
             await self._asking.pop(gone).close()
-        found = await asyncio.gather(*(self._ask(a, s) for a, s in peers.items()))
+        self._here.lost &= peers.keys()
+        limit = URGENT_WHO_SECONDS if self._here.waits_long else WHO_SECONDS
+        found = await asyncio.gather(*(self._ask(a, s, limit) for a, s in peers.items()))
         return {answer.address: answer for answer in found}
 
-    async def _ask(self, address: str, place: levels.SlotAttempt) -> Answer:
+    async def _ask(self, address: str, place: levels.SlotAttempt, limit: float) -> Answer:
         client = self._asking.setdefault(address, PeerClient(address, self._token))
         who = None
         try:
-            limit = self._choose_limit(address)
-            who = await client.call("/v1/who", After(), Who, timeout=limit)
+            lost = limit < WHO_SECONDS and address in self._here.lost
+            seconds = LOST_WHO_SECONDS if lost else limit
+            who = await client.call("/v1/who", After(), Who, timeout=seconds)
             self._strangers.discard(address)
-            self._missed.discard(address)
+            self._here.lost.discard(address)
         except PeerError as error:
-            self._missed.add(address)
             if error.stranger and address not in self._strangers:
                 self._strangers.add(address)
                 self._line.say("answer_not_proven", address=address, message=str(error))
         return Answer(slot=place.slot, attempt=place.attempt, address=address, who=who)
-
-    def _choose_limit(self, address: str) -> float:
-        """Seconds for a peer to say whom it follows."""
-        if not self._here.waits_long:
-            return WHO_SECONDS
-        return MISSED_WHO_SECONDS if address in self._missed else URGENT_WHO_SECONDS
 
     async def _follow(self, address: str) -> bool:
         """Follows until the coordinator is lost or gives up the role; returns whether it ever
@@ -204,7 +183,8 @@ class Follower:
                     self._here.follow(Holder(address=address, term=first.term))
                     await self._exchange(reporting, hearing, first.term)
             except PeerError as error:
-                self._missed.add(address)
+                if not error.refused:
+                    self._here.lost.add(address)
                 self._line.say("coordinator_lost", address=address, message=str(error))
             finally:
                 self._here.follow(None)
