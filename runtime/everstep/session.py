@@ -114,7 +114,7 @@ class Session:
         self.settled = False
         """The main thread is in `job.steps`: from here on it parks by itself."""
         self.gave_torn = False
-        """State that this rank gave to a newcomer beside a step changed meanwhile."""
+        """A tensor has changed while this rank handed it to a newcomer beside a step: from then on it waits."""
         self.step: StepState | None = None
         """The step whose body runs now."""
         self._final: tuple[Any, ...] | None = None
