@@ -67,6 +67,9 @@ def test_a_stopped_rank_that_nobody_ends_is_ended_by_the_probe(
     monkeypatch.setattr(striking, "PROBE_SECONDS", 0.0)
     striker = Striker(tmp_path, os.getpid())
     striker.strike(a_strike(Kind.HANG))
+    os.waitid(
+        os.P_PID, rank.pid, os.WSTOPPED | os.WNOWAIT
+    )  # the signal takes effect a moment later
     assert processes.read_stat(Path(f"/proc/{rank.pid}/stat"))[0] == "T"
     striker.probe()
     assert rank.wait(10) == -signal.SIGKILL
