@@ -184,6 +184,25 @@ def seconds_per_step(trial: Trial, workers: int) -> float:
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
+def test_what_comes_next_is_fetched_while_the_rank_computes(
+    a_trial: MakeTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = a_trial().track()
+    data = a_feed(trial, Augmented(), 2)
+    wait_ready(data)
+    workers, by_rank = data._workers, list[Any]()
+    monkeypatch.setattr(workers, "_fetch", by_rank.append)
+    for step in trial.job.steps(until=3):
+        for _ in step.batches(data):
+            while workers._window and workers._window[0] not in workers._fetched:
+                workers._receive(None)  # while the rank computes
+            step.backward(trial.model(torch.ones(1, 3)).sum())
+        trial.optimizer.step()
+    workers.close()
+    assert by_rank == [], "the rank has fetched none"
+
+
+@pytest.mark.long  # a ratio of times: it needs a core for the data workers
 def test_a_slow_dataset_is_fetched_beside_the_computation(a_trial: MakeTrial) -> None:
     alone = seconds_per_step(a_trial().track(), 0)
     beside = seconds_per_step(a_trial().track(), 2)

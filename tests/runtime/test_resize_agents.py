@@ -175,7 +175,14 @@ async def test_a_newcomer_gets_the_state_that_the_members_have(
         assert not [i for s in gang.history for i in s.incidents], "who joins interrupts nobody"
 
 
-@pytest.mark.parametrize("leavers", [(2,), (0,), (1, 2), (0, 2)], ids=str)
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "leavers",
+    [pytest.param((2,), marks=LONG), (0,), (1, 2), pytest.param((0, 2), marks=LONG)],
+    ids=str,
+)
 async def test_pods_that_get_sigterm_leave_and_the_others_go_on(
     tmp_path: Path, endless: None, leavers: tuple[int, ...]
 ) -> None:

@@ -113,6 +113,7 @@ async def test_half_of_the_ranks_wait_in_place_until_the_operator_lets_the_other
         await assert_exact(gang, STEPS)
 
 
+@pytest.mark.long
 async def test_a_node_that_speaks_again_goes_on_with_the_others_and_nobody_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
