@@ -131,6 +131,8 @@ def list_gone(world: World, one: Coordinator, rules: Rules) -> frozenset[Place]:
     if level is None:
         return words
     silent = [m for m in level.members if not reaches(world, one, (m.slot, m.attempt))]
+    if not silent and not one.yields:
+        return words
     if rules.silence_is_death:
         return words | {(m.slot, m.attempt) for m in silent}
     known = LogIndex(world.entries(one.read))
