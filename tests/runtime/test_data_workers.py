@@ -265,7 +265,9 @@ def test_a_data_worker_that_cannot_be_replaced_is_told() -> None:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         os.kill(made.pids[0], signal.SIGKILL)
         os.waitid(os.P_PID, made.pids[0], os.WEXITED | os.WNOWAIT)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), limits[1]))
+        next_free = os.dup(0)
+        os.close(next_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, limits[1]))
         try:
             made._receive(0)
         finally:
