@@ -1,7 +1,7 @@
 """The program of a data worker: a process that fetches micro-batches for one rank, and ends with it.
 
-It is spawned, not forked: a fork would copy locks that other threads of the rank hold, and CUDA's state.
-Spawning imports the training script again, as a module; `everstep.run` does nothing there.
+It is forked from a server that has torch, not from the rank: such a fork would copy locks that other threads hold,
+and CUDA's state. It imports the training script again, as a module; `everstep.run` does nothing there.
 
 Each message to the rank is (word, text or None). `BATCH` is followed by a descriptor (`parcel.py`).
 """
@@ -10,16 +10,17 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-import signal
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
+from threading import Thread
 
 import torch
 
 from everstep import parcel
 from everstep.fetching import Request, Source
 
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PR_SET_NAME = 15
 NAME = b"everstep-data"
 """In `ps` and `top`."""
 MAIN = "MainProcess"
@@ -38,7 +39,7 @@ def is_child() -> bool:
 
 def serve(connection: Connection) -> None:
     """Until the rank ends. The first thing that it sends is the descriptor of a parcel with its `Source`."""
-    _die_with_parent()
+    _end_with_rank()
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, ConnectionError):  # the rank has ended
         source = _load(connection)
@@ -58,13 +59,15 @@ def _load(connection: Connection) -> Source | None:
     return source
 
 
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_NAME, NAME, 0, 0, 0)
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if parent is None or os.getppid() != parent.pid:
-        os._exit(1)
+def _end_with_rank() -> None:
+    """Watched in a thread, so that a fetch that takes long, or never returns, outlives no rank."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, NAME, 0, 0, 0)
+    Thread(target=_wait_for_its_end, args=(multiprocessing.parent_process(),), daemon=True).start()
+
+
+def _wait_for_its_end(rank: BaseProcess) -> None:
+    rank.join()
+    os._exit(1)
 
 
 def _answer(connection: Connection, source: Source, request: Request) -> None:

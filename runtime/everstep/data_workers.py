@@ -1,5 +1,7 @@
-"""The data workers of one feed, as their rank sees them. All of it runs in the main thread: a data worker
-dies with the thread that started it.
+"""The data workers of one feed, as their rank sees them.
+
+All of them are forked from one server process of the rank, multiprocessing's own, which has imported torch once:
+each further one, and one that takes another's place, starts with the script's imports only.
 
 A rank waits for a micro-batch only if a data worker is fetching just that one. Any other, such as what
 a lost member left, it fetches itself: so nothing waits behind a prefetch of later steps.
@@ -23,6 +25,9 @@ AHEAD = 2
 """Micro-batches for each data worker that are asked for and not used yet: while the rank computes, one
 that has fetched goes on with the next.
 """
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload([data_worker.__name__])
+
 END_SECONDS = 1.0
 """For a process to end once its connection has; then it is killed."""
 
@@ -38,9 +43,7 @@ class DataWorker:
         """It takes requests; it has fetched something."""
         self.connection, theirs = multiprocessing.Pipe()
         with theirs:
-            self._process = multiprocessing.get_context("spawn").Process(
-                target=data_worker.serve, args=(theirs,), daemon=True
-            )
+            self._process = _SERVER.Process(target=data_worker.serve, args=(theirs,), daemon=True)
             self._process.start()
         self.pid = self._process.pid or 0
         send_handle(self.connection, source, self.pid)

@@ -1,11 +1,14 @@
 """Data workers of a job of one rank, in real processes."""
 
+import multiprocessing
 import os
 import resource
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from everstep.errors import Misuse
 from everstep.fetching import Request, Source
 from runtime import fed_datasets
 from runtime.a_job import Trial
+from runtime.an_agent import LIMIT
 from runtime.fed_datasets import Augmented, wait_ready
 
 UNTIL = 5
@@ -59,6 +63,20 @@ def assert_equal(found: list[Any], wanted: list[Any]) -> None:
 
 def notes(trial: Trial) -> str:
     return "\n".join(text for f in trial.agent.frames for text in getattr(f, "notes", ()))
+
+
+def wait_ended(process: int) -> None:
+    """`process`: a pidfd, closed here."""
+    try:
+        assert select.select([process], [], [], LIMIT)[0], "it lives on"
+    finally:
+        os.close(process)
+
+
+def kill(pid: int) -> None:
+    process = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_ended(process)
 
 
 @pytest.fixture
@@ -249,10 +267,30 @@ def test_a_batch_of_another_step_is_never_taken() -> None:
         assert not made._fetched, "what is not expected any more is dropped"
 
 
+def be_a_rank(connection: Connection, gate: Path) -> None:
+    with data_workers(fed_datasets.Stuck(gate), 1) as (made, _):
+        made.expect([a_request(0), a_request(7)])
+        made.take(a_request(0))
+        connection.send(made.pids[0])
+        signal.pause()
+
+
+def test_a_data_worker_ends_with_its_rank_in_the_middle_of_a_fetch(tmp_path: Path) -> None:
+    ours, its = multiprocessing.Pipe()
+    rank = multiprocessing.get_context("forkserver").Process(
+        target=be_a_rank, args=(its, tmp_path / "never")
+    )
+    rank.start()
+    assert ours.poll(LIMIT)
+    process = os.pidfd_open(ours.recv())
+    rank.kill()
+    rank.join()
+    wait_ended(process)
+
+
 def test_a_data_worker_that_fetched_nothing_is_not_replaced() -> None:
     with data_workers(Augmented(), 1) as (made, told):
-        os.kill(made.pids[0], signal.SIGKILL)
-        os.waitid(os.P_PID, made.pids[0], os.WEXITED | os.WNOWAIT)
+        kill(made.pids[0])
         assert len(made.take(a_request(0))) == 1
         assert made.pids == []
     assert "it had fetched nothing, so it is not replaced: 0 are left" in told[0]
@@ -263,8 +301,7 @@ def test_a_data_worker_that_cannot_be_replaced_is_told() -> None:
         made.expect([a_request(0)])
         made.take(a_request(0))
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        os.kill(made.pids[0], signal.SIGKILL)
-        os.waitid(os.P_PID, made.pids[0], os.WEXITED | os.WNOWAIT)
+        kill(made.pids[0])
         next_free = os.dup(0)
         os.close(next_free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, limits[1]))

@@ -116,7 +116,7 @@ def test_data_workers_end_with_their_rank_and_the_others_take_over_the_same_batc
         assert_ended([pid for pids in list_data_workers(ours).values() for pid in pids])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.long) for s in (1, 2))])
 def test_regroups_at_random_moments(
     tmp_path: Path, undisturbed: list[wire.Applied], seed: int
 ) -> None:
@@ -163,13 +163,14 @@ everstep.run(main)
 """
 
 
+@pytest.mark.long
 async def test_a_run_that_is_resumed_with_data_workers_equals_one_without(tmp_path: Path) -> None:
     losses = {}
-    for name, workers in (("with", 2), ("without", 0)):
+    for name, workers, parts in (("with", 2, (3, 6)), ("without", 0, (6,))):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "script.py").write_text(SCRIPT)
-        for until in (3, 6):
+        for until in parts:
             status, shown = await everstep(
                 folder, "run", "script.py", "--workers", "2", UNTIL=until, DATA_WORKERS=workers
             )
