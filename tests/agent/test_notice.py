@@ -106,6 +106,7 @@ async def test_pods_that_come_back_with_their_memory_go_on_from_the_step_of_the_
         await goes_on_from(gang, reached)
 
 
+@LONG
 async def test_new_pods_on_the_same_nodes_go_on_from_what_lies_on_their_disks(
     tmp_path: Path, store: SlowStore
 ) -> None:

@@ -66,7 +66,7 @@ def run(server: ApiServer, cases: int) -> dict[bool, int]:
 
 
 def test_the_model_takes_what_the_api_server_takes_and_nothing_else(api_server: ApiServer) -> None:
-    found = run(api_server, 200)
+    found = run(api_server, 100)
     assert min(found.values()) > 10
 
 

@@ -151,6 +151,7 @@ def test_a_supervisor_killed_with_sigkill_leaves_no_process(
         assert leftovers(lab) == []
 
 
+@pytest.mark.long
 def test_guardian_and_supervisor_killed_together_leave_no_process_after_down(lab: Lab) -> None:
     children = lab.described["control_plane"].values()
     for name in ("guardian", "supervisor"):
@@ -162,6 +163,7 @@ def test_guardian_and_supervisor_killed_together_leave_no_process_after_down(lab
     assert leftovers(lab) == []
 
 
+@pytest.mark.long
 def test_a_killed_guardian_makes_the_lab_go_down(lab: Lab) -> None:
     supervisor = lab.described["supervisor"]
     os.kill(lab.described["guardian"], signal.SIGKILL)
@@ -215,6 +217,7 @@ def test_the_object_store_goes_away_and_comes_back_on_the_same_address(
     assert after["environment"] == before["environment"]
 
 
+@pytest.mark.long
 def test_a_control_plane_that_broke_takes_the_lab_down_and_leaves_one_log(lab: Lab) -> None:
     guardian = lab.described["guardian"]
     os.kill(lab.described["control_plane"]["etcd"], signal.SIGKILL)

@@ -16,13 +16,13 @@ APART = ["unshare", "--user", "--map-root-user", "--mount"]
 @pytest.mark.parametrize(
     ("tier", "trouble", "told"),
     [
-        ("store", "full", "no space or no inodes left; make room"),
+        pytest.param("store", "full", "no space or no inodes left; make room", marks=LONG),
         pytest.param("store", "no-inodes", "no space or no inodes left; make room", marks=LONG),
         pytest.param(
             "store", "read-only", "the file system is read-only; mount it writable", marks=LONG
         ),
         pytest.param("disk", "full", "No space left on device", marks=LONG),
-        ("disk", "no-inodes", "No space left on device"),
+        pytest.param("disk", "no-inodes", "No space left on device", marks=LONG),
         pytest.param("disk", "read-only", "Read-only file system", marks=LONG),
         ("memory", "full", "No space left on device"),
         pytest.param("memory", "no-inodes", "No space left on device", marks=LONG),
