@@ -74,7 +74,10 @@ def test_one_fault_breaks_no_invariant(kind: str, losses: str) -> None:
     show(f"2 slots, {kind}", found)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.long] * (v.delays > 1)) for n, v in VARIANTS.items()],
+)
 def test_a_variant_of_the_protocol_fails(name: str) -> None:
     variant = VARIANTS[name]
     model = Membership(variant.rules)
