@@ -47,6 +47,21 @@ def test_a_rank_that_finishes_the_step_that_others_had_is_no_step_again() -> Non
     assert cost.steps_lost == 0
 
 
+def test_a_rank_that_died_before_its_line_was_in_the_step_that_the_others_name() -> None:
+    after = ((3.0, 90, 3, 0, (4, 5)), (4.0, 90, 4, 0, (6, 7)))
+    assert judge(lines(*BEFORE[:3], *after), 2.05, SIZE).samples_lost == 0
+
+
+def test_samples_that_a_smaller_group_left_out_are_lost() -> None:
+    after = (
+        (3.0, 90, 3, 0, (4,)),
+        (4.0, 90, 4, 0, (6,)),
+        (5.0, 1, 5, 0, (8,)),
+        (5.0, 2, 5, 1, (9,)),
+    )
+    assert judge(lines(*BEFORE, *after), 2.5, SIZE).samples_lost == 2
+
+
 def test_going_back_takes_steps_again_and_repeats_no_sample_of_the_final_history() -> None:
     again = ((5.0, 3, 2, 0, (2,)), (5.1, 4, 2, 1, (3,)), (6.0, 3, 3, 0, (4,)), (6.1, 4, 3, 1, (5,)))
     found = lines(*BEFORE, *again, began={3: 4.0, 4: 4.0})

@@ -30,14 +30,15 @@ def judge(lines: Sequence[Line], fault: float, size: int) -> Cost:
     before = [line for line in lines if line.t <= fault]
     after = [line for line in lines if line.t > fault]
     newest = max((line.step for line in before), default=0)
-    lost, repeated = count_samples(list_history(lines), size)
+    history = list_history(lines)
+    lost, repeated = count_samples(history, size)
     complete = find_complete(after, newest, 1)
     return Cost(
         seconds_to_next_step=_since(fault, complete),
         split=None if complete is None else split_next_step(lines, fault, complete),
         seconds_to_full_size=_since(fault, find_complete(after, newest, size)),
         steps_lost=_count_redone(before, after),
-        samples_lost=lost,
+        samples_lost=max(0, lost - count_all_unlogged(history)),
         samples_repeated=repeated,
     )
 
@@ -71,6 +72,29 @@ def count_samples(history: Sequence[Line], size: int) -> tuple[int, int]:
         taken[shard] += 1
     lost = sum(place + 1 - taken[shard] for shard, place in furthest.items())
     return lost, sum(used.values()) - len(used)
+
+
+def count_all_unlogged(history: Sequence[Line]) -> int:
+    """Samples that were in a step though no line has them; the newest step's lines may still come."""
+    by_step: dict[int, list[Line]] = defaultdict(list)
+    for line in history:
+        by_step[line.step].append(line)
+    used = {step: sum(len(line.samples) for line in own) for step, own in by_step.items()}
+    batch, newest = max(used.values(), default=0), max(used, default=0)
+    return sum(
+        count_unlogged(own, batch - used[step]) for step, own in by_step.items() if step < newest
+    )
+
+
+def count_unlogged(lines: Sequence[Line], missing: int) -> int:
+    """Of the `missing` samples of a step those that were in it, though no line has them.
+
+    A rank that dies between the sum and its line leaves none. The other lines tell: they name a
+    group of its size, so its gradients were in the sum. It had no more samples than the others.
+    """
+    world = max(line.world for line in lines)
+    absent = world - len({line.rank for line in lines if line.world == world})
+    return min(missing, absent * max(len(line.samples) for line in lines))
 
 
 def find_complete(after: Sequence[Line], newest: int, least: int) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from everstep_recovery.lines import Line
-from everstep_recovery.reading import find_complete, list_history
+from everstep_recovery.reading import count_unlogged, find_complete, list_history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +82,6 @@ def list_steps(history: Sequence[Line], batch: int) -> list[Step]:
         repeated = len(used) - len(fresh)
         found.append(Step(number=number, t=own[-1].t, samples=samples, repeated=repeated))
     return found
-
-
-def count_unlogged(lines: Sequence[Line], missing: int) -> int:
-    """Of the `missing` samples of a step those that were in it, though no line has them.
-
-    A rank that dies between the sum and its line leaves none. The other lines tell: they name a
-    group of its size, so its gradients were in the sum. It had no more samples than the others.
-    """
-    world = max(line.world for line in lines)
-    absent = world - len({line.rank for line in lines if line.world == world})
-    return min(missing, absent * max(len(line.samples) for line in lines))
 
 
 def count_again(lines: Sequence[Line]) -> int:
