@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,13 @@ from runtime.fed_datasets import Augmented, wait_ready
 
 UNTIL = 5
 MakeTrial = Callable[..., Trial]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _ends_the_server() -> Iterator[None]:
+    """Ranks that later tests fork from this process could not use it."""
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def a_feed(trial: Trial, dataset: Any, workers: int, **settings: Any) -> Any:
