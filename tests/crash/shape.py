@@ -9,6 +9,7 @@ from typing import Any
 from everstep_contract import names
 
 Object = dict[str, Any]
+Pod = tuple[str, str, bool]
 OUR_MARK = "everstep.dev/cordoned-by"
 STEADY = ("Running", "Recovering", "Suspended", "Complete", "Failed")
 """The conditions that are compared. `ObserveOnly` and `Stalled` are not: they are the same in every
@@ -22,7 +23,7 @@ class Shape:
     conditions: tuple[tuple[str, str, str], ...]
     """(type, status, reason)"""
     slots: tuple[tuple[int, int, str], ...]
-    """(slot, attempt, cause)"""
+    """(slot, attempt, cause), without a spare's"""
     restarts: tuple[tuple[str, int], ...]
     """(cause, number). Each fault counts once, even if it killed a rank more than once before the
     rank was moved.
@@ -31,8 +32,10 @@ class Shape:
     """Difference between restarts.total and the sum of its causes; must be 0."""
     incidents: tuple[tuple[str, int, int, bool], ...]
     """(cause, slot, attempt, open)"""
-    pods: tuple[tuple[str, str, bool], ...]
-    """(name without the job's prefix, phase, whether it is being deleted)"""
+    pods: tuple[Pod, ...]
+    """(name without the job's prefix, phase, whether it is being deleted). A spare in the place of a slot has that
+    slot's name: which of the slot's next pod and the early spare is ready first, is chance.
+    """
     ready: str
     """The world's summary; empty once the job is over."""
     marks: tuple[tuple[bool, bool, bool], ...]
@@ -50,10 +53,13 @@ def build_shape(
     echoes = [i for i in incidents if _is_echo(i, incidents)]
     over = status.get("state") in ("Complete", "Failed")
     marks = [found for found in map(mark_of, nodes) if any(found)]
+    size = job["spec"]["workers"]["replicas"]
+    listed = tuple((s["slot"], s["attempt"], s.get("cause", "")) for s in status.get("slots", []))
+    slots = tuple(slot for slot in listed if slot[0] < size)
     return Shape(
         state=status.get("state", ""),
         conditions=_conditions(status),
-        slots=tuple((s["slot"], s["attempt"], s.get("cause", "")) for s in status.get("slots", [])),
+        slots=slots,
         restarts=tuple(sorted((restarts.get("byCause") or {}).items())),
         uncounted=_uncounted(restarts),
         incidents=tuple(
@@ -61,7 +67,7 @@ def build_shape(
             for i in incidents
             if i not in echoes
         ),
-        pods=tuple(sorted(_pod(pod, name) for pod in pods)),
+        pods=_in_places(slots, sorted(_pod(pod, name) for pod in pods), size),
         ready="" if over else (status.get("world") or {}).get("summary", ""),
         marks=tuple(sorted(marks)),
         quarantines=tuple(
@@ -71,6 +77,18 @@ def build_shape(
             )
         ),
     )
+
+
+def _in_places(
+    slots: Sequence[tuple[int, int, str]], pods: Sequence[Pod], size: int
+) -> tuple[Pod, ...]:
+    """A spare beyond the empty places keeps its name."""
+    own = {pod for pod in pods if int(pod[0].split("-")[0]) < size}
+    with_pod = {int(name.split("-")[0]) for name, _, _ in own}
+    empty = [f"{slot}-{attempt}" for slot, attempt, _ in slots if slot not in with_pod]
+    spares = [pod for pod in pods if pod not in own]
+    placed = [(place, *spare[1:]) for place, spare in zip(empty, spares, strict=False)]
+    return tuple(sorted([*own, *placed, *spares[len(placed) :]]))
 
 
 def _uncounted(restarts: Object) -> int:
@@ -117,7 +135,7 @@ def _conditions(status: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
     return tuple(sorted(kept))
 
 
-def _pod(pod: Object, job: str) -> tuple[str, str, bool]:
+def _pod(pod: Object, job: str) -> Pod:
     metadata = pod["metadata"]
     name = metadata["name"].removeprefix(f"{job}-")
     return name, pod.get("status", {}).get("phase", ""), "deletionTimestamp" in metadata
