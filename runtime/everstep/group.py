@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
-from everstep.last_sum import DirectSum, LastSum, QueuedSum, fits
+from everstep.last_sum import DirectSum, LastSum, Note, QueuedSum, fits, ignore
 from everstep.mesh import Mesh
 
 LOOK = timedelta(milliseconds=100)
@@ -40,9 +40,9 @@ class Group(Protocol):
     def all_reduce(self, tensor: torch.Tensor) -> Any:
         """Start a sum in place; None if the group is broken."""
 
-    def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> Any:
+    def start_last(self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore) -> Any:
         """Start the sum of a few kilobytes that is complete only if `works` are, on every rank. Its `own`:
-        they are complete on this rank. None if the group is broken.
+        they are complete on this rank. None if the group is broken. `note` is told how many are complete.
         """
 
     def wait(self, works: Sequence[Any]) -> bool:
@@ -69,7 +69,9 @@ class LocalGroup:
     def all_reduce(self, tensor: torch.Tensor) -> Any:
         return None if self._cut.is_set() else tensor
 
-    def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> "_Alone | None":
+    def start_last(
+        self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore
+    ) -> "_Alone | None":
         return _Alone(numbers) if self.wait(works) and not self._cut.is_set() else None
 
     def wait(self, works: Sequence[Any]) -> bool:
@@ -111,14 +113,16 @@ class TorchGroup:
         work = self._launch(lambda: self._group.allreduce([tensor]))
         return _OnDevice(work) if work is not None and tensor.is_cuda else work
 
-    def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> LastSum | None:
+    def start_last(
+        self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore
+    ) -> LastSum | None:
         if self._cut_at is not None or any(work is None for work in works):
             return None
         last: LastSum
         if self.mesh is not None and fits(numbers):
-            last = DirectSum(works, self.cut, numbers, self.rank, self.mesh)
+            last = DirectSum(works, self.cut, note, numbers, self.rank, self.mesh)
         else:
-            last = QueuedSum(works, self.cut, numbers, self.world)
+            last = QueuedSum(works, self.cut, note, numbers, self.world)
         if not _on_device(works):
             last.follow()
             last.launch(self.all_reduce)
@@ -135,15 +139,17 @@ class TorchGroup:
                 return None
             return self._newest
 
-    def wait(self, works: Sequence[Any]) -> bool:
-        if all(work is not None and self._ends(work) for work in works):
-            return True
-        self.cut()
-        return False
+    def wait(self, works: Sequence[Any], note: Note = ignore) -> bool:
+        for number, work in enumerate(works, 1):
+            if work is None or not self._ends(work):
+                self.cut()
+                return False
+            note(number)
+        return True
 
     def end_last(self, last: Any) -> torch.Tensor | None:
         # NCCL calls back when an operation is launched, so here the main thread looks when it is over.
-        if last is not None and _on_device(last.buckets) and self.wait(last.buckets):
+        if last is not None and _on_device(last.buckets) and self.wait(last.buckets, last.note):
             last.complete()
             last.launch(self.all_reduce)
         found = last.end(self._ends) if last is not None else None

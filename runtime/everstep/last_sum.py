@@ -15,6 +15,12 @@ from everstep.mesh import LARGEST, Mesh
 
 Ends = Callable[[Any], bool]
 """Waits for an operation. Whether it is complete."""
+Note = Callable[[int], None]
+"""Is told how many of the buckets are complete; from any thread."""
+
+
+def ignore(complete: int) -> None:
+    """A `Note` for nobody."""
 
 
 class LastSum:
@@ -25,8 +31,8 @@ class LastSum:
         cut: makes every operation of the group fail; from any thread.
     """
 
-    def __init__(self, buckets: Sequence[Any], cut: Callable[[], None]) -> None:
-        self.buckets, self._cut = buckets, cut
+    def __init__(self, buckets: Sequence[Any], cut: Callable[[], None], note: Note) -> None:
+        self.buckets, self._cut, self.note = buckets, cut, note
         self._over: list[None] = []
         self.own = False
         """All sums before it are complete on this rank."""
@@ -46,6 +52,7 @@ class LastSum:
             self._cut()
             return
         self._over.append(None)
+        self.note(len(self._over))
         if len(self._over) == buckets:
             self.complete()
 
@@ -78,11 +85,12 @@ class DirectSum(LastSum):
         self,
         buckets: Sequence[Any],
         cut: Callable[[], None],
+        note: Note,
         numbers: torch.Tensor,
         rank: int,
         mesh: Mesh,
     ) -> None:
-        super().__init__(buckets, cut)
+        super().__init__(buckets, cut, note)
         self._body = numbers.numpy().tobytes()
         self._rank, self._mesh = rank, mesh
 
@@ -114,9 +122,14 @@ class QueuedSum(LastSum):
     """
 
     def __init__(
-        self, buckets: Sequence[Any], cut: Callable[[], None], numbers: torch.Tensor, world: int
+        self,
+        buckets: Sequence[Any],
+        cut: Callable[[], None],
+        note: Note,
+        numbers: torch.Tensor,
+        world: int,
     ) -> None:
-        super().__init__(buckets, cut)
+        super().__init__(buckets, cut, note)
         self._world = world
         self._sum = torch.cat([numbers, numbers.new_zeros(1)])
         self._word = self._sum.numpy()[-1:]

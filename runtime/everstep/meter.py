@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from everstep.stretches import Stretches
+from everstep.sum_marks import SumMarks
 from everstep_contract.position import Position, PositionPage, Stretch, Where
 
 
@@ -22,6 +23,7 @@ class Meter:
         self._category, self._entered = "startup", now
         self.position = Position(epoch=epoch, applied=applied, since=now)
         """Changed in place."""
+        self.sums = SumMarks(page)
         self._stretches = Stretches()
         self._marked, self._kind = now, Stretch.OTHER
         self._write()

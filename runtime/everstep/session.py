@@ -85,7 +85,7 @@ class Session:
         self.agent, self.membership, self.meter = agent, membership, meter
         self.start, self.seed = start, seed
         self.tracked = Tracked()
-        self.reducer = Reducer(exact=exact_reduction)
+        self.reducer = Reducer(exact=exact_reduction, marks=meter.sums)
         self.device = choose_device(start.local_rank)
         self.checkpoint = (
             Checkpoint(start.manifest, start.places or "", self._mend) if start.manifest else None

@@ -4,10 +4,11 @@ death.
 One page in a file that agent and worker map. The worker writes each `Position` beside the
 previous one and then sets, in one word, which of the two is the newest: if a worker is
 suspended or killed while it writes, the previous one is intact. A checksum detects a slot that
-was overwritten while it was read, even if the processor reorders stores. Two words beside it say when the
-worker last made progress, and how long it may take until the next time: they cost the worker less than a
-position. The agent writes one word, the armed boundary. The worker also owns a lock in the page, so that its
-end is known at once. All times are CLOCK_MONOTONIC of the host.
+was overwritten while it was read, even if the processor reorders stores. Words beside it say when the
+worker last made progress, how long it may take until the next time, and how far it is with the sums of its
+reduction: they cost the worker less than a position. The agent writes one word, the armed boundary. The
+worker also owns a lock in the page, so that its end is known at once. All times are CLOCK_MONOTONIC of the
+host.
 """
 
 import enum
@@ -18,14 +19,17 @@ import zlib
 from dataclasses import dataclass, field
 
 from everstep_contract import owner_lock
+from everstep_contract.sums import Sums
 
 SIZE = mmap.PAGESIZE
 _BODY = struct.Struct("=7q10d")
 _SUM = struct.Struct("=I")
 _PLACES = (256, 512)
 _LOCK = 1024
-_COUNT, _MARK, _LIMIT, _ARMED = 0, 1, 2, 8
+_COUNT, _MARK, _LIMIT, _JOINED, _COMPLETE, _ARMED = 0, 1, 2, 3, 4, 8
 """Indices of 8-byte words, which are stored and loaded atomically."""
+_MOST_SUMS = 0xFFFF
+_ROUNDS = 0x7FFFFFFF
 _TRIES = 100
 SECONDS = ("step", "data", "wait", "stall", "startup", "evaluate", "pause", "restore", "idle")
 
@@ -129,6 +133,31 @@ class PositionPage:
     def read_mark(self) -> Mark:
         word, limit = self._words[_MARK], self._words[_LIMIT]
         return Mark((word >> 2) / 1e6, Stretch(word & 3), limit / 1000)
+
+    def join_sums(self, round: int, buckets: int, joined: int) -> None:
+        """So many of the buckets and the vector are launched; `round`: as in `SumMarks`."""
+        first, last = min(buckets, _MOST_SUMS), min(joined, _MOST_SUMS)
+        self._words[_JOINED] = (round & _ROUNDS) << 32 | first << 16 | last
+
+    def complete_sums(self, round: int, complete: int) -> None:
+        """So many of the buckets are complete. From another thread: it writes this word alone."""
+        self._words[_COMPLETE] = (round & _ROUNDS) << 32 | min(complete, _MOST_SUMS)
+
+    def read_sums(self, position: Position) -> Sums | None:
+        """`position`: as read from this page. None: no reduction is under way."""
+        launched, over = self._words[_JOINED], self._words[_COMPLETE]
+        buckets, joined = launched >> 16 & _MOST_SUMS, launched & _MOST_SUMS
+        if not launched:
+            return None
+        complete = over & _MOST_SUMS if over >> 32 == launched >> 32 else 0
+        return Sums(
+            step=position.applied + 1, reduction=position.reduction,
+            buckets=buckets, joined=joined, complete=complete,
+        )  # fmt: skip
+
+    def leave_sums(self) -> None:
+        """No reduction is under way."""
+        self._words[_JOINED] = 0
 
     def read(self) -> Position:
         """The newest position, consistent; all zero if the worker has written none.

@@ -6,6 +6,7 @@ from agent.given import a_report, an_epoch, ended, stepping, wanting
 from everstep_agent.coordinator import breaks
 from everstep_agent.peers.messages import BrokenCheckpoint, FailureReport, State
 from everstep_contract import levels, log
+from everstep_contract.sums import Sums
 
 
 def find(*reports, wanted=None, idle=0.0, age=0.1, epoch=None, hang=300.0):
@@ -35,6 +36,19 @@ def test_the_end_of_a_worker_whose_pod_was_let_go_is_no_death():
 def test_a_hung_worker_that_was_killed_is_named_as_hung():
     found = find(stepping(0), stepping(1, state=State.DEAD, hung=True, why="hung: 300 s in step 6"))
     assert found.cause == "WorkerHung"
+
+
+def test_a_hung_rank_is_named_with_its_node_and_the_sum_that_the_others_wait_in():
+    wait = Sums(step=6, reduction=0, buckets=2, joined=3, complete=1)
+    own = replace(wait, joined=1)
+    why = "hung: no progress for 0.4 s in step 6, computing"
+    dead = stepping(1, state=State.DEAD, hung=True, cause="NoProgress", why=why, sums=own)
+    peers = tuple(levels.Peer(slot=n, attempt=0, address="", node=f"gpu-{n}") for n in range(2))
+    found = find(stepping(0, waiting=True, sums=wait), dead, wanted=wanting(2, peers=peers))
+    assert found.message == (
+        f"rank 1 (slot 1 on node gpu-1) {why}; it missed bucket 2 of 2 in reduction 0 of step 6, "
+        "in which the others wait"
+    )
 
 
 def test_a_worker_that_outlives_its_kill_breaks_the_epoch_though_it_is_not_dead():

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -69,6 +70,7 @@ async def assert_cut_out(gang: Gang, words: str) -> None:
     assert (incident.cause, incident.rung, incident.steps_lost) == ("NoProgress", "regroup", 0)
     assert incident.rank == 1
     assert words in incident.message
+    assert re.search(r"bucket 1 of 1 in reduction 0 of step \d+|the vector in", incident.message)
     await gang.reports()
     await assert_exact(gang, STEPS)
 

@@ -61,5 +61,6 @@ _of_worker = _without(
     "waiting",
     "dead_ms",
     "waited",
+    "sums",
     more=("waits_long",),
 )

@@ -12,6 +12,7 @@ from everstep_agent.peers.read_back import ReadBack, ReadReport
 from everstep_contract import levels, log, wire
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.ranges import Ranges
+from everstep_contract.sums import Sums
 
 LONG_WAIT = 0.5
 """A rank that has waited for this much of the time limit that it has learnt waits for long."""
@@ -94,6 +95,8 @@ class WorkerReport:
     """1: it has made no progress for the time limit that it has learnt; 2: for twice that."""
     waited: float = 0.0
     """1: it has waited for others for that time limit; 0: it does not wait, or has learnt none."""
+    sums: Sums | None = None
+    """Of a rank that waits, hangs, or makes no progress; None: it does not, or is in no reduction."""
 
     @property
     def waits_long(self) -> bool:

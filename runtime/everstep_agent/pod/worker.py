@@ -10,6 +10,7 @@ from everstep_agent.peers.messages import FailureReport, State
 from everstep_agent.pod import faults, output, spawn
 from everstep_agent.pod.progress import Progress
 from everstep_contract import position, wire
+from everstep_contract.sums import Sums
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +74,7 @@ class Worker:
     """Not empty: it survives SIGKILL. It may hold its device, and is not proven dead."""
     status: int | None = None
     last: position.Position = field(default_factory=position.Position)
+    last_sums: Sums | None = None
     asking: tuple[int, int] | None = None
     """Request id and step of an unanswered AtBoundary."""
     saving: int | None = None
@@ -103,6 +105,12 @@ class Worker:
             with contextlib.suppress(ValueError):
                 self.last = self.page.read()
         return self.last
+
+    def sums(self) -> Sums | None:
+        """How far it is with the sums of its reduction."""
+        if self.alive:
+            self.last_sums = self.page.read_sums(self.position())
+        return self.last_sums
 
     def kill(self) -> None:
         if self.alive:

@@ -13,6 +13,7 @@ from everstep_agent.peers.messages import (
 )
 from everstep_agent.pod import faults
 from everstep_contract import levels, position, report, wire
+from everstep_contract.sums import Sums
 
 SCOPES = {w: levels.Scope(w.name.lower()) for w in position.Where}
 
@@ -56,6 +57,7 @@ class Reported(Protocol):
     def overdue(self) -> float: ...
     @property
     def waited(self) -> float: ...
+    def sums(self) -> Sums | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,7 @@ def build_worker_report(
         dead_ms=_dead_ms(worker, now),
         overdue=worker.overdue,
         waited=worker.waited,
+        sums=worker.sums() if at.waiting or worker.hung or worker.overdue > 0 else None,
     )
 
 
