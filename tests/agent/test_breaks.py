@@ -191,6 +191,35 @@ def test_a_group_that_a_silent_node_broke_names_the_node():
     assert "slot 1 (attempt 0) has been silent for 9.0 s" in found.text
 
 
+def silent(*ages: float, outvoted: tuple[int, ...] = ()) -> list[breaks.Break]:
+    """Breaks as known of agents that reported so many seconds ago."""
+    reports = [(stepping(n), age) for n, age in enumerate(ages)]
+    epoch = an_epoch(len(ages))
+    left_out = [epoch.members[n].id for n in outvoted]
+    return breaks.list_breaks(
+        epoch, reports, wanting(len(ages)), idle=max(ages), hang=300.0, outvoted=left_out
+    )
+
+
+@pytest.mark.parametrize("outvoted", [(), (3, 4)], ids=["half of the job", "a minority"])
+def test_all_nodes_that_fall_silent_at_once_are_named(outvoted: tuple[int, ...]):
+    known = silent(0.1, 0.1, 0.2, 9.0, 9.5, outvoted=outvoted)
+    found = breaks.with_others(known[0], known)
+    assert (found.cause, found.slots) == ("AgentLost", (3, 4))
+    assert "slot 3 (attempt 0) has been silent for 9.0 s" in found.text
+    assert "slot 4 (attempt 0) has been silent for 9.5 s" in found.text
+
+
+def test_a_node_that_is_found_silent_a_moment_after_another_is_named_besides_and_once():
+    first = silent(0.1, 0.1, 0.2, 1.1, 1.1, outvoted=(3,))[0]
+    known = silent(0.1, 0.1, 0.2, 1.5, 1.5, outvoted=(3, 4))
+    again = breaks.explain(first, known)
+    assert again.slots == (3, 4)
+    assert again.text.startswith(first.text), "so it is added to the incident's message"
+    later = silent(0.1, 0.1, 0.2, 2.5, 2.5, outvoted=(3, 4))
+    assert breaks.explain(again, later) == again, "ages go on, and nothing else is told"
+
+
 def test_who_has_joined_a_later_round_will_not_begin_the_epoch():
     late = a_report(1, joined=2)
     found = find(stepping(0), late)

@@ -192,13 +192,18 @@ def list_breaks(
 
 
 def with_others(first: Break, found: Iterable[Break]) -> Break:
-    """The cause, with the other lost members. An error of the script stands alone."""
-    if not first.certain or first.failure is not None or first.cause == "CheckpointBroken":
+    """The cause, with the other lost members; after a silence with the other silent ones. An error of
+    the script stands alone.
+    """
+    if first.failure is not None or first.cause == "CheckpointBroken":
+        return first
+    if not first.certain and not _is_silence(first):
         return first
     named = [first, *first.others]
     covered = {(b.slot, b.rank) for b in named}
     for other in found:
-        loss = other.certain and other.failure is None and other.slot is not None
+        alike = other.certain if first.certain else _is_silence(other)
+        loss = alike and other.failure is None and other.slot is not None
         # The loss of a whole slot covers the loss of its ranks.
         if loss and not covered & {(other.slot, None), (other.slot, other.rank)}:
             named.append(other)
@@ -207,16 +212,20 @@ def with_others(first: Break, found: Iterable[Break]) -> Break:
 
 
 def explain(found: Break, known: Sequence[Break]) -> Break:
-    """The break with its cause replaced by what is known since: a death, else a silent agent."""
+    """The break with its cause replaced by what is known since: a death, else silent agents."""
     if found.certain:
         return with_others(found, known)
     better = next((b for b in known if b.certain), None)
     if better is not None:
         return with_others(better, known)
-    silent = [b for b in known if b.cause == "AgentLost"]
-    if found.slot is not None or not silent:
-        return found
-    return replace(silent[0], others=tuple(silent[1:]))
+    silent = next((b for b in known if _is_silence(b)), None)
+    if found.slot is None and silent is not None:
+        return with_others(silent, known)
+    return with_others(found, known)
+
+
+def _is_silence(found: Break) -> bool:
+    return found.cause == "AgentLost" and not found.certain
 
 
 def _order(found: Break) -> tuple[bool, bool, bool, int]:
