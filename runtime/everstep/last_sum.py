@@ -13,6 +13,8 @@ import torch
 
 from everstep.mesh import LARGEST, Mesh
 
+Look = Callable[[], None]
+"""A rank that waits for a sum calls it ten times a second."""
 Ends = Callable[[Any], bool]
 """Waits for an operation. Whether it is complete."""
 Note = Callable[[int], None]
@@ -63,7 +65,7 @@ class LastSum:
     def launch(self, all_reduce: Callable[[torch.Tensor], Any]) -> None:
         """Behind the buckets, what the group has to do for it."""
 
-    def end(self, ends: Ends) -> torch.Tensor | None:
+    def end(self, ends: Ends, look: Look) -> torch.Tensor | None:
         """[n], the sum over all ranks, alike on each; None: it is not complete."""
         raise NotImplementedError
 
@@ -98,9 +100,9 @@ class DirectSum(LastSum):
         super().complete()
         self._mesh.send(self._body)
 
-    def end(self, ends: Ends) -> torch.Tensor | None:
+    def end(self, ends: Ends, look: Look) -> torch.Tensor | None:
         """Raises `ValueError` if ranks have not as many numbers as others."""
-        found = self._mesh.receive()
+        found = self._mesh.receive(look)
         if found is None:
             self._cut()  # or a bucket might never end
         if not self._end_buckets(ends) or found is None:
@@ -142,7 +144,7 @@ class QueuedSum(LastSum):
     def launch(self, all_reduce: Callable[[torch.Tensor], Any]) -> None:
         self._work = all_reduce(self._sum)
 
-    def end(self, ends: Ends) -> torch.Tensor | None:
+    def end(self, ends: Ends, look: Look) -> torch.Tensor | None:
         complete = self._work is not None and ends(self._work)
         if not self._end_buckets(ends) or not complete or self._word.item() != self._world:
             return None

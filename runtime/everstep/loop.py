@@ -219,8 +219,8 @@ class Loop:
                 return self._take_rescue()
             self._send(group)
         assert self._group is not None
-        with session.meter.charging("wait", waiting=True):
-            vector = session.reducer.end()
+        with session.meter.summing():
+            vector = session.reducer.end(session.meter.look)
         numbers = vector.numpy() if vector is not None else None
         if numbers is None or not session.membership.complete(self._group, numbers):
             return self._recover(self._group)

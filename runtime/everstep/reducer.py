@@ -14,7 +14,7 @@ import torch
 
 from everstep import fixed_point, shares
 from everstep.errors import Misuse
-from everstep.group import Group
+from everstep.group import Group, Looks, look_at_nothing
 from everstep.sum_marks import SumMarks
 
 BUCKET_BYTES = 25 * 2**20
@@ -233,11 +233,11 @@ class Reducer:
             works, vector, lambda complete: marks.complete(round, complete)
         )
 
-    def end(self) -> torch.Tensor | None:
+    def end(self, look: Looks = look_at_nothing) -> torch.Tensor | None:
         """The vector's sum, if every sum is complete on every rank; from here on the hooks do nothing."""
         assert self._group is not None
         self._open = False
-        return self._group.end_last(self._last)
+        return self._group.end_last(self._last, look)
 
     @property
     def summed(self) -> bool:

@@ -26,7 +26,7 @@ _BODY = struct.Struct("=7q10d")
 _SUM = struct.Struct("=I")
 _PLACES = (256, 512)
 _LOCK = 1024
-_COUNT, _MARK, _LIMIT, _JOINED, _COMPLETE, _ARMED = 0, 1, 2, 3, 4, 8
+_COUNT, _MARK, _LIMIT, _JOINED, _COMPLETE, _LOOKED, _GROUP_LIMIT, _ARMED = 0, 1, 2, 3, 4, 5, 6, 8
 """Indices of 8-byte words, which are stored and loaded atomically."""
 _MOST_SUMS = 0xFFFF
 _ROUNDS = 0x7FFFFFFF
@@ -64,6 +64,8 @@ class Stretch(enum.IntEnum):
     """It fetches the data of a micro-batch."""
     WAIT = 3
     """For other ranks or the agent."""
+    SUM = 4
+    """For other ranks, in a sum of a step: it looks now and then whether anything moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,10 @@ class Mark:
     kind: Stretch
     limit: float
     """Seconds that it has learnt for this kind; 0: none. For a wait that of computing."""
+    looked: float = 0.0
+    """When a worker that waits for a sum looked last, and nothing had moved since the mark."""
+    group_limit: float = 0.0
+    """Seconds for which nothing may move while all ranks wait for a sum; 0: it has learnt none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,11 +134,25 @@ class PositionPage:
     def mark(self, at: float, kind: Stretch, limit: float) -> None:
         """Progress: a stretch of this kind begins. One word at a time, the limit first."""
         self._words[_LIMIT] = int(limit * 1000)
-        self._words[_MARK] = int(at * 1e6) << 2 | kind
+        self._words[_MARK] = int(at * 1e6) << 3 | kind
+
+    def note_look(self, at: float) -> None:
+        """Nothing has moved since the mark."""
+        self._words[_LOOKED] = int(at * 1e6)
 
     def read_mark(self) -> Mark:
-        word, limit = self._words[_MARK], self._words[_LIMIT]
-        return Mark((word >> 2) / 1e6, Stretch(word & 3), limit / 1000)
+        word, limit, looked = self._words[_MARK], self._words[_LIMIT], self._words[_LOOKED]
+        return Mark(
+            (word >> 3) / 1e6, Stretch(word & 7), limit / 1000, looked / 1e6, self.group_limit
+        )
+
+    @property
+    def group_limit(self) -> float:
+        return self._words[_GROUP_LIMIT] / 1000
+
+    @group_limit.setter
+    def group_limit(self, seconds: float) -> None:
+        self._words[_GROUP_LIMIT] = int(seconds * 1000)
 
     def join_sums(self, round: int, buckets: int, joined: int) -> None:
         """So many of the buckets and the vector are launched; `round`: as in `SumMarks`."""

@@ -63,8 +63,12 @@ class Worker:
     """As in `WorkerReport`."""
     waited: float = 0.0
     """As in `WorkerReport`."""
+    still: float = 0.0
+    """Seconds for which nothing has moved in the sum that it waits in."""
     told_wait: float = 0.0
     """Time of the mark after which the coordinator was told that it waits."""
+    told_still: float = 0.0
+    """The same of the mark after which nothing has moved for as long as may be."""
     hung: str = ""
     learnt: bool = False
     """It is hung by the limit that it has learnt."""
