@@ -27,7 +27,7 @@ from everstep_agent.peers.messages import (
     State,
 )
 from everstep_agent.pod import device_waits, hang, head_start, spawn
-from everstep_agent.pod.arming import Arming, order_save
+from everstep_agent.pod.arming import Arming, order_held_save, order_save
 from everstep_agent.pod.copies import Copies
 from everstep_agent.pod.deaths import Deaths
 from everstep_agent.pod.fetch_ledger import LedgerFetcher
@@ -219,6 +219,7 @@ class Pod:
 
     def _hold(self, level: EpochLevel) -> None:
         self.workers.hold(level.number)
+        order_held_save(level, self.workers.current.values())
         for worker in self.workers.current.values():
             if worker.rank == level.asked and worker.alive and not worker.asked_vector:
                 worker.asked_vector = True

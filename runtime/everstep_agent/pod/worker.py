@@ -85,6 +85,8 @@ class Worker:
     """Step of the post-mortem save that was ordered."""
     saving_since: float | None = None
     """Not None: that save is not staged yet."""
+    keeping: int | None = None
+    """Step of the save of what it holds that was ordered."""
     unsaved: bool = False
     """What it staged was unusable."""
     killed: asyncio.Event = field(default_factory=asyncio.Event)
