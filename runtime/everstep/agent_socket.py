@@ -112,6 +112,7 @@ class AgentSocket:
                     | wire.GiveVector()
                     | wire.GiveState()
                     | wire.TakeState()
+                    | wire.SaveHeld()
                 ):
                     self._on_epoch(envelope.frame)
                 case wire.Save() as save:

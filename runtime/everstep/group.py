@@ -7,6 +7,7 @@ has not returned shortly after a cut is abandoned with its buffer.
 
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,9 +19,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
-from everstep.last_sum import DirectSum, LastSum, QueuedSum, fits
+from everstep.last_sum import DirectSum, LastSum, Look, Note, QueuedSum, fits, ignore
 from everstep.mesh import Mesh
 
+_TCP_INFO = struct.Struct("=120x2Q")
+"""As far as the bytes acknowledged and the bytes received, of `struct tcp_info` (Linux 4.2 or newer)."""
 LOOK = timedelta(milliseconds=100)
 """How often a waiting rank checks whether it was cut."""
 ABANDON_SECONDS = 0.05
@@ -29,6 +32,16 @@ LEAVE_LOOK_SECONDS = 0.001
 """Between two looks whether a group's operations have returned after a cut."""
 NCCL_LOOK_SECONDS = 0.0002
 """Between two looks at an operation on a device."""
+
+
+Looks = Callable[[int | None], None]
+"""Is told, ten times a second while this rank waits for a sum, how many bytes the group's connections have
+carried so far; None: not known.
+"""
+
+
+def look_at_nothing(moved: int | None) -> None:
+    pass
 
 
 class Group(Protocol):
@@ -40,15 +53,15 @@ class Group(Protocol):
     def all_reduce(self, tensor: torch.Tensor) -> Any:
         """Start a sum in place; None if the group is broken."""
 
-    def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> Any:
+    def start_last(self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore) -> Any:
         """Start the sum of a few kilobytes that is complete only if `works` are, on every rank. Its `own`:
-        they are complete on this rank. None if the group is broken.
+        they are complete on this rank. None if the group is broken. `note` is told how many are complete.
         """
 
     def wait(self, works: Sequence[Any]) -> bool:
         """Whether all are complete; False: this rank must leave the group."""
 
-    def end_last(self, last: Any) -> torch.Tensor | None:
+    def end_last(self, last: Any, look: Looks = look_at_nothing) -> torch.Tensor | None:
         """The sum that `start_last` has started; None: this rank must leave the group."""
 
     def cut(self) -> None:
@@ -69,13 +82,15 @@ class LocalGroup:
     def all_reduce(self, tensor: torch.Tensor) -> Any:
         return None if self._cut.is_set() else tensor
 
-    def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> "_Alone | None":
+    def start_last(
+        self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore
+    ) -> "_Alone | None":
         return _Alone(numbers) if self.wait(works) and not self._cut.is_set() else None
 
     def wait(self, works: Sequence[Any]) -> bool:
         return all(work is not None for work in works)
 
-    def end_last(self, last: Any) -> torch.Tensor | None:
+    def end_last(self, last: Any, look: Looks = look_at_nothing) -> torch.Tensor | None:
         return None if last is None else last.numbers
 
     def cut(self) -> None:
@@ -104,6 +119,7 @@ class TorchGroup:
         self._group: Any = dist.distributed_c10d._get_default_group()
         self._over_nccl = "nccl" in dist.get_backend_config()
         self._launching = threading.Lock()
+        self._look: Look = lambda: None
         self._newest: Any = None
         """The operation launched last: gloo's one thread takes them in this order."""
 
@@ -111,14 +127,16 @@ class TorchGroup:
         work = self._launch(lambda: self._group.allreduce([tensor]))
         return _OnDevice(work) if work is not None and tensor.is_cuda else work
 
-    def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> LastSum | None:
+    def start_last(
+        self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore
+    ) -> LastSum | None:
         if self._cut_at is not None or any(work is None for work in works):
             return None
         last: LastSum
         if self.mesh is not None and fits(numbers):
-            last = DirectSum(works, self.cut, numbers, self.rank, self.mesh)
+            last = DirectSum(works, self.cut, note, numbers, self.rank, self.mesh)
         else:
-            last = QueuedSum(works, self.cut, numbers, self.world)
+            last = QueuedSum(works, self.cut, note, numbers, self.world)
         if not _on_device(works):
             last.follow()
             last.launch(self.all_reduce)
@@ -135,21 +153,31 @@ class TorchGroup:
                 return None
             return self._newest
 
-    def wait(self, works: Sequence[Any]) -> bool:
-        if all(work is not None and self._ends(work) for work in works):
-            return True
-        self.cut()
-        return False
+    def wait(self, works: Sequence[Any], note: Note = ignore) -> bool:
+        for number, work in enumerate(works, 1):
+            if work is None or not self._ends(work):
+                self.cut()
+                return False
+            note(number)
+        return True
 
-    def end_last(self, last: Any) -> torch.Tensor | None:
+    def end_last(self, last: Any, look: Looks = look_at_nothing) -> torch.Tensor | None:
+        self._look = lambda: look(self._count_moved())
         # NCCL calls back when an operation is launched, so here the main thread looks when it is over.
-        if last is not None and _on_device(last.buckets) and self.wait(last.buckets):
+        if last is not None and _on_device(last.buckets) and self.wait(last.buckets, last.note):
             last.complete()
             last.launch(self.all_reduce)
-        found = last.end(self._ends) if last is not None else None
+        found = last.end(self._ends, self._look) if last is not None else None
         if found is None:
             self.cut()
         return found
+
+    def _count_moved(self) -> int | None:
+        """Bytes that the other ranks have received from this one, and this one from them. None: not known."""
+        sockets = [*self._sockets, *(self.mesh.sockets if self.mesh is not None else ())]
+        found = [_count_bytes(one) for one in sockets]
+        known = [count for count in found if count is not None]
+        return sum(known) if known and len(known) == len(found) and not self._over_nccl else None
 
     def cut(self) -> None:
         first = self._cut_at is None
@@ -198,6 +226,7 @@ class TorchGroup:
             except RuntimeError:
                 if complete:
                     return False
+            self._look()
             if self._cut_at is not None and time.monotonic() > self._cut_at + ABANDON_SECONDS:
                 self.abandoned = True
                 return False
@@ -210,10 +239,14 @@ class TorchGroup:
         complete. An abort completes it, too: it counts only if nothing has failed and, asked last,
         there was no cut.
         """
+        looked = time.monotonic()
         while not work.is_completed():
             if self._cut_at is not None:
                 self.abandoned = True
                 return False
+            if time.monotonic() > looked + LOOK.total_seconds():
+                looked = time.monotonic()
+                self._look()
             time.sleep(NCCL_LOOK_SECONDS)
         backend = self._group._get_backend(torch.device("cuda"))
         if backend.get_error() != ErrorType.SUCCESS or self._cut_at is not None:
@@ -305,6 +338,17 @@ def _close_copies() -> None:
 
 # Python cannot take this back, so it is said once, at import; without a group there is nothing to close.
 os.register_at_fork(after_in_child=_close_copies)
+
+
+def _count_bytes(one: socket.socket) -> int | None:
+    """What the kernel has received, and what the other side has acknowledged; None: it is no TCP connection,
+    or the kernel does not tell. A retransmission counts nothing.
+    """
+    try:
+        told = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except OSError:
+        return None
+    return sum(_TCP_INFO.unpack(told)) if len(told) == _TCP_INFO.size else None
 
 
 def _shut_down(duplicate: socket.socket) -> None:

@@ -13,8 +13,16 @@ import torch
 
 from everstep.mesh import LARGEST, Mesh
 
+Look = Callable[[], None]
+"""A rank that waits for a sum calls it ten times a second."""
 Ends = Callable[[Any], bool]
 """Waits for an operation. Whether it is complete."""
+Note = Callable[[int], None]
+"""Is told how many of the buckets are complete; from any thread."""
+
+
+def ignore(complete: int) -> None:
+    """A `Note` for nobody."""
 
 
 class LastSum:
@@ -25,8 +33,8 @@ class LastSum:
         cut: makes every operation of the group fail; from any thread.
     """
 
-    def __init__(self, buckets: Sequence[Any], cut: Callable[[], None]) -> None:
-        self.buckets, self._cut = buckets, cut
+    def __init__(self, buckets: Sequence[Any], cut: Callable[[], None], note: Note) -> None:
+        self.buckets, self._cut, self.note = buckets, cut, note
         self._over: list[None] = []
         self.own = False
         """All sums before it are complete on this rank."""
@@ -46,6 +54,7 @@ class LastSum:
             self._cut()
             return
         self._over.append(None)
+        self.note(len(self._over))
         if len(self._over) == buckets:
             self.complete()
 
@@ -56,7 +65,7 @@ class LastSum:
     def launch(self, all_reduce: Callable[[torch.Tensor], Any]) -> None:
         """Behind the buckets, what the group has to do for it."""
 
-    def end(self, ends: Ends) -> torch.Tensor | None:
+    def end(self, ends: Ends, look: Look) -> torch.Tensor | None:
         """[n], the sum over all ranks, alike on each; None: it is not complete."""
         raise NotImplementedError
 
@@ -78,11 +87,12 @@ class DirectSum(LastSum):
         self,
         buckets: Sequence[Any],
         cut: Callable[[], None],
+        note: Note,
         numbers: torch.Tensor,
         rank: int,
         mesh: Mesh,
     ) -> None:
-        super().__init__(buckets, cut)
+        super().__init__(buckets, cut, note)
         self._body = numbers.numpy().tobytes()
         self._rank, self._mesh = rank, mesh
 
@@ -90,9 +100,9 @@ class DirectSum(LastSum):
         super().complete()
         self._mesh.send(self._body)
 
-    def end(self, ends: Ends) -> torch.Tensor | None:
+    def end(self, ends: Ends, look: Look) -> torch.Tensor | None:
         """Raises `ValueError` if ranks have not as many numbers as others."""
-        found = self._mesh.receive()
+        found = self._mesh.receive(look)
         if found is None:
             self._cut()  # or a bucket might never end
         if not self._end_buckets(ends) or found is None:
@@ -114,9 +124,14 @@ class QueuedSum(LastSum):
     """
 
     def __init__(
-        self, buckets: Sequence[Any], cut: Callable[[], None], numbers: torch.Tensor, world: int
+        self,
+        buckets: Sequence[Any],
+        cut: Callable[[], None],
+        note: Note,
+        numbers: torch.Tensor,
+        world: int,
     ) -> None:
-        super().__init__(buckets, cut)
+        super().__init__(buckets, cut, note)
         self._world = world
         self._sum = torch.cat([numbers, numbers.new_zeros(1)])
         self._word = self._sum.numpy()[-1:]
@@ -129,7 +144,7 @@ class QueuedSum(LastSum):
     def launch(self, all_reduce: Callable[[torch.Tensor], Any]) -> None:
         self._work = all_reduce(self._sum)
 
-    def end(self, ends: Ends) -> torch.Tensor | None:
+    def end(self, ends: Ends, look: Look) -> torch.Tensor | None:
         complete = self._work is not None and ends(self._work)
         if not self._end_buckets(ends) or not complete or self._word.item() != self._world:
             return None

@@ -22,6 +22,7 @@ from everstep.errors import Misuse
 from everstep.group import Group
 from everstep.membership import Parked
 from everstep.step_state import StepState
+from everstep_contract import wire
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.position import Phase
 from everstep_contract.report import Cause
@@ -124,6 +125,7 @@ class Loop:
         self._random = randomness.capture()
         membership = self._session.membership
         try:
+            membership.wait_regrouped(self._save_held)
             self._share = membership.begin(self._feed.micro_batches)
         except Parked:
             undo_step.leave(self._step, "the epoch ended")
@@ -214,13 +216,13 @@ class Loop:
         if self._group is None:
             session.tracked.prepare_scalers(session.device)
             with session.meter.charging("wait", waiting=True):
-                group = session.membership.wait_group()
+                group = session.membership.wait_group(self._save_held)
             if group is None:
                 return self._take_rescue()
             self._send(group)
         assert self._group is not None
-        with session.meter.charging("wait", waiting=True):
-            vector = session.reducer.end()
+        with session.meter.summing():
+            vector = session.reducer.end(session.meter.look)
         numbers = vector.numpy() if vector is not None else None
         if numbers is None or not session.membership.complete(self._group, numbers):
             return self._recover(self._group)
@@ -234,12 +236,15 @@ class Loop:
             undo_step.leave(self._step, "a collective failed")
         session.membership.fail(group)
         with session.meter.charging("wait", waiting=True):
-            session.membership.wait_regrouped()
+            session.membership.wait_regrouped(self._save_held)
         if self._take_rescue():
             return True
         self._group = None
         session.reducer.repeat()
         return False
+
+    def _save_held(self, asked: wire.SaveHeld) -> None:
+        undo_step.save_held(self._step, asked)
 
     def _take_rescue(self) -> bool:
         """Whether another member had this reduction complete; its vector goes with this rank's sums."""

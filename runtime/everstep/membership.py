@@ -23,6 +23,7 @@ from everstep.vector import Numbers
 from everstep_contract import wire
 from everstep_contract.ranges import list_ranges, to_ranges
 
+Save = Callable[[wire.SaveHeld], None]
 Form = Callable[[wire.Regroup], Group]
 """Forms the group of an epoch; blocks. Raises `RuntimeError` or `TimeoutError`."""
 
@@ -70,6 +71,8 @@ class Membership:
         self._held, self._parked = start.join, False
         self._holds_next = False
         """Newcomers join: this rank is held once its next loop has begun."""
+        self._asked: wire.SaveHeld | None = None
+        """This rank is to save what it holds."""
         self._orders: list[wire.GiveState | wire.TakeState] = []
         self._apart = "its script has not reached job.steps yet"
         """Why this rank cannot regroup now; empty: it can."""
@@ -124,25 +127,39 @@ class Membership:
         with self._news:
             return None if self._held or self._parked or self._more else self._group
 
-    def wait_regrouped(self) -> None:
+    def wait_regrouped(self, save: Save = lambda asked: None) -> None:
         """Until the next epoch is known; its group may still be forming.
+
+        Args:
+            save: is called meanwhile if this rank is asked to save what it holds. The next epoch may begin beside it.
 
         Raises:
             Parked: the epoch is over.
         """
-        with self._news:
-            self._wait_regrouped()
+        while (asked := self._wait_asked()) is not None:
+            save(asked)
 
-    def wait_group(self) -> Group | None:
+    def _wait_asked(self) -> wire.SaveHeld | None:
+        with self._news:
+            self._news.wait_for(lambda: not self._held or self._parked or self._asked)
+            asked, self._asked = self._asked, None
+            if asked is not None and self._held and not self._parked:
+                return asked
+            self._wait_regrouped()
+            return None
+
+    def wait_group(self, save: Save = lambda asked: None) -> Group | None:
         """The same, once the group is there. None: there are more micro-batches to take first, or
         the reduction is complete without this rank (`take_rescue`).
 
         Raises:
             Parked: the epoch is over.
         """
-        with self._news:
-            while True:
-                self._wait_regrouped()
+        while True:
+            self.wait_regrouped(save)
+            with self._news:
+                if self._held or self._parked:
+                    continue
                 if self._more or self._rescue is not None:
                     return None
                 if self._group is not None:
@@ -248,6 +265,15 @@ class Membership:
             self._orders.append(frame)
             self._news.notify_all()
 
+    def ask_save(self, frame: wire.SaveHeld) -> None:
+        """The main thread saves what it holds once it waits for the next epoch. What is held by then is another
+        step's if it has gone on.
+        """
+        with self._news:
+            if frame.epoch == self.epoch and frame.step == self._applied and self._held:
+                self._asked = frame
+                self._news.notify_all()
+
     def give_vector(self, epoch: int) -> None:
         """The standing again, with the vector of the last complete reduction."""
         with self._news:
@@ -272,6 +298,7 @@ class Membership:
         self.epoch, self.rank, self.world = frame.epoch, frame.rank, frame.world
         self._held, self._holds_next, self._group = False, False, None
         self._orders.clear()
+        self._asked = None
         behind = bool(frame.vector)
         self._reductions = -1 if behind else 0
         self._micro_batches = frame.micro_batches

@@ -9,7 +9,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 LARGEST = 2**16
@@ -20,8 +20,11 @@ _SECRET = 16
 _HELLO = struct.Struct(f"={_SECRET}sI")
 """The listener's secret, which only the job's ranks can read in the rendezvous store; the caller's rank."""
 _LENGTH = struct.Struct("=I")
+_AT_ONCE = socket.MSG_DONTWAIT
 HELLO_SECONDS = 1.0
 """Limit for the first bytes of whoever connects."""
+LOOK_MS = 100
+"""A rank that waits calls its `look` so often."""
 
 
 class Mesh:
@@ -50,29 +53,34 @@ class Mesh:
         except OSError:
             self.cut()
 
-    def receive(self) -> dict[int, bytes] | None:
-        """The next message of each other rank; blocks until all are there. None: a rank is gone, or this
-        one was cut off; all connections are cut then.
+    def receive(self, look: Callable[[], None] = lambda: None) -> dict[int, bytes] | None:
+        """The next message of each other rank; blocks until all are there, and calls `look` meanwhile. None:
+        a rank is gone, or this one was cut off; all connections are cut then.
         """
         try:
-            return self._read_all()
+            return self._read_all(look)
         except OSError:
             self.cut()
             return None
 
-    def _read_all(self) -> dict[int, bytes]:
+    def _read_all(self, look: Callable[[], None]) -> dict[int, bytes]:
         """In the order of arrival: the end of any connection must be seen at once."""
         waiting = select.poll()
         ranks = {}
         for rank, peer in self._peers.items():
             ranks[peer.fileno()] = rank
             waiting.register(peer, select.POLLIN)
+        messages = {rank: _Message(peer) for rank, peer in self._peers.items()}
         found: dict[int, bytes] = {}
         while len(found) < len(self._peers):
-            for number, _ in waiting.poll():
+            ready = waiting.poll(LOOK_MS)
+            if not ready:
+                look()
+            for number, _ in ready:
                 rank = ranks[number]
-                found[rank] = _read_message(self._peers[rank])
-                waiting.unregister(number)
+                if messages[rank].read_some():
+                    found[rank] = messages[rank].body
+                    waiting.unregister(number)
         return found
 
     def cut(self) -> None:
@@ -173,16 +181,43 @@ def _call(entry: str, rank: int, until: float) -> socket.socket:
     return peer
 
 
-def _read_message(peer: socket.socket) -> bytes:
-    (length,) = _LENGTH.unpack(_read_exactly(peer, _LENGTH.size))
-    return _read_exactly(peer, min(length, LARGEST))
+class _Message:
+    """One that may arrive in parts. Not a byte behind it is read."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer = peer
+        self._head = bytearray()
+        self._length: int | None = None
+        self._body = bytearray()
+
+    def read_some(self) -> bool:
+        """What is there, at least a byte, without waiting for more. Whether the message is complete."""
+        try:
+            if self._length is None:
+                self._head += _receive(self._peer, _LENGTH.size - len(self._head), _AT_ONCE)
+                if len(self._head) < _LENGTH.size:
+                    return False
+                self._length = min(_LENGTH.unpack(self._head)[0], LARGEST)
+            if len(self._body) < self._length:
+                self._body += _receive(self._peer, self._length - len(self._body), _AT_ONCE)
+        except BlockingIOError:
+            return False
+        return len(self._body) == self._length
+
+    @property
+    def body(self) -> bytes:
+        return bytes(self._body)
 
 
 def _read_exactly(peer: socket.socket, count: int) -> bytes:
     parts = bytearray()
     while len(parts) < count:
-        more = peer.recv(count - len(parts))
-        if not more:
-            raise ConnectionResetError("the other rank has closed its connection")
-        parts += more
+        parts += _receive(peer, count - len(parts))
     return bytes(parts)
+
+
+def _receive(peer: socket.socket, most: int, flags: int = 0) -> bytes:
+    found = peer.recv(most, flags)
+    if not found:
+        raise ConnectionResetError("the other rank has closed its connection")
+    return found

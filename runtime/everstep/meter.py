@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from everstep.stretches import Stretches
+from everstep.sum_marks import SumMarks
 from everstep_contract.position import Position, PositionPage, Stretch, Where
 
 
@@ -22,8 +23,11 @@ class Meter:
         self._category, self._entered = "startup", now
         self.position = Position(epoch=epoch, applied=applied, since=now)
         """Changed in place."""
+        self.sums = SumMarks(page)
         self._stretches = Stretches()
         self._marked, self._kind = now, Stretch.OTHER
+        self._waits_as = Stretch.WAIT
+        self._moved: int | None = None
         self._write()
 
     def update(self, **changes: Any) -> None:
@@ -36,7 +40,7 @@ class Meter:
         self._charge()
         if self.position.scope is Where.STEP and where is Where.STEP:
             self._mark(Stretch.OTHER)  # ends the last stretch of the former step
-            self._stretches.end_step()
+            self._end_step()
         self._category = category
         self.update(scope=where, since=self._entered, limit_ms=int(limit * 1000), **changes)
 
@@ -56,6 +60,28 @@ class Meter:
             self._charge()
             self._category = before
             self.update(waiting=was)
+
+    @contextmanager
+    def summing(self) -> Iterator[None]:
+        """Around the wait for the sums of a step, in which `look` is called."""
+        self._waits_as = Stretch.SUM
+        try:
+            with self.charging("wait", waiting=True):
+                yield
+        finally:
+            self._waits_as = Stretch.WAIT
+
+    def look(self, moved: int | None) -> None:
+        """This rank waits for a sum. What moves is progress, and what cannot be told may move.
+
+        Args:
+            moved: bytes that the group's connections have carried so far; None: not known.
+        """
+        if moved is None or moved != self._moved:
+            self._moved = moved
+            self._mark(self._find_kind())
+        elif self._page:
+            self._page.note_look(time.monotonic())
 
     @contextmanager
     def fetching(self) -> Iterator[None]:
@@ -96,10 +122,15 @@ class Meter:
             self._mark(self._find_kind())
 
     def _find_kind(self, inside: Stretch = Stretch.COMPUTE) -> Stretch:
+        steps = self.position.scope is Where.STEP
         if self.position.waiting:
-            return Stretch.WAIT
-        learns = self.position.scope is Where.STEP and self._category in ("step", "data")
-        return inside if learns else Stretch.OTHER
+            return self._waits_as if steps else Stretch.WAIT
+        return inside if steps and self._category in ("step", "data") else Stretch.OTHER
+
+    def _end_step(self) -> None:
+        self._stretches.end_step()
+        if self._page:
+            self._page.group_limit = self._stretches.group_limit
 
     def _mark(self, kind: Stretch) -> float:
         """A stretch of this kind begins, at the time returned."""

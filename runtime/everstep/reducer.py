@@ -14,7 +14,8 @@ import torch
 
 from everstep import fixed_point, shares
 from everstep.errors import Misuse
-from everstep.group import Group
+from everstep.group import Group, Looks, look_at_nothing
+from everstep.sum_marks import SumMarks
 
 BUCKET_BYTES = 25 * 2**20
 """Measured beside DDP on gloo: buckets of 1 MB cost 40 % of a step, and one bucket for all is worse
@@ -132,10 +133,17 @@ def _sample(flat: torch.Tensor) -> float:
 
 
 class Reducer:
-    """`exact`: gradients are added as fixed-point integers (`fixed_point.py`)."""
+    """`exact`: gradients are added as fixed-point integers (`fixed_point.py`); `marks` show how far the sums are."""
 
-    def __init__(self, bucket_bytes: int = BUCKET_BYTES, *, exact: bool = False) -> None:
+    def __init__(
+        self,
+        bucket_bytes: int = BUCKET_BYTES,
+        *,
+        exact: bool = False,
+        marks: SumMarks | None = None,
+    ) -> None:
         self._exact = exact
+        self._marks = marks or SumMarks()
         self._micro_batches = 1
         self._scale = 1.0
         self._group: Group | None = None
@@ -191,6 +199,7 @@ class Reducer:
         self._next = 0
         for bucket in self._plan.buckets:
             bucket.reset()
+        self._marks.begin(len(self._plan.buckets))
 
     def backward(self, loss: torch.Tensor, *, overlap: Group | None, scale: float = 1.0) -> None:
         """One backward. In this rank's last one, `overlap` is the group in which each bucket is
@@ -218,13 +227,17 @@ class Reducer:
         """Launch the vector's sum behind the buckets."""
         assert self._group is not None
         works, self._works = self._works, []
-        self._last = self._group.start_last(works, vector)
+        marks, round = self._marks, self._marks.round
+        marks.join(len(works) + 1)
+        self._last = self._group.start_last(
+            works, vector, lambda complete: marks.complete(round, complete)
+        )
 
-    def end(self) -> torch.Tensor | None:
+    def end(self, look: Looks = look_at_nothing) -> torch.Tensor | None:
         """The vector's sum, if every sum is complete on every rank; from here on the hooks do nothing."""
         assert self._group is not None
         self._open = False
-        return self._group.end_last(self._last)
+        return self._group.end_last(self._last, look)
 
     @property
     def summed(self) -> bool:
@@ -237,6 +250,7 @@ class Reducer:
         """
         plan = self._plan
         self._own = [None] * len(plan.parameters)
+        self._marks.end()
         if not self._exact and factor != 1.0:
             torch._foreach_mul_([bucket.flat for bucket in plan.buckets], factor)
         copied: list[int] = []
@@ -277,6 +291,7 @@ class Reducer:
     def abandon(self) -> None:
         """The loop will not end: the hooks do nothing, gradients are dropped."""
         self._open = False
+        self._marks.end()
         self._works, self._own = [], [None] * len(self._plan.parameters)
 
     def _on_grad(self, parameter: torch.Tensor) -> None:
@@ -332,3 +347,4 @@ class Reducer:
             torch._foreach_copy_([views[i] for i in have], [self._own[i] for i in have])  # type: ignore[misc]
         assert self._group is not None
         self._works.append(self._group.all_reduce(bucket.flat))
+        self._marks.join(len(self._works))

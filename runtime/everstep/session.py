@@ -85,7 +85,7 @@ class Session:
         self.agent, self.membership, self.meter = agent, membership, meter
         self.start, self.seed = start, seed
         self.tracked = Tracked()
-        self.reducer = Reducer(exact=exact_reduction)
+        self.reducer = Reducer(exact=exact_reduction, marks=meter.sums)
         self.device = choose_device(start.local_rank)
         self.checkpoint = (
             Checkpoint(start.manifest, start.places or "", self._mend) if start.manifest else None
@@ -255,6 +255,17 @@ class Session:
         """Copy this rank's part (`whole`: everything) of the state as of `step` and hand it to the
         agent; if there is no room for the copy, tell the agent that.
         """
+        if self._stage(self.epoch, step, capture, whole=whole):
+            self.staged = step
+
+    def stage_held(self, asked: wire.SaveHeld, capture: Capture) -> None:
+        """As `stage`, everything, for the epoch that asked. If the members go on in place, this save is dropped: the
+        step may be staged again.
+        """
+        self._stage(asked.epoch, asked.step, capture, whole=True)
+
+    def _stage(self, epoch: int, step: int, capture: Capture | None, *, whole: bool) -> bool:
+        """Whether there was room."""
         began, path = time.monotonic(), self._new_path(step)
         rank, world = (0, 1) if whole else (self.membership.rank, self.membership.world)
         with self.meter.charging("stall"):
@@ -263,15 +274,14 @@ class Session:
             try:
                 tensors = write_part(path, held.tensors, rank, world, held.own)
             except NoRoom as error:
-                self._report_unstaged(self.epoch, step, str(error), whole=whole)
-                return
+                self._report_unstaged(epoch, step, str(error), whole=whole)
+                return False
             told = digests.tell(held.tensors, rank, world)
             bad = self._finite.list_bad(tensors, read_part(path))
-        self.staged = step
         self._hand_over(
             held,
             wire.Staged(
-                epoch=self.epoch,
+                epoch=epoch,
                 step=step,
                 path=path,
                 tensors=tensors,
@@ -283,6 +293,7 @@ class Session:
                 ms=(time.monotonic() - began) * 1000,
             ),
         )
+        return True
 
     def stage_beside(self, step: int) -> None:
         """As `stage`, while the next step computes: from `begin_copy`, which the loop calls with its first

@@ -14,9 +14,12 @@ LEARN_EVERY = 10
 """Steps between two looks at them."""
 KNOWN_STEPS = 50
 """With fewer, no limit is learnt."""
-FACTOR = {Stretch.COMPUTE: 3.0, Stretch.FETCH: 10.0}
+FACTOR = {Stretch.COMPUTE: 3.0, Stretch.FETCH: 10.0, Stretch.SUM: 3.0}
 """The limit is so many times what 99 of 100 steps do not exceed."""
-LEAST_SECONDS = {Stretch.COMPUTE: 0.3, Stretch.FETCH: 5.0}
+LEAST_SECONDS = {Stretch.COMPUTE: 0.3, Stretch.FETCH: 5.0, Stretch.SUM: 1.0}
+"""Of a sum: a connection that has lost a packet, and two retransmissions of it, is silent for 1.4 s, with one
+for 0.6 s.
+"""
 
 
 class Stretches:
@@ -42,11 +45,18 @@ class Stretches:
             return
         for kind, longest in self._longest.items():
             self._limits[kind] = _choose_limit(kind, longest)
-        self._limits[Stretch.WAIT] = self._limits[Stretch.COMPUTE]
 
     def limit(self, kind: Stretch) -> float:
-        """Seconds; 0: none is learnt."""
-        return self._limits[kind]
+        """Seconds without progress of this rank; 0: none is learnt. Of a wait: that of computing."""
+        waits = kind in (Stretch.WAIT, Stretch.SUM)
+        return self._limits[Stretch.COMPUTE if waits else kind]
+
+    @property
+    def group_limit(self) -> float:
+        """Seconds in which nothing moves between the ranks, while all wait for a sum; 0: none is learnt. No shorter
+        than that of a rank, which is to be found first if it is the cause.
+        """
+        return max(self._limits[Stretch.SUM], self._limits[Stretch.COMPUTE])
 
 
 def _choose_limit(kind: Stretch, longest: deque[float]) -> float:

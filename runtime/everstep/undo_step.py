@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from everstep.snapshot import Capture
 from everstep.step_state import StepState
+from everstep_contract import wire
 
 
 def keep_copy(step: StepState) -> None:
@@ -26,6 +27,22 @@ def save_before(step: StepState) -> None:
     sound, capture = _rewind(step)
     if sound and before > max(session.staged, session.start.applied):
         session.stage(before, capture)
+
+
+def save_held(step: StepState, asked: wire.SaveHeld) -> None:
+    """Stage the whole state before the step, in which this rank is held; the step goes on from where it is.
+
+    The save is of the epoch that asked for it: once the next one has begun it counts no more.
+    """
+    session = step.session
+    if asked.step != step.number - 1:
+        return
+    session.end_copy()
+    if step.copy is not None:
+        session.stage_held(asked, step.copy)
+    elif not step.reductions and step.start.untouched():
+        with step.start.as_it_was():
+            session.stage_held(asked, session.capture())
 
 
 def leave(step: StepState, why: str) -> NoReturn:

@@ -62,6 +62,8 @@ class StartUp:
                 membership.regroup(frame)
             case wire.GiveVector() if membership is not None:
                 membership.give_vector(frame.epoch)
+            case wire.SaveHeld() if membership is not None:
+                membership.ask_save(frame)
             case wire.GiveState() | wire.TakeState() if membership is not None:
                 membership.order(frame)
 

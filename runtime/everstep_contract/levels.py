@@ -146,6 +146,11 @@ class Wanted:
     """Id of the incident that `leave` or `gone` belong to; it is in every log line and phase."""
     hazard_per_hour: dict[int, float] = field(default_factory=dict)
 
+    def find_node(self, slot: int, attempt: int) -> str:
+        """The node of a pod; empty: not known."""
+        nodes = (p.node for p in self.peers if (p.slot, p.attempt) == (slot, attempt))
+        return next(nodes, "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:

@@ -4,10 +4,11 @@ death.
 One page in a file that agent and worker map. The worker writes each `Position` beside the
 previous one and then sets, in one word, which of the two is the newest: if a worker is
 suspended or killed while it writes, the previous one is intact. A checksum detects a slot that
-was overwritten while it was read, even if the processor reorders stores. Two words beside it say when the
-worker last made progress, and how long it may take until the next time: they cost the worker less than a
-position. The agent writes one word, the armed boundary. The worker also owns a lock in the page, so that its
-end is known at once. All times are CLOCK_MONOTONIC of the host.
+was overwritten while it was read, even if the processor reorders stores. Words beside it say when the
+worker last made progress, how long it may take until the next time, and how far it is with the sums of its
+reduction: they cost the worker less than a position. The agent writes one word, the armed boundary. The
+worker also owns a lock in the page, so that its end is known at once. All times are CLOCK_MONOTONIC of the
+host.
 """
 
 import enum
@@ -18,14 +19,17 @@ import zlib
 from dataclasses import dataclass, field
 
 from everstep_contract import owner_lock
+from everstep_contract.sums import Sums
 
 SIZE = mmap.PAGESIZE
 _BODY = struct.Struct("=7q10d")
 _SUM = struct.Struct("=I")
 _PLACES = (256, 512)
 _LOCK = 1024
-_COUNT, _MARK, _LIMIT, _ARMED = 0, 1, 2, 8
+_COUNT, _MARK, _LIMIT, _JOINED, _COMPLETE, _LOOKED, _GROUP_LIMIT, _ARMED = 0, 1, 2, 3, 4, 5, 6, 8
 """Indices of 8-byte words, which are stored and loaded atomically."""
+_MOST_SUMS = 0xFFFF
+_ROUNDS = 0x7FFFFFFF
 _TRIES = 100
 SECONDS = ("step", "data", "wait", "stall", "startup", "evaluate", "pause", "restore", "idle")
 
@@ -60,6 +64,8 @@ class Stretch(enum.IntEnum):
     """It fetches the data of a micro-batch."""
     WAIT = 3
     """For other ranks or the agent."""
+    SUM = 4
+    """For other ranks, in a sum of a step: it looks now and then whether anything moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,10 @@ class Mark:
     kind: Stretch
     limit: float
     """Seconds that it has learnt for this kind; 0: none. For a wait that of computing."""
+    looked: float = 0.0
+    """When a worker that waits for a sum looked last, and nothing had moved since the mark."""
+    group_limit: float = 0.0
+    """Seconds for which nothing may move while all ranks wait for a sum; 0: it has learnt none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,11 +134,50 @@ class PositionPage:
     def mark(self, at: float, kind: Stretch, limit: float) -> None:
         """Progress: a stretch of this kind begins. One word at a time, the limit first."""
         self._words[_LIMIT] = int(limit * 1000)
-        self._words[_MARK] = int(at * 1e6) << 2 | kind
+        self._words[_MARK] = int(at * 1e6) << 3 | kind
+
+    def note_look(self, at: float) -> None:
+        """Nothing has moved since the mark."""
+        self._words[_LOOKED] = int(at * 1e6)
 
     def read_mark(self) -> Mark:
-        word, limit = self._words[_MARK], self._words[_LIMIT]
-        return Mark((word >> 2) / 1e6, Stretch(word & 3), limit / 1000)
+        word, limit, looked = self._words[_MARK], self._words[_LIMIT], self._words[_LOOKED]
+        return Mark(
+            (word >> 3) / 1e6, Stretch(word & 7), limit / 1000, looked / 1e6, self.group_limit
+        )
+
+    @property
+    def group_limit(self) -> float:
+        return self._words[_GROUP_LIMIT] / 1000
+
+    @group_limit.setter
+    def group_limit(self, seconds: float) -> None:
+        self._words[_GROUP_LIMIT] = int(seconds * 1000)
+
+    def join_sums(self, round: int, buckets: int, joined: int) -> None:
+        """So many of the buckets and the vector are launched; `round`: as in `SumMarks`."""
+        first, last = min(buckets, _MOST_SUMS), min(joined, _MOST_SUMS)
+        self._words[_JOINED] = (round & _ROUNDS) << 32 | first << 16 | last
+
+    def complete_sums(self, round: int, complete: int) -> None:
+        """So many of the buckets are complete. From another thread: it writes this word alone."""
+        self._words[_COMPLETE] = (round & _ROUNDS) << 32 | min(complete, _MOST_SUMS)
+
+    def read_sums(self, position: Position) -> Sums | None:
+        """`position`: as read from this page. None: no reduction is under way."""
+        launched, over = self._words[_JOINED], self._words[_COMPLETE]
+        buckets, joined = launched >> 16 & _MOST_SUMS, launched & _MOST_SUMS
+        if not launched:
+            return None
+        complete = over & _MOST_SUMS if over >> 32 == launched >> 32 else 0
+        return Sums(
+            step=position.applied + 1, reduction=position.reduction,
+            buckets=buckets, joined=joined, complete=complete,
+        )  # fmt: skip
+
+    def leave_sums(self) -> None:
+        """No reduction is under way."""
+        self._words[_JOINED] = 0
 
     def read(self) -> Position:
         """The newest position, consistent; all zero if the worker has written none.

@@ -104,6 +104,14 @@ class GiveVector:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveHeld:
+    """Save the full state as of the boundary before the step that this worker holds, and go on waiting."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GiveState:
     """Send the live state to a newcomer, over a group of two whose keys begin with `key`."""
 
@@ -399,8 +407,8 @@ class StoreReply:
 
 
 FRAMES: tuple[type[Any], ...] = (
-    Start, Cut, Regroup, GiveVector, GiveState, TakeState, Save, ShowStack, Exit, Hello, Tracked, Standing, Regrouped,
-    StateTaken, Applied, AtBoundary, BoundaryReply, BadChunk, MendedChunk, Staged, Parked, Finished, Failed,
+    Start, Cut, Regroup, GiveVector, GiveState, TakeState, Save, SaveHeld, ShowStack, Exit, Hello, Tracked, Standing,
+    Regrouped, StateTaken, Applied, AtBoundary, BoundaryReply, BadChunk, MendedChunk, Staged, Parked, Finished, Failed,
     StoreSet, StoreGet, StoreAdd, StoreCompareSet, StoreCheck, StoreDelete, StoreReply,
 )  # fmt: skip
 _BY_NAME = {cls.__name__: cls for cls in FRAMES}

@@ -6,6 +6,7 @@ from agent.given import a_report, an_epoch, ended, stepping, wanting
 from everstep_agent.coordinator import breaks
 from everstep_agent.peers.messages import BrokenCheckpoint, FailureReport, State
 from everstep_contract import levels, log
+from everstep_contract.sums import Sums
 
 
 def find(*reports, wanted=None, idle=0.0, age=0.1, epoch=None, hang=300.0):
@@ -35,6 +36,19 @@ def test_the_end_of_a_worker_whose_pod_was_let_go_is_no_death():
 def test_a_hung_worker_that_was_killed_is_named_as_hung():
     found = find(stepping(0), stepping(1, state=State.DEAD, hung=True, why="hung: 300 s in step 6"))
     assert found.cause == "WorkerHung"
+
+
+def test_a_hung_rank_is_named_with_its_node_and_the_sum_that_the_others_wait_in():
+    wait = Sums(step=6, reduction=0, buckets=2, joined=3, complete=1)
+    own = replace(wait, joined=1)
+    why = "hung: no progress for 0.4 s in step 6, computing"
+    dead = stepping(1, state=State.DEAD, hung=True, cause="NoProgress", why=why, sums=own)
+    peers = tuple(levels.Peer(slot=n, attempt=0, address="", node=f"gpu-{n}") for n in range(2))
+    found = find(stepping(0, waiting=True, sums=wait), dead, wanted=wanting(2, peers=peers))
+    assert found.message == (
+        f"rank 1 (slot 1 on node gpu-1) {why}; it missed bucket 2 of 2 in reduction 0 of step 6, "
+        "in which the others wait"
+    )
 
 
 def test_a_worker_that_outlives_its_kill_breaks_the_epoch_though_it_is_not_dead():
@@ -175,6 +189,35 @@ def test_a_group_that_a_silent_node_broke_names_the_node():
     found = breaks.explain(broken, known)
     assert (found.cause, found.slots, found.certain) == ("AgentLost", (1,), False)
     assert "slot 1 (attempt 0) has been silent for 9.0 s" in found.text
+
+
+def silent(*ages: float, outvoted: tuple[int, ...] = ()) -> list[breaks.Break]:
+    """Breaks as known of agents that reported so many seconds ago."""
+    reports = [(stepping(n), age) for n, age in enumerate(ages)]
+    epoch = an_epoch(len(ages))
+    left_out = [epoch.members[n].id for n in outvoted]
+    return breaks.list_breaks(
+        epoch, reports, wanting(len(ages)), idle=max(ages), hang=300.0, outvoted=left_out
+    )
+
+
+@pytest.mark.parametrize("outvoted", [(), (3, 4)], ids=["half of the job", "a minority"])
+def test_all_nodes_that_fall_silent_at_once_are_named(outvoted: tuple[int, ...]):
+    known = silent(0.1, 0.1, 0.2, 9.0, 9.5, outvoted=outvoted)
+    found = breaks.with_others(known[0], known)
+    assert (found.cause, found.slots) == ("AgentLost", (3, 4))
+    assert "slot 3 (attempt 0) has been silent for 9.0 s" in found.text
+    assert "slot 4 (attempt 0) has been silent for 9.5 s" in found.text
+
+
+def test_a_node_that_is_found_silent_a_moment_after_another_is_named_besides_and_once():
+    first = silent(0.1, 0.1, 0.2, 1.1, 1.1, outvoted=(3,))[0]
+    known = silent(0.1, 0.1, 0.2, 1.5, 1.5, outvoted=(3, 4))
+    again = breaks.explain(first, known)
+    assert again.slots == (3, 4)
+    assert again.text.startswith(first.text), "so it is added to the incident's message"
+    later = silent(0.1, 0.1, 0.2, 2.5, 2.5, outvoted=(3, 4))
+    assert breaks.explain(again, later) == again, "ages go on, and nothing else is told"
 
 
 def test_who_has_joined_a_later_round_will_not_begin_the_epoch():

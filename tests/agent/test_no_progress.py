@@ -68,6 +68,36 @@ def test_the_time_of_a_rank_that_waits_counts_only_if_it_is_stopped():
     assert "stopped by a signal" in progress.describe(found, "step 7")
 
 
+SUM = replace(MARK, kind=Stretch.SUM)
+
+
+def look(mark: Mark, *, until: float, worker_looks: bool = True) -> Progress:
+    """Ten looks a second of the agent, and of a worker that waits for a sum."""
+    found, now = Progress(), mark.at
+    while now <= until:
+        found = progress.look(
+            found, replace(mark, looked=now) if worker_looks else mark, ASLEEP, now
+        )
+        now += 0.1
+    return found
+
+
+def test_a_rank_that_waits_for_a_sum_and_looks_whether_anything_moves_is_never_overdue():
+    assert look(SUM, until=20.0).overdue(60.0) == 0
+
+
+def test_one_that_no_longer_looks_is_overdue_like_one_that_computes():
+    held = look(SUM, until=11.0, worker_looks=False)
+    assert held.overdue(60.0) >= 1
+    assert look(replace(SUM, kind=Stretch.WAIT), until=11.0, worker_looks=False).overdue(60.0) == 0
+
+
+def test_for_how_long_nothing_moves_is_told_by_the_worker_not_by_the_clock():
+    assert progress.measure_still(replace(SUM, looked=11.5)) == 1.5
+    assert progress.measure_still(SUM) == 0, "it has not looked since"
+    assert progress.measure_still(replace(MARK, looked=11.5)) == 0
+
+
 def test_a_rank_whose_use_of_cores_is_unknown_is_never_overdue():
     assert after(*[None] * 20).seconds == 0
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.given import a_member, a_report, a_worker, an_epoch
+from agent.given import a_member, a_report, a_worker, an_epoch, stepping
 from everstep_agent.coordinator import regroup_rules
 from everstep_agent.coordinator.members import list_lost
 from everstep_agent.coordinator.regroup_rules import AskVector, Impossible, Plan, Wait
@@ -345,3 +345,24 @@ def test_so_does_one_whose_other_members_are_lost_with_their_pods():
 )
 def test_why_a_loss_restarts_the_epoch(reason, asked):
     assert reason in why(asked.pop("epoch", None), **asked)
+
+
+# --- the state that is held ---
+
+
+def keeper(*reports: AgentReport, failed=(), **changes: object):
+    found = regroup_rules.choose_keeper(an_epoch(3, **changes), reports, failed)
+    return found and (found.rank, found.step)
+
+
+def test_the_lowest_of_the_ranks_that_are_furthest_saves_what_they_hold():
+    ahead = [held(1, applied=6), held(2, applied=6)]
+    assert keeper(*ahead, held(0, applied=5)) == (1, 6)
+    assert keeper(*ahead, failed={1}) == (2, 6)
+
+
+def test_nobody_saves_what_is_committed_or_before_it_has_told_how_far_it_is():
+    assert keeper(held(1)) == (1, 5)
+    assert keeper(held(1), committed=5) is None
+    assert keeper(stepping(1)) is None
+    assert keeper(dead(1)) is None

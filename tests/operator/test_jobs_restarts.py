@@ -218,6 +218,13 @@ def test_what_is_in_order_is_no_restart(cause: str) -> None:
     )
 
 
+def test_a_stuck_group_that_its_members_formed_anew_may_have_been_slow_and_costs_nothing() -> None:
+    stuck = mended(cause="GroupStuck")
+    in_place = replace(stuck, rung="regroup")
+    seen = [an_observation(seen=a_seen(incidents=(one,))) for one in (stuck, in_place)]
+    assert [restarts(plan(s, NOW).status) for s in seen] == [{"GroupStuck": 1}, {}]
+
+
 def test_a_leave_that_was_asked_for_counts_once_the_slot_moves() -> None:
     leaving = {"node-1": a_verdict("node-1", NodeState.LEAVING)}
     asked = again(replace(an_observation(), verdicts=leaving), NOW)

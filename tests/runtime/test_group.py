@@ -43,7 +43,7 @@ def group() -> TorchGroup:
     made = TorchGroup.__new__(TorchGroup)
     made._sockets, made.mesh = [], None
     made._cut_at, made._over_nccl, made.abandoned = None, False, False
-    made._launching, made._newest = threading.Lock(), None
+    made._launching, made._newest, made._look = threading.Lock(), None, lambda: None
     return made
 
 
@@ -196,7 +196,7 @@ def ranks(request: pytest.FixtureRequest) -> list[TorchGroup]:
     def make(rank: int) -> TorchGroup:
         made = TorchGroup.__new__(TorchGroup)
         made._sockets, made._cut_at, made._over_nccl, made.abandoned = [], None, False, False
-        made._launching, made._newest = threading.Lock(), None
+        made._launching, made._newest, made._look = threading.Lock(), None, lambda: None
         made.rank, made.world = rank, 3
         mesh = listeners[rank].connect(rank, entries, 60)
         made.mesh = mesh if request.param == "direct" else None

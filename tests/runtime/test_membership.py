@@ -376,6 +376,34 @@ def test_parked_after_a_hold_it_leaves_its_step(rank: Rank, call: str) -> None:
         waits.end()
 
 
+def asked(epoch: int = 1, step: int = 5) -> wire.SaveHeld:
+    return wire.SaveHeld(epoch=epoch, step=step)
+
+
+@pytest.mark.parametrize("call", ["wait_regrouped", "wait_group"])
+def test_a_rank_that_is_held_saves_if_asked_and_goes_on_waiting(rank: Rank, call: str) -> None:
+    rank.membership.hold(1)
+    saved: list[wire.SaveHeld] = []
+    waits = blocked(lambda: getattr(rank.membership, call)(saved.append))
+    for other in (asked(epoch=2), asked(step=4)):
+        rank.membership.ask_save(other)
+    rank.membership.ask_save(asked())
+    wait_for(lambda: saved)
+    rank.regroup()
+    waits.end()
+    assert saved == [asked()], "once, and nothing of another step or epoch"
+
+
+def test_a_save_that_nobody_got_to_before_the_next_epoch_is_not_taken(rank: Rank) -> None:
+    rank.membership.ask_save(asked())
+    rank.membership.hold(1)
+    rank.membership.ask_save(asked())
+    rank.regroup()
+    saved: list[wire.SaveHeld] = []
+    rank.membership.wait_regrouped(saved.append)
+    assert saved == []
+
+
 def test_parked_it_tells_nothing_and_follows_no_orders(rank: Rank) -> None:
     rank.membership.park()
     rank.membership.hold(1)

@@ -38,6 +38,24 @@ def test_the_largest_messages_are_sent_before_anyone_reads(ranks: list[Mesh]) ->
     )
 
 
+def test_a_message_that_comes_in_parts_keeps_nobody_from_looking(
+    ranks: list[Mesh], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_MS", 1)
+    body = b"x" * 1000
+    message = module._LENGTH.pack(len(body)) + body
+    parts = [message[:2], message[2:500], message[500:]]
+    sender = ranks[1].sockets[0]  # to rank 0
+    for one in ranks[2:]:
+        one.send(body)
+
+    def look() -> None:
+        sender.sendall(parts.pop(0))
+
+    assert ranks[0].receive(look) == dict.fromkeys(range(1, 4), body)
+    assert parts == []
+
+
 @pytest.mark.parametrize("how", ["cut", "closed"])
 def test_the_loss_of_one_ends_every_wait(ranks: list[Mesh], how: str) -> None:
     with ThreadPoolExecutor(3) as threads:

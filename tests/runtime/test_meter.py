@@ -10,7 +10,7 @@ from agent.gang import Gang
 from everstep import Job, meter, run
 from everstep.meter import Meter
 from everstep_agent.pod import spawn
-from everstep_contract.position import Where
+from everstep_contract.position import PositionPage, Stretch, Where
 
 
 class Clock:
@@ -101,6 +101,25 @@ def test_charging_a_fetch_reads_the_clock_no_more_often_than_its_two_marks(clock
     before = clock.reads
     fetch(found, clock, 0.5)
     assert clock.reads - before == 2
+
+
+def test_what_moves_in_a_sum_is_progress_and_what_cannot_be_told_may_be(
+    clock: Clock, tmp_path: Path
+) -> None:
+    page = PositionPage(str(tmp_path / "page"), create=True)
+    found = Meter(page, epoch=1, applied=0)
+    found.enter(Where.STEP, category="step")
+    with found.summing():
+        began = clock.now
+        marks = {}
+        for second, moved in enumerate([100, 150, 150, 150, None, None]):
+            clock.now = began + second
+            found.look(moved)
+            marks[second] = page.read_mark()
+        assert {m.kind for m in marks.values()} == {Stretch.SUM}
+        assert [m.at - began for m in marks.values()] == [0, 1, 1, 1, 4, 5]
+        assert (marks[3].looked - began, marks[3].at - began) == (3, 1)
+    assert page.read_mark().kind is Stretch.COMPUTE
 
 
 class Slow:

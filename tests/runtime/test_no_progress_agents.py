@@ -3,7 +3,10 @@
 import asyncio
 import ctypes
 import os
+import re
 import signal
+import socket
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +22,7 @@ from runtime import a_paced_script
 STEPS = 150
 LEARNT = 70
 """Steps after which each rank has learnt its limit."""
+SO_ATTACH_FILTER = 26
 
 
 @pytest.fixture
@@ -69,6 +73,7 @@ async def assert_cut_out(gang: Gang, words: str) -> None:
     assert (incident.cause, incident.rung, incident.steps_lost) == ("NoProgress", "regroup", 0)
     assert incident.rank == 1
     assert words in incident.message
+    assert re.search(r"bucket 1 of 1 in reduction 0 of step \d+|the vector in", incident.message)
     await gang.reports()
     await assert_exact(gang, STEPS)
 
@@ -98,6 +103,43 @@ async def test_a_rank_whose_interpreter_is_held_by_a_call_into_c_is_cut_out_with
     async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
         await assert_cut_out(gang, "computing, while the others wait for it")
     assert "in hold" in capfd.readouterr().err
+
+
+def lose_all_packets(job: Job) -> None:
+    """What the others send this rank over the group's connections vanishes, and so do their acknowledgements:
+    a filter in the kernel drops it. Connections made later carry everything.
+    """
+    group = job._session.membership.group
+    drop_all = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
+    program = struct.pack("@HP", 1, ctypes.addressof(drop_all))
+    for one in (*group._sockets, *group.mesh.sockets):
+        one.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+
+
+async def test_a_sum_in_which_nothing_moves_is_left_and_the_same_ranks_go_on(
+    tmp_path: Path, trains: Callable[..., None]
+) -> None:
+    flag, lost_at = tmp_path / "flag", tmp_path / "lost"
+
+    def after(job: Job, step: int) -> None:
+        if job.rank == 1 and step == LEARNT and not flag.exists():
+            flag.touch()
+            lose_all_packets(job)
+            lost_at.write_text(str(time.monotonic()))
+        elif step == LEARNT + 1 and lost_at.exists() and job.rank == 0:
+            print(f"next step {time.monotonic() - float(lost_at.read_text()):.2f} s after the loss")
+
+    trains(after)
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= LEARNT)
+        before = [gang.worker(slot) for slot in range(3)]
+        await gang.until(lambda s: any(not i.open for i in s.incidents), 30)
+        (incident,) = gang.seen.incidents
+        assert (incident.cause, incident.rung, incident.steps_lost) == ("GroupStuck", "regroup", 0)
+        assert f"in reduction 0 of step {LEARNT + 1}, and nothing has moved" in incident.message
+        assert [gang.worker(slot) for slot in range(3)] == before, "nobody restarted"
+        await gang.reports()
+        await assert_exact(gang, STEPS)
 
 
 async def test_a_step_that_is_slow_on_all_ranks_or_announced_is_no_hang(

@@ -16,6 +16,7 @@ from agent.network import Network, SplitGang, routed
 from agent.test_launcher import Run
 from agent.test_run import pid_of_agent
 from everstep import Job, run
+from everstep_agent.coordinator import regroup
 from everstep_agent.local import launcher
 from everstep_agent.pod import spawn
 from everstep_contract import levels, report
@@ -110,6 +111,27 @@ async def test_half_of_the_ranks_wait_in_place_until_the_operator_lets_the_other
         assert gang.seen.yielded == gang.wanted.yields
         await gang.reports()
         assert gang.worker(1) == survivor
+        await assert_exact(gang, STEPS)
+
+
+async def test_what_a_minority_holds_outlives_its_rank(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regroup, "HOLD_SECONDS", 0.5)
+    async with PoweredGang(tmp_path, network, 2) as gang:
+        await gang.until(lambda s: s.step >= LEARNT)
+        await gang.lose_power(0)
+        gang.forget(0)
+        pod = gang.agents[1].pod
+        await gang.until(lambda _: pod.build_report(time.monotonic()).whole >= LEARNT, 60)
+        held = pod.build_report(time.monotonic()).whole
+        os.kill(gang.worker(1), signal.SIGKILL)
+        gang.want(gone=(levels.SlotAttempt(slot=0, attempt=0),))
+        await gang.start(0, 1)
+        await gang.until(lambda s: any(not i.open for i in s.incidents), 60)
+        incident = gang.seen.incidents[-1]
+        assert (incident.rung, incident.step, incident.steps_lost) == ("restart", held, 0)
+        await gang.reports()
         await assert_exact(gang, STEPS)
 
 

@@ -44,4 +44,13 @@ def test_nothing_is_learnt_of_other_scopes_and_waits_have_the_limit_of_computing
     rank.add(Stretch.OTHER, 100.0)
     rank.add(Stretch.WAIT, 100.0)
     assert rank.limit(Stretch.OTHER) == 0
+    rank.add(Stretch.SUM, 100.0)
+    assert rank.limit(Stretch.WAIT) == rank.limit(Stretch.SUM) == pytest.approx(0.6)
     assert rank.limit(Stretch.WAIT) == rank.limit(Stretch.COMPUTE) == pytest.approx(0.6)
+
+
+def test_the_limit_of_the_group_is_learnt_from_its_sums_and_no_shorter_than_that_of_a_rank():
+    assert a_rank(*[0.5] * 60, kind=Stretch.SUM).group_limit == 1.5
+    assert a_rank(*[0.01] * 60, kind=Stretch.SUM).group_limit == 1.0
+    assert a_rank(*[2.0] * 60).group_limit == 6.0
+    assert a_rank(*[0.5] * (KNOWN_STEPS - 1), kind=Stretch.SUM).group_limit == 0

@@ -19,6 +19,10 @@ FREE = IN_ORDER | {"Start", "ScaledDown", "SpareGivenBack", "NoProgress"}
 """Causes of incidents that are not failures. NoProgress may have been a slow step. Each doubles the limit,
 and a rank beyond `hangSeconds` is WorkerHung.
 """
+FREE_IN_PLACE = frozenset({"GroupStuck"})
+"""The same if the members went on in place: their group had completed steps, and may have been slow only. Where it
+completes none, all restart.
+"""
 
 
 def charge(
@@ -65,9 +69,13 @@ def _choose_cause(entries: Sequence[Incident], attempts: Mapping[int, int]) -> s
     """
     moved = [i.cause for i in entries if _has_moved(i, attempts)]
     node = [cause for cause in moved if budgets.is_node_cause(cause)]
-    lived = [i.cause for i in entries if not list_moved(i) and _is_explained(i)]
+    lived = [i.cause for i in entries if not list_moved(i) and _is_explained(i) and not _free(i)]
     found = [cause for cause in (*node, *moved, *lived) if cause not in FREE]
     return found[0] if found else None
+
+
+def _free(incident: Incident) -> bool:
+    return incident.cause in FREE_IN_PLACE and incident.rung == "regroup"
 
 
 def _has_moved(incident: Incident, attempts: Mapping[int, int]) -> bool:

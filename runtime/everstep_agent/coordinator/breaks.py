@@ -23,6 +23,7 @@ from everstep_agent.peers.messages import (
     WorkerReport,
 )
 from everstep_contract import levels, log, report
+from everstep_contract.sums import Sums, describe_missed
 
 SILENT_SECONDS = 8.0
 SAVE_LOST = "SaveLost"
@@ -179,23 +180,30 @@ def list_breaks(
     by_id = {r.id: (r, age) for r, age in known}
     newest = _newest_lives(r for r, _ in known)
     pods = read_pod_status(wanted)
+    waits = _list_waits(epoch, [r for r, _ in known])
     found: list[Break] = []
     for m in epoch.members:
-        found += _of_member(m, pods, newest.get(m.slot))
-        found += _of_workers(epoch, m, by_id.get(m.id, (None, 0.0))[0])
-        found += _of_silence(m, by_id.get(m.id), idle, outvoted=m.id in outvoted)
+        slot = pods.describe_slot(m)
+        found += _of_member(m, slot, pods, newest.get(m.slot))
+        found += _of_workers(epoch, m, slot, by_id.get(m.id, (None, 0.0))[0], waits)
+        found += _of_silence(m, slot, by_id.get(m.id), idle, outvoted=m.id in outvoted)
     found += _of_group(epoch, [r for r, _ in known], idle, hang)
     return sorted(found, key=_order)
 
 
 def with_others(first: Break, found: Iterable[Break]) -> Break:
-    """The cause, with the other lost members. An error of the script stands alone."""
-    if not first.certain or first.failure is not None or first.cause == "CheckpointBroken":
+    """The cause, with the other lost members; after a silence with the other silent ones. An error of
+    the script stands alone.
+    """
+    if first.failure is not None or first.cause == "CheckpointBroken":
+        return first
+    if not first.certain and not _is_silence(first):
         return first
     named = [first, *first.others]
     covered = {(b.slot, b.rank) for b in named}
     for other in found:
-        loss = other.certain and other.failure is None and other.slot is not None
+        alike = other.certain if first.certain else _is_silence(other)
+        loss = alike and other.failure is None and other.slot is not None
         # The loss of a whole slot covers the loss of its ranks.
         if loss and not covered & {(other.slot, None), (other.slot, other.rank)}:
             named.append(other)
@@ -204,16 +212,20 @@ def with_others(first: Break, found: Iterable[Break]) -> Break:
 
 
 def explain(found: Break, known: Sequence[Break]) -> Break:
-    """The break with its cause replaced by what is known since: a death, else a silent agent."""
+    """The break with its cause replaced by what is known since: a death, else silent agents."""
     if found.certain:
         return with_others(found, known)
     better = next((b for b in known if b.certain), None)
     if better is not None:
         return with_others(better, known)
-    silent = [b for b in known if b.cause == "AgentLost"]
-    if found.slot is not None or not silent:
-        return found
-    return replace(silent[0], others=tuple(silent[1:]))
+    silent = next((b for b in known if _is_silence(b)), None)
+    if found.slot is None and silent is not None:
+        return with_others(silent, known)
+    return with_others(found, known)
+
+
+def _is_silence(found: Break) -> bool:
+    return found.cause == "AgentLost" and not found.certain
 
 
 def _order(found: Break) -> tuple[bool, bool, bool, int]:
@@ -234,8 +246,17 @@ def _newest_lives(reports: Iterable[AgentReport]) -> dict[int, AgentReport]:
     return found
 
 
-def _of_member(member: EpochMember, pods: PodStatus, newest: AgentReport | None) -> list[Break]:
-    slot, name = member.slot, f"slot {member.slot} (attempt {member.attempt})"
+def _list_waits(epoch: EpochLevel, reports: Iterable[AgentReport]) -> list[Sums]:
+    """The sums in which ranks wait."""
+    workers = (w for r in reports if r.epoch == epoch.number for w in r.workers)
+    able = (w for w in workers if w.waiting and not w.hung and w.state is not State.DEAD)
+    return [w.sums for w in able if w.sums is not None]
+
+
+def _of_member(
+    member: EpochMember, named: str, pods: PodStatus, newest: AgentReport | None
+) -> list[Break]:
+    slot, name = member.slot, f"{named} (attempt {member.attempt})"
     if pods.is_gone(slot, member.attempt):
         return [Break(cause="Gone", message=f"{name} was declared gone", slot=slot)]
     if pods.is_dead(*member.id):
@@ -249,7 +270,13 @@ def _of_member(member: EpochMember, pods: PodStatus, newest: AgentReport | None)
     return []
 
 
-def _of_workers(epoch: EpochLevel, member: EpochMember, held: AgentReport | None) -> list[Break]:
+def _of_workers(
+    epoch: EpochLevel,
+    member: EpochMember,
+    slot: str,
+    held: AgentReport | None,
+    waits: Sequence[Sums],
+) -> list[Break]:
     if held is None:
         return []
     if held.broken is not None and epoch.commit and held.broken.manifest == epoch.commit.manifest:
@@ -267,7 +294,7 @@ def _of_workers(epoch: EpochLevel, member: EpochMember, held: AgentReport | None
     if held.epoch != epoch.number:
         over = [e.local for e in held.ended if 0 < member.lives[e.local] <= e.life]
         return [_of_early_end(member, local) for local in over]
-    found = (_of_worker(epoch, member, w) for w in held.workers)
+    found = (_of_worker(epoch, member, slot, w, waits) for w in held.workers)
     return [b for b in found if b is not None]
 
 
@@ -281,9 +308,16 @@ def _of_early_end(member: EpochMember, local: int) -> Break:
     return Break(cause="WorkerDied", message=text, slot=member.slot, rank=rank)
 
 
-def _of_worker(epoch: EpochLevel, member: EpochMember, worker: WorkerReport) -> Break | None:
+def _of_worker(
+    epoch: EpochLevel,
+    member: EpochMember,
+    slot: str,
+    worker: WorkerReport,
+    waits: Sequence[Sums],
+) -> Break | None:
+    """`waits`: the sums in which ranks wait."""
     rank = member.ranks[worker.local]
-    where = f"rank {rank} (slot {member.slot})"
+    where = f"rank {rank} ({slot})"
     if worker.failed is not None:
         return Break(
             cause=worker.failed.cause,
@@ -307,10 +341,11 @@ def _of_worker(epoch: EpochLevel, member: EpochMember, worker: WorkerReport) -> 
         text = f"slot {member.slot} has left"
         return Break(cause="Leave", message=text, slot=member.slot)
     if worker.state is State.DEAD:
+        missed = describe_missed(worker.sums, waits) if worker.hung else ""
         return Break(
             cause=worker.cause or ("WorkerHung" if worker.hung else "WorkerDied"),
             fault=worker.fault,
-            message=f"{where} {worker.why}",
+            message="; ".join(filter(None, (f"{where} {worker.why}", missed))),
             slot=member.slot,
             rank=rank,
             dead_ms=worker.dead_ms or 0,
@@ -328,6 +363,7 @@ def _of_worker(epoch: EpochLevel, member: EpochMember, worker: WorkerReport) -> 
 
 def _of_silence(
     member: EpochMember,
+    slot: str,
     held: tuple[AgentReport, float] | None,
     idle: float,
     *,
@@ -336,7 +372,7 @@ def _of_silence(
     age = held[1] if held is not None else idle
     if not outvoted and min(age, idle) < SILENT_SECONDS:
         return []
-    text = f"slot {member.slot} (attempt {member.attempt}) has been silent for {age:.1f} s"
+    text = f"{slot} (attempt {member.attempt}) has been silent for {age:.1f} s"
     if outvoted:
         text += ", does not answer, and the others are the majority"
     return [

@@ -24,6 +24,13 @@ class PodStatus:
     """Slot → newest attempt that is declared gone; this covers all earlier attempts."""
     dead: Mapping[tuple[int, int], levels.DeadAgent]
     """(slot, attempt) → the newest container that terminated."""
+    nodes: Mapping[tuple[int, int], str]
+    """(slot, attempt) → the node of the pod."""
+
+    def describe_slot(self, member: EpochMember) -> str:
+        """Its slot, and its node if that is known."""
+        node = self.nodes.get((member.slot, member.attempt), "")
+        return f"slot {member.slot} on node {node}" if node else f"slot {member.slot}"
 
     def is_gone(self, slot: int, attempt: int) -> bool:
         return self.gone.get(slot, -1) >= attempt
@@ -56,6 +63,7 @@ def read_pod_status(wanted: levels.Wanted) -> PodStatus:
     return PodStatus(
         current=_newest((p.slot, p.attempt) for p in wanted.peers),
         gone=_newest((g.slot, g.attempt) for g in wanted.gone),
+        nodes={(p.slot, p.attempt): p.node for p in wanted.peers},
         dead={(d.slot, d.attempt): d for d in sorted(wanted.dead, key=lambda d: d.incarnation)},
     )
 

@@ -115,11 +115,11 @@ def _decide(term: Term, now: float, waited: float) -> postmortem.Decision:
 
 
 def _have_saved(term: Term, saver: Saver) -> None:
-    if saver != term.running.saver:
-        term.line.say("post_mortem_save", rank=saver.rank, step=saver.step)
-        term.change(term.state.choose_saver(saver))
     if term.saves.has_whole(term.running.number, saver.step):
         term.mark("save")
+    elif saver != term.running.saver:
+        term.line.say("post_mortem_save", rank=saver.rank, step=saver.step)
+        term.change(term.state.choose_saver(saver))
 
 
 def refine(

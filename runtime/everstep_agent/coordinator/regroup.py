@@ -143,6 +143,8 @@ async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned 
             return found, f"{found.cause}: the script failed"
         if why := _why_not_wait(term, waited):
             return found, why
+        if waited >= HOLD_SECONDS:  # only silent members are missing
+            _have_kept(term)
         survivors, decision = regroup_rules.decide_regroup(
             term.running, term.recent(), _list_lost(term)
         )
@@ -154,6 +156,18 @@ async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned 
             case regroup_rules.Plan():
                 return found, (survivors, decision)
         await term.tick()
+
+
+def _have_kept(term: Term) -> None:
+    """One rank saves the state that the survivors hold. Nothing of it is committed unless the epoch is restarted."""
+    epoch = term.running
+    failed = members.list_unsaved(epoch, term.reports.all()) | term.saves.unsaved(epoch.number)
+    keeper = regroup_rules.choose_keeper(epoch, term.recent(), failed)
+    if keeper is None or term.saves.has_whole(epoch.number, keeper.step):
+        return
+    if keeper != epoch.saver:
+        term.line.say("held_save", rank=keeper.rank, step=keeper.step)
+        term.change(term.state.choose_saver(keeper))
 
 
 def _why_not_wait(term: Term, waited: float) -> str:

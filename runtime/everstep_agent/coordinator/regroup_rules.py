@@ -11,12 +11,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from everstep_agent.coordinator import rounds
+from everstep_agent.coordinator.members import list_inside
 from everstep_agent.peers.messages import (
     AgentReport,
     EpochLevel,
     EpochMember,
     Id,
     InPlace,
+    Saver,
     Stage,
     State,
 )
@@ -126,6 +128,26 @@ def decide_regroup(
             lives = tuple(n if local in alive else 0 for local, n in enumerate(member.lives))
             survivors.append(replace(member, lives=lives))
     return tuple(survivors), plan_regroup(standings)
+
+
+def choose_keeper(
+    epoch: EpochLevel, reports: Iterable[AgentReport], failed: Collection[int]
+) -> Saver | None:
+    """Which of the ranks that hold their step saves the state before it, beside the wait for silent members: it then
+    outlives this rank. None: that step is committed.
+
+    Args:
+        reports: the newest of each agent that is not silent.
+        failed: ranks whose own save failed.
+    """
+    found = [
+        Saver(rank=member.ranks[worker.local], step=worker.standing.applied)
+        for member, report in list_inside(epoch, reports)
+        for worker in report.workers
+        if worker.state is State.HELD and worker.standing is not None
+    ]
+    fit = [s for s in found if s.step > epoch.committed and s.rank not in failed]
+    return max(fit, key=lambda s: (s.step, -s.rank), default=None)
 
 
 def has_joined(epoch: EpochLevel, report: AgentReport) -> bool:

@@ -61,5 +61,8 @@ _of_worker = _without(
     "waiting",
     "dead_ms",
     "waited",
-    more=("waits_long",),
+    "still_ms",
+    "still_limit_ms",
+    "sums",
+    more=("waits_long", "stands_still"),
 )

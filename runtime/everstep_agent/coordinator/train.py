@@ -23,6 +23,7 @@ from everstep_agent.coordinator.breaks import (
 )
 from everstep_agent.coordinator.hung import list_hung
 from everstep_agent.coordinator.recover import recover
+from everstep_agent.coordinator.stuck import find_stuck
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.messages import EpochLevel, Stage, State, WorkerReport
 from everstep_agent.runlog.run_log import Lost
@@ -39,7 +40,7 @@ async def train(term: Term) -> str:
         now, epoch = term.now(), term.running
         regroup.look_for_silence(term)
         workers = members.list_workers(epoch, term.reports.all())
-        found = _find_loss(term, watch, workers, now)
+        found = _find_loss(term, watch, workers, now) or _find_stuck(term, now)
         if found is not None:
             lost = await _regroup(term, found)
             if lost is not None:
@@ -132,6 +133,15 @@ def _find_break(term: Term, watch: Watch, now: float) -> Break | None:
         hang=term.settings.hang_seconds,
         outvoted=() if regroup.why_not_wanted(term) else regroup.list_outvoted(term),
     )
+
+
+def _find_stuck(term: Term, now: float) -> Break | None:
+    """A sum in which nothing moves, if the members may form their group anew."""
+    found = find_stuck(term.running, term.reports.aged(now), term.patience.factor(now))
+    if found is None or regroup.why_not(term, found):
+        return None
+    term.patience = term.patience.after_cut(now)
+    return found
 
 
 def _advance(term: Term, workers: Sequence[WorkerReport], now: float) -> None:

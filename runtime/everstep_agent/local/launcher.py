@@ -7,6 +7,7 @@ stands, replaces a lost agent by the slot's next attempt, and prints what the jo
 import asyncio
 import contextlib
 import os
+import platform
 import secrets
 import signal
 import sys
@@ -43,7 +44,7 @@ INTERRUPTIONS = 20
 """How often the job may be interrupted while it makes no new step (`restartBudgets.worker` on a
 cluster).
 """
-THIS_MACHINE = "this machine"
+THIS_MACHINE = platform.node() or "localhost"
 """The node of all agents: a copy in another one's memory would be lost with it."""
 
 

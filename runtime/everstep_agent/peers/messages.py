@@ -12,6 +12,7 @@ from everstep_agent.peers.read_back import ReadBack, ReadReport
 from everstep_contract import levels, log, wire
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.ranges import Ranges
+from everstep_contract.sums import Sums
 
 LONG_WAIT = 0.5
 """A rank that has waited for this much of the time limit that it has learnt waits for long."""
@@ -94,10 +95,24 @@ class WorkerReport:
     """1: it has made no progress for the time limit that it has learnt; 2: for twice that."""
     waited: float = 0.0
     """1: it has waited for others for that time limit; 0: it does not wait, or has learnt none."""
+    still_ms: int = 0
+    """Milliseconds for which nothing has moved in the sum that it waits in."""
+    still_limit_ms: int = 0
+    """For how long that may be if all ranks wait in the sum, as it has learnt; 0: it has learnt nothing."""
+    sums: Sums | None = None
+    """Of a rank that waits, hangs, or makes no progress; None: it does not, or is in no reduction."""
 
     @property
     def waits_long(self) -> bool:
         return self.waited >= LONG_WAIT
+
+    @property
+    def stands_still(self) -> bool:
+        return self.has_stood_still(1)
+
+    def has_stood_still(self, factor: float) -> bool:
+        """Nothing has moved in its sum for so many of the limits that it has learnt."""
+        return 0 < self.still_limit_ms * factor <= self.still_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

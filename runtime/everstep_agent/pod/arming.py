@@ -66,3 +66,13 @@ def order_save(level: EpochLevel, workers: Iterable[Worker], now: float) -> None
         if ready and worker.saving != level.saver.step:
             worker.saving, worker.saving_since = level.saver.step, now
             worker.send(wire.Save(epoch=level.number, step=level.saver.step))
+
+
+def order_held_save(level: EpochLevel, workers: Iterable[Worker]) -> None:
+    """Orders the chosen rank's save while it holds its step; once per step."""
+    for worker in workers if level.saver is not None else ():
+        assert level.saver is not None
+        ready = worker.rank == level.saver.rank and worker.state is State.HELD
+        if ready and worker.keeping != level.saver.step:
+            worker.keeping = level.saver.step
+            worker.send(wire.SaveHeld(epoch=level.number, step=level.saver.step))

@@ -27,39 +27,50 @@ class HangWatch:
         self._workers, self._line = workers, line
         self._progress = ProgressWatch(tell)
 
-    def look(self, limits: hang.Limits, now: float) -> None:
-        """Against the limits of the job: ends workers that hang, and has those that wait for long show their stacks."""
+    def look(self, limits: hang.Limits, now: float, node: str = "") -> None:
+        """Against the limits of the job: ends workers that hang, and has those that wait for long show their stacks.
+
+        Args:
+            node: of this pod, for the log; empty: not known.
+        """
         for worker in self._workers.alive:
-            self._end_hung(worker, limits, now)
+            self._end_hung(worker, limits, now, node)
             self._show_long_wait(worker, limits, now)
 
     def look_at_progress(self, most: float) -> float:
         """Returns the seconds until the next look. `most`: no limit is longer."""
         return self._progress.look(list(self._workers.current.values()), most)
 
-    def end(self, named: Iterable[Hung], slot: int) -> None:
+    def end(self, named: Iterable[Hung], slot: int, node: str = "") -> None:
         """Ends those that the coordinator has named, unless they have gone on since."""
         for found in named:
             worker = self._workers.current.get(found.local) if found.slot == slot else None
             if worker is None or worker.life != found.life or not _may_hang(worker):
                 continue
             if worker.overdue >= 1 and worker.page.read_mark().at == worker.progress.mark.at:
-                self._end_overdue(worker)
+                self._end_overdue(worker, node)
 
-    def _end_overdue(self, worker: Worker) -> None:
+    def _end_overdue(self, worker: Worker, node: str) -> None:
         where = f"step {worker.position().applied + 1}"
         worker.learnt, worker.hung = True, progress.describe(worker.progress, where)
         worker.hung_since = worker.progress.mark.at
-        self._line.say("no_progress", rank=worker.rank, pid=worker.pid, message=worker.hung)
+        self._say("no_progress", worker, node)
         self._workers.put_down(worker, 0.0 if worker.progress.stopped else SHORT_STACK_SECONDS)
 
-    def _end_hung(self, worker: Worker, limits: hang.Limits, now: float) -> None:
+    def _end_hung(self, worker: Worker, limits: hang.Limits, now: float, node: str) -> None:
         found = _find_hang(worker, limits, now) if _may_hang(worker) else None
         if found is None:
             return
         worker.hung, worker.hung_since = found.message, now - found.seconds
-        self._line.say("worker_hung", rank=worker.rank, pid=worker.pid, message=worker.hung)
+        self._say("worker_hung", worker, node)
         self._workers.put_down(worker, STACK_SECONDS)
+
+    def _say(self, event: str, worker: Worker, node: str) -> None:
+        sums = worker.sums()
+        next_sum = sums.describe_next() if sums is not None else ""
+        known = {"node": node, "next_sum": next_sum}
+        told = {name: text for name, text in known.items() if text}
+        self._line.say(event, rank=worker.rank, pid=worker.pid, **told, message=worker.hung)
 
     def _show_long_wait(self, worker: Worker, limits: hang.Limits, now: float) -> None:
         """Once in a step or other scope, if it has waited for others as long as a hang would take."""

@@ -27,7 +27,7 @@ from everstep_agent.peers.messages import (
     State,
 )
 from everstep_agent.pod import device_waits, hang, head_start, spawn
-from everstep_agent.pod.arming import Arming, order_save
+from everstep_agent.pod.arming import Arming, order_held_save, order_save
 from everstep_agent.pod.copies import Copies
 from everstep_agent.pod.deaths import Deaths
 from everstep_agent.pod.fetch_ledger import LedgerFetcher
@@ -189,7 +189,7 @@ class Pod:
             return
         self.level, current = level, list(self.workers.current.values())
         self._copies.aim(level, published.wanted)
-        self._hang_watch.end(level.hung, self.me.slot)
+        self._hang_watch.end(level.hung, self.me.slot, self._node)
         if level.successor > self.joined:
             self.joined, self.joined_token = level.successor, level.successor_token
             self._touch()
@@ -219,6 +219,7 @@ class Pod:
 
     def _hold(self, level: EpochLevel) -> None:
         self.workers.hold(level.number)
+        order_held_save(level, self.workers.current.values())
         for worker in self.workers.current.values():
             if worker.rank == level.asked and worker.alive and not worker.asked_vector:
                 worker.asked_vector = True
@@ -516,7 +517,7 @@ class Pod:
 
     def look(self, now: float) -> None:
         """Does what is due by time alone."""
-        self._hang_watch.look(self._limits, now)
+        self._hang_watch.look(self._limits, now, self._node)
         for worker in self.workers.find_stuck(now):
             self.deaths.survives_kill(worker)
             self._touch()
@@ -533,6 +534,10 @@ class Pod:
     def look_at_progress(self) -> float:
         """Returns the seconds until the next look."""
         return self._hang_watch.look_at_progress(self._limits.step)
+
+    @property
+    def _node(self) -> str:
+        return self.deaths.wanted.find_node(*self.me.place)
 
     @property
     def _limits(self) -> hang.Limits:

@@ -2,7 +2,8 @@
 
 Only time in which the worker could have gone on counts: not the time that it queued for a core, and no more than
 `MOST_SECONDS` between two looks, because the agent did not get to look. A worker that takes CPU time may be slow (a
-compiler, a huge batch), so its time counts a tenth.
+compiler, a huge batch), so its time counts a tenth. One that waits for others is watched by itself: it looks whether
+anything moves. If it ceases to look, it counts like one that does not wait.
 """
 
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ MOST_SECONDS = 0.15
 BUSY_SHARE = 0.1
 """More of an interval spent on a core is work."""
 BUSY_WEIGHT = 0.1
+LOOKS_SECONDS = 0.5
+"""A worker that waits for a sum looks several times in this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +62,15 @@ class Progress:
 
 def waited(mark: Mark, now: float) -> float:
     """For how long the worker has waited for others, in multiples of the limit that it has learnt."""
-    learnt = mark.kind is Stretch.WAIT and mark.limit > 0
+    learnt = mark.kind in (Stretch.WAIT, Stretch.SUM) and mark.limit > 0
     return max(0.0, now - mark.at) / mark.limit if learnt else 0.0
+
+
+def measure_still(mark: Mark) -> float:
+    """Seconds for which the worker has seen nothing move in the sum that it waits in. By its own looks: a worker
+    that gets no core sees nothing.
+    """
+    return max(0.0, mark.looked - mark.at) if mark.kind is Stretch.SUM else 0.0
 
 
 def look(before: Progress, mark: Mark, usage: Usage | None, now: float) -> Progress:
@@ -75,7 +85,7 @@ def _count(before: Progress, mark: Mark, usage: Usage | None, now: float) -> flo
     passed = min(now - before.looked, MOST_SECONDS)
     if usage is None or before.usage is None:
         return 0.0
-    if mark.kind is Stretch.WAIT:
+    if mark.kind in (Stretch.WAIT, Stretch.SUM) and (usage.stopped or _looks(mark, now)):
         return passed if usage.stopped else 0.0
     on_core = usage.on_core - before.usage.on_core
     if usage.state == "R" and on_core <= 0:
@@ -85,9 +95,15 @@ def _count(before: Progress, mark: Mark, usage: Usage | None, now: float) -> flo
     return passed * (BUSY_WEIGHT if busy else 1.0)
 
 
+def _looks(mark: Mark, now: float) -> bool:
+    """Whether a worker that waits can be believed to look; outside of a sum nobody asks it to."""
+    return mark.kind is Stretch.WAIT or now - max(mark.at, mark.looked) < LOOKS_SECONDS
+
+
 def describe(progress: Progress, where: str) -> str:
     """Why a worker is cut out, for a message."""
-    doing = {Stretch.FETCH: "fetching data", Stretch.WAIT: "waiting for others"}
+    waits = "waiting for others"
+    doing = {Stretch.FETCH: "fetching data", Stretch.WAIT: waits, Stretch.SUM: waits}
     what = doing.get(progress.mark.kind, "computing")
     spent = progress.looked - progress.mark.at
     text = (

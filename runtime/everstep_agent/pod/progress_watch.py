@@ -29,7 +29,7 @@ class ProgressWatch:
         for worker in workers:
             if not worker.in_place or worker.state is not State.TRACKED:
                 worker.progress = progress.Progress(looked=now)
-                worker.overdue = worker.waited = 0.0
+                worker.overdue = worker.waited = worker.still = 0.0
                 continue
             self._look_at(worker, most, now)
             if 0 < worker.progress.mark.limit < SHORT_LIMIT_SECONDS:
@@ -43,7 +43,13 @@ class ProgressWatch:
         worker.progress = progress.look(before, mark, usage, now)
         worker.overdue = worker.progress.overdue(most)
         worker.waited = progress.waited(mark, now)
+        worker.still = progress.measure_still(mark)
         long = mark.at if mark.limit > 0 and now - mark.at > TOLD * mark.limit else 0.0
-        if worker.overdue >= 1 or (long and worker.told_wait != long):
-            worker.told_wait = long
+        stuck = mark.at if 0 < mark.group_limit <= worker.still else 0.0
+        if (
+            worker.overdue >= 1
+            or (long and worker.told_wait != long)
+            or (stuck and worker.told_still != stuck)
+        ):
+            worker.told_wait, worker.told_still = long, stuck
             self._tell()

@@ -10,6 +10,7 @@ from everstep_agent.peers.messages import FailureReport, State
 from everstep_agent.pod import faults, output, spawn
 from everstep_agent.pod.progress import Progress
 from everstep_contract import position, wire
+from everstep_contract.sums import Sums
 
 
 @dataclass(slots=True, eq=False)
@@ -62,8 +63,12 @@ class Worker:
     """As in `WorkerReport`."""
     waited: float = 0.0
     """As in `WorkerReport`."""
+    still: float = 0.0
+    """Seconds for which nothing has moved in the sum that it waits in."""
     told_wait: float = 0.0
     """Time of the mark after which the coordinator was told that it waits."""
+    told_still: float = 0.0
+    """The same of the mark after which nothing has moved for as long as may be."""
     hung: str = ""
     learnt: bool = False
     """It is hung by the limit that it has learnt."""
@@ -73,12 +78,15 @@ class Worker:
     """Not empty: it survives SIGKILL. It may hold its device, and is not proven dead."""
     status: int | None = None
     last: position.Position = field(default_factory=position.Position)
+    last_sums: Sums | None = None
     asking: tuple[int, int] | None = None
     """Request id and step of an unanswered AtBoundary."""
     saving: int | None = None
     """Step of the post-mortem save that was ordered."""
     saving_since: float | None = None
     """Not None: that save is not staged yet."""
+    keeping: int | None = None
+    """Step of the save of what it holds that was ordered."""
     unsaved: bool = False
     """What it staged was unusable."""
     killed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,6 +111,12 @@ class Worker:
             with contextlib.suppress(ValueError):
                 self.last = self.page.read()
         return self.last
+
+    def sums(self) -> Sums | None:
+        """How far it is with the sums of its reduction."""
+        if self.alive:
+            self.last_sums = self.page.read_sums(self.position())
+        return self.last_sums
 
     def kill(self) -> None:
         if self.alive:

@@ -12,7 +12,9 @@ from everstep_agent.peers.messages import (
     WorkerReport,
 )
 from everstep_agent.pod import faults
+from everstep_agent.pod.progress import Progress
 from everstep_contract import levels, position, report, wire
+from everstep_contract.sums import Sums
 
 SCOPES = {w: levels.Scope(w.name.lower()) for w in position.Where}
 
@@ -56,6 +58,11 @@ class Reported(Protocol):
     def overdue(self) -> float: ...
     @property
     def waited(self) -> float: ...
+    @property
+    def still(self) -> float: ...
+    @property
+    def progress(self) -> Progress: ...
+    def sums(self) -> Sums | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +110,9 @@ def build_worker_report(
         dead_ms=_dead_ms(worker, now),
         overdue=worker.overdue,
         waited=worker.waited,
+        still_ms=round(worker.still * 1000),
+        still_limit_ms=round(worker.progress.mark.group_limit * 1000) if worker.still else 0,
+        sums=worker.sums() if at.waiting or worker.hung or worker.overdue > 0 else None,
     )
 
 

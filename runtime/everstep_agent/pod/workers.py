@@ -231,7 +231,7 @@ class WorkerSet:
         for worker in self.current.values():
             frame = build(worker)
             worker.epoch, worker.rank = frame.epoch, frame.rank
-            worker.standing, worker.asked_vector = None, False
+            worker.standing, worker.asked_vector, worker.keeping = None, False, None
             worker.staged = worker.whole = 0  # what is not committed by now is dropped
             worker.store_error = ""
             worker.send(frame)
