@@ -145,8 +145,7 @@ async def _check_losses(scene: Scene, trial: Trial, lost: Collection[Pod]) -> No
 
 
 async def _clear(scene: Scene) -> None:
-    nodes = await scene.api.list("/api/v1/nodes")
-    if sum(_counts_gpus(n, "capacity") > 0 for n in nodes) < NODES:
+    if len((await asyncio.to_thread(scene.cluster.status))["nodes"]) < NODES:
         raise NotHereError(
             f"the story needs {NODES} nodes with GPUs; the kind lab has them after "
             f"`everstep-lab up --kind --no-operator --nodes {NODES}`"
@@ -161,12 +160,12 @@ async def _is_clear(scene: Scene) -> bool:
     )
     ready = {name for name, node in (await scene.board.nodes()).items() if node.ready}
     nodes = await scene.api.list("/api/v1/nodes")
-    free = [n for n in nodes if _counts_gpus(n, "allocatable") and not n["spec"].get("taints")]
+    free = [n for n in nodes if _offers_gpus(n) and not n["spec"].get("taints")]
     return not pods and len(ready & {n["metadata"]["name"] for n in free}) >= NODES
 
 
-def _counts_gpus(node: Object, kind: str) -> int:
-    return int(node["status"].get(kind, {}).get("nvidia.com/gpu", 0))
+def _offers_gpus(node: Object) -> bool:
+    return int(node["status"].get("allocatable", {}).get("nvidia.com/gpu", 0)) > 0
 
 
 async def until(what: str, is_so: Callable[[], Awaitable[object]], *, limit: float) -> None:
