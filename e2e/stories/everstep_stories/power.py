@@ -29,7 +29,7 @@ def build_job(scene: Scene, name: str, *, replicas: int, spares: int = 0) -> Obj
     workers = job["spec"]["workers"]
     workers |= {"minReplicas": 1, **({"spares": spares} if spares else {})}
     spread = workers["template"]["spec"]["topologySpreadConstraints"][0]
-    spread["whenUnsatisfiable"] = "DoNotSchedule"
+    spread |= {"whenUnsatisfiable": "DoNotSchedule", "nodeTaintsPolicy": "Honor"}
     return job
 
 
