@@ -4,6 +4,7 @@ is replaced on another node before Kubernetes has given the node up.
 
 import pytest
 
+from everstep_demo.story import FIRST_STEP, MOVED
 from everstep_stories import power
 from everstep_stories.scene import Scene
 
@@ -15,7 +16,8 @@ async def test_a_majority_steps_on(scene: Scene) -> None:
     trial = await power.start(scene, power.build_job(scene, "majority", replicas=3))
     held = (await trial.job())["status"].get("coordinator")
     slot = int(held) if str(held).isdigit() else 0
-    await power.lose(scene, trial, [await power.find_pod(scene, trial, slot)])
+    seen = await power.lose(scene, trial, [await power.find_pod(scene, trial, slot)])
+    assert seen.reached[FIRST_STEP] < seen.reached[MOVED], "it waits for no other pod"
     await scene.board.delete(trial.name)
 
 

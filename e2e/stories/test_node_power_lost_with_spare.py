@@ -2,6 +2,7 @@
 
 import pytest
 
+from everstep_demo.story import MOVED
 from everstep_stories import power
 from everstep_stories.scene import Scene
 
@@ -15,7 +16,8 @@ async def test_the_spare_takes_the_place(scene: Scene) -> None:
     slot = next(s for s in range(SIZE + 1) if s != spare)
     lost = await power.find_pod(scene, trial, slot)
     scene.recorder.say("spare", f"slot {spare}")
-    await power.lose(scene, trial, [lost], within=power.WITH_SPARE_SECONDS)
+    seen = await power.lose(scene, trial, [lost])
+    assert MOVED not in seen.reached, "it is whole before the lost slot has its next pod"
     assert set(await trial.members()) == set(range(SIZE + 1)) - {slot}
     with scene.timed("full size → the next spare"):
         await power.until_size(trial, SIZE, spares=1)

