@@ -14,7 +14,7 @@ from everstep_demo.trial import Trial
 from everstep_lab.seam import LabError
 from everstep_stories import order
 from everstep_stories.artefacts import print_artefacts
-from everstep_stories.clusters import KINDS, Cluster, NotHereError, open_cluster
+from everstep_stories.clusters import KINDS, NODES, Cluster, NotHereError, open_cluster
 from everstep_stories.figures import Outcome, Recorder, build_phases, build_table
 from everstep_stories.jobs import Workplace, build_job
 from everstep_stories.scene import Scene
@@ -70,8 +70,9 @@ def cluster(request: pytest.FixtureRequest, timeline: Timeline) -> Iterator[Clus
     timeline.heading(f"A cluster ({kind})")
     problem = "no cluster for the stories"
     try:
+        nodes = NODES["all" if kind == "local" else option("--stories")]
         with open_cluster(
-            kind, option("--kubeconfig"), lambda text: timeline.say("cluster", text)
+            kind, option("--kubeconfig"), nodes, lambda text: timeline.say("cluster", text)
         ) as cluster:
             timeline.say("cluster", "up")
             problem = "the stories have run, but their cluster could not be deleted"

@@ -1,4 +1,4 @@
-"""An elastic job shrinks and grows with `kubectl scale`; every sample is still used once."""
+"""An elastic job shrinks and grows with `kubectl scale`: nobody restarts, and every sample is still used once."""
 
 import pytest
 
@@ -28,11 +28,19 @@ async def test_a_job_shrinks_and_grows_by_kubectl_scale(scene: Scene) -> None:
     await resized(trial, 2)
     await scene.until_further(trial, 20)
     for size in (1, 3, 2):
+        before = await trial.members()
         with scene.timed(f"scale → {size}"):
             await scene.kubectl("scale", "rtj", NAME, f"--replicas={size}")
             await resized(trial, size)
         await scene.until_further(trial, 20)
+        after = await trial.members()
+        stayed = before.keys() & set(range(size))
+        assert len(after) == size
+        assert {s: after[s] for s in stayed} == {s: before[s] for s in stayed}, "nobody restarts"
     assert await trial.steps_lost() == 0
+    status = (await trial.job())["status"]
+    assert status["restarts"]["total"] == 0, "a wish is no interruption"
+    assert await trial.restarted_containers() == 0
     scene.recorder.outcome.steps_lost = 0
     await scene.check_samples(trial)
     await scene.board.delete(NAME)

@@ -140,6 +140,27 @@ async def test_a_change_is_told_at_once_under_a_higher_revision(
     assert agent.told[-1].revision > agent.told[0].revision
 
 
+async def test_an_agent_that_does_not_answer_delays_the_word_of_no_other(
+    agent: ToyAgent, dialogue: Agents, listener: Listener
+) -> None:
+    """A node without power: its address accepts nothing, and refuses nothing."""
+    asked: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(lambda _, writer: asked.append(writer), "127.0.0.1", 0)
+    host, port = silent.sockets[0].getsockname()
+    pods = {f"{host}:{port}": "silent", agent.address: "u"}
+    dialogue.tell(KEY, TOKEN, levels.Wanted(), pods)
+    await listener.wait()
+    agent.seen = replace(agent.seen, running=False)
+    dialogue.tell(KEY, TOKEN, levels.Wanted(leave=(1,)), pods)
+    await listener.wait()
+    assert agent.told[-1].leave == (1,)
+    assert len(asked) == 1, "its first request is still under way"
+    await dialogue.close()
+    for writer in asked:
+        writer.close()
+    silent.close()
+
+
 async def test_an_agent_that_was_started_anew_is_talked_to_again(
     agent: ToyAgent, dialogue: Agents, listener: Listener
 ) -> None:

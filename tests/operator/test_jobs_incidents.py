@@ -197,6 +197,29 @@ def test_a_lost_pod_is_one_incident_however_soon_the_job_went_on_without_it(know
     assert raised.job.status.restarts.by_cause == {"PodDeleted": 1}
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_nodes_lost_at_once_are_a_fault_each_and_one_interruption(is_open: bool) -> None:
+    both = told(cause="AgentLost", slot=1, slots=(1, 2), open=is_open, rung="regroup", phases=(
+        Phase(name="detect", ms=30), Phase(name="first_step", ms=70),
+    ))  # fmt: skip
+    seen = a_seen(((0, 1),), epoch=2, running=not is_open, incidents=(both,))
+    before = again(an_observation(seen=seen), NOW)
+    gone = {n: a_verdict(n, NodeState.GONE, incident=n) for n in ("node-1", "node-2")}
+    raised = again(replace(before, verdicts=gone), NOW + 1)
+    pods = (a_pod(0), a_pod(1, 2, node="node-3"), a_pod(2, 2, node="node-4"))
+    mended = replace(seen, running=True, incidents=(replace(both, open=False),))
+    whole = replace(mended, epoch=3, members=a_seen(((0, 1), (1, 2), (2, 2))).members)
+    after = again(replace(raised, pods=pods, seen=whole), NOW + 9).job.status
+    found = {i.node: i for i in after.incidents if i.slots}
+    assert {n: (i.open, i.steps_lost) for n, i in found.items()} == {
+        "node-1": (False, 0),
+        "node-2": (False, 0),
+    }
+    assert [(t.rung, t.count, t.seconds) for t in after.recoveries] == [("regroup", 1, 0.1)]
+    assert after.restarts is not None
+    assert after.restarts.by_cause == {"NodeGone": 2}
+
+
 def test_a_loss_whose_slot_is_known_late_belongs_to_the_move_of_that_slot() -> None:
     """Regression: the successor of a lost coordinator noticed a loss before it heard which pod it was,
     and what the move had cost was never known.

@@ -63,7 +63,8 @@ class _Playing:
         self, stage: Stage, act: Act, pod: Pod, *, before: Claim, known: Iterable[Noted]
     ) -> None:
         self._stage, self._act, self._pod = stage, act, pod
-        self._epoch, self._size = before.epoch, len(before.members)
+        self._epoch, self._before = before.epoch, before.members
+        self._size = len(before.members)
         self.began = time.monotonic()
         self.reached: dict[str, float] = {}
         self._resumed = 0
@@ -153,13 +154,16 @@ class _Playing:
         elif isinstance(entry, Claim) and entry.epoch > self._epoch:
             first = first_step_of(entry)
             self._resumed = self._resumed or first - 1
-            whole = len(entry.members) >= self._size and any(map(self._replaces, entry.members))
-            self._whole_from = first if whole else 0
+            whole = len(entry.members) >= self._size
+            self._whole_from = 0 if not whole or any(map(self._is_hit, entry.members)) else first
             members = f"{len(entry.members)} workers continue from step {first - 1}"
             self._stage.timeline.say("claimed", f"epoch {entry.epoch}: {members}")
 
-    def _replaces(self, member: MemberId) -> bool:
-        return member.slot == self._pod.slot and member.attempt > self._pod.attempt
+    def _is_hit(self, member: MemberId) -> bool:
+        """It is the worker that the fault hit, or, if its pod does not stay, another one in that pod."""
+        if self._act.pod_stays:
+            return member.slot == self._pod.slot and member in self._before
+        return member.slot == self._pod.slot and member.attempt <= self._pod.attempt
 
     async def _look_at_pod(self) -> None:
         pod = await self._stage.board.current_pod(self._stage.job, self._act.slot)

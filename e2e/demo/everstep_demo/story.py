@@ -10,7 +10,7 @@ MOVED = "moved"
 FIRST_STEP = "first new step"
 """The first step of the first epoch that the fault causes."""
 FULL_SIZE = "full size"
-"""The first step of all workers, with the one that replaces the worker that the fault hit."""
+"""The first step of as many workers as before, without the one that the fault hit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,8 @@ class Act:
     """Number of the act, from 1; 0 for a single act."""
     saves: bool = False
     """Whether the worker saves before it leaves."""
+    pod_stays: bool = False
+    """Whether the next worker runs in the same pod."""
 
     @property
     def heading(self) -> str:

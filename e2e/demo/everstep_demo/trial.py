@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from everstep_contract import names
-from everstep_contract.log import Claim
+from everstep_contract.log import Claim, MemberId
 from everstep_demo.board import Board, Object, Pod, condition, is_true
 from everstep_demo.runwatch import RunWatch
 
@@ -160,6 +160,12 @@ class Trial:
             return whole and await self.step() >= first_step_of(claim)
 
         await self.until(awaited, stepped, limit=limit)
+
+    async def members(self) -> dict[int, MemberId]:
+        """The members of the newest claim, by slot (of several ranks, the last)."""
+        await self.watch.refresh()
+        claim = self.watch.newest_claim
+        return {} if claim is None else {m.slot: m for m in claim.members}
 
     async def incidents(self) -> list[Object]:
         found: list[Object] = (await self.job())["status"].get("incidents") or []

@@ -15,7 +15,9 @@ from everstep_lab.api import Api
 from everstep_lab.config import LabConfig
 from everstep_lab.seam import LabError
 
-NODES, GPUS_PER_NODE = 3, 2
+NODES: Mapping[str, int] = {"core": 3, "all": 4}
+"""Of the cluster, by what is to run: two of four nodes lose power in one story."""
+GPUS_PER_NODE = 2
 KINDS = ("kind", "running", "local", "given")
 STORE_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL")
 LOCAL_IMAGES = Path(__file__).parent.parent / "images.yaml"
@@ -134,8 +136,8 @@ class Given:
 
 
 @contextlib.contextmanager
-def open_cluster(kind: str, kubeconfig: str, say: Any) -> Iterator[Cluster]:
-    """Open a cluster of a kind of KINDS, and close it after the block.
+def open_cluster(kind: str, kubeconfig: str, nodes: int, say: Any) -> Iterator[Cluster]:
+    """Open a cluster of a kind of KINDS, with `nodes` nodes if it is created here, and close it after the block.
 
     A `running` or `given` cluster is not deleted.
 
@@ -147,7 +149,7 @@ def open_cluster(kind: str, kubeconfig: str, say: Any) -> Iterator[Cluster]:
             yield given
     elif kind == "local":
         config = LabConfig(
-            nodes=NODES + 1,
+            nodes=nodes,
             gpus_per_node=GPUS_PER_NODE,
             images=str(LOCAL_IMAGES),
             operator_args=("--cordon-budget=2", "--figures-seconds=0.5"),
@@ -160,6 +162,6 @@ def open_cluster(kind: str, kubeconfig: str, say: Any) -> Iterator[Cluster]:
         if kind == "running":
             yield KindLab.running()
             return
-        kind_config = LabConfig(nodes=NODES, gpus_per_node=GPUS_PER_NODE)
+        kind_config = LabConfig(nodes=nodes, gpus_per_node=GPUS_PER_NODE)
         with KindLab(kind_config, say=say, operator=False) as kind_lab:
             yield kind_lab

@@ -10,6 +10,7 @@ CORE = (
     "operator_killed",
     "object_store_away",
     "container_out_of_memory",
+    "rank_stopped",
 )
 FURTHER = (
     "all_containers_out_of_memory",
@@ -26,6 +27,9 @@ FURTHER = (
     "partition",
     "elastic",
     "every_sample_once",
+    "node_power_lost",
+    "node_power_lost_with_spare",
+    "two_nodes_power_lost",
     "uninstall",
     "documents",
 )

@@ -47,11 +47,19 @@ class Scene:
         return self.trial(name)
 
     async def play(
-        self, trial: Trial, title: str, fault: Fault, *, slot: int, limit: float = 150.0
+        self,
+        trial: Trial,
+        title: str,
+        fault: Fault,
+        *,
+        slot: int,
+        limit: float = 150.0,
+        pod_stays: bool = False,
     ) -> Incident:
-        """Inject the fault on the slot's pod; return at the first new step, and record the figures.
+        """Inject the fault on the slot's pod; return once all workers step again, and record the figures.
 
-        Raises AssertionError with the job's state if there is no new step within `limit` seconds.
+        `pod_stays`: the slot's next worker runs in the same pod. Raises AssertionError with the job's
+        state if there is no new step within `limit` seconds.
         """
         known = await trial.steps_lost()
 
@@ -67,7 +75,8 @@ class Scene:
             fault=played,
         )
         self.recorder.say("plays", title)
-        seen = await act.play(stage, Act(title="", slot=slot), limit=limit)
+        played_act = Act(title="", slot=slot, pod_stays=pod_stays)
+        seen = await act.play(stage, played_act, limit=limit)
         outcome = self.recorder.outcome
         outcome.phases += list(seen.reached.items())
         outcome.first_step = seen.reached.get(FIRST_STEP)

@@ -18,6 +18,10 @@ from everstep_operator.jobs.agent_connection import AgentConnection, Said, Unans
 from everstep_operator.jobs.reports import Heard, JobReport
 
 Key = tuple[str, str]
+SLOW_SECONDS = 0.5
+"""Nobody waits longer for an agent that does not answer (its node may have lost power): what the others say, and
+what they have to be told, comes in between. Its own answer, or its failure, is taken in a later round.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +39,8 @@ class JobSession:
     proven: bool = False
     """An agent of the job has proved an answer to this process: from now on all must."""
     task: asyncio.Task[None] | None = None
+    asking: dict[str, asyncio.Task[Heard | None]] = field(default_factory=dict)
+    """Requests under way, by address."""
     turn: int = 0
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -112,19 +118,21 @@ class Agents:
                 except TimeoutError:
                     pass
         finally:
-            for connection in held.connections.values():
-                connection.close()
+            for address in list(held.connections):
+                _drop(held, address)
 
     async def _round(self, key: Key, held: JobSession) -> None:
         for address in [a for a in held.connections if a not in held.pods]:
-            held.connections.pop(address).close()
+            _drop(held, address)
         addresses = reports.choose_addresses(list(held.pods), held.turn, _quiet_coordinator(held))
         held.turn += 1
         unproven = _list_unproven(held)
         body = codec.dumps(held.wanted)
-        answers = await asyncio.gather(*(self._ask(held, a, body) for a in addresses))
+        for address in (a for a in addresses if a not in held.asking):
+            held.asking[address] = asyncio.create_task(self._ask(held, address, body))
+        answers = await _take_answers(held.asking)
         before = held.newest
-        self._keep(key, held, [heard for heard in answers if heard is not None])
+        self._keep(key, held, answers)
         if _is_news(before, held.newest) or not _list_unproven(held) <= unproven:
             self._heard(key)
 
@@ -164,6 +172,21 @@ class Agents:
             log.info(
                 "%s/%s: an answer of epoch %d, older than the known one", *key, newest.seen.epoch
             )
+
+
+async def _take_answers(asking: dict[str, asyncio.Task[Heard | None]]) -> list[Heard]:
+    """Those that are there within SLOW_SECONDS; the other requests stay under way."""
+    if asking:
+        await asyncio.wait(asking.values(), timeout=SLOW_SECONDS)
+    answered = [address for address, task in asking.items() if task.done()]
+    answers = [asking.pop(address).result() for address in answered]
+    return [heard for heard in answers if heard is not None]
+
+
+def _drop(held: JobSession, address: str) -> None:
+    if request := held.asking.pop(address, None):
+        request.cancel()
+    held.connections.pop(address).close()
 
 
 def _is_news(before: Heard | None, after: Heard | None) -> bool:

@@ -13,6 +13,7 @@ verdict on the node comes seconds later and moves the slot. These are two entrie
 from collections.abc import Iterable
 
 from everstep_contract import names
+from everstep_contract.levels import RuntimeIncident
 from everstep_operator.jobs import budgets
 from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.model_status import Incident, SlotStatus
@@ -43,7 +44,7 @@ def choose_incident(
     first = min(slots)
     own = names.incident_id(cause, first, slots[first])
     moving = _moves_others(observed, cause, node)
-    return moving or _lived(observed, set(slots))[:LONGEST_ID] or verdict or own
+    return moving or _lived(observed, set(slots), cause)[:LONGEST_ID] or verdict or own
 
 
 def _share_fault(observed: Observed, record: SlotStatus, cause: str, node: str) -> dict[int, int]:
@@ -78,6 +79,14 @@ def _moves_others(observed: Observed, cause: str, node: str) -> str:
     return ""
 
 
-def _lived(observed: Observed, slots: set[int]) -> str:
+def _lived(observed: Observed, slots: set[int], cause: str) -> str:
+    """The job's open incident. One in which it has lost several nodes at once belongs to the first one's fault."""
     told = observed.seen.incidents if observed.seen else ()
-    return next((i.id for i in told if i.open and any(i.concerns(s) for s in slots)), "")
+    of_node = budgets.is_node_cause(cause)
+
+    def is_mine(incident: RuntimeIncident) -> bool:
+        if of_node and incident.slots:
+            return incident.slot in slots
+        return any(map(incident.concerns, slots))
+
+    return next((i.id for i in told if i.open and is_mine(i)), "")

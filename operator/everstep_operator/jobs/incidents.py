@@ -41,9 +41,10 @@ def build_incidents(
     for decision in decisions:
         incidents = _with_decision(observed, incidents, decision, now)
     incidents = [set_marks(observed, i, attempts, decisions, now) for i in incidents]
-    for runtime in _recent(incidents, observed.seen.incidents if observed.seen else ()):
+    told = _recent(incidents, observed.seen.incidents if observed.seen else ())
+    for runtime in told:
         incidents = _with_runtime(incidents, runtime, now, observed.job.status.step or 0)
-    return _keep(_with_plain_moves(_folded(incidents)))
+    return _keep(_with_plain_moves(_with_shares(_folded(incidents), told)))
 
 
 def _keep(incidents: Sequence[Incident]) -> list[Incident]:
@@ -181,6 +182,27 @@ def _takes_up(move: Incident, told: Incident) -> bool:
     began, moved = to_seconds(told.started_at) or 0.0, to_seconds(move.started_at) or 0.0
     free = move.open and not move.phases and move.job_id is None
     return free and moved - began <= ECHO_SECONDS and _concerns(move, told.slot)
+
+
+def _with_shares(incidents: Sequence[Incident], told: Sequence[RuntimeIncident]) -> list[Incident]:
+    """Several nodes lost at once are one interruption for the job, and a fault of each node for the
+    operator. What the job has measured is the first one's; the others are moves that interrupted
+    nothing more.
+    """
+    return [
+        i.model_copy(update={"rung": "move", "steps_lost": 0})
+        if not (i.phases or i.rung or i.job_id) and any(_is_share(i, r, incidents) for r in told)
+        else i
+        for i in incidents
+    ]
+
+
+def _is_share(move: Incident, runtime: RuntimeIncident, incidents: Sequence[Incident]) -> bool:
+    if not any(m.slot in runtime.slots and m.slot != runtime.slot for m in list_moved(move)):
+        return False
+    owners = [i for i in incidents if i is not move and runtime.id in (i.id, i.job_id)]
+    began = to_seconds(move.started_at) or 0.0
+    return any(0 <= began - (to_seconds(o.started_at) or 0.0) <= ECHO_SECONDS for o in owners)
 
 
 def _with_plain_moves(incidents: Sequence[Incident]) -> list[Incident]:

@@ -38,7 +38,10 @@ def state(node: str) -> str:
 
 
 def lose_power(node: str) -> str:
-    """Kill the node's container. `regain` boots it again."""
+    """Take the node's network away, so that its connections stay open at the other end, and kill its container.
+    `regain` boots it again.
+    """
+    tools.docker("exec", node, "ip", "link", "set", "eth0", "down")
     tools.docker("kill", node)
     return "lost power"
 

@@ -1,0 +1,51 @@
+"""SIGSTOP of a rank in its container: the others go on without it, and the next one starts in the same pod."""
+
+import re
+
+import pytest
+
+from everstep_demo.board import Pod
+from everstep_demo.trial import Trial
+from everstep_stories.clusters import NotHereError
+from everstep_stories.scene import Scene
+
+pytestmark = pytest.mark.timeout(300)
+SLOT, STEPS = 1, 60
+"""So many steps teach a rank how long one takes."""
+
+
+async def test_a_rank_that_stops_costs_no_step(scene: Scene, survivor: Trial) -> None:
+    before = await scene.board.current_pod(survivor.name, SLOT)
+    assert before is not None
+    await scene.until_further(survivor, STEPS)
+    pid = await find_rank(scene, before)
+    restarts = (await survivor.job())["status"]["restarts"]
+
+    async def stop(pod: Pod) -> None:
+        await scene.kubectl("exec", pod.name, "--", "sh", "-c", f"kill -STOP {pid}")
+
+    await scene.play(
+        survivor, f"SIGSTOP of the rank in {before.name}", stop, slot=SLOT, pod_stays=True
+    )
+    assert scene.recorder.outcome.steps_lost == 0
+    after = await scene.board.current_pod(survivor.name, SLOT)
+    assert after is not None
+    assert (after.name, after.restarts) == (before.name, before.restarts)
+    assert await find_rank(scene, after) != pid
+    incident = (await survivor.incidents())[-1]
+    assert (incident["cause"], incident["slot"]) == ("NoProgress", SLOT), incident
+    scene.recorder.say("told", incident["message"])
+    assert await scene.board.quarantines() == []
+    budgets = (await survivor.job())["status"]["restarts"].get("recent", [])
+    assert budgets == restarts.get("recent", []), "a cut by a learnt limit uses no budget"
+    await scene.check_samples(survivor)
+
+
+async def find_rank(scene: Scene, pod: Pod) -> str:
+    """The pid, in its container, of the rank that trains in the pod."""
+    if not scene.system.by_helm:
+        raise NotHereError("`kubectl exec` is not simulated by the local lab")
+    said = await scene.kubectl("logs", pod.name)
+    found = re.findall(r"event=worker_runs .*\bpid=(\d+)", said)
+    assert found, f"{pod.name} does not tell its worker's pid"
+    return str(found[-1])
