@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from everstep_agent.pod import progress
+from everstep_agent.pod import progress, progress_watch
 from everstep_agent.pod.progress import Progress, Usage
 from everstep_contract.position import Mark, Stretch
 
@@ -106,3 +106,17 @@ def test_the_message_says_where_and_against_which_limit():
     found = progress.describe(after(*[ASLEEP] * 5), "step 7")
     assert "no progress for 0.4 s in step 7, computing" in found
     assert "learnt from its last steps is 0.3 s" in found
+
+
+def test_a_rank_is_looked_at_more_often_once_it_has_made_no_progress():
+    moving, still = after(ASLEEP), after(ASLEEP, ASLEEP)
+    assert progress_watch.choose_pause(moving) == progress.MOST_SECONDS
+    assert progress_watch.choose_pause(still) == progress_watch.LOOK_SECONDS
+    again = progress.look(still, replace(MARK, at=11.0), ASLEEP, 11.1)
+    assert progress_watch.choose_pause(again) == progress.MOST_SECONDS
+
+
+@pytest.mark.parametrize("limit", [0.0, 5.0])
+def test_a_rank_with_a_long_limit_or_none_is_looked_at_less_often(limit: float):
+    found = after(ASLEEP, ASLEEP, mark=replace(MARK, limit=limit))
+    assert progress_watch.choose_pause(found) == progress_watch.CALM_LOOK_SECONDS

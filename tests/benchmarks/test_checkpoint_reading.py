@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep_checkpoint.reading import find_durable, judge, percentile
+from everstep_checkpoint.reading import find_durable, judge, judge_loads, percentile
 from everstep_checkpoint.workload import Step
 
 EVERY, STEPS = 4, 19
@@ -47,6 +47,12 @@ def test_the_time_until_a_save_is_durable_leaves_the_first_out() -> None:
     walls, written = {4: 10.0, 8: 20.0, 12: 30.0, 16: 40.0}, {4: 19.0, 8: 20.3, 12: 30.5}
     assert find_durable(walls, written) == pytest.approx(0.4)
     assert find_durable(walls, {4: 11.0}) is None
+
+
+def test_a_load_takes_as_long_as_its_slowest_rank_and_the_best_try_counts() -> None:
+    ranks = [{"memory": [0.3, 0.2, 0.4]}, {"memory": [0.1, 0.5, 0.1]}]
+    assert judge_loads(ranks) == {"memory": 0.3}
+    assert judge_loads([]) == {}
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 2), (0.99, 4), (0.25, 1), (1.0, 4)])

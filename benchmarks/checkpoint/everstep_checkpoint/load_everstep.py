@@ -1,12 +1,14 @@
-"""Loads the newest checkpoint of a run as an agent and a worker do together, and writes how long that took: once from
-the store, then from the memory of the same agent, as after the death of a worker.
+"""Loads the newest checkpoint of a run as an agent and a worker do together, once for each rank, all at the same time,
+and writes how long that took: once from the store, then from the memory of the same agent, as after the death of a
+worker. Between them each measures a memcpy of as many bytes, also at the same time.
 """
 
 import asyncio
-import json
+import multiprocessing
 import sys
 import tempfile
 import time
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import torch
@@ -20,26 +22,59 @@ from everstep_agent.storage import open_store
 from everstep_checkpoint import workload
 
 TRIES = 3
+LIMIT_SECONDS = 300.0
+"""For the others to come as far."""
 
 
-def main(uri: str) -> None:
+def main(uri: str, ranks: int) -> int:
+    spawn = multiprocessing.get_context("spawn")
+    together = spawn.Barrier(ranks, timeout=LIMIT_SECONDS)
+    started = [spawn.Process(target=load, args=(uri, rank, together)) for rank in range(ranks)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    return int(any(process.exitcode for process in started))
+
+
+def load(uri: str, rank: int, together: Barrier) -> None:
+    """What one rank and its agent do."""
     plan = workload.read_plan()
-    spent: dict[str, list[float]] = {"store": [], "memory": []}
+    spent: dict[str, list[float]] = {"store": [], "memory": [], "memcpy": []}
     for _ in range(TRIES):
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-            memory = MemoryTier(Path(folder))
-            for source in spent:
-                spent[source].append(_restore(uri, memory, Path(folder), plan.mib))
-    (Path(plan.folder) / "load.json").write_text(json.dumps(spent))
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, asyncio.Runner() as loop:
+            agent = Agent(uri, Path(folder))
+            for source in ("store", "memory"):
+                spent[source].append(_restore(agent, loop, plan.mib, together))
+        together.wait()
+        spent["memcpy"].append(workload.measure_memcpy(plan.mib * 2**20))
+    workload.write_loads(rank, spent)
 
 
-def _restore(uri: str, memory: MemoryTier, folder: Path, mib: int) -> float:
+class Agent:
+    """An agent's store, its run log and its memory. It lives on when its worker dies, and so do they."""
+
+    def __init__(self, uri: str, folder: Path) -> None:
+        self._folder = folder
+        self._store = open_store(uri, "", {})
+        self._log, self._memory = RunLog(self._store), MemoryTier(folder)
+
+    async def fetch(self) -> Fetched:
+        await self._log.refresh()
+        newest = self._log.index.newest_resumable
+        assert newest is not None
+        return await Fetcher(self._store, self._memory).fetch(newest, self._folder)
+
+
+def _restore(agent: Agent, loop: asyncio.Runner, mib: int, together: Barrier) -> float:
     """Seconds; without those to build the model, and to free what this call used."""
+    together.wait()
     started = time.monotonic()
-    fetched = asyncio.run(_fetch(uri, memory, folder))
+    fetched = loop.run(agent.fetch())
     reader = Checkpoint(str(fetched.manifest_path), str(fetched.places_path))
     opened = time.monotonic()
     model = workload.build_model(mib)  # as in a script, before `job.track`
+    together.wait()
     built = time.monotonic()
     _load(model, reader)
     return time.monotonic() - built + opened - started
@@ -52,14 +87,5 @@ def _load(model: torch.nn.Module, reader: Checkpoint) -> None:
     tracked.load(["model"], trees, reader.read, torch.device("cpu"))
 
 
-async def _fetch(uri: str, memory: MemoryTier, folder: Path) -> Fetched:
-    store = open_store(uri, "", {})
-    log = RunLog(store)
-    await log.refresh()
-    newest = log.index.newest_resumable
-    assert newest is not None
-    return await Fetcher(store, memory).fetch(newest, folder)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -30,7 +30,7 @@ class Row:
     memory_gbs: float | None
     """The same, where the chunks are in the agent's memory already."""
     limit_gbs: float
-    """A memcpy of as many bytes in the same run."""
+    """A memcpy of as many bytes in the same run; by all ranks at the same time, where these load so."""
     step_ms: float
 
     def to_document(self) -> dict[str, object]:
@@ -94,6 +94,18 @@ def find_durable(walls: Mapping[int, float], written: Mapping[int, float]) -> fl
     """
     spent = [written[step] - walls[step] for step in sorted(walls) if step in written]
     return median(spent[1:]) if len(spent) > 1 else None
+
+
+def judge_loads(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """Source → seconds of the best try, each as long as its slowest rank took.
+
+    Args:
+        ranks: what each rank has measured: source → seconds of each try.
+    """
+    return {
+        source: min(map(max, zip(*(rank[source] for rank in ranks), strict=True)))
+        for source in (ranks[0] if ranks else ())
+    }
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -7,14 +7,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from everstep_checkpoint import reading
+from everstep_checkpoint import reading, workload
 from everstep_checkpoint.environments import DLROVER
 from everstep_checkpoint.reading import Row
 from everstep_checkpoint.workload import Plan, Step
@@ -62,9 +59,8 @@ def _run_everstep(system: str, plan: Plan, ranks: int, peers: Path) -> None:
     command += ["--save-every", str(plan.every), "--keep", "1", "--run", "bench"]
     command += ["--store", plan.folder + "/store", str(HERE / "train_everstep.py")]
     _run([command], [_environ(plan)], plan.folder)
-    if ranks == 1:
-        load = [sys.executable, str(HERE / "load_everstep.py"), f"file://{plan.folder}/store/bench"]
-        _run([load], [_environ(plan)], plan.folder)
+    load = [sys.executable, str(HERE / "load_everstep.py"), f"file://{plan.folder}/store/bench"]
+    _run([[*load, str(ranks)]], [_environ(plan)], plan.folder)
 
 
 def _run_peer(system: str, plan: Plan, ranks: int, peers: Path) -> None:
@@ -125,9 +121,9 @@ def _read(system: str, plan: Plan, ranks: int, written: Mapping[int, float]) -> 
     cost = reading.judge(logs, plan.every)
     walls = {step.number: step.wall for step in logs[0] if step.number % plan.every == 0}
     size = plan.mib * 2**20
-    loads = folder / "load.json"
-    found = json.loads(loads.read_text()) if loads.exists() else {}
-    speed = {source: size / min(spent) / 1e9 for source, spent in found.items()}
+    loads = [json.loads(path.read_text()) for path in folder.glob("load-*.json")]
+    speed = {source: size / spent / 1e9 for source, spent in reading.judge_loads(loads).items()}
+    memcpy = speed.get("memcpy") or size / workload.measure_memcpy(size) / 1e9
     return Row(
         system=system,
         mib=plan.mib,
@@ -140,7 +136,7 @@ def _read(system: str, plan: Plan, ranks: int, written: Mapping[int, float]) -> 
         bytes=_size_of_newest(folder),
         restore_gbs=speed.get("store"),
         memory_gbs=speed.get("memory"),
-        limit_gbs=size / _measure_memcpy(size) / 1e9,
+        limit_gbs=memcpy,
         step_ms=cost.step * 1e3,
     )
 
@@ -169,17 +165,6 @@ def _size_of_newest(folder: Path) -> int:
     paths = [*folder.glob("step-*"), *folder.glob("store/bench/chunks")]
     newest = max(paths, key=lambda path: path.stat().st_mtime)
     return sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
-
-
-def _measure_memcpy(size: int) -> float:
-    """Seconds; the best of five, on pages that were touched before."""
-    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
-    spent = []
-    for _ in range(5):
-        started = time.monotonic()
-        np.copyto(target, source)
-        spent.append(time.monotonic() - started)
-    return min(spent)
 
 
 def _free_port() -> str:

@@ -1,13 +1,11 @@
 """The same loop, plain or under DistributedDataParallel, with a peer that saves."""
 
-import json
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -47,7 +45,7 @@ def main(system: str) -> None:
         spent = {"store": _measure(lambda: saver.load(newest, model))}
         if isinstance(saver, MemorySaver):
             spent["memory"] = _measure(partial(saver.recall, model))
-        (Path(plan.folder) / "load.json").write_text(json.dumps(spent))
+        workload.write_loads(0, spent)
     dist.barrier()
     # A process that a peer keeps for its writes must not hold this one, nor outlive it.
     for process in multiprocessing.active_children():

@@ -3,9 +3,11 @@
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -98,3 +100,19 @@ def measure_batch(mib: int, seconds: float) -> int:
             return batch
         batch = max(batch + 1, min(4 * batch, int(batch * seconds / spent * 1.05)))
     return batch
+
+
+def measure_memcpy(size: int) -> float:
+    """Seconds; the best of five, on pages that were touched before."""
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    spent = []
+    for _ in range(5):
+        started = time.monotonic()
+        np.copyto(target, source)
+        spent.append(time.monotonic() - started)
+    return min(spent)
+
+
+def write_loads(rank: int, spent: Mapping[str, Sequence[float]]) -> None:
+    """Source → the seconds of each try to load from it."""
+    (Path(read_plan().folder) / f"load-{rank}.json").write_text(json.dumps(spent))

@@ -98,7 +98,7 @@ class MemoryTier:
         return None if held is None else set(held.chunks) - {held.unsent}
 
     def release(self, path: str) -> None:
-        """Delete this staged file. A worker that has mapped it keeps its bytes."""
+        """Delete this staged file. A worker that has it open keeps its bytes."""
         file = Path(path)
         self._held.pop(file, None)
         self._checked = {d: p for d, p in self._checked.items() if p.path != path}
@@ -154,16 +154,15 @@ class MemoryTier:
         await self.others.put(chunk, body)
 
     async def list(self) -> Collection[str]:
-        staged = {digest for held in self._held.values() for digest in held.chunks}
-        return {*await self.others.list(), *staged}
+        return self._list_now()
 
     async def keep(self, owner: str, saves: Sequence[Save], since: int) -> None:
         await self.others.keep(owner, saves, since)
-        await self._forget()
+        self._forget()
 
     async def drop(self, owner: str) -> None:
         await self.others.drop(owner)
-        await self._forget()
+        self._forget()
 
     def note_commit(self, step: int, but: Collection[str] = ()) -> None:
         """Delete the staged files of older steps, except these."""
@@ -179,7 +178,7 @@ class MemoryTier:
         if self._manifest and not keeping.continues(self._manifest, resumed):
             self._manifest = None
         await self.others.rewind(resumed)
-        await self._forget()
+        self._forget()
 
     def read(self, digest: str, start: int, count: int) -> bytes | None:
         """Bytes of the chunk with this digest, from `start` on, `count` at most; None: it is not here."""
@@ -190,9 +189,13 @@ class MemoryTier:
             Path(place.path), place.start + start, max(0, min(count, place.bytes - start))
         )
 
-    async def _forget(self) -> None:
+    def _list_now(self) -> set[str]:
+        staged = {digest for held in self._held.values() for digest in held.chunks}
+        return self.others.list_now() | staged
+
+    def _forget(self) -> None:
         """What was checked and is no longer here."""
-        here = await self.list()
+        here = self._list_now()
         self._checked = {d: place for d, place in self._checked.items() if d in here}
 
 

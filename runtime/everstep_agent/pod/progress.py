@@ -49,6 +49,8 @@ class Progress:
     usage: Usage | None = None
     seconds: float = 0.0
     """Without progress since the mark, as far as they count."""
+    seen_before: bool = False
+    """The mark is the one that the look before has found."""
 
     def overdue(self, most: float) -> float:
         """1: the limit that the worker has learnt, and no more than `most`, is reached. 0: it has learnt none."""
@@ -78,7 +80,7 @@ def look(before: Progress, mark: Mark, usage: Usage | None, now: float) -> Progr
     if mark.at != before.mark.at or mark.limit <= 0:
         return Progress(mark=mark, looked=now, usage=usage)
     counted = before.seconds + _count(before, mark, usage, now)
-    return replace(before, looked=now, usage=usage, seconds=counted)
+    return replace(before, looked=now, usage=usage, seconds=counted, seen_before=True)
 
 
 def _count(before: Progress, mark: Mark, usage: Usage | None, now: float) -> float:

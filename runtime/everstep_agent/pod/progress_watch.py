@@ -9,6 +9,8 @@ from everstep_agent.pod.usage import read_usage
 from everstep_agent.pod.worker import Worker
 
 LOOK_SECONDS = 0.05
+MOVING_LOOK_SECONDS = progress.MOST_SECONDS
+"""The same, for workers that have made progress since the last look. All of it counts if they stop now."""
 CALM_LOOK_SECONDS = 0.25
 SHORT_LIMIT_SECONDS = 1.0
 """No wait: workers with a longer limit are looked at less often."""
@@ -32,8 +34,7 @@ class ProgressWatch:
                 worker.overdue = worker.waited = worker.still = 0.0
                 continue
             self._look_at(worker, most, now)
-            if 0 < worker.progress.mark.limit < SHORT_LIMIT_SECONDS:
-                pause = LOOK_SECONDS
+            pause = min(pause, choose_pause(worker.progress))
         return pause
 
     def _look_at(self, worker: Worker, most: float, now: float) -> None:
@@ -53,3 +54,10 @@ class ProgressWatch:
         ):
             worker.told_wait, worker.told_still = long, stuck
             self._tell()
+
+
+def choose_pause(found: progress.Progress) -> float:
+    """Seconds until the next look at a worker."""
+    if not 0 < found.mark.limit < SHORT_LIMIT_SECONDS:
+        return CALM_LOOK_SECONDS
+    return LOOK_SECONDS if found.seen_before else MOVING_LOOK_SECONDS
