@@ -3,6 +3,7 @@ them. The members compute their share of the next step meanwhile.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from functools import cache
 
@@ -11,6 +12,9 @@ from everstep.errors import StateError
 from everstep.session import Session
 from everstep.snapshot import Capture, Snapshot
 from everstep_contract import wire
+
+TELL_SECONDS = 1.0
+"""How often a newcomer tells its agent how much of the state it has."""
 
 
 def let_join(session: Session) -> None:
@@ -81,9 +85,20 @@ def take_state(session: Session) -> None:
 
 
 def _take(session: Session, order: wire.GiveState | wire.TakeState) -> wire.StateTaken:
+    told = 0.0
+
+    def tell(received: int, expected: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if received == expected or now - told >= TELL_SECONDS:
+            told = now
+            session.agent.send(
+                wire.TakingState(epoch=order.epoch, received=received, expected=expected)
+            )
+
     try:
         own = session.capture().tensors
-        session.adopt(*transfer.take(session.agent, order.epoch, order.key, own))
+        session.adopt(*transfer.take(session.agent, order.epoch, order.key, own, tell))
     except (RuntimeError, TimeoutError, StateError) as error:
         return wire.StateTaken(epoch=order.epoch, applied=0, problem=f"{error!r:.300}")
     return wire.StateTaken(epoch=order.epoch, applied=session.applied)

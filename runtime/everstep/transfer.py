@@ -1,8 +1,9 @@
 """The live training state, handed from a member to a newcomer over a group of two.
 
 It is what a checkpoint holds, as of the boundary at which the newcomer joins; nothing is written
-anywhere. Small tensors travel together, large ones alone and without a copy. The giver computes
-meanwhile, so it says at the end whether the state stayed as it was.
+anywhere. Small tensors travel together, large ones alone, in pieces and without a copy: each piece that
+arrives shows that the transfer moves. The giver computes meanwhile, so it says at the end whether the
+state stayed as it was.
 """
 
 import json
@@ -16,10 +17,15 @@ from everstep.errors import StateError
 from everstep.snapshot import Capture
 from everstep.staging import NOTHING
 
+PIECE_BYTES = 2**24
+"""No message is larger."""
 PACK_BYTES = 2**20
 """Tensors are packed into messages of this size; larger ones travel alone. Packing costs a copy on each
 side: with 16 MiB, tensors of 4 MiB took three times as long (256 MiB, one machine).
 """
+
+_IN_PIECES = "in pieces"
+"""Key by which a newcomer tells that it takes large tensors in pieces."""
 
 
 def give(
@@ -34,6 +40,8 @@ def give(
     does not use what it has got. Raises `RuntimeError` or `TimeoutError` if the newcomer is lost.
     """
     pair = forming.form_pair(agent, epoch=epoch, key=key, rank=0)
+    # An older newcomer expects each large tensor whole.
+    in_pieces = store.AgentStore(agent, epoch, f"{key}/").check([_IN_PIECES])
     flat = [_to_bytes(tensor) for tensor in capture.tensors.values()]
     head = {
         "applied": applied,
@@ -42,20 +50,27 @@ def give(
             [n, state.dtype_name(t.dtype), list(t.shape)] for n, t in capture.tensors.items()
         ],
         "verdict": True,
+        "piece": PIECE_BYTES,
     }
     raw = torch.frombuffer(bytearray(json.dumps(head).encode()), dtype=torch.uint8)
     pair.send(torch.tensor([len(raw)]))
     pair.send(raw)
     for message in _pack([len(part) for part in flat]):
         parts = [flat[i] for i in message]
-        pair.send(parts[0] if len(parts) == 1 else torch.cat(parts))
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        for piece in torch.split(whole, PIECE_BYTES if in_pieces else len(whole)):
+            pair.send(piece)
     changed = find_changed()
     pair.send(torch.tensor([1 if changed else 0]))
     return changed
 
 
 def take(
-    agent: store.Requests, epoch: int, key: str, own: Mapping[str, torch.Tensor] = NOTHING
+    agent: store.Requests,
+    epoch: int,
+    key: str,
+    own: Mapping[str, torch.Tensor] = NOTHING,
+    tell: Callable[[int, int], None] = lambda received, expected: None,
 ) -> tuple[int, dict[str, Any], state.Tensors]:
     """The step, the state tree and the tensors (on the CPU). Raises as `give`, and `StateError` if they
     changed while they were sent.
@@ -63,7 +78,9 @@ def take(
     Args:
         own: tensors of the newcomer by name: what fits is received there, into memory that it has
             touched before, and is not copied again.
+        tell: called with the bytes that have arrived, and with those of the whole state.
     """
+    store.AgentStore(agent, epoch, f"{key}/").set(_IN_PIECES, "")
     pair = forming.form_pair(agent, epoch=epoch, key=key, rank=1)
     length = torch.zeros(1, dtype=torch.int64)
     pair.receive(length)
@@ -72,15 +89,19 @@ def take(
     head = json.loads(raw.numpy().tobytes())
     tensors = _take_room(head["tensors"], own)
     flat = [_to_bytes(t) for t in tensors.values()]
+    received, expected = 0, sum(map(len, flat))
     for message in _pack([len(part) for part in flat]):
         parts = [flat[i] for i in message]
-        if len(parts) == 1:
-            pair.receive(parts[0])
-            continue
-        received = torch.empty(sum(map(len, parts)), dtype=torch.uint8)
-        pair.receive(received)
-        for part, sent in zip(parts, torch.split(received, [len(p) for p in parts]), strict=True):
-            part.copy_(sent)
+        size = sum(map(len, parts))
+        whole = parts[0] if len(parts) == 1 else torch.empty(size, dtype=torch.uint8)
+        for piece in torch.split(whole, head.get("piece", size)):
+            pair.receive(piece)
+            received += len(piece)
+            tell(received, expected)
+        if len(parts) > 1:
+            sent = torch.split(whole, [len(p) for p in parts])
+            for part, filled in zip(parts, sent, strict=True):
+                part.copy_(filled)
     if head.get("verdict"):  # an older giver waits at the boundary, and has none to tell
         changed = torch.zeros(1, dtype=torch.int64)
         pair.receive(changed)

@@ -198,6 +198,15 @@ class Regrouped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakingState:
+    """How many bytes of the state this newcomer has received, and how many it is going to."""
+
+    epoch: int
+    received: int
+    expected: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateTaken:
     """This newcomer holds the state as of step `applied`."""
 
@@ -408,8 +417,8 @@ class StoreReply:
 
 FRAMES: tuple[type[Any], ...] = (
     Start, Cut, Regroup, GiveVector, GiveState, TakeState, Save, SaveHeld, ShowStack, Exit, Hello, Tracked, Standing,
-    Regrouped, StateTaken, Applied, AtBoundary, BoundaryReply, BadChunk, MendedChunk, Staged, Parked, Finished, Failed,
-    StoreSet, StoreGet, StoreAdd, StoreCompareSet, StoreCheck, StoreDelete, StoreReply,
+    Regrouped, TakingState, StateTaken, Applied, AtBoundary, BoundaryReply, BadChunk, MendedChunk, Staged, Parked,
+    Finished, Failed, StoreSet, StoreGet, StoreAdd, StoreCompareSet, StoreCheck, StoreDelete, StoreReply,
 )  # fmt: skip
 _BY_NAME = {cls.__name__: cls for cls in FRAMES}
 

@@ -1,11 +1,9 @@
-"""Unit tests: which workers join a running epoch in place, and who sends the state to whom."""
+"""Unit tests: which workers join a running epoch in place, and the epoch that follows."""
 
 from dataclasses import replace
 
-import pytest
-
 from agent.given import a_member, a_report, a_worker, an_epoch, ended
-from everstep_agent.coordinator import join_rules
+from everstep_agent.coordinator import join_rules, transfer_rules
 from everstep_agent.peers.messages import Boundary, Stage, State, Transfer
 from everstep_agent.peers.places import place_members, with_newcomers
 from everstep_contract.wire import Standing
@@ -90,7 +88,7 @@ def test_members_that_lost_ranks_are_invited_beside_the_pods_that_are_missing():
     assert [m.lives for m in invite(epoch, reports, 0)] == [(0, 4, 0)]
     found = invite(epoch, reports, 1)
     assert [(m.slot, m.lives) for m in found] == [(0, (0, 4, 0)), (2, (7, 7, 7))]
-    assert [t.local for t in join_rules.plan_transfers(replace(epoch, joining=found), "k")] == [
+    assert [t.local for t in transfer_rules.plan_transfers(replace(epoch, joining=found), "k")] == [
         1, 0, 1, 2,
     ]  # fmt: skip
     assert [m.ranks for m in epoch.members] == [{0: 0, 2: 1}, {0: 2, 1: 3, 2: 4}]
@@ -150,53 +148,6 @@ def test_the_members_are_held_once_each_has_told_its_standing_at_the_boundary():
     assert not join_rules.are_held(epoch, [both[0], at_boundary(standing=failed)])
     assert not join_rules.are_held(an_epoch(2), both)
     assert not join_rules.are_held(an_epoch(2, boundary=Boundary(step=8)), both)
-
-
-# --- handing the state over ----------------------------------------------------------------------
-
-
-def test_no_member_gives_twice_before_all_have_given_once():
-    epoch = an_epoch(2, joining=joining(2, 3, 4))
-    transfers = join_rules.plan_transfers(epoch, "k")
-    assert [(t.giver, t.slot, t.local) for t in transfers] == [(0, 2, 0), (1, 3, 0), (0, 4, 0)]
-    assert len({t.key for t in transfers}) == 3
-
-
-def test_each_worker_of_a_newcomer_takes_by_itself():
-    epoch = an_epoch(1, joining=(a_member(1, lives=(3, 4)),))
-    assert join_rules.plan_transfers(epoch, "k") == (
-        Transfer(giver=0, slot=1, local=0, key="k-0"),
-        Transfer(giver=0, slot=1, local=1, key="k-1"),
-    )
-
-
-def test_the_state_is_taken_once_the_meant_workers_hold_that_of_the_boundary():
-    invited = joining(2)
-    assert join_rules.have_taken(invited, [waiting(2, prepared=(3,), taken=8)], 8)
-    for report in (
-        waiting(2, prepared=(3,)),
-        waiting(2, prepared=(3,), taken=7),
-        waiting(2, prepared=(4,), taken=8),
-        waiting(3, prepared=(3,), taken=8),
-    ):
-        assert not join_rules.have_taken(invited, [report], 8)
-
-
-@pytest.mark.parametrize(
-    "reports",
-    [
-        [],
-        [waiting(2, ended=ended(3))],
-        [waiting(2, incarnation=2)],
-    ],
-    ids=["silent", "its worker ended", "a newer container"],
-)
-def test_a_newcomer_that_is_lost_is_named(reports):
-    assert join_rules.find_lost(joining(2), reports) == "slot 2 was lost"
-
-
-def test_a_newcomer_that_is_there_is_not_lost():
-    assert join_rules.find_lost(joining(2), [waiting(2, fresh=(), ended=ended(2))]) == ""
 
 
 # --- continue_epoch ------------------------------------------------------------------------------

@@ -98,6 +98,45 @@ def test_a_tensor_is_received_where_the_newcomer_has_one_that_fits() -> None:
     assert placed == ["fits"]
 
 
+def test_large_tensors_travel_in_pieces_and_each_one_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer, "PIECE_BYTES", transfer.PACK_BYTES)
+    keys, sent = Keys(), Capture(tree={}, tensors={"large": LARGE, "small": SMALL})
+    told: list[tuple[int, int]] = []
+    with ThreadPoolExecutor(2) as both:
+        giving = both.submit(transfer.give, keys, 1, "k", 7, sent)
+        taking = both.submit(transfer.take, keys, 1, "k", tell=lambda *found: told.append(found))
+        giving.result(timeout=60)
+        taken = taking.result(timeout=60)[2]
+    assert torch.equal(taken["large"], LARGE)
+    size = transfer.PACK_BYTES + 4 + 6
+    assert told == [(2**20, size), (2**20 + 4, size), (size, size)]
+
+
+def test_an_older_newcomer_gets_large_tensors_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PIECE_BYTES", transfer.PACK_BYTES)
+    keys = Keys()
+
+    def take_as_before() -> tuple[int, torch.Tensor]:
+        pair = transfer.forming.form_pair(keys, epoch=1, key="k", rank=1)
+        length, verdict = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+        pair.receive(length)
+        pair.receive(torch.empty(int(length), dtype=torch.uint8))
+        whole = torch.empty_like(LARGE)
+        pair.receive(whole)
+        pair.receive(verdict)
+        return int(verdict), whole
+
+    with ThreadPoolExecutor(2) as both:
+        sent = Capture(tree={}, tensors={"large": LARGE})
+        giving = both.submit(transfer.give, keys, 1, "k", 7, sent)
+        verdict, taken = both.submit(take_as_before).result(timeout=60)
+        giving.result(timeout=60)
+    assert verdict == 0
+    assert torch.equal(taken, LARGE)
+
+
 def test_a_state_that_changed_on_its_way_is_not_taken() -> None:
     with pytest.raises(StateError, match="changed while it was handed over"):
         hand_over(Capture(tree={}, tensors={"a": SMALL}), {}, torn="model/a")

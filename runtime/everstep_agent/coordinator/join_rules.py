@@ -1,4 +1,4 @@
-"""Which workers join a running epoch in place, and who hands the state to whom. Pure.
+"""Which workers join a running epoch in place, and the epoch that follows. Pure.
 
 They are those of another pod, or they replace the ranks that a member has lost. They get ready beside
 the running epoch, so nobody waits for their start. Then all members hold from one boundary on, until
@@ -20,7 +20,6 @@ from everstep_agent.peers.messages import (
     InPlace,
     Stage,
     State,
-    Transfer,
     WorkerReport,
 )
 from everstep_agent.peers.places import with_newcomers
@@ -42,7 +41,7 @@ def list_ready(epoch: EpochLevel, reports: Iterable[AgentReport]) -> list[AgentR
     for report in reports:
         member = inside.get(report.slot)
         here = member is None or member.id == report.id
-        if here and (_waits(report, member) or _is_invited(report, epoch.joining)):
+        if here and (_waits(report, member) or is_invited(report, epoch.joining)):
             found.append(report)
     return found
 
@@ -85,34 +84,10 @@ def list_standings(epoch: EpochLevel, reports: Iterable[AgentReport]) -> dict[in
     }
 
 
-def plan_transfers(epoch: EpochLevel, key: str) -> tuple[Transfer, ...]:
-    """Each newcomer takes from one member; no member gives twice before all have given once."""
-    takers = [(m.slot, local) for m in epoch.joining for local in m.ranks]
-    return tuple(
-        Transfer(giver=number % epoch.world, slot=slot, local=local, key=f"{key}-{number}")
-        for number, (slot, local) in enumerate(takers)
-    )
-
-
-def have_taken(joining: Sequence[EpochMember], reports: Iterable[AgentReport], step: int) -> bool:
-    taken = {r.id: (r.prepared, r.taken) for r in reports}
-    return all(taken.get(m.id) == (m.lives, step) for m in joining)
-
-
 def have_joined(epoch: EpochLevel, reports: Iterable[AgentReport]) -> bool:
     """Whether all members are promised to the epoch that continues theirs."""
     joined = {r.id for r in reports if has_joined(epoch, r)}
     return all(m.id in joined for m in epoch.members)
-
-
-def find_lost(joining: Sequence[EpochMember], reports: Iterable[AgentReport]) -> str:
-    """Why a newcomer cannot join any more; empty if all can."""
-    by_id = {r.id: r for r in reports}
-    for m in joining:
-        report = by_id.get(m.id)
-        if report is None or not _is_invited(report, joining):
-            return f"slot {m.slot} was lost"
-    return ""
 
 
 def continue_epoch(
@@ -177,12 +152,12 @@ def _waits(report: AgentReport, member: EpochMember | None) -> bool:
 
 def _choose_lives(report: AgentReport, joining: Sequence[EpochMember]) -> tuple[int, ...]:
     """The workers that are meant; empty: they cannot join in place."""
-    if _is_invited(report, joining):
+    if is_invited(report, joining):
         return next(m.lives for m in joining if m.id == report.id)
     return report.fresh if report.in_place else ()
 
 
-def _is_invited(report: AgentReport, joining: Sequence[EpochMember]) -> bool:
+def is_invited(report: AgentReport, joining: Sequence[EpochMember]) -> bool:
     """Invited, and the workers that were meant have not ended since."""
     mine = next((m for m in joining if m.id == report.id), None)
     if mine is None:

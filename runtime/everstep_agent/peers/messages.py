@@ -163,6 +163,10 @@ class AgentReport:
     """`life` of each worker that is ready to join the running epoch; as `fresh`."""
     taken: int | None = None
     """The step whose state all of these hold; None: none yet."""
+    received: int = 0
+    """Bytes of the state that these have received so far."""
+    expected: int = 0
+    """All that they are going to receive; 0: not known yet."""
     in_place: bool = False
     """Its workers can go on in the same step when others are lost."""
     leaving: bool = False

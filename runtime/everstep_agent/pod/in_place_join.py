@@ -3,6 +3,8 @@ of members, and its agent takes the ledger of one of theirs. So does a member th
 its ranks; its agent has the ledger.
 """
 
+import time
+
 from everstep_agent import logline
 from everstep_agent.identity import Identity
 from everstep_agent.peers.messages import EpochLevel, EpochMember, State
@@ -64,6 +66,7 @@ class InPlaceJoin:
             worker = self._workers.fresh.get(transfer.local)
             if worker is not None and worker.joins and transfer.key not in worker.orders:
                 worker.orders.add(transfer.key)
+                worker.takes_since, worker.taking = time.monotonic(), None
                 worker.send(wire.TakeState(epoch=level.number, key=transfer.key))
 
     def give(self, level: EpochLevel) -> None:
@@ -80,6 +83,19 @@ class InPlaceJoin:
             self._workers.recycle(0)
         else:
             worker.taken = frame.applied
+            self._say_taken(worker, frame)
+
+    def _say_taken(self, worker: Worker, frame: wire.StateTaken) -> None:
+        took = time.monotonic() - (worker.takes_since or time.monotonic())
+        size = worker.taking.received if worker.taking is not None else None
+        self._line.say(
+            "state_taken", local=worker.local, step=frame.applied, bytes=size, ms=round(took * 1000)
+        )
+
+    def count_bytes(self) -> tuple[int, int]:
+        """Of the state: how many have arrived for all its workers, and how many are to."""
+        taking = [w.taking for w in self._workers.fresh.values() if w.joins and w.taking]
+        return sum(t.received for t in taking), sum(t.expected for t in taking)
 
     @property
     def step(self) -> int | None:

@@ -395,6 +395,8 @@ class Pod:
                 self._staged(worker, frame)
             case wire.Standing():
                 self._standing(worker, frame)
+            case wire.TakingState():
+                worker.taking = frame
             case wire.StateTaken():
                 self._joining.taken(worker, frame)
             case wire.Regrouped():
@@ -555,6 +557,7 @@ class Pod:
             if not self._ledger.rests(worker.local):
                 self._ledger.page(worker.local, worker.life, worker.position())
         lead = current[0] if current else None
+        received, expected = self._joining.count_bytes()
         return AgentReport(
             slot=self.me.slot,
             attempt=self.me.attempt,
@@ -570,6 +573,8 @@ class Pod:
             ended=self.workers.ended_lives(),
             prepared=self.workers.prepared_lives(),
             taken=self._joining.step,
+            received=received,
+            expected=expected,
             in_place=self.workers.can_regroup(),
             leaving=self.leaving,
             acked=self._arming.acked,

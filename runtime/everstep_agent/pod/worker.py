@@ -38,6 +38,10 @@ class Worker:
     """The running epoch that it gets ready to join; 0: none."""
     taken: int | None = None
     """The step whose state it took over from a member."""
+    takes_since: float | None = None
+    """When it was told to take that state."""
+    taking: wire.TakingState | None = None
+    """How much of it has arrived."""
     orders: set[str] = field(default_factory=set)
     """Keys of the transfers that it was told of."""
     held: int = 0

@@ -6,7 +6,7 @@ worker.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from everstep_agent.coordinator import join_rules, members, rounds
+from everstep_agent.coordinator import join_rules, members, rounds, transfer_rules
 from everstep_agent.peers.messages import (
     AgentReport,
     Boundary,
@@ -28,7 +28,7 @@ from simulation.protocol.world import (
 )
 
 TIRED = "goes on without its newcomers, in epoch"
-"""A move that takes seconds: the limit within which newcomers must have taken the state."""
+"""A move that takes seconds: a newcomer's transfer stands still for the limit."""
 
 
 def invite(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
@@ -78,7 +78,7 @@ def admit(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> It
     if not level.transfers:
         begun = replace(
             in_place.propose(world, one, level, rules),
-            transfers=join_rules.plan_transfers(level, str(level.number)),
+            transfers=transfer_rules.plan_transfers(level, str(level.number)),
         )
         asked = world.with_coordinator(one._replace(kept=keep(begun)))
         yield Move("has the state handed over", one.place, level.number, asked)
@@ -91,17 +91,18 @@ def admit(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> It
     assert level.boundary is not None
     if rules.join_first and not join_rules.have_joined(level, recent):
         return
-    taken = join_rules.have_taken(level.joining, recent, level.boundary.step)
-    lost = join_rules.find_lost(level.joining, recent)
-    if taken and level.joining and not rules.newcomers_claim_first:
+    taken = transfer_rules.list_taken(level.joining, recent, level.boundary.step)
+    failed = transfer_rules.find_lost(level.joining, recent)
+    waits = any(m not in taken and m.id not in failed for m in level.joining)
+    if taken == level.joining and taken and not rules.newcomers_claim_first:
         yield _begin_unclaimed(world, one, level, workers, rules)
         return
-    may_claim = in_place.may_claim_now(world, one, level)
-    if (taken or not rules.take_first) and may_claim:
-        yield from _claim(world, one, level, level.joining, workers, rules)
-    elif may_claim:
-        for move in _claim(world, one, level, (), workers, rules):
-            yield move if lost else move._replace(kind=TIRED)
+    if not in_place.may_claim_now(world, one, level):
+        return
+    if not rules.take_first:
+        taken, waits = level.joining, False
+    for move in _claim(world, one, level, taken, workers, rules):
+        yield move._replace(kind=TIRED) if waits else move
 
 
 def _claim(

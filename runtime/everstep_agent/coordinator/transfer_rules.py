@@ -1,0 +1,97 @@
+"""How newcomers get the state: who takes it from whom, who holds it, and who is not waited for any
+longer. Pure.
+
+A transfer may take as long as its state needs: what counts is that it moves.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep_agent.coordinator.join_rules import is_invited
+from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Id, Transfer
+
+STILL_SECONDS = 15.0
+"""How long a newcomer may receive nothing; a message has at most 16 MiB (`everstep/transfer.py`)."""
+LOADED_BYTES = 2**27
+"""Of the state that a newcomer has received, it loads at least so many bytes a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    received: int
+    """Bytes of the state."""
+    since: float
+    """When a report first told so many."""
+
+
+def plan_transfers(epoch: EpochLevel, key: str) -> tuple[Transfer, ...]:
+    """Each newcomer takes from one member; no member gives twice before all have given once."""
+    takers = [(m.slot, local) for m in epoch.joining for local in m.ranks]
+    return tuple(
+        Transfer(giver=number % epoch.world, slot=slot, local=local, key=f"{key}-{number}")
+        for number, (slot, local) in enumerate(takers)
+    )
+
+
+def list_taken(
+    joining: Sequence[EpochMember], reports: Iterable[AgentReport], step: int
+) -> tuple[EpochMember, ...]:
+    """The newcomers that hold the state of this step."""
+    taken = {r.id: (r.prepared, r.taken) for r in reports}
+    return tuple(m for m in joining if taken.get(m.id) == (m.lives, step))
+
+
+def find_lost(joining: Sequence[EpochMember], reports: Iterable[AgentReport]) -> dict[Id, str]:
+    """The newcomers that cannot join any more, each with the reason."""
+    by_id = {r.id: r for r in reports}
+    return {
+        m.id: f"slot {m.slot} was lost"
+        for m in joining
+        if m.id not in by_id or not is_invited(by_id[m.id], joining)
+    }
+
+
+def note_progress(
+    former: Mapping[Id, Progress],
+    joining: Sequence[EpochMember],
+    reports: Iterable[AgentReport],
+    now: float,
+) -> dict[Id, Progress]:
+    """How far each newcomer is by now."""
+    received = {r.id: r.received for r in reports}
+    found = {}
+    for m in joining:
+        told = Progress(received=received.get(m.id, 0), since=now)
+        before = former.get(m.id)
+        found[m.id] = before if before and before.received == told.received else told
+    return found
+
+
+def find_still(
+    joining: Sequence[EpochMember],
+    reports: Iterable[AgentReport],
+    progress: Mapping[Id, Progress],
+    now: float,
+) -> dict[Id, str]:
+    """The newcomers that have received nothing for too long, each with the reason."""
+    expected = {r.id: r.expected for r in reports}
+    found = {}
+    for m in joining:
+        so_far, whole = progress[m.id], expected.get(m.id, 0)
+        if now - so_far.since > _limit(so_far.received, whole):
+            of = f" of {_mib(whole)}" if whole else ""
+            found[m.id] = (
+                f"slot {m.slot} has {_mib(so_far.received)}{of} MiB of the state, and no more "
+                f"since {now - so_far.since:.0f} s"
+            )
+    return found
+
+
+def _limit(received: int, expected: int) -> float:
+    """Once all has arrived, the newcomer loads it."""
+    loads = expected > 0 and received >= expected
+    return STILL_SECONDS + (expected / LOADED_BYTES if loads else 0.0)
+
+
+def _mib(count: int) -> int:
+    return round(count / 2**20)
