@@ -204,16 +204,21 @@ def with_others(first: Break, found: Iterable[Break]) -> Break:
 
 
 def explain(found: Break, known: Sequence[Break]) -> Break:
-    """The break with its cause replaced by what is known since: a death, else a silent agent."""
+    """The break with its cause replaced by what is known since: a death, else silent agents. Two nodes that lose
+    power at once are not found silent in the same moment.
+    """
     if found.certain:
         return with_others(found, known)
     better = next((b for b in known if b.certain), None)
     if better is not None:
         return with_others(better, known)
     silent = [b for b in known if b.cause == "AgentLost"]
-    if found.slot is not None or not silent:
+    if found.slot is None and silent:
+        return replace(silent[0], others=tuple(silent[1:]))
+    if found.cause != "AgentLost":
         return found
-    return replace(silent[0], others=tuple(silent[1:]))
+    later = tuple(b for b in silent if b.slot not in found.slots)
+    return replace(found, others=(*found.others, *later))
 
 
 def _order(found: Break) -> tuple[bool, bool, bool, int]:
@@ -338,7 +343,7 @@ def _of_silence(
         return []
     text = f"slot {member.slot} (attempt {member.attempt}) has been silent for {age:.1f} s"
     if outvoted:
-        text += ", does not answer, and the others are the majority"
+        text += " and does not answer"
     return [
         Break(
             cause="AgentLost",
