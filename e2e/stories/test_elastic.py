@@ -13,9 +13,9 @@ async def resized(trial: Trial, size: int) -> None:
     async def so() -> bool:
         await trial.watch.refresh()
         pods = [p for p in await trial.board.pods(NAME) if not p.deleting]
-        running = [p for p in pods if p.phase == "Running"]
         status = (await trial.job()).get("status", {})
-        return len(running) == size and status.get("state") == "Running"
+        world = (status.get("world") or {}).get("summary")
+        return len(pods) == size and world == f"{size}/{size}" and status["state"] == "Running"
 
     await trial.until(f"{size} pods that train", so, limit=120)
     await trial.until_stepping()

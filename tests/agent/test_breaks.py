@@ -220,6 +220,17 @@ def test_a_node_that_is_found_silent_a_moment_after_another_is_named_besides_and
     assert breaks.explain(again, later) == again, "ages go on, and nothing else is told"
 
 
+def test_a_node_that_is_found_silent_later_is_named_besides_and_once():
+    def look(*ages: float) -> list[breaks.Break]:
+        reports = [(stepping(slot), age) for slot, age in enumerate(ages)]
+        return breaks.list_breaks(an_epoch(3), reports, wanting(3), idle=20.0, hang=300.0)
+
+    (first,) = look(0.1, 20.0, 1.0)
+    both = breaks.explain(first, look(0.1, 21.0, 19.0))
+    assert both.slots == (1, 2)
+    assert breaks.explain(both, look(0.1, 22.0, 20.0)) == both
+
+
 def test_who_has_joined_a_later_round_will_not_begin_the_epoch():
     late = a_report(1, joined=2)
     found = find(stepping(0), late)

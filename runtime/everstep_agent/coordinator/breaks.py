@@ -374,7 +374,7 @@ def _of_silence(
         return []
     text = f"{slot} (attempt {member.attempt}) has been silent for {age:.1f} s"
     if outvoted:
-        text += ", does not answer, and the others are the majority"
+        text += " and does not answer"
     return [
         Break(
             cause="AgentLost",
