@@ -21,8 +21,10 @@ BUCKET_BYTES = 25 * 2**20
 """Measured beside DDP on gloo: buckets of 1 MB cost 40 % of a step, and one bucket for all is worse
 than several.
 """
-BLOCK, SAMPLED = 2**12, 8
-"""An estimate of the norm takes the first of each 8 blocks of so many elements."""
+BLOCK, SAMPLED = 2**10, 32
+"""An estimate of the norm takes the first of each 32 blocks of so many elements, a page of memory."""
+LEAST_BLOCKS = 8
+"""With fewer to take, all elements are."""
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -126,10 +128,11 @@ def _whole(flat: torch.Tensor) -> float:
 def _sample(flat: torch.Tensor) -> float:
     """About the sum of the squares."""
     rows = flat.numel() // (BLOCK * SAMPLED)
-    if rows < SAMPLED:
+    if rows < LEAST_BLOCKS:
         return _whole(flat)
     blocks = flat[: rows * BLOCK * SAMPLED].view(rows, SAMPLED * BLOCK)[:, :BLOCK]
-    return float(torch.linalg.vector_norm(blocks)) ** 2 * flat.numel() / blocks.numel()
+    # `vector_norm` takes four times as long for rows that do not follow each other in memory.
+    return float((blocks * blocks).sum()) * flat.numel() / blocks.numel()
 
 
 class Reducer:
@@ -268,7 +271,7 @@ class Reducer:
         """Global 2-norm of the gradients that were delivered; alike on all ranks.
 
         Args:
-            sampled: An estimate from an eighth of each large bucket, for an eighth of the time.
+            sampled: An estimate from a 32nd of each large bucket.
         """
         if self._exact:
             found = [p.grad.reshape(-1) for p in self._plan.parameters if p.grad is not None]
@@ -315,7 +318,8 @@ class Reducer:
         self._add(index, grad)
         if self._counting:
             bucket.missing.discard(index)
-            self._launch_full()
+            if not bucket.missing:
+                self._launch_full()
 
     def _add(self, index: int, grad: torch.Tensor) -> None:
         if grad.layout != torch.strided:

@@ -16,7 +16,7 @@ class SmallState:
     def __init__(self, tracked: Tracked) -> None:
         self._tracked = tracked
         self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = [
-            (group, {k: copy.deepcopy(v) for k, v in group.items() if k != "params"})
+            (group, {k: _copy(v) for k, v in group.items() if k != "params"})
             for _, optimizer in tracked.of_kind("optimizer")
             for group in optimizer.param_groups
         ]
@@ -39,3 +39,11 @@ class SmallState:
             yield
         finally:
             now.put_back()
+
+
+def _copy(value: Any) -> Any:
+    """Most settings are plain numbers, and `deepcopy` takes as long for one as for a small dict."""
+    return value if type(value) in _PLAIN else copy.deepcopy(value)
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str})

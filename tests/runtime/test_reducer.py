@@ -89,7 +89,7 @@ def test_the_factor_and_the_norm_cover_all_gradients(exact: bool, dtype: torch.d
     assert norm == pytest.approx((WIDTH + 1) ** 0.5, rel=1e-2)
 
 
-@pytest.mark.parametrize("rows", [module.SAMPLED - 1, 4 * module.SAMPLED])
+@pytest.mark.parametrize("rows", [module.LEAST_BLOCKS - 1, 16 * module.LEAST_BLOCKS])
 def test_an_estimate_of_the_norm_is_near_it(rows: int) -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(module.BLOCK, module.SAMPLED * rows, bias=False)
@@ -105,4 +105,4 @@ def test_an_estimate_of_the_norm_is_near_it(rows: int) -> None:
     assert training.reducer.measure(sampled=False) == pytest.approx(exact, rel=1e-4)
     near = training.reducer.measure(sampled=True)
     assert near == pytest.approx(exact, rel=0.02)
-    assert (near == training.reducer.measure(sampled=False)) is (rows < module.SAMPLED)
+    assert (near == training.reducer.measure(sampled=False)) is (rows < module.LEAST_BLOCKS)

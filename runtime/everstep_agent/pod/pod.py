@@ -115,6 +115,9 @@ class Pod:
             log=line,
         )
         self._hang_watch = HangWatch(self.workers, self._touch, line)
+        given = hang.Limits(step=settings.hang_seconds, startup=settings.startup_seconds)
+        self._limits_by: tuple[levels.Wanted | None, hang.Limits] = None, given
+        """The document that they follow from, and the limits."""
         self._joining = InPlaceJoin(settings, context.me, self.workers, self._ledger_fetcher, line)
 
     async def open(self) -> None:
@@ -543,8 +546,13 @@ class Pod:
 
     @property
     def _limits(self) -> hang.Limits:
-        live = apply_wanted(self.settings, self.deaths.wanted)
-        return hang.Limits(step=live.hang_seconds, startup=live.startup_seconds)
+        wanted, limits = self._limits_by
+        if wanted is not self.deaths.wanted:  # many looks for each document
+            wanted = self.deaths.wanted
+            live = apply_wanted(self.settings, wanted)
+            limits = hang.Limits(step=live.hang_seconds, startup=live.startup_seconds)
+            self._limits_by = wanted, limits
+        return limits
 
     # --- report ----------------------------------------------------------------------------------
 
