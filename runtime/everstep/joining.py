@@ -4,10 +4,10 @@ them. The members compute their share of the next step meanwhile.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 
-from everstep import transfer
+from everstep import held_already, transfer
 from everstep.errors import StateError
 from everstep.session import Session
 from everstep.snapshot import Capture, Snapshot
@@ -78,13 +78,28 @@ def _give(
 def take_state(session: Session) -> None:
     """The newcomer's side, before its first step."""
     with session.meter.charging("wait", waiting=True):
+        has = _tell_held(session)
         while (order := session.membership.next_order()) is not None:
-            session.agent.send(_take(session, order))
+            session.agent.send(_take(session, order, has))
+            has = {}
     if session.broken:
         session.park(session.applied, sound=False, why="the epoch ended before it could join")
 
 
-def _take(session: Session, order: wire.GiveState | wire.TakeState) -> wire.StateTaken:
+def _tell_held(session: Session) -> dict[str, str]:
+    """Digests of what may be the same at the members. They step meanwhile."""
+    modules = {name for name, _ in session.tracked.of_kind("module")}
+    tensors = {
+        name: tensor
+        for name, tensor in session.capture().tensors.items()
+        if name.partition("/")[0] in modules
+    }
+    return held_already.tell(tensors, session.tracked.trained_parameters().values())
+
+
+def _take(
+    session: Session, order: wire.GiveState | wire.TakeState, has: Mapping[str, str]
+) -> wire.StateTaken:
     told = 0.0
 
     def tell(received: int, expected: int) -> None:
@@ -98,7 +113,7 @@ def _take(session: Session, order: wire.GiveState | wire.TakeState) -> wire.Stat
 
     try:
         own = session.capture().tensors
-        session.adopt(*transfer.take(session.agent, order.epoch, order.key, own, tell))
+        session.adopt(*transfer.take(session.agent, order.epoch, order.key, own, has, tell))
     except (RuntimeError, TimeoutError, StateError) as error:
         return wire.StateTaken(epoch=order.epoch, applied=0, problem=f"{error!r:.300}")
     return wire.StateTaken(epoch=order.epoch, applied=session.applied)

@@ -1,31 +1,34 @@
 """The live training state, handed from a member to a newcomer over a group of two.
 
 It is what a checkpoint holds, as of the boundary at which the newcomer joins; nothing is written
-anywhere. Small tensors travel together, large ones alone, in pieces and without a copy: each piece that
-arrives shows that the transfer moves. The giver computes meanwhile, so it says at the end whether the
-state stayed as it was.
+anywhere. What the newcomer has already is not sent. Small tensors travel together, large ones alone, in
+pieces and without a copy: each piece that arrives shows that the transfer moves. The giver computes
+meanwhile, so it says at the end whether the state stayed as it was.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from everstep import forming, state, store
+from everstep import forming, held_already, state, store
 from everstep.errors import StateError
 from everstep.snapshot import Capture
 from everstep.staging import NOTHING
 
+NO_DIGESTS: Mapping[str, str] = MappingProxyType({})
 PIECE_BYTES = 2**24
 """No message is larger."""
 PACK_BYTES = 2**20
 """Tensors are packed into messages of this size; larger ones travel alone. Packing costs a copy on each
 side: with 16 MiB, tensors of 4 MiB took three times as long (256 MiB, one machine).
 """
-
-_IN_PIECES = "in pieces"
-"""Key by which a newcomer tells that it takes large tensors in pieces."""
+_ABOUT = "newcomer"
+"""Key under which a newcomer tells what it has; one of an older version does not, and takes each tensor
+whole.
+"""
 
 
 def give(
@@ -40,9 +43,10 @@ def give(
     does not use what it has got. Raises `RuntimeError` or `TimeoutError` if the newcomer is lost.
     """
     pair = forming.form_pair(agent, epoch=epoch, key=key, rank=0)
-    # An older newcomer expects each large tensor whole.
-    in_pieces = store.AgentStore(agent, epoch, f"{key}/").check([_IN_PIECES])
-    flat = [_to_bytes(tensor) for tensor in capture.tensors.values()]
+    keys = store.AgentStore(agent, epoch, f"{key}/")
+    told = json.loads(keys.get(_ABOUT)) if keys.check([_ABOUT]) else None
+    same = held_already.find(capture.tensors, told["has"]) if told else set()
+    flat = [_to_bytes(t) for n, t in capture.tensors.items() if n not in same]
     head = {
         "applied": applied,
         "tree": capture.tree,
@@ -51,6 +55,7 @@ def give(
         ],
         "verdict": True,
         "piece": PIECE_BYTES,
+        "same": sorted(same),
     }
     raw = torch.frombuffer(bytearray(json.dumps(head).encode()), dtype=torch.uint8)
     pair.send(torch.tensor([len(raw)]))
@@ -58,7 +63,7 @@ def give(
     for message in _pack([len(part) for part in flat]):
         parts = [flat[i] for i in message]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        for piece in torch.split(whole, PIECE_BYTES if in_pieces else len(whole)):
+        for piece in torch.split(whole, PIECE_BYTES if told else len(whole)):
             pair.send(piece)
     changed = find_changed()
     pair.send(torch.tensor([1 if changed else 0]))
@@ -70,6 +75,7 @@ def take(
     epoch: int,
     key: str,
     own: Mapping[str, torch.Tensor] = NOTHING,
+    has: Mapping[str, str] = NO_DIGESTS,
     tell: Callable[[int, int], None] = lambda received, expected: None,
 ) -> tuple[int, dict[str, Any], state.Tensors]:
     """The step, the state tree and the tensors (on the CPU). Raises as `give`, and `StateError` if they
@@ -78,17 +84,19 @@ def take(
     Args:
         own: tensors of the newcomer by name: what fits is received there, into memory that it has
             touched before, and is not copied again.
-        tell: called with the bytes that have arrived, and with those of the whole state.
+        has: digests of some of these (`held_already.py`): what is the same there is not sent.
+        tell: called with the bytes that have arrived, and with all that will.
     """
-    store.AgentStore(agent, epoch, f"{key}/").set(_IN_PIECES, "")
+    store.AgentStore(agent, epoch, f"{key}/").set(_ABOUT, json.dumps({"has": {**has}}))
     pair = forming.form_pair(agent, epoch=epoch, key=key, rank=1)
     length = torch.zeros(1, dtype=torch.int64)
     pair.receive(length)
     raw = torch.empty(int(length), dtype=torch.uint8)
     pair.receive(raw)
     head = json.loads(raw.numpy().tobytes())
-    tensors = _take_room(head["tensors"], own)
-    flat = [_to_bytes(t) for t in tensors.values()]
+    same = {n: own[n].detach() for n in head.get("same", ())}
+    tensors = _take_room(head["tensors"], own, same)
+    flat = [_to_bytes(t) for n, t in tensors.items() if n not in same]
     received, expected = 0, sum(map(len, flat))
     for message in _pack([len(part) for part in flat]):
         parts = [flat[i] for i in message]
@@ -111,13 +119,17 @@ def take(
 
 
 def _take_room(
-    described: Sequence[tuple[str, str, list[int]]], own: Mapping[str, torch.Tensor]
+    described: Sequence[tuple[str, str, list[int]]],
+    own: Mapping[str, torch.Tensor],
+    same: Mapping[str, torch.Tensor],
 ) -> state.Tensors:
-    used: set[int] = set()
+    used = {t.data_ptr() for t in same.values()}
     found: state.Tensors = {}
     for name, dtype, shape in described:
         mine = own.get(name)
-        if mine is not None and _fits(mine, dtype, shape) and mine.data_ptr() not in used:
+        if name in same:
+            found[name] = same[name]
+        elif mine is not None and _fits(mine, dtype, shape) and mine.data_ptr() not in used:
             used.add(mine.data_ptr())
             found[name] = mine.detach()
         else:

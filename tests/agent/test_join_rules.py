@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from agent.given import a_member, a_report, a_worker, an_epoch, ended
 from everstep_agent.coordinator import join_rules, transfer_rules
-from everstep_agent.peers.messages import Boundary, Stage, State, Transfer
+from everstep_agent.peers.messages import Boundary, Ended, Stage, State, Transfer
 from everstep_agent.peers.places import place_members, with_newcomers
 from everstep_contract.wire import Standing
 
@@ -205,6 +205,60 @@ def test_a_worker_that_replaces_a_lost_rank_of_a_member_is_a_newcomer():
     after = go_on(epoch, (a_member(0, lives=(4, 0)),), begun)
     assert after.members[0].lives == (4, 1)
     assert after.in_place.shares == ((), ((0, 2),))
+
+
+# --- members leave at the boundary at which others join ------------------------------------------
+
+
+def leave(epoch, *slots: int):
+    return replace(epoch, leaving=tuple(m.id for m in epoch.members if m.slot in slots))
+
+
+def test_who_leaves_is_not_in_the_next_epoch_and_its_part_of_the_step_goes_to_a_newcomer():
+    begun = {
+        1: standing(share=((2, 4),), micro_batches=6),
+        2: standing(share=((4, 6),), micro_batches=6),
+    }
+    epoch = leave(an_epoch(3, joining=joining(5)), 0)
+    after = join_rules.continue_epoch(epoch, epoch.joining, begun, number=5, token="new")
+    assert [(m.slot, m.first) for m in after.members] == [(1, 0), (2, 1), (5, 2)]
+    assert after.in_place.shares == (((2, 4),), ((4, 6),), ((0, 2),))
+    assert after.leaving == ()
+
+
+def test_if_nobody_joins_its_part_goes_to_those_who_stay():
+    begun = {0: standing(share=((0, 2),), micro_batches=4)}
+    after = join_rules.continue_epoch(
+        leave(an_epoch(2, joining=joining(5)), 1), (), begun, number=5, token="new"
+    )
+    assert [m.slot for m in after.members] == [0]
+    assert after.in_place.shares == (((0, 4),),)
+
+
+def test_a_newcomer_joins_only_where_there_is_room():
+    epoch = leave(an_epoch(3), 1)
+    assert [m.slot for m in join_rules.choose_joining(epoch, joining(5, 6), 3)] == [5]
+    assert join_rules.choose_joining(an_epoch(3), joining(5), 3) == (), "nobody leaves after all"
+    broken = an_epoch(2, members=(a_member(0, lives=(1, 0)), a_member(1, lives=(1, 1))))
+    back = a_member(0, lives=(0, 4))
+    assert join_rules.choose_joining(broken, (back, *joining(5)), 2) == (back,)
+
+
+def test_only_those_who_stay_have_to_join_the_next_epoch():
+    epoch = leave(an_epoch(2, successor=5), 1)
+    assert join_rules.have_joined(epoch, [a_report(0, joined=5), a_report(1, joined=1)])
+    assert not join_rules.have_joined(epoch, [a_report(0, joined=1), a_report(1, joined=5)])
+
+
+def test_a_member_has_left_once_all_its_workers_have_ended_or_its_pod_is_lost():
+    epoch = leave(an_epoch(members=(a_member(0), a_member(1, lives=(2, 0, 1)))), 1)
+    both = (Ended(local=0, life=2), Ended(local=1, life=7), Ended(local=2, life=1))
+    assert join_rules.have_left(epoch, [a_report(1, ended=both)])
+    assert not join_rules.have_left(epoch, [a_report(1, ended=both[:2])])
+    assert not join_rules.have_left(epoch, [a_report(1, ended=ended(1))])
+    assert not join_rules.have_left(epoch, [])
+    assert join_rules.have_left(epoch, [], lost={(1, 0, 1)})
+    assert join_rules.have_left(an_epoch(2), [])
 
 
 def test_standings_are_listed_by_rank():

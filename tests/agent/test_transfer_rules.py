@@ -26,6 +26,12 @@ def test_no_member_gives_twice_before_all_have_given_once():
     assert len({t.key for t in transfers}) == 3
 
 
+def test_who_leaves_gives_nothing():
+    epoch = an_epoch(3, joining=joining(3, 4, 5))
+    transfers = transfer_rules.plan_transfers(epoch, "k", {epoch.members[1].id})
+    assert [t.giver for t in transfers] == [0, 2, 0]
+
+
 def test_each_worker_of_a_newcomer_takes_by_itself():
     epoch = an_epoch(1, joining=(a_member(1, lives=(3, 4)),))
     assert transfer_rules.plan_transfers(epoch, "k") == (

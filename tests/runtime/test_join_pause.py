@@ -1,9 +1,12 @@
 """How long the members' step takes at which a newcomer joins, by the size of the state:
 
 EVERSTEP_JOIN_MIB=256 EVERSTEP_JOIN_STEP=1.0 pytest -m long -s tests/runtime/test_join_pause.py
+
+With EVERSTEP_JOIN_FROZEN=1 the state is weights that are not trained, which the newcomer's script makes, too.
 """
 
 import os
+import re
 import statistics
 import time
 from pathlib import Path
@@ -21,18 +24,21 @@ from runtime.test_regroup import a_dataset, a_model
 MIB = int(os.environ.get("EVERSTEP_JOIN_MIB", "64"))
 STEP = float(os.environ.get("EVERSTEP_JOIN_STEP", "0.3"))
 """Seconds that two ranks take for a step; they sleep, so the cores are free for the transfer."""
+FROZEN = os.environ.get("EVERSTEP_JOIN_FROZEN", "0") == "1"
 JOINS = int(os.environ.get("EVERSTEP_JOIN_RUNS", "3"))
 
 
 def a_script_with_ballast(job: Job, folder: Path) -> None:
-    """The ballast is parameters that get no gradient, with moments as Adam has them."""
+    """The ballast is parameters that get no gradient, with moments as Adam has them, or without (`FROZEN`)."""
     model = a_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     ballast = nn.ParameterList(
-        nn.Parameter(torch.zeros(2**20), requires_grad=False) for _ in range(MIB // 12)
+        nn.Parameter(torch.zeros(2**20), requires_grad=False)
+        for _ in range(MIB // (4 if FROZEN else 12))
     )
-    optimizer.add_param_group({"params": list(ballast)})
-    for held in () if job._session.start.join else ballast:
+    if not FROZEN:
+        optimizer.add_param_group({"params": list(ballast)})
+    for held in () if FROZEN or job._session.start.join else ballast:
         moments = {n: torch.zeros_like(held) for n in ("exp_avg", "exp_avg_sq")}
         optimizer.state[held] = {"step": torch.tensor(1.0), **moments}
     job.track(model=model, optimizer=optimizer, ballast=ballast)
@@ -99,7 +105,12 @@ async def test_what_a_join_costs_the_members(
         await gang.reports()
         assert gang.seen.stopped is not None
         await assert_exact(gang, gang.seen.stopped.step)
+        shown_log = gang.shown()
     step, joins = read_longest(tmp_path)
     assert len(joins) == 2 * JOINS
     shown = ", ".join(f"{s:.2f}" for s in joins)
-    print(f"{MIB} MiB, step {step:.2f} s, longest around each join: {shown} s")
+    took = re.findall(r"event=state_taken .*?bytes=(\d+) ms=(\d+)", shown_log)
+    taken = ", ".join(
+        f"{int(count) / 2**20:.0f} MiB in {int(ms) / 1000:.2f} s" for count, ms in took
+    )
+    print(f"{MIB} MiB, step {step:.2f} s, longest around each join: {shown} s; received {taken}")

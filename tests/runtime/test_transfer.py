@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from everstep import state, transfer
+from everstep import held_already, state, transfer
 from everstep.errors import StateError
 from everstep.snapshot import Capture
 from everstep_contract import wire
@@ -112,6 +112,26 @@ def test_large_tensors_travel_in_pieces_and_each_one_is_told(
     assert torch.equal(taken["large"], LARGE)
     size = transfer.PACK_BYTES + 4 + 6
     assert told == [(2**20, size), (2**20 + 4, size), (size, size)]
+
+
+def test_what_the_newcomer_has_already_is_not_sent() -> None:
+    sent = {"has": LARGE, "differs": LARGE + 1, "trained": LARGE + 2}
+    own = {n: LARGE.clone() for n in sent}
+    told: list[tuple[int, int]] = []
+    has = held_already.tell(own, [own["trained"]])
+    keys = Keys()
+    with ThreadPoolExecutor(2) as both:
+        giving = both.submit(transfer.give, keys, 1, "k", 7, Capture(tree={}, tensors=sent))
+        taking = both.submit(
+            transfer.take, keys, 1, "k", own, has, lambda *found: told.append(found)
+        )
+        giving.result(timeout=60)
+        taken = taking.result(timeout=60)[2]
+    assert list(taken) == list(sent)
+    assert all(torch.equal(taken[name], sent[name]) for name in sent)
+    assert set(has) == {"has", "differs"}
+    size = 2 * len(LARGE) * 4
+    assert told[-1] == (size, size)
 
 
 def test_an_older_newcomer_gets_large_tensors_whole(monkeypatch: pytest.MonkeyPatch) -> None:

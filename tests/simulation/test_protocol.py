@@ -74,6 +74,14 @@ def test_one_fault_breaks_no_invariant(kind: str, losses: str) -> None:
     show(f"2 slots, {kind}", found)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_member_leaves_while_its_replacement_joins_and_a_fault_strikes(kind: str) -> None:
+    model = Membership(Rules(steps=2, in_place=True, newcomers=True))
+    first = model.start(2, ("leave", kind), spares=1)
+    found = search(model, first, Bounds(delays=0, states=STATES // 2, seconds=AMPLE))
+    show(f"2 slots and a spare, leave, {kind}", found)
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.long] * (v.delays > 1)) for n, v in VARIANTS.items()],
@@ -81,7 +89,7 @@ def test_one_fault_breaks_no_invariant(kind: str, losses: str) -> None:
 def test_a_variant_of_the_protocol_fails(name: str) -> None:
     variant = VARIANTS[name]
     model = Membership(variant.rules)
-    first = model.start(2, variant.faults)
+    first = model.start(2, variant.faults, variant.spares)
     if variant.walks:
         walked = walk(model, first, 1, walks=variant.walks, seconds=AMPLE, length=120)
         broken, effort = walked.broken, f"{walked.walks} walks"

@@ -15,6 +15,10 @@ from everstep_contract import levels, names
 
 ARM_SECONDS = 60.0
 """Limit for all agents to acknowledge; agents acknowledge at once, however long a step takes."""
+REPLACEMENT_SECONDS = 10.0
+"""How long a member that may leave waits for the pod that takes its place to get ready. Its own pod
+leaves at once if it was told to end.
+"""
 PIN_SECONDS = 10.0
 """How long a save that carries a pin may take to be staged before another is taken for it."""
 
@@ -50,6 +54,8 @@ class Watch:
     """Not yet opened as an incident."""
     leave_at: int | None = None
     """The step of the furthest worker when members were asked to leave in place; None: none is."""
+    may_leave_at: float | None = None
+    """Since when these may leave; None: what they hold is not committed yet."""
     short_since: float | None = None
     """Since when the job has had fewer pods than its minimum; None: it has enough."""
     pin_at: float | None = None
@@ -142,11 +148,12 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
         waited=now - (watch.ready_at or now),
         gang=0.0 if in_place else term.settings.gang_seconds,
     ) or boundaries.why_renew(term.wanted, epoch)
-    if in_place and _leave_in_place(term, watch, workers, purpose, recent, now):
+    if in_place and _leave_in_place(term, watch, workers, purpose, ready, now):
         return
-    watch.leave_at = None
+    watch.leave_at = watch.may_leave_at = None
     joins = purpose == "Grow" and in_place
-    if joins and not (_invite(term, ready) and _may_claim_soon(term)):
+    missing = term.wanted.want_workers - len(epoch.members)
+    if joins and not (_invite(term, ready, missing) and _may_claim_soon(term)):
         purpose, joins = "", False
     if not purpose and not _is_save_due(term, watch, now) and not _is_pin_due(term, watch, now):
         return
@@ -177,12 +184,17 @@ def _arm_at(
     term.change(term.state.arm(armed))
 
 
-def _list_leaving(term: Term, recent: Sequence[AgentReport]) -> tuple[Id, ...]:
+def list_leaving(term: Term) -> tuple[Id, ...]:
     """The members that are asked to leave."""
     members = term.running.members
-    told = boundaries.list_terminating(members, recent, coordinator=term.me.id)
+    told = boundaries.list_terminating(members, term.recent(), coordinator=term.me.id)
     slots = {*told, *term.wanted.leave}
     return tuple(m.id for m in members if m.slot in slots)
+
+
+def list_free_to_leave(term: Term, watch: Watch) -> tuple[Id, ...]:
+    """Those of them that leave at the boundary at which others join."""
+    return list_leaving(term) if watch.may_leave_at is not None else ()
 
 
 def _leave_in_place(
@@ -190,19 +202,20 @@ def _leave_in_place(
     watch: Watch,
     workers: Sequence[WorkerReport],
     purpose: str,
-    recent: list[AgentReport],
+    ready: Sequence[AgentReport],
     now: float,
 ) -> bool:
     """Whether a pod leaves while the others go on. All save while they train on; once that is
-    committed, the leaving workers end, and the others go on as after a loss.
+    committed, the leaving workers end, and the others go on as after a loss. If other pods are ready to
+    take their places, these join in the same epoch.
     """
     if purpose not in ("Leave", "Shrink") or regroup.why_not_wanted(term):
         return False
-    leaving = _list_leaving(term, recent)
+    leaving = list_leaving(term)
     if len(leaving) == len(term.running.members):
         return False
     if leaving:
-        _let_leave(term, watch, workers, leaving, _describe_move(term, purpose, recent), now)
+        _let_leave(term, watch, workers, purpose, ready, now)
     # Else only the coordinator's own pod leaves, and it is no member: `note_left` has it hand over.
     return True
 
@@ -211,27 +224,49 @@ def _let_leave(
     term: Term,
     watch: Watch,
     workers: Sequence[WorkerReport],
-    leaving: tuple[Id, ...],
-    move: Move | None,
+    purpose: str,
+    ready: Sequence[AgentReport],
     now: float,
 ) -> None:
+    leaving = list_leaving(term)
     if watch.leave_at is None:
-        watch.leave_at, watch.move = max((w.applied for w in workers), default=0), move
+        watch.leave_at = max((w.applied for w in workers), default=0)
+        watch.move = _describe_move(term, purpose, term.recent())
     _open_move(term, watch)
+    replaced = not term.running.leaving and _replace(term, leaving, ready)
     if term.running.committed < max(1, watch.leave_at):
         if not _is_saving(term) and not _is_under_way(term, watch.leave_at):
             _arm_at(term, watch, workers, "", now)
-    elif term.running.leaving != leaving:
+        return
+    watch.may_leave_at = watch.may_leave_at or now
+    if replaced and _may_claim_soon(term):
+        _arm_at(term, watch, workers, purpose, now, hold=True)
+    elif term.running.leaving != leaving and not _awaits_replacement(term, watch, now):
         term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
         term.mark("drain")
         term.change(term.state.let_leave(leaving))
 
 
-def _invite(term: Term, ready: Sequence[AgentReport]) -> bool:
-    """Whether those who join have got ready beside the running epoch."""
+def _replace(term: Term, leaving: Sequence[Id], ready: Sequence[AgentReport]) -> bool:
+    """Whether those who take the places of `leaving` have got ready beside the running epoch."""
+    staying = len(term.running.members) - len(leaving)
+    return _invite(term, ready, term.wanted.want_workers - staying)
+
+
+def _awaits_replacement(term: Term, watch: Watch, now: float) -> bool:
+    """Whether those who may leave wait for who takes their places, as long as they can."""
+    told = boundaries.list_terminating(term.running.members, term.recent(), coordinator=term.me.id)
+    since = watch.may_leave_at
+    late = since is None or now - since > REPLACEMENT_SECONDS
+    return bool(term.running.joining) and not told and not late and _may_claim_soon(term)
+
+
+def _invite(term: Term, ready: Sequence[AgentReport], missing: int) -> bool:
+    """Whether those who join have got ready beside the running epoch. `missing`: how many other pods
+    are wanted.
+    """
     epoch = term.running
-    missing = term.wanted.want_workers - len(epoch.members)
-    joining = join_rules.plan_invitation(epoch, ready, missing=missing)
+    joining = join_rules.plan_invitation(epoch, ready, missing=max(0, missing))
     if joining != epoch.joining:
         term.change(term.state.invite(joining))
         return False

@@ -1,17 +1,23 @@
 """Newcomers join a running epoch: its members hold from a boundary on, the newcomers take their state, the
 next epoch is claimed with those that hold it. The members go on without one that is lost, or whose
-transfer stands still.
+transfer stands still. Members that are asked to leave end there, too.
 """
 
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from everstep_agent.coordinator import boundaries, join_rules, regroup, transfer_rules
-from everstep_agent.coordinator.breaks import find_break
+from everstep_agent.coordinator import (
+    boundary_turn,
+    join_rules,
+    members,
+    regroup,
+    transfer_rules,
+)
+from everstep_agent.coordinator.breaks import list_breaks
 from everstep_agent.coordinator.term import Term
-from everstep_agent.peers.messages import EpochMember, Id
+from everstep_agent.peers.messages import EpochLevel, EpochMember, Id
 from everstep_agent.peers.places import with_newcomers
 from everstep_contract import levels
 
@@ -19,24 +25,45 @@ JOIN_SECONDS = 10.0
 """Limit for the members to be promised to the next epoch; then the boundary is tried again."""
 
 
-async def admit(term: Term) -> None:
+async def admit(term: Term, leaving: tuple[Id, ...] = ()) -> None:
     """All members hold at the boundary. Returns when the next epoch is published, or when a member
     is lost (the caller finds the break).
+
+    Args:
+        leaving: members that leave there; what they hold is committed, or others hold it, too.
     """
     epoch = term.running
     term.mark("boundary")
-    transfers = transfer_rules.plan_transfers(epoch, secrets.token_hex(4))
+    transfers = transfer_rules.plan_transfers(epoch, secrets.token_hex(4), leaving)
     number = regroup.choose_successor(term)
     term.change(term.state.begin_transfers(transfers, number, secrets.token_hex(16)))
-    joining = await _wait_taken(term)
+    taken = await _wait_taken(term, leaving)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(JOIN_SECONDS):
+            await _let_leave(term, leaving)
             await _wait_joined(term)
     if not _is_broken(term):
-        await _go_on(term, joining)
+        await _go_on(term, taken)
 
 
-async def _wait_taken(term: Term) -> tuple[EpochMember, ...]:
+async def _let_leave(term: Term, leaving: tuple[Id, ...]) -> None:
+    """Until their workers have ended: only then may a claim leave them out."""
+    if not leaving or _is_broken(term):
+        return
+    term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
+    term.mark("drain")
+    term.change(term.state.let_leave(leaving))
+    while not (_have_left(term) or _is_broken(term)):
+        await term.tick()
+
+
+def _have_left(term: Term) -> bool:
+    epoch, reports = term.running, term.reports.all()
+    lost = members.list_lost(epoch, reports, term.state.gone)
+    return join_rules.have_left(epoch, reports, lost)
+
+
+async def _wait_taken(term: Term, leaving: Collection[Id]) -> tuple[EpochMember, ...]:
     """The newcomers that hold the state, once nobody else is about to."""
     joining, boundary = term.running.joining, term.running.boundary
     assert boundary is not None
@@ -48,19 +75,17 @@ async def _wait_taken(term: Term) -> tuple[EpochMember, ...]:
         progress = transfer_rules.note_progress(progress, rest, reports, now)
         failed = transfer_rules.find_still(rest, reports, progress, now)
         failed |= transfer_rules.find_lost(rest, reports)
-        if all(m.id in failed for m in rest) or _is_broken(term) or _is_called_away(term):
+        if all(m.id in failed for m in rest) or _is_broken(term) or _is_called_away(term, leaving):
             _say_not_joined(term, rest, failed)
             return taken
         term.saves.pump(term.running, term.applied(), term.spent())
         await term.tick()
 
 
-def _is_called_away(term: Term) -> bool:
-    """The job is to stop, or a member has to leave: nobody waits for newcomers any longer."""
-    epoch = term.running
-    told = boundaries.list_terminating(epoch.members, term.recent(), coordinator=term.me.id)
-    leaves = any(m.slot in {*told, *term.wanted.leave} for m in epoch.members)
-    return leaves or term.wanted.stop is not levels.Stop.NONE
+def _is_called_away(term: Term, leaving: Collection[Id]) -> bool:
+    """The job is to stop, or another member has to leave: nobody waits for newcomers any longer."""
+    asked = {*boundary_turn.list_leaving(term)} - {*leaving}
+    return bool(asked) or term.wanted.stop is not levels.Stop.NONE
 
 
 def _say_not_joined(term: Term, rest: Sequence[EpochMember], failed: Mapping[Id, str]) -> None:
@@ -76,31 +101,37 @@ async def _wait_joined(term: Term) -> None:
 
 
 def _is_broken(term: Term) -> bool:
-    found = find_break(
-        term.running,
+    """A member is lost that was not to leave."""
+    epoch = term.running
+    found = list_breaks(
+        epoch,
         term.reports.aged(term.now()),
         term.wanted,
         idle=0.0,
         hang=term.settings.hang_seconds,
     )
-    return found is not None
+    leaving = {slot for slot, _, _ in epoch.leaving}
+    return any(b.slot not in leaving for b in found)
 
 
-async def _go_on(term: Term, joining: Sequence[EpochMember]) -> None:
+async def _go_on(term: Term, taken: Sequence[EpochMember]) -> None:
     epoch = term.running
-    if not join_rules.have_joined(epoch, term.recent()):
+    joining = join_rules.choose_joining(epoch, taken, term.wanted.want_workers)
+    if not (join_rules.have_joined(epoch, term.recent()) and _have_left(term)):
         return  # the members still hold: `admit` is called again
     standings = join_rules.list_standings(epoch, term.reports.all())
     assert epoch.boundary is not None
     step = epoch.boundary.step
-    claim = await regroup.claim(
-        term,
-        with_newcomers(epoch.members, joining),
-        step,
-        "Grow" if joining else "GrowFailed",
-    )
+    following = with_newcomers(join_rules.list_staying(epoch), joining)
+    claim = await regroup.claim(term, following, step, _choose_cause(epoch, joining))
     if not isinstance(claim, str):
-        following = join_rules.continue_epoch(
+        continued = join_rules.continue_epoch(
             epoch, joining, standings, number=claim.epoch, token=claim.token
         )
-        regroup.begin(term, following, claim.cause)
+        regroup.begin(term, continued, claim.cause)
+
+
+def _choose_cause(epoch: EpochLevel, joining: Sequence[EpochMember]) -> str:
+    if epoch.leaving:
+        return "Leave"
+    return "Grow" if joining else "GrowFailed"

@@ -6,7 +6,7 @@ each newcomer has taken the state of one of them: they compute their share of th
 reduce it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from everstep_agent.coordinator.boundaries import is_held_at
@@ -17,6 +17,7 @@ from everstep_agent.peers.messages import (
     AgentReport,
     EpochLevel,
     EpochMember,
+    Id,
     InPlace,
     Stage,
     State,
@@ -84,10 +85,38 @@ def list_standings(epoch: EpochLevel, reports: Iterable[AgentReport]) -> dict[in
     }
 
 
+def list_staying(epoch: EpochLevel) -> tuple[EpochMember, ...]:
+    return tuple(m for m in epoch.members if m.id not in epoch.leaving)
+
+
+def choose_joining(
+    epoch: EpochLevel, taken: Sequence[EpochMember], want: int
+) -> tuple[EpochMember, ...]:
+    """Those of `taken` for whom there is room: a member that was to leave may stay after all."""
+    returning = [m for m in taken if epoch.member(*m.id) is not None]
+    others = [m for m in taken if m not in returning]
+    return (*returning, *others[: max(0, want - len(list_staying(epoch)))])
+
+
 def have_joined(epoch: EpochLevel, reports: Iterable[AgentReport]) -> bool:
-    """Whether all members are promised to the epoch that continues theirs."""
+    """Whether all members that stay are promised to the epoch that continues theirs."""
     joined = {r.id for r in reports if has_joined(epoch, r)}
-    return all(m.id in joined for m in epoch.members)
+    return all(m.id in joined for m in list_staying(epoch))
+
+
+def have_left(epoch: EpochLevel, reports: Iterable[AgentReport], lost: Collection[Id] = ()) -> bool:
+    """Whether the workers of all that leave have ended.
+
+    Args:
+        lost: members whose pods are lost.
+    """
+    ended = {r.id: {e.local: e.life for e in r.ended} for r in reports}
+    return all(
+        m.id in lost or ended.get(m.id, {}).get(local, 0) >= m.lives[local]
+        for m in epoch.members
+        if m.id in epoch.leaving
+        for local in m.ranks
+    )
 
 
 def continue_epoch(
@@ -98,15 +127,16 @@ def continue_epoch(
     number: int,
     token: str,
 ) -> EpochLevel:
-    """The members of `epoch` and the newcomers, who all hold the same state at one boundary. What members
-    have begun since they keep; a newcomer begins with the next step.
+    """The members of `epoch` that stay, and the newcomers, who all hold the same state at one boundary. What
+    members have begun since they keep; what those had begun that leave is shared out.
 
     Args:
-        standings: of all members, by rank of `epoch`.
+        standings: of all members that stay, by rank of `epoch`.
     """
-    following = with_newcomers(epoch.members, joining)
+    following = with_newcomers(list_staying(epoch), joining)
     former = _list_former(epoch, following, joining)
-    fresh = replace(standings[0], share=None, micro_batches=0)
+    some = next(standings[rank] for rank in former if rank is not None)
+    fresh = replace(some, share=None, micro_batches=0)
     plan = plan_regroup(
         {rank: fresh if was is None else standings[was] for rank, was in enumerate(former)}
     )

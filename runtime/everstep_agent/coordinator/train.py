@@ -46,7 +46,7 @@ async def train(term: Term) -> str:
             if lost is not None:
                 return await recover(term, lost)
         elif join_rules.are_held(epoch, workers):
-            await join.admit(term)
+            await join.admit(term, boundary_turn.list_free_to_leave(term, watch))
         if found is not None or term.running.number > epoch.number:
             watch, wait = watch.renew(term.now()), last_save.Wait()
             continue

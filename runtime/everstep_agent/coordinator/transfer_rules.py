@@ -4,7 +4,8 @@ longer. Pure.
 A transfer may take as long as its state needs: what counts is that it moves.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep_agent.coordinator.join_rules import is_invited
@@ -24,12 +25,15 @@ class Progress:
     """When a report first told so many."""
 
 
-def plan_transfers(epoch: EpochLevel, key: str) -> tuple[Transfer, ...]:
-    """Each newcomer takes from one member; no member gives twice before all have given once."""
+def plan_transfers(
+    epoch: EpochLevel, key: str, leaving: Collection[Id] = ()
+) -> tuple[Transfer, ...]:
+    """Each newcomer takes from one member that stays; no member gives twice before all have given once."""
+    givers = [r for m in epoch.members if m.id not in leaving for r in m.ranks.values()]
     takers = [(m.slot, local) for m in epoch.joining for local in m.ranks]
     return tuple(
-        Transfer(giver=number % epoch.world, slot=slot, local=local, key=f"{key}-{number}")
-        for number, (slot, local) in enumerate(takers)
+        Transfer(giver=giver, slot=slot, local=local, key=f"{key}-{number}")
+        for number, ((slot, local), giver) in enumerate(zip(takers, itertools.cycle(givers)))
     )
 
 

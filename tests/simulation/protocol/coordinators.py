@@ -139,8 +139,10 @@ def _gather(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         opened = world.with_coordinator(one._replace(round=number))
         yield Move("opens a round", one.place, number, opened)
         return
+    former = frozenset((m.slot, m.attempt) for m in newest.members) if newest else frozenset()
+    orders = orders_heard(world, one, rules)
     for waited in (0.0, 10.0):
-        start = decide_start(one.view, orders_heard(world, one, rules), one.round, waited)
+        start = decide_start(one.view, orders, one.round, waited, former)
         if start is not None and not world.away and not (one.level and one.level.unclaimed):
             kind = "claims" if waited == 0 else "claims with fewer"
             yield from _claim(world, one, start, rules, kind)
@@ -333,6 +335,8 @@ def _watch(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> I
     done.
     """
     found = find_cause(one.kept, one.view, orders_heard(world, one, rules))
+    if found == "Leave" and level.boundary is not None and level.boundary.hold:
+        found = None  # as `join._is_broken`
     if found is not None or _out_of_reach(world, one, level):
         cause = found or "AgentLost"
         if in_place.may_hold(world, one, level, cause, rules):

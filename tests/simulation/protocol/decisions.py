@@ -14,11 +14,20 @@ GANG_SECONDS, STALE_SECONDS, PATIENCE_SECONDS, NEVER = 5.0, 5.0, 8.0, 1e9
 
 @lru_cache(maxsize=1 << 16)
 def decide_start(
-    view: tuple[Snap, ...], orders: Orders, round_: int, waited: float
+    view: tuple[Snap, ...],
+    orders: Orders,
+    round_: int,
+    waited: float,
+    former: frozenset[Place],
 ) -> rounds.Start | None:
     reports = [build_report(s) for s in view]
     decision = rounds.decide_epoch(
-        reports, build_wanted(*orders), round=round_, waited=waited, gang=GANG_SECONDS
+        reports,
+        build_wanted(*orders),
+        round=round_,
+        waited=waited,
+        gang=GANG_SECONDS,
+        former=former,
     )
     return decision if isinstance(decision, rounds.Start) else None
 

@@ -3,7 +3,7 @@ of their epoch, and what a pod does when it is told. The runtime's own functions
 
 Left to `reduction.py`: micro-batches and vectors. Here every reduction is a whole step, so a
 survivor that is one step behind holds the sums, and takes that step when it is told the position.
-Left out: a pod that leaves while the others go on.
+Left out: a pod that leaves while nobody takes its place.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +23,7 @@ from simulation.protocol.world import (
     DEAD,
     HELD,
     IN,
+    LIVING,
     Coordinator,
     Place,
     Pod,
@@ -189,6 +190,11 @@ def continues(pod: Pod, level: EpochLevel | None, rules: Rules) -> bool:
     if level is None or (level.number < snap.joined and rules.join_first):
         return False
     return snap.work in (HELD, DEAD) and is_named(snap, level)
+
+
+def leaves(snap: Snap, level: EpochLevel) -> bool:
+    """Whether its worker ends so that the others go on without it."""
+    return snap.work in LIVING and (snap.slot, snap.attempt, snap.incarnation) in level.leaving
 
 
 def is_named(snap: Snap, level: EpochLevel | None) -> bool:

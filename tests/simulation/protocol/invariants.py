@@ -122,7 +122,7 @@ def _member(pod: Pod, rank: int) -> MemberId:
 
 def _nothing_thrown_away(before: World, after: World) -> str:
     """A worker of the newest epoch is ended only when what it holds is committed, or its pod was
-    declared gone or given up.
+    declared gone or given up, or it leaves what it holds to others.
     """
     entries = before.entries()
     newest = runlog_rules.newest_claim(entries)
@@ -136,10 +136,27 @@ def _nothing_thrown_away(before: World, after: World) -> str:
             continue
         if pod.snap.place in before.words or pod.snap.place in before.given_up:
             continue
+        if _leaves_to_others(before, now):
+            continue
         kept = [pods.read_history(e.digest) for e in entries if isinstance(e, Commit)]
         if all(held[: len(pod.history)] != pod.history for held in kept):
             return f"{pod.snap.place} is ended with step {pod.snap.step}, which is not committed"
     return ""
+
+
+def _leaves_to_others(world: World, pod: Pod) -> bool:
+    """Whether it ends because it leaves, and all members that stay and live hold what it holds."""
+    level = pod.level
+    if level is None or _ident(pod) not in level.leaving:
+        return False
+    staying = [m for m in level.members if m.id not in level.leaving]
+    others = [world.pod((m.slot, m.attempt)) for m in staying]
+    living = [p for p in others if p is not None and p.snap.work in LIVING]
+    return all(p.history[: len(pod.history)] == pod.history for p in living)
+
+
+def _ident(pod: Pod) -> tuple[int, int, int]:
+    return pod.snap.slot, pod.snap.attempt, pod.snap.incarnation
 
 
 def _one_gang_steps(before: World, after: World) -> str:

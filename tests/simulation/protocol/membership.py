@@ -55,9 +55,9 @@ class Membership:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
 
-    def start(self, slots: int, faults: tuple[str, ...]) -> World:
-        first = tuple(Pod(Snap(s, 1)) for s in range(slots))
-        return World(pods=first, slots=slots, faults=tuple(sorted(faults)))
+    def start(self, slots: int, faults: tuple[str, ...], spares: int = 0) -> World:
+        first = tuple(Pod(Snap(s, 1)) for s in range(slots + spares))
+        return World(pods=first, slots=slots, spares=spares, faults=tuple(sorted(faults)))
 
     def moves(self, world: World) -> list[Move]:
         """What happens without a fault; quick moves come before slow ones."""
@@ -98,7 +98,7 @@ class Membership:
         """The operator declares a lost pod gone and creates its slot's next attempt. It removes a
         pod that was declared gone.
         """
-        for slot in range(world.slots):
+        for slot in range(world.slots + world.spares):
             place = slot, world.current(slot)
             if world.pod(place) is None:
                 yield Move("gets the next attempt", slot, place[1] + 1, replaced(world, place))

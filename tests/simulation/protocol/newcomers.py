@@ -1,6 +1,6 @@
 """Newcomers join a running epoch in place: what the coordinator does from the invitation to the claim.
 The runtime's own functions decide. A newcomer is another pod, or the pod of a member that lost its
-worker.
+worker. A member that is to leave ends at the boundary at which its replacement joins.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +12,7 @@ from everstep_agent.peers.messages import (
     Boundary,
     EpochLevel,
     EpochMember,
+    Id,
     WorkerReport,
 )
 from everstep_agent.peers.places import with_newcomers
@@ -33,24 +34,36 @@ TIRED = "goes on without its newcomers, in epoch"
 
 def invite(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
     """As `boundary_turn._invite`, and the boundary that follows it."""
-    recent = _recent(world, one)
-    if (
-        level.boundary is not None
-        or one.stop
-        or one.leave
-        or not join_rules.can_join(level, recent)
-    ):
+    recent, leaving = _recent(world, one), list_leaving(world, one, level)
+    busy = level.boundary is not None or level.leaving or one.stop
+    if busy or (one.leave and not leaving) or not join_rules.can_join(level, recent):
         return
     if not {m.id for m in level.members} <= {r.id for r in recent}:
         return
     ready = join_rules.list_ready(level, rounds.list_eligible(recent, wanted_by(world, one, rules)))
-    joining = join_rules.plan_invitation(level, ready, missing=world.slots - len(level.members))
+    missing = world.slots - len(level.members) + len(leaving)
+    joining = join_rules.plan_invitation(level, ready, missing=missing)
     if joining != level.joining:
         invited = one._replace(kept=keep(replace(level, joining=joining)))
         slots = tuple(m.slot for m in joining)
         yield Move("invites", one.place, slots, world.with_coordinator(invited))
     elif join_rules.are_prepared(joining, recent) and not level.unclaimed and not world.away:
-        yield from _hold_all(world, one, level, rules)
+        if leaving and not rules.leave_held:
+            yield _let_leave(world, one, level, leaving)
+        elif level.committed or not leaving:
+            yield from _hold_all(world, one, level, rules)
+
+
+def list_leaving(world: World, one: Coordinator, level: EpochLevel) -> tuple[Id, ...]:
+    """As `boundary_turn.list_leaving`, if others stay."""
+    found = tuple(m.id for m in level.members if (m.slot, m.attempt) == one.leave)
+    asked = one.leave is not None and one.leave not in world.words
+    return found if asked and len(level.members) > 1 else ()
+
+
+def _let_leave(world: World, one: Coordinator, level: EpochLevel, leaving: tuple[Id, ...]) -> Move:
+    told = one._replace(kept=keep(replace(level, leaving=leaving)))
+    return Move("lets leave", one.place, one.leave, world.with_coordinator(told))
 
 
 def _hold_all(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
@@ -73,12 +86,14 @@ def admit(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> It
     """As `join.admit`, once every member holds at the boundary."""
     recent = _recent(world, one)
     workers = members.list_workers(level, [build_report(s) for s in one.view])
-    if not join_rules.are_held(level, workers):
+    if not level.leaving and not join_rules.are_held(level, workers):
         return
     if not level.transfers:
         begun = replace(
             in_place.propose(world, one, level, rules),
-            transfers=transfer_rules.plan_transfers(level, str(level.number)),
+            transfers=transfer_rules.plan_transfers(
+                level, str(level.number), list_leaving(world, one, level)
+            ),
         )
         asked = world.with_coordinator(one._replace(kept=keep(begun)))
         yield Move("has the state handed over", one.place, level.number, asked)
@@ -101,6 +116,14 @@ def admit(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> It
         return
     if not rules.take_first:
         taken, waits = level.joining, False
+    leaving = list_leaving(world, one, level)
+    if leaving and not level.leaving:
+        move = _let_leave(world, one, level, leaving)
+        yield move._replace(kind=TIRED) if waits else move
+        return
+    lost = members.list_lost(level, recent, step_first.list_gone(world, one, rules))
+    if not join_rules.have_left(level, recent, lost):
+        return
     for move in _claim(world, one, level, taken, workers, rules):
         yield move._replace(kind=TIRED) if waits else move
 
@@ -119,7 +142,7 @@ def _claim(
         return join_rules.continue_epoch(level, joining, standings, number=number, token=token)
 
     applied = max(w.standing.applied for w in workers if w.standing is not None)
-    named = with_newcomers(level.members, joining)
+    named = with_newcomers(join_rules.list_staying(level), joining)
     yield from in_place.claim(world, one, level, named, applied, following, rules)
 
 

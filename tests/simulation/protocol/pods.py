@@ -121,6 +121,8 @@ def _compare(pod: Pod, by: Place, level_kept: int, round_: int, known: int, rule
             snap = snap._replace(work=HELD)
         if level.stage is Stage.CUT and snap.work in (IN, HELD):
             snap = snap._replace(work=PARKED)
+        if in_place.leaves(snap, level):
+            snap = snap._replace(work=OVER)
         if level.stage is Stage.OVER and snap.work in LIVING:
             snap = snap._replace(work=OVER)
     if snap.free and round_ > max(snap.joined, snap.epoch):

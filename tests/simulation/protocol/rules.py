@@ -72,6 +72,8 @@ class Rules:
     """A newcomer is claimed once it holds the state of the boundary at which all hold."""
     sums_wait: bool = True
     """From the boundary at which newcomers join, no sum is complete before the next epoch."""
+    leave_held: bool = True
+    """A member that leaves while others join ends once all hold at their boundary."""
     silence_is_death: bool = False
     """A variant: members that are out of reach count as lost."""
     yields_expire: bool = True

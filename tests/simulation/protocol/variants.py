@@ -15,6 +15,7 @@ class Variant:
     breaks: str
     """Part of the message of the invariant that it must break."""
     delays: int = 0
+    spares: int = 0
     walks: int = 0
     """If not 0: random walks, at most this many, instead of a search, because it takes too many
     faults in one story.
@@ -148,6 +149,13 @@ VARIANTS = {
         rules=Rules(in_place=True, newcomers=True, sums_wait=False),
         faults=("worker",),
         breaks="are in one epoch",
+    ),
+    "a member that leaves ends before all hold for its replacement": Variant(
+        rules=Rules(in_place=True, newcomers=True, leave_held=False),
+        faults=("leave",),
+        breaks="which is not committed",
+        delays=1,
+        spares=1,
     ),
     "newcomers are claimed before the members have joined the next epoch": Variant(
         rules=Rules(in_place=True, newcomers=True, join_first=False),

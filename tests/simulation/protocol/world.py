@@ -153,6 +153,8 @@ class World(NamedTuple):
     """Sorted by place; a pod that is gone for good is no longer listed."""
     coordinators: tuple[Coordinator, ...] = ()
     slots: int = 2
+    """How many train."""
+    spares: int = 0
     words: tuple[Place, ...] = ()
     """Pods that the operator declared gone, in this order; each slot's next attempt follows at
     once.

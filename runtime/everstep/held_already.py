@@ -1,0 +1,61 @@
+"""Which tensors of the state a newcomer has before it takes any: weights that are not trained, and that its
+script made or loaded as the members' did. Only what differs is sent.
+
+It tells a digest of each: of the bytes, so nothing depends on whether a tensor was changed through
+`.data`, which its version does not tell.
+"""
+
+from collections.abc import Collection, Mapping
+
+import torch
+import xxhash
+
+from everstep import state
+
+LEAST_BYTES = 2**20
+"""Of smaller tensors nothing is told: to send them costs no more."""
+MOST = 4096
+"""Of so many tensors, the largest ones, the digests are told."""
+_BLOCK = 2**24
+"""The interpreter's lock is free while a block is digested."""
+
+
+def tell(tensors: Mapping[str, torch.Tensor], trained: Collection[torch.Tensor]) -> dict[str, str]:
+    """Digests of the large tensors by name, without those that are `trained`: these differ.
+
+    Args:
+        tensors: of modules.
+    """
+    differ = {t.data_ptr() for t in trained}
+    found = [
+        (count_bytes(t), name)
+        for name, t in tensors.items()
+        if count_bytes(t) >= LEAST_BYTES and t.data_ptr() not in differ and _is_flat(t)
+    ]
+    return {name: digest(tensors[name]) for _, name in sorted(found, reverse=True)[:MOST]}
+
+
+def find(tensors: Mapping[str, torch.Tensor], told: Mapping[str, str]) -> set[str]:
+    """The names of those that a newcomer has told, and that are the same here."""
+    return {name for name, text in told.items() if _is_same(tensors.get(name), text)}
+
+
+def _is_same(tensor: torch.Tensor | None, text: str) -> bool:
+    return tensor is not None and _is_flat(tensor) and digest(tensor) == text
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Of dtype, shape and bytes."""
+    raw = memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    hasher = xxhash.xxh3_128(f"{state.dtype_name(tensor.dtype)}{list(tensor.shape)}".encode())
+    for at in range(0, len(raw), _BLOCK):
+        hasher.update(raw[at : at + _BLOCK])
+    return hasher.hexdigest()
+
+
+def count_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _is_flat(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_contiguous()
