@@ -171,7 +171,7 @@ class Session:
         self.reducer.watch(list(self.tracked.named_parameters().values()))
         if self.checkpoint:
             self._restore_rest(self._tree(), self.checkpoint.tensor)
-            self.checkpoint = None  # closes the files of the chunks
+            self.checkpoint = None  # unmaps the chunks
         held = self.capture()
         size = sum(
             t.numel() * t.element_size() for t in [*held.tensors.values(), *held.own.values()]

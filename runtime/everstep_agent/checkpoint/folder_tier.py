@@ -133,7 +133,7 @@ class FolderTier:
             self._clear({f"{owner}{NOTE}" for owner in after} | list_kept(after) | {LOCK})
 
     def _clear(self, kept: Collection[str]) -> None:
-        """Frees memory at once: a worker that has a removed file open keeps it until it ends."""
+        """Frees memory at once: a worker that still maps a removed file keeps it until it ends."""
         for path in self.folder.iterdir():
             whole = path.name.partition(".")[0] if path.name.endswith(PART) else path.name
             if whole not in kept:

@@ -98,7 +98,7 @@ class MemoryTier:
         return None if held is None else set(held.chunks) - {held.unsent}
 
     def release(self, path: str) -> None:
-        """Delete this staged file. A worker that has it open keeps its bytes."""
+        """Delete this staged file. A worker that has mapped it keeps its bytes."""
         file = Path(path)
         self._held.pop(file, None)
         self._checked = {d: p for d, p in self._checked.items() if p.path != path}
