@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from agent.gang import Gang, assert_exact
-from everstep import Job, run
-from everstep_agent.coordinator import boundary_turn
+from everstep import Job, run, transfer
+from everstep_agent.coordinator import boundary_turn, transfer_rules
 from everstep_agent.pod import spawn
 from everstep_contract import levels
 from runtime.test_regroup import a_dataset
@@ -184,6 +184,34 @@ async def test_a_newcomer_gets_the_state_that_the_members_have(
         assert claims[-1] == ("Grow", 3)
         assert {cause for cause, _ in claims[1:-1]} == ({"GrowFailed"} if torn else set())
         assert not [i for s in gang.history for i in s.incidents], "who joins interrupts nobody"
+
+
+def a_script_that_takes_nothing_once(job: Job, flag: Path) -> None:
+    if job._session.start.join and job._session.start.rank == 3 and not flag.exists():
+        flag.touch()
+        transfer.take = lambda *_: time.sleep(3600)
+    a_script(job, 10**6)
+
+
+async def test_a_newcomer_that_receives_nothing_is_left_out_and_the_other_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is started again, and joins later."""
+    monkeypatch.setattr(transfer_rules, "STILL_SECONDS", 4.0)
+    script = lambda job: a_script_that_takes_nothing_once(job, tmp_path / "still")  # noqa: E731
+    spawner = spawn.ForkSpawner(lambda: run(script, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    async with a_gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 3, 60.0)
+        stay = list_pids(gang, (0, 1))
+        for slot in (2, 3):
+            await gang.start(slot, 0)
+            await until_ready(gang, slot)
+        resize(gang, 4)
+        await until_slots(gang, 0, 1, 2, 3)
+        assert list_pids(gang, (0, 1)) == stay
+        assert await finish(gang) == [("Start", 2), ("Grow", 3), ("Grow", 4)]
+        assert "slot 3 has 0 MiB of the state" in gang.shown()
 
 
 LONG = pytest.mark.long
