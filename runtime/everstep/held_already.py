@@ -6,6 +6,7 @@ It tells a digest of each: of the bytes, so nothing depends on whether a tensor 
 """
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 import xxhash
@@ -46,7 +47,7 @@ def _is_same(tensor: torch.Tensor | None, text: str) -> bool:
 
 def digest(tensor: torch.Tensor) -> str:
     """Of dtype, shape and bytes."""
-    raw = memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    raw: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     hasher = xxhash.xxh3_128(f"{state.dtype_name(tensor.dtype)}{list(tensor.shape)}".encode())
     for at in range(0, len(raw), _BLOCK):
         hasher.update(raw[at : at + _BLOCK])
