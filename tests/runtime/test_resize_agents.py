@@ -210,7 +210,9 @@ async def test_a_newcomer_that_receives_nothing_is_left_out_and_the_other_joins(
         resize(gang, 4)
         await until_slots(gang, 0, 1, 2, 3)
         assert list_pids(gang, (0, 1)) == stay
-        claims = [c for c in await finish(gang) if c[0] != "GrowFailed"]  # a busy machine may need more
+        claims = [
+            c for c in await finish(gang) if c[0] != "GrowFailed"
+        ]  # a busy machine may need more
         assert claims == [("Start", 2), ("Grow", 3), ("Grow", 4)]
         assert "slot 3 has 0 MiB of the state" in gang.shown()
 
