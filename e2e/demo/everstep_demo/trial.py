@@ -140,13 +140,19 @@ class Trial:
         await self._until_full_size(awaited, lambda claim: claim.epoch > epoch, limit)
 
     async def until_replaced(self, pod: Pod, *, limit: float = 90.0) -> None:
-        """Wait until all workers, with the next attempt of this pod's slot, have taken a step."""
+        """Wait until as many workers as the job asks for have taken a step without this pod. In its place is the
+        next attempt of its slot, or a spare.
+        """
 
-        def is_member(claim: Claim) -> bool:
-            return any(m.slot == pod.slot and m.attempt > pod.attempt for m in claim.members)
+        def is_without(claim: Claim) -> bool:
+            return all((m.slot, m.attempt) != (pod.slot, pod.attempt) for m in claim.members)
 
-        awaited = f"a step at full size with the pod that replaces {pod.name}"
-        await self._until_full_size(awaited, is_member, limit)
+        await self._until_full_size(f"a step at full size without {pod.name}", is_without, limit)
+
+    async def nodes(self) -> set[str]:
+        """Of the pods that are members of the newest claim."""
+        members = {(m.slot, m.attempt) for m in (await self.members()).values()}
+        return {p.node for p in await self.board.pods(self.name) if (p.slot, p.attempt) in members}
 
     async def _until_full_size(
         self, awaited: str, holds: Callable[[Claim], bool], limit: float
