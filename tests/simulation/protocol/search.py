@@ -211,9 +211,8 @@ def _successors(
 
 
 def run_fairly(model: Model, world: Any, limit: int = 400) -> str:
-    """Run on without further faults and with every move getting its turn: the one that was made, or
-    first possible, the longest time ago. So moves that are new all the time, as those of ever new
-    pods, hold up no other. Returns an empty string if the run reaches its end, else the problem.
+    """Run on without further faults and with every move getting its turn. Returns an empty string
+    if the run reaches its end, else the problem.
     """
     turns: dict[tuple[Any, ...], int] = {}
     story: deque[str] = deque(maxlen=24)
@@ -223,8 +222,8 @@ def run_fairly(model: Model, world: Any, limit: int = 400) -> str:
         moves = [*model.moves(world), *(e for e in model.events(world) if heals(e))]
         if not moves:
             return "nothing can happen any more: " + "; ".join(story)
-        move = min(moves, key=lambda m: turns.setdefault(m.key, turn))
-        turns[move.key] = turn + 1
+        move = min(moves, key=lambda m: turns.get(m.key, -1))
+        turns[move.key] = turn
         story.append(str(move))
         if problem := model.check(world, move):
             return f"{problem} (in a fair run: {'; '.join(story)})"
