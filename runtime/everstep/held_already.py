@@ -6,7 +6,6 @@ It tells a digest of each: of the bytes, so nothing depends on whether a tensor 
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
 import xxhash
