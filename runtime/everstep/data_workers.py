@@ -26,8 +26,6 @@ AHEAD = 2
 that has fetched goes on with the next.
 """
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload([data_worker.__name__])
-
 END_SECONDS = 1.0
 """For a process to end once its connection has; then it is killed."""
 
@@ -91,6 +89,7 @@ class DataWorkers:
         self._own: dict[Request, str] = {}
         """What no data worker could fetch, and why: the rank has to."""
         self._parcel = _pack(source, count)
+        _SERVER.set_forkserver_preload([data_worker.__name__])
         self._workers = [DataWorker(self._parcel) for _ in range(count)]
 
     @property

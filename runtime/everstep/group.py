@@ -34,13 +34,13 @@ NCCL_LOOK_SECONDS = 0.0002
 """Between two looks at an operation on a device."""
 
 
-Looks = Callable[[int | None], None]
+TellMoved = Callable[[int | None], None]
 """Is told, ten times a second while this rank waits for a sum, how many bytes the group's connections have
 carried so far; None: not known.
 """
 
 
-def look_at_nothing(moved: int | None) -> None:
+def tell_nobody(moved: int | None) -> None:
     pass
 
 
@@ -61,7 +61,7 @@ class Group(Protocol):
     def wait(self, works: Sequence[Any]) -> bool:
         """Whether all are complete; False: this rank must leave the group."""
 
-    def end_last(self, last: Any, look: Looks = look_at_nothing) -> torch.Tensor | None:
+    def end_last(self, last: Any, look: TellMoved = tell_nobody) -> torch.Tensor | None:
         """The sum that `start_last` has started; None: this rank must leave the group."""
 
     def cut(self) -> None:
@@ -90,7 +90,7 @@ class LocalGroup:
     def wait(self, works: Sequence[Any]) -> bool:
         return all(work is not None for work in works)
 
-    def end_last(self, last: Any, look: Looks = look_at_nothing) -> torch.Tensor | None:
+    def end_last(self, last: Any, look: TellMoved = tell_nobody) -> torch.Tensor | None:
         return None if last is None else last.numbers
 
     def cut(self) -> None:
@@ -161,7 +161,7 @@ class TorchGroup:
             note(number)
         return True
 
-    def end_last(self, last: Any, look: Looks = look_at_nothing) -> torch.Tensor | None:
+    def end_last(self, last: Any, look: TellMoved = tell_nobody) -> torch.Tensor | None:
         self._look = lambda: look(self._count_moved())
         # NCCL calls back when an operation is launched, so here the main thread looks when it is over.
         if last is not None and _on_device(last.buckets) and self.wait(last.buckets, last.note):
@@ -174,10 +174,11 @@ class TorchGroup:
 
     def _count_moved(self) -> int | None:
         """Bytes that the other ranks have received from this one, and this one from them. None: not known."""
+        if self._over_nccl:
+            return None
         sockets = [*self._sockets, *(self.mesh.sockets if self.mesh is not None else ())]
-        found = [_count_bytes(one) for one in sockets]
-        known = [count for count in found if count is not None]
-        return sum(known) if known and len(known) == len(found) and not self._over_nccl else None
+        known = [count for one in sockets if (count := _count_bytes(one)) is not None]
+        return sum(known) if known and len(known) == len(sockets) else None
 
     def cut(self) -> None:
         first = self._cut_at is None

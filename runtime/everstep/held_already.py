@@ -28,9 +28,9 @@ def tell(tensors: Mapping[str, torch.Tensor], trained: Collection[torch.Tensor])
     """
     differ = {t.data_ptr() for t in trained}
     found = [
-        (count_bytes(t), name)
+        (t.nbytes, name)
         for name, t in tensors.items()
-        if count_bytes(t) >= LEAST_BYTES and t.data_ptr() not in differ and _is_flat(t)
+        if t.nbytes >= LEAST_BYTES and t.data_ptr() not in differ and _is_flat(t)
     ]
     return {name: digest(tensors[name]) for _, name in sorted(found, reverse=True)[:MOST]}
 
@@ -51,10 +51,6 @@ def digest(tensor: torch.Tensor) -> str:
     for at in range(0, len(raw), _BLOCK):
         hasher.update(raw[at : at + _BLOCK])
     return hasher.hexdigest()
-
-
-def count_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _is_flat(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from everstep import fixed_point, shares
 from everstep.errors import Misuse
-from everstep.group import Group, Looks, look_at_nothing
+from everstep.group import Group, TellMoved, tell_nobody
 from everstep.sum_marks import SumMarks
 
 BUCKET_BYTES = 25 * 2**20
@@ -236,7 +236,7 @@ class Reducer:
             works, vector, lambda complete: marks.complete(round, complete)
         )
 
-    def end(self, look: Looks = look_at_nothing) -> torch.Tensor | None:
+    def end(self, look: TellMoved = tell_nobody) -> torch.Tensor | None:
         """The vector's sum, if every sum is complete on every rank; from here on the hooks do nothing."""
         assert self._group is not None
         self._open = False

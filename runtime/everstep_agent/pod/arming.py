@@ -70,9 +70,11 @@ def order_save(level: EpochLevel, workers: Iterable[Worker], now: float) -> None
 
 def order_held_save(level: EpochLevel, workers: Iterable[Worker]) -> None:
     """Orders the chosen rank's save while it holds its step; once per step."""
-    for worker in workers if level.saver is not None else ():
-        assert level.saver is not None
-        ready = worker.rank == level.saver.rank and worker.state is State.HELD
-        if ready and worker.keeping != level.saver.step:
-            worker.keeping = level.saver.step
-            worker.send(wire.SaveHeld(epoch=level.number, step=level.saver.step))
+    saver = level.saver
+    if saver is None:
+        return
+    for worker in workers:
+        ready = worker.rank == saver.rank and worker.state is State.HELD
+        if ready and worker.keeping != saver.step:
+            worker.keeping = saver.step
+            worker.send(wire.SaveHeld(epoch=level.number, step=saver.step))

@@ -29,10 +29,15 @@ def read_usage(pid: int, *, others: bool) -> Usage | None:
 
 
 def _list_others(pid: int) -> Iterator[str]:
-    """The states of the process's other threads, and of its children."""
+    """The states of the process's other threads, and of its descendants: data workers are children of a
+    child.
+    """
     for thread in os.listdir(f"/proc/{pid}/task"):
         folder = f"/proc/{pid}/task/{thread}"
         if int(thread) != pid:
             yield read_stat(folder)[0]
-        for child in read_text(f"{folder}/children").split():
+        with open(f"{folder}/children") as file:
+            children = file.read().split()
+        for child in children:
             yield read_stat(f"/proc/{child}")[0]
+            yield from _list_others(int(child))
