@@ -44,6 +44,7 @@ async def play(stage: Stage, act: Act, *, limit: float = 120.0) -> Incident:
     known = [(i["id"], i["cause"]) for i in await _incidents(stage)]
     assert stage.watch.newest_claim is not None, f"{stage.job} has not begun"
     run = _Playing(stage, act, pod, before=stage.watch.newest_claim, known=known)
+    run.pods_before = {p.name for p in await stage.board.pods(stage.job)}
     if act.title:
         stage.timeline.heading(act.heading)
     step = await _step(stage)
@@ -67,6 +68,8 @@ class _Playing:
         self._size = len(before.members)
         self.began = time.monotonic()
         self.reached: dict[str, float] = {}
+        self.pods_before: set[str] = set()
+        """Names of the job's pods before the fault."""
         self._resumed = 0
         self._moved_to = ""
         self._known = set(known)
@@ -166,10 +169,12 @@ class _Playing:
         return member.slot == self._pod.slot and member.attempt <= self._pod.attempt
 
     async def _look_at_pod(self) -> None:
-        pod = await self._stage.board.current_pod(self._stage.job, self._act.slot)
-        if pod and pod.attempt > self._pod.attempt and pod.phase == "Running":
+        """The first new pod: the next attempt of the slot, or a spare that takes its place."""
+        pods = await self._stage.board.pods(self._stage.job)
+        new = (p for p in pods if p.name not in self.pods_before and p.phase == "Running")
+        if pod := next(new, None):
             self._moved_to = pod.node
-            self._reach(MOVED, f"slot {pod.slot} runs on {pod.node} as {pod.name}")
+            self._reach(MOVED, f"{pod.name} runs on {pod.node}")
 
     async def _look_for_step(self) -> None:
         if self._stage.log is None:
