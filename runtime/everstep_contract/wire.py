@@ -20,6 +20,7 @@ from everstep_contract import codec
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.places import Place
 from everstep_contract.ranges import Ranges
+from everstep_contract.units import ONE_RANK, Mesh
 
 LENGTH = struct.Struct(">I")
 LIMIT_BYTES = 64 * 1024 * 1024
@@ -35,6 +36,8 @@ class Start:
     epoch: int
     rank: int
     world: int
+    mesh: Mesh = ONE_RANK
+    """How the ranks form units; `world` is a whole number of them."""
     local_rank: int
     local_world: int
     node_rank: int

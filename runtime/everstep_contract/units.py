@@ -1,0 +1,89 @@
+"""Units: the ranks that hold one whole copy of the model together, and the places within one.
+
+Ranks of a unit follow each other. Within it the tensor dimension is the inner one, as in torch's
+`init_device_mesh(…, (shard, tensor))`: rank = (unit × shard + shard index) × tensor + tensor index.
+"""
+
+from dataclasses import dataclass
+
+DIMENSIONS = ("shard", "tensor")
+NOT_YET = ("pipeline", "context")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """How a unit's ranks divide the model; one rank by default."""
+
+    shard: int = 1
+    """Ranks over which each parameter is sharded (FSDP2). They compute different micro-batches."""
+    tensor: int = 1
+    """Ranks that divide the computation of each layer. They compute the same micro-batches."""
+
+    @property
+    def unit(self) -> int:
+        """Ranks of a unit."""
+        return self.shard * self.tensor
+
+    def unit_of(self, rank: int) -> int:
+        return rank // self.unit
+
+    def place_of(self, rank: int) -> int:
+        """Place in its unit. Ranks of one place hold the same part of the model, one in each unit."""
+        return rank % self.unit
+
+    def list_unit(self, unit: int) -> range:
+        """The ranks of a unit."""
+        return range(unit * self.unit, (unit + 1) * self.unit)
+
+    def list_replicas(self, rank: int, world: int) -> range:
+        """The ranks of this rank's place, one in each unit."""
+        return range(self.place_of(rank), world, self.unit)
+
+    def data_index(self, rank: int) -> int:
+        """Which share of the micro-batches a rank computes; tensor ranks of one shard have the same."""
+        return rank // self.tensor
+
+    def count_shares(self, world: int) -> int:
+        return world // self.tensor
+
+    def list_sharers(self, rank: int, world: int) -> range:
+        """The ranks with the same tensor index, one for each share."""
+        return range(rank % self.tensor, world, self.tensor)
+
+    def counts(self, rank: int) -> bool:
+        """Whether this rank stands for its share in the vector and in the ledger."""
+        return rank % self.tensor == 0
+
+    def round_down(self, ranks: int) -> int:
+        """The most ranks in whole units."""
+        return ranks - ranks % self.unit
+
+    def __str__(self) -> str:
+        return f"shard={self.shard},tensor={self.tensor}"
+
+
+ONE_RANK = Mesh()
+"""Each rank holds the whole model."""
+
+
+def parse(text: str) -> Mesh:
+    """Of `shard=2,tensor=2`; what is not named is 1.
+
+    Raises:
+        ValueError: names what is wrong and what to write instead.
+    """
+    found: dict[str, int] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, _, number = (p.strip() for p in part.partition("="))
+        if name in NOT_YET:
+            raise ValueError(f"{name}: not yet; Everstep divides a model by shard and tensor")
+        if name not in DIMENSIONS:
+            raise ValueError(
+                f"{name!r} is no dimension; write shard=2, tensor=2 or shard=2,tensor=2"
+            )
+        if name in found:
+            raise ValueError(f"{name} is given twice")
+        if not number.isascii() or not number.isdigit() or int(number) < 1:
+            raise ValueError(f"{name}={number}: give it a whole number of ranks, 1 or more")
+        found[name] = int(number)
+    return Mesh(**found)
