@@ -25,6 +25,20 @@ from runtime.a_job import take_over
 LIMIT = float(os.environ.get("AN_AGENT_LIMIT", "120"))
 
 
+LAST_STEP = "last-step"
+"""The file for which `await_end` waits."""
+
+
+def await_end() -> None:
+    """In a worker: wait until the test lets it take its last step. However slow the test's own process is, no
+    worker is at the end before.
+    """
+    gate = Path(os.environ[env.POSITION_FILE]).with_name(LAST_STEP)
+    limit = time.monotonic() + LIMIT
+    while not gate.exists() and time.monotonic() < limit:
+        time.sleep(0.005)
+
+
 class Gone(Exception):
     """The worker ended before it did what the test waited for."""
 
@@ -37,10 +51,12 @@ class Worker:
     connection: socket.socket | None = None
     frames: list[Any] = field(default_factory=list)
     status: int | None = None
+    sending: threading.Lock = field(default_factory=threading.Lock)
 
     def send(self, frame: Any, number: int = 0) -> None:
         assert self.connection is not None
-        self.connection.sendall(wire.encode(frame, number))
+        with self.sending:
+            self.connection.sendall(wire.encode(frame, number))
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [f for f in self.frames if isinstance(f, kind)]
@@ -145,7 +161,8 @@ class Agent:
         return [w.status or 0 for w in self.workers]
 
     def finish(self) -> None:
-        """Let all workers reach the end and leave."""
+        """Let all workers take the last step, reach the end and leave."""
+        (self.folder / LAST_STEP).touch()
         self.wait_for(lambda w: bool(w.of(wire.Finished)) or w.status is not None)
         for worker in self.workers:
             if worker.status is None:
@@ -231,7 +248,14 @@ class Agent:
     def _listen(self, worker: Worker) -> None:
         assert worker.connection is not None
         while (envelope := self._read(worker.connection)) is not None:
-            reply = self._answer(envelope.frame)
+            if isinstance(envelope.frame, wire.StoreGet):
+                # It may wait for a key, and what this worker sends next may be what brings it.
+                threading.Thread(
+                    target=self._reply, args=(worker, envelope), name="a-get", daemon=True
+                ).start()
+                reply = None
+            else:
+                reply = self._answer(envelope.frame)
             if isinstance(envelope.frame, wire.Staged):
                 take_over(envelope.frame.path)
             with self._news:
@@ -239,11 +263,17 @@ class Agent:
                 self._news.notify_all()
             if reply is not None:
                 worker.send(reply, envelope.id)
-        worker.connection.close()
+        with worker.sending:
+            worker.connection.close()
         _, status = os.waitpid(worker.pid, 0)
         with self._news:
             worker.status = os.waitstatus_to_exitcode(status)
             self._news.notify_all()
+
+    def _reply(self, worker: Worker, envelope: wire.Envelope) -> None:
+        reply = self._answer(envelope.frame)
+        with contextlib.suppress(OSError):  # the worker has ended
+            worker.send(reply, envelope.id)
 
     def _answer(self, frame: Any) -> Any:
         match frame:

@@ -14,7 +14,7 @@ from torch import nn
 from everstep import Job, run
 from everstep_contract import wire
 from everstep_contract.position import Phase
-from runtime.an_agent import Agent, agent
+from runtime.an_agent import Agent, agent, await_end
 from runtime.test_ranks import a_dataset, a_model
 
 STEPS, WORLD = 12, 4
@@ -34,6 +34,8 @@ def a_script(
         data = job.batches(a_dataset(), global_batch=22, micro_batch=2)
         before(job)
         for step in job.steps(until=STEPS):
+            if step.number == STEPS:
+                await_end()
             for inputs, wanted in step.batches(data):
                 step.backward(nn.functional.cross_entropy(model(inputs), wanted))
                 time.sleep(0.002)
