@@ -62,7 +62,7 @@ def test_both_sides_see_the_same_page(path: str) -> None:
 
 def _write_on(path: str) -> None:
     page = PositionPage(path)
-    for applied in itertools.count():
+    for applied in itertools.count(1):
         page.write(Position(epoch=1, applied=applied, since=float(applied)))
 
 

@@ -17,11 +17,12 @@ PYTHON = sys.executable
 SPAWN_DAEMON = """
 import os, subprocess, sys, time
 subprocess.Popen(["sleep", "300"], start_new_session=True)
-if os.fork() == 0:
+if (between := os.fork()) == 0:
     os.setsid()
     if os.fork() == 0:
         time.sleep(300)
     os._exit(0)
+os.waitpid(between, 0)
 print("up", flush=True)
 """
 
