@@ -151,7 +151,7 @@ def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def divide(whole: torch.Tensor, wanted: torch.Tensor | Like | None) -> torch.Tensor:
-    """What lies here of a plain tensor, as a DTensor like the wanted one; itself if that is none, or of another shape."""
+    """What lies here of a plain tensor, divided like the wanted one; itself if that is none, or of another shape."""
     like = wanted.tensor if isinstance(wanted, Like) else wanted
     if like is None or not is_sharded(like) or is_sharded(whole) or like.shape != whole.shape:
         return whole

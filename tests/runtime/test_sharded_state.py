@@ -16,8 +16,8 @@ Full = dict[str, torch.Tensor]
 
 
 def save(rank: Rank) -> tuple[Full, Full, list[wire.Staged]]:
-    """Step 2 is staged while step 3 computes, step 3 by one unit alone, and again with another bit on the last rank. The
-    states of both, and what was staged.
+    """Step 2 is staged while step 3 computes, step 3 by each unit alone, and then by all, with one number changed on
+    the last rank. The states of both, and what was staged.
     """
     rank.train(2)
     rank.session.settle(until=9)
