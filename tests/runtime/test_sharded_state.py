@@ -9,7 +9,7 @@ import torch
 from everstep_contract import wire
 from everstep_contract.units import Mesh
 from runtime.a_commit import commit
-from runtime.sharded_ranks import Rank, run_ranks
+from runtime.sharded_ranks import Launcher, Rank
 
 SHARD_2, SHARD_3, BOTH = Mesh(shard=2), Mesh(shard=3), Mesh(shard=2, tensor=2)
 Full = dict[str, torch.Tensor]
@@ -43,8 +43,8 @@ def load(rank: Rank) -> tuple[Full, Full]:
 
 
 class Saved:
-    def __init__(self, folder: Path, mesh: Mesh, units: int) -> None:
-        ranks: list[Any] = run_ranks(folder / "save", mesh, units * mesh.unit, save)
+    def __init__(self, launcher: Launcher, folder: Path, mesh: Mesh, units: int) -> None:
+        ranks: list[Any] = launcher.run(folder / "save", mesh, units * mesh.unit, save)
         self.second, self.third, _ = ranks[0]
         beside, whole, self.damaged = zip(*(staged for *_, staged in ranks), strict=True)
         assert [s.problem for s in (*beside, *whole)] == [""] * 2 * len(ranks)
@@ -77,12 +77,12 @@ def assert_close(found: Full, wanted: Full) -> None:
     assert all(torch.allclose(found[n], wanted[n], atol=1e-5) for n in wanted)
 
 
-def test_two_units_save_and_three_shards_load(tmp_path: Path) -> None:
-    saved = Saved(tmp_path, SHARD_2, 2)
+def test_two_units_save_and_three_shards_load(launcher: Launcher, tmp_path: Path) -> None:
+    saved = Saved(launcher, tmp_path, SHARD_2, 2)
     beside, whole = saved.commit(saved.beside), saved.commit(saved.whole)
     assert_same(Rank(tmp_path, Mesh(), 0, 1, None, **beside).gather(), saved.second)
     assert_same(Rank(tmp_path, Mesh(), 0, 1, None, **whole).gather(), saved.third)
-    for loaded, further in run_ranks(tmp_path / "load", SHARD_3, 3, load, **beside):
+    for loaded, further in launcher.run(tmp_path / "load", SHARD_3, 3, load, **beside):
         assert_same(loaded, saved.second)
         assert_close(further, saved.third)
     sound, damaged = list_witnesses(saved.beside), list_witnesses(saved.damaged)
@@ -94,22 +94,22 @@ def test_two_units_save_and_three_shards_load(tmp_path: Path) -> None:
     assert differ in ([1], [3]), "the last rank's place, and no other"
 
 
-def test_shard_by_tensor_saves_and_two_shards_load(tmp_path: Path) -> None:
-    saved = Saved(tmp_path, BOTH, 1)
+def test_shard_by_tensor_saves_and_two_shards_load(launcher: Launcher, tmp_path: Path) -> None:
+    saved = Saved(launcher, tmp_path, BOTH, 1)
     said = saved.commit(saved.beside)
     assert_same(Rank(tmp_path, Mesh(), 0, 1, None, **said).gather(), saved.second)
     assert not any(s.digests for s in saved.beside), "one unit has nobody to be compared with"
-    for loaded, further in run_ranks(tmp_path / "load", SHARD_2, 2, load, **said):
+    for loaded, further in launcher.run(tmp_path / "load", SHARD_2, 2, load, **said):
         assert_same(loaded, saved.second)
         assert_close(further, saved.third)
 
 
-def test_one_process_saves_and_shard_by_tensor_loads(tmp_path: Path) -> None:
+def test_one_process_saves_and_shard_by_tensor_loads(launcher: Launcher, tmp_path: Path) -> None:
     rank = Rank(tmp_path, Mesh(), 0, 1, None).train(2)
     before = rank.gather()
     rank.session.stage(2)
     said = commit(tmp_path, rank.staged())
     rank.train(1)
-    for loaded, further in run_ranks(tmp_path / "load", BOTH, 4, load, **said):
+    for loaded, further in launcher.run(tmp_path / "load", BOTH, 4, load, **said):
         assert_same(loaded, before)
         assert_close(further, rank.gather())
