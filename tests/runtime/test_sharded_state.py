@@ -4,12 +4,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from everstep.errors import StateError
+from everstep.shares import part_of
+from everstep.staging import lay_out
 from everstep_contract import wire
 from everstep_contract.units import Mesh
 from runtime.a_commit import commit
-from runtime.sharded_ranks import Launcher, Rank
+from runtime.sharded_ranks import Launcher, Rank, form_mesh
 
 SHARD_2, SHARD_3, BOTH = Mesh(shard=2), Mesh(shard=3), Mesh(shard=2, tensor=2)
 Full = dict[str, torch.Tensor]
@@ -113,3 +117,71 @@ def test_one_process_saves_and_shard_by_tensor_loads(launcher: Launcher, tmp_pat
     for loaded, further in launcher.run(tmp_path / "load", BOTH, 4, load, **said):
         assert_same(loaded, before)
         assert_close(further, rank.gather())
+
+
+def refuse(rank: Rank) -> list[str]:
+    """What is said of DTensors that no checkpoint can hold."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Shard
+
+    own = form_mesh(SHARD_2, 2)["shard"]
+    other = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    cases = [
+        (own, Partial(), Mesh(shard=2)),
+        (other, Shard(0), Mesh(shard=2)),
+        (own, Shard(0), Mesh(shard=4)),
+    ]
+    said = []
+    for device_mesh, placement, mesh in cases:
+        made = DTensor.from_local(torch.ones(2, 2), device_mesh, [placement])
+        with pytest.raises(StateError) as caught:
+            lay_out({"ema/shadow": made}, part_of(mesh, 0, mesh.unit))
+        said.append(str(caught.value))
+    rank.session.track_local({"own": Held(made)})
+    with pytest.raises(StateError) as caught:
+        rank.session.capture()
+    return [*said, str(caught.value)]
+
+
+class Held:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensor": self.tensor}
+
+    def load_state_dict(self, value: dict[str, Any]) -> None:
+        self.tensor = value["tensor"]
+
+
+def test_what_no_checkpoint_can_hold_is_refused_by_name(launcher: Launcher, tmp_path: Path) -> None:
+    said, _ = launcher.run(tmp_path / "ranks", SHARD_2, 2, refuse)
+    assert all(text.startswith("ema/shadow: cannot store it: ") for text in said[:3])
+    assert "each rank holds a term of a sum. Call .redistribute()" in said[0]
+    assert "the mesh dimension 'dp' of 2 ranks; divide it over job.mesh" in said[1]
+    assert "over 2 ranks of shard, and the job's units have shard=4" in said[2]
+    assert said[3].startswith("own/tensor: a DTensor belongs to several ranks")
+
+
+def average(rank: Rank) -> dict[str, torch.Tensor]:
+    """An object of the script's own that holds DTensors, saved or loaded."""
+    shadow: Any = rank.model.first.weight
+    held = Held(shadow.detach() * 0)
+    if rank.session.checkpoint is None:
+        held.tensor = shadow.detach() * 3
+    rank.session.track({"ema": held})
+    kinds = type(held.tensor) is type(shadow)
+    full: Any = held.tensor
+    found = {"ema": full.full_tensor(), "same": torch.tensor(kinds)}
+    rank.session.stage(1)
+    return {**found, "staged": rank.staged()[-1]}  # type: ignore[dict-item]
+
+
+def test_an_object_of_the_scripts_own_gets_dtensors_back(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    saved: list[Any] = launcher.run(tmp_path / "save", SHARD_2, 2, average)
+    said = commit(tmp_path, [one["staged"] for one in saved])
+    for one in launcher.run(tmp_path / "load", SHARD_3, 3, average, **said):
+        assert one["same"]
+        assert torch.equal(one["ema"], saved[0]["ema"])
