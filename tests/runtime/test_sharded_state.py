@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from everstep.errors import StateError
+from everstep.sharded import local_of
 from everstep.shares import part_of
 from everstep.staging import lay_out
 from everstep_contract import wire
@@ -185,3 +186,21 @@ def test_an_object_of_the_scripts_own_gets_dtensors_back(
     for one in launcher.run(tmp_path / "load", SHARD_3, 3, average, **said):
         assert one["same"]
         assert torch.equal(one["ema"], saved[0]["ema"])
+
+
+def adopt(rank: Rank) -> tuple[Full, Full, Full, Full]:
+    """As a newcomer whose unit is one rank: it takes whole tensors for its DTensors."""
+    rank.train(2)
+    held, before = rank.session.capture(), rank.gather()
+    sent = {name: local_of(t).clone() for name, t in held.tensors.items()}
+    after = rank.train(1).gather()
+    rank.session.adopt(2, held.tree, sent)
+    return before, rank.gather(), after, rank.train(1).gather()
+
+
+def test_a_newcomer_whose_script_divides_its_model_over_itself_takes_the_state(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    ((before, adopted, after, again),) = launcher.run(tmp_path / "ranks", Mesh(), 1, adopt)
+    assert_same(adopted, before)
+    assert_same(again, after)
