@@ -97,6 +97,7 @@ def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
             way = REINIT
         listener = mesh.offer(keys, place.rank, place.world, _address(place))
         made = reconfigure(keys, place) if way == RECONFIGURE else reinit(keys, place)
+        made.keys = keys
         made.mesh = mesh.connect(keys, place.rank, place.world, listener, FORMING.total_seconds())
         if made.mesh is not None:
             group.close_in_children(made.mesh.sockets)

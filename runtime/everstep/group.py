@@ -135,6 +135,8 @@ class TorchGroup:
     ) -> None:
         self.rank, self.world, self.unit = rank, world, unit
         self._sockets, self._unit_sockets = list(sockets), list(unit_sockets)
+        self.keys: Any = None
+        """The store, which torch asks again if the script makes groups of its own."""
         self.mesh: Mesh | None = None
         """The ranks' own connections; None: they have none."""
         self._cut_at: float | None = None

@@ -15,6 +15,7 @@ import torch
 from everstep import fixed_point, shares, spread
 from everstep.errors import Misuse
 from everstep.group import Group, LocalGroup, TellMoved, tell_nobody
+from everstep.sharded import local_of, with_local
 from everstep.sum_marks import SumMarks
 from everstep.unit import Squares
 
@@ -56,7 +57,7 @@ class _Plan:
         self.names, self.parameters = list(named), list(named.values())
         self.index = {id(p): i for i, p in enumerate(self.parameters)}
         self._spreads = [spread.find_spread(p) for p in self.parameters]
-        self._held = [spread.local(p.detach()) for p in self.parameters]
+        self._held = [local_of(p).detach() for p in self.parameters]
         devices = {p.device.type for p in self.parameters}
         if len(devices) > 1:
             raise Misuse(
@@ -277,7 +278,7 @@ class Reducer:
             else:
                 part = plan.new_gradient(index)
                 copied.append(index)
-            parameter.grad = spread.as_gradient(part, parameter)
+            parameter.grad = with_local(parameter, part)
         self._copy(copied, factor, scale)
 
     def measure(self, *, sampled: bool) -> float | None:
@@ -298,7 +299,7 @@ class Reducer:
             return
         for parameter in self._plan.parameters:
             if parameter.grad is not None:
-                held = spread.local(parameter.grad).reshape(-1)
+                held = local_of(parameter.grad).reshape(-1)
                 wide = held.to(sum_dtype(held.dtype))
                 yield spread.find_spread(parameter).place, float(torch.dot(wide, wide))
 
@@ -311,7 +312,7 @@ class Reducer:
                 fixed_point.from_fixed(s, self._micro_batches).mul_(scale * factor) for s in sums
             ]
         grads = [self._plan.parameters[i].grad for i in indices]
-        parts = [spread.local(grad) for grad in grads if grad is not None]
+        parts = [local_of(grad) for grad in grads if grad is not None]
         torch._foreach_copy_(parts, sums)
 
     def abandon(self) -> None:
@@ -347,7 +348,7 @@ class Reducer:
     def _add(self, index: int, grad: torch.Tensor) -> None:
         if grad.layout != torch.strided:
             raise Misuse(f"the gradient of {self._plan.names[index]} is sparse; use sparse=False")
-        grad = spread.local_gradient(grad, self._plan.parameters[index])
+        grad = spread.take_local(grad, self._plan.parameters[index])
         own = self._own[index]
         if self._exact:
             grad = grad / self._scale if self._scale != 1.0 else grad

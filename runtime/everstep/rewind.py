@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from everstep import randomness, spread, state
+from everstep import randomness, state
 from everstep.buffers import SMALL_BYTES, TOTAL_BYTES, Buffers
 from everstep.errors import Misuse
 from everstep.small_state import SmallState
@@ -107,7 +107,7 @@ def _digest(tracked: Tracked) -> dict[str, int]:
 
 
 def _sum_bits(tensor: torch.Tensor) -> torch.Tensor:
-    flat = spread.local(tensor.detach()).contiguous().view(-1)
+    flat = tensor.detach().contiguous().view(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).view(-1)
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]

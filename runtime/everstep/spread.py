@@ -1,5 +1,6 @@
-"""How a parameter lies on the ranks of a unit: plain, or as a DTensor of which this rank holds a part."""
+"""Which ranks sum the gradient of a parameter, and the gradient of one of which each rank holds a part."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from everstep.errors import Misuse
+from everstep.sharded import is_sharded, local_of
 from everstep.unit import Over
 
 if TYPE_CHECKING:
@@ -24,103 +26,73 @@ class Spread:
     @property
     def place(self) -> str:
         """Its field of `unit.Squares`."""
-        names = {(True, True): "both", (True, False): "shard", (False, True): "tensor"}
-        return names.get((self.shard, self.tensor), "whole")
+        if self.shard:
+            return "both" if self.tensor else "shard"
+        return "tensor" if self.tensor else "whole"
 
 
 PLAIN = Spread()
 
 
-def is_dtensor(tensor: torch.Tensor) -> bool:
-    """Without the import of torch's DTensor, which takes seconds: a script that has none needs none."""
-    return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it: the same memory."""
-    if not is_dtensor(tensor):
-        return tensor
-    with torch.no_grad():
-        found: torch.Tensor = tensor.to_local()  # type: ignore[operator]
-    return found
-
-
 def find_spread(parameter: torch.Tensor) -> Spread:
-    """FSDP has summed the gradient of a parameter that the shard dimension divides over that dimension."""
-    if not is_dtensor(parameter):
-        return PLAIN
-    divided = _divided(parameter)
-    over = Over.REPLICAS if divided.get("shard") else Over.SHARERS
-    return Spread(bool(divided.get("shard")), bool(divided.get("tensor")), over)
+    """FSDP has summed the gradient of a parameter over the dimension "shard" if that divides it."""
+    divided = _list_sizes(parameter)
+    over = Over.REPLICAS if "shard" in divided else Over.SHARERS
+    return Spread("shard" in divided, "tensor" in divided, over)
 
 
 def count_planned(parameter: torch.Tensor) -> int:
-    """Elements that a rank holds, alike for every place in the unit: some hold fewer."""
-    if not is_dtensor(parameter):
-        return parameter.numel()
-    sizes = dict(zip(_names(parameter), parameter.device_mesh.shape, strict=True))  # type: ignore[attr-defined]
-    parts = 1
-    for name, divides in _divided(parameter).items():
-        parts *= sizes[name] if divides else 1
-    return -(-parameter.numel() // parts)
+    """Elements that a rank holds, alike for every place in the unit: some places hold more or less."""
+    return -(-parameter.numel() // math.prod(_list_sizes(parameter).values()))
 
 
-def local_gradient(grad: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def _list_sizes(parameter: Any) -> dict[str, int]:
+    """The dimensions that divide it, also those of one rank."""
+    if not is_sharded(parameter):
+        return {}
+    mesh = parameter.device_mesh
+    sized = zip(mesh.mesh_dim_names or (), mesh.shape, parameter.placements, strict=False)
+    return {name: size for name, size, placement in sized if not placement.is_replicate()}
+
+
+def take_local(grad: Any, parameter: Any) -> torch.Tensor:
     """This rank's part of a gradient, as its parameter lies."""
-    if is_dtensor(grad):
-        if grad.placements != parameter.placements:  # type: ignore[attr-defined]
-            # A sum over the tensor dimension may be left to be made; all its ranks come here.
-            grad = grad.redistribute(placements=parameter.placements)  # type: ignore[operator,attr-defined]
-        grad = local(grad)
-    waits = getattr(grad, "wait", None)  # of torch's functional collectives
-    return waits() if callable(waits) else grad
-
-
-def as_gradient(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """`part` as the gradient of a parameter: the same memory."""
-    if not is_dtensor(parameter):
-        return part
-    like: Any = parameter
-    with torch.no_grad():
-        found: torch.Tensor = type(like).from_local(
-            part,
-            like.device_mesh,
-            like.placements,
-            run_check=False,
-            shape=like.shape,
-            stride=like.stride(),
-        )
-    return found
+    if is_sharded(grad) and grad.placements != parameter.placements:
+        # Its sum over the dimension "tensor" may be left to be made. All ranks of that come here.
+        grad = grad.redistribute(placements=parameter.placements)
+    part = local_of(grad)
+    waits = getattr(part, "wait", None)  # of torch's functional collectives
+    return waits() if callable(waits) else part
 
 
 def require_known(
     named: Mapping[str, torch.Tensor], mesh: "DeviceMesh | None", *, exact: bool
 ) -> None:
-    """Raises `Misuse` for a parameter that the reducer cannot sum.
+    """Raises `Misuse` for a parameter whose gradients would not be summed.
 
     Args:
         mesh: `job.mesh`; None: the script has not asked for it.
         exact: gradients are to be added as fixed-point integers.
     """
     for name, parameter in named.items():
-        if is_dtensor(parameter):
+        if is_sharded(parameter):
             _require_known(name, parameter, mesh)
-            if exact and find_spread(parameter).shard and mesh is not None and mesh.size(0) > 1:
-                raise Misuse(
-                    f"exact_reduction: {name} is sharded, and FSDP itself sums its gradients over the shards as "
-                    "floating-point numbers; use exact_reduction=False"
-                )
+        if exact and _list_sizes(parameter).get("shard", 1) > 1:
+            raise Misuse(
+                f"exact_reduction: {name} is sharded, and FSDP itself sums its gradients over the shards, as "
+                "floating-point numbers; use exact_reduction=False"
+            )
 
 
 def _require_known(name: str, parameter: Any, mesh: "DeviceMesh | None") -> None:
-    names = parameter.device_mesh.mesh_dim_names or ()
-    if mesh is None or not _is_part(parameter.device_mesh, mesh):
+    own = parameter.device_mesh
+    if mesh is None or not _is_part(own, mesh):
         raise Misuse(
-            f"{name} is a DTensor on a mesh that is not job.mesh: {parameter.device_mesh}. Use "
-            'job.mesh: fully_shard(layer, mesh=job.mesh["shard"]), '
-            'parallelize_module(model, job.mesh["tensor"], plan). Everstep itself sums over units'
+            f"{name} is a DTensor on a mesh that is not job.mesh: {own}. Use job.mesh: "
+            'fully_shard(layer, mesh=job.mesh["shard"]), parallelize_module(model, job.mesh["tensor"], plan). '
+            "Everstep itself sums over the units"
         )
-    for dimension, placement in zip(names, parameter.placements, strict=True):
+    for dimension, placement in zip(own.mesh_dim_names, parameter.placements, strict=True):
         if placement.is_partial() or (dimension == "shard" and placement.is_replicate()):
             raise Misuse(
                 f"{name} is a DTensor that lies as {placement} over the dimension {dimension}, so nothing sums its "
@@ -132,25 +104,12 @@ def _is_part(own: Any, mesh: "DeviceMesh") -> bool:
     """Its dimensions are those of `mesh`, with the same groups."""
     known = {name: mesh.get_group(name).group_name for name in mesh.mesh_dim_names or ()}
     names = own.mesh_dim_names or ()
-    return bool(names) and all(
-        known.get(name) == own.get_group(name).group_name for name in names
-    )
-
-
-def _divided(parameter: Any) -> dict[str, bool]:
-    return {
-        name: not placement.is_replicate()
-        for name, placement in zip(_names(parameter), parameter.placements, strict=True)
-    }
-
-
-def _names(parameter: Any) -> tuple[str, ...]:
-    return parameter.device_mesh.mesh_dim_names or ()
+    return bool(names) and all(known.get(n) == own.get_group(n).group_name for n in names)
 
 
 def prepare_fsdp(modules: Mapping[str, torch.nn.Module]) -> None:
-    """FSDP's gradients become plain sums: the loss is weighted already. Its parameters are sharded again, if the
-    script has computed with them.
+    """FSDP's gradients become plain sums: the loss is weighted already. If the script has computed with a module, its
+    parameters are sharded again.
     """
     for root in modules.values():
         for module in root.modules():

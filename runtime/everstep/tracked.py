@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from everstep import parameter_names, spread, state
+from everstep import parameter_names, state
 from everstep.errors import Misuse, StateError
 
 ORDER = ("module", "tensor", "optimizer", "object")
@@ -83,9 +83,9 @@ class Tracked:
         return dict(found.values())
 
     def find_not_finite(self) -> str:
-        """Name of a parameter that has a NaN or an infinity on this rank; empty: none has."""
-        held = {n: spread.local(p.detach()) for n, p in self.named_parameters().items()}
-        return next((n for n, p in held.items() if not bool(torch.isfinite(p).all())), "")
+        """Name of a parameter that has a NaN or an infinity; empty: none has."""
+        parameters = self.named_parameters().items()
+        return next((n for n, p in parameters if not bool(torch.isfinite(p).all())), "")
 
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Parameters that want a gradient and that a tracked optimizer holds (all, if none is
