@@ -12,6 +12,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
+from everstep.sharded import is_whole, local_of
 from everstep.tracked import Tracked
 from everstep.vector import Numbers
 
@@ -49,7 +50,9 @@ class Held:
 
 
 class Buffers:
-    """The persistent buffers of the tracked modules. The small ones are grouped by device, in one fixed order."""
+    """The persistent buffers of the tracked modules. The small ones are grouped by device, in one fixed order. A buffer
+    that is divided among ranks counts as a large one: what micro-batch 0 leaves of it is not on one rank.
+    """
 
     def __init__(self, tracked: Tracked) -> None:
         self.small: list[BufferRef] = []
@@ -57,7 +60,7 @@ class Buffers:
         room = TOTAL_BYTES
         for ref in _list_buffers(tracked):
             size = _size(ref.tensor)
-            if size <= min(SMALL_BYTES, room):
+            if size <= min(SMALL_BYTES, room) and is_whole(ref.tensor):
                 room -= size
                 self.small.append(ref)
             else:
@@ -81,7 +84,10 @@ class Buffers:
         tensors = [ref.tensor for ref in self.small]
         bits = [
             torch.cat(
-                [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in own]
+                [
+                    local_of(tensor).detach().contiguous().reshape(-1).view(torch.uint8)
+                    for tensor in own
+                ]
             )
             for own in self._by_device(tensors)
         ]
@@ -112,7 +118,7 @@ class Buffers:
         self._set([part.to(own[0].device) for part, own in zip(parts, groups, strict=True)])
 
     def _set(self, bits: Sequence[torch.Tensor]) -> None:
-        targets = [ref.tensor for ref in self.small]
+        targets = [local_of(ref.tensor) for ref in self.small]
         with torch.no_grad():
             for own, joined in zip(self._by_device(targets), bits, strict=True):
                 parts = torch.split(joined, [_size(tensor) for tensor in own])

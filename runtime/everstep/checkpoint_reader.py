@@ -15,6 +15,7 @@ import torch
 import xxhash
 
 from everstep.errors import StateError
+from everstep.sharded import Box, Like, box_of, local_of, with_local
 from everstep_contract import codec, manifest
 from everstep_contract.places import Place, Places, name_span
 
@@ -35,7 +36,9 @@ Mend = Callable[[str, Place], Place]
 class _Copy:
     piece: manifest.Piece
     into: torch.Tensor
-    """A view of the destination, with the shape of the piece."""
+    """A view of the destination: with the shape of the piece, or of `part`."""
+    part: tuple[slice, ...] | None = None
+    """What is wanted of the piece; None: all of it."""
 
 
 class Checkpoint:
@@ -67,11 +70,13 @@ class Checkpoint:
         """As `read`, of one tensor, in memory of its own."""
         return self.read({name: None})[name]
 
-    def read(self, wanted: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
-        """Tensors by name, of the stored shape and dtype, on the CPU.
+    def read(self, wanted: Mapping[str, torch.Tensor | Like | None]) -> dict[str, torch.Tensor]:
+        """Tensors by name, of the stored shape and dtype, on the CPU. Of what is a DTensor here, only the pieces are
+        read that overlap with this rank's box.
 
         Args:
-            wanted: name → the tensor to read it into, if it fits; it is then the one that is returned.
+            wanted: name → the tensor to read it into, if it fits; it is then the one that is returned. Or the one
+                that it is to be divided like.
 
         Raises:
             StateError: there is no such tensor, or no copy of its chunk is right.
@@ -81,10 +86,9 @@ class Checkpoint:
         copies: list[_Copy] = []
         for name, into in wanted.items():
             stored = self._find(name)
-            if into is None or not _fits(into, stored):
-                into = torch.empty(stored.shape, dtype=_dtype(stored))
-            found[name] = into
-            copies += [_Copy(p, _select(into, p)) for p in stored.pieces]
+            found[name] = _take_room(into, stored)
+            box, here = box_of(found[name]), local_of(found[name]).detach()
+            copies += [c for p in stored.pieces if (c := _plan_copy(p, box, here)) is not None]
         self._copy(copies)
         return found
 
@@ -105,11 +109,9 @@ class Checkpoint:
                 pass
 
     def _copy_piece(self, one: _Copy) -> None:
-        whole = (
-            one.into
-            if one.into.is_contiguous()
-            else torch.empty(one.piece.lengths, dtype=one.into.dtype)
-        )
+        """A piece is checked whole, also if only a part of it is wanted."""
+        at_once = one.part is None and one.into.is_contiguous()
+        whole = one.into if at_once else torch.empty(one.piece.lengths, dtype=one.into.dtype)
         room = _view_bytes(whole)
         for _ in range(TRIES):
             with self._lock:
@@ -123,7 +125,7 @@ class Checkpoint:
                 f" {one.piece.chunk} are damaged"
             )
         if whole is not one.into:
-            one.into.copy_(whole)
+            one.into.copy_(whole if one.part is None else whole[one.part])
 
     def _read(self, place: Place, at: int, room: Bytes) -> bool:
         """Whether the bytes from `at` on have their checksum."""
@@ -174,18 +176,34 @@ def copy(source: Bytes, room: Bytes) -> int:
     return hasher.intdigest()
 
 
-def _fits(into: torch.Tensor, stored: manifest.Tensor) -> bool:
-    return (
-        into.device.type == "cpu"
-        and into.dtype == _dtype(stored)
-        and tuple(into.shape) == stored.shape
-        and into.is_contiguous()
-    )
+def _take_room(wanted: torch.Tensor | Like | None, stored: manifest.Tensor) -> torch.Tensor:
+    """The tensor to read into: the wanted one, or a new one that is divided like it."""
+    like = wanted.tensor if isinstance(wanted, Like) else wanted
+    if like is None or tuple(like.shape) != stored.shape:
+        return torch.empty(stored.shape, dtype=_dtype(stored))
+    here = local_of(like)
+    if like is wanted and _fits(here, stored):
+        return like
+    return with_local(like, torch.empty(here.shape, dtype=_dtype(stored)))
 
 
-def _select(whole: torch.Tensor, piece: manifest.Piece) -> torch.Tensor:
-    where = tuple(slice(o, o + n) for o, n in zip(piece.offsets, piece.lengths, strict=True))
-    return whole.detach()[where]
+def _fits(here: torch.Tensor, stored: manifest.Tensor) -> bool:
+    return here.device.type == "cpu" and here.dtype == _dtype(stored) and here.is_contiguous()
+
+
+def _plan_copy(piece: manifest.Piece, box: Box, here: torch.Tensor) -> _Copy | None:
+    """None: the piece holds nothing of the box."""
+    sides = list(zip(piece.offsets, piece.lengths, box.offsets, box.lengths, strict=True))
+    common = [(max(at, bt), min(at + an, bt + bn)) for at, an, bt, bn in sides]
+    if any(first >= last for first, last in common):
+        return None
+    into = here[
+        tuple(slice(a - bt, b - bt) for (a, b), (_, _, bt, _) in zip(common, sides, strict=True))
+    ]
+    if into.shape == piece.lengths:
+        return _Copy(piece, into)
+    part = tuple(slice(a - at, b - at) for (a, b), (at, *_) in zip(common, sides, strict=True))
+    return _Copy(piece, into, part)
 
 
 def _view_bytes(tensor: torch.Tensor) -> Bytes:

@@ -1,7 +1,8 @@
 """Digests by which the replicas of the state are compared.
 
-Each rank's part of a save has three witnesses: the rank that stores it, and the two before it. So all
-state is compared by majority, for three parts' work on each rank, whatever the world size.
+Each part of a save has three witnesses: the rank that stores it, and those of the same place in the two units
+before its own (a unit may be one rank). So all state is compared by majority, for three parts' work on each rank,
+whatever the world size. Within a unit nothing is compared.
 """
 
 import base64
@@ -9,7 +10,7 @@ import base64
 import numpy as np
 import torch
 
-from everstep import staging, state
+from everstep import shares, staging, state
 from everstep_contract import wire
 from everstep_contract.layout import OWN
 
@@ -18,23 +19,25 @@ _WORD = 8
 """Bytes."""
 
 
-def tell(tensors: state.Tensors, rank: int, world: int) -> tuple[wire.PartDigests, ...]:
-    """What this rank holds of its own part and of the next two; nothing if it is alone."""
-    if world == 1:
+def tell(tensors: state.Tensors, part: shares.Part) -> tuple[wire.PartDigests, ...]:
+    """What this rank holds of its own part and of the same place's in the next two units; nothing if its unit is
+    alone.
+    """
+    if part.units == 1:
         return ()
-    parts = ((rank + i) % world for i in range(min(WITNESSES, world)))
-    return tuple(_of_part(tensors, part, world) for part in parts)
+    told = range(min(WITNESSES, part.units))
+    return tuple(_of_part(tensors, part.of_unit(part.unit + i)) for i in told)
 
 
-def _of_part(tensors: state.Tensors, part: int, world: int) -> wire.PartDigests:
-    laid, _ = staging.lay_out(tensors, part, world)
+def _of_part(tensors: state.Tensors, part: shares.Part) -> wire.PartDigests:
+    laid, _ = staging.lay_out(tensors, part)
     values = [
         sum_words(staging.select(tensors[held.rows.name], held.rows))
         for held in laid
         if held.bytes and not held.rows.name.startswith(OWN)
     ]
     return wire.PartDigests(
-        part=part, values=base64.b64encode(np.array(values, "<u8").tobytes()).decode()
+        part=part.number, values=base64.b64encode(np.array(values, "<u8").tobytes()).decode()
     )
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from everstep import parameter_names, state
+from everstep.sharded import local_of
 from everstep.tracked import Tracked
 from everstep_contract import wire
 from everstep_contract.manifest import ITEM_BYTES
@@ -45,7 +46,7 @@ class FiniteCheck:
         """Tensors that were NaN or infinite before the first step of this process."""
 
     def note_start(self, tensors: state.Tensors) -> None:
-        counted = ((n, t) for n, t in tensors.items() if self._counts(n))
+        counted = ((n, local_of(t)) for n, t in tensors.items() if self._counts(n))
         self.since_start = frozenset(n for n, t in counted if not _is_finite_tensor(t))
 
     def list_bad(self, staged: Iterable[wire.StagedTensor], room: Bytes) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from functools import cache
 from everstep import held_already, transfer
 from everstep.errors import StateError
 from everstep.session import Session
+from everstep.sharded import local_of
 from everstep.snapshot import Capture, Snapshot
 from everstep_contract import wire
 
@@ -90,11 +91,12 @@ def _tell_held(session: Session) -> dict[str, str]:
     """Digests of what may be the same at the members. They step meanwhile."""
     modules = {name for name, _ in session.tracked.of_kind("module")}
     tensors = {
-        name: tensor
+        name: local_of(tensor)
         for name, tensor in session.capture().tensors.items()
         if name.partition("/")[0] in modules
     }
-    return held_already.tell(tensors, session.tracked.trained_parameters().values())
+    trained = session.tracked.trained_parameters().values()
+    return held_already.tell(tensors, [local_of(parameter) for parameter in trained])
 
 
 def _take(
@@ -112,7 +114,7 @@ def _take(
             )
 
     try:
-        own = session.capture().tensors
+        own = {name: local_of(t) for name, t in session.capture().tensors.items()}
         session.adopt(*transfer.take(session.agent, order.epoch, order.key, own, has, tell))
     except (RuntimeError, TimeoutError, StateError) as error:
         return wire.StateTaken(epoch=order.epoch, applied=0, problem=f"{error!r:.300}")

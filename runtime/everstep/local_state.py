@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from everstep import state
+from everstep.errors import StateError
+from everstep.sharded import Like, is_sharded
 from everstep.checkpoint_reader import Checkpoint
 from everstep.tracked import Tracked
 from everstep_contract.layout import LOCAL, name_ranks
@@ -33,11 +35,15 @@ class LocalState:
             self._tracked.add(name, thing)
 
     def capture(self, rank: int) -> state.Tensors:
-        """Copies: it may change at any time."""
+        """Copies: it may change at any time. Raises `StateError`."""
         if not self._tracked.objects:
             return {}
         tensors: state.Tensors = {}
         tree = self._tracked.capture(tensors)
+        for name in filter(lambda n: is_sharded(tensors[n]), tensors):
+            raise StateError(
+                f"{name}: a DTensor belongs to several ranks, not to this one; track it with job.track"
+            )
         raw = torch.from_numpy(np.frombuffer(json.dumps(tree).encode(), np.uint8).copy())
         own = {_TREE: raw, **{n: t.to("cpu", copy=True) for n, t in tensors.items()}}
         return {_prefix(rank) + name: tensor for name, tensor in own.items()}
@@ -67,7 +73,7 @@ class LocalState:
     ) -> None:
         trees = json.loads(checkpoint.tensor(_prefix(rank) + _TREE).numpy().tobytes())
 
-        def read(wanted: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
+        def read(wanted: Mapping[str, torch.Tensor | Like | None]) -> dict[str, torch.Tensor]:
             found = checkpoint.read({_prefix(rank) + n: into for n, into in wanted.items()})
             return {n: found[_prefix(rank) + n] for n in wanted}
 

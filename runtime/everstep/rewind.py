@@ -15,6 +15,7 @@ import torch
 from everstep import randomness, state
 from everstep.buffers import SMALL_BYTES, TOTAL_BYTES, Buffers
 from everstep.errors import Misuse
+from everstep.sharded import local_of, version_of
 from everstep.small_state import SmallState
 from everstep.tracked import Tracked
 
@@ -27,7 +28,7 @@ class StepStart:
         self._tracked, self._buffers = tracked, buffers
         self._random = randomness.capture()
         self._small, self._settings = buffers.hold(), SmallState(tracked)
-        self._large = [(id(ref.tensor), ref.tensor._version) for ref in buffers.large]
+        self._large = [(id(ref.tensor), version_of(ref.tensor)) for ref in buffers.large]
         self._versions = list_versions(tracked)
         self._contents = _digest(tracked) if thorough else None
 
@@ -68,7 +69,7 @@ class StepStart:
     def check_large(self) -> None:
         """Raises `Misuse` if forward changed a buffer that is too large to be put back."""
         for ref, mark in zip(self._buffers.large, self._large, strict=True):
-            if (id(ref.tensor), ref.tensor._version) != mark:
+            if (id(ref.tensor), version_of(ref.tensor)) != mark:
                 size = ref.tensor.numel() * ref.tensor.element_size()
                 raise Misuse(
                     f"forward changes the buffer {ref.name} ({size / 2**20:.1f} MiB); buffers "
@@ -86,7 +87,7 @@ def fingerprint(tracked: Tracked) -> tuple[Any, ...]:
 
 def list_versions(tracked: Tracked) -> dict[str, int]:
     """Parameter → a number that grows when it is changed in place."""
-    return {name: p._version for name, p in tracked.named_parameters().items()}
+    return {name: version_of(p) for name, p in tracked.named_parameters().items()}
 
 
 def _digest(tracked: Tracked) -> dict[str, int]:
@@ -101,7 +102,7 @@ def _digest(tracked: Tracked) -> dict[str, int]:
     chosen = {
         n: t for n, t in tensors.items() if id(t) not in buffers and not n.startswith(left_out)
     }
-    sums = [_sum_bits(t) for t in chosen.values()]
+    sums = [_sum_bits(local_of(t)) for t in chosen.values()]
     names = [name.replace("/", ".", 1) for name in chosen]
     return dict(zip(names, (int(s) for s in sums), strict=True))
 

@@ -6,14 +6,14 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
-from everstep import digests, forming, randomness, rewind, snapshot, spread, state
+from everstep import digests, forming, randomness, rewind, sharded, snapshot, spread, state
 from everstep.asked_save import AskedSave
 from everstep.buffers import Buffers
 from everstep.checkpoint_reader import Checkpoint
@@ -26,6 +26,7 @@ from everstep.local_state import LocalState
 from everstep.membership import Membership
 from everstep.meter import Meter
 from everstep.reducer import Reducer
+from everstep.shares import Part, part_of
 from everstep.slots import Slots
 from everstep.snapshot import Capture
 from everstep.staging import NoRoom, describe, lay_out, read_part, write_part
@@ -139,6 +140,11 @@ class Session:
         return self._final is not None
 
     @property
+    def part(self) -> Part:
+        """Of this rank, of a save that all ranks make."""
+        return part_of(self.start.mesh, self.membership.rank, self.membership.world)
+
+    @property
     def lead(self) -> bool:
         """Whether this rank saves what exists once: the state tree and the ledger."""
         return self.membership.rank == 0
@@ -206,8 +212,7 @@ class Session:
         """Beside the first step, which applies nothing before. If there is no room now, the first save
         says so.
         """
-        rank, world = self.membership.rank, self.membership.world
-        size = lay_out(held.tensors, rank, world, held.own)[1]
+        size = lay_out(held.tensors, self.part, held.own)[1]
 
         def prepare() -> None:
             with contextlib.suppress(NoRoom):
@@ -222,9 +227,11 @@ class Session:
 
     def adopt(self, applied: int, tree: dict[str, Any], tensors: state.Tensors) -> None:
         """Take over the live state of another member, as of step `applied`."""
-        self.tracked.load(
-            list(self.tracked.objects), tree["objects"], lambda wanted: tensors, self.device
-        )
+
+        def read(wanted: Mapping[str, torch.Tensor | sharded.Like | None]) -> state.Tensors:
+            return {n: sharded.divide(tensors[n], like) for n, like in wanted.items()}
+
+        self.tracked.load(list(self.tracked.objects), tree["objects"], read, self.device)
         self.feeds.adopt(feed.decode_records(tree), applied)
         self._restore_rest(tree, tensors.__getitem__)
         self.buffers = Buffers(self.tracked)
@@ -271,14 +278,17 @@ class Session:
         return Capture(tree=tree, tensors=tensors, own=self.local.capture(self.membership.rank))
 
     def stage(self, step: int, capture: Capture | None = None, *, whole: bool = False) -> None:
-        """Copy this rank's part (`whole`: everything) of the state as of `step` and hand it to the
-        agent; if there is no room for the copy, tell the agent that.
+        """Copy this rank's part of the state as of `step` and hand it to the agent; if there is no room for the copy,
+        tell the agent that.
+
+        Args:
+            whole: the ranks of this rank's unit save everything; a unit of one rank does so alone.
         """
         if self._stage(self.epoch, step, capture, whole=whole):
             self.staged = step
 
     def stage_held(self, asked: wire.SaveHeld, capture: Capture) -> None:
-        """As `stage`, everything, for the epoch that asked. If the members go on in place, this save is dropped: the
+        """As `stage`, whole, for the epoch that asked. If the members go on in place, this save is dropped: the
         step may be staged again.
         """
         self._stage(asked.epoch, asked.step, capture, whole=True)
@@ -286,16 +296,16 @@ class Session:
     def _stage(self, epoch: int, step: int, capture: Capture | None, *, whole: bool) -> bool:
         """Whether there was room."""
         began, path = time.monotonic(), self._new_path(step)
-        rank, world = (0, 1) if whole else (self.membership.rank, self.membership.world)
+        part = self.part.of_one_unit() if whole else self.part
         with self.meter.charging("stall"):
             self.copier.wait()
             held = capture or self.capture()
             try:
-                tensors = write_part(path, held.tensors, rank, world, held.own)
+                tensors = write_part(path, held.tensors, part, held.own)
             except NoRoom as error:
                 self._report_unstaged(epoch, step, str(error), whole=whole)
                 return False
-            told = digests.tell(held.tensors, rank, world)
+            told = digests.tell(held.tensors, part)
             bad = self._finite.list_bad(tensors, read_part(path))
         self._hand_over(
             held,
@@ -304,7 +314,7 @@ class Session:
                 step=step,
                 path=path,
                 tensors=tensors,
-                lead=whole or self.lead,
+                lead=part.number == 0,
                 whole=whole,
                 digests=told,
                 pins=self.asked.list_pins(step),
@@ -332,7 +342,7 @@ class Session:
             pins=self.asked.list_pins(step),
             ms=(time.monotonic() - began) * 1000,
         )
-        part = self.membership.rank, self.membership.world
+        part = self.part
         self._copying = True
         self.copier.hold(lambda: self._copy(shot, staged, part))
 
@@ -347,14 +357,12 @@ class Session:
                 self.copier.wait_until_read()
             self._copying = False
 
-    def _copy(
-        self, shot: snapshot.Snapshot, staged: wire.Staged, part: tuple[int, int]
-    ) -> Rest | None:
+    def _copy(self, shot: snapshot.Snapshot, staged: wire.Staged, part: Part) -> Rest | None:
         """In the copier's thread. What is left needs the copy alone, so no step waits for it."""
         try:
             held = shot.list_state()
-            tensors, room = self.slots.write(staged.path, held.tensors, *part, held.own)
-            told = digests.tell(held.tensors, *part)
+            tensors, room = self.slots.write(staged.path, held.tensors, part, held.own)
+            told = digests.tell(held.tensors, part)
         except (NoRoom, OSError, RuntimeError) as error:
             self._drop_copy(staged, str(error))
             return None

@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from everstep import staging, state
+from everstep import shares, staging, state
+from everstep.sharded import local_of
 from everstep_contract import wire
 
 COUNT = 2
 """One is uploaded while the other is written."""
 Bytes = npt.NDArray[np.uint8]
-_Key = tuple[int, int, list[tuple[str, torch.Size, torch.dtype]]]
+_Key = tuple[shares.Part, list[tuple[str, torch.Size, torch.Size, torch.dtype]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,7 @@ class Slots:
         self,
         path: str,
         tensors: state.Tensors,
-        rank: int,
-        world: int,
+        part: shares.Part,
         own: Mapping[str, torch.Tensor] = staging.NOTHING,
     ) -> tuple[tuple[wire.StagedTensor, ...], Bytes]:
         """Copy this rank's part of `tensors`, and its `own`, into a free slot, and link it to `path`. Returns what lies
@@ -68,7 +68,7 @@ class Slots:
         Raises:
             NoRoom: no slot is free, or there is no memory for a larger one.
         """
-        laid, size = self._lay_out(tensors, rank, world, own)
+        laid, size = self._lay_out(tensors, part, own)
         slot, known = self._take(size), {**tensors, **own}
         for held in laid:
             if held.bytes:
@@ -79,12 +79,12 @@ class Slots:
         return tuple(described), slot.room
 
     def _lay_out(
-        self, tensors: state.Tensors, rank: int, world: int, own: Mapping[str, torch.Tensor]
+        self, tensors: state.Tensors, part: shares.Part, own: Mapping[str, torch.Tensor]
     ) -> tuple[list[staging.StagedRows], int]:
         listed = [*tensors.items(), *own.items()]
-        key = rank, world, [(name, t.shape, t.dtype) for name, t in listed]
+        key = part, [(name, t.shape, local_of(t).shape, t.dtype) for name, t in listed]
         if self._laid is None or self._laid[0] != key:
-            self._laid = key, staging.lay_out(tensors, rank, world, own)
+            self._laid = key, staging.lay_out(tensors, part, own)
         return self._laid[1]
 
     def _take(self, size: int) -> Slot:

@@ -2,7 +2,8 @@
 
 Until a step is applied it changes only what is small (`rewind.py`). That is copied at the boundary; the
 parameters of modules, their large buffers and the state of optimizers are listed and copied while the
-next step computes. Should a script change one of these all the same, its version tells.
+next step computes. Should a script change one of these all the same, its version tells. A module with DTensors
+is listed at the boundary: while it computes, FSDP2 has whole parameters in their place.
 """
 
 import copy
@@ -13,6 +14,7 @@ import torch
 
 from everstep import rewind, state
 from everstep.buffers import Buffers
+from everstep.sharded import copy_to_host, local_of, version_of, with_local
 from everstep.tracked import Tracked
 
 
@@ -26,7 +28,7 @@ class Capture:
     """What this rank has for itself; always copies."""
 
     def cloned(self) -> "Capture":
-        copies = {n: _copy(t) for n, t in self.tensors.items()}
+        copies = {n: copy_to_host(t) for n, t in self.tensors.items()}
         return Capture(tree=self.tree, tensors=copies, own=self.own)
 
 
@@ -38,7 +40,7 @@ class Snapshot:
     rest: Capture
     """The tree without its objects, and that tree's tensors."""
     objects: dict[str, Capture] = field(default_factory=dict)
-    """Objects that may change at any time, copied whole."""
+    """Objects that may change at any time, copied whole; modules with DTensors, listed."""
     buffers: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     """Module → key in its state_dict → copy of a small buffer."""
     settings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -62,7 +64,13 @@ class Snapshot:
         for name, version in self.parameters.items():
             if now.get(name) != version:
                 return name.replace(".", "/", 1)
-        return next((n for n, v in self.versions.items() if held.tensors[n]._version != v), "")
+        return next((n for n, v in self.versions.items() if version_of(held.tensors[n]) != v), "")
+
+    def list_now(self, name: str) -> None:
+        """The state of an object that cannot be listed later."""
+        tensors: state.Tensors = {}
+        tree = self._list_object(name, tensors)
+        self.objects[name] = Capture(tree=tree, tensors=tensors)
 
     def _list_object(self, name: str, tensors: state.Tensors) -> Any:
         if name in self.objects:
@@ -78,8 +86,10 @@ class Snapshot:
             own.update(self.buffers.get(name, {}))
         listed: state.Tensors = {}
         tree = self.tracked.capture_one(name, listed, own)
-        copied = {t.data_ptr() for t in self.buffers.get(name, {}).values()}
-        self.versions |= {n: t._version for n, t in listed.items() if t.data_ptr() not in copied}
+        copied = {local_of(t).data_ptr() for t in self.buffers.get(name, {}).values()}
+        self.versions |= {
+            n: version_of(t) for n, t in listed.items() if local_of(t).data_ptr() not in copied
+        }
         tensors |= listed
         return tree
 
@@ -95,13 +105,14 @@ def take(tracked: Tracked, buffers: Buffers, rest: Capture) -> Snapshot:
         elif kind == "optimizer":
             shot.settings[name] = [_copy_settings(group) for group in thing.param_groups]
     for owner, key, tensor in buffers.list_small():
-        shot.buffers.setdefault(owner, {})[key] = tensor.detach().clone()
+        shot.buffers.setdefault(owner, {})[key] = with_local(
+            tensor, local_of(tensor).detach().clone()
+        )
+    for name in filter(tracked.stays, tracked.objects):
+        if tracked.has_sharded(name):
+            shot.list_now(name)
     return shot
 
 
 def _copy_settings(group: dict[str, Any]) -> dict[str, Any]:
     return {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("cpu", copy=True)

@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 
 from everstep import shares, state
+from everstep.errors import StateError
+from everstep.sharded import box_of, find_problem, is_sharded, list_divided, local_of
 from everstep_contract import layout, wire
 from everstep_contract.manifest import ITEM_BYTES
 
@@ -37,23 +39,20 @@ NOTHING: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 def lay_out(
     tensors: state.Tensors,
-    rank: int,
-    world: int,
+    part: shares.Part,
     own: Mapping[str, torch.Tensor] = NOTHING,
 ) -> tuple[list[StagedRows], int]:
-    """Where each of this rank's rows lies in the file, then each tensor of its `own`; and the size of the file
-    in bytes.
+    """Where each row of this part lies in the file, then each tensor of this rank's `own`; and the size of the
+    file in bytes. A part of this rank's place: no other lies here.
+
+    Raises:
+        StateError: a DTensor cannot be stored.
     """
-    sizes = [
-        shares.TensorSize(
-            name=n, shape=tuple(t.shape), item_bytes=ITEM_BYTES[state.dtype_name(t.dtype)]
-        )
-        for n, t in tensors.items()
-    ]
+    sizes = [_measure(n, t, part) for n, t in tensors.items()]
     whole = [shares.Rows(name=n, first=0, last=_count_rows(t)) for n, t in own.items()]
     laid, end, known = [], 0, {**tensors, **own}
-    for rows in [*shares.plan_part(sizes, rank, world), *whole]:
-        tensor = known[rows.name]
+    for rows in [*shares.plan_part(sizes, part), *whole]:
+        tensor = local_of(known[rows.name])
         count = _count_rows(tensor)
         size = tensor.numel() * tensor.element_size() * (rows.last - rows.first) // max(1, count)
         at = -(-end // ALIGN) * ALIGN
@@ -62,12 +61,23 @@ def lay_out(
     return laid, end
 
 
+def _measure(name: str, tensor: torch.Tensor, part: shares.Part) -> shares.TensorSize:
+    if is_sharded(tensor) and (problem := find_problem(tensor, part.mesh)):
+        raise StateError(f"{name}: cannot store it: {problem}")
+    return shares.TensorSize(
+        name=name,
+        shape=tuple(local_of(tensor).shape),
+        item_bytes=ITEM_BYTES[state.dtype_name(tensor.dtype)],
+        divided=list_divided(tensor),
+    )
+
+
 def _count_rows(tensor: torch.Tensor) -> int:
     return tensor.shape[0] if tensor.dim() else 1
 
 
 def describe(tensors: state.Tensors) -> bytes:
-    """Names, dtypes and shapes, as every rank must have them."""
+    """Names, dtypes and shapes, as every rank must have them: a DTensor's shape is that of all of it."""
     return layout.describe(
         (n, state.dtype_name(t.dtype), tuple(t.shape)) for n, t in tensors.items()
     )
@@ -76,12 +86,11 @@ def describe(tensors: state.Tensors) -> bytes:
 def write_part(
     path: str,
     tensors: state.Tensors,
-    rank: int,
-    world: int,
+    part: shares.Part,
     own: Mapping[str, torch.Tensor] = NOTHING,
 ) -> tuple[wire.StagedTensor, ...]:
     """Copy this rank's part of `tensors`, and its `own`, to a new file at `path`. Raises `NoRoom`."""
-    laid, size = lay_out(tensors, rank, world, own)
+    laid, size = lay_out(tensors, part, own)
     known = {**tensors, **own}
     with new_file(path, size) as descriptor:
         if size:
@@ -134,19 +143,23 @@ def _fill(descriptor: int, size: int, tensors: state.Tensors, laid: Sequence[Sta
 
 
 def select(tensor: torch.Tensor, rows: shares.Rows) -> torch.Tensor:
-    return tensor[rows.first : rows.last] if tensor.dim() else tensor
+    here = local_of(tensor).detach()
+    return here[rows.first : rows.last] if here.dim() else here
 
 
 def describe_rows(tensor: torch.Tensor, held: StagedRows) -> wire.StagedTensor:
-    rows, shape = held.rows, tuple(tensor.shape)
-    lengths = (rows.last - rows.first, *shape[1:]) if shape else ()
+    rows, box = held.rows, box_of(tensor)
+    offsets, lengths = box.offsets, box.lengths
+    if lengths:
+        offsets = (offsets[0] + rows.first, *offsets[1:])
+        lengths = (rows.last - rows.first, *lengths[1:])
     item = tensor.element_size()
     assert math.prod(lengths) * item == held.bytes, rows.name
     return wire.StagedTensor(
         name=rows.name,
         dtype=state.dtype_name(tensor.dtype),
-        shape=shape,
-        offsets=(rows.first, *(0 for _ in shape[1:])) if shape else (),
+        shape=tuple(tensor.shape),
+        offsets=offsets,
         lengths=lengths,
         at=held.at,
     )

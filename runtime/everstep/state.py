@@ -16,9 +16,11 @@ import numpy as np
 import torch
 
 from everstep.errors import StateError
+from everstep.sharded import is_sharded
 from everstep_contract.manifest import ITEM_BYTES
 
 Tensors = dict[str, torch.Tensor]
+"""By name; a DTensor stands for what of it lies here (`sharded.py`)."""
 _PLAIN = frozenset({type(None), bool, int, str})
 
 
@@ -67,14 +69,19 @@ def _number(value: int | float) -> Any:
 
 
 def _tensor(value: torch.Tensor, path: str, tensors: Tensors) -> Any:
-    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        raise StateError(f"{path}: cannot store a {type(value).__name__}; only plain tensors")
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not is_sharded(
+        value
+    ):
+        raise StateError(
+            f"{path}: cannot store a {type(value).__name__}; only plain tensors and DTensors"
+        )
     if value.layout != torch.strided or value.is_quantized:
         raise StateError(f"{path}: cannot store a sparse or quantised tensor; make it dense")
     if dtype_name(value.dtype) not in ITEM_BYTES:
         raise StateError(f"{path}: cannot store a tensor of {value.dtype}")
     name = _free_name(path, tensors)
-    tensors[name] = value.detach()
+    # A DTensor's `detach` takes its operators' way, a hundred times as long, and nothing here needs it.
+    tensors[name] = value if is_sharded(value) else value.detach()
     tag = {"$tensor": name}
     return tag if value.device.type == "cpu" else {**tag, "device": value.device.type}
 

@@ -8,13 +8,14 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from everstep import parameter_names, state
 from everstep.errors import Misuse, StateError
+from everstep.sharded import Like, is_sharded, local_of
 
 ORDER = ("module", "tensor", "optimizer", "object")
 """Modules load first: the others may read them."""
 SMALL_BYTES = 64 << 10
 """Limit for the tensors of an object that is copied at every step."""
 
-Read = Callable[[Mapping[str, torch.Tensor | None]], Mapping[str, torch.Tensor]]
+Read = Callable[[Mapping[str, torch.Tensor | Like | None]], Mapping[str, torch.Tensor]]
 """`Checkpoint.read`, or the same for tensors that another member sent."""
 
 
@@ -49,6 +50,7 @@ class Tracked:
         self._parameters: dict[str, torch.nn.Parameter] | None = None
         self._small: list[Any] | None = None
         self._stay: dict[str, bool] = {}
+        self._sharded: dict[str, bool] = {}
 
     def add(self, name: str, thing: Any) -> None:
         if name in self.objects:
@@ -58,6 +60,7 @@ class Tracked:
         self.objects[name] = (kind_of(name, thing), thing)
         self._parameters = self._small = None
         self._stay.clear()
+        self._sharded.clear()
 
     def of_kind(self, kind: str) -> Iterator[tuple[str, Any]]:
         for name, (own, thing) in self.objects.items():
@@ -83,8 +86,8 @@ class Tracked:
         return dict(found.values())
 
     def find_not_finite(self) -> str:
-        """Name of a parameter that has a NaN or an infinity; empty: none has."""
-        parameters = self.named_parameters().items()
+        """Name of a parameter that has a NaN or an infinity on this rank; empty: none has."""
+        parameters = ((n, local_of(p)) for n, p in self.named_parameters().items())
         return next((n for n, p in parameters if not bool(torch.isfinite(p).all())), "")
 
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -154,6 +157,13 @@ class Tracked:
             self._stay[name] = _is_plain(*self.objects[name])
         return self._stay[name]
 
+    def has_sharded(self, name: str) -> bool:
+        """Whether it is a module with DTensors."""
+        if name not in self._sharded:
+            kind, thing = self.objects[name]
+            self._sharded[name] = kind == "module" and _has_sharded(thing)
+        return self._sharded[name]
+
     def load(self, new: list[str], trees: dict[str, Any], read: Read, device: torch.device) -> None:
         """Load the objects named in `new` from the checkpoint's trees.
 
@@ -175,9 +185,26 @@ class Tracked:
                     f"track({name}=…): is a {kind}, the checkpoint's is a {trees[name]['kind']}"
                 )
             tree = trees[name]["state"]
-            tensors = read(dict.fromkeys(state.list_names(tree)) | _list_own(kind, thing, tree))
+            tensors = read(
+                {**dict.fromkeys(state.list_names(tree)), **self._list_wanted(name, tree)}
+            )
             value = state.decode(tree, tensors.__getitem__, device)
             self._load_one(name, kind, thing, value)
+
+    def _list_wanted(self, name: str, tree: Any) -> dict[str, torch.Tensor | Like]:
+        """Stored name → the tensor to read it into, or one that it is to be divided like."""
+        kind, thing = self.objects[name]
+        if kind in ("module", "tensor"):
+            return dict(_list_own(kind, thing, tree))
+        parameters = self.named_parameters()
+        if not any(map(is_sharded, parameters.values())):
+            return {}
+        held: state.Tensors = {}
+        self.capture_one(name, held)
+        wanted = {n: Like(t) for n, t in held.items() if is_sharded(t)}
+        if kind == "optimizer":
+            wanted = {n: Like(p) for n, p in _list_states(tree, parameters)} | wanted
+        return dict(wanted)
 
     def _state_of(self, name: str, kind: str, thing: Any, own: dict[str, Any] | None = None) -> Any:
         if kind == "tensor":
@@ -266,6 +293,23 @@ def _list_own(kind: str, thing: Any, tree: Any) -> dict[str, torch.Tensor]:
     }
 
 
+def _list_states(
+    tree: Any, parameters: Mapping[str, torch.nn.Parameter]
+) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """(stored name, parameter) of an optimizer's state for DTensors. Its count of steps stays plain, as torch makes it."""
+    for name, values in tree["state"].items():
+        parameter = parameters.get(name)
+        if parameter is None or not is_sharded(parameter) or not isinstance(values, dict):
+            continue
+        for key, tag in values.items():
+            if key != "step" and isinstance(tag, dict) and "$tensor" in tag:
+                yield tag["$tensor"], parameter
+
+
+def _has_sharded(module: torch.nn.Module) -> bool:
+    return any(map(is_sharded, [*module.parameters(), *module.buffers()]))
+
+
 def _is_plain(kind: str, thing: Any) -> bool:
     if kind == "optimizer":
         own = type(thing).state_dict is torch.optim.Optimizer.state_dict
@@ -280,8 +324,14 @@ def _is_plain_module(module: torch.nn.Module) -> bool:
         own.state_dict is plain.state_dict
         and own._save_to_state_dict is plain._save_to_state_dict
         and own.get_extra_state is plain.get_extra_state
-        and not (module._state_dict_hooks or module._state_dict_pre_hooks)
+        and not module._state_dict_hooks
+        # FSDP2's puts the shards back in their places, which they have at a boundary.
+        and all(_is_of_fsdp(hook) for hook in module._state_dict_pre_hooks.values())
     )
+
+
+def _is_of_fsdp(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
 
 
 def _groups(thing: Any) -> list[dict[str, Any]]:

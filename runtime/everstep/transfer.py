@@ -15,6 +15,7 @@ import torch
 
 from everstep import forming, held_already, state, store
 from everstep.errors import StateError
+from everstep.sharded import local_of
 from everstep.snapshot import Capture
 from everstep.staging import NOTHING
 
@@ -45,14 +46,13 @@ def give(
     pair = forming.form_pair(agent, epoch=epoch, key=key, rank=0)
     keys = store.AgentStore(agent, epoch, f"{key}/")
     told = json.loads(keys.get(_ABOUT)) if keys.check([_ABOUT]) else None
-    same = held_already.find(capture.tensors, told["has"]) if told else set()
-    flat = [_to_bytes(t) for n, t in capture.tensors.items() if n not in same]
+    held = {name: local_of(t) for name, t in capture.tensors.items()}  # whole: a unit is one rank
+    same = held_already.find(held, told["has"]) if told else set()
+    flat = [_to_bytes(t) for n, t in held.items() if n not in same]
     head = {
         "applied": applied,
         "tree": capture.tree,
-        "tensors": [
-            [n, state.dtype_name(t.dtype), list(t.shape)] for n, t in capture.tensors.items()
-        ],
+        "tensors": [[n, state.dtype_name(t.dtype), list(t.shape)] for n, t in held.items()],
         "verdict": True,
         "piece": PIECE_BYTES,
         "same": sorted(same),

@@ -15,9 +15,11 @@ from torch.optim import lr_scheduler, swa_utils
 from everstep import staging, state
 from everstep.checkpoint_reader import Checkpoint
 from everstep.errors import Misuse, StateError
+from everstep.shares import part_of
 from everstep.tracked import Tracked
 from everstep_contract import codec, wire
 from everstep_contract.places import Place, Places
+from everstep_contract.units import ONE_RANK
 from runtime.a_commit import commit
 from runtime.a_job import Trial
 
@@ -26,7 +28,7 @@ def staged_by(folder: Path, tensors: state.Tensors, world: int) -> list[wire.Sta
     parts = []
     for rank in range(world):
         path = str(folder / f"part-{rank}")
-        described = staging.write_part(path, tensors, rank, world)
+        described = staging.write_part(path, tensors, part_of(ONE_RANK, rank, world))
         parts.append(wire.Staged(epoch=1, step=1, path=path, tensors=described))
     return parts
 

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from everstep import digests, staging, state
+from everstep.shares import part_of
+from everstep_contract.units import ONE_RANK
 
 
 def some_state() -> state.Tensors:
@@ -25,7 +27,7 @@ def some_state() -> state.Tensors:
 def test_each_part_has_up_to_three_witnesses_and_they_agree(world: int) -> None:
     told: dict[int, list[str]] = {}
     for rank in range(world):
-        for own in digests.tell(some_state(), rank, world):
+        for own in digests.tell(some_state(), part_of(ONE_RANK, rank, world)):
             told.setdefault(own.part, []).append(own.values)
     assert set(told) == set(range(world))
     assert {len(values) for values in told.values()} == {min(3, world)}
@@ -39,7 +41,9 @@ def test_one_flipped_bit_changes_the_digests_of_one_part(name: str) -> None:
     changed = [
         sound.part
         for sound, odd in zip(
-            digests.tell(some_state(), 0, 3), digests.tell(flipped, 0, 3), strict=True
+            digests.tell(some_state(), part_of(ONE_RANK, 0, 3)),
+            digests.tell(flipped, part_of(ONE_RANK, 0, 3)),
+            strict=True,
         )
         if sound.values != odd.values
     ]
@@ -47,14 +51,14 @@ def test_one_flipped_bit_changes_the_digests_of_one_part(name: str) -> None:
 
 
 def test_a_digest_for_each_tensor_that_has_bytes_and_that_ranks_share() -> None:
-    laid = [staging.lay_out(some_state(), part, 2)[0] for part in (0, 1)]
-    for told, rows in zip(digests.tell(some_state(), 0, 2), laid, strict=True):
+    laid = [staging.lay_out(some_state(), part_of(ONE_RANK, part, 2))[0] for part in (0, 1)]
+    for told, rows in zip(digests.tell(some_state(), part_of(ONE_RANK, 0, 2)), laid, strict=True):
         names = [r.rows.name for r in rows if r.bytes and not r.rows.name.startswith("random/")]
         assert len(base64.b64decode(told.values)) == 8 * len(names)
 
 
 def test_a_rank_that_is_alone_tells_none() -> None:
-    assert digests.tell(some_state(), 0, 1) == ()
+    assert digests.tell(some_state(), part_of(ONE_RANK, 0, 1)) == ()
 
 
 @given(raw=some.binary(max_size=100), first=some.integers(0, 9))

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from everstep import forming, staging
 from everstep.group import LocalGroup
 from everstep.reducer import Reducer
+from everstep.shares import Part
 from everstep.store import AgentStore
 from runtime.test_transfer import Keys
 
@@ -54,7 +55,7 @@ def test_a_group_over_nccl_sums_and_can_be_cut() -> None:
 def test_a_part_is_staged_from_the_gpu(tmp_path: Path) -> None:
     tensors = {"w": torch.arange(12.0, device=GPU).view(3, 4), "n": torch.tensor(7, device=GPU)}
     path = str(tmp_path / "part")
-    staged = staging.write_part(path, tensors, 0, 1)
+    staged = staging.write_part(path, tensors, Part())
     raw = Path(path).read_bytes()
     for held in staged:
         tensor = tensors[held.name].cpu().contiguous()

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from everstep import shares
-from everstep.shares import Parameter, TensorSize
+from everstep.shares import Parameter, TensorSize, part_of
+from everstep_contract.units import ONE_RANK, Mesh
 
 
 def test_32_micro_batches_over_3_ranks_are_11_11_10() -> None:
@@ -45,7 +46,7 @@ shapes = some.lists(some.integers(0, 5), max_size=3).map(tuple)
 @given(sizes=some.lists(shapes, max_size=8), world=some.integers(1, 5))
 def test_the_parts_of_a_save_hold_every_row_once(sizes: list[tuple[int, ...]], world: int) -> None:
     extents = [TensorSize(name=str(i), shape=s, item_bytes=4) for i, s in enumerate(sizes)]
-    parts = [shares.plan_part(extents, r, world) for r in range(world)]
+    parts = [shares.plan_part(extents, part_of(ONE_RANK, r, world)) for r in range(world)]
     for extent in extents:
         rows = [
             row
@@ -60,5 +61,8 @@ def test_the_parts_of_a_save_hold_every_row_once(sizes: list[tuple[int, ...]], w
 
 def test_the_parts_of_a_save_are_about_equal() -> None:
     extents = [TensorSize(name=str(i), shape=(100, 10), item_bytes=4) for i in range(7)]
-    rows = [sum(b.last - b.first for b in shares.plan_part(extents, r, 4)) for r in range(4)]
+    rows = [
+        sum(b.last - b.first for b in shares.plan_part(extents, part_of(ONE_RANK, r, 4)))
+        for r in range(4)
+    ]
     assert max(rows) - min(rows) <= 2
