@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from everstep import state
+from everstep.checkpoint_reader import Checkpoint
 from everstep.errors import StateError
 from everstep.sharded import Like, is_sharded
-from everstep.checkpoint_reader import Checkpoint
 from everstep.tracked import Tracked
 from everstep_contract.layout import LOCAL, name_ranks
 

@@ -111,9 +111,7 @@ class Membership:
     def plan_evaluation(self, micro_batches: int) -> range:
         """The share of an evaluation: all ranks of a unit have the same, since they compute together."""
         mesh = self.mesh
-        return shares.plan_share(
-            mesh.unit_of(self.rank), self.world // mesh.unit, micro_batches
-        )
+        return shares.plan_share(mesh.unit_of(self.rank), self.world // mesh.unit, micro_batches)
 
     def _plan_of(self, rank: int, micro_batches: int) -> range:
         index, count = self.mesh.data_index(rank), self.mesh.count_shares(self.world)

@@ -30,7 +30,7 @@ class Parameter:
 
 
 def plan_fillers(share: Sequence[int], passes: int) -> list[int]:
-    """Micro-batches that a rank computes once more, without weight, to make as many passes as the others of its unit."""
+    """Micro-batches that a rank computes once more, without weight, to make as many passes as the rest of its unit."""
     return [share[-1] if share else 0] * (passes - len(share))
 
 

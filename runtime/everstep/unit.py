@@ -112,9 +112,7 @@ def build_device_mesh(
     from torch.distributed.device_mesh import DeviceMesh
 
     shape = torch.tensor(ranks).view(mesh.shard, mesh.tensor)
-    return DeviceMesh.from_group(
-        list(groups), device, mesh=shape, mesh_dim_names=units.DIMENSIONS
-    )
+    return DeviceMesh.from_group(list(groups), device, mesh=shape, mesh_dim_names=units.DIMENSIONS)
 
 
 def make_group(limit: Any) -> MakeGroup:

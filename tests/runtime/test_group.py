@@ -115,14 +115,18 @@ def test_over_nccl_a_slow_operation_is_waited_for_without_a_limit(over_nccl: Tor
 
 def test_over_nccl_a_cut_ends_the_wait_and_aborts_the_group(over_nccl: TorchGroup) -> None:
     threading.Timer(0.05, over_nccl.cut).start()
-    assert not over_nccl.wait([groups._OnDevice(DeviceOperation(complete_after=None), over_nccl._group)])
+    assert not over_nccl.wait(
+        [groups._OnDevice(DeviceOperation(complete_after=None), over_nccl._group)]
+    )
     assert over_nccl.abandoned
     assert over_nccl._group.aborted.wait(20)
 
 
 def test_over_nccl_what_an_abort_completes_does_not_count(over_nccl: TorchGroup) -> None:
     over_nccl.cut()
-    assert not over_nccl.wait([groups._OnDevice(DeviceOperation(complete_after=1), over_nccl._group)])
+    assert not over_nccl.wait(
+        [groups._OnDevice(DeviceOperation(complete_after=1), over_nccl._group)]
+    )
 
 
 @pytest.mark.parametrize("error", [ErrorType.TIMEOUT, ErrorType.COMM_ERROR, ErrorType.REMOTE_ERROR])

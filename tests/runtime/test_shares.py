@@ -5,7 +5,7 @@ from hypothesis import strategies as some
 
 from everstep import shares
 from everstep.shares import Parameter, TensorSize, part_of
-from everstep_contract.units import ONE_RANK, Mesh
+from everstep_contract.units import ONE_RANK
 
 
 def test_32_micro_batches_over_3_ranks_are_11_11_10() -> None:

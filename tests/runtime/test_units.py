@@ -16,8 +16,8 @@ from torch import nn
 from everstep import Job, run, spread
 from everstep import mesh as connections
 from everstep.errors import Misuse
-from everstep.membership import Membership
 from everstep.group import LocalGroup
+from everstep.membership import Membership
 from everstep.unit import Over
 from everstep_contract import wire
 from everstep_contract.units import Mesh
@@ -80,8 +80,14 @@ def test_gradients_are_those_of_one_process(outcome: Outcome) -> None:
             assert step["gradients"].keys() == step["beside"].keys()
             for name, found in step["gradients"].items():
                 wanted = step["beside"][name]
-                close = {"rtol": 2e-2, "atol": 1e-2} if "narrow" in name else {"rtol": 1e-5, "atol": 1e-6}
-                torch.testing.assert_close(found, wanted, **close, msg=lambda m, n=name: f"{n}: {m}")
+                close = (
+                    {"rtol": 2e-2, "atol": 1e-2}
+                    if "narrow" in name
+                    else {"rtol": 1e-5, "atol": 1e-6}
+                )
+                torch.testing.assert_close(
+                    found, wanted, **close, msg=lambda m, n=name: f"{n}: {m}"
+                )
 
 
 def test_sharded_gradients_are_torchs_own_bit_for_bit(outcome: Outcome) -> None:
@@ -174,7 +180,9 @@ def wait_cut(job: Job) -> None:
 
 
 @pytest.fixture(params=["backward", "apply"])
-def lost(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Agent, list[wire.Parked]]]:
+def lost(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[str, Agent, list[wire.Parked]]]:
     """Rank 3 of two units of two has died; how the others have parked."""
     main = die_in(request.param)
     with agent(tmp_path, lambda: run(main, seed=4), 4, mesh=Mesh(shard=2)) as ours:
@@ -252,7 +260,9 @@ class TestAloneOnAMesh:
         mesh = trial.job.mesh
         fully_shard(trial.model, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=("shard",)))
         named = {"model.weight": trial.model.weight}
-        with pytest.raises(Misuse, match=r"model\.weight is a DTensor on a mesh that is not job\.mesh"):
+        with pytest.raises(
+            Misuse, match=r"model\.weight is a DTensor on a mesh that is not job\.mesh"
+        ):
             spread.require_known(named, mesh, exact=False)
 
     def test_a_parameter_that_nothing_sums_over_the_shards_is_refused(
