@@ -215,7 +215,7 @@ def build_mesh_of_one(rank: int) -> "DeviceMesh":
     """torch's mesh of a unit of one rank; torch's default group is made for it where the job has one rank."""
     with _forming:
         if not dist.is_initialized():
-            _make(dist.HashStore(), Place(0, 0, 1, None))
+            _make(dist.HashStore(), Place(0, 0, 1, None))  # type: ignore[attr-defined]
         alone = unit.make_group(LIMIT)([rank])
         return unit.build_device_mesh([rank], units.ONE_RANK, [alone, alone], _device())
 

@@ -260,11 +260,10 @@ def _finish(session: Session) -> NoReturn:
 def _explain(session: Session, error: BaseException) -> NoReturn:
     """End after an exception: park if a change of membership explains it, else report it."""
     text = "".join(traceback.format_exception(error))
-    failed = _of_a_collective(text)
-    if failed:  # the other ranks may wait for this one
+    if _of_a_collective(str(error)):  # others may wait for this rank in other collectives
         session.membership.group.cut()
         session.membership.group.cut_unit()
-    if session.broken or (failed and session.agent.cut.wait(EXPLAIN_SECONDS)):
+    if session.broken or (_of_a_collective(text) and session.agent.cut.wait(EXPLAIN_SECONDS)):
         _leave(session, f"an error after the epoch ended: {error!r:.200}")
     print(text.rstrip(), file=sys.stderr, flush=True)
     ours = isinstance(error, EverstepError)
