@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from everstep.errors import EverstepError, Misuse, NotUnderAgent, StateError
 from everstep.job import Job
+from everstep.loading import Loaded, load
 from everstep.step import Step
 from everstep.worker import run
 
@@ -15,10 +16,12 @@ except PackageNotFoundError:  # a source tree that is not installed
 __all__ = [
     "EverstepError",
     "Job",
+    "Loaded",
     "Misuse",
     "NotUnderAgent",
     "StateError",
     "Step",
     "__version__",
+    "load",
     "run",
 ]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,11 @@ from everstep.sharded import Box, Like, box_of, local_of, with_local
 from everstep_contract import codec, manifest
 from everstep_contract.places import Place, Places, name_span
 
+TREE_VERSION = 2
+"""Of the state tree that is written. Version 1 has no feeds; a reader of version 1 refuses 2, or
+it would use samples twice.
+"""
+READABLE = (1, 2)
 BLOCK_BYTES = 2**20
 """Of a piece, checked and then copied while the cache holds them."""
 TOUCH_BYTES = 2**22
@@ -62,6 +68,18 @@ class Checkpoint:
         self._lock = threading.Lock()
         self._in_use = False
         threading.Thread(target=self._touch, name="everstep-map", daemon=True).start()
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """All but the tensors. Raises `StateError` for a version that this reader does not know."""
+        tree: dict[str, Any] = self.manifest.state or {}
+        if tree.get("version") not in READABLE:
+            raise StateError(
+                f"the checkpoint's state tree has version {tree.get('version')}; this reader "
+                f"knows {TREE_VERSION}: install the version of everstep that wrote it, or a newer "
+                "one"
+            )
+        return tree
 
     def has(self, name: str) -> bool:
         return name in self._tensors

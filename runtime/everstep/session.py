@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
-from everstep import digests, forming, randomness, rewind, sharded, snapshot, spread, state
+from everstep import (
+    checkpoint_reader,
+    digests,
+    forming,
+    randomness,
+    rewind,
+    sharded,
+    snapshot,
+    spread,
+    state,
+)
 from everstep.asked_save import AskedSave
 from everstep.buffers import Buffers
 from everstep.checkpoint_reader import Checkpoint
@@ -41,11 +51,6 @@ if TYPE_CHECKING:
 
     from everstep.step_state import StepState
 
-TREE_VERSION = 2
-"""Of the state tree that is written. Version 1 has no feeds; a reader of version 1 refuses 2, or
-it would use samples twice.
-"""
-READABLE = (1, 2)
 EXIT_FAILED = 1
 ROOM_SECONDS = 1.0
 """Pause between two tries to find room for a save that the job waits for."""
@@ -269,7 +274,7 @@ class Session:
         """All but the tracked objects. The tensors are copies."""
         tensors: state.Tensors = {}
         tree = {
-            "version": TREE_VERSION,
+            "version": checkpoint_reader.TREE_VERSION,
             "seed": self.seed,
             "feeds": self.feeds.encode(),
             "random": state.encode(randomness.capture(), "random", tensors),
@@ -450,14 +455,7 @@ class Session:
 
     def _tree(self) -> dict[str, Any]:
         assert self.checkpoint is not None
-        tree: dict[str, Any] = self.checkpoint.manifest.state or {}
-        if tree.get("version") not in READABLE:
-            raise StateError(
-                f"the checkpoint's state tree has version {tree.get('version')}; this reader "
-                f"knows {TREE_VERSION}: install the version of everstep that wrote it, or a newer "
-                "one"
-            )
-        return tree
+        return self.checkpoint.tree
 
     def _recorded_feeds(self) -> dict[str, feed.FeedRecord] | None:
         """None: the checkpoint was written by a version that did not record feeds."""

@@ -1,6 +1,6 @@
 """Tensors of which each rank of a unit holds a box (DTensor). Nothing here issues a collective.
 
-torch's module for them takes long to import, so it is only looked up: no DTensor exists before a script has imported it.
+torch's module for them takes long to import, so it is only looked up: before a script has imported it, there is none.
 """
 
 import sys
@@ -151,7 +151,7 @@ def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def divide(whole: torch.Tensor, wanted: torch.Tensor | Like | None) -> torch.Tensor:
-    """What lies here of a plain tensor, as a DTensor like the wanted one; itself if that is none or has another shape."""
+    """What lies here of a plain tensor, divided like the wanted one; itself if that is none, or of another shape."""
     like = wanted.tensor if isinstance(wanted, Like) else wanted
     if like is None or not is_sharded(like) or is_sharded(whole) or like.shape != whole.shape:
         return whole

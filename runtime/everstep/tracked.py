@@ -296,7 +296,7 @@ def _list_own(kind: str, thing: Any, tree: Any) -> dict[str, torch.Tensor]:
 def _list_states(
     tree: Any, parameters: Mapping[str, torch.nn.Parameter]
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """(stored name, parameter) of an optimizer's state for DTensors. Its count of steps stays plain, as torch makes it."""
+    """Stored name → parameter, of an optimizer's state for DTensors. The count of steps stays plain, as in torch."""
     for name, values in tree["state"].items():
         parameter = parameters.get(name)
         if parameter is None or not is_sharded(parameter) or not isinstance(values, dict):

@@ -1,4 +1,4 @@
-"""`everstep run | verify | checkpoints | fork`. `run` is a launcher on a laptop; where an operator
+"""`everstep run | verify | checkpoints | fork | fetch`. `run` is a launcher on a laptop; where an operator
 has set the environment, it is the pod's agent.
 """
 
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     arguments = parse(own)
     if arguments.command == "run":
         return _run(arguments, script_args)
-    if arguments.command in ("verify", "checkpoints", "fork"):
+    if arguments.command in ("verify", "checkpoints", "fork", "fetch"):
         return _read(arguments)
     build_parser().print_help()
     return 2
@@ -193,7 +193,25 @@ def _add_readers(commands: Any) -> None:
     )
     fork.add_argument("--step", type=_natural, required=True, metavar="N")
     fork.add_argument("--to", required=True, metavar="RUN", help="the new run's folder or URI")
-    for parser in (verify, listing, fork):
+    fetch = commands.add_parser(
+        "fetch",
+        help="bring a checkpoint's files to this machine; everstep.load does so",
+        description="Fetch and verify the parts of one checkpoint. Chunks of a run in a folder stay there.",
+    )
+    fetch.add_argument(
+        "--step",
+        type=_natural,
+        metavar="N",
+        help="of the checkpoint (default: the newest readable)",
+    )
+    fetch.add_argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="of a tracked object, e.g. model; may be repeated (default: all)",
+    )
+    fetch.add_argument("--to", required=True, metavar="DIR", help="folder for the files")
+    for parser in (verify, listing, fork, fetch):
         parser.add_argument("run", metavar="RUN", help="folder or URI of the run: STORE/NAME")
         parser.add_argument(
             "--json", action="store_true", help="print one line of JSON, for programs"
@@ -283,9 +301,10 @@ def _read(arguments: argparse.Namespace) -> int:
             arguments.command,
             arguments.run,
             os.environ,
-            step=getattr(arguments, "step", 0),
+            step=getattr(arguments, "step", None),
             to=getattr(arguments, "to", ""),
             unpin=getattr(arguments, "unpin", None) or "",
+            only=tuple(getattr(arguments, "only", None) or ()),
             as_json=arguments.json,
         )
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from everstep import digests, staging, state
 from everstep.shares import part_of
-from everstep_contract.units import ONE_RANK
+from everstep_contract.units import ONE_RANK, Mesh
 
 
 def some_state() -> state.Tensors:
@@ -72,3 +72,17 @@ def test_a_sum_is_that_of_the_bytes_as_words(raw: bytes, first: int) -> None:
 def test_a_tensor_that_is_not_contiguous_has_the_sum_of_its_copy() -> None:
     tensor = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     assert digests.sum_words(tensor.t()) == digests.sum_words(tensor.t().contiguous())
+
+
+@pytest.mark.parametrize("units", [1, 2, 4])
+def test_units_are_compared_place_by_place(units: int) -> None:
+    mesh, told = Mesh(shard=2), dict[int, list[int]]()
+    for rank in range(2 * units):
+        for own in digests.tell(some_state(), part_of(mesh, rank, 2 * units)):
+            told.setdefault(own.part, []).append(rank)
+    if units == 1:
+        assert told == {}
+    else:
+        assert set(told) == set(range(2 * units)), "every part is compared"
+        assert {len(ranks) for ranks in told.values()} == {min(3, units)}
+        assert all({r % 2 for r in ranks} == {part % 2} for part, ranks in told.items())

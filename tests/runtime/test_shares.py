@@ -1,11 +1,14 @@
 """How micro-batches, buckets and the parts of a save are divided among the ranks."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from everstep import shares
-from everstep.shares import Parameter, TensorSize, part_of
-from everstep_contract.units import ONE_RANK
+from everstep.shares import Parameter, Part, TensorSize, part_of
+from everstep_contract.units import ONE_RANK, Mesh
 
 
 def test_32_micro_batches_over_3_ranks_are_11_11_10() -> None:
@@ -66,3 +69,58 @@ def test_the_parts_of_a_save_are_about_equal() -> None:
         for r in range(4)
     ]
     assert max(rows) - min(rows) <= 2
+
+
+MESHES = [
+    (Mesh(), 1),
+    (Mesh(), 3),
+    (Mesh(shard=2), 1),
+    (Mesh(shard=2), 2),
+    (Mesh(shard=3), 2),
+    (Mesh(tensor=2), 2),
+    (Mesh(shard=2, tensor=2), 1),
+    (Mesh(shard=3, tensor=2), 2),
+]
+
+
+def box_on(part: Part, divided: frozenset[str], rows: int) -> range:
+    """The rows of a tensor that lie on a rank, as `torch.chunk` cuts them: by tensor first, then by shard."""
+    held = range(rows)
+    for name, at, size in (
+        ("tensor", part.place % part.mesh.tensor, part.mesh.tensor),
+        ("shard", part.place // part.mesh.tensor, part.mesh.shard),
+    ):
+        if name in divided:
+            each = -(-len(held) // size)
+            held = held[at * each : (at + 1) * each]
+    return held
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("mesh", "units"), MESHES)
+@given(rows=some.lists(some.integers(0, 9), min_size=1, max_size=6), data=some.data())
+def test_every_row_of_a_divided_tensor_is_stored_once(
+    mesh: Mesh, units: int, whole: bool, rows: list[int], data: some.DataObject
+) -> None:
+    kinds = [frozenset(), {"shard"}, {"tensor"}, {"shard", "tensor"}]
+    divided = [frozenset(data.draw(some.sampled_from(kinds))) for _ in rows]
+    stored: list[list[int]] = [[] for _ in rows]
+    parts = [part_of(mesh, rank, units * mesh.unit) for rank in range(units * mesh.unit)]
+    for part in [p.of_one_unit() for p in parts[-mesh.unit :]] if whole else parts:
+        boxes = [box_on(part, d, n) for d, n in zip(divided, rows, strict=True)]
+        sizes = [
+            TensorSize(name=str(i), shape=(len(box), 3), item_bytes=4, divided=d)
+            for i, (box, d) in enumerate(zip(boxes, divided, strict=True))
+        ]
+        for held in shares.plan_part(sizes, part):
+            stored[int(held.name)] += boxes[int(held.name)][held.first : held.last]
+    assert [sorted(found) for found in stored] == [list(range(n)) for n in rows]
+
+
+def test_the_ranks_that_hold_the_same_box_share_its_bytes() -> None:
+    mesh, box = Mesh(shard=2, tensor=2), TensorSize(name="w", shape=(40, 1), item_bytes=4)
+    box = replace(box, divided=frozenset({"shard"}))
+    stored = [shares.plan_part([box], part_of(mesh, rank, 8)) for rank in range(8)]
+    assert [(r.first, r.last) for (r,) in stored] == [
+        (0, 10), (10, 20), (0, 10), (10, 20), (20, 30), (30, 40), (20, 30), (30, 40),
+    ]  # fmt: skip

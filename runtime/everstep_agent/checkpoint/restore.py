@@ -167,10 +167,12 @@ def choose_chunks(manifest: Manifest) -> list[Chunk]:
     return [c for c in manifest.chunks if c.digest in spans]
 
 
-def list_spans(manifest: Manifest) -> dict[str, Spans]:
-    """Digest → where the pieces of tensors lie in the chunk."""
+def list_spans(manifest: Manifest, objects: Collection[str] = ()) -> dict[str, Spans]:
+    """Digest → where the pieces of tensors lie in the chunk. `objects`: only those of these tracked objects."""
     found: dict[str, set[tuple[int, int]]] = {}
     for tensor in manifest.tensors:
+        if objects and tensor.name.partition("/")[0] not in objects:
+            continue
         for piece in tensor.pieces:
             count = math.prod(piece.lengths) * ITEM_BYTES[tensor.dtype]
             found.setdefault(piece.chunk, set()).add((piece.at, count))

@@ -1,15 +1,16 @@
-"""`everstep verify | checkpoints | fork`: commands that need only a run's address."""
+"""`everstep verify | checkpoints | fork | fetch`: commands that need only a run's address."""
 
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from everstep_agent import storage
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.pin_rules import NoPin
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
-from everstep_agent.tools import fork, pins, verify
+from everstep_agent.tools import fetch, fork, pins, verify
 from everstep_contract import codec
 
 
@@ -18,9 +19,10 @@ async def read(
     run: str,
     environ: Mapping[str, str],
     *,
-    step: int,
+    step: int | None,
     to: str,
     unpin: str,
+    only: tuple[str, ...] = (),
     as_json: bool,
 ) -> int:
     """The exit status: 0 success, 1 the check failed, 2 it could not be made."""
@@ -38,8 +40,13 @@ async def read(
             catalog = await fork.list_checkpoints(store)
             _say(as_json, catalog, fork.build_table(catalog))
             return 0
+        if command == "fetch":
+            fetched = await fetch.fetch_checkpoint(store, _make_folder(to), step=step, only=only)
+            _say(as_json, fetched, fetch.describe(fetched))
+            return 0
+        assert step is not None
         forked = await fork.fork_run(store, _open(to, environ, create=True), step)
-    except (StoreError, Broken, fork.CannotFork, NoPin) as error:
+    except (StoreError, Broken, fork.CannotFork, fetch.NothingToFetch, NoPin, OSError) as error:
         print(f"everstep: {error}", file=sys.stderr)
         return 2
     _say(as_json, forked, f"{forked.run} starts from step {forked.step} of epoch {forked.epoch}")
@@ -49,6 +56,12 @@ async def read(
 def _open(run: str, environ: Mapping[str, str], *, create: bool) -> ObjectStore:
     where = run if "://" in run else "file://" + os.path.abspath(run)
     return storage.open_store(where, "", environ, create=create)
+
+
+def _make_folder(to: str) -> Path:
+    folder = Path(os.path.abspath(to))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _say(as_json: bool, value: object, table: str) -> None:

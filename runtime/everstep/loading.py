@@ -1,0 +1,98 @@
+"""A checkpoint as plain tensors, in any script or notebook.
+
+The `everstep` command fetches it, in a process of its own: this package knows no store, and a notebook has an event
+loop already. The reader is the one that workers have.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from everstep import state
+from everstep.checkpoint_reader import Checkpoint
+from everstep.errors import Misuse, StateError
+from everstep_contract import codec
+from everstep_contract.fetched import Fetched
+
+
+class Loaded(dict[str, Any]):
+    """Name in `job.track` → what the object's `load_state_dict` takes (of a tensor: the tensor). Full tensors, on the
+    CPU. An optimizer's parameters are numbered in the order in which it held them, as torch does.
+    """
+
+    def __init__(self, objects: dict[str, Any], found: Fetched) -> None:
+        super().__init__(objects)
+        self.step, self.epoch, self.run = found.step, found.epoch, found.run
+
+
+def load(uri: str, *, step: int | None = None, only: Iterable[str] = ()) -> Loaded:
+    """Load a checkpoint of a run, whatever ranks and mesh have saved it. No agent is needed.
+
+    Args:
+        uri: of the run: STORE/NAME, a folder or `file://`, `s3://`, `gs://`, `az://`; keys and endpoint as for
+            `everstep run`.
+        step: of the checkpoint; None: the newest one that can be read. Newer ones are named by a warning.
+        only: names of tracked objects to load; none: all. The others are not fetched.
+
+    It takes as much memory as the objects, and, if the store is no folder, as much room in the folder of temporary
+    files (`TMPDIR`) until it returns.
+
+    Raises:
+        Misuse: an argument cannot be used.
+        StateError: there is no such run, checkpoint or object, a part of it is damaged, or it cannot be read; the
+            message says which.
+    """
+    names = _check(uri, step, only)
+    with tempfile.TemporaryDirectory(prefix="everstep-load-") as folder:
+        found = _fetch(str(uri), step, names, folder)
+        for skipped in found.skipped:
+            text = (
+                f"{found.run}: the checkpoint of step {skipped.step} is passed over: {skipped.why}"
+            )
+            warnings.warn(text, stacklevel=2)
+        checkpoint = Checkpoint(found.manifest, found.places)
+        trees = checkpoint.tree["objects"]
+        objects = {n: _read(trees[n], checkpoint) for n in trees if not names or n in names}
+    return Loaded(objects, found)
+
+
+def _check(uri: object, step: object, only: Iterable[str]) -> tuple[str, ...]:
+    if not isinstance(uri, (str, os.PathLike)):
+        raise Misuse(f"everstep.load({uri!r:.80}): give the address of a run, STORE/NAME")
+    if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
+        raise Misuse(f"everstep.load: step is {step!r:.80}; give a whole number, or leave it out")
+    if isinstance(only, str):
+        raise Misuse(f"everstep.load: only={only!r} is a text; write only=[{only!r}]")
+    return tuple(only)
+
+
+def _fetch(uri: str, step: int | None, only: tuple[str, ...], folder: str) -> Fetched:
+    command = [sys.executable, "-m", "everstep_agent.cli", "fetch", uri, "--to", folder, "--json"]
+    command += [] if step is None else ["--step", str(step)]
+    command += [part for name in only for part in ("--only", name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
+        raise StateError(f"everstep.load: {said[-1].removeprefix('everstep: ')}")
+    return codec.loads(Fetched, done.stdout.encode())
+
+
+def _read(tree: dict[str, Any], checkpoint: Checkpoint) -> Any:
+    tensors = checkpoint.read(dict.fromkeys(state.list_names(tree["state"])))
+    value = state.decode(tree["state"], tensors.__getitem__, torch.device("cpu"))
+    return _number_parameters(value) if tree["kind"] == "optimizer" else value
+
+
+def _number_parameters(value: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint has the names of an optimizer's parameters in the place of torch's numbers."""
+    names = [name for group in value["param_groups"] for name in group["params"]]
+    numbers = {name: number for number, name in enumerate(names)}
+    groups = [{**g, "params": [numbers[n] for n in g["params"]]} for g in value["param_groups"]]
+    states = {numbers.get(key, key): held for key, held in value["state"].items()}
+    return {**value, "state": states, "param_groups": groups}

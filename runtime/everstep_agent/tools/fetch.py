@@ -1,0 +1,133 @@
+"""`everstep fetch RUN`: brings a checkpoint's files to this machine, verified, for a reader that has no store.
+
+A chunk of a run in a folder stays where it lies.
+"""
+
+import asyncio
+from pathlib import Path
+
+from everstep_agent.checkpoint import digest
+from everstep_agent.checkpoint.bounded import all_of
+from everstep_agent.checkpoint.files import replace_file
+from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
+from everstep_agent.checkpoint.restore import PLACES_NAME, Spans, fetch_verified, list_spans
+from everstep_agent.runlog.log_index import LogIndex
+from everstep_agent.runlog.run_log import RunLog
+from everstep_agent.storage.address import parse_uri
+from everstep_agent.storage.store import ObjectStore
+from everstep_agent.tools.fork import choose_commit
+from everstep_contract import codec
+from everstep_contract.fetched import Fetched, Skipped
+from everstep_contract.log import Commit
+from everstep_contract.manifest import Chunk, Manifest
+from everstep_contract.places import Place, Places
+
+CONCURRENCY = 4
+MANIFEST_NAME = "manifest.json"
+
+
+class NothingToFetch(Exception):
+    """The run has no checkpoint that can be read, or lacks what was asked for."""
+
+
+async def fetch_checkpoint(
+    store: ObjectStore, folder: Path, *, step: int | None = None, only: tuple[str, ...] = ()
+) -> Fetched:
+    """Into `folder`, which exists.
+
+    Args:
+        step: of the checkpoint; None: the newest one that can be read.
+        only: names of tracked objects; none: all of them.
+
+    Raises:
+        NothingToFetch: there is none; the message says what there is.
+        CannotFork: there is no checkpoint of this step.
+        Broken: a part of the checkpoint of this step is gone or changed.
+        StoreError: the store cannot say.
+        OSError: there is no room.
+    """
+    run_log = RunLog(store)
+    await run_log.refresh()
+    skipped: list[Skipped] = []
+    for commit in _choose(store, run_log.index, step):
+        try:
+            return await _fetch(store, commit, folder, only, tuple(skipped))
+        except Broken as error:
+            if step is not None:
+                raise
+            skipped.append(Skipped(step=commit.step, why=str(error)))
+    why = "; ".join(f"step {s.step}: {s.why}" for s in skipped)
+    raise NothingToFetch(f"{store.uri}: no checkpoint can be read: {why}")
+
+
+def _choose(store: ObjectStore, log: LogIndex, step: int | None) -> list[Commit]:
+    if not log.entries:
+        raise NothingToFetch(f"{store.uri}: there is no run; give the address STORE/NAME of a run")
+    if step is not None:
+        return [choose_commit(log, step)]
+    found = list(log.resumable())
+    if not found:
+        raise NothingToFetch(f"{store.uri}: the run has no checkpoint yet")
+    return found
+
+
+async def _fetch(
+    store: ObjectStore,
+    commit: Commit,
+    folder: Path,
+    only: tuple[str, ...],
+    skipped: tuple[Skipped, ...],
+) -> Fetched:
+    manifest = await fetch_manifest(store, commit)
+    _require_objects(manifest, only)
+    wanted = list_spans(manifest, only)
+    chunks = [c for c in manifest.chunks if c.digest in wanted]
+    slots = asyncio.Semaphore(CONCURRENCY)
+    found = await all_of(_bring(store, c, wanted[c.digest], folder, slots) for c in chunks)
+    places = Places(chunks={c.digest: place for c, place in zip(chunks, found, strict=True)})
+    for name, document in ((MANIFEST_NAME, manifest), (PLACES_NAME, places)):
+        await asyncio.to_thread(replace_file, folder / name, codec.dumps(document))
+    return Fetched(
+        run=store.uri,
+        epoch=commit.epoch,
+        step=commit.step,
+        manifest=str(folder / MANIFEST_NAME),
+        places=str(folder / PLACES_NAME),
+        skipped=skipped,
+    )
+
+
+def _require_objects(manifest: Manifest, only: tuple[str, ...]) -> None:
+    known = (manifest.state or {}).get("objects", {})
+    if lacking := [name for name in only if name not in known]:
+        raise NothingToFetch(
+            f"the checkpoint of step {manifest.step} has no {', '.join(lacking)}; it has "
+            f"{', '.join(sorted(known))}"
+        )
+
+
+async def _bring(
+    store: ObjectStore, chunk: Chunk, spans: Spans, folder: Path, slots: asyncio.Semaphore
+) -> Place:
+    async with slots:
+        body = await fetch_verified(store, chunk)
+        path = _find_file(store.uri, chunk.key)
+        if path is None:
+            path = folder / chunk.digest
+            await asyncio.to_thread(replace_file, path, body)
+        sums = await asyncio.to_thread(digest.sum_pieces, body, spans)
+        return Place(path=str(path), start=0, bytes=chunk.bytes, sums=sums)
+
+
+def _find_file(uri: str, key: str) -> Path | None:
+    """The file of a key, if the store is a folder of this machine."""
+    address = parse_uri(uri)
+    path = Path(address.bucket, key)
+    return path if address.scheme == "file" and path.is_file() else None
+
+
+def describe(found: Fetched) -> str:
+    """For people."""
+    lines = [f"step {s.step} is passed over: {s.why}" for s in found.skipped]
+    where = f"{found.manifest} and {found.places} name its parts"
+    return "\n".join([*lines, f"step {found.step} of epoch {found.epoch} of {found.run}: {where}"])

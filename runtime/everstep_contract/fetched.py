@@ -1,0 +1,23 @@
+"""What `everstep fetch --json` prints: where a checkpoint's files lie now, for `everstep.load`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    run: str
+    """The run's address."""
+    epoch: int
+    step: int
+    manifest: str
+    """Path of the manifest."""
+    places: str
+    """Path of a `Places` document: where its chunks lie."""
+    skipped: tuple[Skipped, ...] = ()
+    """Newer checkpoints that cannot be read, the newest first."""

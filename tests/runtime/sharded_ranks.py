@@ -1,0 +1,173 @@
+"""Ranks that are real processes with real gloo, with a model that FSDP2 and tensor parallelism divide, and a session
+each. They have no agent: what they stage is returned.
+"""
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from everstep import state
+from everstep.membership import Membership
+from everstep.meter import Meter
+from everstep.session import Session
+from everstep_contract import wire
+from everstep_contract.units import Mesh
+from runtime.a_job import AgentRecord
+
+LIMIT = 90.0
+"""Seconds."""
+
+
+class Net(nn.Module):
+    """Sizes that no number of ranks divides, and parameters with fewer rows than ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 13), nn.LayerNorm(13)
+        self.last = nn.Linear(13, 1)
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(inputs)
+        return self.last(self.norm(hidden.relu()))  # type: ignore[no-any-return]
+
+
+class Rank:
+    """One rank: its session, model and optimizer. `device_mesh` None: a plain model."""
+
+    def __init__(
+        self, folder: Path, mesh: Mesh, rank: int, world: int, device_mesh: Any, **start: Any
+    ) -> None:
+        self.agent = AgentRecord()
+        said = wire.Start(
+            epoch=1, rank=rank, world=world, mesh=mesh, local_rank=rank, local_world=world, node_rank=0,
+            job="ns/test", run="ns/test", staging=str(folder), **start,
+        )  # fmt: skip
+        self.session = Session(
+            agent=self.agent,
+            membership=Membership(said, None),  # type: ignore[arg-type]
+            meter=Meter(None, epoch=1, applied=said.applied),
+            start=said,
+            seed=7,
+        )
+        torch.manual_seed(rank if start else 0)
+        self.model = Net()
+        if device_mesh is not None:
+            divide(self.model, device_mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.session.track({"model": self.model, "optimizer": self.optimizer})
+
+    def compute(self) -> None:
+        inputs = torch.linspace(-1, 1, 24).reshape(4, 6)
+        self.optimizer.zero_grad()
+        self.model(inputs).square().sum().backward()
+
+    def train(self, steps: int) -> "Rank":
+        for _ in range(steps):
+            self.compute()
+            self.optimizer.step()
+        return self
+
+    def gather(self) -> dict[str, torch.Tensor]:
+        """All state as full tensors; every rank calls it."""
+        tensors: state.Tensors = {}
+        self.session.tracked.capture(tensors)
+        whole = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in tensors.items()}
+        return {n: t.detach().clone() for n, t in whole.items()}
+
+    def staged(self) -> list[wire.Staged]:
+        return self.agent.of(wire.Staged)
+
+
+def divide(model: Net, device_mesh: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+    from torch.distributed.tensor.placement_types import Replicate
+
+    if device_mesh["tensor"].size() > 1:
+        plan = {
+            "first": ColwiseParallel(output_layouts=Replicate()),
+            "last": RowwiseParallel(input_layouts=Replicate()),
+        }
+        parallelize_module(model, device_mesh["tensor"], plan)
+    fully_shard(model.first, mesh=device_mesh["shard"])
+    fully_shard(model, mesh=device_mesh["shard"])
+
+
+def run_ranks(
+    folder: Path, mesh: Mesh, world: int, act: Callable[[Rank], Any], **start: Any
+) -> list[Any]:
+    """What `act` returns on each rank."""
+    import torch.distributed.fsdp  # once, before the forks
+
+    folder.mkdir(parents=True)
+    pids = [os.fork() or _run(folder, mesh, rank, world, act, start) for rank in range(world)]
+    try:
+        statuses = _wait(pids)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    said = (folder / "output").read_text() if (folder / "output").exists() else ""
+    assert statuses == [0] * world, said
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+def _wait(pids: list[int]) -> list[int]:
+    """Their exit statuses; -1: still running. They are not reaped, so no other process has got their ids."""
+    until = time.monotonic() + LIMIT
+    ended: dict[int, int] = {}
+    while len(ended) < len(pids) and time.monotonic() < until and not any(ended.values()):
+        for pid in set(pids) - set(ended):
+            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if found is not None:
+                ended[pid] = found.si_status
+        time.sleep(0.01)
+    return [ended.get(pid, -1) for pid in pids]
+
+
+def _run(
+    folder: Path,
+    mesh: Mesh,
+    rank: int,
+    world: int,
+    act: Callable[[Rank], Any],
+    start: dict[str, Any],
+) -> int:
+    """In the child; never returns."""
+    status = 1
+    try:
+        torch.set_num_threads(1)
+        store = dist.FileStore(str(folder / "keys"), world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        found = act(Rank(folder, mesh, rank, world, form_mesh(mesh, world), **start))
+        torch.save(found, folder / f"{rank}.pt")
+        dist.barrier()
+        status = 0
+    except BaseException:
+        with open(folder / "output", "a") as out:
+            out.write(f"rank {rank}:\n{traceback.format_exc()}")
+    finally:
+        os._exit(status)
+
+
+def form_mesh(mesh: Mesh, world: int) -> Any:
+    """The mesh of this rank's unit, as `job.mesh` is."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = (world // mesh.unit, mesh.shard, mesh.tensor)
+    return init_device_mesh("cpu", shape, mesh_dim_names=("unit", "shard", "tensor"))[
+        "shard", "tensor"
+    ]
