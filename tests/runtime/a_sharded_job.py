@@ -148,7 +148,9 @@ def compare(job: Job, folder: Path) -> None:
     job.track(model=model, optimizer=optimizer)
     dataset = a_dataset()
     feeds = [job.batches(dataset, global_batch=n, micro_batch=2) for n in (24, 10, 2)]
-    found: dict[str, Any] = {"steps": []}
+    group: Any = job._session.membership.group
+    sockets = len(group._sockets), len(group._unit_sockets)
+    found: dict[str, Any] = {"steps": [], "sockets": sockets}
     for step in job.steps(until=3):
         data = feeds[step.number - 1]
         beside = Beside(model, list_batches(job, data, dataset, 0), BOTH)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from everstep import Job, run, spread
+from everstep import Job, run, spread, worker
 from everstep import mesh as connections
 from everstep.errors import Misuse
 from everstep.group import LocalGroup
@@ -80,13 +80,9 @@ def test_gradients_are_those_of_one_process(outcome: Outcome) -> None:
             assert step["gradients"].keys() == step["beside"].keys()
             for name, found in step["gradients"].items():
                 wanted = step["beside"][name]
-                close = (
-                    {"rtol": 2e-2, "atol": 1e-2}
-                    if "narrow" in name
-                    else {"rtol": 1e-5, "atol": 1e-6}
-                )
+                close = 1e-2 if "narrow" in name else 1e-5
                 torch.testing.assert_close(
-                    found, wanted, **close, msg=lambda m, n=name: f"{n}: {m}"
+                    found, wanted, rtol=close, atol=close, msg=lambda m, n=name: f"{n}: {m}"
                 )
 
 
@@ -138,6 +134,14 @@ def test_ranks_of_a_unit_make_as_many_passes(outcome: Outcome) -> None:
         assert passes[0] == -(-micro_batches // mesh.count_shares(world))
 
 
+def test_every_connection_is_there_to_be_cut_once_the_group_is_formed(outcome: Outcome) -> None:
+    mesh, world = outcome.size.mesh, outcome.size.world
+    sums = [world, world // mesh.unit, *([world // mesh.tensor] if mesh.tensor > 1 else [])]
+    inside = [mesh.shard, mesh.tensor]
+    for rank in outcome.ranks:
+        assert rank["sockets"] == tuple(sum(n - 1 for n in own) for own in (sums, inside))
+
+
 def test_an_evaluation_counts_each_sample_once(outcome: Outcome) -> None:
     totals = [rank["evaluated"] for rank in outcome.ranks]
     assert all(own == totals[0] for own in totals)
@@ -187,8 +191,8 @@ def lost(
     main = die_in(request.param)
     with agent(tmp_path, lambda: run(main, seed=4), 4, mesh=Mesh(shard=2)) as ours:
         ours.wait_ended([3])
-        for worker in ours.living:
-            worker.send(wire.Cut(epoch=1))
+        for one in ours.living:
+            one.send(wire.Cut(epoch=1))
         began = time.monotonic()
         ours.wait_for(lambda w: bool(w.of(wire.Parked)), [0, 1, 2])
         assert time.monotonic() - began < 10.0, "they wait for nobody's time limit"
@@ -232,6 +236,12 @@ def test_a_unit_fills_up_what_its_ranks_have_less(
     members = [a_member(rank, mesh) for rank in range(4)]
     assert [list(m.plan(micro_batches)) for m in members] == shares
     assert [m.plan_fillers(micro_batches) for m in members] == fillers
+
+
+def test_ranks_of_a_unit_of_several_do_not_regroup() -> None:
+    assert worker.can_regroup(Mesh()) is not torch.cuda.is_available()
+    assert not worker.can_regroup(Mesh(shard=2))
+    assert not worker.can_regroup(Mesh(tensor=2))
 
 
 @pytest.fixture
