@@ -5,18 +5,23 @@ other members. The rank that comes first names the way in the epoch's keys, so a
 """
 
 import os
+import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from everstep import group, mesh, store
+from everstep import group, mesh, store, unit
 from everstep.errors import Misuse
 from everstep.group import Group, LocalGroup, TorchGroup
+from everstep_contract import units
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 SETTING = "EVERSTEP_GROUP_FORMING"
 AUTO, REINIT, RECONFIGURE = "auto", "reinit", "reconfigure"
@@ -72,6 +77,7 @@ class Place:
     world: int
     address: str | None
     """Of this pod; None: this machine's loopback interface."""
+    mesh: units.Mesh = units.ONE_RANK
 
 
 def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
@@ -87,8 +93,11 @@ def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
             return LocalGroup()
         keys = store.AgentStore(agent, place.epoch)
         way = _agree(keys, choose_forming(can_reconfigure(), setting))
+        if place.mesh.unit > 1:  # ranks of such a unit never go on in another epoch
+            way = REINIT
         listener = mesh.offer(keys, place.rank, place.world, _address(place))
         made = reconfigure(keys, place) if way == RECONFIGURE else reinit(keys, place)
+        made.keys = keys
         made.mesh = mesh.connect(keys, place.rank, place.world, listener, FORMING.total_seconds())
         if made.mesh is not None:
             group.close_in_children(made.mesh.sockets)
@@ -157,7 +166,7 @@ def _end_former() -> None:
         dist.destroy_process_group()
 
 
-def _make(keys: store.AgentStore, place: Place, **settings: Any) -> None:
+def _make(keys: Any, place: Place, **settings: Any) -> None:
     """torch's default group."""
     # torch names a group by counting, and the name is part of its keys: after a formation that
     # failed here alone, this rank would wait for keys that no other one sets.
@@ -177,8 +186,42 @@ def _make(keys: store.AgentStore, place: Place, **settings: Any) -> None:
 
 
 def _found(place: Place, before: Mapping[int, str]) -> TorchGroup:
-    sockets = group.own(group.list_new(before, group.open_sockets()))
-    return TorchGroup(place.rank, place.world, sockets)
+    if place.mesh.unit > 1:
+        return _found_unit(place, before)
+    return TorchGroup(place.rank, place.world, _own_new(before))
+
+
+def _found_unit(place: Place, before: Mapping[int, str]) -> TorchGroup:
+    """gloo connects all ranks of a group when it is made, so each socket that is new belongs to it."""
+    make = unit.make_group(LIMIT)
+    sums = unit.form_sums(place.mesh, place.rank, place.world, make)
+    between = _own_new(before)
+    before = group.open_sockets()
+    made = unit.Unit(
+        place.mesh,
+        place.rank,
+        sums=sums,
+        dimensions=unit.form_dimensions(place.mesh, place.rank, make),
+        device=_device(),
+    )
+    return TorchGroup(place.rank, place.world, between, made, _own_new(before))
+
+
+def _own_new(before: Mapping[int, str]) -> list[socket.socket]:
+    return group.own(group.list_new(before, group.open_sockets()))
+
+
+def build_mesh_of_one(rank: int) -> "DeviceMesh":
+    """torch's mesh of a unit of one rank; torch's default group is made for it where the job has one rank."""
+    with _forming:
+        if not dist.is_initialized():
+            _make(dist.HashStore(), Place(0, 0, 1, None))  # type: ignore[attr-defined]
+        alone = unit.make_group(LIMIT)([rank])
+        return unit.build_device_mesh([rank], units.ONE_RANK, [alone, alone], _device())
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Pair:

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import ErrorType
 
 from everstep.last_sum import DirectSum, LastSum, Look, Note, QueuedSum, fits, ignore
 from everstep.mesh import Mesh
+from everstep.unit import Over, Squares, Unit
 
 _TCP_INFO = struct.Struct("=120x2Q")
 """As far as the bytes acknowledged and the bytes received, of `struct tcp_info` (Linux 4.2 or newer)."""
@@ -50,8 +51,8 @@ class Group(Protocol):
     abandoned: bool
     """An operation did not return after a cut: it may still write into its tensors."""
 
-    def all_reduce(self, tensor: torch.Tensor) -> Any:
-        """Start a sum in place; None if the group is broken."""
+    def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
+        """Start a sum in place, over all ranks or some of them; None if the group is broken."""
 
     def start_last(self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore) -> Any:
         """Start the sum of a few kilobytes that is complete only if `works` are, on every rank. Its `own`:
@@ -64,8 +65,14 @@ class Group(Protocol):
     def end_last(self, last: Any, look: TellMoved = tell_nobody) -> torch.Tensor | None:
         """The sum that `start_last` has started; None: this rank must leave the group."""
 
+    def add_squares(self, own: Squares) -> float | None:
+        """The sum over the unit, alike on all ranks; None: a rank of the unit is lost."""
+
     def cut(self) -> None:
-        """Make every operation fail, here and at the neighbours; from any thread, repeatable."""
+        """Make every operation between units fail, here and at the neighbours; from any thread, repeatable."""
+
+    def cut_unit(self) -> None:
+        """The same within the unit: this rank computes no more."""
 
     def drop(self) -> None:
         """Release what a group that was cut holds, once its operations have returned."""
@@ -79,7 +86,7 @@ class LocalGroup:
     def __init__(self) -> None:
         self._cut = threading.Event()
 
-    def all_reduce(self, tensor: torch.Tensor) -> Any:
+    def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
         return None if self._cut.is_set() else tensor
 
     def start_last(
@@ -93,8 +100,14 @@ class LocalGroup:
     def end_last(self, last: Any, look: TellMoved = tell_nobody) -> torch.Tensor | None:
         return None if last is None else last.numbers
 
+    def add_squares(self, own: Squares) -> float | None:
+        return own.total
+
     def cut(self) -> None:
         self._cut.set()
+
+    def cut_unit(self) -> None:
+        pass
 
     def drop(self) -> None:
         pass
@@ -107,11 +120,23 @@ class _Alone:
 
 
 class TorchGroup:
-    """torch's default group over gloo, with nccl for CUDA tensors."""
+    """torch's default group over gloo, with nccl for CUDA tensors, and the groups of this rank's unit."""
 
-    def __init__(self, rank: int, world: int, sockets: Iterable[socket.socket]) -> None:
-        self.rank, self.world = rank, world
-        self._sockets = list(sockets)
+    unit: Unit | None = None
+    """None: each rank is a unit."""
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        sockets: Iterable[socket.socket],
+        unit: Unit | None = None,
+        unit_sockets: Iterable[socket.socket] = (),
+    ) -> None:
+        self.rank, self.world, self.unit = rank, world, unit
+        self._sockets, self._unit_sockets = list(sockets), list(unit_sockets)
+        self.keys: Any = None
+        """The store, which torch asks again if the script makes groups of its own."""
         self.mesh: Mesh | None = None
         """The ranks' own connections; None: they have none."""
         self._cut_at: float | None = None
@@ -123,9 +148,12 @@ class TorchGroup:
         self._newest: Any = None
         """The operation launched last: gloo's one thread takes them in this order."""
 
-    def all_reduce(self, tensor: torch.Tensor) -> Any:
-        work = self._launch(lambda: self._group.allreduce([tensor]))
-        return _OnDevice(work) if work is not None and tensor.is_cuda else work
+    def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
+        group = self._group
+        if over is not None and self.unit is not None:
+            group = self.unit.sums.get(over, group)
+        work = self._launch(lambda: group.allreduce([tensor]))
+        return _OnDevice(work, group) if work is not None and tensor.is_cuda else work
 
     def start_last(
         self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore
@@ -137,7 +165,9 @@ class TorchGroup:
             last = DirectSum(works, self.cut, note, numbers, self.rank, self.mesh)
         else:
             last = QueuedSum(works, self.cut, note, numbers, self.world)
-        if not _on_device(works):
+        # Only behind sums of the same group is its place in gloo's thread.
+        last.late = _on_device(works) or (self.unit is not None and isinstance(last, QueuedSum))
+        if not last.late:
             last.follow()
             last.launch(self.all_reduce)
         return last
@@ -164,7 +194,7 @@ class TorchGroup:
     def end_last(self, last: Any, look: TellMoved = tell_nobody) -> torch.Tensor | None:
         self._look = lambda: look(self._count_moved())
         # NCCL calls back when an operation is launched, so here the main thread looks when it is over.
-        if last is not None and _on_device(last.buckets) and self.wait(last.buckets, last.note):
+        if last is not None and last.late and self.wait(last.buckets, last.note):
             last.complete()
             last.launch(self.all_reduce)
         found = last.end(self._ends, self._look) if last is not None else None
@@ -176,7 +206,11 @@ class TorchGroup:
         """Bytes that the other ranks have received from this one, and this one from them. None: not known."""
         if self._over_nccl:
             return None
-        sockets = [*self._sockets, *(self.mesh.sockets if self.mesh is not None else ())]
+        sockets = [
+            *self._sockets,
+            *self._unit_sockets,
+            *(self.mesh.sockets if self.mesh is not None else ()),
+        ]
         known = [count for one in sockets if (count := _count_bytes(one)) is not None]
         return sum(known) if known and len(known) == len(sockets) else None
 
@@ -189,16 +223,23 @@ class TorchGroup:
         if self.mesh is not None:
             self.mesh.cut()
         if first and self._over_nccl:
-            # In a thread of its own: it may take long, and the agent's socket must be read.
-            abort = self._group.abort
-            threading.Thread(target=abort, name="everstep-group-abort", daemon=True).start()
+            _abort([self._group, *(self.unit.sums.values() if self.unit is not None else ())])
+
+    def add_squares(self, own: Squares) -> float | None:
+        return own.total if self.unit is None else self.unit.add_squares(own)
+
+    def cut_unit(self) -> None:
+        for duplicate in self._unit_sockets:
+            _shut_down(duplicate)
+        if self.unit is not None and self._over_nccl:
+            _abort(self.unit.dimensions.values())
 
     def drop(self) -> None:
         """The destructor of torch's group waits for every operation, and one may never return: it runs
         in a thread of its own.
         """
-        left = [self._group, self._newest]
-        self._group = self._newest = None
+        left = [self._group, self._newest, self.unit]
+        self._group = self._newest = self.unit = None
         threading.Thread(target=left.clear, name="everstep-group-end", daemon=True).start()
 
     def leave(self) -> bool:
@@ -233,14 +274,14 @@ class TorchGroup:
                 return False
 
     def _ends(self, work: Any) -> bool:
-        return self._completes(work.work) if isinstance(work, _OnDevice) else self._returned(work)
+        return self._completes(work) if isinstance(work, _OnDevice) else self._returned(work)
 
-    def _completes(self, work: Any) -> bool:
+    def _completes(self, operation: "_OnDevice") -> bool:
         """NCCL fails an operation whose `wait` reaches a time limit, so this asks whether it is
         complete. An abort completes it, too: it counts only if nothing has failed and, asked last,
         there was no cut.
         """
-        looked = time.monotonic()
+        looked, work = time.monotonic(), operation.work
         while not work.is_completed():
             if self._cut_at is not None:
                 self.abandoned = True
@@ -249,7 +290,7 @@ class TorchGroup:
                 looked = time.monotonic()
                 self._look()
             time.sleep(NCCL_LOOK_SECONDS)
-        backend = self._group._get_backend(torch.device("cuda"))
+        backend = operation.group._get_backend(torch.device("cuda"))
         if backend.get_error() != ErrorType.SUCCESS or self._cut_at is not None:
             return False
         work.wait()  # orders the script's stream behind the sum; it does not wait
@@ -258,9 +299,20 @@ class TorchGroup:
 
 @dataclass(frozen=True, slots=True)
 class _OnDevice:
-    """An operation of NCCL."""
+    """An operation of NCCL, and its group."""
 
     work: Any
+    group: Any
+
+
+def _abort(groups: Iterable[Any]) -> None:
+    """In a thread of its own: it may take long, and the agent's socket must be read."""
+    chosen = list(groups)
+    threading.Thread(
+        target=lambda: [group.abort() for group in chosen],
+        name="everstep-group-abort",
+        daemon=True,
+    ).start()
 
 
 def _on_device(works: Sequence[Any]) -> bool:

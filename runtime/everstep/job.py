@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -14,6 +14,9 @@ from everstep.session import Session
 from everstep.step import Step
 from everstep.step_state import StepState
 from everstep_contract.position import Phase, Where
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Job:
@@ -36,6 +39,17 @@ class Job:
     @property
     def world_size(self) -> int:
         return self._session.membership.world
+
+    @property
+    def mesh(self) -> "DeviceMesh":
+        """torch's mesh of this rank's unit, with the dimensions "shard" and "tensor" (`everstep run --mesh
+        shard=2,tensor=2`); 1 × 1 where each rank holds the whole model.
+
+        Shard the model over it before `job.track`: `fully_shard(layer, mesh=job.mesh["shard"])`,
+        `parallelize_module(model, job.mesh["tensor"], plan)`. Everstep sums over the units. A job
+        that uses it restarts from a save when a rank is lost.
+        """
+        return self._session.find_mesh()
 
     @property
     def epoch(self) -> int:
@@ -207,7 +221,7 @@ class Job:
 
     def evaluate(self, data: Batches) -> Iterator[Any]:
         """This rank's share of one pass over `data`, in order, without gradients; `job.sum` adds
-        the results up.
+        the results up. The ranks of a unit have the same share.
 
         Inside a step it marks the step as applied, so it comes after everything that changes the
         state.
@@ -217,7 +231,7 @@ class Job:
         """
         if not isinstance(data, Batches):
             raise Misuse(f"job.evaluate({type(data).__name__}): it takes what job.batches returned")
-        share = self._session.membership.plan(data.pass_micro_batches)
+        share = self._session.membership.plan_evaluation(data.pass_micro_batches)
         with self._aside(Where.EVALUATE, "evaluate"):
             before = randomness.capture()
             try:
@@ -248,7 +262,8 @@ class Job:
             yield
 
     def sum(self, *values: float) -> tuple[float, ...]:
-        """Each value summed over all ranks, in float64.
+        """Each value summed over all ranks, in float64; where several ranks form a unit, over the first
+        of each unit.
 
         Every rank must call it, with as many values. Inside a step it marks the step as applied.
 
@@ -260,8 +275,11 @@ class Job:
         with self._aside(Where.EVALUATE, "evaluate"):
             self._park_if_broken()
             numbers = torch.tensor(values, dtype=torch.float64, device=session.device)
+            membership = session.membership
+            if membership.mesh.place_of(membership.rank) != 0:
+                numbers.zero_()
             with session.meter.charging("wait", waiting=True):
-                group = session.membership.group
+                group = membership.group
                 complete = group.wait([group.all_reduce(numbers)])
             if not complete:
                 sound = session.is_sound()

@@ -5,6 +5,7 @@ callback of a rank's last bucket sends the rank's numbers at once: no main threa
 which another rank may keep from its core. A bucket that failed cuts the group instead.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +36,11 @@ class LastSum:
 
     def __init__(self, buckets: Sequence[Any], cut: Callable[[], None], note: Note) -> None:
         self.buckets, self._cut, self.note = buckets, cut, note
-        self._over: list[None] = []
+        self._over = 0
+        self._counting = threading.Lock()
+        """Each group of torch's has a thread that tells."""
+        self.late = False
+        """It is launched once the main thread has seen that all before it are complete."""
         self.own = False
         """All sums before it are complete on this rank."""
 
@@ -53,9 +58,11 @@ class LastSum:
         except RuntimeError:
             self._cut()
             return
-        self._over.append(None)
-        self.note(len(self._over))
-        if len(self._over) == buckets:
+        with self._counting:
+            self._over += 1
+            complete = self._over
+            self.note(complete)
+        if complete == buckets:
             self.complete()
 
     def complete(self) -> None:

@@ -47,8 +47,17 @@ class Loop:
         self._first = self._session.feeds.draw(feed, step.number)
         """Place of the step's first sample in the order of the feed."""
         self._named, self._overlap = named, overlap
-        self._share: list[int] = list(self._session.membership.plan(feed.micro_batches))
+        membership = self._session.membership
+        self._mesh = membership.mesh
+        self._counts = self._mesh.counts(membership.rank)
+        """Whether this rank tells of its micro-batches: others compute the same ones with it."""
+        self._share: list[int] = list(membership.plan(feed.micro_batches))
         self._todo: list[int] = []
+        self._fillers = membership.plan_fillers(feed.micro_batches)
+        """Computed once more without weight, so that all ranks of the unit make as many passes."""
+        self._to_fill: list[int] = []
+        self._filling = False
+        self._batch: Any = None
         self._layout = vector.Layout(
             micro_batches=feed.micro_batches,
             samples=feed.global_batch,
@@ -70,8 +79,8 @@ class Loop:
         self.ended = False
 
     def __len__(self) -> int:
-        """Micro-batches of this rank; more if a member is lost."""
-        return len(self._share)
+        """Batches of this rank; more if a member is lost."""
+        return len(self._share) + len(self._fillers)
 
     def __iter__(self) -> "Loop":
         return self
@@ -86,9 +95,10 @@ class Loop:
             while True:
                 if self._group is None:  # else its sums have to end, or fail, first
                     self._take_more()
-                if self._todo:
+                if self._todo or self._to_fill:
                     self._leave_if_over()
-                    return self._fetch(self._todo.pop(0))
+                    self._filling = not self._todo
+                    return self._fetch((self._todo or self._to_fill).pop(0))
                 if self._try_to_end():
                     raise StopIteration
         except Parked:
@@ -102,6 +112,8 @@ class Loop:
             if weight is None
             else validate.number("step.backward: weight", weight, "a weight")
         )
+        if self._filling:
+            amount = 0
         scaled = value * (amount / self._feed.global_batch)
         if scaler is not None:
             scaled = scaler.scale(scaled)
@@ -109,17 +121,28 @@ class Loop:
         group = self._group_if_last()
         overlap = group if self._overlap else None
         self._session.reducer.backward(scaled, overlap=overlap, scale=scale)
-        self._losses[index] = value.detach()
-        self._parts.weights[index] = amount
-        self._parts.scales[index] = scale
+        if self._tells:
+            self._losses[index] = value.detach()
+            self._parts.weights[index] = amount
+            self._parts.scales[index] = scale
         if group is not None:
             self._send(group)
 
     def skip(self) -> None:
+        if self._mesh.unit > 1:
+            raise Misuse(
+                f"step {self._step.number}: step.skip, but the ranks of a unit compute together, so all have to make "
+                "this pass: call step.backward(loss, weight=0)"
+            )
         index = self._answer()
         self._parts.scales[index] = 1.0
         if (group := self._group_if_last()) is not None:
             self._send(group)
+
+    @property
+    def _tells(self) -> bool:
+        """Whether the vector has the present micro-batch from this rank."""
+        return self._counts and not self._filling
 
     def _begin(self) -> None:
         self._random = randomness.capture()
@@ -129,10 +152,10 @@ class Loop:
             self._share = membership.begin(self._feed.micro_batches)
         except Parked:
             undo_step.leave(self._step, "the epoch ended")
-        self._todo = list(self._share)
+        self._todo, self._to_fill = list(self._share), list(self._fillers)
         self._feed.begin_loop(self._step.number)
         self._expect()
-        if len(self._share) > 1 or membership.can_regroup:
+        if len(self) > 1 or membership.can_regroup:
             self._buffers_before = self._session.buffers.hold()
         self._session.reducer.begin(self._named, self._feed.micro_batches)
         self._session.meter.update(phase=Phase.COMPUTING, reduction=self._step.reductions)
@@ -157,7 +180,8 @@ class Loop:
 
     def _group_if_last(self) -> Group | None:
         """The group in which to reduce, after the last micro-batch; None: not yet."""
-        return None if self._todo else self._session.membership.group_now()
+        left = self._todo or self._to_fill
+        return None if left else self._session.membership.group_now()
 
     def _require_answer(self) -> None:
         if self._current is not None and self._answers != 1:
@@ -176,7 +200,7 @@ class Loop:
                 "step.backward(loss_a + loss_b)"
             )
         self._answers = 1
-        if self._current == 0:
+        if self._current == 0 and not self._filling:
             self._buffers_after = self._session.buffers.hold()
         return self._current
 
@@ -184,16 +208,19 @@ class Loop:
         """Its random numbers depend on (seed, step, index), its buffers on the steps before: on nothing else."""
         if self._current is not None and self._buffers_before is not None:
             self._session.buffers.put_back(self._buffers_before)
+        again = self._filling and index == self._current
         self._current, self._answers = index, 0
         request = self._feed.request(self._first, index)
-        with self._session.meter.fetching():
-            batch = self._feed.take(request)
+        if not again or self._feed.exact:  # to go back in a stream is to read it from its beginning
+            with self._session.meter.fetching():
+                self._batch = self._feed.take(request)
         randomness.seed_all(*request.seed)
-        places = self._feed.places(index)
-        self._parts.counts[index] = 1
-        self._parts.samples[places.start : places.stop] = [i + 1 for i in request.ids]
+        if self._tells:
+            places = self._feed.places(index)
+            self._parts.counts[index] = 1
+            self._parts.samples[places.start : places.stop] = [i + 1 for i in request.ids]
         self._session.begin_copy()
-        return batch
+        return self._batch
 
     def _send(self, group: Group) -> None:
         """Launch the buckets that are left, and the vector."""
@@ -205,8 +232,9 @@ class Loop:
         session = self._session
         for index, loss in self._losses.items():
             self._parts.losses[index] = loss.item()
-        self._parts.used[:] = session.reducer.used()
-        if self._buffers_after is not None:
+        if self._counts:
+            self._parts.used[:] = session.reducer.used()
+        if self._counts and self._buffers_after is not None:
             self._parts.buffers[:] = session.buffers.pack(self._buffers_after)
         return torch.from_numpy(self._numbers)
 
@@ -274,6 +302,7 @@ class Loop:
         session.buffers.take(parts.buffers)
         assert self._random is not None
         randomness.restore(self._random)
+        self._batch = None
         norm = self._norm(summary.scale)
         step_checks.watch_jumps(step, summary, norm)
         step.end_reduction(self._entry(summary), norm)
@@ -285,11 +314,15 @@ class Loop:
     def _norm(self, scale: float) -> float | None:
         """Global 2-norm without the scaler's scale; None where an overflow is the scaler's business. It
         may be an estimate where the guard only notes.
+
+        A unit of several ranks always measures: a rank that has the norm knows that all of them hold the sums.
         """
         start = self._session.start
-        if not self._named or start.guard_factor <= 0:
+        if self._mesh.unit == 1 and (not self._named or start.guard_factor <= 0):
             return None
         norm = self._session.reducer.measure(sampled=start.guard_action != "SaveAndStop")
+        if norm is None:
+            undo_step.leave(self._step, "a rank of its unit is lost")
         return norm / scale if scale == 1.0 or math.isfinite(norm) else None
 
     def _require_each_once(self, summary: vector.Summary) -> None:

@@ -49,6 +49,7 @@ class Membership:
         form: Form | None = None,
     ) -> None:
         self.epoch, self.rank, self.world = start.epoch, start.rank, start.world
+        self.mesh = start.mesh
         self._send, self._form = send, form
         self._news = threading.Condition()
         self._group: Group | None = group
@@ -87,6 +88,11 @@ class Membership:
 
     # --- the main thread -------------------------------------------------------------------------
 
+    def stay_in_epoch(self) -> None:
+        """From here on this worker cannot regroup: its script has made groups of torch's that end with the epoch."""
+        with self._news:
+            self._form = None
+
     def set_apart(self, why: str) -> None:
         """`why`: this rank is where it cannot regroup; empty: it is back in its steps."""
         with self._news:
@@ -94,7 +100,22 @@ class Membership:
 
     def plan(self, micro_batches: int) -> range:
         """The share of a loop that has not begun, as things stand."""
-        return shares.plan_share(self.rank, self.world, micro_batches)
+        return self._plan_of(self.rank, micro_batches)
+
+    def plan_fillers(self, micro_batches: int) -> list[int]:
+        """What this rank computes behind that, without weight, until its unit has made all passes."""
+        first = self.mesh.list_unit(self.mesh.unit_of(self.rank)).start  # no other has more
+        passes = len(self._plan_of(first, micro_batches))
+        return shares.plan_fillers(self.plan(micro_batches), passes)
+
+    def plan_evaluation(self, micro_batches: int) -> range:
+        """The share of an evaluation: all ranks of a unit have the same, since they compute together."""
+        mesh = self.mesh
+        return shares.plan_share(mesh.unit_of(self.rank), self.world // mesh.unit, micro_batches)
+
+    def _plan_of(self, rank: int, micro_batches: int) -> range:
+        index, count = self.mesh.data_index(rank), self.mesh.count_shares(self.world)
+        return shares.plan_share(index, count, micro_batches)
 
     def begin(self, micro_batches: int) -> list[int]:
         """A loop begins. Returns this rank's share of its micro-batches.

@@ -7,15 +7,17 @@ script: `end` tells.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from everstep import fixed_point, shares
+from everstep import fixed_point, shares, spread
 from everstep.errors import Misuse
-from everstep.group import Group, TellMoved, tell_nobody
+from everstep.group import Group, LocalGroup, TellMoved, tell_nobody
+from everstep.sharded import local_of, with_local
 from everstep.sum_marks import SumMarks
+from everstep.unit import Squares
 
 BUCKET_BYTES = 25 * 2**20
 """Measured beside DDP on gloo: buckets of 1 MB cost 40 % of a step, and one bucket for all is worse
@@ -34,8 +36,8 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Bucket:
-    def __init__(self, indices: list[int], flat: torch.Tensor) -> None:
-        self.indices = indices
+    def __init__(self, indices: list[int], flat: torch.Tensor, spread: spread.Spread) -> None:
+        self.indices, self.spread = indices, spread
         self.flat = flat
         """The gradients one after the other."""
         self.missing: set[int] = set()
@@ -46,7 +48,7 @@ class _Bucket:
 
 
 class _Plan:
-    """Buckets and buffers for one list of parameters; the same on every rank."""
+    """Buckets and buffers for one list of parameters; the same buckets on every rank, for what it holds of each."""
 
     def __init__(
         self, named: dict[str, torch.nn.Parameter], bucket_bytes: int, *, exact: bool = False
@@ -54,12 +56,14 @@ class _Plan:
         self._exact = exact
         self.names, self.parameters = list(named), list(named.values())
         self.index = {id(p): i for i, p in enumerate(self.parameters)}
+        self._spreads = [spread.find_spread(p) for p in self.parameters]
+        self._held = [local_of(p).detach() for p in self.parameters]
         devices = {p.device.type for p in self.parameters}
         if len(devices) > 1:
             raise Misuse(
                 f"parameters on {' and '.join(sorted(devices))}: train on one kind of device"
             )
-        described = [self._describe(p) for p in self.parameters]
+        described = [self._describe(i) for i in range(len(self.parameters))]
         self.views = [torch.empty(0)] * len(self.parameters)
         self.buckets = [self._allocate(i) for i in shares.plan_buckets(described, bucket_bytes)]
         self.bucket_of = {i: bucket for bucket in self.buckets for i in bucket.indices}
@@ -68,17 +72,17 @@ class _Plan:
         """Whether `.grad` may be the view itself, by parameter."""
 
     def _allocate(self, indices: list[int]) -> _Bucket:
-        first = self.parameters[indices[0]]
-        size = sum(self.parameters[i].numel() for i in indices)
+        first = self._held[indices[0]]
+        size = sum(self._held[i].numel() for i in indices)
         flat = torch.zeros(size, dtype=self._dtype(first), device=first.device)
-        bucket = _Bucket(indices, flat)
+        bucket = _Bucket(indices, flat, self._spreads[indices[0]])
         self._set_views(bucket)
         return bucket
 
     def _set_views(self, bucket: _Bucket) -> None:
-        sizes = [self.parameters[i].numel() for i in bucket.indices]
+        sizes = [self._held[i].numel() for i in bucket.indices]
         for index, view in zip(bucket.indices, torch.split(bucket.flat, sizes), strict=True):
-            self.views[index] = view.view(self.parameters[index].shape)
+            self.views[index] = view.view(self._held[index].shape)
 
     def replace_buffers(self) -> None:
         """For operations that were abandoned: they may still write into the old ones."""
@@ -97,17 +101,25 @@ class _Plan:
 
     def _can_show(self, index: int) -> bool:
         """It has the dtype and the order of the parameter."""
-        parameter, view = self.parameters[index], self.views[index]
-        same = view.dtype == parameter.dtype and view.stride() == parameter.stride()
+        held, view = self._held[index], self.views[index]
+        same = view.dtype == held.dtype and view.stride() == held.stride()
         return same and _storage_uses is not None
 
-    def _dtype(self, parameter: torch.nn.Parameter) -> torch.dtype:
-        return torch.int64 if self._exact else sum_dtype(parameter.dtype)
+    def new_gradient(self, index: int) -> torch.Tensor:
+        """Memory for this rank's part."""
+        return torch.empty_like(self._held[index], memory_format=torch.preserve_format)
 
-    def _describe(self, parameter: torch.nn.Parameter) -> shares.Parameter:
-        dtype = self._dtype(parameter)
-        kind = f"{parameter.device}/{dtype}"
-        return shares.Parameter(elements=parameter.numel(), item_bytes=dtype.itemsize, kind=kind)
+    def _dtype(self, held: torch.Tensor) -> torch.dtype:
+        return torch.int64 if self._exact else sum_dtype(held.dtype)
+
+    def _describe(self, index: int) -> shares.Parameter:
+        held = self._held[index]
+        dtype = self._dtype(held)
+        return shares.Parameter(
+            elements=spread.count_planned(self.parameters[index]),
+            item_bytes=dtype.itemsize,
+            kind=f"{held.device}/{dtype}/{self._spreads[index]}",
+        )
 
 
 _storage_uses = getattr(torch._C, "_storage_Use_Count", None)
@@ -260,25 +272,36 @@ class Reducer:
         for index, parameter in enumerate(plan.parameters):
             if not used[index]:
                 parameter.grad = None
-            elif plan.shown[index]:
-                parameter.grad = plan.views[index].detach()
+                continue
+            if plan.shown[index]:
+                part = plan.views[index].detach()
             else:
-                parameter.grad = torch.empty_like(parameter, memory_format=torch.preserve_format)
+                part = plan.new_gradient(index)
                 copied.append(index)
+            parameter.grad = with_local(parameter, part)
         self._copy(copied, factor, scale)
 
-    def measure(self, *, sampled: bool) -> float:
-        """Global 2-norm of the gradients that were delivered; alike on all ranks.
+    def measure(self, *, sampled: bool) -> float | None:
+        """Global 2-norm of the gradients that were delivered; alike on all ranks. None: a rank of the unit is lost.
 
         Args:
             sampled: An estimate from a 32nd of each large bucket.
         """
-        if self._exact:
-            found = [p.grad.reshape(-1) for p in self._plan.parameters if p.grad is not None]
-            wide = [g.to(sum_dtype(g.dtype)) for g in found]
-            return math.sqrt(sum(float(torch.dot(g, g)) for g in wide))
-        choose = _sample if sampled else _whole
-        return math.sqrt(sum(choose(bucket.flat) for bucket in self._plan.buckets))
+        squares = dict.fromkeys(("whole", "shard", "tensor", "both"), 0.0)
+        for place, found in self._square(_sample if sampled else _whole):
+            squares[place] += found
+        total = (self._group or LocalGroup()).add_squares(Squares(**squares))
+        return None if total is None else math.sqrt(total)
+
+    def _square(self, choose: Callable[[torch.Tensor], float]) -> Iterator[tuple[str, float]]:
+        if not self._exact:
+            yield from ((b.spread.place, choose(b.flat)) for b in self._plan.buckets)
+            return
+        for parameter in self._plan.parameters:
+            if parameter.grad is not None:
+                held = local_of(parameter.grad).reshape(-1)
+                wide = held.to(sum_dtype(held.dtype))
+                yield spread.find_spread(parameter).place, float(torch.dot(wide, wide))
 
     def _copy(self, indices: Sequence[int], factor: float, scale: float) -> None:
         if not indices:
@@ -289,7 +312,8 @@ class Reducer:
                 fixed_point.from_fixed(s, self._micro_batches).mul_(scale * factor) for s in sums
             ]
         grads = [self._plan.parameters[i].grad for i in indices]
-        torch._foreach_copy_(grads, sums)  # type: ignore[arg-type]
+        parts = [local_of(grad) for grad in grads if grad is not None]
+        torch._foreach_copy_(parts, sums)
 
     def abandon(self) -> None:
         """The loop will not end: the hooks do nothing, gradients are dropped."""
@@ -324,6 +348,7 @@ class Reducer:
     def _add(self, index: int, grad: torch.Tensor) -> None:
         if grad.layout != torch.strided:
             raise Misuse(f"the gradient of {self._plan.names[index]} is sparse; use sparse=False")
+        grad = spread.take_local(grad, self._plan.parameters[index])
         own = self._own[index]
         if self._exact:
             grad = grad / self._scale if self._scale != 1.0 else grad
@@ -350,5 +375,5 @@ class Reducer:
         if have:
             torch._foreach_copy_([views[i] for i in have], [self._own[i] for i in have])  # type: ignore[misc]
         assert self._group is not None
-        self._works.append(self._group.all_reduce(bucket.flat))
+        self._works.append(self._group.all_reduce(bucket.flat, bucket.spread.over))
         self._marks.join(len(self._works))

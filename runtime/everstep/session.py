@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
-from everstep import checkpoint_reader, digests, randomness, rewind, sharded, snapshot, state
+from everstep import (
+    checkpoint_reader,
+    digests,
+    forming,
+    randomness,
+    rewind,
+    sharded,
+    snapshot,
+    spread,
+    state,
+)
 from everstep.asked_save import AskedSave
 from everstep.buffers import Buffers
 from everstep.checkpoint_reader import Checkpoint
@@ -21,6 +31,7 @@ from everstep.copier import Copier, Rest
 from everstep.errors import StateError
 from everstep.feeds import Feeds
 from everstep.finite import FiniteCheck
+from everstep.group import TorchGroup
 from everstep.local_state import LocalState
 from everstep.membership import Membership
 from everstep.meter import Meter
@@ -36,6 +47,8 @@ from everstep_contract.places import Place
 from everstep_contract.report import Cause
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from everstep.step_state import StepState
 
 EXIT_FAILED = 1
@@ -81,7 +94,9 @@ class Session:
         self.agent, self.membership, self.meter = agent, membership, meter
         self.start, self.seed = start, seed
         self.tracked = Tracked()
+        self._exact = exact_reduction
         self.reducer = Reducer(exact=exact_reduction, marks=meter.sums)
+        self._device_mesh: DeviceMesh | None = None
         self.device = choose_device(start.local_rank)
         self.checkpoint = (
             Checkpoint(start.manifest, start.places or "", self._mend) if start.manifest else None
@@ -139,6 +154,17 @@ class Session:
         """Whether this rank saves what exists once: the state tree and the ledger."""
         return self.membership.rank == 0
 
+    def find_mesh(self) -> "DeviceMesh":
+        """`job.mesh`; the first call makes it where each rank is a unit."""
+        if self._device_mesh is None:
+            group = self.membership.group
+            if isinstance(group, TorchGroup) and group.unit is not None:
+                self._device_mesh = group.unit.device_mesh
+            else:
+                self.membership.stay_in_epoch()
+                self._device_mesh = forming.build_mesh_of_one(self.membership.rank)
+        return self._device_mesh
+
     def track(self, objects: dict[str, Any]) -> None:
         """Register objects, and load them from the checkpoint. Raises `Misuse`, `StateError`."""
         for name, thing in objects.items():
@@ -169,7 +195,10 @@ class Session:
         self.until = until
         self.feeds.close()
         self.buffers = Buffers(self.tracked)
-        self.reducer.watch(list(self.tracked.named_parameters().values()))
+        spread.prepare_fsdp(dict(self.tracked.of_kind("module")))
+        parameters = self.tracked.named_parameters()
+        spread.require_known(parameters, self._device_mesh, exact=self._exact)
+        self.reducer.watch(list(parameters.values()))
         if self.checkpoint:
             self._restore_rest(self._tree(), self.checkpoint.tensor)
             self.checkpoint = None  # unmaps the chunks
@@ -400,6 +429,7 @@ class Session:
     ) -> NoReturn:
         """Leave the group for good, and save if asked, until the agent ends this process."""
         self.membership.group.cut()
+        self.membership.group.cut_unit()
         self.copier.wait()  # it needs nothing of the group, and its save may be the newest
         self.agent.send(wire.Parked(epoch=self.epoch, step=step, sound=sound, why=why))
         with self.meter.charging("idle", waiting=True):

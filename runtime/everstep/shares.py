@@ -20,12 +20,18 @@ def plan_share(rank: int, world: int, count: int) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter as the bucket plan sees it."""
+    """A parameter as the bucket plan sees it: alike on all ranks, so all launch the same buckets."""
 
     elements: int
+    """The most that a rank holds."""
     item_bytes: int
     kind: str
-    """Device and dtype of its sum; a bucket holds one kind."""
+    """Device and dtype of its sum, and the ranks that make it; a bucket holds one kind."""
+
+
+def plan_fillers(share: Sequence[int], passes: int) -> list[int]:
+    """Micro-batches that a rank computes once more, without weight, to make as many passes as the rest of its unit."""
+    return [share[-1] if share else 0] * (passes - len(share))
 
 
 def plan_buckets(parameters: Sequence[Parameter], limit_bytes: int) -> list[list[int]]:

@@ -20,6 +20,7 @@ from everstep import (
     group,
     heap,
     randomness,
+    undo_step,
     validate,
 )
 from everstep.errors import EverstepError, Misuse, NotUnderAgent, StateError
@@ -27,7 +28,7 @@ from everstep.job import Job
 from everstep.membership import Membership
 from everstep.meter import Meter
 from everstep.session import Session, choose_device
-from everstep_contract import PROTOCOL, env, wire
+from everstep_contract import PROTOCOL, env, units, wire
 from everstep_contract.position import PositionPage
 from everstep_contract.report import Cause
 
@@ -151,7 +152,8 @@ def _join(path: str, seed: int, exact_reduction: bool) -> Session:
     start_up = StartUp()
     page = open_page(os.environ)
     start_up.agent = agent_socket.connect(path, start_up.on_epoch)
-    hello = wire.Hello(pid=os.getpid(), protocol=PROTOCOL, in_place=can_regroup())
+    mesh = units.parse(os.environ.get(env.MESH, ""))
+    hello = wire.Hello(pid=os.getpid(), protocol=PROTOCOL, in_place=can_regroup(mesh))
     start_up.agent.send(hello)
     start_up.start = start = start_up.agent.wait_start()
     export_ranks(start, os.environ)
@@ -184,7 +186,7 @@ def _build(
         start,
         formed,
         send=agent.send,
-        form=(lambda frame: _form(agent, frame)) if can_regroup() else None,
+        form=(lambda frame: _form(agent, frame)) if can_regroup(start.mesh) else None,
     )
     randomness.seed_all("job", seed)
     try:
@@ -200,14 +202,15 @@ def _build(
         _fail_early(agent, start, error)
 
 
-def can_regroup() -> bool:
-    """Groups over NCCL cannot be left and formed anew yet: all ranks restart."""
-    return not torch.cuda.is_available()
+def can_regroup(mesh: units.Mesh) -> bool:
+    """Groups over NCCL, and those of a unit of several ranks, cannot be left and formed anew yet: all ranks restart."""
+    return mesh.unit == 1 and not torch.cuda.is_available()
 
 
 def _form(agent: agent_socket.AgentSocket, frame: wire.Start | wire.Regroup) -> group.Group:
     address = os.environ.get("EVERSTEP_POD_IP")
-    place = forming.Place(frame.epoch, frame.rank, frame.world, address)
+    mesh = frame.mesh if isinstance(frame, wire.Start) else units.ONE_RANK
+    place = forming.Place(frame.epoch, frame.rank, frame.world, address, mesh)
     return forming.form(agent, place, forming.read_setting(os.environ))
 
 
@@ -257,10 +260,11 @@ def _finish(session: Session) -> NoReturn:
 def _explain(session: Session, error: BaseException) -> NoReturn:
     """End after an exception: park if a change of membership explains it, else report it."""
     text = "".join(traceback.format_exception(error))
+    if _of_a_collective(str(error)):  # others may wait for this rank in other collectives
+        session.membership.group.cut()
+        session.membership.group.cut_unit()
     if session.broken or (_of_a_collective(text) and session.agent.cut.wait(EXPLAIN_SECONDS)):
-        session.park(
-            session.applied, sound=False, why=f"an error after the epoch ended: {error!r:.200}"
-        )
+        _leave(session, f"an error after the epoch ended: {error!r:.200}")
     print(text.rstrip(), file=sys.stderr, flush=True)
     ours = isinstance(error, EverstepError)
     session.fail(
@@ -269,6 +273,15 @@ def _explain(session: Session, error: BaseException) -> NoReturn:
         text[-TRACEBACK_CHARACTERS:],
         fault=describe_place(error),
     )
+
+
+def _leave(session: Session, why: str) -> NoReturn:
+    """Park at the boundary before the step, if it is not applied: the collectives of a sharded model fail in its
+    forward and backward, which change nothing that cannot be put back.
+    """
+    if session.step is not None and session.step.mark is None:
+        undo_step.leave(session.step, why)
+    session.park(session.applied, sound=session.is_sound(), why=why)
 
 
 def describe_place(error: BaseException) -> str:

@@ -15,6 +15,8 @@ PREFIX = "EVERSTEP_"
 AGENT_SOCKET = "EVERSTEP_AGENT_SOCKET"
 """Set by the agent for its workers: path of the unix socket."""
 POSITION_FILE = "EVERSTEP_POSITION_FILE"
+MESH = "EVERSTEP_MESH"
+"""As `units.parse` reads it; not set: each rank is a unit."""
 
 
 class EnvError(ValueError):

@@ -41,7 +41,7 @@ class Operation:
 @pytest.fixture
 def group() -> TorchGroup:
     made = TorchGroup.__new__(TorchGroup)
-    made._sockets, made.mesh = [], None
+    made._sockets, made._unit_sockets, made.mesh = [], [], None
     made._cut_at, made._over_nccl, made.abandoned = None, False, False
     made._launching, made._newest, made._look = threading.Lock(), None, lambda: None
     return made
@@ -108,21 +108,25 @@ def over_nccl(group: TorchGroup) -> TorchGroup:
 
 def test_over_nccl_a_slow_operation_is_waited_for_without_a_limit(over_nccl: TorchGroup) -> None:
     operation = DeviceOperation(complete_after=700)  # more than LOOK
-    assert over_nccl.wait([groups._OnDevice(operation)])
+    assert over_nccl.wait([groups._OnDevice(operation, over_nccl._group)])
     assert operation.ordered
     assert not over_nccl._group.aborted.is_set()
 
 
 def test_over_nccl_a_cut_ends_the_wait_and_aborts_the_group(over_nccl: TorchGroup) -> None:
     threading.Timer(0.05, over_nccl.cut).start()
-    assert not over_nccl.wait([groups._OnDevice(DeviceOperation(complete_after=None))])
+    assert not over_nccl.wait(
+        [groups._OnDevice(DeviceOperation(complete_after=None), over_nccl._group)]
+    )
     assert over_nccl.abandoned
     assert over_nccl._group.aborted.wait(20)
 
 
 def test_over_nccl_what_an_abort_completes_does_not_count(over_nccl: TorchGroup) -> None:
     over_nccl.cut()
-    assert not over_nccl.wait([groups._OnDevice(DeviceOperation(complete_after=1))])
+    assert not over_nccl.wait(
+        [groups._OnDevice(DeviceOperation(complete_after=1), over_nccl._group)]
+    )
 
 
 @pytest.mark.parametrize("error", [ErrorType.TIMEOUT, ErrorType.COMM_ERROR, ErrorType.REMOTE_ERROR])
@@ -131,7 +135,7 @@ def test_over_nccl_a_sum_of_a_failed_group_does_not_count(
 ) -> None:
     over_nccl._group.error = error
     operation = DeviceOperation(complete_after=1)
-    assert not over_nccl.wait([groups._OnDevice(operation)])
+    assert not over_nccl.wait([groups._OnDevice(operation, over_nccl._group)])
     assert not operation.ordered
 
 
@@ -195,7 +199,8 @@ def ranks(request: pytest.FixtureRequest) -> list[TorchGroup]:
 
     def make(rank: int) -> TorchGroup:
         made = TorchGroup.__new__(TorchGroup)
-        made._sockets, made._cut_at, made._over_nccl, made.abandoned = [], None, False, False
+        made._sockets, made._unit_sockets, made._cut_at = [], [], None
+        made._over_nccl, made.abandoned = False, False
         made._launching, made._newest, made._look = threading.Lock(), None, lambda: None
         made.rank, made.world = rank, 3
         mesh = listeners[rank].connect(rank, entries, 60)
