@@ -262,7 +262,9 @@ class Worker:
                 )
             )  # fmt: skip
             return
-        world, rank = (1, 0) if whole else (self.start.world, self.start.rank)
+        world, rank, mesh = self.start.world, self.start.rank, self.start.mesh
+        if whole:
+            world, rank = mesh.unit, mesh.place_of(rank)
         first, last = LENGTH * rank // world, LENGTH * (rank + 1) // world
         path = os.path.join(self.start.staging, f"{os.getpid()}-{self.applied}-{whole}")
         with open(path, "wb") as file:
@@ -273,7 +275,7 @@ class Worker:
                 name=NAME, dtype="float64", shape=(LENGTH,), offsets=(first,), lengths=(last - first,), at=0
             ),
         )  # fmt: skip
-        lead = whole or rank == 0
+        lead = rank == 0
         self.link.send(
             wire.Staged(
                 epoch=self.start.epoch, step=self.applied, path=path,
