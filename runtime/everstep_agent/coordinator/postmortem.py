@@ -88,11 +88,11 @@ def decide_post_mortem(
         return Saver(rank=best[0].rank, step=best[0].reach)
     if heard and target <= committed:
         return Nothing(target=target, message=f"step {committed} is committed already")
-    silent = [r for r in living if r not in heard]
+    silent = {*living}.difference(heard)
     doubted = [r for unit in _list_whole([*fit, *silent], mesh) for r in unit if r in silent]
     if doubted:
         return Wait(message=f"{_name(doubted)} does not answer and may hold the only copy of the state")
-    return Nothing(target=target, message=_explain(known, fit, target, mesh))
+    return Nothing(target=target, message=_explain(known, frozenset(fit), target, mesh))
 
 
 def _list_whole(ranks: Iterable[Rank], mesh: Mesh) -> list[list[Rank]]:
