@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from everstep_kubectl import incidents, text
 from everstep_contract.units import Mesh
+from everstep_kubectl import incidents, text
 
 Raw = Mapping[str, Any]
 STALE_SECONDS = 60.0

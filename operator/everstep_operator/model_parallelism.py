@@ -24,10 +24,19 @@ def _refuse(name: str) -> Rule:
     )
 
 
+def _fix(name: str) -> Rule:
+    return Rule(
+        at=f".{name}",
+        cel=f"self.{name} == oldSelf.{name}",
+        message=f"parallelism.{name} cannot change, because pods created before and after the edit would hold other "
+        "parts of the model: create a new job, with checkpoint.run set to this job's run to continue it",
+    )
+
+
 class Parallelism(UserInput):
     """How ranks divide the model. `shard` × `tensor` ranks are a unit, which holds one whole copy of it."""
 
-    rules = (_refuse("pipeline"), _refuse("context"))
+    rules = (_refuse("pipeline"), _refuse("context"), _fix("shard"), _fix("tensor"))
     shard: int = Field(
         default=1,
         ge=1,
@@ -64,9 +73,8 @@ def _whole(name: str, size: Callable[[Any], int | None], *, optional: bool = Fal
         check=check,
         message=f"workers.{name} × processesPerWorker must be a whole number of units of parallelism.shard × "
         f"tensor ranks: change {name} or parallelism",
-        found=f"'{name} is ' + string({path}) + ', but a unit of ' + string({UNIT}) + ' ranks (parallelism) takes '"
-        f" + string({TOGETHER}) + ' pods (processesPerWorker ' + string({RANKS}) + '): use a multiple of '"
-        f" + string({TOGETHER})",
+        found=f"'{name} is %d, but a unit of %d ranks (parallelism) takes %d pods (processesPerWorker %d): use a "
+        f"multiple of %d'.format([{path}, {UNIT}, {TOGETHER}, {RANKS}, {TOGETHER}])",
     )
 
 
@@ -79,18 +87,11 @@ RULES = (
         ),
         message="a unit of parallelism.shard × tensor ranks and a pod of workers.processesPerWorker ranks: one must be "
         "a multiple of the other; change one of them",
-        found=f"'a unit of parallelism has ' + string({UNIT}) + ' ranks and a pod ' + string({RANKS}) + "
-        "' (processesPerWorker): one must be a multiple of the other; change one of them'",
+        found="'a unit of parallelism has %d ranks and a pod %d (processesPerWorker): one must be a multiple of the "
+        f"other; change one of them'.format([{UNIT}, {RANKS}])",
     ),
     _whole("replicas", lambda workers: workers.replicas),
     _whole("minReplicas", lambda workers: workers.min_replicas, optional=True),
     _whole("spares", lambda workers: workers.spares),
-    Rule(
-        at=".parallelism",
-        cel="self.parallelism.shard == oldSelf.parallelism.shard && "
-        "self.parallelism.tensor == oldSelf.parallelism.tensor",
-        message="parallelism cannot change, because pods created before and after the edit would hold "
-        "other parts of the model: create a new job, with checkpoint.run set to this job's run to continue it",
-    ),
 )
 """Of the whole spec."""

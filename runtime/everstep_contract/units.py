@@ -68,9 +68,7 @@ class Mesh:
         """Why units cannot be laid out on pods of so many ranks; empty if they can."""
         if self.unit % ranks == 0 or ranks % self.unit == 0:
             return ""
-        return (
-            f"a unit has {self.unit} ranks ({self}) and a pod {ranks}: one must be a multiple of the other"
-        )
+        return f"a unit has {self.unit} ranks ({self}) and a pod {ranks}: one must be a multiple of the other"
 
     def round_down(self, ranks: int) -> int:
         """The most ranks in whole units."""

@@ -3,7 +3,8 @@ numbers.
 
 Its process group is a barrier over the group's store. Its state is one tensor of four float64 (cut
 along dim 0 among the ranks) and the step in the state tree. Environment: STUB_UNTIL, STUB_STEP_MS,
-STUB_IN_PLACE (1: it says that it can keep its step, which it cannot), STUB_SAY_LINES (the number of 100-byte lines that it prints on stdout and on stderr at each step),
+STUB_IN_PLACE (1: it says that it can keep its step, which it cannot),
+STUB_SAY_LINES (the number of 100-byte lines that it prints on stdout and on stderr at each step),
 STUB_PIN (`STEP:NAME`: what the script asks `job.save` for), STUB_NOT_FINITE (the steps after which its
 state is NaN, separated by commas), STUB_MODE (see `misbehave`).
 """

@@ -1,4 +1,5 @@
 import io
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,6 +107,19 @@ def test_a_whole_unit_needs_no_other_and_its_parts_are_mixed_with_no_others() ->
         assert isinstance(found(incomplete), Wait), incomplete
     assert found([of_another, second, shares[0], first]) == Ready(parts=(first, second))
     assert found([*shares, first]) == Ready(parts=tuple(shares)), "a share of each is as good"
+
+
+def test_of_any_parts_of_two_units_those_of_one_are_committed_or_a_share_of_each_rank() -> None:
+    mesh = Mesh(shard=2)
+    shares = [part(rank) for rank in range(4)]
+    wholes = [part(rank, whole=True, lead=rank % 2 == 0) for rank in range(4)]
+    allowed = (tuple(shares), tuple(wholes[:2]), tuple(wholes[2:]))
+    for here in itertools.product([False, True], repeat=8):
+        arrived = [p for p, is_here in zip([*shares, *wholes], here, strict=True) if is_here]
+        found = decide(arrived, world=4, applied={}, mesh=mesh)
+        complete = [parts for parts in allowed if {*parts} <= {*arrived}]
+        assert isinstance(found, Ready if complete else Wait), arrived
+        assert not isinstance(found, Ready) or found.parts in complete
 
 
 def test_parts_without_a_lead_are_dropped() -> None:

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from agent.given import a_member, a_rank, a_report, a_worker, ended, stepping
@@ -214,3 +216,44 @@ def test_tensor_and_shard_ranks_form_one_unit():
     assert decide(*ranks, mesh=Mesh(shard=2, tensor=2)) == Saver(rank=0, step=9)
     ranks[0] = a_rank(0, 9, alive=False)
     assert isinstance(decide(*ranks, mesh=Mesh(shard=2, tensor=2)), postmortem.Nothing)
+
+
+def known_as(kind, rank):
+    """A rank of a unit in one of the states in which a decision can find it, all beyond the commit of step 5."""
+    match kind:
+        case "dead":
+            return a_rank(rank, 6, alive=False, parked=False, sound=False)
+        case "silent":
+            return silent(rank)
+        case "unsound":
+            return a_rank(rank, 7, sound=False)
+        case _:
+            return a_rank(rank, 6 if kind == "behind" else 7)
+
+
+KINDS = ("dead", "silent", "unsound", "failed", "behind", "ahead")
+
+
+def expect(units):
+    """The decision by its definition: a whole unit, furthest first; else a unit that may be whole; else nothing."""
+    whole = [(kinds[0], -n) for n, kinds in enumerate(units) if {*kinds} in ({"behind"}, {"ahead"})]
+    if whole:
+        kind, n = max(whole, key=lambda found: (found[0] == "ahead", found[1]))
+        return Saver(rank=-2 * n, step=7 if kind == "ahead" else 6)
+    able = [{*kinds} - {"silent"} for kinds in units if "silent" in kinds]
+    if any(rest in (set(), {"behind"}, {"ahead"}) for rest in able):
+        return postmortem.Wait
+    return postmortem.Nothing
+
+
+def test_in_every_state_of_two_units_only_a_whole_one_saves():
+    for kinds in itertools.product(KINDS, repeat=4):
+        found = decide(
+            *(known_as(kind, rank) for rank, kind in enumerate(kinds)),
+            committed=5,
+            waited=900.0,
+            failed=frozenset(rank for rank, kind in enumerate(kinds) if kind == "failed"),
+            mesh=Mesh(shard=2),
+        )
+        wanted = expect([kinds[:2], kinds[2:]])
+        assert found == wanted if isinstance(wanted, Saver) else isinstance(found, wanted), kinds

@@ -65,7 +65,10 @@ async def test_if_no_unit_is_whole_all_go_back_to_the_newest_commit_and_it_is_to
     tmp_path: Path,
 ) -> None:
     gang = pairs(tmp_path, save_every_steps=11)
-    gang.stub |= {"STUB_UNTIL": "20", "STUB_STEP_MS": "150"}  # time to kill both before the next save
+    gang.stub |= {
+        "STUB_UNTIL": "20",
+        "STUB_STEP_MS": "150",
+    }  # time to kill both before the next save
     async with gang:
         await gang.until(lambda s: s.committed and s.committed.step == 11 and s.step >= 13)
         for slot in (1, 2):

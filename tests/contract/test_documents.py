@@ -188,7 +188,10 @@ def test_how_ranks_form_units_is_told_as_text() -> None:
     ("mesh", "problem"),
     [
         ("pipeline=2", "EVERSTEP_MESH='pipeline=2': pipeline: not yet"),
-        ("shard=3", "EVERSTEP_MESH=shard=3: a unit has 3 ranks .* and a pod 2: one must be a multiple"),
+        (
+            "shard=3",
+            "EVERSTEP_MESH=shard=3: a unit has 3 ranks .* and a pod 2: one must be a multiple",
+        ),
     ],
 )
 def test_a_mesh_that_no_pod_can_hold_is_named(mesh: str, problem: str) -> None:

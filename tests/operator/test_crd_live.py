@@ -159,7 +159,11 @@ FIXED = (
 
 
 async def test_a_job_of_units_is_scaled_by_whole_units(port: Kube) -> None:
-    shape = {"suspend": True, "workers": {"replicas": 4, "maxReplicas": 8}, "parallelism": {"shard": 2}}
+    shape = {
+        "suspend": True,
+        "workers": {"replicas": 4, "maxReplicas": 8},
+        "parallelism": {"shard": 2},
+    }
     made = await port.create(kube.JOBS, a_document(shape, "units"), "default")
     try:
         assert made["spec"]["parallelism"] == {"shard": 2, "tensor": 1}

@@ -91,7 +91,9 @@ def decide_post_mortem(
     silent = {*living}.difference(heard)
     doubted = [r for unit in _list_whole([*fit, *silent], mesh) for r in unit if r in silent]
     if doubted:
-        return Wait(message=f"{_name(doubted)} does not answer and may hold the only copy of the state")
+        return Wait(
+            message=f"{_name(doubted)} does not answer and may hold the only copy of the state"
+        )
     return Nothing(target=target, message=_explain(known, frozenset(fit), target, mesh))
 
 

@@ -72,9 +72,7 @@ def cause_of(found: Break) -> Cause:
     return Cause(name=found.cause, message=found.text, slots=found.slots, rank=found.rank)
 
 
-async def _post_mortem(
-    term: Term, found: Break, cut_at: float
-) -> tuple[postmortem.Nothing, Break]:
+async def _post_mortem(term: Term, found: Break, cut_at: float) -> tuple[postmortem.Nothing, Break]:
     """The step at which the run stood, why nobody saves it (any more), and the cause as known by then."""
     said = ""
     while True:

@@ -2,7 +2,8 @@
 
 An epoch starts with agents whose workers have left their old group and are ready; ranks follow slot
 order. It waits `gang_seconds` for the wanted size, and then starts with fewer members if they are
-enough. Its ranks are a whole number of units. If more are ready, the rest are spares: pods in no epoch, which take the place of lost ones.
+enough. Its ranks are whole units. If more are ready, the rest are spares: pods in no epoch, which take
+the place of lost ones.
 An agent may not join if it is declared dead or gone, if its attempt is not its slot's current one, or
 if it is leaving.
 """
