@@ -111,6 +111,10 @@ async def test_a_pod_may_hold_a_unit(tmp_path: Path) -> None:
         await assert_exact(gang, 20)
 
 
+SOON = levels.JobSettings(gang_seconds=0.2)
+"""Start smaller at once. Not with all four pods there: whoever is ready first would train without the others."""
+
+
 async def stop(gang: Gang) -> None:
     gang.want(stop=levels.Stop.SUSPEND)
     await gang.reports()
@@ -124,16 +128,19 @@ async def test_the_job_trains_with_the_units_that_are_whole_and_grows_by_whole_u
     tmp_path: Path,
 ) -> None:
     """Slot 1's pod is gone and comes back later: until then one of the others is a spare."""
-    gang = pairs(tmp_path, gang_seconds=0.2)
+    gang = pairs(tmp_path)
     gang.stub["STUB_UNTIL"] = "100000"
     async with gang:
         gang.want(min_workers=2)
         await gang.until(lambda s: s.running and len(s.members) == 4 and s.step >= 3)
         await gang.kill(1)
-        gang.want(gone=(levels.SlotAttempt(slot=1, attempt=0),))
+        gang.want(gone=(levels.SlotAttempt(slot=1, attempt=0),), settings=SOON)
         small = await gang.until(lambda s: s.running and len(s.members) == 2 and s.spares)
         later = await gang.until(lambda s: s.step >= small.step + 40)
         assert later.epoch == small.epoch, "half a unit that is ready restarts nobody"
+        gang.want(
+            settings=levels.JobSettings(gang_seconds=60.0)
+        )  # any of the four may be slow to start
         await gang.start(1, 1)
         seen = await gang.until(lambda s: s.running and len(s.members) == 4)
         assert [(m.slot, m.rank) for m in seen.members] == [(0, 0), (1, 1), (2, 2), (3, 3)]
@@ -141,12 +148,12 @@ async def test_the_job_trains_with_the_units_that_are_whole_and_grows_by_whole_u
 
 
 async def test_a_pod_that_is_asked_to_leave_costs_no_step(tmp_path: Path) -> None:
-    gang = pairs(tmp_path, gang_seconds=0.2)
+    gang = pairs(tmp_path)
     gang.stub["STUB_UNTIL"] = "100000"
     async with gang:
         gang.want(min_workers=2)
         await gang.until(lambda s: s.running and len(s.members) == 4 and s.step >= 3)
-        gang.want(leave=(3,), incident="inc-1")
+        gang.want(leave=(3,), incident="inc-1", settings=SOON)
         seen = await gang.until(lambda s: s.running and len(s.members) == 2)
         assert {m.slot for m in seen.members} < {0, 1, 2}
         await stop(gang)
