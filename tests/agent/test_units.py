@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.gang import Gang, assert_exact, die_between_two_steps
+from agent.gang import Gang, assert_exact, die_between_two_steps, stop_while_it_computes
 from agent.stub_worker import LENGTH
 from everstep_agent.checkpoint.manifests import fetch_manifest
 from everstep_contract import levels
@@ -65,12 +65,13 @@ async def test_if_no_unit_is_whole_all_go_back_to_the_newest_commit_and_it_is_to
     tmp_path: Path,
 ) -> None:
     gang = pairs(tmp_path, save_every_steps=11)
-    gang.stub |= {
-        "STUB_UNTIL": "20",
-        "STUB_STEP_MS": "150",
-    }  # time to kill both before the next save
+    gang.stub |= {"STUB_UNTIL": "20", "STUB_STEP_MS": "100"}
     async with gang:
-        await gang.until(lambda s: s.committed and s.committed.step == 11 and s.step >= 13)
+        await gang.until(lambda s: s.running)
+        dying = gang.agents[1].pod.workers.current[0]
+        await gang.until(lambda _: dying.position().applied >= 13)
+        await stop_while_it_computes(dying)  # from now on nobody can complete a step
+        await gang.until(lambda s: s.committed and s.committed.step == 11)
         for slot in (1, 2):
             os.kill(gang.worker(slot), signal.SIGKILL)
         seen = await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
