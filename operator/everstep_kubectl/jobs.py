@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from everstep_contract.units import Mesh
 from everstep_kubectl import incidents, text
 
 Raw = Mapping[str, Any]
@@ -38,6 +39,8 @@ class Job:
     state: str
     message: str
     ready: str
+    mesh: str
+    """How its ranks form units; empty: each holds the whole model."""
     epoch: int | None
     step: int | None
     until: int | None
@@ -76,6 +79,7 @@ def build_job(raw: Raw, now: float) -> Job:
         state=str(status.get("state") or "New"),
         message=str(status.get("message") or "no operator has looked at it yet"),
         ready=str((status.get("world") or {}).get("summary") or ""),
+        mesh=_describe_mesh(raw),
         epoch=status.get("epoch"),
         step=status.get("step"),
         until=status.get("until"),
@@ -97,6 +101,12 @@ def build_job(raw: Raw, now: float) -> Job:
         slots=tuple(_slot(meta["name"], s) for s in status.get("slots") or ()),
         incidents=found,
     )
+
+
+def _describe_mesh(raw: Raw) -> str:
+    found = (raw.get("spec") or {}).get("parallelism") or {}
+    mesh = Mesh(shard=int(found.get("shard") or 1), tensor=int(found.get("tensor") or 1))
+    return f"units of {mesh.unit} ranks ({mesh})" if mesh.unit > 1 else ""
 
 
 def _build_recoveries(status: Raw) -> tuple[Recovery, ...]:
@@ -233,8 +243,9 @@ def _describe_time(seconds: Mapping[str, float]) -> str:
 
 
 def _alive(job: Job) -> str:
+    mesh = f", {job.mesh}" if job.mesh else ""
     epoch = f", epoch {job.epoch}" if job.epoch else ""
-    return f"{job.ready} pods{epoch}" if job.ready else ""
+    return f"{job.ready} pods{mesh}{epoch}" if job.ready else ""
 
 
 def _how_far(job: Job) -> str:

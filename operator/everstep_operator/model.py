@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from everstep_contract import names
 from everstep_contract.levels import OnLoss
+from everstep_operator.model_parallelism import RULES, Parallelism
 from everstep_operator.model_status import JobStatus
 from everstep_operator.model_template import PodTemplate
 from everstep_operator.resource import Column, Resource, Scale
@@ -312,8 +313,8 @@ class Recovery(UserInput):
     in_place: bool = Field(
         default=True,
         description="True: workers that survive a loss go on in the same step, and the lost one joins "
-        "them again. False: all restart from a checkpoint that they save first. Workers on GPUs restart "
-        "in any case.",
+        "them again. False: all restart from a checkpoint that they save first. Workers on GPUs, and those "
+        "that form units (parallelism), restart in any case.",
     )
     on_loss: OnLoss = Field(
         default=OnLoss.SHRINK,
@@ -409,11 +410,18 @@ class Guard(UserInput):
 class JobSpec(UserInput):
     """The desired state of the job."""
 
+    rules = RULES
     suspend: bool = Field(
         default=False,
         description="True: save, end all pods, keep the run. False: continue from there.",
     )
     workers: Workers = Field(description="The worker pods.")
+    parallelism: Parallelism = Field(
+        default_factory=Parallelism,
+        json_schema_extra={"default": {"shard": 1, "tensor": 1}},
+        description="How ranks divide the model; default: each rank holds all of it. replicas, minReplicas and "
+        "spares are whole numbers of units.",
+    )
     checkpoint: Checkpoint = Field(description="Where the run is stored and how often it is saved.")
     recovery: Recovery = Field(
         default_factory=Recovery, description="Time limits and budgets of recovery."

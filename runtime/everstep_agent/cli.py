@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 from everstep_agent import line_writer
-from everstep_contract import env, report
+from everstep_contract import env, report, units
 from everstep_contract.names import find_pin_problem
 
 LAST_WORDS_SECONDS = 10.0
@@ -90,6 +90,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--workers", type=_positive, default=1, metavar="N", help="worker processes (default 1)"
+    )
+    run.add_argument(
+        "--mesh",
+        type=_mesh,
+        default=units.ONE_RANK,
+        metavar="DIMENSIONS",
+        help="how the workers divide the model: shard=2, tensor=2 or shard=2,tensor=2; their product "
+        "is a unit, which holds one copy of it, and --workers is a whole number of units (default: "
+        "each worker holds the whole model)",
     )
     run.add_argument(
         "--store",
@@ -225,8 +234,10 @@ def _run(arguments: argparse.Namespace, args: list[str]) -> int:
     if not os.path.isfile(arguments.script):
         return _refuse(_no_script(arguments.script))
     from everstep_agent.local import launcher
-    from everstep_agent.local.plan import build_plan
+    from everstep_agent.local.plan import build_plan, find_size_problem
 
+    if problem := find_size_problem(arguments.workers, arguments.spares, arguments.mesh):
+        return _refuse(problem)
     plan = build_plan(
         script=arguments.script,
         args=args,
@@ -243,6 +254,7 @@ def _run(arguments: argparse.Namespace, args: list[str]) -> int:
         preload=arguments.preload or "",
         in_place=arguments.in_place,
         spares=arguments.spares,
+        mesh=arguments.mesh,
         drill=arguments.drill,
         folder=os.getcwd(),
     )
@@ -329,6 +341,13 @@ def _modules(text: str) -> str:
             f"{text!r}: expected names of modules, separated by commas: numpy,my_package.model"
         )
     return text
+
+
+def _mesh(text: str) -> units.Mesh:
+    try:
+        return units.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _pin(text: str) -> str:

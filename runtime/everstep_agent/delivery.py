@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from everstep_agent import logline
 from everstep_agent.agent_state import AgentState
-from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.parts import Part, PartKey
 from everstep_agent.peers.client import PeerError, Pool
 from everstep_agent.peers.following import Holder
 from everstep_agent.peers.messages import Accepted
@@ -17,11 +17,8 @@ PART_SECONDS = 60.0
 """Limit for one part to be accepted; then it is sent again. It ends sooner if another agent takes
 the role.
 """
-Key = tuple[int, int, int]
-Told = tuple[Holder, str, bool]
-"""To whom a part was sent, with which problem, and whether it held the full state: a full-state
-save may follow a share.
-"""
+Told = tuple[Holder, str]
+"""To whom a part was sent, and with which problem."""
 
 
 class Delivery:
@@ -32,7 +29,7 @@ class Delivery:
         *,
         state: AgentState,
         pool: Pool,
-        parts: Callable[[], Mapping[Key, Part]],
+        parts: Callable[[], Mapping[PartKey, Part]],
         line: logline.Log,
     ) -> None:
         self._state = state
@@ -45,7 +42,7 @@ class Delivery:
         self._news.set()
 
     async def run(self) -> None:
-        sent: dict[Key, Told] = {}
+        sent: dict[PartKey, Told] = {}
         while True:
             if self._parts():
                 await happens(self._news, AGAIN_SECONDS)
@@ -58,7 +55,7 @@ class Delivery:
                 holder = self._state.holder
                 if holder is None:
                     continue
-                told = (holder, part.problem, part.whole)
+                told = (holder, part.problem)
                 if sent.get(key) != told and await self._send(part, holder):
                     sent[key] = told
 

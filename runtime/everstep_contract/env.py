@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from everstep_contract import units
 from everstep_contract.levels import OnLoss
 
 PREFIX = "EVERSTEP_"
@@ -37,6 +38,8 @@ class AgentEnv:
     port: int = 7070
     workers: int = 1
     """Worker processes in this pod (processes per worker)."""
+    mesh: units.Mesh = units.ONE_RANK
+    """How the job's ranks form units, as `shard=2,tensor=1`; the same for all pods of a job, for its life."""
     uri: str
     """Where checkpoints go: s3://bucket/prefix, file:///path, gs://…, az://…"""
     run: str
@@ -99,12 +102,20 @@ class AgentEnv:
                     raise EnvError(f"{name} is not set; the operator sets it in every worker pod")
                 continue
             values[field.name] = _convert(name, hints[field.name], raw)
-        return cls(**values)
+        found = cls(**values)
+        if problem := found.mesh.why_not_slots(found.workers):
+            raise EnvError(f"{PREFIX}MESH={found.mesh}: {problem}")
+        return found
 
 
 def _convert(name: str, hint: Any, raw: str) -> Any:
     if isinstance(hint, types.UnionType):
         hint = next(a for a in typing.get_args(hint) if a is not type(None))
+    if hint is units.Mesh:
+        try:
+            return units.parse(raw)
+        except ValueError as error:
+            raise EnvError(f"{name}={raw!r}: {error}") from None
     try:
         return hint(raw)
     except ValueError:

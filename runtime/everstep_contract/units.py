@@ -35,6 +35,10 @@ class Mesh:
         """The ranks of a unit."""
         return range(unit * self.unit, (unit + 1) * self.unit)
 
+    def list_unit_of(self, rank: int) -> range:
+        """The ranks of a rank's unit."""
+        return self.list_unit(self.unit_of(rank))
+
     def list_replicas(self, rank: int, world: int) -> range:
         """The ranks of this rank's place, one in each unit."""
         return range(self.place_of(rank), world, self.unit)
@@ -54,12 +58,34 @@ class Mesh:
         """Whether this rank stands for its share in the vector and in the ledger."""
         return rank % self.tensor == 0
 
+    def count_slots(self, ranks: int) -> int:
+        """The fewest slots of so many ranks that are a whole number of units; one of the two divides
+        the other (`why_not_slots`).
+        """
+        return max(1, self.unit // ranks)
+
+    def why_not_slots(self, ranks: int) -> str:
+        """Why units cannot be laid out on pods of so many ranks; empty if they can."""
+        if self.unit % ranks == 0 or ranks % self.unit == 0:
+            return ""
+        return f"a unit has {self.unit} ranks ({self}) and a pod {ranks}: one must be a multiple of the other"
+
     def round_down(self, ranks: int) -> int:
         """The most ranks in whole units."""
         return ranks - ranks % self.unit
 
+    def why_not_whole(self, ranks: int) -> str:
+        """Why so many ranks are no whole number of units, and which numbers are; empty if they are."""
+        below = self.round_down(ranks)
+        if below == ranks:
+            return ""
+        fix = " or ".join(str(n) for n in (below, below + self.unit) if n)
+        return f"is not a whole number of units of {self.unit} ({self}): use {fix}"
+
     def __str__(self) -> str:
-        return f"shard={self.shard},tensor={self.tensor}"
+        """As `parse` takes it."""
+        named = {"shard": self.shard, "tensor": self.tensor}
+        return ",".join(f"{k}={n}" for k, n in named.items() if n > 1) or "shard=1"
 
 
 ONE_RANK = Mesh()

@@ -90,6 +90,7 @@ def a_claim(epoch: int = 1, **changes: object) -> log.Claim:
 def a_rank(rank: int, applied: int = 5, **changes: object) -> Rank:
     values: dict[str, object] = {
         "rank": rank,
+        "slot": rank,
         "alive": True,
         "reachable": True,
         "applied": applied,

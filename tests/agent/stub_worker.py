@@ -3,6 +3,7 @@ numbers.
 
 Its process group is a barrier over the group's store. Its state is one tensor of four float64 (cut
 along dim 0 among the ranks) and the step in the state tree. Environment: STUB_UNTIL, STUB_STEP_MS,
+STUB_IN_PLACE (1: it says that it can keep its step, which it cannot),
 STUB_SAY_LINES (the number of 100-byte lines that it prints on stdout and on stderr at each step),
 STUB_PIN (`STEP:NAME`: what the script asks `job.save` for), STUB_NOT_FINITE (the steps after which its
 state is NaN, separated by commas), STUB_MODE (see `misbehave`).
@@ -111,7 +112,8 @@ class Worker:
         self.page = position.PositionPage(os.environ[env.POSITION_FILE])
         self.page.own()
         self.link = Link(os.environ[env.AGENT_SOCKET])
-        self.link.send(wire.Hello(pid=os.getpid(), protocol=1))
+        in_place = os.environ.get("STUB_IN_PLACE") == "1"
+        self.link.send(wire.Hello(pid=os.getpid(), protocol=1, in_place=in_place))
         start = self.link.take()
         assert isinstance(start, wire.Start)
         self.start = start
@@ -262,7 +264,9 @@ class Worker:
                 )
             )  # fmt: skip
             return
-        world, rank = (1, 0) if whole else (self.start.world, self.start.rank)
+        world, rank, mesh = self.start.world, self.start.rank, self.start.mesh
+        if whole:
+            world, rank = mesh.unit, mesh.place_of(rank)
         first, last = LENGTH * rank // world, LENGTH * (rank + 1) // world
         path = os.path.join(self.start.staging, f"{os.getpid()}-{self.applied}-{whole}")
         with open(path, "wb") as file:
@@ -273,7 +277,7 @@ class Worker:
                 name=NAME, dtype="float64", shape=(LENGTH,), offsets=(first,), lengths=(last - first,), at=0
             ),
         )  # fmt: skip
-        lead = whole or rank == 0
+        lead = rank == 0
         self.link.send(
             wire.Staged(
                 epoch=self.start.epoch, step=self.applied, path=path,

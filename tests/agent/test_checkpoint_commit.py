@@ -1,10 +1,12 @@
 import io
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.a_run import ARun, claim, commit, entry, feeds, stage, upload
+from agent.given import an_epoch
 from agent.test_replicas import a_save
 from agent.unreliable import UnreliableStore
 from everstep_agent import logline
@@ -22,7 +24,7 @@ from everstep_agent.checkpoint.commit_rules import (
 )
 from everstep_agent.checkpoint.cutting import cut_file
 from everstep_agent.checkpoint.manifests import fetch_manifest
-from everstep_agent.checkpoint.parts import Part, replaces
+from everstep_agent.checkpoint.parts import Part
 from everstep_agent.coordinator.background import Background
 from everstep_agent.coordinator.saves import Saves
 from everstep_agent.runlog.log_index import LogIndex
@@ -32,6 +34,7 @@ from everstep_agent.storage.errors import Unreachable
 from everstep_contract import codec, layout, log, manifest
 from everstep_contract.log import Retire
 from everstep_contract.manifest import Chunk, Piece, Tensor
+from everstep_contract.units import Mesh
 
 TOKEN = "token001-rest"
 
@@ -55,16 +58,6 @@ def test_a_save_is_ready_when_every_rank_has_stored_its_part_and_is_there() -> N
     assert decide([part(1), part(0)]) == Ready(parts=(part(0), part(1)))
 
 
-def test_no_share_takes_a_save_of_the_whole_away():
-    share, whole, none = part(0), part(0, whole=True), part(0, problem="no room")
-    assert replaces(share, None)
-    assert replaces(whole, share)
-    assert replaces(share, none)
-    assert replaces(whole, whole)
-    assert not replaces(share, whole)
-    assert not replaces(none, whole)
-
-
 def test_a_coordinator_keeps_the_save_of_the_whole_though_the_share_comes_later(
     memory: ObjectStore,
 ) -> None:
@@ -75,7 +68,7 @@ def test_a_coordinator_keeps_the_save_of_the_whole_though_the_share_comes_later(
     )  # fmt: skip
     for arrived in (part(0, whole=True), part(0), part(0, problem="no room")):
         saves.add(arrived)
-        assert saves.has_whole(1, 10)
+        assert saves.has_whole(an_epoch(), 10)
         assert saves.pending(1) == [10]
 
 
@@ -100,6 +93,33 @@ def test_a_member_that_has_not_applied_the_step_is_waited_for() -> None:
 def test_a_whole_part_needs_no_other() -> None:
     whole = part(1, whole=True, lead=True)
     assert decide([part(0, lead=False), whole], applied={}) == Ready(parts=(whole,))
+
+
+def test_a_whole_unit_needs_no_other_and_its_parts_are_mixed_with_no_others() -> None:
+    mesh, shares = Mesh(shard=2), [part(rank) for rank in range(4)]
+    first, second = [part(rank, whole=True, lead=rank % 2 == 0) for rank in (2, 3)]
+    of_another = part(1, whole=True, lead=False)
+
+    def found(parts: list[Part]) -> Wait | Ready | Drop:
+        return decide(parts, world=4, applied={}, mesh=mesh)
+
+    for incomplete in ([first], [first, of_another], [*shares[:3], second], [first, *shares[3:]]):
+        assert isinstance(found(incomplete), Wait), incomplete
+    assert found([of_another, second, shares[0], first]) == Ready(parts=(first, second))
+    assert found([*shares, first]) == Ready(parts=tuple(shares)), "a share of each is as good"
+
+
+def test_of_any_parts_of_two_units_those_of_one_are_committed_or_a_share_of_each_rank() -> None:
+    mesh = Mesh(shard=2)
+    shares = [part(rank) for rank in range(4)]
+    wholes = [part(rank, whole=True, lead=rank % 2 == 0) for rank in range(4)]
+    allowed = (tuple(shares), tuple(wholes[:2]), tuple(wholes[2:]))
+    for here in itertools.product([False, True], repeat=8):
+        arrived = [p for p, is_here in zip([*shares, *wholes], here, strict=True) if is_here]
+        found = decide(arrived, world=4, applied={}, mesh=mesh)
+        complete = [parts for parts in allowed if {*parts} <= {*arrived}]
+        assert isinstance(found, Ready if complete else Wait), arrived
+        assert not isinstance(found, Ready) or found.parts in complete
 
 
 def test_parts_without_a_lead_are_dropped() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from everstep_agent import logline
 from everstep_agent.agent_state import AgentState
-from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.parts import Part, PartKey
 from everstep_agent.delivery import Delivery
 from everstep_agent.peers import http
 from everstep_agent.peers.client import Pool
@@ -21,7 +21,7 @@ from everstep_contract import codec
 TOKEN = "token"
 SHARE = Part(epoch=1, step=28, rank=1)
 WHOLE = replace(SHARE, whole=True, lead=True)
-Parts = dict[tuple[int, int, int], Part]
+Parts = dict[PartKey, Part]
 
 
 @dataclass
@@ -82,12 +82,12 @@ async def an_agent(term: Term, *, answers: bool = True) -> AsyncIterator[str]:
 async def test_a_save_of_the_whole_follows_the_share_of_the_same_step_and_nothing_comes_twice() -> (
     None
 ):
-    parts: Parts = {(1, 28, 1): SHARE}
+    parts: Parts = {SHARE.key: SHARE}
     coordinator: Any = Term("1")
     state = AgentState(coordinator=coordinator)
     async with delivering(state, parts) as delivery:
         for number, part in ((1, SHARE), (2, WHOLE), (3, replace(SHARE, step=32))):
-            parts[part.epoch, part.step, part.rank] = part
+            parts[part.key] = part
             for _ in range(2):
                 delivery.wake(part)
                 await coordinator.got(number)
@@ -98,7 +98,7 @@ async def test_whoever_takes_the_role_twice_gets_the_parts_twice() -> None:
     """A second term starts without parts, in this agent as in another one."""
     first, second, third = Term("1"), Term("2"), Term("3")
     state: Any = AgentState(coordinator=None)
-    async with delivering(state, {(1, 28, 1): WHOLE}):
+    async with delivering(state, {WHOLE.key: WHOLE}):
         state.coordinator = first
         await first.got(1)
         state.coordinator = second
@@ -121,7 +121,7 @@ async def test_a_coordinator_that_stands_still_is_not_waited_for_once_another_ha
     async with (
         an_agent(frozen, answers=False) as old,
         an_agent(heir) as new,
-        delivering(state, {(1, 28, 1): WHOLE}),
+        delivering(state, {WHOLE.key: WHOLE}),
     ):
         state.following = Holder(address=old, term="1")
         await frozen.got(1)
@@ -133,7 +133,7 @@ async def test_a_part_that_another_term_took_is_sent_again() -> None:
     """The role moved to a newer term before this agent learned of it."""
     term = Term("newer")
     state = AgentState()
-    async with an_agent(term) as address, delivering(state, {(1, 28, 1): WHOLE}):
+    async with an_agent(term) as address, delivering(state, {WHOLE.key: WHOLE}):
         state.following = Holder(address=address, term="older")
         await term.got(2)
         state.following = Holder(address=address, term="newer")

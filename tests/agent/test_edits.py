@@ -12,6 +12,7 @@ from everstep_agent.live_settings import apply_wanted
 from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
 from everstep_agent.pod.worker_start import build_start
 from everstep_contract import env, levels
+from everstep_contract.units import ONE_RANK, Mesh
 
 MEMBER = EpochMember(
     slot=0, attempt=1, incarnation=1, node_rank=0, first=0, lives=(1,), address="a"
@@ -89,6 +90,23 @@ def test_members_of_one_epoch_begin_alike_whenever_their_pods_were_made() -> Non
     older = an_epoch(guard_factor=None, guard_action=None, save_every_steps=None)
     start = build_start(MADE, 0, older, MEMBER, None)
     assert (start.guard_factor, start.save_every_steps) == (10.0, 25)
+
+
+def test_all_members_of_an_epoch_are_told_the_same_units() -> None:
+    mesh = Mesh(shard=2, tensor=2)
+    member = replace(MEMBER, lives=(1, 1))
+    made = replace(MADE, mesh=mesh, workers=2)
+    level = an_epoch(members=(member, replace(member, slot=1, first=2)), mesh=mesh)
+    start = build_start(made, 1, level, level.members[1], None)
+    assert (start.rank, start.world, start.mesh) == (3, 4, mesh)
+    assert build_start(MADE, 0, an_epoch(), MEMBER, None).mesh == ONE_RANK
+
+
+@pytest.mark.parametrize("asked", [True, None])
+def test_ranks_that_form_units_do_not_go_on_in_place(asked: bool | None) -> None:
+    wish = levels.Wanted(settings=levels.JobSettings(in_place=asked))
+    assert apply_wanted(replace(MADE, in_place=1), wish).in_place
+    assert not apply_wanted(replace(MADE, in_place=1, mesh=Mesh(tensor=2)), wish).in_place
 
 
 async def test_a_shorter_hang_limit_reaches_the_ranks_that_train(tmp_path: Path) -> None:

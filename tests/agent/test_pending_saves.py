@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.given import a_report, a_worker, an_epoch
+from agent.given import a_member, a_report, a_worker, an_epoch, stepping
 from everstep_agent import logline
 from everstep_agent.checkpoint.commit import Committer
 from everstep_agent.checkpoint.parts import Part
@@ -16,6 +16,7 @@ from everstep_agent.coordinator.saves import Saves
 from everstep_agent.peers.messages import Boundary, State
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import open_store
+from everstep_contract.units import Mesh
 
 
 def part(step: int, rank: int = 0, **changes: object) -> Part:
@@ -32,6 +33,18 @@ def test_what_is_given_up_is_remembered_until_it_is_saved_anew() -> None:
     assert saves.why_given_up(1, 10) == ""
     saves.give_up((1, 10), "retired again")
     assert saves.unsaved(1) == {1}
+
+
+def test_a_failed_share_is_no_news_once_a_unit_saves_the_full_state() -> None:
+    saves, mesh = PendingSaves(), Mesh(shard=2)
+    saves.add(part(10, rank=2, whole=True, lead=True))
+    assert saves.add(part(10, rank=2, problem="no room")) == ""
+    assert saves.pending(1) == [10]
+    assert not saves.has_whole(1, 10, mesh)
+    saves.add(part(10, rank=3, whole=True))
+    assert saves.has_whole(1, 10, mesh)
+    saves.give_up((1, 10), "retired meanwhile")
+    assert saves.unsaved(1) == {2, 3}
 
 
 def test_a_part_that_will_not_come_gives_the_save_up_and_is_said_once() -> None:
@@ -110,7 +123,24 @@ def test_a_state_is_complete_with_every_part_or_with_one_full_state() -> None:
     parts = [a_report(0, epoch=1, staged=12), a_report(1, epoch=1, staged=10)]
     assert members.find_complete(epoch, parts) == 10
     assert members.find_complete(epoch, parts[:1]) == 0, "the other part is unknown"
-    full = [a_report(0, epoch=1, staged=12, whole=12), a_report(1, epoch=1, staged=10)]
+    full = [stepping(0, whole=12), a_report(1, epoch=1, staged=10)]
     assert members.find_complete(epoch, full) == 12
     assert members.find_complete(epoch, full[:1]) == 12
     assert members.find_complete(epoch, []) == 0
+
+
+def test_the_full_state_of_a_unit_is_complete_with_what_each_of_its_ranks_holds() -> None:
+    epoch = an_epoch(4, mesh=Mesh(shard=2))
+
+    def complete(*whole: int) -> int:
+        return members.find_complete(epoch, [stepping(s, whole=n) for s, n in enumerate(whole)])
+
+    assert complete(12, 0, 0, 12) == 0, "one of each unit"
+    assert complete(0, 0, 12, 12) == 12
+    assert complete(12, 0, 12, 14) == 12
+    assert members.find_complete(epoch, [stepping(2, whole=12)]) == 0
+    in_two_pods = [a_member(slot, lives=(1, 1)) for slot in (0, 1)]
+    epoch = an_epoch(members=tuple(in_two_pods), mesh=Mesh(shard=2))
+    both = tuple(a_worker(local=local, whole=7) for local in (0, 1))
+    assert members.find_complete(epoch, [a_report(1, epoch=1, workers=both)]) == 7
+    assert members.find_complete(epoch, [a_report(1, epoch=1, workers=both[:1])]) == 0

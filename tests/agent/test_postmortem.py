@@ -1,14 +1,17 @@
+import itertools
+
 import pytest
 
 from agent.given import a_member, a_rank, a_report, a_worker, ended, stepping
 from everstep_agent.coordinator import postmortem
 from everstep_agent.peers.messages import Saver, State
 from everstep_contract.position import Phase
+from everstep_contract.units import ONE_RANK, Mesh
 
 
-def decide(*ranks, committed=0, waited=0.5, patience=8.0, failed=frozenset()):
+def decide(*ranks, committed=0, waited=0.5, patience=8.0, failed=frozenset(), mesh=ONE_RANK):
     return postmortem.decide_post_mortem(
-        ranks, committed=committed, waited=waited, patience=patience, failed=failed
+        ranks, committed=committed, waited=waited, patience=patience, failed=failed, mesh=mesh
     )
 
 
@@ -123,7 +126,7 @@ def test_an_agent_that_never_began_the_epoch_holds_nothing_of_it():
 
 
 def test_an_agent_that_never_reported_is_unreachable_and_not_dead():
-    assert ranks(stepping(0))[1] == postmortem.Rank(rank=1, alive=True, reachable=False)
+    assert ranks(stepping(0))[1] == postmortem.Rank(rank=1, slot=1, alive=True, reachable=False)
 
 
 def test_a_process_that_outlives_sigkill_is_not_waited_for():
@@ -137,3 +140,120 @@ def test_a_process_that_outlives_sigkill_is_not_waited_for():
 def test_a_failed_worker_is_as_good_as_dead():
     assert not ranks(stepping(0, state=State.FAILED), stepping(1))[0].alive
     assert a_worker().state is State.TRACKED
+
+
+# --- units ----------------------------------------------------------------------------------------
+
+
+def of_units(*steps, committed=120, **changes):
+    """Decide for two units of two ranks, parked at these steps; None: that rank is dead."""
+    ranks = [
+        a_rank(r, 0, alive=False, parked=False, sound=False) if at is None else a_rank(r, at)
+        for r, at in enumerate(steps)
+    ]
+    known = [changes.pop(f"rank_{r.rank}", r) for r in ranks]
+    return decide(*known, committed=committed, mesh=Mesh(shard=2), **changes)
+
+
+def test_the_first_whole_unit_at_the_furthest_step_saves():
+    assert of_units(126, 126, 126, 126) == Saver(rank=0, step=126)
+    assert of_units(126, None, 126, 126) == Saver(rank=2, step=126)
+    assert of_units(126, 126, None, 126) == Saver(rank=0, step=126)
+
+
+def test_a_step_counts_only_if_all_ranks_of_the_unit_have_reached_it():
+    """Rank 0 has applied a step whose vector rank 1 never got: it is lost unless the other unit has it."""
+    assert of_units(127, 126, 127, 127) == Saver(rank=2, step=127)
+    assert of_units(127, 126, 126, 126) == Saver(rank=2, step=126)
+    found = of_units(127, 126, None, 127)
+    assert found == postmortem.Nothing(
+        target=127,
+        message="rank 1 of unit 0 did not apply step 127, unit 1 lost rank 2 (slot 2); no unit is whole",
+    )
+
+
+def test_no_rank_saves_whose_unit_is_not_whole():
+    found = of_units(126, None, 126, None)
+    assert isinstance(found, postmortem.Nothing)
+    assert found.target == 126
+    assert found.message == (
+        "unit 0 lost rank 1 (slot 1), unit 1 lost rank 3 (slot 3); no unit is whole"
+    )
+    unsound = of_units(126, None, 126, 126, rank_3=a_rank(3, 126, sound=False))
+    assert isinstance(unsound, postmortem.Nothing)
+    assert "rank 3 of unit 1 cannot save" in unsound.message
+
+
+def test_a_unit_of_which_a_rank_failed_to_save_is_passed_over():
+    assert of_units(126, 126, 126, 126, failed=frozenset({1})) == Saver(rank=2, step=126)
+    found = of_units(126, 126, 126, 126, failed=frozenset({1, 2}))
+    assert isinstance(found, postmortem.Nothing)
+
+
+def test_a_rank_that_still_moves_is_waited_for_though_its_unit_is_lost():
+    moving = a_rank(1, 126, parked=False, phase=Phase.REDUCED)
+    assert isinstance(of_units(None, 126, 127, 127, rank_1=moving), postmortem.Wait)
+
+
+def silent(rank):
+    return a_rank(rank, 0, reachable=False, parked=False, sound=False)
+
+
+def test_an_unreachable_rank_is_waited_for_only_if_its_unit_may_be_whole():
+    waits = of_units(126, 126, None, 126, rank_1=silent(1), waited=900.0)
+    assert isinstance(waits, postmortem.Wait)
+    assert "rank 1 does not answer" in waits.message
+    found = of_units(126, 126, None, 126, rank_3=silent(3), waited=900.0)
+    assert found == Saver(rank=0, step=126)
+    over = of_units(None, 126, None, 126, rank_1=silent(1), waited=900.0)
+    assert isinstance(over, postmortem.Nothing)
+    behind = of_units(126, 120, None, 126, rank_0=silent(0), waited=900.0)
+    assert isinstance(behind, postmortem.Nothing), "the other of its unit stands at the commit"
+
+
+def test_tensor_and_shard_ranks_form_one_unit():
+    ranks = [a_rank(r, 9, alive=r != 5) for r in range(8)]
+    assert decide(*ranks, mesh=Mesh(shard=2, tensor=2)) == Saver(rank=0, step=9)
+    ranks[0] = a_rank(0, 9, alive=False)
+    assert isinstance(decide(*ranks, mesh=Mesh(shard=2, tensor=2)), postmortem.Nothing)
+
+
+def known_as(kind, rank):
+    """A rank of a unit in one of the states in which a decision can find it, all beyond the commit of step 5."""
+    match kind:
+        case "dead":
+            return a_rank(rank, 6, alive=False, parked=False, sound=False)
+        case "silent":
+            return silent(rank)
+        case "unsound":
+            return a_rank(rank, 7, sound=False)
+        case _:
+            return a_rank(rank, 6 if kind == "behind" else 7)
+
+
+KINDS = ("dead", "silent", "unsound", "failed", "behind", "ahead")
+
+
+def expect(units):
+    """The decision by its definition: a whole unit, furthest first; else a unit that may be whole; else nothing."""
+    whole = [(kinds[0], -n) for n, kinds in enumerate(units) if {*kinds} in ({"behind"}, {"ahead"})]
+    if whole:
+        kind, n = max(whole, key=lambda found: (found[0] == "ahead", found[1]))
+        return Saver(rank=-2 * n, step=7 if kind == "ahead" else 6)
+    able = [{*kinds} - {"silent"} for kinds in units if "silent" in kinds]
+    if any(rest in (set(), {"behind"}, {"ahead"}) for rest in able):
+        return postmortem.Wait
+    return postmortem.Nothing
+
+
+def test_in_every_state_of_two_units_only_a_whole_one_saves():
+    for kinds in itertools.product(KINDS, repeat=4):
+        found = decide(
+            *(known_as(kind, rank) for rank, kind in enumerate(kinds)),
+            committed=5,
+            waited=900.0,
+            failed=frozenset(rank for rank, kind in enumerate(kinds) if kind == "failed"),
+            mesh=Mesh(shard=2),
+        )
+        wanted = expect([kinds[:2], kinds[2:]])
+        assert found == wanted if isinstance(wanted, Saver) else isinstance(found, wanted), kinds

@@ -2,10 +2,13 @@ from agent.given import a_claim, a_member, a_report, an_epoch, ended, wanting
 from everstep_agent.coordinator import rounds
 from everstep_agent.peers.messages import Stage
 from everstep_contract import levels, log
+from everstep_contract.units import ONE_RANK, Mesh
 
 
-def decide(reports, wanted, *, waited=0.0, gang=300.0, former=()):
-    return rounds.decide_epoch(reports, wanted, round=1, waited=waited, gang=gang, former=former)
+def decide(reports, wanted, *, waited=0.0, gang=300.0, former=(), mesh=ONE_RANK):
+    return rounds.decide_epoch(
+        reports, wanted, round=1, waited=waited, gang=gang, former=former, mesh=mesh
+    )
 
 
 def test_an_epoch_starts_when_every_wanted_slot_has_joined_and_ranks_follow_slot_order():
@@ -46,6 +49,46 @@ def test_of_more_than_wanted_those_that_trained_before_go_on_and_the_rest_are_sp
     found = decide(reports, wanting(3), former={(0, 0), (1, 0), (2, 0), (3, 0)})
     assert isinstance(found, rounds.Start)
     assert [(m.slot, m.node_rank) for m in found.members] == [(0, 0), (2, 1), (3, 2)]
+
+
+def slots_of(found):
+    assert isinstance(found, rounds.Start), found
+    return [m.slot for m in found.members]
+
+
+FOUR = {"mesh": Mesh(shard=2, tensor=2), "waited": 61.0, "gang": 60.0}
+
+
+def test_an_epoch_has_whole_units_and_the_rest_are_spares():
+    wanted = wanting(8, min_workers=4)
+    reports = [a_report(s) for s in range(8)]
+    assert slots_of(decide(reports, wanted, **FOUR)) == list(range(8))
+    assert slots_of(decide(reports[1:], wanted, **FOUR)) == [1, 2, 3, 4]
+    waits = decide(reports[:3], wanted, **FOUR)
+    assert isinstance(waits, rounds.Wait)
+    assert waits.reason == "TooFewWorkers"
+    assert waits.message.startswith("3 of 8 slots are ready, 0 of them in whole units; at least 4")
+    later = decide(reports[:7], wanted, **(FOUR | {"waited": 10.0}))
+    assert isinstance(later, rounds.Wait)
+    assert later.message == (
+        "7 of 8 slots are ready, 4 of them in whole units; starting smaller in 50 s"
+    )
+
+
+def test_those_that_trained_before_form_the_units_and_follow_slot_order():
+    former = {(s, 0) for s in (0, 2, 3, 4)}
+    reports = [a_report(s) for s in range(5)]
+    found = decide(reports, wanting(4), former=former, mesh=Mesh(shard=2))
+    assert slots_of(found) == [0, 2, 3, 4]
+
+
+def test_pods_that_hold_whole_units_count_one_by_one():
+    reports = [a_report(s, fresh=(1, 1, 1, 1)) for s in range(3)]
+    wanted = wanting(4, min_workers=1)
+    for mesh in (Mesh(shard=2), Mesh(shard=4)):
+        found = decide(reports, wanted, **(FOUR | {"mesh": mesh}))
+        assert slots_of(found) == [0, 1, 2]
+    assert slots_of(decide(reports, wanted, **(FOUR | {"mesh": Mesh(shard=8)}))) == [0, 1]
 
 
 def test_spares_are_the_pods_beside_a_running_epoch_whose_workers_wait_for_one():

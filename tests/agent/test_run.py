@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from everstep_agent import cli
 from everstep_agent.local import memory_folder
 
 STUB = str(Path(__file__).with_name("stub_worker.py"))
@@ -156,6 +157,44 @@ async def test_without_the_zygote_a_worker_is_an_interpreter_of_its_own(everstep
     assert await command.end() == 0
     assert "event=worker_ready" in command.text
     assert "event=zygote" not in command.text
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (
+            ("--workers", "3", "--mesh", "shard=2"),
+            "--workers 3 is not a whole number of units of 2 (shard=2): use 2 or 4",
+        ),
+        (
+            ("--workers", "4", "--mesh", "shard=2,tensor=2", "--spares", "1"),
+            "--spares 1 is not a whole number of units of 4 (shard=2,tensor=2): use 4",
+        ),
+        (("--mesh", "pipeline=2"), "argument --mesh: pipeline: not yet"),
+        (("--mesh", "2x2"), "'2x2' is no dimension; write shard=2"),
+    ],
+)
+def test_units_that_cannot_be_are_told_with_the_fix(
+    given: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = cli.run(["run", *given, STUB])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    assert (status, problem in capsys.readouterr().err) == (2, True)
+
+
+async def test_a_unit_that_survives_a_kill_saves_the_run(everstep):
+    command = await everstep("run", "--workers", "4", "--mesh", "shard=2", STUB, STUB_STEP_MS="50")
+    await command.line(r"stub_worker: 4 workers in 2 units of 2 \(shard=2\), checkpoints in")
+    pid = int((await command.line(r"rank 1 runs as pid (\d+)"))[1])
+    await command.line(r"epoch 1: starts")
+    os.kill(pid, signal.SIGKILL)
+    assert await command.end() == 0
+    assert re.search(r"recovered in .*steps lost: 0", command.text)
+    verify = await everstep("verify", "everstep-store/stub_worker")
+    assert await verify.end() == 0
+    assert "steps 1 to 20 once each" in verify.text
 
 
 @pytest.mark.parametrize("names", ["", "a b", "folder/model.py", "numpy,"])

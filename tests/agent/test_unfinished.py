@@ -15,6 +15,7 @@ from everstep_agent.peers.messages import UnsentSave
 from everstep_agent.storage.errors import Unreachable
 from everstep_agent.storage.retrying import Retrying
 from everstep_contract.log import MemberId
+from everstep_contract.units import ONE_RANK, Mesh
 
 # --- which save is finished -----------------------------------------------------------------------
 
@@ -25,11 +26,13 @@ MEMBERS = tuple(
 )
 
 
-def decide(*saves: tuple[int, int, int], committed: int = 10, whole: bool = False) -> int | None:
+def decide(
+    *saves: tuple[int, int, int], committed: int = 10, whole: bool = False, mesh: Mesh = ONE_RANK
+) -> int | None:
     """The step, for saves as (epoch, step, rank) that two pods of two ranks report."""
     told = [UnsentSave(epoch=e, step=s, rank=r, whole=whole) for e, s, r in saves]
     reports = [a_report(0, unsent=tuple(told[::2])), a_report(1, unsent=tuple(told[1::2]))]
-    found = decide_unfinished(a_claim(3, members=MEMBERS), committed, reports)
+    found = decide_unfinished(a_claim(3, members=MEMBERS), committed, reports, mesh)
     assert found is None or (found[0].number, found[0].world) == (3, 4)
     return found[1] if found else None
 
@@ -51,6 +54,13 @@ def test_the_newest_complete_one_counts() -> None:
 
 def test_one_rank_with_the_whole_state_is_enough() -> None:
     assert decide((3, 12, 2), whole=True) == 12
+
+
+def test_one_unit_with_the_whole_state_is_enough() -> None:
+    units = {"whole": True, "mesh": Mesh(shard=2)}
+    assert decide((3, 12, 2), (3, 12, 3), **units) == 12  # type: ignore[arg-type]
+    assert decide((3, 12, 1), (3, 12, 2), **units) is None  # type: ignore[arg-type]
+    assert decide((3, 12, 2), (3, 13, 3), **units) is None  # type: ignore[arg-type]
 
 
 def test_what_is_committed_already_is_not_finished_again() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from everstep_contract import codec, env, ledger, levels, log, manifest, names, report, wire
 from everstep_contract.log import ChainLink, Claim, Commit, Done, LeftOut, MemberId, Retire
+from everstep_contract.units import ONE_RANK, Mesh
 
 MEMBER = MemberId(slot=1, attempt=2, incarnation=3, rank=4, life=5)
 ENTRIES: list[log.Entry] = [
@@ -171,6 +172,31 @@ def test_a_missing_variable_is_named() -> None:
 def test_a_variable_of_the_wrong_kind_is_named_with_its_value() -> None:
     with pytest.raises(env.EnvError, match="EVERSTEP_PORT='high': expected int"):
         env.AgentEnv.from_env(AGENT.to_env() | {"EVERSTEP_PORT": "high"})
+
+
+def test_how_ranks_form_units_is_told_as_text() -> None:
+    variables = AGENT.to_env()
+    assert variables["EVERSTEP_MESH"] == "shard=1"
+    del variables["EVERSTEP_MESH"]
+    assert env.AgentEnv.from_env(variables).mesh == ONE_RANK, "an older operator names none"
+    found = env.AgentEnv.from_env(variables | {"EVERSTEP_MESH": "shard=2,tensor=3"})
+    assert found.mesh == Mesh(shard=2, tensor=3)
+    assert env.AgentEnv.from_env(found.to_env()) == found
+
+
+@pytest.mark.parametrize(
+    ("mesh", "problem"),
+    [
+        ("pipeline=2", "EVERSTEP_MESH='pipeline=2': pipeline: not yet"),
+        (
+            "shard=3",
+            "EVERSTEP_MESH=shard=3: a unit has 3 ranks .* and a pod 2: one must be a multiple",
+        ),
+    ],
+)
+def test_a_mesh_that_no_pod_can_hold_is_named(mesh: str, problem: str) -> None:
+    with pytest.raises(env.EnvError, match=problem):
+        env.AgentEnv.from_env(AGENT.to_env() | {"EVERSTEP_MESH": mesh})
 
 
 # --- exit report

@@ -31,10 +31,47 @@ def test_only_whole_units_count() -> None:
     assert [Mesh(shard=2).round_down(n) for n in range(5)] == [0, 0, 2, 2, 4]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "problem"),
+    [
+        (4, ""),
+        (3, "is not a whole number of units of 2 (shard=2): use 2 or 4"),
+        (1, "is not a whole number of units of 2 (shard=2): use 2"),
+    ],
+)
+def test_a_size_that_is_not_whole_is_told_with_those_beside_it(ranks: int, problem: str) -> None:
+    assert Mesh(shard=2).why_not_whole(ranks) == problem
+    assert Mesh().why_not_whole(ranks) == ""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "slots"),
+    [
+        (Mesh(), 8, 1),
+        (Mesh(shard=2), 1, 2),
+        (Mesh(shard=2), 8, 1),
+        (Mesh(shard=4, tensor=4), 8, 2),
+    ],
+)
+def test_a_unit_lies_on_whole_pods_or_a_pod_holds_whole_units(
+    mesh: Mesh, ranks: int, slots: int
+) -> None:
+    assert (mesh.why_not_slots(ranks), mesh.count_slots(ranks)) == ("", slots)
+
+
+def test_a_pod_that_would_hold_a_part_of_a_second_unit_is_refused() -> None:
+    why = Mesh(shard=3, tensor=2).why_not_slots(4)
+    assert why == (
+        "a unit has 6 ranks (shard=3,tensor=2) and a pod 4: one must be a multiple of the other"
+    )
+
+
 def test_a_mesh_as_text() -> None:
     assert parse("shard=2,tensor=4") == Mesh(shard=2, tensor=4)
     assert parse(" tensor = 2 ") == Mesh(tensor=2)
-    assert parse(str(Mesh(shard=3))) == Mesh(shard=3)
+    for mesh in (Mesh(), Mesh(shard=3), Mesh(tensor=2), Mesh(shard=2, tensor=4)):
+        assert parse(str(mesh)) == mesh
+    assert (str(Mesh()), str(Mesh(shard=2, tensor=4))) == ("shard=1", "shard=2,tensor=4")
     assert parse("") == Mesh()
 
 

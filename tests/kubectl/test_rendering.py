@@ -18,6 +18,13 @@ def test_status_says_alive_how_far_how_safe() -> None:
     assert lines[-1] == "more: kubectl everstep timeline -n default tiny last"
 
 
+def test_status_says_how_ranks_form_units() -> None:
+    raw = recordings.job()
+    raw["spec"]["parallelism"] = {"shard": 2, "tensor": 1}
+    lines = jobs.render_job(jobs.build_job(raw, NOW), NOW).splitlines()
+    assert "  alive        2/2 pods, units of 2 ranks (shard=2), epoch 3" in lines
+
+
 RECOVERIES = [
     {"rung": "regroup", "count": 12, "seconds": 3.72, "stepsLost": 0, "within": {"0.5": 12}},
     {"rung": "restart", "count": 1, "seconds": 14.2, "stepsLost": 3, "within": {"20.0": 1}},

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from everstep_contract.units import ONE_RANK, Mesh
 from everstep_operator import crd, model
 from everstep_operator.rules import ApiModel
 from job_builders import a_spec
@@ -61,6 +62,22 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint": {"everySeconds": 5}}, "everySteps and everySeconds"),
     ({"checkpoint": {"run": "../other"}}, "run may hold"),
     ({"checkpoint": {"keep": 0}}, "checkpoint.keep"),
+    ({"parallelism": {"shard": 0}}, "parallelism.shard"),
+    ({"parallelism": {"pipeline": 2}}, "pipeline: not yet"),
+    ({"parallelism": {"context": 2}}, "context: not yet"),
+    ({"parallelism": {"shard": 2}}, "workers.replicas × processesPerWorker must be a whole number"),
+    (
+        {"workers": {"replicas": 4, "minReplicas": 3}, "parallelism": {"shard": 2}},
+        "workers.minReplicas × processesPerWorker must be a whole number",
+    ),
+    (
+        {"workers": {"replicas": 4, "spares": 1}, "parallelism": {"shard": 2, "tensor": 2}},
+        "workers.spares × processesPerWorker must be a whole number",
+    ),
+    (
+        {"workers": {"processesPerWorker": 4}, "parallelism": {"shard": 3, "tensor": 2}},
+        "one must be a multiple of the other",
+    ),
     ({"recovery": {"replaceAfterSeconds": 9}}, "recovery.replaceAfterSeconds"),
     (
         {"recovery": {"replaceAfterSeconds": 61}},
@@ -85,6 +102,20 @@ def test_a_wrong_spec_is_refused_with_its_field(change: dict[str, Any], words: s
         model.parse_spec(merged(a_spec(), change))
 
 
+@pytest.mark.parametrize(
+    ("workers", "parallelism"),
+    [
+        ({"replicas": 4, "minReplicas": 2, "spares": 2}, {"shard": 2}),
+        ({"replicas": 3, "minReplicas": 1, "processesPerWorker": 8}, {"shard": 2, "tensor": 4}),
+        ({"replicas": 3, "spares": 1, "processesPerWorker": 8}, {"tensor": 2}),
+        ({"replicas": 4, "processesPerWorker": 8}, {"shard": 4, "tensor": 4}),
+    ],
+)
+def test_whole_units_are_taken(workers: dict[str, int], parallelism: dict[str, int]) -> None:
+    spec = model.parse_spec(merged(a_spec(), {"workers": workers, "parallelism": parallelism}))
+    assert spec.parallelism.mesh == Mesh(**parallelism)
+
+
 def test_defaults_are_the_documented_ones() -> None:
     spec = model.parse_spec({"workers": a_spec()["workers"], "checkpoint": {"uri": "s3://b/f"}})
     assert spec.checkpoint.save_seconds == 300
@@ -92,6 +123,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (spec.recovery.hang_seconds, spec.recovery.node_lost_seconds) == (300, 60)
     assert spec.recovery.replace_seconds == 25
     assert (spec.guard.factor, spec.guard.action.value) == (10, "Note")
+    assert spec.parallelism.mesh == ONE_RANK
 
 
 @pytest.mark.parametrize(("lost", "replaced"), [(60, 25), (20, 20), (5, 10)])

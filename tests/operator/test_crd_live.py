@@ -24,6 +24,26 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint": {"uri": "http://x/y"}}, 'uri is "http://x/y"'),
     ({"checkpoint": {"everySeconds": 5}}, "keep one of them"),
     ({"checkpoint": {"run": "../other"}}, "spec.checkpoint.run"),
+    ({"parallelism": {"shard": 0}}, "spec.parallelism.shard"),
+    ({"parallelism": {"pipeline": 2}}, "pipeline: not yet"),
+    ({"parallelism": {"context": 2}}, "context: not yet"),
+    (
+        {"parallelism": {"shard": 2, "tensor": 2}},
+        "replicas is 3, but a unit of 4 ranks (parallelism) takes 4 pods (processesPerWorker 1): "
+        "use a multiple of 4",
+    ),
+    (
+        {"workers": {"replicas": 4, "minReplicas": 3}, "parallelism": {"shard": 2}},
+        "spec.workers.minReplicas",
+    ),
+    (
+        {"workers": {"replicas": 4, "spares": 1}, "parallelism": {"shard": 2}},
+        "spares is 1, but a unit of 2 ranks",
+    ),
+    (
+        {"workers": {"processesPerWorker": 4}, "parallelism": {"shard": 3, "tensor": 2}},
+        "a unit of parallelism has 6 ranks and a pod 4 (processesPerWorker)",
+    ),
     ({"recovery": {"replaceAfterSeconds": 9}}, "spec.recovery.replaceAfterSeconds"),
     ({"recovery": {"replaceAfterSeconds": 61}}, "lower replaceAfterSeconds or raise"),
     ({"guard": {"action": "Explode"}}, "spec.guard.action"),
@@ -134,7 +154,26 @@ FIXED = (
     {"checkpoint": {"run": "another"}},
     {"checkpoint": {"ifRunExists": "Refuse"}},
     {"workers": {"processesPerWorker": 2}},
+    {"workers": {"replicas": 4}, "parallelism": {"shard": 2}},
 )
+
+
+async def test_a_job_of_units_is_scaled_by_whole_units(port: Kube) -> None:
+    shape = {
+        "suspend": True,
+        "workers": {"replicas": 4, "maxReplicas": 8},
+        "parallelism": {"shard": 2},
+    }
+    made = await port.create(kube.JOBS, a_document(shape, "units"), "default")
+    try:
+        assert made["spec"]["parallelism"] == {"shard": 2, "tensor": 1}
+        for count in (6, 2):
+            scale = {"spec": {"replicas": count}}
+            await port.patch(kube.JOBS, "units", scale, "default", sub="scale")
+        with pytest.raises(kube.Invalid, match="replicas is 3, but a unit of 2 ranks"):
+            await port.patch(kube.JOBS, "units", {"spec": {"replicas": 3}}, "default", sub="scale")
+    finally:
+        await port.delete(kube.JOBS, "units", "default", uid=made["metadata"]["uid"])
 
 
 async def test_what_no_running_job_can_follow_cannot_change(port: Kube) -> None:

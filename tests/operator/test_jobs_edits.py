@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from everstep_operator import model
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.plan import plan
+from everstep_operator.model_parallelism import Parallelism
 from everstep_operator.model_status import JobStatus
 from job_builders import NOW, a_job, a_pod, a_seen, a_spec, a_status, an_end, an_observation
 
@@ -89,9 +90,12 @@ def test_what_the_readme_calls_sent_is_sent_and_what_it_calls_refused_is_refused
     intervals = {"checkpoint.everySteps", "checkpoint.everySeconds"}
     assert sent == set(EDITS) | intervals | {"checkpoint.pin"}
     refused = {f for f, says in table.items() if says.startswith("refused")}
-    rules = [("workers", model.Workers), ("checkpoint", model.Checkpoint)]
+    parts = {"workers": model.Workers, "checkpoint": model.Checkpoint, "parallelism": Parallelism}
     immutable = {
-        f"{at}{rule.at}" for at, kind in rules for rule in kind.rules if "oldSelf" in rule.cel
+        f"{at}{rule.at}"
+        for at, kind in parts.items()
+        for rule in kind.rules
+        if "oldSelf" in rule.cel
     }
     assert refused == immutable
 

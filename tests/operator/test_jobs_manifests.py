@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from everstep_contract.env import AgentEnv
+from everstep_contract.units import Mesh
 from everstep_operator import model
 from everstep_operator.jobs import manifests
 from job_builders import TEMPLATE, UID, a_job, a_spec
@@ -37,6 +38,13 @@ def test_the_agent_reads_back_what_the_operator_wrote() -> None:
         "s3://bucket/folder", "team/lm", 25, 0,
     )  # fmt: skip
     assert read.grace_seconds == 55
+
+
+def test_all_pods_are_told_how_ranks_form_units() -> None:
+    spec = a_spec(replicas=4, parallelism={"shard": 2, "tensor": 2})
+    env = {e["name"]: e.get("value") or "filled in" for e in trainer(built(spec))["env"]}
+    assert env["EVERSTEP_MESH"] == "shard=2,tensor=2"
+    assert AgentEnv.from_env(env).mesh == Mesh(shard=2, tensor=2)
 
 
 @pytest.mark.parametrize(("notice", "left"), [(0, 1), (2, 1.8), (10, 9), (60, 55), (600, 595)])

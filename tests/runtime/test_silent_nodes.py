@@ -123,8 +123,9 @@ async def test_what_a_minority_holds_outlives_its_rank(
         await gang.lose_power(0)
         gang.forget(0)
         pod = gang.agents[1].pod
-        await gang.until(lambda _: pod.build_report(time.monotonic()).whole >= LEARNT, 60)
-        held = pod.build_report(time.monotonic()).whole
+        worker = pod.workers.current[0]
+        await gang.until(lambda _: worker.whole >= LEARNT, 60)
+        held = worker.whole
         os.kill(gang.worker(1), signal.SIGKILL)
         gang.want(gone=(levels.SlotAttempt(slot=0, attempt=0),))
         await gang.start(0, 1)

@@ -217,6 +217,7 @@ def build_env(job: Job, spec: JobSpec, slot: int, attempt: int, grace: float) ->
         pod_ip="",
         port=names.AGENT_PORT,
         workers=spec.workers.processes_per_worker,
+        mesh=spec.parallelism.mesh,
         uri=spec.checkpoint.uri.rstrip("/"),
         run=run_of(job, spec),
         if_run_exists=spec.checkpoint.if_run_exists.value,

@@ -20,6 +20,7 @@ from everstep_contract import manifest as manifests
 from everstep_contract.layout import name_ranks
 from everstep_contract.log import Commit
 from everstep_contract.manifest import AgentSeconds, Chunk, LedgerSegment, Manifest, Tensor
+from everstep_contract.units import ONE_RANK, Mesh
 
 
 class BadSave(ValueError):
@@ -75,6 +76,7 @@ def decide_commit(
     step: int,
     world: int,
     applied: Mapping[int, int],
+    mesh: Mesh = ONE_RANK,
 ) -> Wait | Ready | Drop | NotFinite | Differ | Disagree:
     """Whether the save of (epoch, step) is complete.
 
@@ -82,10 +84,11 @@ def decide_commit(
         world: ranks of that epoch.
         applied: last applied step of each member that still runs; whoever is parked or dead is not
             in it.
+        mesh: how its ranks form units.
     """
     ours = [p for p in parts if (p.epoch, p.step) == (epoch, step)]
-    whole = next((p for p in ours if p.whole), None)
-    chosen = [whole] if whole else _by_rank(ours)
+    whole = find_whole(ours, mesh)
+    chosen = whole or _by_rank(p for p in ours if not p.whole)
     missing = [] if whole else sorted(set(range(world)) - {p.rank for p in chosen})
     if missing:
         text = f"step {step}: no part yet from {name_ranks(missing)}"
@@ -104,6 +107,19 @@ def decide_commit(
     if bad := list(dict.fromkeys(n for p in chosen for n in p.not_finite)):
         return NotFinite(message=f"NaN or infinite values in {name_tensors(bad)}")
     return Ready(parts=tuple(chosen))
+
+
+def find_whole(parts: Iterable[Part], mesh: Mesh) -> list[Part]:
+    """The parts of the first unit of which every rank has saved all that it holds: together they are
+    the full state, and they need no other unit's. Empty: there is none.
+
+    Args:
+        parts: of one epoch and step.
+    """
+    units: dict[int, list[Part]] = {}
+    for part in _by_rank(p for p in parts if p.whole):
+        units.setdefault(mesh.unit_of(part.rank), []).append(part)
+    return next((found for _, found in sorted(units.items()) if len(found) == mesh.unit), [])
 
 
 def list_given_up(parts: Iterable[Part], log: LogIndex) -> list[str]:

@@ -6,6 +6,9 @@ from typing import Any
 from everstep_contract.manifest import Chunk, LedgerSegment, Tensor
 from everstep_contract.wire import PartDigests
 
+PartKey = tuple[int, int, int, bool]
+"""(epoch, step, rank, whole): a later part of the same key replaces an earlier one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -18,7 +21,9 @@ class Part:
     step: int
     rank: int
     whole: bool = False
-    """The full state from one rank (a post-mortem save): no other part is needed."""
+    """All that the rank holds (a post-mortem save): with those of its unit's other ranks it is the full
+    state.
+    """
     lead: bool = False
     """Carries `state` and `ledger`."""
     tensors: tuple[Tensor, ...] = ()
@@ -39,12 +44,9 @@ class Part:
     """Why this share does not exist: the save cannot be completed."""
 
     @property
+    def key(self) -> PartKey:
+        return self.epoch, self.step, self.rank, self.whole
+
+    @property
     def bytes(self) -> int:
         return sum(c.bytes for c in self.chunks)
-
-
-def replaces(new: Part, held: Part | None) -> bool:
-    """Whether `new` replaces `held`, a part of the same rank and step. A late shard upload never
-    replaces a full-state save.
-    """
-    return held is None or new.whole or not held.whole

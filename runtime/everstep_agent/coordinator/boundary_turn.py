@@ -137,12 +137,13 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     ready = join_rules.list_ready(epoch, rounds.list_eligible(recent, term.wanted))
     others = join_rules.list_others(epoch, ready)
     in_place = bool(term.settings.in_place) and join_rules.can_join(epoch, recent)
-    watch.ready_at = (watch.ready_at or now) if others else None
+    whole = len(others) - len(others) % epoch.slots_together
+    watch.ready_at = (watch.ready_at or now) if whole else None
     purpose = boundaries.why_stay(
         term.wanted,
         epoch.members,
         recent,
-        len(others),
+        whole,
         returning=in_place and len(others) < len(ready),
         coordinator=term.me.id,
         waited=now - (watch.ready_at or now),

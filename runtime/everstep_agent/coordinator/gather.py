@@ -73,6 +73,7 @@ async def _try_to_claim(term: Term, turn: Round, cause: str) -> EpochLevel | Non
         waited=term.now() - turn.opened,
         gang=term.settings.gang_seconds,
         former=_list_former(term),
+        mesh=term.settings.mesh,
     )
     if isinstance(decision, rounds.Start):
         await finish_save(term)
@@ -237,6 +238,7 @@ def _begin_epoch(
         token=claim.token,
         stage=Stage.STARTING,
         members=start.members,
+        mesh=term.settings.mesh,
         commit=commit,
         committed=resume,
         save_every_steps=term.wanted.save_every_steps,

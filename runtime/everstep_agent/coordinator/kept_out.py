@@ -40,7 +40,7 @@ def is_left_empty(report: AgentReport, known: EpochLevel | None, claim: Claim | 
     """Whether it was in the claimed epoch that continues the known one, and holds nothing of it."""
     if known is None or claim is None or former_of(claim) != known.number:
         return False
-    staged = report.staged or report.whole
+    staged = report.staged or any(w.whole for w in report.workers)
     return report.epoch == claim.epoch and not staged and not _list_living(report)
 
 

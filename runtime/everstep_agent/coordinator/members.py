@@ -72,8 +72,10 @@ def find_staged(epoch: EpochLevel, reports: Iterable[AgentReport]) -> int:
 
 def find_complete(epoch: EpochLevel, reports: Iterable[AgentReport]) -> int:
     """The newest step whose full state the agents hold, though their workers may be dead: every
-    member has staged its part, or one of them the full state; 0: none.
+    member has staged its part, or every rank of one unit all that it holds; 0: none.
     """
-    inside = [r for _, r in list_inside(epoch, reports)]
-    parts = min(r.staged for r in inside) if len(inside) == len(epoch.members) else 0
-    return max([parts, *(r.whole for r in inside)])
+    inside = list(list_inside(epoch, reports))
+    parts = min(r.staged for _, r in inside) if len(inside) == len(epoch.members) else 0
+    whole = {m.ranks[w.local]: w.whole for m, r in inside for w in r.workers}
+    units = {epoch.mesh.list_unit_of(rank) for rank in whole}
+    return max([parts, *(min(whole.get(rank, 0) for rank in unit) for unit in units)])

@@ -4,8 +4,12 @@ A save ends in one of three ways: committed, overtaken by a newer one, or given 
 logged. Given-up saves are remembered for the ranks that wait for that very step.
 """
 
-from everstep_agent.checkpoint.parts import Part, replaces
+from collections.abc import Mapping
+
+from everstep_agent.checkpoint.commit_rules import find_whole
+from everstep_agent.checkpoint.parts import Part, PartKey
 from everstep_contract.layout import name_ranks
+from everstep_contract.units import Mesh
 
 LACKING = 4
 """Limit on remembered saves that lack a part: it may still arrive."""
@@ -17,7 +21,7 @@ Key = tuple[int, int]
 
 class PendingSaves:
     def __init__(self) -> None:
-        self._parts: dict[Key, dict[int, Part]] = {}
+        self._parts: dict[Key, dict[PartKey, Part]] = {}
         self._given_up: dict[Key, str] = {}
         self._unsaved: set[Key] = set()
         """(epoch, rank) of full-state saves that were given up."""
@@ -25,19 +29,17 @@ class PendingSaves:
     def add(self, part: Part) -> str:
         """The message to log, if any."""
         held = self._parts.setdefault((part.epoch, part.step), {})
-        known = held.get(part.rank)
-        if not replaces(part, known):
-            return ""
-        held[part.rank] = part
-        if not part.problem or (known and known.problem):
+        known = held.get(part.key)
+        held[part.key] = part
+        if not part.problem or (known and known.problem) or not self._why_lacking(part.key[:2]):
             return ""
         lacking = sorted(k for k in self._parts if self._why_lacking(k))
         self._parts = {k: v for k, v in self._parts.items() if k not in lacking[:-LACKING]}
         return f"no checkpoint of step {part.step}: rank {part.rank}: {part.problem}"
 
     def _why_lacking(self, key: Key) -> str:
-        """Why the save cannot complete: a part failed, and no part holds the full state."""
-        parts = self._parts.get(key, {}).values()
+        """Why the save cannot complete: a part failed, and no unit saves the full state."""
+        parts = self._of(key).values()
         problem = next((f"rank {p.rank}: {p.problem}" for p in parts if p.problem), "")
         return "" if any(p.whole for p in parts) else problem
 
@@ -47,10 +49,14 @@ class PendingSaves:
 
     def parts(self, epoch: int, step: int) -> list[Part]:
         """The parts that can be committed."""
-        return [p for p in self._parts.get((epoch, step), {}).values() if not p.problem]
+        return [p for p in self._of((epoch, step)).values() if not p.problem]
 
-    def has_whole(self, epoch: int, step: int) -> bool:
-        return any(p.whole for p in self.parts(epoch, step))
+    def _of(self, key: Key) -> Mapping[PartKey, Part]:
+        return self._parts.get(key, {})
+
+    def has_whole(self, epoch: int, step: int, mesh: Mesh) -> bool:
+        """Whether the parts of a whole unit are here."""
+        return bool(find_whole(self.parts(epoch, step), mesh))
 
     def unsaved(self, epoch: int) -> frozenset[int]:
         """Ranks whose full-state save failed for good."""
@@ -59,7 +65,7 @@ class PendingSaves:
     def why_given_up(self, epoch: int, step: int) -> str:
         """Why no commit of this step will follow unless it is saved again; empty if one may."""
         key = epoch, step
-        if self.has_whole(*key) or (key in self._parts and not self._why_lacking(key)):
+        if key in self._parts and not self._why_lacking(key):
             return ""
         return self._given_up.get(key, "") or self._why_lacking(key)
 
@@ -81,7 +87,7 @@ class PendingSaves:
         return notes
 
     def _describe_overtaken(self, key: Key, newer: int) -> str:
-        ranks = sorted(self._parts[key])
+        ranks = sorted({part.rank for part in self._parts[key].values()})
         return (
             f"no checkpoint of step {key[1]}: step {newer} was complete sooner; of the "
             f"older one only {name_ranks(ranks)} had arrived"

@@ -1,18 +1,21 @@
-"""Which rank saves after a cut. Pure.
+"""Which unit saves after a cut. Pure.
 
 The position is the furthest step that a living member applied or will apply: a rank that holds a
 step's vector (phase *reduced* or later) knows that every member holds the reduced gradient, and
-applying it needs no other rank. One rank parked there with a sound state saves the full state, so a
-dead rank costs no step. If none of those can save, the furthest other rank does: this costs one
-step, while the newest commit would cost all steps since. A member that neither reports nor is given
-up is waited for only if no other rank can save: the next claim needs proof of its end anyway.
+applying it needs no other unit. A unit whose ranks are all parked there with a sound state saves the
+full state, each rank what it holds, so a dead rank costs no step. If no such unit can save, the
+furthest other one does: this costs one step, while the newest commit would cost all steps since. A
+member that neither reports nor is given up is waited for only if its unit may be whole and no other
+can save: the next claim needs proof of its end anyway.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from everstep_agent.peers.messages import AgentReport, EpochMember, Saver, State
+from everstep_contract.layout import name_ranks
 from everstep_contract.position import Phase
+from everstep_contract.units import ONE_RANK, Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +23,7 @@ class Rank:
     """One member of the epoch that was cut, as far as known."""
 
     rank: int
+    slot: int
     alive: bool
     """Not known to be dead; `reachable` says whether its agent reports."""
     reachable: bool
@@ -58,6 +62,7 @@ def decide_post_mortem(
     waited: float,
     patience: float,
     failed: frozenset[int] = frozenset(),
+    mesh: Mesh = ONE_RANK,
 ) -> Decision:
     """`waited`: seconds since the cut; `patience`: how long to wait for an unreachable member
     though others can save.
@@ -77,15 +82,52 @@ def decide_post_mortem(
         return Nothing(target=max(committed, furthest), message="no member is alive")
     target = max((r.reach for r in heard), default=committed)
     fit = [r for r in heard if r.sound and r.reach > committed and r.rank not in failed]
-    if fit:
-        best = max(fit, key=lambda r: (r.reach, -r.rank))
-        return Saver(rank=best.rank, step=best.reach)
+    whole = _list_whole(fit, mesh)
+    if whole:
+        best = max(whole, key=lambda unit: (unit[0].reach, -unit[0].rank))
+        return Saver(rank=best[0].rank, step=best[0].reach)
     if heard and target <= committed:
         return Nothing(target=target, message=f"step {committed} is committed already")
-    if len(heard) < len(living):
-        silent = _name(r for r in living if not r.reachable)
-        return Wait(message=f"{silent} does not answer and may hold the only copy of the state")
-    return Nothing(target=target, message=f"no living rank holds the full state of step {target}")
+    silent = {*living}.difference(heard)
+    doubted = [r for unit in _list_whole([*fit, *silent], mesh) for r in unit if r in silent]
+    if doubted:
+        return Wait(
+            message=f"{_name(doubted)} does not answer and may hold the only copy of the state"
+        )
+    return Nothing(target=target, message=_explain(known, frozenset(fit), target, mesh))
+
+
+def _list_whole(ranks: Iterable[Rank], mesh: Mesh) -> list[list[Rank]]:
+    """The units of which all ranks are among these, at one step as far as known."""
+    units = _group(ranks, mesh).values()
+    whole = (unit for unit in units if len(unit) == mesh.unit)
+    return [unit for unit in whole if len({r.reach for r in unit if r.parked}) < 2]
+
+
+def _group(ranks: Iterable[Rank], mesh: Mesh) -> dict[int, list[Rank]]:
+    """By unit."""
+    units: dict[int, list[Rank]] = {}
+    for rank in sorted(ranks, key=lambda r: r.rank):
+        units.setdefault(mesh.unit_of(rank.rank), []).append(rank)
+    return units
+
+
+def _explain(known: Sequence[Rank], fit: Collection[Rank], target: int, mesh: Mesh) -> str:
+    """Why nobody can save."""
+    if mesh.unit == 1:
+        return f"no living rank holds the full state of step {target}"
+    told = (_explain_unit(unit, ranks, fit, target) for unit, ranks in _group(known, mesh).items())
+    return f"{', '.join(told)}; no unit is whole"
+
+
+def _explain_unit(unit: int, ranks: Sequence[Rank], fit: Collection[Rank], target: int) -> str:
+    dead = [f"rank {r.rank} (slot {r.slot})" for r in ranks if not r.alive]
+    if dead:
+        return f"unit {unit} lost {' and '.join(dead)}"
+    behind = [r.rank for r in ranks if r.reachable and r.reach < target]
+    if behind:
+        return f"{name_ranks(behind)} of unit {unit} did not apply step {target}"
+    return f"{name_ranks([r.rank for r in ranks if r not in fit])} of unit {unit} cannot save"
 
 
 def _name(ranks: Iterable[Rank]) -> str:
@@ -111,28 +153,26 @@ def list_ranks(
         replaced = newest.get((member.slot, member.attempt), 0) > member.incarnation
         lost = replaced or (member.slot, member.attempt) in gone
         for local, rank in member.ranks.items():
-            found.append(_rank(rank, local, report, lost, epoch=epoch, fresh=age < stale))
+            unknown = Rank(rank=rank, slot=member.slot, alive=not lost, reachable=not lost)
+            found.append(_fill_in(unknown, local, report, epoch=epoch, fresh=age < stale))
     return found
 
 
-def _rank(
-    rank: int, local: int, report: AgentReport | None, lost: bool, *, epoch: int, fresh: bool
+def _fill_in(
+    rank: Rank, local: int, report: AgentReport | None, *, epoch: int, fresh: bool
 ) -> Rank:
     held = report if report is not None and report.epoch == epoch else None
     worker = next((w for w in held.workers if w.local == local), None) if held else None
-    if lost:
-        applied = worker.applied if worker else 0
-        return Rank(rank=rank, alive=False, reachable=False, applied=applied)
+    if not rank.alive:
+        return replace(rank, applied=worker.applied if worker else 0)
     if report is None:
-        return Rank(rank=rank, alive=True, reachable=False)
-    if worker is None and report.cut < epoch:
-        # It may have started since its last report.
-        return Rank(rank=rank, alive=True, reachable=fresh)
+        return replace(rank, reachable=False)
     if worker is None:
-        # It never started this epoch, so it holds none of its state.
-        return Rank(rank=rank, alive=False, reachable=fresh)
-    return Rank(
-        rank=rank,
+        # If it has not heard of the cut, it may have started since its last report. Otherwise it never
+        # started this epoch, so it holds none of its state.
+        return replace(rank, alive=report.cut < epoch, reachable=fresh)
+    return replace(
+        rank,
         # A process that survives SIGKILL runs no more of its own code, so its state need not be
         # waited for. The next claim still needs proof of its end, or the operator's decision.
         alive=worker.state not in (State.DEAD, State.FAILED) and not worker.stuck,

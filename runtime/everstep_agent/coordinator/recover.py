@@ -32,6 +32,8 @@ agents is silent; if all report, the limit is `drain_seconds`.
 """
 LOOK_SECONDS = 2.0
 """Limit for a look at the log, and the time between two while a save is awaited."""
+_GO_BACK = frozenset({"CheckpointBroken", REPLICAS_DIFFER})
+"""Causes whose own message says why a step is lost."""
 CODE_OR_DATA = frozenset(c.value for c in report.CODE_OR_DATA)
 
 
@@ -47,9 +49,9 @@ async def recover(term: Term, found: Break) -> str:
     term.group.open_epoch(0)
     term.change(term.state.with_incidents(incidents).cut_epoch(found.cause))
     _write_as_successor(term)
-    target, found = await _post_mortem(term, found, cut_at)
+    stood, found = await _post_mortem(term, found, cut_at)
     await _look_at_log(term)
-    _settle(term, found, target)
+    _settle(term, found, stood)
     if not term.ended:
         term.change(term.state.end_epoch(found.cause))
     return found.cause
@@ -70,8 +72,8 @@ def cause_of(found: Break) -> Cause:
     return Cause(name=found.cause, message=found.text, slots=found.slots, rank=found.rank)
 
 
-async def _post_mortem(term: Term, found: Break, cut_at: float) -> tuple[int, Break]:
-    """The step at which the run stood, and the cause as known by then."""
+async def _post_mortem(term: Term, found: Break, cut_at: float) -> tuple[postmortem.Nothing, Break]:
+    """The step at which the run stood, why nobody saves it (any more), and the cause as known by then."""
     said = ""
     while True:
         now = term.now()
@@ -85,7 +87,7 @@ async def _post_mortem(term: Term, found: Break, cut_at: float) -> tuple[int, Br
                 if found.certain or now - cut_at > CAUSE_SECONDS:
                     if term.saves.disagreement is None:
                         await _drain(term)
-                    return nothing.target, found
+                    return nothing, found
             case postmortem.Wait() as wait:
                 if wait.message != said:
                     said = wait.message
@@ -111,15 +113,17 @@ def _decide(term: Term, now: float, waited: float) -> postmortem.Decision:
         waited=waited,
         patience=SILENT_SECONDS,
         failed=frozenset(unsaved),
+        mesh=epoch.mesh,
     )
 
 
 def _have_saved(term: Term, saver: Saver) -> None:
-    if term.saves.has_whole(term.running.number, saver.step):
+    if term.saves.has_whole(term.running, saver.step):
         term.mark("save")
     elif saver != term.running.saver:
-        term.line.say("post_mortem_save", rank=saver.rank, step=saver.step)
         term.change(term.state.choose_saver(saver))
+        ranks = ",".join(map(str, term.running.savers))
+        term.line.say("post_mortem_save", rank=ranks, step=saver.step)
 
 
 def refine(
@@ -178,14 +182,16 @@ async def _look_at_log(term: Term) -> None:
             await term.run_log.refresh()
 
 
-def _settle(term: Term, found: Break, target: int) -> None:
-    """Counts the lost steps, and ends the job if the cause requires it."""
+def _settle(term: Term, found: Break, stood: postmortem.Nothing) -> None:
+    """Counts and tells the lost steps, and ends the job if the cause requires it."""
     if found.cause == "CheckpointBroken" and term.running.commit:
         broken = term.running.commit.manifest
         term.change(term.state.pass_over(broken).note(found.text))
     commit = term.newest_commit()
     step = commit.step if commit else 0
-    lost = max(0, target - step)
+    lost = max(0, stood.target - step)
+    if lost and found.cause not in _GO_BACK:
+        term.change(term.state.note(f"{stood.message}; going back to step {step}"))
     incidents = term.state.incidents.mark("commit", term.now()).resumes(step, lost)
     term.change(term.state.with_incidents(incidents))
     term.line.say("resume_point", step=step, steps_lost=lost, incident=incidents.id)
@@ -193,7 +199,7 @@ def _settle(term: Term, found: Break, target: int) -> None:
         at = found.failure.step if found.failure else step
         _fail(term, report.Cause(found.cause), found.text, found, at)
         return
-    at = found.failure.step if found.failure else target
+    at = found.failure.step if found.failure else stood.target
     count_repeats(term, found, (step if found.cause == REPLICAS_DIFFER else at) + 1)
 
 

@@ -163,7 +163,7 @@ def _have_kept(term: Term) -> None:
     epoch = term.running
     failed = members.list_unsaved(epoch, term.reports.all()) | term.saves.unsaved(epoch.number)
     keeper = regroup_rules.choose_keeper(epoch, term.recent(), failed)
-    if keeper is None or term.saves.has_whole(epoch.number, keeper.step):
+    if keeper is None or term.saves.has_whole(epoch, keeper.step):
         return
     if keeper != epoch.saver:
         term.line.say("held_save", rank=keeper.rank, step=keeper.step)

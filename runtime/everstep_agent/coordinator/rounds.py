@@ -2,7 +2,8 @@
 
 An epoch starts with agents whose workers have left their old group and are ready; ranks follow slot
 order. It waits `gang_seconds` for the wanted size, and then starts with fewer members if they are
-enough. If more are ready, the rest are spares: pods in no epoch, which take the place of lost ones.
+enough. Its ranks are whole units. If more are ready, the rest are spares: pods in no epoch, which take
+the place of lost ones.
 An agent may not join if it is declared dead or gone, if its attempt is not its slot's current one, or
 if it is leaving.
 """
@@ -16,6 +17,7 @@ from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, 
 from everstep_agent.peers.places import place_members
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract import levels, log
+from everstep_contract.units import ONE_RANK, Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ def decide_epoch(
     waited: float,
     gang: float,
     former: Collection[tuple[int, int]] = (),
+    mesh: Mesh = ONE_RANK,
 ) -> Decision:
     """`waited`: seconds since the round was opened; `gang`: how long to wait for the wanted size;
     `former`: (slot, attempt) of the newest claim's members, whose memory holds their saves.
@@ -49,19 +52,29 @@ def decide_epoch(
     joined = [
         r for r in list_eligible(reports, wanted) if r.joined == round and r.fresh and all(r.fresh)
     ]
-    have, want = len(joined), max(1, wanted.want_workers)
+    together = max((mesh.count_slots(len(r.fresh)) for r in joined), default=1)
+    want = max(together, _round_down(wanted.want_workers, together))
+    least = max(1, wanted.min_workers)
+    have, whole = len(joined), _round_down(len(joined), together)
     if have >= want:
         return _start(_choose(joined, want, former), f"all {want} slots are ready")
-    least = max(1, wanted.min_workers)
     missing = f"{have} of {want} slots are ready"
-    if have < least:
+    if whole < have:
+        missing += f", {whole} of them in whole units"
+    if whole < least:
         return Wait(reason="TooFewWorkers", message=f"{missing}; at least {least} are needed")
     if waited < gang:
         return Wait(
             reason="WaitingForGang",
             message=f"{missing}; starting smaller in {gang - waited:.0f} s",
         )
-    return _start(joined, f"{missing} after {waited:.0f} s; {least} are enough")
+    chosen = _choose(joined, whole, former)
+    return _start(chosen, f"{missing} after {waited:.0f} s; {least} are enough")
+
+
+def _round_down(slots: int, together: int) -> int:
+    """To whole units."""
+    return slots - slots % together
 
 
 def _choose(

@@ -72,8 +72,9 @@ class Saves:
     def pending(self, epoch: int) -> list[int]:
         return self._pending.pending(epoch)
 
-    def has_whole(self, epoch: int, step: int) -> bool:
-        return self._pending.has_whole(epoch, step)
+    def has_whole(self, epoch: EpochLevel, step: int) -> bool:
+        """Whether the parts of a whole unit are here, which are the full state."""
+        return self._pending.has_whole(epoch.number, step, epoch.mesh)
 
     def unsaved(self, epoch: int) -> frozenset[int]:
         return self._pending.unsaved(epoch)
@@ -82,7 +83,7 @@ class Saves:
         return self._pending.why_given_up(epoch, step)
 
     def count_parts(self, epoch: int, step: int) -> int:
-        return len(self._pending.parts(epoch, step))
+        return len({part.rank for part in self._pending.parts(epoch, step)})
 
     def drop_older(self, epoch: int, step: int) -> None:
         self._pending.drop_older(epoch, step)
@@ -107,6 +108,7 @@ class Saves:
                 step=step,
                 world=epoch.world,
                 applied=applied,
+                mesh=epoch.mesh,
             )
             match found:
                 case commit_rules.Ready():

@@ -1,5 +1,6 @@
 """A save that every rank of the last epoch had staged when all of them were killed with their agents: the agents that
-came back upload it, and it is committed before the next epoch is claimed.
+came back upload it, and it is committed before the next epoch is claimed. So is the full state that a whole unit had
+staged.
 
 It is committed under the claim of its own epoch, as its coordinator would have done: that claim is still the newest,
 and whoever has staged a step has applied it. So the log's rules hold as they are. A save of which a part is missing is
@@ -12,20 +13,24 @@ from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Stage
 from everstep_agent.peers.places import place_members
 from everstep_contract import log
+from everstep_contract.units import ONE_RANK, Mesh
 
 
 def decide_unfinished(
-    claim: log.Claim, committed: int, reports: Iterable[AgentReport]
+    claim: log.Claim, committed: int, reports: Iterable[AgentReport], mesh: Mesh = ONE_RANK
 ) -> tuple[EpochLevel, int] | None:
     """The epoch of the newest claim and the newest step beyond `committed` of which all parts are still there; None:
     there is no such save.
     """
-    ranks: dict[int, set[int]] = {}
+    ranks: dict[tuple[int, bool], set[int]] = {}
     for unsent in (u for r in reports for u in r.unsent):
         if unsent.epoch == claim.epoch and unsent.step > committed:
-            all_of_them = range(len(claim.members)) if unsent.whole else [unsent.rank]
-            ranks.setdefault(unsent.step, set()).update(all_of_them)
-    complete = [step for step, held in ranks.items() if len(held) == len(claim.members)]
+            ranks.setdefault((unsent.step, unsent.whole), set()).add(unsent.rank)
+    complete = [
+        step
+        for (step, whole), held in ranks.items()
+        if (_has_unit(held, mesh) if whole else len(held) == len(claim.members))
+    ]
     if not complete:
         return None
     level = EpochLevel(
@@ -33,9 +38,14 @@ def decide_unfinished(
         token=claim.token,
         stage=Stage.OVER,
         members=list_members(claim),
+        mesh=mesh,
         committed=committed,
     )
     return level, max(complete)
+
+
+def _has_unit(ranks: set[int], mesh: Mesh) -> bool:
+    return any(ranks.issuperset(mesh.list_unit_of(rank)) for rank in ranks)
 
 
 def list_members(claim: log.Claim) -> tuple[EpochMember, ...]:
@@ -87,4 +97,5 @@ def _find(term: Term) -> tuple[EpochLevel, int] | None:
     claim, commit = term.run_log.newest_claim, term.newest_commit()
     if claim is None or claim.job_uid != term.settings.job_uid:
         return None
-    return decide_unfinished(claim, commit.step if commit else 0, term.recent())
+    committed = commit.step if commit else 0
+    return decide_unfinished(claim, committed, term.recent(), term.settings.mesh)

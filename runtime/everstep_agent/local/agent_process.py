@@ -122,6 +122,7 @@ def _build_settings(job: LocalJob, slot: int, attempt: int, memory: Path) -> env
         token=job.token,
         pod_ip=HOST,
         port=_free_port(),
+        mesh=plan.mesh,
         uri=plan.uri,
         run=plan.run,
         save_every_steps=plan.save_every,

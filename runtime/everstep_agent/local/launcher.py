@@ -18,7 +18,7 @@ from everstep_agent import logline
 from everstep_agent.local import agent_process, conclusion, memory_folder, terminal
 from everstep_agent.local.agent_process import AgentProcess, LocalJob
 from everstep_agent.local.drill import Drill
-from everstep_agent.local.plan import Plan
+from everstep_agent.local.plan import Plan, describe_size
 from everstep_agent.local.progress import Interruptions
 from everstep_agent.local.whom_to_ask import choose_agents
 from everstep_agent.peers.client import PeerClient, PeerError
@@ -95,9 +95,9 @@ class Launcher:
         try:
             self._prepare_store()
             self._catch_signals()
-            workers = "1 worker" if self._plan.workers == 1 else f"{self._plan.workers} workers"
+            size = describe_size(self._plan.workers, self._plan.mesh)
             self._say(
-                f"{self._plan.run}: {workers}, checkpoints in"
+                f"{self._plan.run}: {size}, checkpoints in"
                 f" {self._plan.uri.removeprefix('file://')}/{self._plan.run}"
             )
             for number in range(self._plan.workers + self._plan.spares):

@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from everstep_contract.units import ONE_RANK, Mesh
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     script: str
     args: tuple[str, ...]
     workers: int
+    mesh: Mesh = ONE_RANK
     uri: str
     run: str
     save_every: int
@@ -44,6 +47,7 @@ def build_plan(
     preload: str = "",
     drill: bool = False,
     spares: int = 0,
+    mesh: Mesh = ONE_RANK,
     folder: str,
 ) -> Plan:
     """`folder`: base of relative paths."""
@@ -52,6 +56,7 @@ def build_plan(
         script=os.path.abspath(os.path.join(folder, script)),
         args=tuple(args),
         workers=workers,
+        mesh=mesh,
         uri=uri,
         run=run or PurePath(script).stem,
         save_every=save_every,
@@ -66,3 +71,18 @@ def build_plan(
         drill=drill,
         spares=spares,
     )
+
+
+def find_size_problem(workers: int, spares: int, mesh: Mesh) -> str:
+    """Which number is not one of whole units, and what to give instead; empty if both are."""
+    given = {"--workers": workers, "--spares": spares}
+    told = ((f"{name} {count}", mesh.why_not_whole(count)) for name, count in given.items())
+    return next((f"{what} {why}" for what, why in told if why), "")
+
+
+def describe_size(workers: int, mesh: Mesh) -> str:
+    text = "1 worker" if workers == 1 else f"{workers} workers"
+    if mesh.unit == 1:
+        return text
+    units = workers // mesh.unit
+    return f"{text} in {units} unit{'s' * (units > 1)} of {mesh.unit} ({mesh})"

@@ -13,6 +13,7 @@ from everstep_contract import levels, log, wire
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.ranges import Ranges
 from everstep_contract.sums import Sums
+from everstep_contract.units import ONE_RANK, Mesh
 
 LONG_WAIT = 0.5
 """A rank that has waited for this much of the time limit that it has learnt waits for long."""
@@ -75,6 +76,8 @@ class WorkerReport:
     waiting: bool = False
     sound: bool = False
     """Parked with a state that can be saved as of `applied`."""
+    whole: int = 0
+    """Newest step of which it has staged its part of its unit's full state."""
     unsaved: bool = False
     """It was asked to save the full state, and what it staged was unusable."""
     why: str = ""
@@ -179,8 +182,6 @@ class AgentReport:
     """Newest step staged by every local worker in this epoch."""
     copied: int = 0
     """Newest step of which this pod's part also lies in another pod's memory."""
-    whole: int = 0
-    """Newest step of which a local worker has staged the full state, by itself."""
     cut: int = 0
     """Newest epoch known to this agent as cut or over; if it has not started that epoch by then, it
     never will.
@@ -272,9 +273,10 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saver:
-    """The rank that saves the full state after a cut."""
+    """The unit that saves the full state after a cut: each of its ranks its own part."""
 
     rank: int
+    """The unit's first."""
     step: int
 
 
@@ -321,6 +323,8 @@ class EpochLevel:
     token: str
     stage: Stage
     members: tuple[EpochMember, ...]
+    mesh: Mesh = ONE_RANK
+    """How its ranks form units."""
     commit: log.Commit | None = None
     """The checkpoint to continue from; None: step 0."""
     boundary: Boundary | None = None
@@ -392,6 +396,16 @@ class EpochLevel:
     @property
     def world(self) -> int:
         return sum(len(m.ranks) for m in self.members)
+
+    @property
+    def savers(self) -> range:
+        """The ranks that save after a cut."""
+        return range(0) if self.saver is None else self.mesh.list_unit_of(self.saver.rank)
+
+    @property
+    def slots_together(self) -> int:
+        """Pods are members in multiples of this."""
+        return max((self.mesh.count_slots(len(m.lives)) for m in self.members), default=1)
 
     @property
     def live(self) -> bool:

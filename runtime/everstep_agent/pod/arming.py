@@ -59,22 +59,24 @@ class Arming:
 
 
 def order_save(level: EpochLevel, workers: Iterable[Worker], now: float) -> None:
-    """Orders the chosen rank's save once it is parked; once per step."""
-    for worker in workers if level.saver is not None else ():
-        assert level.saver is not None
-        ready = worker.rank == level.saver.rank and worker.state is State.PARKED
-        if ready and worker.saving != level.saver.step:
-            worker.saving, worker.saving_since = level.saver.step, now
-            worker.send(wire.Save(epoch=level.number, step=level.saver.step))
-
-
-def order_held_save(level: EpochLevel, workers: Iterable[Worker]) -> None:
-    """Orders the chosen rank's save while it holds its step; once per step."""
+    """Orders the chosen ranks' save once they are parked; once per step."""
     saver = level.saver
     if saver is None:
         return
     for worker in workers:
-        ready = worker.rank == saver.rank and worker.state is State.HELD
+        ready = worker.rank in level.savers and worker.state is State.PARKED
+        if ready and worker.saving != saver.step:
+            worker.saving, worker.saving_since = saver.step, now
+            worker.send(wire.Save(epoch=level.number, step=saver.step))
+
+
+def order_held_save(level: EpochLevel, workers: Iterable[Worker]) -> None:
+    """Orders the chosen ranks' save while they hold their step; once per step."""
+    saver = level.saver
+    if saver is None:
+        return
+    for worker in workers:
+        ready = worker.rank in level.savers and worker.state is State.HELD
         if ready and worker.keeping != saver.step:
             worker.keeping = saver.step
             worker.send(wire.SaveHeld(epoch=level.number, step=saver.step))

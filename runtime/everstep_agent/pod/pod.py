@@ -372,7 +372,7 @@ class Pod:
         match frame:
             case wire.Hello():
                 worker.state, worker.ready_at = State.READY, time.monotonic()
-                worker.in_place = frame.in_place
+                worker.in_place = frame.in_place and self.settings.mesh.unit == 1
                 self.workers.heard(worker)
                 self.line.say("worker_ready", local=worker.local, life=worker.life, pid=worker.pid)
             case wire.Tracked():
@@ -453,9 +453,10 @@ class Pod:
         if frame.problem:
             self._unstaged(worker, frame)
             return
-        worker.staged = max(worker.staged, frame.step)
         if frame.whole:
             worker.whole = frame.step
+        else:
+            worker.staged = max(worker.staged, frame.step)
         if self.uploads is None or frame.epoch != self.epoch:
             os.unlink(frame.path)
             return
@@ -589,7 +590,6 @@ class Pod:
             passed=self._arming.passed(self.level, current),
             staged=min((w.staged for w in current), default=0),
             copied=self._copies.peer_step,
-            whole=max((w.whole for w in current), default=0),
             cut=self._cut_heard,
             held=self._held(),
             unsent=() if self.epoch else self._unfinished.list(),

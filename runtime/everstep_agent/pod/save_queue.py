@@ -13,7 +13,7 @@ from everstep_agent.checkpoint.chunking import BadStaging
 from everstep_agent.checkpoint.cutting import Cut, cut_file
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.memory_tier import Held, MemoryTier
-from everstep_agent.checkpoint.parts import Part, replaces
+from everstep_agent.checkpoint.parts import Part, PartKey
 from everstep_agent.checkpoint.unsent import Unsent, write_unsent
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
@@ -67,8 +67,8 @@ class Uploads:
         """Saves come faster than they are committed: the committed one's room goes to the next."""
         self._wake = asyncio.Event()
         self._tasks = {asyncio.create_task(self._run())}
-        self.parts: dict[tuple[int, int, int], Part] = {}
-        """Uploaded and not committed, by (epoch, step, rank): sent again to a new coordinator."""
+        self.parts: dict[PartKey, Part] = {}
+        """Uploaded and not committed: sent again to a new coordinator."""
         self._layouts: dict[int, tuple[str, str]] = {}
         """Rank → digest and layout that its worker sent last; each is sent only once."""
         self.error: levels.StorageError | None = None
@@ -211,8 +211,7 @@ class Uploads:
 
     def give_up(self, staged: wire.Staged, rank: int, problem: str) -> None:
         """Reports that this part will never come."""
-        key = (staged.epoch, staged.step, rank)
-        if key not in self.parts:
+        if (staged.epoch, staged.step, rank, staged.whole) not in self.parts:
             self._line.say("save_dropped", step=staged.step, rank=rank, message=problem)
         if not staged.path:  # there was no room for a copy
             self._make_room()
@@ -244,10 +243,8 @@ class Uploads:
         return len(mine) >= WAITING
 
     def _keep(self, part: Part) -> None:
-        key = part.epoch, part.step, part.rank
-        if replaces(part, self.parts.get(key)):
-            self.parts[key] = part
-            self._listener.on_part(part)
+        self.parts[part.key] = part
+        self._listener.on_part(part)
 
     def _drop(self, job: Job) -> None:
         if job in self._waiting:

@@ -53,7 +53,7 @@ class Worker:
     applied: wire.Applied | None = None
     staged: int = 0
     whole: int = 0
-    """Step of the full state that it staged last."""
+    """As in `WorkerReport`."""
     stays: bool = False
     """It was asked to stay at a boundary: that it parks there is no break."""
     finished: int = 0

@@ -39,6 +39,8 @@ class Reported(Protocol):
     @property
     def finished(self) -> int: ...
     @property
+    def whole(self) -> int: ...
+    @property
     def unsaved(self) -> bool: ...
     @property
     def hung(self) -> str: ...
@@ -99,6 +101,7 @@ def build_worker_report(
         scope=SCOPES[at.scope],
         waiting=at.waiting,
         sound=sound,
+        whole=worker.whole,
         unsaved=worker.unsaved,
         why=why,
         hung=bool(worker.hung),

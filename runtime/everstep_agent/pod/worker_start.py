@@ -41,6 +41,7 @@ def build_start(
         epoch=level.number,
         rank=mine.ranks[local],
         world=level.world,
+        mesh=level.mesh,
         local_rank=local,
         local_world=settings.workers,
         node_rank=mine.node_rank,
