@@ -418,7 +418,7 @@ class JobSpec(UserInput):
     workers: Workers = Field(description="The worker pods.")
     parallelism: Parallelism = Field(
         default_factory=Parallelism,
-        json_schema_extra={"default": {}},
+        json_schema_extra={"default": {"shard": 1, "tensor": 1}},
         description="How ranks divide the model; default: each rank holds all of it. replicas, minReplicas and "
         "spares are whole numbers of units.",
     )

@@ -168,7 +168,7 @@ def test_a_step_counts_only_if_all_ranks_of_the_unit_have_reached_it():
     found = of_units(127, 126, None, 127)
     assert found == postmortem.Nothing(
         target=127,
-        message="the ranks of unit 0 stand at different steps, unit 1 lost rank 2 (slot 2); no unit is whole",
+        message="rank 1 of unit 0 did not apply step 127, unit 1 lost rank 2 (slot 2); no unit is whole",
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.gang import Gang, assert_exact, die_between_two_steps
+from agent.gang import Gang, assert_exact, die_between_two_steps, stop_while_it_computes
 from agent.stub_worker import LENGTH
 from everstep_agent.checkpoint.manifests import fetch_manifest
 from everstep_contract import levels
@@ -65,12 +65,13 @@ async def test_if_no_unit_is_whole_all_go_back_to_the_newest_commit_and_it_is_to
     tmp_path: Path,
 ) -> None:
     gang = pairs(tmp_path, save_every_steps=11)
-    gang.stub |= {
-        "STUB_UNTIL": "20",
-        "STUB_STEP_MS": "150",
-    }  # time to kill both before the next save
+    gang.stub |= {"STUB_UNTIL": "20", "STUB_STEP_MS": "100"}
     async with gang:
-        await gang.until(lambda s: s.committed and s.committed.step == 11 and s.step >= 13)
+        await gang.until(lambda s: s.running)
+        dying = gang.agents[1].pod.workers.current[0]
+        await gang.until(lambda _: dying.position().applied >= 13)
+        await stop_while_it_computes(dying)  # from now on nobody can complete a step
+        await gang.until(lambda s: s.committed and s.committed.step == 11)
         for slot in (1, 2):
             os.kill(gang.worker(slot), signal.SIGKILL)
         seen = await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
@@ -111,39 +112,49 @@ async def test_a_pod_may_hold_a_unit(tmp_path: Path) -> None:
         await assert_exact(gang, 20)
 
 
+SOON = levels.JobSettings(gang_seconds=0.2)
+"""Start smaller at once. Not with all four pods there: whoever is ready first would train without the others."""
+
+
+async def stop(gang: Gang) -> None:
+    gang.want(stop=levels.Stop.SUSPEND)
+    await gang.reports()
+    seen = await gang.until(lambda s: s.stopped)
+    assert seen.stopped is not None
+    assert all(i.steps_lost == 0 for i in seen.incidents)
+    await assert_exact(gang, seen.stopped.step)
+
+
 async def test_the_job_trains_with_the_units_that_are_whole_and_grows_by_whole_units(
     tmp_path: Path,
 ) -> None:
-    """Slot 1's pod is gone and comes back later: until then the rest of its unit waits."""
-    gang = pairs(tmp_path, gang_seconds=0.2)
-    gang.stub["STUB_UNTIL"] = "120"
+    """Slot 1's pod is gone and comes back later: until then one of the others is a spare."""
+    gang = pairs(tmp_path)
+    gang.stub["STUB_UNTIL"] = "100000"
     async with gang:
         gang.want(min_workers=2)
-        await gang.until(lambda s: s.step >= 3)
+        await gang.until(lambda s: s.running and len(s.members) == 4 and s.step >= 3)
         await gang.kill(1)
-        gang.want(gone=(levels.SlotAttempt(slot=1, attempt=0),))
-        seen = await gang.until(lambda s: s.epoch == 2 and s.running and s.spares)
-        assert [m.slot for m in seen.members] == [0, 2]
-        assert [s.slot for s in seen.spares] == [3]
-        later = await gang.until(lambda s: s.step >= seen.step + 40)
-        assert later.epoch == 2, "half a unit that is ready restarts nobody"
+        gang.want(gone=(levels.SlotAttempt(slot=1, attempt=0),), settings=SOON)
+        small = await gang.until(lambda s: s.running and len(s.members) == 2 and s.spares)
+        later = await gang.until(lambda s: s.step >= small.step + 40)
+        assert later.epoch == small.epoch, "half a unit that is ready restarts nobody"
+        gang.want(
+            settings=levels.JobSettings(gang_seconds=60.0)
+        )  # any of the four may be slow to start
         await gang.start(1, 1)
-        seen = await gang.until(lambda s: s.epoch > 2 and s.running and len(s.members) == 4)
+        seen = await gang.until(lambda s: s.running and len(s.members) == 4)
         assert [(m.slot, m.rank) for m in seen.members] == [(0, 0), (1, 1), (2, 2), (3, 3)]
-        assert all(i.steps_lost == 0 for i in seen.incidents)
-        await gang.reports()
-        await assert_exact(gang, 120)
+        await stop(gang)
 
 
 async def test_a_pod_that_is_asked_to_leave_costs_no_step(tmp_path: Path) -> None:
-    gang = pairs(tmp_path, gang_seconds=0.2)
-    gang.stub["STUB_UNTIL"] = "60"
+    gang = pairs(tmp_path)
+    gang.stub["STUB_UNTIL"] = "100000"
     async with gang:
         gang.want(min_workers=2)
-        await gang.until(lambda s: s.step >= 3)
-        gang.want(leave=(3,), incident="inc-1")
-        seen = await gang.until(lambda s: s.epoch == 2 and s.running)
-        assert [m.slot for m in seen.members] == [0, 1]
-        assert [i.steps_lost for i in seen.incidents] == [0]
-        await gang.reports()
-        await assert_exact(gang, 60)
+        await gang.until(lambda s: s.running and len(s.members) == 4 and s.step >= 3)
+        gang.want(leave=(3,), incident="inc-1", settings=SOON)
+        seen = await gang.until(lambda s: s.running and len(s.members) == 2)
+        assert {m.slot for m in seen.members} < {0, 1, 2}
+        await stop(gang)

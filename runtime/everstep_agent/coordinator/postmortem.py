@@ -116,18 +116,18 @@ def _explain(known: Sequence[Rank], fit: Collection[Rank], target: int, mesh: Me
     """Why nobody can save."""
     if mesh.unit == 1:
         return f"no living rank holds the full state of step {target}"
-    told = (_explain_unit(unit, ranks, fit) for unit, ranks in _group(known, mesh).items())
+    told = (_explain_unit(unit, ranks, fit, target) for unit, ranks in _group(known, mesh).items())
     return f"{', '.join(told)}; no unit is whole"
 
 
-def _explain_unit(unit: int, ranks: Sequence[Rank], fit: Collection[Rank]) -> str:
+def _explain_unit(unit: int, ranks: Sequence[Rank], fit: Collection[Rank], target: int) -> str:
     dead = [f"rank {r.rank} (slot {r.slot})" for r in ranks if not r.alive]
     if dead:
         return f"unit {unit} lost {' and '.join(dead)}"
-    unfit = [r.rank for r in ranks if r not in fit]
-    if unfit:
-        return f"{name_ranks(unfit)} of unit {unit} cannot save"
-    return f"the ranks of unit {unit} stand at different steps"
+    behind = [r.rank for r in ranks if r.reachable and r.reach < target]
+    if behind:
+        return f"{name_ranks(behind)} of unit {unit} did not apply step {target}"
+    return f"{name_ranks([r.rank for r in ranks if r not in fit])} of unit {unit} cannot save"
 
 
 def _name(ranks: Iterable[Rank]) -> str:
