@@ -1,6 +1,6 @@
 """Torch is imported once, with one thread; workers are forked from this process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 
 from everstep import defer_dynamo, forming
 from runtime.a_job import Trial
+from runtime.sharded_ranks import Launcher
 
 torch.set_num_threads(1)
 defer_dynamo.defer_compiler()
@@ -39,3 +40,10 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         pytest.skip("this torch cannot reconfigure a group")
     monkeypatch.setenv(forming.SETTING, request.param)
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    made = Launcher()
+    yield made
+    made.end()

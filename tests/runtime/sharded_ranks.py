@@ -2,13 +2,18 @@
 each. They have no agent: what they stage is returned.
 """
 
+import contextlib
+import ctypes
+import importlib
 import os
 import signal
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -18,6 +23,7 @@ from everstep import state
 from everstep.membership import Membership
 from everstep.meter import Meter
 from everstep.session import Session
+from everstep.worker import PR_SET_PDEATHSIG
 from everstep_contract import wire
 from everstep_contract.units import Mesh
 from runtime.a_job import AgentRecord
@@ -106,23 +112,66 @@ def divide(model: Net, device_mesh: Any) -> None:
     fully_shard(model, mesh=device_mesh["shard"])
 
 
-def run_ranks(
-    folder: Path, mesh: Mesh, world: int, act: Callable[[Rank], Any], **start: Any
-) -> list[Any]:
-    """What `act` returns on each rank."""
-    import torch.distributed.fsdp  # once, before the forks
+@dataclass(frozen=True)
+class Wish:
+    folder: Path
+    mesh: Mesh
+    world: int
+    act: Callable[[Rank], Any]
+    start: dict[str, Any]
 
-    folder.mkdir(parents=True)
-    pids = [os.fork() or _run(folder, mesh, rank, world, act, start) for rank in range(world)]
+
+class Launcher:
+    """A process that has imported what ranks need, also torch's compiler, and forks them: no other test is to run with
+    the compiler loaded.
+    """
+
+    def __init__(self) -> None:
+        self._asking, answering = Pipe()
+        self._pid = os.fork() or _serve(answering)
+        answering.close()
+
+    def run(
+        self, folder: Path, mesh: Mesh, world: int, act: Callable[[Rank], Any], **start: Any
+    ) -> list[Any]:
+        """What `act`, a function of a module, returns on each rank."""
+        folder.mkdir(parents=True)
+        self._asking.send(Wish(folder, mesh, world, act, start))
+        assert self._asking.poll(2 * LIMIT)
+        statuses = self._asking.recv()
+        said = (folder / "output").read_text() if (folder / "output").exists() else ""
+        assert statuses == [0] * world, said
+        return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+    def end(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+
+def _serve(line: Any) -> NoReturn:
+    """In the launcher's process."""
+    die_with_parent()
+    importlib.import_module("torch.distributed.fsdp")
+    importlib.import_module("torch._dynamo")
+    with contextlib.suppress(EOFError):
+        while True:
+            line.send(_launch(line.recv()))
+    os._exit(0)
+
+
+def _launch(wish: Wish) -> list[int]:
+    """The exit statuses of the ranks."""
+    pids = [os.fork() or _run(wish, rank) for rank in range(wish.world)]
     try:
-        statuses = _wait(pids)
+        return _wait(pids)
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    said = (folder / "output").read_text() if (folder / "output").exists() else ""
-    assert statuses == [0] * world, said
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+def die_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _wait(pids: list[int]) -> list[int]:
@@ -138,26 +187,21 @@ def _wait(pids: list[int]) -> list[int]:
     return [ended.get(pid, -1) for pid in pids]
 
 
-def _run(
-    folder: Path,
-    mesh: Mesh,
-    rank: int,
-    world: int,
-    act: Callable[[Rank], Any],
-    start: dict[str, Any],
-) -> int:
-    """In the child; never returns."""
+def _run(wish: Wish, rank: int) -> NoReturn:
+    """In a rank's process."""
     status = 1
     try:
+        die_with_parent()
         torch.set_num_threads(1)
-        store = dist.FileStore(str(folder / "keys"), world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-        found = act(Rank(folder, mesh, rank, world, form_mesh(mesh, world), **start))
-        torch.save(found, folder / f"{rank}.pt")
+        store = dist.FileStore(str(wish.folder / "keys"), wish.world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=wish.world)
+        mesh = form_mesh(wish.mesh, wish.world)
+        found = wish.act(Rank(wish.folder, wish.mesh, rank, wish.world, mesh, **wish.start))
+        torch.save(found, wish.folder / f"{rank}.pt")
         dist.barrier()
         status = 0
     except BaseException:
-        with open(folder / "output", "a") as out:
+        with open(wish.folder / "output", "a") as out:
             out.write(f"rank {rank}:\n{traceback.format_exc()}")
     finally:
         os._exit(status)

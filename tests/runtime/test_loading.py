@@ -16,7 +16,7 @@ from everstep_agent.checkpoint.commit import Committed
 from everstep_agent.storage import open_store
 from everstep_contract import wire
 from everstep_contract.units import Mesh
-from runtime.sharded_ranks import Net, Rank, run_ranks
+from runtime.sharded_ranks import Launcher, Net, Rank
 
 STEPS = (2, 4)
 Full = dict[str, torch.Tensor]
@@ -42,10 +42,10 @@ async def commit(uri: str, folder: Path, saves: list[list[wire.Staged]]) -> None
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Full]]:
+def made(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Full]]:
     """A run of two shards in a folder, and the states after its two checkpoints."""
     folder = tmp_path_factory.mktemp("made")
-    ranks: list[Any] = run_ranks(folder / "ranks", Mesh(shard=2), 2, save)
+    ranks: list[Any] = launcher.run(folder / "ranks", Mesh(shard=2), 2, save)
     saves = [list(staged) for staged in zip(*(frames for _, frames in ranks), strict=True)]
     asyncio.run(commit(f"file://{folder}/run", folder, saves))
     return folder / "run", ranks[0][0]
@@ -57,8 +57,9 @@ def run(made: tuple[Path, list[Full]], tmp_path: Path) -> Path:
 
 
 def damage(run: Path, step: int) -> None:
-    for chunk in run.glob(f"chunks/**/{step}/*"):
-        chunk.write_bytes(chunk.read_bytes()[:-1] + b"\xff")
+    for chunk in run.glob(f"chunks/*/{step:010d}/*"):
+        raw = chunk.read_bytes()
+        chunk.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
 
 
 def test_it_is_what_torch_loads(made: tuple[Path, list[Full]]) -> None:

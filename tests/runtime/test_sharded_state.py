@@ -4,12 +4,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from everstep.errors import StateError
+from everstep.sharded import local_of
+from everstep.shares import part_of
+from everstep.staging import lay_out
 from everstep_contract import wire
 from everstep_contract.units import Mesh
 from runtime.a_commit import commit
-from runtime.sharded_ranks import Rank, run_ranks
+from runtime.sharded_ranks import Launcher, Rank, form_mesh
 
 SHARD_2, SHARD_3, BOTH = Mesh(shard=2), Mesh(shard=3), Mesh(shard=2, tensor=2)
 Full = dict[str, torch.Tensor]
@@ -43,8 +48,8 @@ def load(rank: Rank) -> tuple[Full, Full]:
 
 
 class Saved:
-    def __init__(self, folder: Path, mesh: Mesh, units: int) -> None:
-        ranks: list[Any] = run_ranks(folder / "save", mesh, units * mesh.unit, save)
+    def __init__(self, launcher: Launcher, folder: Path, mesh: Mesh, units: int) -> None:
+        ranks: list[Any] = launcher.run(folder / "save", mesh, units * mesh.unit, save)
         self.second, self.third, _ = ranks[0]
         beside, whole, self.damaged = zip(*(staged for *_, staged in ranks), strict=True)
         assert [s.problem for s in (*beside, *whole)] == [""] * 2 * len(ranks)
@@ -77,12 +82,12 @@ def assert_close(found: Full, wanted: Full) -> None:
     assert all(torch.allclose(found[n], wanted[n], atol=1e-5) for n in wanted)
 
 
-def test_two_units_save_and_three_shards_load(tmp_path: Path) -> None:
-    saved = Saved(tmp_path, SHARD_2, 2)
+def test_two_units_save_and_three_shards_load(launcher: Launcher, tmp_path: Path) -> None:
+    saved = Saved(launcher, tmp_path, SHARD_2, 2)
     beside, whole = saved.commit(saved.beside), saved.commit(saved.whole)
     assert_same(Rank(tmp_path, Mesh(), 0, 1, None, **beside).gather(), saved.second)
     assert_same(Rank(tmp_path, Mesh(), 0, 1, None, **whole).gather(), saved.third)
-    for loaded, further in run_ranks(tmp_path / "load", SHARD_3, 3, load, **beside):
+    for loaded, further in launcher.run(tmp_path / "load", SHARD_3, 3, load, **beside):
         assert_same(loaded, saved.second)
         assert_close(further, saved.third)
     sound, damaged = list_witnesses(saved.beside), list_witnesses(saved.damaged)
@@ -94,22 +99,108 @@ def test_two_units_save_and_three_shards_load(tmp_path: Path) -> None:
     assert differ in ([1], [3]), "the last rank's place, and no other"
 
 
-def test_shard_by_tensor_saves_and_two_shards_load(tmp_path: Path) -> None:
-    saved = Saved(tmp_path, BOTH, 1)
+def test_shard_by_tensor_saves_and_two_shards_load(launcher: Launcher, tmp_path: Path) -> None:
+    saved = Saved(launcher, tmp_path, BOTH, 1)
     said = saved.commit(saved.beside)
     assert_same(Rank(tmp_path, Mesh(), 0, 1, None, **said).gather(), saved.second)
     assert not any(s.digests for s in saved.beside), "one unit has nobody to be compared with"
-    for loaded, further in run_ranks(tmp_path / "load", SHARD_2, 2, load, **said):
+    for loaded, further in launcher.run(tmp_path / "load", SHARD_2, 2, load, **said):
         assert_same(loaded, saved.second)
         assert_close(further, saved.third)
 
 
-def test_one_process_saves_and_shard_by_tensor_loads(tmp_path: Path) -> None:
+def test_one_process_saves_and_shard_by_tensor_loads(launcher: Launcher, tmp_path: Path) -> None:
     rank = Rank(tmp_path, Mesh(), 0, 1, None).train(2)
     before = rank.gather()
     rank.session.stage(2)
     said = commit(tmp_path, rank.staged())
     rank.train(1)
-    for loaded, further in run_ranks(tmp_path / "load", BOTH, 4, load, **said):
+    for loaded, further in launcher.run(tmp_path / "load", BOTH, 4, load, **said):
         assert_same(loaded, before)
         assert_close(further, rank.gather())
+
+
+def refuse(rank: Rank) -> list[str]:
+    """What is said of DTensors that no checkpoint can hold."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Shard
+
+    own = form_mesh(SHARD_2, 2)["shard"]
+    other = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    cases = [
+        (own, Partial(), Mesh(shard=2)),
+        (other, Shard(0), Mesh(shard=2)),
+        (own, Shard(0), Mesh(shard=4)),
+    ]
+    said = []
+    for device_mesh, placement, mesh in cases:
+        made = DTensor.from_local(torch.ones(2, 2), device_mesh, [placement])
+        with pytest.raises(StateError) as caught:
+            lay_out({"ema/shadow": made}, part_of(mesh, 0, mesh.unit))
+        said.append(str(caught.value))
+    rank.session.track_local({"own": Held(made)})
+    with pytest.raises(StateError) as caught:
+        rank.session.capture()
+    return [*said, str(caught.value)]
+
+
+class Held:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensor": self.tensor}
+
+    def load_state_dict(self, value: dict[str, Any]) -> None:
+        self.tensor = value["tensor"]
+
+
+def test_what_no_checkpoint_can_hold_is_refused_by_name(launcher: Launcher, tmp_path: Path) -> None:
+    said, _ = launcher.run(tmp_path / "ranks", SHARD_2, 2, refuse)
+    assert all(text.startswith("ema/shadow: cannot store it: ") for text in said[:3])
+    assert "each rank holds a term of a sum. Call .redistribute()" in said[0]
+    assert "the mesh dimension 'dp' of 2 ranks; divide it over job.mesh" in said[1]
+    assert "over 2 ranks of shard, and the job's units have shard=4" in said[2]
+    assert said[3].startswith("own/tensor: a DTensor belongs to several ranks")
+
+
+def average(rank: Rank) -> dict[str, torch.Tensor]:
+    """An object of the script's own that holds DTensors, saved or loaded."""
+    shadow: Any = rank.model.first.weight
+    held = Held(shadow.detach() * 0)
+    if rank.session.checkpoint is None:
+        held.tensor = shadow.detach() * 3
+    rank.session.track({"ema": held})
+    kinds = type(held.tensor) is type(shadow)
+    full: Any = held.tensor
+    found = {"ema": full.full_tensor(), "same": torch.tensor(kinds)}
+    rank.session.stage(1)
+    return {**found, "staged": rank.staged()[-1]}  # type: ignore[dict-item]
+
+
+def test_an_object_of_the_scripts_own_gets_dtensors_back(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    saved: list[Any] = launcher.run(tmp_path / "save", SHARD_2, 2, average)
+    said = commit(tmp_path, [one["staged"] for one in saved])
+    for one in launcher.run(tmp_path / "load", SHARD_3, 3, average, **said):
+        assert one["same"]
+        assert torch.equal(one["ema"], saved[0]["ema"])
+
+
+def adopt(rank: Rank) -> tuple[Full, Full, Full, Full]:
+    """As a newcomer whose unit is one rank: it takes whole tensors for its DTensors."""
+    rank.train(2)
+    held, before = rank.session.capture(), rank.gather()
+    sent = {name: local_of(t).clone() for name, t in held.tensors.items()}
+    after = rank.train(1).gather()
+    rank.session.adopt(2, held.tree, sent)
+    return before, rank.gather(), after, rank.train(1).gather()
+
+
+def test_a_newcomer_whose_script_divides_its_model_over_itself_takes_the_state(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    ((before, adopted, after, again),) = launcher.run(tmp_path / "ranks", Mesh(), 1, adopt)
+    assert_same(adopted, before)
+    assert_same(again, after)

@@ -1,0 +1,68 @@
+"""`everstep fetch`: a checkpoint's files from a store to a folder."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.a_run import ARun, content
+from agent.unreliable import UnreliableStore
+from everstep_agent.checkpoint.manifests import Broken
+from everstep_agent.storage import open_store
+from everstep_agent.tools.fetch import NothingToFetch, fetch_checkpoint
+from everstep_contract import codec, manifest
+from everstep_contract.fetched import Fetched
+from everstep_contract.places import Places, name_span
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> UnreliableStore:
+    """Checkpoints of the steps 4 and 9."""
+    made = UnreliableStore(open_store("memory://", "", {}))
+    run = ARun(made, tmp_path / "staged")
+    await run.claim(1)
+    await run.save(4)
+    await run.save(9, since=4)
+    return made
+
+
+def read(found: Fetched, name: str) -> bytes:
+    """The bytes of a tensor, from the files alone."""
+    places = codec.loads(Places, Path(found.places).read_bytes()).chunks
+    tensors = manifest.decode(Path(found.manifest).read_bytes()).tensors
+    body = b""
+    for piece in next(t.pieces for t in tensors if t.name == name):
+        place, count = places[piece.chunk], piece.lengths[0] * piece.lengths[1] * 4
+        assert name_span(piece.at, count) in place.sums
+        body += Path(place.path).read_bytes()[place.start + piece.at :][:count]
+    return body
+
+
+@pytest.mark.parametrize(("step", "wanted"), [(None, 9), (4, 4)])
+async def test_the_files_hold_the_checkpoint(
+    store: UnreliableStore, tmp_path: Path, step: int | None, wanted: int
+) -> None:
+    found = await fetch_checkpoint(store, tmp_path, step=step)
+    assert (found.step, found.skipped) == (wanted, ())
+    assert read(found, "w") == content(wanted)
+
+
+async def test_a_checkpoint_with_a_damaged_chunk_is_passed_over(
+    store: UnreliableStore, tmp_path: Path
+) -> None:
+    store.corrupt = {k for k in await store.list("chunks") if "/0000000009/" in k}
+    found = await fetch_checkpoint(store, tmp_path)
+    assert (found.step, [s.step for s in found.skipped]) == (4, [9])
+    assert read(found, "w") == content(4)
+    with pytest.raises(Broken, match="is corrupt"):
+        await fetch_checkpoint(store, tmp_path, step=9)
+
+
+async def test_what_is_not_there_is_said(store: UnreliableStore, tmp_path: Path) -> None:
+    with pytest.raises(NothingToFetch, match="the checkpoint of step 9 has no model"):
+        await fetch_checkpoint(store, tmp_path, only=("model",))
+    empty = UnreliableStore(open_store("memory://", "", {}))
+    with pytest.raises(NothingToFetch, match="there is no run"):
+        await fetch_checkpoint(empty, tmp_path)
+    await ARun(empty, tmp_path).claim(1)
+    with pytest.raises(NothingToFetch, match="the run has no checkpoint yet"):
+        await fetch_checkpoint(empty, tmp_path)
