@@ -77,6 +77,7 @@ class Membership:
         self._orders: list[wire.GiveState | wire.TakeState] = []
         self._apart = "its script has not reached job.steps yet"
         """Why this rank cannot regroup now; empty: it can."""
+        self._off = "in-place recovery is off"
 
     @property
     def can_regroup(self) -> bool:
@@ -88,10 +89,10 @@ class Membership:
 
     # --- the main thread -------------------------------------------------------------------------
 
-    def stay_in_epoch(self) -> None:
-        """From here on this worker cannot regroup: its script has made groups of torch's that end with the epoch."""
+    def stay_in_epoch(self, why: str) -> None:
+        """From here on this worker cannot regroup."""
         with self._news:
-            self._form = None
+            self._form, self._off = None, why
 
     def set_apart(self, why: str) -> None:
         """`why`: this rank is where it cannot regroup; empty: it is back in its steps."""
@@ -386,5 +387,5 @@ class Membership:
             reductions=self._reductions,
             share=to_ranges(self._share) if self._share is not None else None,
             micro_batches=self._micro_batches if begun else 0,
-            problem=problem if self.can_regroup else "in-place recovery is off",
+            problem=problem if self.can_regroup else self._off,
         )

@@ -161,7 +161,8 @@ class Session:
             if isinstance(group, TorchGroup) and group.unit is not None:
                 self._device_mesh = group.unit.device_mesh
             else:
-                self.membership.stay_in_epoch()
+                why = "its script uses job.mesh, whose groups end with the epoch"
+                self.membership.stay_in_epoch(why)
                 self._device_mesh = forming.build_mesh_of_one(self.membership.rank)
         return self._device_mesh
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from everstep import state
+from everstep import spread, state
 from everstep.membership import Membership
 from everstep.meter import Meter
 from everstep.session import Session
@@ -68,13 +68,16 @@ class Rank:
         self.model = Net()
         if device_mesh is not None:
             divide(self.model, device_mesh)
+            self.session._device_mesh = device_mesh
+            spread.prepare_fsdp({"model": self.model})
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.session.track({"model": self.model, "optimizer": self.optimizer})
 
     def compute(self) -> None:
         inputs = torch.linspace(-1, 1, 24).reshape(4, 6)
         self.optimizer.zero_grad()
-        self.model(inputs).square().sum().backward()
+        loss = self.model(inputs).square().sum()
+        (loss / self.session.membership.mesh.shard).backward()
 
     def train(self, steps: int) -> "Rank":
         for _ in range(steps):

@@ -145,6 +145,14 @@ def test_held_in_a_loop_it_tells_what_it_will_compute(rank: Rank) -> None:
     ]
 
 
+def test_a_rank_that_has_to_stay_in_its_epoch_says_why(rank: Rank) -> None:
+    assert rank.membership.can_regroup
+    rank.membership.stay_in_epoch("its script uses job.mesh")
+    rank.membership.hold(1)
+    assert rank.standings()[-1].problem == "its script uses job.mesh"
+    assert not rank.membership.can_regroup
+
+
 def test_a_rank_without_a_micro_batch_has_begun_all_the_same(rank: Rank) -> None:
     assert rank.membership.begin(1) == []
     rank.membership.hold(1)

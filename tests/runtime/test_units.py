@@ -24,7 +24,7 @@ from everstep_contract.units import Mesh
 from runtime import a_sharded_job
 from runtime.a_job import Trial
 from runtime.a_sharded_job import a_dataset, build, compare, compute, divide
-from runtime.an_agent import Agent, agent
+from runtime.an_agent import agent
 
 
 @dataclass(frozen=True)
@@ -183,28 +183,28 @@ def wait_cut(job: Job) -> None:
     assert job._session.agent.cut.wait(60)
 
 
-@pytest.fixture(params=["backward", "apply"])
-def lost(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[tuple[str, Agent, list[wire.Parked]]]:
-    """Rank 3 of two units of two has died; how the others have parked."""
-    main = die_in(request.param)
-    with agent(tmp_path, lambda: run(main, seed=4), 4, mesh=Mesh(shard=2)) as ours:
+@pytest.mark.parametrize(
+    ("mesh", "place", "step"),
+    [
+        (Mesh(shard=2), "backward", 1),
+        (Mesh(shard=2), "apply", 2),
+        (Mesh(shard=4), "backward", 1),
+    ],
+    ids=str,
+)
+def test_all_ranks_come_out_and_a_unit_that_is_whole_parks_at_one_step(
+    tmp_path: Path, mesh: Mesh, place: str, step: int
+) -> None:
+    main = die_in(place)
+    with agent(tmp_path, lambda: run(main, seed=4), 4, mesh=mesh) as ours:
         ours.wait_ended([3])
         for one in ours.living:
             one.send(wire.Cut(epoch=1))
         began = time.monotonic()
         ours.wait_for(lambda w: bool(w.of(wire.Parked)), [0, 1, 2])
-        assert time.monotonic() - began < 10.0, "they wait for nobody's time limit"
-        yield request.param, ours, [w.of(wire.Parked)[0] for w in ours.workers[:3]]
-
-
-def test_a_unit_that_is_whole_parks_at_one_step_and_can_be_saved(
-    lost: tuple[str, Agent, list[wire.Parked]],
-) -> None:
-    place, ours, parked = lost
-    whole = [(p.step, p.sound) for p in parked[:2]]
-    assert whole == [(2 if place == "apply" else 1, True)] * 2, ours.output()
+        assert time.monotonic() - began < 10.0, "nobody waits for a time limit"
+        parked = [w.of(wire.Parked)[0] for w in ours.workers[:2]]
+        assert [(p.step, p.sound) for p in parked] == [(step, True)] * 2, ours.output()
 
 
 # --- without processes ---------------------------------------------------------------------------
@@ -255,7 +255,6 @@ def no_group() -> Iterator[None]:
 class TestAloneOnAMesh:
     def test_a_job_of_one_rank_has_a_mesh_of_one(self, a_trial: Callable[..., Trial]) -> None:
         trial = a_trial()
-        assert trial.session.membership.can_regroup is False
         mesh = trial.job.mesh
         assert (mesh.mesh_dim_names, tuple(mesh.shape)) == (("shard", "tensor"), (1, 1))
         assert trial.job.mesh is mesh
