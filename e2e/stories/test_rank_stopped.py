@@ -1,12 +1,10 @@
 """SIGSTOP of a rank in its container: the others go on without it, and the next one starts in the same pod."""
 
-import re
-
 import pytest
 
 from everstep_demo.board import Pod
 from everstep_demo.trial import Trial
-from everstep_stories.clusters import NotHereError
+from everstep_stories.ranks import find_rank
 from everstep_stories.scene import Scene
 
 pytestmark = pytest.mark.timeout(300)
@@ -39,13 +37,3 @@ async def test_a_rank_that_stops_costs_no_step(scene: Scene, survivor: Trial) ->
     budgets = (await survivor.job())["status"]["restarts"].get("recent", [])
     assert budgets == restarts.get("recent", []), "a cut by a learnt limit uses no budget"
     await scene.check_samples(survivor)
-
-
-async def find_rank(scene: Scene, pod: Pod) -> str:
-    """The pid, in its container, of the rank that trains in the pod."""
-    if not scene.system.by_helm:
-        raise NotHereError("`kubectl exec` is not simulated by the local lab")
-    said = await scene.kubectl("logs", pod.name)
-    found = re.findall(r"event=worker_runs .*\bpid=(\d+)", said)
-    assert found, f"{pod.name} does not tell its worker's pid"
-    return str(found[-1])

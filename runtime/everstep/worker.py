@@ -260,7 +260,8 @@ def _finish(session: Session) -> NoReturn:
 def _explain(session: Session, error: BaseException) -> NoReturn:
     """End after an exception: park if a change of membership explains it, else report it."""
     text = "".join(traceback.format_exception(error))
-    if _of_a_collective(str(error)):  # others may wait for this rank in other collectives
+    if session.start.mesh.unit > 1 and _of_a_collective(str(error)):
+        # It is the unit's, most likely, and others wait for this rank in other collectives.
         session.membership.group.cut()
         session.membership.group.cut_unit()
     if session.broken or (_of_a_collective(text) and session.agent.cut.wait(EXPLAIN_SECONDS)):

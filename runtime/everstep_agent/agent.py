@@ -363,10 +363,16 @@ def build_program(
     return zygote.Program(
         script=script,
         args=tuple(args),
-        warm=zygote_spawner.WARM if settings.warm is None else _split(settings.warm),
+        warm=_choose_warm(settings),
         preload=_split(settings.preload or ""),
         open_files=limits,
     )
+
+
+def _choose_warm(settings: env.AgentEnv) -> tuple[str, ...]:
+    if settings.warm is not None:
+        return _split(settings.warm)
+    return zygote_spawner.WARM + (zygote_spawner.WARM_FOR_UNITS if settings.mesh.unit > 1 else ())
 
 
 def _split(modules: str) -> tuple[str, ...]:

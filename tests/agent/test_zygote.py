@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from everstep_agent.pod import spawn, zygote, zygote_spawner
 from everstep_agent.pod.zygote import Program
 from everstep_agent.pod.zygote_spawner import ZygoteSpawner
 from everstep_contract import env
+from everstep_contract.units import Mesh
 
 LIMIT = 60
 ENV = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -450,6 +451,9 @@ def test_the_options_of_a_pods_command_count_in_a_cluster():
     settings = cli.add_options(settings, cli.parse(line))
     program = agent.build_program(settings, "train.py", ["--lr", "1"], (1, 2))
     assert (program.preload, program.warm) == (("a", "b.c"), zygote_spawner.WARM)
+    units = replace(settings, mesh=Mesh(shard=2))
+    warm = agent.build_program(units, "train.py", [], (1, 2)).warm
+    assert warm == zygote_spawner.WARM + zygote_spawner.WARM_FOR_UNITS
     settings = cli.add_options(settings, cli.parse(["run", "--no-zygote", "train.py"]))
     assert settings.zygote == 0
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

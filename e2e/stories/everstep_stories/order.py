@@ -30,6 +30,7 @@ FURTHER = (
     "node_power_lost",
     "node_power_lost_with_spare",
     "two_nodes_power_lost",
+    "unit_lost",
     "uninstall",
     "documents",
 )

@@ -33,4 +33,5 @@ def main(job: everstep.Job) -> None:
         optimizer.step()
 
 
-everstep.run(main)
+if __name__ == "__main__":
+    everstep.run(main)

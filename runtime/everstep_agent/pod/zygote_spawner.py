@@ -24,6 +24,12 @@ WARM = (
 """What each worker imports until the end of its first step (measured with `sys.modules`). The first
 optimizer would import torch's compiler, too; `everstep/defer_dynamo.py` spares workers that.
 """
+WARM_FOR_UNITS = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+)
+"""The same where ranks form units, whose scripts divide the model by torch's means."""
 PAUSE_SECONDS = (1.0, 5.0, 20.0, 60.0)
 STEADY_SECONDS = 300.0
 COLD_DEATHS = 3

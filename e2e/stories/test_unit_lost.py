@@ -1,0 +1,35 @@
+"""A rank of a job of two units dies. Its unit is lost with it; the other one saves, and no step is lost."""
+
+import pytest
+
+from everstep_demo.board import Pod
+from everstep_stories.jobs import SCRIPTS_PATH
+from everstep_stories.ranks import find_rank
+from everstep_stories.scene import Scene
+
+pytestmark = pytest.mark.timeout(400)
+NAME, SLOT = "halves", 3
+
+
+async def test_the_whole_unit_saves_and_all_go_on(scene: Scene) -> None:
+    job = scene.build_job(NAME, replicas=4, spec={"parallelism": {"shard": 2}})
+    container = job["spec"]["workers"]["template"]["spec"]["containers"][0]
+    container["command"] = ["everstep", "run", f"{SCRIPTS_PATH}/halves.py"]
+    trial = await scene.start(job)
+    await trial.until_stepping(limit=240)
+    before = await scene.board.current_pod(NAME, SLOT)
+    assert before is not None
+    pid = await find_rank(scene, before)
+
+    async def kill(pod: Pod) -> None:
+        await scene.kubectl("exec", pod.name, "--", "sh", "-c", f"kill -KILL {pid}")
+
+    await scene.play(
+        trial, f"SIGKILL of the rank in {before.name}", kill, slot=SLOT, pod_stays=True
+    )
+    assert scene.recorder.outcome.steps_lost == 0
+    incident = (await trial.incidents())[-1]
+    assert (incident["cause"], incident["slot"]) == ("WorkerDied", SLOT), incident
+    assert await scene.board.quarantines() == []
+    await scene.check_samples(trial)
+    await scene.board.delete(NAME)
