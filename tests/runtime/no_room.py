@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from everstep import staging
+from everstep.shares import Part
 from everstep_contract import wire
 from runtime.a_job import Trial
 
@@ -42,7 +43,7 @@ def main(folder: Path) -> None:
     assert "no room for 0.6 MiB" in problem, problem
     assert "stagingMemory" in problem
     try:
-        staging.write_part(str(folder / "x"), {"a": torch.zeros(2**20)}, 0, 1)
+        staging.write_part(str(folder / "x"), {"a": torch.zeros(2**20)}, Part())
     except staging.NoRoom:
         assert not (folder / "x").exists()
     else:

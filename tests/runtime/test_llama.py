@@ -33,12 +33,17 @@ async def train(folder: Path, steps: int, *options: str) -> str:
     return printed.decode()
 
 
+async def test_one_rank_trains(tmp_path: Path) -> None:
+    assert "committed" in await train(tmp_path, 2)
+
+
 def test_the_manifest_is_a_job_of_two_units() -> None:
     document = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
     spec = model.JobSpec.model_validate(document["spec"])
     assert (spec.parallelism.shard, spec.workers.replicas) == (2, 4)
 
 
+@pytest.mark.long
 async def test_one_rank_goes_on_where_a_unit_of_two_has_stopped(tmp_path: Path) -> None:
     printed = await train(tmp_path, 10, "--workers", "2", "--mesh", "shard=2")
     assert "step   10  loss" in printed
