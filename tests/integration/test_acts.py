@@ -72,7 +72,9 @@ async def test_a_gpu_that_fell_off_the_bus_costs_no_step(lab: Lab, trial: Trial)
     assert pod.node not in await trial.nodes()
     status = (await trial.job())["status"]
     assert status["restarts"]["total"] == restarts + 1, "the death and the move are one fault"
-    new = [i for i in status["incidents"] if i["id"] not in before]
+    # Beside other tests a slow rank may be taken for a hung one meanwhile: that is an incident of its own.
+    cut_out = ("NoProgress", "GroupStuck")
+    new = [i for i in status["incidents"] if i["id"] not in before and i["cause"] not in cut_out]
     assert {i.get("quarantine") for i in new} == {quarantine["spec"]["incident"]}, new
     assert {i["slot"] for i in new} == {0}, new
     assert {p["name"] for p in new[0]["phases"]} >= {"detect", "regroup", "first_step"}, new
