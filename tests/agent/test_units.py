@@ -104,7 +104,7 @@ async def test_if_a_rank_cannot_save_the_next_unit_does(tmp_path: Path, how: str
 async def test_a_pod_may_hold_a_unit(tmp_path: Path) -> None:
     async with pairs(tmp_path, 2, workers=2) as gang:
         await gang.until(lambda s: s.step >= 3)
-        os.kill(gang.worker(0, 1), signal.SIGKILL)
+        await die_between_two_steps(gang, 0)
         seen = await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
         assert seen.incidents[-1].steps_lost == 0
         assert "rank=2,3" in gang.shown()

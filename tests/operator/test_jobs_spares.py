@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from everstep_contract import levels, names
+from everstep_contract.levels import Phase, RuntimeIncident
 from everstep_operator import model
 from everstep_operator.jobs.actions import CreatePod, DeletePod
 from everstep_operator.jobs.observed import Refusal
@@ -356,3 +357,18 @@ def refusal(**workers):
     except model.SpecError as error:
         return str(error)
     return ""
+
+
+def test_a_loss_that_a_spare_has_mended_before_it_is_heard_of_bears_the_verdict_on_the_node():
+    lost = RuntimeIncident(
+        id="lm-1", cause="Gone", message="slot 1 was declared gone", slot=1, open=False,
+        rung="regroup", phases=(Phase(name="detect", ms=30),),
+    )  # fmt: skip
+    observed = with_spare(((0, 1), (2, 1), (3, 1)), ready=())
+    observed = replace(
+        observed,
+        seen=replace(observed.seen, incidents=(lost,)),
+        verdicts={"node-1": a_verdict("node-1", NodeState.GONE)},
+    )
+    (incident,) = plan(observed, NOW).status.incidents
+    assert (incident.cause, incident.quarantine) == ("Gone", "inc-1")

@@ -44,6 +44,10 @@ def build_incidents(
     told = _recent(incidents, observed.seen.incidents if observed.seen else ())
     for runtime in told:
         incidents = _with_runtime(incidents, runtime, now, observed.job.status.step or 0)
+    for decision in decisions:
+        # A spare has taken the slot's place already, and this `seen` is the first that tells of it.
+        if isinstance(decision, Leave | Raise) and decision.spare:
+            incidents = [_explained(i, decision, now) for i in incidents]
     return _keep(_with_plain_moves(_with_shares(_folded(incidents), told)))
 
 
