@@ -20,6 +20,8 @@ SYSTEMS = ("everstep", "everstep exact", "ddp", "ddp again")
 """`everstep exact`: with `exact_reduction`. `ddp again` is the control: its ratio to `ddp` is what the machine
 shows without a difference.
 """
+SHARDED = ("everstep", "hsdp", "hsdp again")
+"""The same for a model that is sharded: torch's own is HSDP."""
 RESULTS = Path("build/bench/steady.json")
 TRACE = Path("build/bench/steady-trace.json")
 TRACE_LAYERS = 64
@@ -37,19 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for world in options.ranks:
         try:
             runs, peaks = interleave(
-                SYSTEMS,
+                SYSTEMS if options.shard == 1 else SHARDED,
                 world,
                 rounds=options.rounds,
                 seconds=options.seconds,
                 chance=chance,
                 tell=_tell,
+                extra={workload.SHARD: str(options.shard)},
             )
         except (RunFailed, TooShort) as error:
             print(f"bench-steady: {world} ranks: {error}")
             return 1
         _tell("")
         print(describe(world, runs, peaks), flush=True)
-        rows += _list_rows(world, runs, peaks)
+        rows += [{"shard": options.shard, **row} for row in _list_rows(world, runs, peaks)]
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(rows, indent=1))
     print(f"every block: {RESULTS}")
@@ -76,10 +79,11 @@ def trace() -> int:
 
 def describe(world: int, runs: Runs, peaks: Mapping[str, float]) -> str:
     """One block for a world size: the ratios with their intervals, and the figures behind them."""
+    base = next(system for system in runs if not system.startswith("everstep"))
 
     def ratio(system: str, figure: str) -> str:
         ours = [getattr(m, figure) for m in runs[system]]
-        return str(pair(ours, [getattr(m, figure) for m in runs["ddp"]]))
+        return str(pair(ours, [getattr(m, figure) for m in runs[base]]))
 
     def middle(system: str, figure: str) -> float:
         return float(median(getattr(m, figure) for m in runs[system])) * 1e3
@@ -89,14 +93,18 @@ def describe(world: int, runs: Runs, peaks: Mapping[str, float]) -> str:
         f" {middle(system, 'wall_s'):>7.1f} {middle(system, 'cpu_s'):>7.1f} {peaks[system]:>10.0f}"
         for system in runs
     ]
-    head = f"{world} ranks          wall ×DDP            CPU ×DDP             wall ms  CPU ms  MiB a rank"
+    wall, cpu = f"wall ×{base.upper()}", f"CPU ×{base.upper()}"
+    head = f"{world} ranks          {wall:<20} {cpu:<20} wall ms  CPU ms  MiB a rank"
     agents = f"  of Everstep's CPU, agents: {middle('everstep', 'agents_cpu_s'):.1f} ms a step"
     return "\n".join([head, *rows, agents])
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--ranks", type=int, nargs="+", help="default 2 3 4; sharded: 4")
+    parser.add_argument(
+        "--shard", type=int, default=1, help="shard the model over so many ranks, beside HSDP"
+    )
     parser.add_argument("--rounds", type=int, default=60, help="blocks of each system")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a block")
     parser.add_argument("--seed", type=int, default=1, help="of the order of the blocks")
@@ -104,6 +112,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--trace", action="store_true", help="instead: trace three steps, and show the overlap"
     )
     options = parser.parse_args(argv)
+    options.ranks = options.ranks or ([2, 3, 4] if options.shard == 1 else [4])
+    if options.shard < 1 or any(ranks % options.shard for ranks in options.ranks):
+        parser.error("--ranks is a whole number of --shard")
     if options.rounds < 2 or options.seconds < SHORTEST or min(options.ranks) < 1:
         parser.error(f"--rounds ≥ 2, --seconds ≥ {SHORTEST}, --ranks ≥ 1")
     return options

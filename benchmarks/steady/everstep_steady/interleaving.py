@@ -4,7 +4,7 @@ within seconds, and what the machine does from minute to minute meets all alike.
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from everstep_steady import workload
@@ -25,8 +25,12 @@ def interleave(
     seconds: float,
     chance: random.Random,
     tell: Callable[[str], None],
+    extra: Mapping[str, str] | None = None,
 ) -> tuple[Runs, dict[str, float]]:
     """Each system's blocks of so many seconds, and the peak memory of its largest rank in MiB.
+
+    Args:
+        extra: More environment variables of all systems.
 
     Raises:
         RunFailed: A system does not train.
@@ -36,7 +40,7 @@ def interleave(
         running = []
         for system in systems:
             tell(f"{world} ranks: {system} starts")
-            running.append(stack.enter_context(_start(system, world)))
+            running.append(stack.enter_context(_start(system, world, extra)))
         blocks = []
         for number in range(rounds):
             tell(f"{world} ranks, round {number + 1} of {rounds}")
@@ -51,9 +55,9 @@ def interleave(
 
 
 @contextmanager
-def _start(system: str, world: int) -> Iterator[Running]:
+def _start(system: str, world: int, extra: Mapping[str, str] | None) -> Iterator[Running]:
     """Up to the end of its warm-up; then it stands still."""
-    running = Running(system, world)
+    running = Running(system, world, extra)
     try:
         running.wait_steps(workload.WARM_UP)
         running.freeze()

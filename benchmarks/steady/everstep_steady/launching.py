@@ -31,7 +31,7 @@ class Running:
     """One system, whose ranks train until it is ended.
 
     Args:
-        system: One of `cli.SYSTEMS`.
+        system: One of `cli.SYSTEMS` or `cli.SHARDED`.
         extra: More environment variables.
     """
 
@@ -48,11 +48,15 @@ class Running:
         }
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         if system.startswith("everstep"):
-            self._processes = [self._start(_everstep(world, self._folder), environ)]
+            shard = int(environ.get(workload.SHARD, "1"))
+            self._processes = [self._start(_everstep(world, shard, self._folder), environ)]
         else:
             shared = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
             shared["WORLD_SIZE"] = str(world)
-            self._processes = [self._start(_DDP, {**shared, "RANK": str(r)}) for r in range(world)]
+            script = HERE / f"train_{system.partition(' ')[0]}.py"
+            command = [sys.executable, str(script)]
+            ranks = [{**shared, "RANK": str(rank)} for rank in range(world)]
+            self._processes = [self._start(command, one) for one in ranks]
 
     def _start(self, command: list[str], environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         with (self._folder / "output.txt").open("ab") as sink:
@@ -82,7 +86,7 @@ class Running:
             process.resume()
 
     def read_agents_cpu(self) -> float:
-        """CPU seconds of the ranks' agents so far; 0 for DDP, which has none."""
+        """CPU seconds of the ranks' agents so far; 0 for torch's own, which has none."""
         if not self.system.startswith("everstep"):
             return 0.0
         return sum(_read_cpu(psutil.Process(pid).ppid()) for pid in self._list_ranks())
@@ -114,11 +118,9 @@ class Running:
         return [int(path.stem.partition("-")[2]) for path in self._list_files()]
 
 
-_DDP = [sys.executable, str(HERE / "train_ddp.py")]
-
-
-def _everstep(world: int, folder: Path) -> list[str]:
+def _everstep(world: int, shard: int, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "everstep_agent.cli", "run", "--workers", str(world)]
+    command += ["--mesh", f"shard={shard}"]
     script = str(HERE / "train_everstep.py")
     return [*command, "--save-every", "0", "--store", str(folder / "store"), script]
 

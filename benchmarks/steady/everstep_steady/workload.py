@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ OUT = "EVERSTEP_STEADY_OUT"
 """Environment variable: the folder for one file of marks per rank."""
 EXACT = "EVERSTEP_STEADY_EXACT"
 """Not empty: Everstep adds gradients as fixed-point integers."""
+SHARD = "EVERSTEP_STEADY_SHARD"
+"""Over how many ranks the model is sharded with FSDP2; 1: each rank holds all of it."""
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):
@@ -44,6 +47,20 @@ def build_model() -> torch.nn.Module:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
     return torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.Tanh())))
+
+
+def read_shard() -> int:
+    return int(os.environ.get(SHARD, "1"))
+
+
+def shard_model(model: torch.nn.Module, mesh: Any) -> None:
+    """With FSDP2, layer by layer. `mesh`: torch's, of the ranks that shard it; or also of the copies (HSDP)."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.children():
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 def compute_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
