@@ -106,12 +106,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--shard", type=int, default=1, help="shard the model over so many ranks, beside HSDP"
     )
     parser.add_argument("--rounds", type=int, default=60, help="blocks of each system")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a block")
+    parser.add_argument("--seconds", type=float, help="of a block; default 1, sharded: 3")
     parser.add_argument("--seed", type=int, default=1, help="of the order of the blocks")
     parser.add_argument(
         "--trace", action="store_true", help="instead: trace three steps, and show the overlap"
     )
     options = parser.parse_args(argv)
+    options.seconds = options.seconds or (1.0 if options.shard == 1 else 3.0)
     options.ranks = options.ranks or ([2, 3, 4] if options.shard == 1 else [4])
     if options.shard < 1 or any(ranks % options.shard for ranks in options.ranks):
         parser.error("--ranks is a whole number of --shard")
