@@ -1,37 +1,7 @@
-"""The same training loop under stock DistributedDataParallel.
+"""The training loop under stock DistributedDataParallel."""
 
-The environment must have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-"""
-
-import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
 
-from everstep_steady import workload
+from everstep_steady.train_torch import train
 
-
-def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    model = DistributedDataParallel(workload.build_model())
-    optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE)
-    data = workload.Numbers()
-    sampler: DistributedSampler[torch.Tensor] = DistributedSampler(data)
-    loader = DataLoader(
-        data, batch_size=workload.BATCH, sampler=sampler, collate_fn=torch.stack, drop_last=True
-    )
-    clock = workload.Clock(dist.get_rank())
-    epochs = workload.MOST_STEPS // len(loader)
-    for epoch in range(epochs):
-        sampler.set_epoch(epoch)
-        for batch in loader:
-            optimizer.zero_grad()
-            workload.compute_loss(model, batch).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            clock.tick()
-    dist.destroy_process_group()
-
-
-main()
+train(DistributedDataParallel)
