@@ -38,6 +38,10 @@ class Start:
     world: int
     mesh: Mesh = ONE_RANK
     """How the ranks form units; `world` is a whole number of them."""
+    unit: str = ""
+    """Prefix of the keys by which the ranks of its unit form the groups that last as long as they do. A unit of other
+    processes has another one.
+    """
     local_rank: int
     local_world: int
     node_rank: int
@@ -97,6 +101,16 @@ class Regroup:
     """Of the next reduction, on all ranks together; 0: not begun."""
     vector: str = ""
     """The vector of the last of these reductions, for a member that has not got it."""
+    passes: int = 0
+    """How many micro-batches each rank of its unit computes in the next reduction; those beyond its share are
+    fillers. 0: no rank of its unit has begun it, or its unit is one rank.
+    """
+    begun: Ranges | None = None
+    """For a rank that has not begun: what the ranks that compute the same micro-batches began with, which come
+    first; None: none of them has begun.
+    """
+    begun_passes: int = 0
+    """How many passes these began with, fillers included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +203,12 @@ class Standing:
     """Why this rank cannot regroup; empty if it can."""
     vector: str = ""
     """Of the last complete reduction, if it was asked for: float64 numbers, little-endian, base64."""
+    passes: int = 0
+    """How many micro-batches it has computed or will compute for the next reduction, fillers included; 0: not
+    begun.
+    """
+    unit_lost: bool = False
+    """A collective within its unit has failed: this rank cannot go on, and the unit is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

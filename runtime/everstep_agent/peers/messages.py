@@ -294,6 +294,11 @@ class InPlace:
     behind: tuple[int, ...] = ()
     """Ranks of this epoch that need `vector`."""
     vector: str = ""
+    passes: tuple[int, ...] = ()
+    """By unit of this epoch; empty: its units are single ranks, or no member has begun."""
+    begun: dict[int, Ranges] = field(default_factory=dict)
+    """Rank of this epoch that has not begun → what those began with that compute the same micro-batches."""
+    begun_passes: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,6 +354,10 @@ class EpochLevel:
     """
     leaving: tuple[Id, ...] = ()
     """Ids of members that leave: their workers end now, and the others go on in place."""
+    ended: tuple[int, ...] = ()
+    """Ranks that live and whose unit has lost a rank: their agents end them, because a unit goes on whole or not at
+    all (stage HOLD).
+    """
     saver: Saver | None = None
     committed: int = 0
     """Newest step committed on this epoch's lineage."""
