@@ -241,6 +241,14 @@ class WorkerSet:
             if worker.alive and not worker.asked:
                 self._background(self._end(worker))
 
+    def end_ranks(self, ranks: Collection[int]) -> None:
+        """At once: these ranks cannot go on, and hold nothing that is asked for."""
+        for worker in self.current.values():
+            if worker.rank in ranks and worker.alive and not worker.asked:
+                worker.asked = True
+                self._log.say("unit_lost", rank=worker.rank, pid=worker.pid)
+                worker.kill()
+
     def group_over(self) -> bool:
         """No local worker is in an epoch any more."""
         return all(not w.alive for w in self.current.values())
