@@ -161,7 +161,7 @@ class WorkerSet:
         """These fresh workers get ready to join the running epoch."""
         for worker in [w for w in self.fresh.values() if lives[w.local] == w.life]:
             start = build(worker)
-            worker.joins, worker.state = start.epoch, State.STARTED
+            worker.joins, worker.unit, worker.state = start.epoch, start.unit, State.STARTED
             worker.started_at = time.monotonic()
             worker.send(start)
 
