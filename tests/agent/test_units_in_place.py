@@ -42,7 +42,7 @@ def pids(gang: Gang) -> set[int]:
 
 
 async def regrown(gang: Gang) -> levels.Seen:
-    whole = len(gang.agents)
+    whole = sum(agent.pod.workers.count for agent in gang.agents.values())
     seen = await gang.until(
         lambda s: s.incidents and not s.incidents[-1].open and s.running and len(s.members) < whole
     )

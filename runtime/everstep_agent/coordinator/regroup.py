@@ -174,7 +174,7 @@ def _end_lost_units(term: Term, waited: float) -> None:
         "unit_ends",
         rank=",".join(map(str, ranks)),
         incident=term.state.incidents.id,
-        message=f"{name_ranks(ranks)} end: their unit has lost a rank, and goes on whole or not at all",
+        message=f"a unit goes on whole or not at all: the agents end {name_ranks(ranks)} of a lost one",
     )
     term.change(term.state.end_ranks(ended))
 
