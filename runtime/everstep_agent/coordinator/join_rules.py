@@ -72,7 +72,8 @@ def plan_invitation(
     lives = {r.id: _choose_lives(r, epoch.joining) for r in ready if epoch.member(*r.id)}
     returning = [(to_member(r, lives[r.id]),) for r in ready if lives.get(r.id)]
     together = epoch.slots_together
-    others = list_blocks(epoch, ready, coming)[: missing // together]
+    able = [r for r in ready if r.in_place or is_invited(r, epoch.joining)]
+    others = list_blocks(epoch, able, coming)[: missing // together]
     return tuple(m for block in sorted([*returning, *others], key=_lowest) for m in block)
 
 
@@ -98,7 +99,7 @@ def list_blocks(
         if all(m.id in others and is_invited(others[m.id], epoch.joining) for m in block)
     ]
     inside = {m.id for block in kept for m in block}
-    free = [r for r in others.values() if r.id not in inside and r.fresh and r.in_place]
+    free = [r for r in others.values() if r.id not in inside and r.fresh]
     blocks = _form_blocks(sorted(free, key=lambda r: r.slot), together, coming)
     new = [tuple(to_member(r, r.fresh) for r in block) for block in blocks]
     return sorted([*kept, *new], key=_lowest)
