@@ -103,7 +103,7 @@ class Regroup:
     """The vector of the last of these reductions, for a member that has not got it."""
     passes: int = 0
     """How many micro-batches each rank of its unit computes in the next reduction; those beyond its share are
-    fillers. 0: no rank of its unit has begun it, or its unit is one rank.
+    fillers. 0: no member has begun it, its unit has nothing to compute, or its unit is one rank.
     """
     begun: Ranges | None = None
     """For a rank that has not begun: what the ranks that compute the same micro-batches began with, which come

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from agent.given import a_member, an_epoch
-from everstep.shares import plan_fillers, plan_share
+from everstep.shares import plan_passes, plan_share
 from everstep_agent.coordinator import regroup_rules, share_rules
 from everstep_agent.coordinator.regroup_rules import Impossible, Plan
 from everstep_agent.coordinator.share_rules import Begun, Shared
@@ -124,7 +124,7 @@ class Rank:
             first = plan_share(
                 mesh.data_index(mesh.list_unit_of(self.rank).start), shares, micro_batches
             )
-            self.order = [*mine, *[None] * len(plan_fillers(mine, len(first)))]
+            self.order = [None if p.filler else p.index for p in plan_passes(mine, len(first))]
             return
         self.order = []
         if told.begun is not None:
@@ -261,11 +261,7 @@ def test_a_level_for_single_ranks_is_as_before():
     plan = Plan(applied=5, reductions=0, micro_batches=4, shares={0: ((0, 2),), 1: ((2, 4),)})
     after = regroup_rules.continue_epoch(level, level.members, plan, number=2, token="t")
     assert after.in_place is not None
-    assert (after.in_place.passes, after.in_place.begun, after.in_place.begun_passes) == (
-        (),
-        {},
-        {},
-    )
+    assert (after.in_place.passes, after.in_place.begun) == ((), ())
     frame = build_regroup(0, after, after.members[1])
     assert (frame.passes, frame.begun, frame.begun_passes) == (0, None, 0)
     assert replace(after, in_place=None).resume == 0

@@ -15,6 +15,7 @@ from everstep_agent.coordinator import rounds, share_rules, unit_losses
 from everstep_agent.coordinator.members import list_inside
 from everstep_agent.peers.messages import (
     AgentReport,
+    BegunBefore,
     EpochLevel,
     EpochMember,
     Id,
@@ -286,8 +287,7 @@ def build_in_place(epoch: EpochLevel, plan: Plan, before: Sequence[int]) -> InPl
         behind=tuple(new for new, rank in enumerate(before) if rank in plan.behind),
         vector=plan.vector,
         passes=tuple(plan.passes[epoch.mesh.unit_of(r)] for r in heads) if plan.passes else (),
-        begun={rank: found.share for rank, found in begun.items()},
-        begun_passes={rank: found.passes for rank, found in begun.items()},
+        begun=tuple(BegunBefore(rank=r, share=b.share, passes=b.passes) for r, b in begun.items()),
     )
 
 
@@ -337,10 +337,8 @@ def plan_regroup(
 
 def _list_told(former: InPlace | None) -> dict[int, share_rules.Begun]:
     """What ranks of the epoch that was cut were told to begin with."""
-    if former is None:
-        return {}
-    passes = former.begun_passes
-    return {r: share_rules.Begun(share=s, passes=passes[r]) for r, s in former.begun.items()}
+    told = former.begun if former is not None else ()
+    return {b.rank: share_rules.Begun(share=b.share, passes=b.passes) for b in told}
 
 
 def _with_shares(

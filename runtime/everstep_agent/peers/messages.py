@@ -298,9 +298,20 @@ class InPlace:
     vector: str = ""
     passes: tuple[int, ...] = ()
     """By unit of this epoch; empty: its units are single ranks, or no member has begun."""
-    begun: dict[int, Ranges] = field(default_factory=dict)
-    """Rank of this epoch that has not begun → what those began with that compute the same micro-batches."""
-    begun_passes: dict[int, int] = field(default_factory=dict)
+    begun: "tuple[BegunBefore, ...]" = ()
+    """For ranks that have not begun, while others have that compute the same micro-batches."""
+
+    def find_begun(self, rank: int) -> "BegunBefore | None":
+        return next((b for b in self.begun if b.rank == rank), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunBefore:
+    """What those began with that compute the same micro-batches as a rank of this epoch."""
+
+    rank: int
+    share: Ranges
+    passes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

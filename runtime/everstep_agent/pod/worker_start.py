@@ -92,6 +92,7 @@ def build_regroup(local: int, level: EpochLevel, mine: EpochMember) -> wire.Regr
     assert level.in_place is not None
     rank = mine.ranks[local]
     place = level.in_place
+    begun = place.find_begun(rank)
     return wire.Regroup(
         epoch=level.number,
         rank=rank,
@@ -104,8 +105,8 @@ def build_regroup(local: int, level: EpochLevel, mine: EpochMember) -> wire.Regr
         micro_batches=place.micro_batches,
         vector=place.vector if rank in place.behind else "",
         passes=place.passes[level.mesh.unit_of(rank)] if place.passes else 0,
-        begun=place.begun.get(rank),
-        begun_passes=place.begun_passes.get(rank, 0),
+        begun=begun.share if begun else None,
+        begun_passes=begun.passes if begun else 0,
     )
 
 
