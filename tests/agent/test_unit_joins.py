@@ -132,7 +132,7 @@ def test_newcomers_begin_without_micro_batches_and_passes():
     place = after.in_place
     assert place is not None
     assert place.shares == ((), (), ((0, 3),), ((3, 5),))
-    assert (place.passes, place.begun) == ((0, 3), {})
+    assert (place.passes, place.begun) == ((0, 3), ())
 
 
 def test_what_a_unit_that_leaves_has_begun_goes_to_the_newcomers():
