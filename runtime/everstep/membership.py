@@ -78,6 +78,8 @@ class Membership:
         self._apart = "its script has not reached job.steps yet"
         """Why this rank cannot regroup now; empty: it can."""
         self._off = "in-place recovery is off"
+        self._lost_unit = ""
+        """Why its unit is lost; empty: it is not."""
 
     @property
     def can_regroup(self) -> bool:
@@ -223,6 +225,16 @@ class Membership:
                 return
             self._held = True
             standing = self._describe("")
+        self._send(standing)
+
+    def lose_unit(self, why: str) -> None:
+        """A collective within this rank's unit has failed: tell the agent, which ends this process."""
+        with self._news:
+            if self._lost_unit or self._parked:
+                return
+            self._lost_unit, self._held = why, True
+            standing = self._describe("")
+            self._news.notify_all()
         self._send(standing)
 
     def mark_applied(self, step: int) -> int:
@@ -387,5 +399,6 @@ class Membership:
             reductions=self._reductions,
             share=to_ranges(self._share) if self._share is not None else None,
             micro_batches=self._micro_batches if begun else 0,
-            problem=problem if self.can_regroup else self._off,
+            problem=self._lost_unit or (problem if self.can_regroup else self._off),
+            unit_lost=bool(self._lost_unit),
         )
