@@ -41,6 +41,7 @@ NCCL_SETTINGS = {
 }
 """torch's watchdog ends no survivor of a loss (names as in torch 2.15)."""
 _BACKEND = "everstep"
+_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 
 def read_setting(environ: Mapping[str, str]) -> str:
@@ -220,10 +221,9 @@ def form_unit(agent: store.Requests, place: Place, prefix: str) -> Unit:
 
 def form_between(agent: store.Requests, place: Place, own: Unit) -> TorchGroup:
     """The groups between units, all at once: each waits for keys of other ranks."""
-    wanted: dict[Over | None, range] = {
-        None: range(place.world),
-        **unit.list_sums(place.mesh, place.rank, place.world),
-    }
+    wanted: dict[Over | None, range] = {None: range(place.world)}
+    for over, ranks in unit.list_sums(place.mesh, place.rank, place.world).items():
+        wanted[over] = ranks
     stores = [
         store.AgentStore(agent, place.epoch, f"{over.value if over else 'all'}-{ranks.start}/")
         for over, ranks in wanted.items()
@@ -251,9 +251,7 @@ def _make_apart(keys: Any, rank: int, ranks: range, address: str | None) -> Any:
     """A group of torch's of which its globals do not know."""
     number, size = ranks.index(rank), len(ranks)
     made = dist.ProcessGroup(keys, number, size)
-    gloo = dist.ProcessGroupGloo(
-        dist.PrefixStore("cpu/", keys), number, size, make_options(address)
-    )
+    gloo = dist.ProcessGroupGloo(_PrefixStore("cpu/", keys), number, size, make_options(address))
     gloo._set_default_timeout(LIMIT)
     kind = dist.ProcessGroup.BackendType
     made._set_default_backend(kind.GLOO)
@@ -261,7 +259,7 @@ def _make_apart(keys: Any, rank: int, ranks: range, address: str | None) -> Any:
     if torch.cuda.is_available():
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = LIMIT
-        nccl = dist.ProcessGroupNCCL(dist.PrefixStore("cuda/", keys), number, size, options)
+        nccl = dist.ProcessGroupNCCL(_PrefixStore("cuda/", keys), number, size, options)
         made._register_backend(torch.device("cuda"), kind.NCCL, nccl)
     return made
 
