@@ -1,10 +1,18 @@
 """Patches as an API server applies them: RFC 7386 (merge) and parts of RFC 6902 (JSON patch)."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Object = dict[str, Any]
+
+
+def copied(document: Any) -> Any:
+    """A JSON document of its own; copy.deepcopy takes several times as long."""
+    if isinstance(document, dict):
+        return {key: copied(value) for key, value in document.items()}
+    if isinstance(document, list):
+        return [copied(value) for value in document]
+    return document
 
 
 class DoesNotFit(Exception):
@@ -13,7 +21,7 @@ class DoesNotFit(Exception):
 
 def merge(target: Any, patch: Any) -> Any:
     if not isinstance(patch, Mapping):
-        return copy.deepcopy(patch)
+        return copied(patch)
     result = dict(target) if isinstance(target, Mapping) else {}
     for key, value in patch.items():
         if value is None:
@@ -25,7 +33,7 @@ def merge(target: Any, patch: Any) -> Any:
 
 def apply_operations(target: Object, operations: Sequence[Mapping[str, Any]]) -> Object:
     """Apply all operations or none; `target` itself is not changed."""
-    result = copy.deepcopy(target)
+    result = copied(target)
     for operation in operations:
         path = operation["path"]
         keys = [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")[1:]]
@@ -40,7 +48,7 @@ def _apply(holder: Any, keys: Sequence[str], operation: Mapping[str, Any]) -> No
     *way, last = keys
     for key in way:
         holder = holder[int(key) if isinstance(holder, list) else key]
-    op, value = operation["op"], copy.deepcopy(operation.get("value"))
+    op, value = operation["op"], copied(operation.get("value"))
     place: Any = last
     if isinstance(holder, list):
         place = len(holder) if last == "-" else int(last)

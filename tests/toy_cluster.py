@@ -3,7 +3,6 @@
 It has the interface of `everstep_operator.kube.Kube`, and records what is written.
 """
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from everstep_operator.fleet.model import NodeQuarantineSpec, NodeQuarantineStat
 from everstep_operator.nodes import NodeFacts, to_facts
 from everstep_operator.pacing import Lane
 from everstep_operator.quarantines import Quarantine, to_quarantine
-from patches import merge
+from patches import copied, merge
 
 Objects = list[dict[str, Any]]
 
@@ -61,7 +60,7 @@ class ToyCluster:
     seconds_left: Callable[[], float] = lambda: math.inf
 
     def add(self, kind: kube.Kind, obj: Mapping[str, Any]) -> dict[str, Any]:
-        return self._store(kind, copy.deepcopy(dict(obj)))
+        return self._store(kind, copied(dict(obj)))
 
     def add_nodes(self, count: int, **changes: Any) -> None:
         for index in range(count):
@@ -115,13 +114,13 @@ class ToyCluster:
     ) -> tuple[Objects, str]:
         if kind == kube.PODS:
             wanted = [p for p in self.pods if namespace in (None, p["metadata"]["namespace"])]
-            return copy.deepcopy(wanted), str(self.version)
+            return copied(wanted), str(self.version)
         self._need_crd(kind)
         if self.refuses_lists:
             raise kube.Transient(503, "ServiceUnavailable", "etcd leader changed")
         name = fields.removeprefix("metadata.name=")
         found = [o for o in self._of(kind.plural) if not name or o["metadata"]["name"] == name]
-        return copy.deepcopy(found), str(self.version)
+        return copied(found), str(self.version)
 
     async def get(self, kind: kube.Kind, name: str, namespace: str | None = None) -> dict[str, Any]:
         """Read the CustomResourceDefinition; no other kind can be read."""
@@ -168,7 +167,7 @@ class ToyCluster:
         self.writes.append(f"create {key[1]}")
         born = {"uid": f"uid-{self.version}", "creationTimestamp": to_rfc3339(self.clock())}
         stored["metadata"] = {**stored["metadata"], **born}
-        return self._store(kind, copy.deepcopy(stored))
+        return self._store(kind, copied(stored))
 
     async def patch(
         self,
@@ -190,11 +189,11 @@ class ToyCluster:
             raise kube.Conflict(409, "Conflict", f"{name} has changed")
         self.writes.append(f"patch {kind.plural} {name} {sub or ''}".strip())
         part = {"status": body["status"]} if sub == "status" else body
-        merged = merge(held, copy.deepcopy(part))
+        merged = merge(held, copied(part))
         if kind == kube.QUARANTINES:
             NodeQuarantineSpec.model_validate(merged["spec"])
             NodeQuarantineStatus.model_validate(merged.get("status") or {})
-        return copy.deepcopy(self._store(kind, merged))
+        return copied(self._store(kind, merged))
 
     def _of(self, plural: str) -> Objects:
         return [obj for (kind, _), obj in sorted(self.objects.items()) if kind == plural]

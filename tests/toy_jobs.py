@@ -6,7 +6,6 @@ deletion, nodes that die, and a runtime that leaves when asked and regroups when
 there.
 """
 
-import copy
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from everstep_operator.jobs.reports import JobReport
 from everstep_operator.jobs.stamps import to_stamp
 from everstep_operator.pacing import Lane
 from everstep_operator.world import World
-from patches import DoesNotFit, apply_operations, merge
+from patches import DoesNotFit, apply_operations, copied, merge
 
 Object = dict[str, Any]
 Objects = list[Object]
@@ -96,7 +95,7 @@ class ToyCluster:
         return body
 
     def put(self, kind: kube.Kind, body: Object) -> Object:
-        obj = copy.deepcopy(body)
+        obj = copied(body)
         metadata = obj["metadata"]
         metadata.update(uid=f"u{next(self._numbers)}", creationTimestamp=to_stamp(self.now))
         metadata.setdefault("namespace", "team")
@@ -108,14 +107,12 @@ class ToyCluster:
         return obj
 
     async def get(self, kind: kube.Kind, name: str, namespace: str | None = None) -> Object:
-        return copy.deepcopy(self._find(kind, name))
+        return copied(self._find(kind, name))
 
     async def list(
         self, kind: kube.Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> tuple[Objects, str]:
-        found = [
-            copy.deepcopy(o) for (plural, _), o in self.objects.items() if plural == kind.plural
-        ]
+        found = [copied(o) for (plural, _), o in self.objects.items() if plural == kind.plural]
         wanted = fields.removeprefix("metadata.name=")
         return [o for o in found if wanted in ("", o["metadata"]["name"])], str(next(self._numbers))
 
@@ -157,7 +154,7 @@ class ToyCluster:
         obj["status"] = patched["status"]
         self._touch(obj)
         self.cutter.behind()
-        return copy.deepcopy(obj)
+        return copied(obj)
 
     def _find(self, kind: kube.Kind, name: str) -> Object:
         if (kind.plural, name) not in self.objects:
@@ -233,7 +230,7 @@ class ToyCluster:
         for mirror, plural in (
             (world.jobs, names.PLURAL), (world.pods, "pods"), (world.nodes, "nodes"),
         ):  # fmt: skip
-            found = [copy.deepcopy(o) for (p, _), o in self.objects.items() if p == plural]
+            found = [copied(o) for (p, _), o in self.objects.items() if p == plural]
             mirror.replace(found, str(next(self._numbers)))
         world.ready = True
 

@@ -3,7 +3,6 @@
 The clock jumps to whatever is due next.
 """
 
-import copy
 import heapq
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,6 +17,7 @@ from everstep_operator.kube import Kube
 from everstep_operator.values import NodeState, NodeVerdict
 from everstep_operator.world import Key, World, job_of
 from job_builders import a_spec
+from patches import copied
 from toy_jobs import ToyCluster
 
 NO_ROOM = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
@@ -54,7 +54,7 @@ class Waiting:
             metadata = {"name": f"job-{number:04}", "namespace": "team", "generation": 1}
             spec = a_spec(replicas=self.replicas, **self.spec)
             self.world.jobs.put(
-                copy.deepcopy(self.cluster.put(kube.JOBS, {"metadata": metadata, "spec": spec}))
+                copied(self.cluster.put(kube.JOBS, {"metadata": metadata, "spec": spec}))
             )
         self.world.ready = True
         self.passes = Passes(
@@ -108,14 +108,14 @@ class Waiting:
     def place(self, name: str, node: str) -> None:
         """Let the scheduler find a node for the pod, whose image pull then never ends."""
         self.cluster.add_node(node)
-        self.world.nodes.put(copy.deepcopy(self.cluster.objects["nodes", node]))
+        self.world.nodes.put(copied(self.cluster.objects["nodes", node]))
         self.cluster.objects["pods", name]["spec"]["nodeName"] = node
         self.tell_of(name)
 
     def tell_of(self, name: str) -> None:
         pod = self.cluster.objects["pods", name]
         self.cluster._touch(pod)
-        self.world.pods.put(copy.deepcopy(pod))
+        self.world.pods.put(copied(pod))
         if key := job_of(pod):
             self.wake(key)
 

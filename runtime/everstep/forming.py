@@ -22,7 +22,7 @@ import torch.distributed as dist
 from everstep import group, mesh, store, unit
 from everstep.errors import Misuse
 from everstep.group import Group, LocalGroup, TorchGroup
-from everstep.unit import Over, Unit
+from everstep.unit import Unit
 from everstep_contract import units
 
 if TYPE_CHECKING:
@@ -221,9 +221,7 @@ def form_unit(agent: store.Requests, place: Place, prefix: str) -> Unit:
 
 def form_between(agent: store.Requests, place: Place, own: Unit) -> TorchGroup:
     """The groups between units, all at once: each waits for keys of other ranks."""
-    wanted: dict[Over | None, range] = {None: range(place.world)}
-    for over, ranks in unit.list_sums(place.mesh, place.rank, place.world).items():
-        wanted[over] = ranks
+    wanted = unit.list_sums(place.mesh, place.rank, place.world)
     stores = [
         store.AgentStore(agent, place.epoch, f"{over.value if over else 'all'}-{ranks.start}/")
         for over, ranks in wanted.items()

@@ -115,7 +115,7 @@ def _take(
 
     try:
         own = {name: local_of(t) for name, t in session.capture().tensors.items()}
-        session.adopt(*transfer.take(session.agent, order.epoch, order.key, own, has, tell))
+        session.adopt(transfer.take(session.agent, order.epoch, order.key, own, has, tell))
     except (RuntimeError, TimeoutError, StateError) as error:
         return wire.StateTaken(epoch=order.epoch, applied=0, problem=f"{error!r:.300}")
     return wire.StateTaken(epoch=order.epoch, applied=session.applied)

@@ -21,6 +21,7 @@ from everstep.buffers import Held
 from everstep.errors import Misuse
 from everstep.group import Group
 from everstep.membership import Parked
+from everstep.shares import Pass
 from everstep.step_state import StepState
 from everstep_contract import wire
 from everstep_contract.ledger import LedgerEntry
@@ -51,12 +52,10 @@ class Loop:
         self._mesh = membership.mesh
         self._counts = self._mesh.counts(membership.rank)
         """Whether this rank tells of its micro-batches: others compute the same ones with it."""
-        self._share: list[int] = list(membership.plan(feed.micro_batches))
-        self._todo: list[int] = []
-        self._fillers = membership.plan_fillers(feed.micro_batches)
-        """Computed once more without weight, so that all ranks of the unit make as many passes."""
-        self._to_fill: list[int] = []
+        self._passes = membership.plan_passes(feed.micro_batches)
+        self._todo: list[Pass] = []
         self._filling = False
+        """The present pass is one without weight, so that all ranks of the unit make as many."""
         self._batch: Any = None
         self._layout = vector.Layout(
             micro_batches=feed.micro_batches,
@@ -80,7 +79,7 @@ class Loop:
 
     def __len__(self) -> int:
         """Batches of this rank; more if a member is lost."""
-        return len(self._share) + len(self._fillers)
+        return len(self._passes)
 
     def __iter__(self) -> "Loop":
         return self
@@ -95,10 +94,9 @@ class Loop:
             while True:
                 if self._group is None:  # else its sums have to end, or fail, first
                     self._take_more()
-                if self._todo or self._to_fill:
+                if self._todo:
                     self._leave_if_over()
-                    self._filling = not self._todo
-                    return self._fetch((self._todo or self._to_fill).pop(0))
+                    return self._fetch(self._todo.pop(0))
                 if self._try_to_end():
                     raise StopIteration
         except Parked:
@@ -149,10 +147,10 @@ class Loop:
         membership = self._session.membership
         try:
             membership.wait_regrouped(self._save_held)
-            self._share = membership.begin(self._feed.micro_batches)
+            self._passes = membership.begin(self._feed.micro_batches)
         except Parked:
             undo_step.leave(self._step, "the epoch ended")
-        self._todo, self._to_fill = list(self._share), list(self._fillers)
+        self._todo = list(self._passes)
         self._feed.begin_loop(self._step.number)
         self._expect()
         if len(self) > 1 or membership.can_regroup:
@@ -162,7 +160,7 @@ class Loop:
 
     def _take_more(self) -> None:
         more = self._session.membership.take_more()
-        self._share += more
+        self._passes += more
         self._todo += more
         if more:
             self._expect()
@@ -172,7 +170,8 @@ class Loop:
             return
         session = self._session
         share = session.membership.plan(self._feed.micro_batches)
-        self._feed.expect(self._first, self._todo, share, session.until or self._step.number)
+        todo = [one.index for one in self._todo if not one.filler]
+        self._feed.expect(self._first, todo, share, session.until or self._step.number)
 
     def _leave_if_over(self) -> None:
         if self._session.broken and self._group is None:
@@ -180,8 +179,7 @@ class Loop:
 
     def _group_if_last(self) -> Group | None:
         """The group in which to reduce, after the last micro-batch; None: not yet."""
-        left = self._todo or self._to_fill
-        return None if left else self._session.membership.group_now()
+        return None if self._todo else self._session.membership.group_now()
 
     def _require_answer(self) -> None:
         if self._current is not None and self._answers != 1:
@@ -204,10 +202,11 @@ class Loop:
             self._buffers_after = self._session.buffers.hold()
         return self._current
 
-    def _fetch(self, index: int) -> Any:
+    def _fetch(self, one: Pass) -> Any:
         """Its random numbers depend on (seed, step, index), its buffers on the steps before: on nothing else."""
         if self._current is not None and self._buffers_before is not None:
             self._session.buffers.put_back(self._buffers_before)
+        index, self._filling = one.index, one.filler
         again = self._filling and index == self._current
         self._current, self._answers = index, 0
         request = self._feed.request(self._first, index)

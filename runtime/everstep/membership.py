@@ -19,6 +19,7 @@ import numpy as np
 from everstep import shares
 from everstep.errors import Misuse
 from everstep.group import Group
+from everstep.shares import Pass
 from everstep.vector import Numbers
 from everstep_contract import wire
 from everstep_contract.ranges import list_ranges, to_ranges
@@ -62,12 +63,13 @@ class Membership:
         self._reductions = 0
         """Complete ones of this epoch; -1: the last one of the former epoch waits for its vector."""
         self._vector: Numbers | None = None
-        self._share: list[int] | None = None
+        self._begun: list[Pass] | None = None
+        """The passes of the loop that has begun; None: none has."""
         self._micro_batches = 0
-        self._more: list[int] = []
-        """Of the share: not handed to the loop yet."""
-        self._assigned: list[int] | None = None
-        """The share of the next loop, if another member has begun it already."""
+        self._more: list[Pass] = []
+        """Of these: not handed to the loop yet."""
+        self._assigned: list[Pass] | None = None
+        """The passes of the next loop, if another member has begun it already."""
         self._rescue: Numbers | None = None
         self._held, self._parked = start.join, False
         self._holds_next = False
@@ -105,11 +107,11 @@ class Membership:
         """The share of a loop that has not begun, as things stand."""
         return self._plan_of(self.rank, micro_batches)
 
-    def plan_fillers(self, micro_batches: int) -> list[int]:
-        """What this rank computes behind that, without weight, until its unit has made all passes."""
-        first = self.mesh.list_unit(self.mesh.unit_of(self.rank)).start  # no other has more
+    def plan_passes(self, micro_batches: int) -> list[Pass]:
+        """The same with fillers, until its unit has made all passes."""
+        first = self.mesh.list_unit_of(self.rank).start  # no other has more
         passes = len(self._plan_of(first, micro_batches))
-        return shares.plan_fillers(self.plan(micro_batches), passes)
+        return shares.plan_passes(self.plan(micro_batches), passes)
 
     def plan_evaluation(self, micro_batches: int) -> range:
         """The share of an evaluation: all ranks of a unit have the same, since they compute together."""
@@ -120,8 +122,8 @@ class Membership:
         index, count = self.mesh.data_index(rank), self.mesh.count_shares(self.world)
         return shares.plan_share(index, count, micro_batches)
 
-    def begin(self, micro_batches: int) -> list[int]:
-        """A loop begins. Returns this rank's share of its micro-batches.
+    def begin(self, micro_batches: int) -> list[Pass]:
+        """A loop begins. Returns what this rank computes of it.
 
         Raises:
             Parked: the epoch is over.
@@ -130,18 +132,18 @@ class Membership:
             joins = self._holds_next and not self._held and not self._parked
             if not joins:
                 self._wait_regrouped()
-            share = self._choose_share(micro_batches)
-            self._share, self._micro_batches, self._more = list(share), micro_batches, []
+            passes = self._choose_passes(micro_batches)
+            self._begun, self._micro_batches, self._more = list(passes), micro_batches, []
             if not joins:
-                return share
+                return passes
             self._held, self._holds_next = True, False
             standing = self._describe("")
             self._news.notify_all()
         self._send(standing)
-        return share
+        return passes
 
-    def take_more(self) -> list[int]:
-        """Micro-batches that a lost member leaves to this rank, once each."""
+    def take_more(self) -> list[Pass]:
+        """Passes that a lost member leaves to this rank, once each."""
         with self._news:
             more, self._more = self._more, []
             return more
@@ -323,7 +325,11 @@ class Membership:
             if not self._held or self._parked or frame.epoch <= self.epoch:
                 return
             self._enter(frame)
+            self._held = bool(self._lost_unit)
+            standing = self._describe("")
             self._news.notify_all()
+        if standing.unit_lost:  # it was planned before that was heard
+            self._send(standing)
         name = f"everstep-regroup-{frame.epoch}"
         threading.Thread(target=self._form_group, args=(frame,), name=name, daemon=True).start()
 
@@ -336,15 +342,14 @@ class Membership:
         behind = bool(frame.vector)
         self._reductions = -1 if behind else 0
         self._micro_batches = frame.micro_batches
-        share = None if frame.share is None else list_ranges(frame.share)
         if behind:
             self._rescue = np.frombuffer(wire.from_text(frame.vector), np.float64).copy()
-            self._share, self._more, self._assigned = None, [], share
-        elif self._share is None:
-            self._assigned = share
+            self._begun, self._more, self._assigned = None, [], None
+        if self._begun is not None:
+            more = shares.extend_passes(self._begun, list_ranges(frame.share or ()), frame.passes)
+            self._begun, self._more = self._begun + more, self._more + more
         else:
-            held, self._share = set(self._share), share or []
-            self._more += [index for index in self._share if index not in held]
+            self._assigned = _assign(frame, self._assigned)
 
     def _form_group(self, frame: wire.Regroup) -> None:
         assert self._form is not None
@@ -375,30 +380,47 @@ class Membership:
     def _is_held(self) -> bool:
         return self._held or self._holds_next
 
-    def _choose_share(self, micro_batches: int) -> list[int]:
-        share, self._assigned = self._assigned, None
-        if share is None:
-            return list(self.plan(micro_batches))
+    def _choose_passes(self, micro_batches: int) -> list[Pass]:
+        passes, self._assigned = self._assigned, None
+        if passes is None:
+            return self.plan_passes(micro_batches)
         if micro_batches != self._micro_batches:
             raise Misuse(
                 f"this rank cuts the step into {micro_batches} micro-batches, others into "
                 f"{self._micro_batches}; all ranks must use the same feed in the same step"
             )
-        return share
+        return passes
 
     def _end_reduction(self, vector: Numbers) -> None:
         self._reductions += 1
         self._vector = vector
-        self._share, self._more = None, []
+        self._begun, self._more = None, []
 
     def _describe(self, problem: str) -> wire.Standing:
-        begun = self._share is not None
+        begun = self._begun
+        held = None if begun is None else to_ranges([p.index for p in begun if not p.filler])
         return wire.Standing(
             epoch=self.epoch,
             applied=self._applied,
             reductions=self._reductions,
-            share=to_ranges(self._share) if self._share is not None else None,
-            micro_batches=self._micro_batches if begun else 0,
+            share=held,
+            micro_batches=self._micro_batches if begun is not None else 0,
             problem=self._lost_unit or (problem if self.can_regroup else self._off),
+            passes=len(begun) if begun is not None and self.mesh.unit > 1 else 0,
             unit_lost=bool(self._lost_unit),
         )
+
+
+def _assign(frame: wire.Regroup, assigned: list[Pass] | None) -> list[Pass] | None:
+    """The passes of a loop that this rank has not begun; None: nobody has. Ranks that compute the same micro-batches
+    do so in the same order: what is new comes last.
+
+    Args:
+        assigned: as an earlier epoch left them.
+    """
+    if frame.share is None:
+        return None
+    first: list[Pass] = []
+    if frame.begun is not None:
+        first = assigned or shares.plan_passes(list_ranges(frame.begun), frame.begun_passes)
+    return first + shares.extend_passes(first, list_ranges(frame.share), frame.passes)

@@ -40,6 +40,7 @@ from everstep.slots import Slots
 from everstep.snapshot import Capture
 from everstep.staging import NoRoom, describe, lay_out, read_part, write_part
 from everstep.tracked import Tracked
+from everstep.transfer import Taken
 from everstep_contract import codec, feed, layout, wire
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.places import Place
@@ -230,18 +231,20 @@ class Session:
         self.copier.hold(prepare)
         self.copier.begin()
 
-    def adopt(self, applied: int, tree: dict[str, Any], tensors: state.Tensors) -> None:
-        """Take over the live state of another member, as of step `applied`."""
+    def adopt(self, taken: Taken) -> None:
+        """Take over the live state of another member."""
+        tree, tensors = taken.tree, taken.tensors
 
         def read(wanted: Mapping[str, torch.Tensor | sharded.Like | None]) -> state.Tensors:
-            return {n: sharded.divide(tensors[n], like) for n, like in wanted.items()}
+            lay = {n: sharded.lay_local if n in taken.parts else sharded.divide for n in wanted}
+            return {n: lay[n](tensors[n], like) for n, like in wanted.items()}
 
         self.tracked.load(list(self.tracked.objects), tree["objects"], read, self.device)
-        self.feeds.adopt(feed.decode_records(tree), applied)
+        self.feeds.adopt(feed.decode_records(tree), taken.applied)
         self._restore_rest(tree, tensors.__getitem__)
         self.buffers = Buffers(self.tracked)
-        self.applied = applied
-        self.meter.update(applied=applied)
+        self.applied = taken.applied
+        self.meter.update(applied=taken.applied)
         self._prepare_saves(self.capture())
 
     def finish(self) -> None:

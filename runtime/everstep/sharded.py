@@ -150,6 +150,12 @@ def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
     return with_local(tensor, local_of(tensor).detach().to("cpu", copy=True))
 
 
+def lay_local(local: torch.Tensor, wanted: torch.Tensor | Like | None) -> torch.Tensor:
+    """A tensor divided like the wanted one, of which `local` lies here; `local` itself if that is none."""
+    like = wanted.tensor if isinstance(wanted, Like) else wanted
+    return local if like is None else with_local(like, local)
+
+
 def divide(whole: torch.Tensor, wanted: torch.Tensor | Like | None) -> torch.Tensor:
     """What lies here of a plain tensor, divided like the wanted one; itself if that is none, or of another shape."""
     like = wanted.tensor if isinstance(wanted, Like) else wanted

@@ -29,9 +29,34 @@ class Parameter:
     """Device and dtype of its sum, and the ranks that make it; a bucket holds one kind."""
 
 
-def plan_fillers(share: Sequence[int], passes: int) -> list[int]:
-    """Micro-batches that a rank computes once more, without weight, to make as many passes as the rest of its unit."""
-    return [share[-1] if share else 0] * (passes - len(share))
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward and backward of a rank."""
+
+    index: int
+    """Of the micro-batch."""
+    filler: bool = False
+    """Computed without weight, only because the other ranks of the unit make a pass."""
+
+
+def plan_passes(share: Sequence[int], passes: int) -> list[Pass]:
+    """A rank's share, and fillers until it has made as many passes as the rest of its unit."""
+    return extend_passes([], share, passes)
+
+
+def extend_passes(begun: Sequence[Pass], share: Sequence[int], passes: int) -> list[Pass]:
+    """What follows the passes that a rank has begun with: what is new in its share, and fillers. A filler is its last
+    micro-batch once more, or the first of all if it has none.
+
+    Args:
+        share: with what it holds.
+        passes: of its unit in all; 0: as many as it takes.
+    """
+    held = [p.index for p in begun if not p.filler]
+    new = [index for index in share if index not in set(held)]
+    last = [0, *held, *new][-1]
+    fillers = max(0, passes - len(begun) - len(new))
+    return [*map(Pass, new), *[Pass(last, filler=True)] * fillers]
 
 
 def plan_buckets(parameters: Sequence[Parameter], limit_bytes: int) -> list[list[int]]:

@@ -1,13 +1,15 @@
 """The live training state, handed from a member to a newcomer over a group of two.
 
 It is what a checkpoint holds, as of the boundary at which the newcomer joins; nothing is written
-anywhere. What the newcomer has already is not sent. Small tensors travel together, large ones alone, in
+anywhere. Of a tensor that the unit's ranks divide, what lies on the giver is sent: the newcomer has the same place in
+another unit. What the newcomer has already is not sent. Small tensors travel together, large ones alone, in
 pieces and without a copy: each piece that arrives shows that the transfer moves. The giver computes
 meanwhile, so it says at the end whether the state stayed as it was.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 
 from everstep import forming, held_already, state, store
 from everstep.errors import StateError
-from everstep.sharded import local_of
+from everstep.sharded import is_sharded, local_of
 from everstep.snapshot import Capture
 from everstep.staging import NOTHING
 
@@ -32,6 +34,18 @@ whole.
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """The state of another rank, as of step `applied`."""
+
+    applied: int
+    tree: dict[str, Any]
+    tensors: state.Tensors
+    """On the CPU."""
+    parts: frozenset[str]
+    """Tensors that the ranks of a unit divide: what is here lies on one of them."""
+
+
 def give(
     agent: store.Requests,
     epoch: int,
@@ -46,7 +60,7 @@ def give(
     pair = forming.form_pair(agent, epoch=epoch, key=key, rank=0)
     keys = store.AgentStore(agent, epoch, f"{key}/")
     told = json.loads(keys.get(_ABOUT)) if keys.check([_ABOUT]) else None
-    held = {name: local_of(t) for name, t in capture.tensors.items()}  # whole: a unit is one rank
+    held = {name: local_of(t) for name, t in capture.tensors.items()}
     same = held_already.find(held, told["has"]) if told else set()
     flat = [_to_bytes(t) for n, t in held.items() if n not in same]
     head = {
@@ -56,6 +70,7 @@ def give(
         "verdict": True,
         "piece": PIECE_BYTES,
         "same": sorted(same),
+        "parts": [name for name, t in capture.tensors.items() if is_sharded(t)],
     }
     raw = torch.frombuffer(bytearray(json.dumps(head).encode()), dtype=torch.uint8)
     pair.send(torch.tensor([len(raw)]))
@@ -77,9 +92,8 @@ def take(
     own: Mapping[str, torch.Tensor] = NOTHING,
     has: Mapping[str, str] = NO_DIGESTS,
     tell: Callable[[int, int], None] = lambda received, expected: None,
-) -> tuple[int, dict[str, Any], state.Tensors]:
-    """The step, the state tree and the tensors (on the CPU). Raises as `give`, and `StateError` if they
-    changed while they were sent.
+) -> Taken:
+    """What the giver holds. Raises as `give`, and `StateError` if it changed while it was sent.
 
     Args:
         own: tensors of the newcomer by name: what fits is received there, into memory that it has
@@ -115,7 +129,8 @@ def take(
         pair.receive(changed)
         if int(changed):
             raise StateError("the state changed while it was handed over")
-    return int(head["applied"]), head["tree"], tensors
+    divided = frozenset(head.get("parts", ()))  # an older giver tells none, and has none
+    return Taken(applied=int(head["applied"]), tree=head["tree"], tensors=tensors, parts=divided)
 
 
 def _take_room(

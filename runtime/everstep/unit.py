@@ -90,9 +90,12 @@ class Unit:
         return found
 
 
-def list_sums(mesh: units.Mesh, rank: int, world: int) -> dict[Over, range]:
-    """The ranks that sum with this one; `Over` that is missing is all ranks."""
-    found = {Over.REPLICAS: mesh.list_replicas(rank, world)}
+def list_sums(mesh: units.Mesh, rank: int, world: int) -> dict[Over | None, range]:
+    """The ranks that sum with this one. None: all ranks; so is an `Over` that is missing."""
+    found: dict[Over | None, range] = {
+        None: range(world),
+        Over.REPLICAS: mesh.list_replicas(rank, world),
+    }
     if mesh.tensor > 1:
         found[Over.SHARERS] = mesh.list_sharers(rank, world)
     return found

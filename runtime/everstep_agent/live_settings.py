@@ -10,15 +10,11 @@ from everstep_contract import env, levels
 
 
 def apply_wanted(made: env.AgentEnv, wanted: levels.Wanted) -> env.AgentEnv:
-    """`made`: the pod's environment. What `wanted` does not set stays as it is. Ranks that form units
-    cannot go on in place.
-    """
+    """`made`: the pod's environment. What `wanted` does not set stays as it is."""
     edited: dict[str, Any] = {
         field.name: getattr(wanted.settings, field.name)
         for field in dataclasses.fields(wanted.settings)
     }
     edited["save_every_steps"] = wanted.save_every_steps
     edited["save_every_seconds"] = wanted.save_every_seconds
-    if made.mesh.unit > 1:
-        edited["in_place"] = False
     return replace(made, **{name: value for name, value in edited.items() if value is not None})

@@ -58,6 +58,7 @@ class Gang:
         self.history: list[levels.Seen] = []
         self.stub = {"STUB_UNTIL": "20", "STUB_STEP_MS": "15"}
         self.log = io.StringIO() if os.environ.get("GANG_LOG") is None else sys.stderr
+        self.script = STUB
         self.asks_after_end = True
         """False: behave like an operator that has seen the job's end and turned to others."""
         self._poster: asyncio.Task[None] | None = None
@@ -92,7 +93,7 @@ class Gang:
         )  # fmt: skip
         agent = Agent(
             settings,
-            spawn.SubprocessSpawner(STUB),
+            spawn.SubprocessSpawner(self.script),
             environ={**os.environ, **self.stub},
             line=logline.Log(self.log),
         )

@@ -102,13 +102,6 @@ def test_all_members_of_an_epoch_are_told_the_same_units() -> None:
     assert build_start(MADE, 0, an_epoch(), MEMBER, None).mesh == ONE_RANK
 
 
-@pytest.mark.parametrize("asked", [True, None])
-def test_ranks_that_form_units_do_not_go_on_in_place(asked: bool | None) -> None:
-    wish = levels.Wanted(settings=levels.JobSettings(in_place=asked))
-    assert apply_wanted(replace(MADE, in_place=1), wish).in_place
-    assert not apply_wanted(replace(MADE, in_place=1, mesh=Mesh(tensor=2)), wish).in_place
-
-
 async def test_a_shorter_hang_limit_reaches_the_ranks_that_train(tmp_path: Path) -> None:
     """Their pods were made with a limit of five minutes, longer than this test waits."""
     gang = Gang(tmp_path, 2, hang_seconds=300.0)

@@ -1,6 +1,5 @@
 """Unit tests: how the survivors of a loss go on in the same step."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from everstep_agent.coordinator.regroup_rules import AskVector, Impossible, Plan
 from everstep_agent.peers.messages import AgentReport, Boundary, Stage, State
 from everstep_agent.peers.places import place_members
 from everstep_contract.log import Commit
-from everstep_contract.ranges import to_ranges
 from everstep_contract.wire import Standing
 
 
@@ -40,40 +38,6 @@ def dead(slot: int) -> AgentReport:
 
 def indices(ranges) -> list[int]:
     return [i for first, last in ranges for i in range(first, last)]
-
-
-# --- share_out -----------------------------------------------------------------------------------
-
-
-def test_what_a_lost_rank_leaves_goes_in_runs_to_those_that_have_least():
-    shares = regroup_rules.share_out({0: ((0, 4),), 2: ((8, 12),)}, 12)
-    assert shares == {0: ((0, 6),), 2: ((6, 12),)}
-
-
-def test_a_rank_that_has_not_begun_takes_more_than_one_that_has():
-    assert regroup_rules.share_out({0: ((0, 4),), 1: None}, 8) == {0: ((0, 4),), 1: ((4, 8),)}
-
-
-def test_a_rank_keeps_a_share_that_is_larger_than_the_others():
-    assert regroup_rules.share_out({0: ((0, 9),), 1: ()}, 10) == {0: ((0, 9),), 1: ((9, 10),)}
-
-
-@pytest.mark.parametrize("micro_batches", [1, 4, 6])
-def test_each_micro_batch_once_survivors_keep_theirs_and_the_largest_share_is_smallest(
-    micro_batches,
-):
-    """For every way in which two or three ranks can hold some of the micro-batches."""
-    for ranks in (2, 3):
-        for owners in itertools.product(range(-1, ranks), repeat=micro_batches):
-            have = [[i for i, o in enumerate(owners) if o == r] for r in range(ranks)]
-            given = {r: to_ranges(have[r]) for r in range(ranks)}
-            shares = {
-                r: indices(s) for r, s in regroup_rules.share_out(given, micro_batches).items()
-            }
-            assert sorted(i for s in shares.values() for i in s) == list(range(micro_batches))
-            assert all(set(have[r]) <= set(shares[r]) for r in range(ranks))
-            least = max(-(-micro_batches // ranks), *(len(h) for h in have))
-            assert max(len(s) for s in shares.values()) == least
 
 
 # --- plan_regroup --------------------------------------------------------------------------------

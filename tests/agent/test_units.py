@@ -37,9 +37,7 @@ HALVES = [(0, LENGTH // 2), (LENGTH // 2, LENGTH // 2)]
 async def test_the_unit_that_survives_saves_both_its_parts_as_one_commit_and_no_step_is_lost(
     tmp_path: Path,
 ) -> None:
-    gang = pairs(tmp_path, in_place=1)
-    gang.stub["STUB_IN_PLACE"] = "1"
-    async with gang:
+    async with pairs(tmp_path) as gang:
         await gang.until(lambda s: s.step >= 5)
         await die_between_two_steps(gang, 1)
         seen = await gang.until(lambda s: s.incidents and not s.incidents[-1].open)
@@ -47,7 +45,6 @@ async def test_the_unit_that_survives_saves_both_its_parts_as_one_commit_and_no_
         assert (incident.rung, incident.rank, incident.steps_lost) == ("restart", 1, 0)
         assert "event=post_mortem_save" in gang.shown()
         assert "rank=2,3" in gang.shown()
-        assert "event=epoch_holds" not in gang.shown(), "units do not go on in place"
         await gang.reports()
         (saved, *_), (first, second) = (
             (await gang.run_log()).commits,

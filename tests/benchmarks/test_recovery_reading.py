@@ -52,6 +52,27 @@ def test_a_rank_that_died_before_its_line_was_in_the_step_that_the_others_name()
     assert judge(lines(*BEFORE[:3], *after), 2.05, SIZE).samples_lost == 0
 
 
+def test_a_lost_unit_takes_two_ranks_and_neither_left_a_line_of_the_last_step() -> None:
+    """Ranks 2 and 3 shard one copy of the model: one was killed, and the other could not end the step."""
+    whole = [a_line(1.0, 1, rank, 4, rank) for rank in range(4)]
+    last = [a_line(2.0, 2, rank, 4, 4 + rank) for rank in (0, 1)]
+    alone = [a_line(3.0, 3, rank, 2, 8 + rank, 10 + rank) for rank in (0, 1)]
+    cost = judge([*whole, *last, *alone], 2.5, 4)
+    assert cost.seconds_to_next_step == pytest.approx(0.5)
+    assert cost.seconds_to_full_size is None
+    assert (cost.steps_lost, cost.samples_lost, cost.samples_repeated) == (0, 0, 0)
+    assert cost.split is not None
+    assert (cost.split.passes_again, cost.split.again) == (1, pytest.approx(0.1))
+
+
+def a_line(t: float, step: int, rank: int, world: int, *samples: int) -> Line:
+    """Of a pass of 0.1 s for each sample."""
+    passes = tuple(0.1 for _ in samples)
+    return Line(
+        t=t, began=0.0, pid=rank, step=step, rank=rank, world=world, samples=samples, passes=passes
+    )
+
+
 def test_samples_that_a_smaller_group_left_out_are_lost() -> None:
     after = (
         (3.0, 90, 3, 0, (4,)),

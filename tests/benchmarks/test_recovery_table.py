@@ -1,6 +1,13 @@
 """Unit tests of the tables that `make bench-recovery` prints."""
 
-from everstep_recovery.table import build_short_table, build_split_table, build_table, find_p95
+from everstep_recovery.table import (
+    OURS_SHARDED,
+    build_short_table,
+    build_split_table,
+    build_table,
+    find_p95,
+    split_by_shard,
+)
 
 
 def test_the_table_says_what_did_not_come() -> None:
@@ -26,6 +33,27 @@ def test_the_table_says_what_did_not_come() -> None:
     assert build_short_table(rows).splitlines()[2:] == [
         "| everstep in place | 2 | 9 | 0 | 0 |",
         "| other | 4; 1 not within 120 s | 9 | 0 | 0 |",
+    ]
+
+
+def test_systems_that_shard_the_model_are_compared_with_each_other() -> None:
+    cell = {"problem": "", "limit": 120.0, "seconds_to_full_size": 4.0, "samples_lost": 0}
+    cell |= {"steps_lost": 0, "samples_repeated": 0, "fault": "SIGKILL"}
+    rows = [
+        {**cell, "system": system, "settings": settings, "seconds_to_next_step": seconds}
+        for system, settings, seconds in (
+            ("everstep", "in place", 1.0),
+            ("everstep", "in place, shard=2", 2.0),
+            ("torchft", "HSDP tight", 6.0),
+        )
+    ]
+    whole, sharded = split_by_shard(rows)
+    assert whole == rows[:1]
+    assert [
+        line.split(" | ")[-1] for line in build_table(sharded, OURS_SHARDED).splitlines()[2:]
+    ] == [
+        "1.00 |",
+        "3.00 |",
     ]
 
 

@@ -11,15 +11,12 @@ import pytest
 import yaml
 
 from everstep_contract.env import AGENT_SOCKET
-from everstep_lab import Lab
 from everstep_lab.client import Lab as LabClass
-from everstep_lab.config import LabConfig
 from everstep_lab.seam import LabError
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 Pod = dict[str, Any]
-NETWORK = "90"
 PLAIN = "plain/python:dev"
 IDLE = "import time; print('up', flush=True); time.sleep(1000)"
 STUBBORN = (
@@ -40,12 +37,9 @@ os.wait()
 """
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[LabClass]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EVERSTEP_LAB_NETWORK", NETWORK)
-        with Lab(LabConfig(nodes=2, gpus_per_node=2, operator=False), say=print) as lab:
-            yield lab
+@pytest.fixture
+def lab(shared: LabClass) -> LabClass:
+    return shared
 
 
 @pytest.fixture

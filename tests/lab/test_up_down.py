@@ -24,7 +24,6 @@ from everstep_lab.supervisor import is_node_ready
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
-NETWORK = "91"
 OTHER_NETWORK = "92"
 BARE = LabConfig(nodes=0, operator=False)
 UNIQUE_SLEEP = "86399.5"
@@ -44,23 +43,9 @@ DETACHING_POD = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def network() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EVERSTEP_LAB_NETWORK", NETWORK)
-        yield
-
-
-@pytest.fixture(scope="module")
-def shared(network: None) -> Iterator[Lab]:
-    """One lab for all tests that do not break it."""
-    with Lab(BARE, say=print) as lab:
-        yield lab
-
-
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    """A lab that a test may break, on another network: only one lab can run per network."""
+    """A lab that a test may break, beside the shared one: only one lab can run per network."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
         with Lab(BARE, say=print) as lab:
@@ -105,27 +90,19 @@ def run_cli(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-async def test_up_serves_kubectl_and_the_api_and_down_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
-    copy = tmp_path / "kubeconfig"
-    lab = Lab(LabConfig(nodes=1, gpus_per_node=3, operator=False, kubeconfig=str(copy)))
-    with lab:
-        assert "v1.36.3" in lab.kubectl("version")
-        node = json.loads(lab.kubectl("get", "node", "node-1", "-o", "json"))
-        assert node["status"]["allocatable"]["nvidia.com/gpu"] == "3"
-        assert is_node_ready(node)
-        assert "default" in lab.kubectl(f"--kubeconfig={copy}", "get", "serviceaccounts")
-        async with lab.api() as api:
-            secret = await api.get("/api/v1/namespaces/default/secrets/object-store")
-        assert set(secret["data"]) == set(lab.store_environment)
-        assert lab.status()["memory_bytes"] > 100e6
-        assert lab.places.root.stat().st_mode & 0o077 == 0
-    assert leftovers(lab) == []
-    assert not copy.exists()
+async def test_up_serves_kubectl_and_the_api(shared: Lab) -> None:
+    assert "v1.36.3" in shared.kubectl("version")
+    node = json.loads(shared.kubectl("get", "node", "node-1", "-o", "json"))
+    assert node["status"]["allocatable"]["nvidia.com/gpu"] == "2"
+    assert is_node_ready(node)
+    async with shared.api() as api:
+        secret = await api.get("/api/v1/namespaces/default/secrets/object-store")
+    assert set(secret["data"]) == set(shared.store_environment)
+    assert shared.status()["memory_bytes"] > 100e6
+    assert shared.places.root.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.usefixtures("on_shared_network")
 def test_a_second_lab_is_refused_with_the_first_ones_pid_and_the_way_out(
     shared: Lab,
 ) -> None:
@@ -174,10 +151,17 @@ def test_a_killed_guardian_makes_the_lab_go_down(lab: Lab) -> None:
 
 
 @pytest.fixture
-def foreground(monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[str]"]:
+def copied_to(tmp_path: Path) -> Path:
+    return tmp_path / "kubeconfig"
+
+
+@pytest.fixture
+def foreground(
+    monkeypatch: pytest.MonkeyPatch, copied_to: Path
+) -> Iterator["subprocess.Popen[str]"]:
     """A running `everstep-lab up --foreground`."""
     monkeypatch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
-    argv = ["up", "--nodes", "0", "--no-operator", "--foreground"]
+    argv = ["up", "--nodes", "0", "--no-operator", "--foreground", f"--kubeconfig={copied_to}"]
     process = subprocess.Popen(
         [sys.executable, "-m", "everstep_lab.cli", *argv], stdout=subprocess.PIPE, text=True
     )
@@ -191,13 +175,19 @@ def foreground(monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[st
         Lab().down()
 
 
-def test_ctrl_c_in_the_foreground_leaves_nothing(foreground: "subprocess.Popen[str]") -> None:
+def test_ctrl_c_in_the_foreground_leaves_nothing(
+    foreground: "subprocess.Popen[str]", copied_to: Path
+) -> None:
+    words = (f"--kubeconfig={copied_to}", "get", "serviceaccounts")
+    assert "default" in Lab.running().kubectl(*words)
     foreground.send_signal(signal.SIGINT)
     said, _ = foreground.communicate(timeout=60)
     assert "the lab is down" in said
     assert leftovers(Lab()) == []
+    assert not copied_to.exists()
 
 
+@pytest.mark.long
 def test_a_foreground_lab_ends_with_its_command(foreground: "subprocess.Popen[str]") -> None:
     guardian = Lab.running().described["guardian"]
     foreground.kill()

@@ -14,6 +14,7 @@ async def suspend(scene: Scene, name: str, *, on: bool) -> None:
     await scene.board.patch(name, {"spec": {"suspend": on}})
 
 
+@pytest.mark.long
 async def test_suspend_in_the_middle_of_a_recovery_saves_and_the_job_resumes_from_there(
     scene: Scene,
 ) -> None:

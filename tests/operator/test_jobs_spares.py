@@ -54,6 +54,10 @@ def created(planned):
     return [a for a in planned.actions if isinstance(a, CreatePod)]
 
 
+def recovered(planned):
+    return [e.incident for e in planned.events if e.reason == "Recovered"]
+
+
 def raised(observed, planned):
     """Slot → its new attempt."""
     before = {r.slot: r.attempt for r in observed.job.status.slots}
@@ -157,11 +161,13 @@ def test_a_member_that_is_lost_after_a_spare_took_its_place_is_counted_once():
         slot=1,
         slots=(1,),
         rung="regroup",
+        phases=(Phase(name="first_step", ms=130),),
         open=False,
     )
     seen = a_seen(((0, 1), (2, 1), (3, 1)), incidents=(lost,))
     told = plan(with_spare(seen=seen), NOW)
     assert [i.cause for i in told.status.incidents] == ["AgentLost"]
+    assert recovered(told) == ["lm-1"]
     verdict = {"node-1": a_verdict("node-1", NodeState.GONE)}
     job = a_job(spec_with(1), status=told.status)
     observed = with_spare(job=job, seen=seen, verdicts=verdict)
@@ -175,6 +181,7 @@ def test_a_member_that_is_lost_after_a_spare_took_its_place_is_counted_once():
     after = plan(following, NOW + 6)
     assert [(a.slot, a.attempt, a.spare) for a in created(after)] == [(1, 2, True)]
     assert not any(i.open for i in after.status.incidents), "full size again, without slot 1"
+    assert recovered(planned) + recovered(after) == [], "told once"
     assert next(r for r in after.status.slots if r.slot == 1).incident is None
 
 
@@ -372,3 +379,59 @@ def test_a_loss_that_a_spare_has_mended_before_it_is_heard_of_bears_the_verdict_
     )
     (incident,) = plan(observed, NOW).status.incidents
     assert (incident.cause, incident.quarantine) == ("Gone", "inc-1")
+
+
+def a_mended_loss(**changes):
+    lost = RuntimeIncident(
+        id="lm-1", cause="AgentLost", message="slot 1 is gone", slot=1, open=False,
+        rung="regroup", steps_lost=0, phases=(Phase(name="first_step", ms=130),),
+    )  # fmt: skip
+    return replace(lost, **changes)
+
+
+def given_up(**changes):
+    """A job without spares: slot 3, made because node-1 was suspect, took the place of slot 1, and slot 1
+    is given up before the verdict on its node.
+    """
+    seen = a_seen(((0, 1), (2, 1), (3, 1)), incidents=(a_mended_loss(**changes),))
+    observed = with_spare(seen=seen, spares=0, ready=())
+    told = replace(observed, job=a_job(status=plan(observed, NOW).status))
+    asked = replace(told, job=a_job(status=plan(told, NOW).status))
+    gone = replace(asked, seen=replace(seen, left=(a_left(1),)))
+    raises = plan(gone, NOW + 1)
+    assert raised(gone, raises) == {1: 2}
+    return replace(gone, job=a_job(status=raises.status), pods=(a_pod(0), a_pod(2), a_pod(3)))
+
+
+def judged_later(observed, after, node="node-1", state=NodeState.GONE):
+    """What the incidents bear once the verdict on the node has come."""
+    verdicts = {node: a_verdict(node, state, marks={"verdict": NOW + after})}
+    status = plan(replace(observed, verdicts=verdicts), NOW + after).status
+    return [(i.id, i.quarantine) for i in status.incidents]
+
+
+def test_a_mended_loss_whose_slot_was_given_up_bears_the_verdict_that_comes_on_its_node():
+    assert judged_later(given_up(), 20) == [("lm-1", "inc-1")]
+    assert judged_later(given_up(), 20, state=NodeState.LEAVING) == [("lm-1", "inc-1")]
+    next_pod = a_pod(1, 2, node="node-4", running_since=NOW + 10)
+    started = replace(given_up(), pods=(*(a_pod(s) for s in (0, 2, 3)), next_pod))
+    assert judged_later(started, 20) == [("lm-1", "inc-1")]
+
+
+def test_a_mended_loss_bears_no_other_verdict():
+    assert judged_later(given_up(), 200) == [("lm-1", None)], "too late: another fault"
+    assert judged_later(given_up(), 20, node="node-4") == [("lm-1", None)], "of another node"
+    assert judged_later(given_up(), 20, state=NodeState.SUSPECT) == [("lm-1", None)]
+    assert judged_later(given_up(cause="Leave"), 20) == [("lm-1", None)], "nothing was lost"
+
+
+def test_a_loss_of_the_slots_next_pod_bears_no_verdict_on_the_node_before():
+    """Its pod runs, or is no more."""
+    slots = [a_slot(0), a_slot(1, 2, node="node-4", former_node="node-1"), a_slot(2)]
+    pods = (a_pod(0), a_pod(1, 2, node="node-4"), a_pod(2))
+    died = a_mended_loss(cause="WorkerDied", rung="restart")
+    seen = a_seen(((0, 1), (1, 2), (2, 1)), incidents=(died,))
+    observed = an_observation(job=a_job(status=a_status(slots=slots)), pods=pods, seen=seen)
+    assert judged_later(observed, 20) == [("lm-1", None)]
+    (_, quarantine), *_ = judged_later(replace(observed, pods=(a_pod(0), a_pod(2))), 20)
+    assert quarantine is None

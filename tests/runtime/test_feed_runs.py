@@ -4,6 +4,7 @@
 
 import asyncio
 import os
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -59,13 +60,19 @@ async def train(folder: Path, **environ: object) -> tuple[int, str]:
     return await everstep(folder, "run", "script.py", **environ)
 
 
-@pytest.fixture
-async def half_a_run(tmp_path: Path) -> Path:
-    """Take four steps of 12 samples, so that each of the 48 samples is used once."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    status, _ = await train(tmp_path, BATCH=12, UNTIL=4)
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps of 12 samples, so that each of the 48 samples is used once."""
+    folder = tmp_path_factory.mktemp("begun")
+    (folder / "script.py").write_text(SCRIPT)
+    status, _ = asyncio.run(train(folder, BATCH=12, UNTIL=4))
     assert status == 0
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def half_a_run(begun: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(begun, tmp_path, dirs_exist_ok=True))
 
 
 async def used(folder: Path) -> list[int]:

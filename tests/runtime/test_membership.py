@@ -10,7 +10,9 @@ import pytest
 
 from everstep.errors import Misuse
 from everstep.membership import Membership, Parked
+from everstep.shares import Pass
 from everstep_contract import wire
+from everstep_contract.units import Mesh
 
 VECTOR = np.array([1.0, 2.0])
 
@@ -44,10 +46,11 @@ class Rank:
         self.problem = ""
         """Why no group can be formed."""
         self.groups = {1: Named(1)}
-        start = wire.Start(
-            epoch=1, rank=1, world=3, local_rank=0, local_world=1, node_rank=1, job="j", run="r",
-            staging="", applied=5, **changes,
-        )  # fmt: skip
+        given: dict[str, Any] = {
+            "epoch": 1, "rank": 1, "world": 3, "local_rank": 0, "local_world": 1, "node_rank": 1, "job": "j",
+            "run": "r", "staging": "", "applied": 5,
+        }  # fmt: skip
+        start = wire.Start(**(given | changes))
         self.membership = Membership(start, self.groups[1], send=self.sent.append, form=self._form)
         self.membership.set_apart("")
 
@@ -90,6 +93,11 @@ def rank() -> Iterator[Rank]:
     made = Rank()
     yield made
     made.membership.park()
+
+
+def indices(passes: list[Pass]) -> list[int]:
+    assert not any(p.filler for p in passes), "a unit of one rank needs no fillers"
+    return [p.index for p in passes]
 
 
 def text(*numbers: float) -> str:
@@ -138,7 +146,7 @@ def test_held_before_a_loop_it_tells_that_nothing_is_begun(rank: Rank) -> None:
 
 
 def test_held_in_a_loop_it_tells_what_it_will_compute(rank: Rank) -> None:
-    assert rank.membership.begin(6) == [2, 3]
+    assert indices(rank.membership.begin(6)) == [2, 3]
     rank.membership.hold(1)
     assert rank.sent == [
         wire.Standing(epoch=1, applied=5, reductions=0, share=((2, 4),), micro_batches=6)
@@ -154,7 +162,7 @@ def test_a_rank_that_has_to_stay_in_its_epoch_says_why(rank: Rank) -> None:
 
 
 def test_a_rank_without_a_micro_batch_has_begun_all_the_same(rank: Rank) -> None:
-    assert rank.membership.begin(1) == []
+    assert indices(rank.membership.begin(1)) == []
     rank.membership.hold(1)
     assert rank.standings()[0].share == ()
 
@@ -247,8 +255,8 @@ def test_what_a_lost_member_leaves_is_handed_over_once(rank: Rank) -> None:
     rank.membership.hold(1)
     rank.regroup(share=((2, 6),), micro_batches=6)
     assert rank.membership.group_now() is None, "there is more to compute first"
-    assert rank.membership.take_more() == [4, 5]
-    assert rank.membership.take_more() == []
+    assert indices(rank.membership.take_more()) == [4, 5]
+    assert indices(rank.membership.take_more()) == []
     assert rank.membership.group_now() is rank.groups[2]
 
 
@@ -259,7 +267,7 @@ def test_what_was_left_and_not_handed_over_yet_is_told_at_the_next_hold(rank: Ra
     rank.membership.hold(2)
     assert rank.standings()[1].share == ((2, 5),)
     rank.regroup(3, share=((0, 6),), micro_batches=6)
-    assert rank.membership.take_more() == [4, 0, 1, 5]
+    assert indices(rank.membership.take_more()) == [4, 0, 1, 5]
 
 
 def test_a_loop_that_another_rank_has_begun_begins_with_the_share_left_to_this_one(
@@ -267,9 +275,9 @@ def test_a_loop_that_another_rank_has_begun_begins_with_the_share_left_to_this_o
 ) -> None:
     rank.membership.hold(1)
     rank.regroup(share=((0, 1), (4, 6)), micro_batches=6)
-    assert rank.membership.begin(6) == [0, 4, 5]
+    assert indices(rank.membership.begin(6)) == [0, 4, 5]
     assert rank.membership.complete(rank.groups[2], VECTOR)
-    assert rank.membership.begin(6) == [0, 1, 2], "the next one is shared out as ever"
+    assert indices(rank.membership.begin(6)) == [0, 1, 2], "the next one is shared out as ever"
 
 
 def test_another_number_of_micro_batches_than_the_others_have_is_misuse(rank: Rank) -> None:
@@ -285,7 +293,7 @@ def test_a_share_that_was_left_and_not_begun_is_shared_out_anew(rank: Rank) -> N
     rank.membership.hold(2)
     assert rank.standings()[1].share is None
     rank.regroup(3, rank=0, world=1)
-    assert rank.membership.begin(6) == [0, 1, 2, 3, 4, 5]
+    assert indices(rank.membership.begin(6)) == [0, 1, 2, 3, 4, 5]
 
 
 def test_orders_that_are_late_or_come_to_a_rank_that_is_not_held_change_nothing(rank: Rank) -> None:
@@ -328,7 +336,7 @@ def test_a_rank_that_is_behind_takes_the_vector_and_then_its_share_of_the_next_l
     assert vector is not None
     assert vector.tolist() == [7.0]
     assert rank.membership.take_rescue() is None
-    assert rank.membership.begin(6) == [4, 5]
+    assert indices(rank.membership.begin(6)) == [4, 5]
     assert rank.give() == text(7.0)
 
 
@@ -436,7 +444,7 @@ def test_beside_newcomers_a_rank_begins_its_share_and_tells_it_and_reduces_nothi
     membership = rank.membership
     membership.hold_next()
     assert not rank.sent, "it has begun nothing yet"
-    assert membership.begin(6) == [2, 3]
+    assert indices(membership.begin(6)) == [2, 3]
     (told,) = rank.standings()
     assert (told.applied, told.share, told.micro_batches) == (5, ((2, 4),), 6)
     assert membership.group_now() is None
@@ -444,7 +452,7 @@ def test_beside_newcomers_a_rank_begins_its_share_and_tells_it_and_reduces_nothi
     ends = blocked(membership.wait_group)
     rank.regroup(share=((2, 4),), micro_batches=6, rank=2, world=4)
     assert ends.end() is rank.groups[2]
-    assert membership.take_more() == []
+    assert indices(membership.take_more()) == []
     assert rank.groups[1].was_cut
     assert (membership.rank, membership.world) == (2, 4)
 
@@ -456,7 +464,7 @@ def test_a_loss_before_the_next_loop_has_begun_is_told_without_a_share(rank: Ran
     assert [s.share for s in rank.standings()] == [None]
     begins = blocked(lambda: membership.begin(6))
     rank.regroup(share=((0, 3),), micro_batches=6)
-    assert begins.end() == [0, 1, 2]
+    assert indices(begins.end()) == [0, 1, 2]
     assert len(rank.standings()) == 1, "newcomers are no reason any more"
 
 
@@ -477,5 +485,84 @@ def test_orders_are_taken_from_the_boundary_on_until_the_next_epoch(rank: Rank) 
 def test_a_newcomer_may_have_no_part_of_the_step_that_others_have_begun() -> None:
     rank = Rank(join=True)
     rank.regroup(share=(), micro_batches=6)
-    assert rank.membership.begin(6) == []
+    assert indices(rank.membership.begin(6)) == []
     rank.membership.park()
+
+
+# --- ranks of a unit of several ------------------------------------------------------------------
+
+
+@pytest.fixture
+def second() -> Iterator[Rank]:
+    """Rank 1 of two units of two; of 6 micro-batches ranks 0 and 1 have two, 2 and 3 one."""
+    made = Rank(world=4, mesh=Mesh(shard=2))
+    yield made
+    made.membership.park()
+
+
+@pytest.fixture
+def sibling() -> Iterator[Rank]:
+    """Rank 1 of two units of two that compute the same micro-batches: of 6 the first three."""
+    made = Rank(world=4, mesh=Mesh(tensor=2))
+    yield made
+    made.membership.park()
+
+
+def show(passes: list[Pass]) -> str:
+    return " ".join(f"({p.index})" if p.filler else str(p.index) for p in passes)
+
+
+def test_a_unit_fills_up_what_a_lost_unit_leaves(second: Rank) -> None:
+    assert show(second.membership.begin(6)) == "2 3"
+    second.membership.hold(1)
+    assert second.standings()[0].passes == 2
+    second.regroup(rank=1, share=((2, 4), (5, 6)), micro_batches=6, passes=4)
+    assert show(second.membership.take_more()) == "5 (5)"
+    second.membership.hold(2)
+    told = second.standings()[1]
+    assert (told.share, told.passes) == (((2, 4), (5, 6)), 4)
+    second.regroup(3, rank=1, share=((2, 4), (5, 6)), micro_batches=6, passes=5)
+    assert show(second.membership.take_more()) == "(5)"
+
+
+def test_a_rank_that_has_nothing_to_compute_fills_up_with_the_first(second: Rank) -> None:
+    second.membership.hold(1)
+    second.regroup(rank=1, share=(), micro_batches=6, passes=2)
+    assert show(second.membership.begin(6)) == "(0) (0)"
+
+
+def test_a_rank_that_has_not_begun_follows_the_order_of_its_sibling(sibling: Rank) -> None:
+    sibling.membership.hold(1)
+    sibling.regroup(2, share=((0, 4),), micro_batches=6, passes=5, begun=((1, 4),), begun_passes=4)
+    sibling.membership.hold(2)
+    told = sibling.standings()[1]
+    assert (told.share, told.passes) == (None, 0)
+    # Its sibling tells what it holds in ascending order, and holds it in the order in which it came.
+    sibling.regroup(3, share=((0, 6),), micro_batches=6, passes=8, begun=((0, 4),), begun_passes=5)
+    assert show(sibling.membership.begin(6)) == "1 2 3 (3) 0 4 5 (5)"
+
+
+def test_a_share_that_no_sibling_has_begun_is_replaced(sibling: Rank) -> None:
+    sibling.membership.hold(1)
+    sibling.regroup(2, share=((0, 3),), micro_batches=6, passes=3)
+    sibling.membership.hold(2)
+    sibling.regroup(3, share=((3, 5),), micro_batches=6, passes=3)
+    assert show(sibling.membership.begin(6)) == "3 4 (4)"
+
+
+def test_a_rank_whose_unit_is_lost_says_so_and_is_in_no_further_epoch(second: Rank) -> None:
+    second.membership.begin(6)
+    second.membership.lose_unit("an all-gather failed")
+    second.membership.lose_unit("another one")
+    (told,) = second.standings()
+    assert (told.problem, told.unit_lost, told.epoch) == ("an all-gather failed", True, 1)
+    second.membership.hold(1)
+    second.membership.regroup(
+        wire.Regroup(
+            epoch=2, rank=1, world=2, local_world=1, node_rank=0, applied=5, reductions=0,
+            share=((2, 4),), micro_batches=6, passes=2,
+        )
+    )  # fmt: skip
+    told = second.standings()[-1]
+    assert (told.unit_lost, told.epoch) == (True, 2)
+    assert second.membership.group_now() is None

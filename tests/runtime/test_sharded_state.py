@@ -1,6 +1,7 @@
 """State that a unit's ranks hold in boxes: saved by any mesh, loaded by any other and by one process."""
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 import torch
 
 from everstep.errors import StateError
-from everstep.sharded import local_of
+from everstep.sharded import is_sharded, local_of
 from everstep.shares import part_of
 from everstep.staging import lay_out
+from everstep.transfer import Taken
 from everstep_contract import wire
 from everstep_contract.units import Mesh
 from runtime.a_commit import commit
@@ -188,19 +190,25 @@ def test_an_object_of_the_scripts_own_gets_dtensors_back(
         assert torch.equal(one["ema"], saved[0]["ema"])
 
 
-def adopt(rank: Rank) -> tuple[Full, Full, Full, Full]:
-    """As a newcomer whose unit is one rank: it takes whole tensors for its DTensors."""
+def adopt(rank: Rank, *, parts: bool) -> tuple[Full, Full, Full, Full]:
+    """As a newcomer. `parts`: the giver has divided its tensors, too; else it tells of none."""
     rank.train(2)
     held, before = rank.session.capture(), rank.gather()
     sent = {name: local_of(t).clone() for name, t in held.tensors.items()}
+    divided = frozenset(n for n, t in held.tensors.items() if is_sharded(t) and parts)
     after = rank.train(1).gather()
-    rank.session.adopt(2, held.tree, sent)
+    rank.session.adopt(Taken(applied=2, tree=held.tree, tensors=sent, parts=divided))
     return before, rank.gather(), after, rank.train(1).gather()
 
 
-def test_a_newcomer_whose_script_divides_its_model_over_itself_takes_the_state(
-    launcher: Launcher, tmp_path: Path
+@pytest.mark.parametrize(
+    ("mesh", "parts"), [(Mesh(), False), (Mesh(), True), (SHARD_3, True)], ids=str
+)
+def test_a_newcomer_takes_the_state_of_a_rank_of_its_place(
+    launcher: Launcher, tmp_path: Path, mesh: Mesh, parts: bool
 ) -> None:
-    ((before, adopted, after, again),) = launcher.run(tmp_path / "ranks", Mesh(), 1, adopt)
-    assert_same(adopted, before)
-    assert_same(again, after)
+    for before, adopted, after, again in launcher.run(
+        tmp_path / "ranks", mesh, mesh.unit, partial(adopt, parts=parts)
+    ):
+        assert_same(adopted, before)
+        assert_same(again, after)

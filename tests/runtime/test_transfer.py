@@ -62,8 +62,9 @@ def test_each_tensor_arrives_as_it_was_sent(tensors: state.Tensors) -> None:
         giving = both.submit(transfer.give, keys, 1, "k", 7, sent)
         taking = both.submit(transfer.take, keys, 1, "k")
         giving.result(timeout=60)
-        applied, tree, taken = taking.result(timeout=60)
-    assert (applied, tree) == (7, {"step": 7})
+        found = taking.result(timeout=60)
+    taken = found.tensors
+    assert (found.applied, found.tree, found.parts) == (7, {"step": 7}, frozenset())
     assert list(taken) == list(tensors)
     for name, tensor in tensors.items():
         assert taken[name].dtype == tensor.dtype
@@ -80,7 +81,7 @@ def hand_over(sent: Capture, own: state.Tensors, torn: str = "") -> state.Tensor
         giving = both.submit(transfer.give, keys, 1, "k", 7, sent, lambda: torn)
         taking = both.submit(transfer.take, keys, 1, "k", own)
         assert giving.result(timeout=60) == torn
-        return taking.result(timeout=60)[2]
+        return taking.result(timeout=60).tensors
 
 
 def test_a_tensor_is_received_where_the_newcomer_has_one_that_fits() -> None:
@@ -108,7 +109,7 @@ def test_large_tensors_travel_in_pieces_and_each_one_is_told(
         giving = both.submit(transfer.give, keys, 1, "k", 7, sent)
         taking = both.submit(transfer.take, keys, 1, "k", tell=lambda *found: told.append(found))
         giving.result(timeout=60)
-        taken = taking.result(timeout=60)[2]
+        taken = taking.result(timeout=60).tensors
     assert torch.equal(taken["large"], LARGE)
     size = transfer.PACK_BYTES + 4 + 6
     assert told == [(2**20, size), (2**20 + 4, size), (size, size)]
@@ -126,7 +127,7 @@ def test_what_the_newcomer_has_already_is_not_sent() -> None:
             transfer.take, keys, 1, "k", own, has, lambda *found: told.append(found)
         )
         giving.result(timeout=60)
-        taken = taking.result(timeout=60)[2]
+        taken = taking.result(timeout=60).tensors
     assert list(taken) == list(sent)
     assert all(torch.equal(taken[name], sent[name]) for name in sent)
     assert set(has) == {"has", "differs"}

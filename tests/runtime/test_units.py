@@ -232,7 +232,9 @@ def test_a_unit_fills_up_what_its_ranks_have_less(
 ) -> None:
     members = [a_member(rank, mesh) for rank in range(4)]
     assert [list(m.plan(micro_batches)) for m in members] == shares
-    assert [m.plan_fillers(micro_batches) for m in members] == fillers
+    planned = [m.plan_passes(micro_batches) for m in members]
+    assert [[p.index for p in passes if not p.filler] for passes in planned] == shares
+    assert [[p.index for p in passes if p.filler] for passes in planned] == fillers
 
 
 @pytest.fixture

@@ -55,13 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _show(rows: Sequence[Row], options: argparse.Namespace) -> None:
     shown = [r for r in rows if r["ranks"] == options.ranks]
     for fault in options.faults:
-        print(f"\n{fault}\n{table.build_table([r for r in shown if r['fault'] == fault])}")
+        whole, sharded = table.split_by_shard([r for r in shown if r["fault"] == fault])
+        if whole:
+            print(f"\n{fault}\n{table.build_table(whole)}")
+        if sharded:
+            print(f"\n{fault}, sharded\n{table.build_table(sharded, table.OURS_SHARDED)}")
     fault = options.faults[0]
     if split := table.build_split_table([r for r in rows if r["fault"] == fault]):
         print(f"\n{fault}: the next step in parts, ms\n{split}")
-    first = [r for r in shown if r["fault"] == fault]
-    TABLE.write_text(table.build_short_table(first) + "\n")
-    plot.draw(PICTURE, first)
+    first, sharded = table.split_by_shard([r for r in shown if r["fault"] == fault])
+    TABLE.write_text("\n\n".join(table.build_short_table(r) for r in (first, sharded) if r) + "\n")
+    if first:
+        plot.draw(PICTURE, first)
     print(f"every run: {RESULTS}; for a README: {TABLE}, {PICTURE}")
 
 

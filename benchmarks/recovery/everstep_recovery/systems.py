@@ -21,6 +21,8 @@ class System:
     """Why the group does not become as large as it was; a run then ends with the smaller one."""
     dear: bool = False
     """Left out unless it is asked for: its runs take the whole limit."""
+    sharded: bool = False
+    """Two ranks hold one copy of the model together; these systems have a table of their own."""
     variant: bool = False
     """Left out unless it is asked for: another way inside of the same system."""
     needs: str = ""
@@ -41,21 +43,26 @@ def everstep(*options: str) -> Command:
     return command
 
 
-def _torchrun(folder: Path, ranks: int) -> list[str]:
-    return [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
-        "--max-restarts", "1000", "--monitor-interval", "0.1", "--rdzv-backend", "c10d",
-        "--rdzv-endpoint", "127.0.0.1:0", str(SCRIPTS / "train_torchrun.py"),
-    ]  # fmt: skip
+def torchrun(script: str) -> Command:
+    def command(folder: Path, ranks: int) -> list[str]:
+        return [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
+            "--max-restarts", "1000", "--monitor-interval", "0.1", "--rdzv-backend", "c10d",
+            "--rdzv-endpoint", "127.0.0.1:0", str(SCRIPTS / script),
+        ]  # fmt: skip
+
+    return command
 
 
-def torchft(expiry_ms: int, heartbeat_ms: int, collective_ms: int = 5000) -> Command:
-    """`collective_ms`: limit of a collective."""
+def torchft(
+    expiry_ms: int, heartbeat_ms: int, collective_ms: int = 5000, shard: int = 1
+) -> Command:
+    """`collective_ms`: limit of a collective. `shard`: ranks of a replica group, which shard its model."""
 
     def command(folder: Path, ranks: int) -> list[str]:
         script = str(SCRIPTS / "supervise_torchft.py")
-        limits = map(str, (expiry_ms, heartbeat_ms, collective_ms))
-        return [str(environment("torchft")), script, str(ranks), *limits]
+        numbers = map(str, (ranks // shard, expiry_ms, heartbeat_ms, collective_ms, shard))
+        return [str(environment("torchft")), script, *numbers]
 
     return command
 
@@ -89,6 +96,7 @@ def environment(name: str) -> Path:
     return Path("build/bench/env", name, "bin", "python").absolute()
 
 
+SHARDED = {"EVERSTEP_RECOVERY_SHARD": "2"}
 NO_NEW = "takes in no new process"
 SYSTEMS = (
     System(name="everstep", settings="in place", command=everstep()),
@@ -109,11 +117,16 @@ SYSTEMS = (
     System(
         name="torchrun",
         settings="own store",
-        command=_torchrun,
+        command=torchrun("train_torchrun.py"),
         # With its shared store, as shipped in torch 2.15, a restarted group hangs.
         environ={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
     ),
-    System(name="torchrun", settings="as shipped", command=_torchrun, dear=True),
+    System(
+        name="torchrun",
+        settings="as shipped",
+        command=torchrun("train_torchrun.py"),
+        dear=True,
+    ),
     System(
         name="nvrx",
         settings="ft_launcher",
@@ -132,6 +145,36 @@ SYSTEMS = (
     System(name="dlrover", settings="dlrover-run", command=_dlrover, needs="dlrover"),
     System(name="torchft", settings="as it comes", command=torchft(5000, 100), needs="torchft"),
     System(name="torchft", settings="tight", command=torchft(150, 50), needs="torchft"),
+    System(
+        name="everstep",
+        settings="in place, shard=2",
+        command=everstep("--mesh", "shard=2"),
+        environ=SHARDED,
+        sharded=True,
+    ),
+    System(
+        name="torchft",
+        settings="HSDP as it comes",
+        command=torchft(5000, 100, shard=2),
+        environ=SHARDED,
+        needs="torchft",
+        sharded=True,
+    ),
+    System(
+        name="torchft",
+        settings="HSDP tight",
+        command=torchft(150, 50, shard=2),
+        environ=SHARDED,
+        needs="torchft",
+        sharded=True,
+    ),
+    System(
+        name="torchrun",
+        settings="HSDP own store",
+        command=torchrun("train_torchrun_hsdp.py"),
+        environ={**SHARDED, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        sharded=True,
+    ),
 )
 
 

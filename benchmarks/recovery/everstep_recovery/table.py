@@ -8,6 +8,7 @@ from typing import Any
 from everstep_recovery.systems import SYSTEMS
 
 Row = dict[str, Any]
+OURS, OURS_SHARDED = "everstep in place", "everstep in place, shard=2"
 _COLUMNS = (
     ("seconds_to_full_size", "full size, s"),
     ("steps_lost", "steps taken again"),
@@ -20,12 +21,18 @@ def name(row: Row) -> str:
     return f"{row['system']} {row['settings']}".strip()
 
 
-def build_table(rows: Sequence[Row]) -> str:
+def split_by_shard(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Rows of systems whose ranks hold the whole model each, and of those that shard it."""
+    sharded = {s.title for s in SYSTEMS if s.sharded}
+    return [r for r in rows if name(r) not in sharded], [r for r in rows if name(r) in sharded]
+
+
+def build_table(rows: Sequence[Row], ours_title: str = OURS) -> str:
     """One line per system: the median (minimum to maximum) of its runs.
 
-    × is the first column divided by Everstep's.
+    × is the first column divided by that of `ours_title`.
     """
-    ours = _values(_of(rows, "everstep in place"), "seconds_to_next_step")
+    ours = _values(_of(rows, ours_title), "seconds_to_next_step")
     head = ["system", "runs", "next step, s", "p95", *(title for _, title in _COLUMNS), "×"]
     lines = [head]
     for title in sorted({name(row) for row in rows}):

@@ -384,9 +384,10 @@ def _announced(old: Condition | None, new: Condition) -> EventDraft | None:
 
 def _of_recoveries(old: JobStatus, new: JobStatus) -> list[EventDraft]:
     """One for each fault whose last interruption has ended since; the end of the job is not a
-    recovery.
+    recovery. A move that takes up an interruption whose end was told before ends no other.
     """
     known = {fault[-1].id for fault in incident_summary.list_over(old.incidents)}
+    known |= {i.id for i in old.incidents if i.recovery_seconds is not None}
     over = [] if new.state in OVER else incident_summary.list_over(new.incidents)
     return [
         EventDraft(
@@ -396,7 +397,7 @@ def _of_recoveries(old: JobStatus, new: JobStatus) -> list[EventDraft]:
             stamp=fault[-1].id,
         )
         for fault in over
-        if fault[-1].id not in known and fault[-1].cause not in WISHES
+        if not known & {fault[-1].id, fault[-1].job_id} and fault[-1].cause not in WISHES
     ]
 
 

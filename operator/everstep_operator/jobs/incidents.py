@@ -11,8 +11,9 @@ as one (`faults.group_by_fault`).
 from collections.abc import Mapping, Sequence
 
 from everstep_contract.levels import RuntimeIncident
+from everstep_operator.jobs.echoes import ECHO_SECONDS, link_verdicts
 from everstep_operator.jobs.marks import list_moved, set_marks
-from everstep_operator.jobs.membership import Decision, Leave, Raise, Stay
+from everstep_operator.jobs.membership import UNCOUNTED, Decision, Leave, Raise, Stay
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.stamps import to_fine_stamp, to_seconds
 from everstep_operator.model_status import Incident, MovedSlot, PhaseTiming
@@ -21,8 +22,6 @@ KEPT = 10
 """How many closed incidents are kept."""
 MOST = 64
 """Limit of all incidents; open ones are kept up to this limit."""
-ECHO_SECONDS = 120.0
-"""A rank that died within this time before its node's verdict died of the same fault."""
 POD_LOST = frozenset({"AgentLost", "CoordinatorLost", "Gone"})
 """Causes with which the job reports that it has lost a whole pod."""
 UNEXPLAINED = frozenset({"GroupBroken", "GroupStuck", "CoordinatorLost"})
@@ -48,7 +47,8 @@ def build_incidents(
         # A spare has taken the slot's place already, and this `seen` is the first that tells of it.
         if isinstance(decision, Leave | Raise) and decision.spare:
             incidents = [_explained(i, decision, now) for i in incidents]
-    return _keep(_with_plain_moves(_with_shares(_folded(incidents), told)))
+    linked = link_verdicts(observed, _folded(incidents), now)
+    return _keep(_with_plain_moves(_with_shares(linked, told)))
 
 
 def _keep(incidents: Sequence[Incident]) -> list[Incident]:
@@ -77,6 +77,8 @@ def _with_decision(
     if isinstance(decision, Stay) or (isinstance(decision, Leave) and decision.hold):
         return incidents
     if isinstance(decision, Raise) and not decision.counted:
+        return incidents
+    if decision.spare and decision.cause in UNCOUNTED:  # no loss: it is not needed any more
         return incidents
     if decision.spare and not any(_is_same_loss(i, decision, now) for i in incidents):
         return [_explained(i, decision, now) for i in incidents]

@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from everstep_agent.coordinator import boundaries, join_rules, regroup, rounds
+from everstep_agent.coordinator import boundaries, join_rules, regroup, rounds, unit_losses
 from everstep_agent.coordinator.gather import stop_here
 from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.term import Term
@@ -134,10 +134,12 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     epoch, recent = term.running, term.recent()
     if not {m.id for m in epoch.members} <= {r.id for r in recent}:
         return  # what the silent ones can do is not known, and no boundary would be confirmed
-    ready = join_rules.list_ready(epoch, rounds.list_eligible(recent, term.wanted))
+    ready = _list_ready(term)
     others = join_rules.list_others(epoch, ready)
     in_place = bool(term.settings.in_place) and join_rules.can_join(epoch, recent)
-    whole = len(others) - len(others) % epoch.slots_together
+    whole = epoch.slots_together * len(
+        join_rules.list_blocks(epoch, ready, _list_coming(term, ready))
+    )
     watch.ready_at = (watch.ready_at or now) if whole else None
     purpose = boundaries.why_stay(
         term.wanted,
@@ -164,6 +166,18 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     _arm_at(term, watch, workers, purpose, now, hold=joins)
 
 
+def _list_ready(term: Term) -> list[AgentReport]:
+    return join_rules.list_ready(term.running, rounds.list_eligible(term.recent(), term.wanted))
+
+
+def _list_coming(term: Term, ready: Sequence[AgentReport]) -> frozenset[int]:
+    """Slots whose pods live, are in no epoch, and are about to get ready."""
+    epoch, known = term.running, {r.id for r in ready}
+    eligible = rounds.list_eligible(term.recent(), term.wanted)
+    outside = (r for r in eligible if r.id not in known and epoch.member(*r.id) is None)
+    return frozenset(r.slot for r in outside if not (r.device_deaths or r.stuck or r.failure))
+
+
 def _arm_at(
     term: Term,
     watch: Watch,
@@ -186,11 +200,13 @@ def _arm_at(
 
 
 def list_leaving(term: Term) -> tuple[Id, ...]:
-    """The members that are asked to leave."""
+    """The members that are asked to leave, and those that cannot go on without them: the rest of their units stays
+    ready, and joins again.
+    """
     members = term.running.members
     told = boundaries.list_terminating(members, term.recent(), coordinator=term.me.id)
     slots = {*told, *term.wanted.leave}
-    return tuple(m.id for m in members if m.slot in slots)
+    return unit_losses.with_mates(term.running, [m.id for m in members if m.slot in slots])
 
 
 def list_free_to_leave(term: Term, watch: Watch) -> tuple[Id, ...]:
@@ -267,7 +283,9 @@ def _invite(term: Term, ready: Sequence[AgentReport], missing: int) -> bool:
     are wanted.
     """
     epoch = term.running
-    joining = join_rules.plan_invitation(epoch, ready, missing=max(0, missing))
+    joining = join_rules.plan_invitation(
+        epoch, ready, missing=max(0, missing), coming=_list_coming(term, ready)
+    )
     if joining != epoch.joining:
         term.change(term.state.invite(joining))
         return False

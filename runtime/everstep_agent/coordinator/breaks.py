@@ -337,6 +337,8 @@ def _of_worker(
             slot=member.slot,
             rank=rank,
         )
+    if worker.state is State.DEAD and rank in epoch.ended and not worker.cause:
+        return None  # its agent ended it, because its unit is lost
     if worker.state is State.DEAD and member.id in epoch.leaving:
         text = f"slot {member.slot} has left"
         return Break(cause="Leave", message=text, slot=member.slot)
@@ -350,7 +352,11 @@ def _of_worker(
             rank=rank,
             dead_ms=worker.dead_ms or 0,
         )
-    joins = is_held_at(epoch.boundary, worker.standing)
+    standing = worker.standing
+    if standing is not None and standing.unit_lost and epoch.live:
+        text = f"{where}: a collective within its unit failed"
+        return Break(cause="GroupBroken", message=text, slot=None, certain=False)
+    joins = is_held_at(epoch.boundary, standing)
     if worker.state is State.HELD and epoch.stage is Stage.RUNNING and not joins:
         text = f"{where}: a collective failed"
         return Break(cause="GroupBroken", message=text, slot=None, certain=False)

@@ -29,7 +29,9 @@ class Patience:
 
 
 def list_hung(epoch: EpochLevel, reports: Iterable[AgentReport], factor: float) -> tuple[Hung, ...]:
-    """Where all others wait for them."""
+    """Where all others wait for them. The ranks of a unit wait for each other in collectives that look like computing,
+    so one that stops takes the others beyond their limits: if it is known to be stopped, only that one is named.
+    """
     inside = list(list_inside(epoch, reports))
     workers = [(m, w) for m, r in inside for w in r.workers if w.state is not State.DEAD]
     if epoch.stage is not Stage.RUNNING or len(workers) < epoch.world:
@@ -38,4 +40,9 @@ def list_hung(epoch: EpochLevel, reports: Iterable[AgentReport], factor: float) 
     waiting = sum(w.waiting and w.overdue < factor for _, w in workers)
     if not over or waiting + len(over) < len(workers) or len(over) > waiting:
         return ()
-    return tuple(Hung(slot=m.slot, local=w.local, life=w.life) for m, w in over)
+    stopped = {epoch.mesh.unit_of(m.ranks[w.local]) for m, w in over if w.stopped}
+    return tuple(
+        Hung(slot=m.slot, local=w.local, life=w.life)
+        for m, w in over
+        if w.stopped or epoch.mesh.unit_of(m.ranks[w.local]) not in stopped
+    )

@@ -75,11 +75,20 @@ async def _wait_taken(term: Term, leaving: Collection[Id]) -> tuple[EpochMember,
         progress = transfer_rules.note_progress(progress, rest, reports, now)
         failed = transfer_rules.find_still(rest, reports, progress, now)
         failed |= transfer_rules.find_lost(rest, reports)
+        failed |= _list_failing_mates(term.running, rest, failed)
         if all(m.id in failed for m in rest) or _is_broken(term) or _is_called_away(term, leaving):
             _say_not_joined(term, rest, failed)
             return taken
         term.saves.pump(term.running, term.applied(), term.spent())
         await term.tick()
+
+
+def _list_failing_mates(
+    epoch: EpochLevel, rest: Sequence[EpochMember], failed: Mapping[Id, str]
+) -> dict[Id, str]:
+    """A unit joins whole or not at all."""
+    mates = join_rules.list_mates(epoch, failed)
+    return {m.id: "another pod of its unit cannot join" for m in rest if m.id in mates - {*failed}}
 
 
 def _is_called_away(term: Term, leaving: Collection[Id]) -> bool:
@@ -122,7 +131,7 @@ async def _go_on(term: Term, taken: Sequence[EpochMember]) -> None:
     standings = join_rules.list_standings(epoch, term.reports.all())
     assert epoch.boundary is not None
     step = epoch.boundary.step
-    following = with_newcomers(join_rules.list_staying(epoch), joining)
+    following = with_newcomers(join_rules.list_staying(epoch), joining, epoch.slots_together)
     claim = await regroup.claim(term, following, step, _choose_cause(epoch, joining))
     if not isinstance(claim, str):
         continued = join_rules.continue_epoch(

@@ -3,7 +3,7 @@
 They are those of another pod, or they replace the ranks that a member has lost. They get ready beside
 the running epoch, so nobody waits for their start. Then all members hold from one boundary on, until
 each newcomer has taken the state of one of them: they compute their share of the next step, and do not
-reduce it.
+reduce it. Where ranks form units, whole units join: the processes of one get ready together.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,14 +11,18 @@ from dataclasses import replace
 
 from everstep_agent.coordinator.boundaries import is_held_at
 from everstep_agent.coordinator.members import list_inside
-from everstep_agent.coordinator.regroup_rules import Plan, has_joined, plan_regroup
+from everstep_agent.coordinator.regroup_rules import (
+    Plan,
+    build_in_place,
+    has_joined,
+    plan_regroup,
+)
 from everstep_agent.coordinator.rounds import to_member
 from everstep_agent.peers.messages import (
     AgentReport,
     EpochLevel,
     EpochMember,
     Id,
-    InPlace,
     Stage,
     State,
     WorkerReport,
@@ -53,15 +57,88 @@ def list_others(epoch: EpochLevel, ready: Iterable[AgentReport]) -> list[AgentRe
 
 
 def plan_invitation(
-    epoch: EpochLevel, ready: Sequence[AgentReport], *, missing: int
+    epoch: EpochLevel,
+    ready: Sequence[AgentReport],
+    *,
+    missing: int,
+    coming: Collection[int] = (),
 ) -> tuple[EpochMember, ...]:
     """The workers to invite: all that replace lost ranks of members, and those of `missing` other
-    pods, lowest slot first.
+    pods, lowest slot first. Pods that form a unit follow each other.
+
+    Args:
+        coming: as in `list_blocks`.
     """
-    lives = {r.id: _choose_lives(r, epoch.joining) for r in ready}
-    able = sorted((r for r in ready if lives[r.id]), key=lambda r: r.slot)
-    chosen = {r.id for r in list_others(epoch, able)[:missing]} | {m.id for m in epoch.members}
-    return tuple(to_member(r, lives[r.id]) for r in able if r.id in chosen)
+    lives = {r.id: _choose_lives(r, epoch.joining) for r in ready if epoch.member(*r.id)}
+    returning = [(to_member(r, lives[r.id]),) for r in ready if lives.get(r.id)]
+    together = epoch.slots_together
+    able = [r for r in ready if r.in_place or is_invited(r, epoch.joining)]
+    others = list_blocks(epoch, able, coming)[: missing // together]
+    return tuple(m for block in sorted([*returning, *others], key=_lowest) for m in block)
+
+
+Block = tuple[EpochMember, ...]
+"""Pods that join together: those of a unit, or one that holds whole units."""
+
+
+def list_blocks(
+    epoch: EpochLevel, ready: Sequence[AgentReport], coming: Collection[int] = ()
+) -> list[Block]:
+    """The pods of `ready` that are no members, in whole units, lowest slot first.
+
+    The processes of a unit that was invited form groups of their own. So it stays as it is; if one of them has ended,
+    its others are invited again only once they have been replaced, too.
+
+    Args:
+        coming: slots whose pods get ready soon: a slot does not form a unit with others than its neighbours before.
+    """
+    together, others = epoch.slots_together, {r.id: r for r in list_others(epoch, ready)}
+    kept = [
+        tuple(to_member(others[m.id], m.lives) for m in block)
+        for block in _list_invited(epoch)
+        if all(m.id in others and is_invited(others[m.id], epoch.joining) for m in block)
+    ]
+    inside = {m.id for block in kept for m in block}
+    free = [r for r in others.values() if r.id not in inside and r.fresh]
+    blocks = _form_blocks(sorted(free, key=lambda r: r.slot), together, coming)
+    new = [tuple(to_member(r, r.fresh) for r in block) for block in blocks]
+    return sorted([*kept, *new], key=_lowest)
+
+
+def _form_blocks(
+    free: Sequence[AgentReport], together: int, coming: Collection[int]
+) -> list[list[AgentReport]]:
+    """Neighbours first; what is left by slot."""
+    groups: dict[int, list[AgentReport]] = {}
+    for report in free:
+        groups.setdefault(report.slot // together, []).append(report)
+    whole = [group for group in groups.values() if len(group) == together]
+    awaited = {slot // together for slot in coming}
+    rest = [
+        r
+        for number, group in groups.items()
+        if len(group) < together and number not in awaited
+        for r in group
+    ]
+    cut = len(rest) - len(rest) % together
+    return [*whole, *(rest[at : at + together] for at in range(0, cut, together))]
+
+
+def _list_invited(epoch: EpochLevel) -> list[Block]:
+    """The invited pods that are no members, by unit."""
+    others = [m for m in epoch.joining if epoch.member(*m.id) is None]
+    together = epoch.slots_together
+    return [tuple(others[at : at + together]) for at in range(0, len(others), together)]
+
+
+def _lowest(block: Block) -> int:
+    return min(m.slot for m in block)
+
+
+def list_mates(epoch: EpochLevel, ids: Collection[Id]) -> frozenset[Id]:
+    """These newcomers, and those that can join only with them."""
+    broken = [block for block in _list_invited(epoch) if any(m.id in ids for m in block)]
+    return frozenset(ids) | {m.id for block in broken for m in block}
 
 
 def are_prepared(joining: Sequence[EpochMember], reports: Iterable[AgentReport]) -> bool:
@@ -92,10 +169,12 @@ def list_staying(epoch: EpochLevel) -> tuple[EpochMember, ...]:
 def choose_joining(
     epoch: EpochLevel, taken: Sequence[EpochMember], want: int
 ) -> tuple[EpochMember, ...]:
-    """Those of `taken` for whom there is room: a member that was to leave may stay after all."""
+    """Those of `taken` for whom there is room, in whole units: a member that was to leave may stay after all."""
     returning = [m for m in taken if epoch.member(*m.id) is not None]
-    others = [m for m in taken if m not in returning]
-    return (*returning, *others[: max(0, want - len(list_staying(epoch)))])
+    apart = list_mates(epoch, {m.id for m in epoch.joining if m not in taken})
+    whole = [m for m in taken if m not in returning and m.id not in apart]
+    room = max(0, want - len(list_staying(epoch)))
+    return (*returning, *whole[: room - room % epoch.slots_together])
 
 
 def have_joined(epoch: EpochLevel, reports: Iterable[AgentReport]) -> bool:
@@ -133,12 +212,13 @@ def continue_epoch(
     Args:
         standings: of all members that stay, by rank of `epoch`.
     """
-    following = with_newcomers(list_staying(epoch), joining)
+    following = with_newcomers(list_staying(epoch), joining, epoch.slots_together)
     former = _list_former(epoch, following, joining)
     some = next(standings[rank] for rank in former if rank is not None)
-    fresh = replace(some, share=None, micro_batches=0)
+    fresh = replace(some, share=None, micro_batches=0, passes=0)
     plan = plan_regroup(
-        {rank: fresh if was is None else standings[was] for rank, was in enumerate(former)}
+        {rank: fresh if was is None else standings[was] for rank, was in enumerate(former)},
+        epoch.mesh,
     )
     assert isinstance(plan, Plan)  # `are_held`: all are at the same place
     return replace(
@@ -151,16 +231,11 @@ def continue_epoch(
         joining=(),
         transfers=(),
         leaving=(),
+        ended=(),
         successor=0,
         successor_token="",
         cause="",
-        in_place=InPlace(
-            former=epoch.number,
-            applied=plan.applied,
-            reductions=plan.reductions,
-            micro_batches=plan.micro_batches,
-            shares=tuple(plan.shares[rank] for rank in sorted(plan.shares)),
-        ),
+        in_place=build_in_place(epoch, plan, range(len(former))),
     )
 
 

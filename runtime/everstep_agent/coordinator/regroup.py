@@ -1,7 +1,7 @@
 """After a loss: the survivors keep their step and go on in the next epoch. If they cannot, or not
 soon enough, the epoch is restarted (`recover.py`), which is the next rung of the ladder. Silence is no
 loss: the survivors keep their step until the silent member answers, is given up, or is outvoted
-(`silence_rules.py`).
+(`silence_rules.py`). Where ranks form units, the rest of a lost rank's unit is ended first (`unit_losses.py`).
 
 If the loss is proven (`step_first_rules.py`), nothing waits for the store: the claim is appended while
 the survivors step (`claim_behind.py`). Else it is appended before they form their group, while they
@@ -21,15 +21,17 @@ from everstep_agent.coordinator import (
     rounds,
     silence_rules,
     step_first_rules,
+    unit_losses,
 )
 from everstep_agent.coordinator.breaks import BELOW_MINIMUM, REPLICAS_DIFFER, Break
 from everstep_agent.coordinator.gather import judge_claim, log_epoch
-from everstep_agent.coordinator.recover import cause_of, count_repeats, refine
+from everstep_agent.coordinator.recover import CAUSE_SECONDS, cause_of, count_repeats, refine
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.messages import EpochLevel, EpochMember, Id
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog import run_log
 from everstep_contract import levels, log
+from everstep_contract.layout import name_ranks
 
 HOLD_SECONDS = 5.0
 """Limit for the survivors to tell their standing; then all restart."""
@@ -145,6 +147,7 @@ async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned 
             return found, why
         if waited >= HOLD_SECONDS:  # only silent members are missing
             _have_kept(term)
+        _end_lost_units(term, waited)
         survivors, decision = regroup_rules.decide_regroup(
             term.running, term.recent(), _list_lost(term)
         )
@@ -158,8 +161,26 @@ async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned 
         await term.tick()
 
 
+def _end_lost_units(term: Term, waited: float) -> None:
+    """Has the agents end the ranks whose unit is lost. A death that broke it is first given the time to be reported."""
+    epoch = term.running
+    ended = unit_losses.list_to_end(
+        epoch, term.recent(), _list_lost(term), by_word=waited >= CAUSE_SECONDS
+    )
+    if ended == epoch.ended:
+        return
+    ranks = sorted({*ended} - {*epoch.ended})
+    term.line.say(
+        "unit_ends",
+        rank=",".join(map(str, ranks)),
+        incident=term.state.incidents.id,
+        message=f"a unit goes on whole or not at all: the agents end {name_ranks(ranks)} of a lost one",
+    )
+    term.change(term.state.end_ranks(ended))
+
+
 def _have_kept(term: Term) -> None:
-    """One rank saves the state that the survivors hold. Nothing of it is committed unless the epoch is restarted."""
+    """One unit saves the state that the survivors hold. Nothing of it is committed unless the epoch is restarted."""
     epoch = term.running
     failed = members.list_unsaved(epoch, term.reports.all()) | term.saves.unsaved(epoch.number)
     keeper = regroup_rules.choose_keeper(epoch, term.recent(), failed)
@@ -203,7 +224,7 @@ async def _go_on(
     term: Term, found: Break, survivors: Sequence[EpochMember], plan: regroup_rules.Plan
 ) -> str:
     former = term.running
-    if why := regroup_rules.why_not_again(former, survivors, plan):
+    if why := regroup_rules.why_not_again(former, survivors, plan, certain=found.certain):
         return why
     count_repeats(term, found, plan.applied + 1)
     if term.ended:

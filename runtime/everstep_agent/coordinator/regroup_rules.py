@@ -2,15 +2,16 @@
 
 Every survivor has told its standing: which reductions of the epoch are complete for it, and which
 micro-batches of the next one it holds or will compute. It keeps what it has; what the lost members
-leave is shared out. If one survivor holds a vector that others lack, these others hold the sums to
-which it belongs (the vector is reduced last), so the vector is handed on. Nobody copies state.
+leave is shared out (`share_rules.py`). If one survivor holds a vector that others lack, these others
+hold the sums to which it belongs (the vector is reduced last), so the vector is handed on. Nobody
+copies state. Where ranks form units, the survivors are the units that have lost no rank
+(`unit_losses.py`); the living ranks of the others are ended first.
 """
 
-import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from everstep_agent.coordinator import rounds
+from everstep_agent.coordinator import rounds, share_rules, unit_losses
 from everstep_agent.coordinator.members import list_inside
 from everstep_agent.peers.messages import (
     AgentReport,
@@ -24,7 +25,8 @@ from everstep_agent.peers.messages import (
 )
 from everstep_agent.peers.places import place_members
 from everstep_contract import log
-from everstep_contract.ranges import Ranges, list_ranges, to_ranges
+from everstep_contract.ranges import Ranges
+from everstep_contract.units import ONE_RANK, Mesh
 from everstep_contract.wire import Standing
 
 
@@ -41,6 +43,10 @@ class Plan:
     behind: frozenset[int] = frozenset()
     """Ranks that need the vector of the last complete reduction."""
     vector: str = ""
+    passes: Mapping[int, int] = field(default_factory=dict)
+    """Unit of the former epoch → as in `InPlace`."""
+    begun: Mapping[int, share_rules.Begun] = field(default_factory=dict)
+    """Rank that has not begun → what those began with that compute the same micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,13 @@ class Impossible:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """All that stay have told how far they are; these ranks of lost units have not ended yet."""
+
+    ranks: tuple[int, ...]
 
 
 Decision = Plan | AskVector | Impossible
@@ -101,52 +114,88 @@ def why_not_now(epoch: EpochLevel) -> str:
 
 def decide_regroup(
     epoch: EpochLevel, reports: Iterable[AgentReport], lost: Collection[Id] = ()
-) -> tuple[tuple[EpochMember, ...], Decision | Wait]:
+) -> tuple[tuple[EpochMember, ...], Decision | Wait | Ending]:
     """The survivors (without the ranks that their pods have lost), and what follows for them.
 
     Args:
         reports: the newest of each agent that is not silent.
         lost: members whose pods are lost: they need not answer.
     """
-    held = {r.id: r for r in reports if r.epoch == epoch.number}
-    standings: dict[int, Standing] = {}
-    survivors: list[EpochMember] = []
+    told = list(reports)
+    held = {r.id: r for r in told if r.epoch == epoch.number}
+    units = unit_losses.list_lost_units(epoch, told, lost)
+    if len(units) * epoch.mesh.unit >= epoch.world:
+        left = "no rank is left" if epoch.mesh.unit == 1 else "no unit is whole"
+        return (), Impossible(reason=left)
     for member in (m for m in epoch.members if m.id not in lost):
-        workers = held[member.id].workers if member.id in held else ()
-        if len(workers) < len(member.ranks):
-            return (), Wait(message=f"slot {member.slot} has not reported")
-        if not has_joined(epoch, held[member.id]):
-            return (), Wait(message=f"slot {member.slot} has not joined epoch {epoch.successor}")
-        alive = {w.local: w for w in workers if w.state is not State.DEAD}
-        if alive and member.id in epoch.leaving:
-            return (), Wait(message=f"slot {member.slot} has not left yet")
-        told = {member.ranks[n]: w.standing for n, w in alive.items() if w.standing is not None}
-        if len(told) < len(alive):
-            return (), Wait(message=f"slot {member.slot} has not told how far it is")
-        standings |= told
-        if alive:
-            lives = tuple(n if local in alive else 0 for local, n in enumerate(member.lives))
-            survivors.append(replace(member, lives=lives))
-    return tuple(survivors), plan_regroup(standings)
+        if why := _why_unknown(epoch, member, held.get(member.id), units):
+            return (), Wait(message=why)
+    if living := unit_losses.list_living(epoch, told, units, lost):
+        return (), Ending(ranks=living)
+    here = [m for m in epoch.members if m.id not in lost]
+    standings = {r: s for m in here for r, s in _list_standings(m, held[m.id]).items()}
+    staying = {r: s for r, s in standings.items() if epoch.mesh.unit_of(r) not in units}
+    survivors = (_without_lost(m, staying) for m in here)
+    plan = plan_regroup(staying, epoch.mesh, epoch.in_place)
+    return tuple(m for m in survivors if any(m.lives)), plan
+
+
+def _why_unknown(
+    epoch: EpochLevel, member: EpochMember, report: AgentReport | None, lost_units: Collection[int]
+) -> str:
+    """What is not known of this member yet; empty: how far each rank is that stays, and which are dead."""
+    slot = member.slot
+    if report is None or len(report.workers) < len(member.ranks):
+        return f"slot {slot} has not reported"
+    if not has_joined(epoch, report):
+        return f"slot {slot} has not joined epoch {epoch.successor}"
+    alive = [w for w in report.workers if w.state is not State.DEAD]
+    if alive and member.id in epoch.leaving:
+        return f"slot {slot} has not left yet"
+    stay = [w for w in alive if epoch.mesh.unit_of(member.ranks[w.local]) not in lost_units]
+    if any(w.standing is None for w in stay):
+        return f"slot {slot} has not told how far it is"
+    return ""
+
+
+def _list_standings(member: EpochMember, report: AgentReport) -> dict[int, Standing]:
+    """By rank, of those that live."""
+    return {
+        member.ranks[w.local]: w.standing
+        for w in report.workers
+        if w.state is not State.DEAD and w.standing is not None
+    }
+
+
+def _without_lost(member: EpochMember, staying: Collection[int]) -> EpochMember:
+    ranks = member.ranks
+    lives = (n if ranks.get(local) in staying else 0 for local, n in enumerate(member.lives))
+    return replace(member, lives=tuple(lives))
 
 
 def choose_keeper(
     epoch: EpochLevel, reports: Iterable[AgentReport], failed: Collection[int]
 ) -> Saver | None:
-    """Which of the ranks that hold their step saves the state before it, beside the wait for silent members: it then
-    outlives this rank. None: that step is committed.
+    """Which of the units that hold their step saves the state before it, beside the wait for silent members: it then
+    outlives these ranks. None: that step is committed.
 
     Args:
         reports: the newest of each agent that is not silent.
         failed: ranks whose own save failed.
     """
-    found = [
-        Saver(rank=member.ranks[worker.local], step=worker.standing.applied)
+    steps = {
+        member.ranks[worker.local]: worker.standing.applied
         for member, report in list_inside(epoch, reports)
         for worker in report.workers
         if worker.state is State.HELD and worker.standing is not None
+    }
+    units = {epoch.mesh.list_unit_of(rank) for rank in steps.keys() - {*failed}}
+    found = [
+        Saver(rank=unit.start, step=steps[unit.start])
+        for unit in units
+        if len({steps.get(rank) for rank in unit}) == 1 and not {*unit} & {*failed}
     ]
-    fit = [s for s in found if s.step > epoch.committed and s.rank not in failed]
+    fit = [s for s in found if s.step > epoch.committed]
     return max(fit, key=lambda s: (s.step, -s.rank), default=None)
 
 
@@ -177,13 +226,22 @@ def choose_successor(
     return rounds.choose_number(epoch.successor, log_epoch, told, burnt)
 
 
-def why_not_again(epoch: EpochLevel, survivors: Sequence[EpochMember], plan: Plan) -> str:
+def why_not_again(
+    epoch: EpochLevel, survivors: Sequence[EpochMember], plan: Plan, *, certain: bool = False
+) -> str:
     """Why the same members may not go on together; empty if they may, or if some are lost.
 
     A group can break, or get stuck, without a death: all have told their standing, so they form it
-    anew. Only if this group has completed a step: where none gets through, the next rung is due.
+    anew. Only if this group has completed a step: where none gets through, the next rung is due. The
+    same holds for a unit that is lost though none of its ranks has died: it was ended, and comes back.
+
+    Args:
+        certain: a member is known to be lost.
     """
-    if tuple(survivors) != epoch.members or plan.applied > epoch.resume:
+    former = {m.id: m for m in epoch.members}
+    staying = {former[m.id].ranks[local] for m in survivors for local in m.ranks}
+    lost = {*range(epoch.world)} - staying
+    if plan.applied > epoch.resume or (lost and (certain or not lost <= {*epoch.ended})):
         return ""
     return "no member is known to be dead, and this group has completed no step"
 
@@ -191,7 +249,7 @@ def why_not_again(epoch: EpochLevel, survivors: Sequence[EpochMember], plan: Pla
 def continue_epoch(
     epoch: EpochLevel, survivors: Sequence[EpochMember], plan: Plan, *, number: int, token: str
 ) -> EpochLevel:
-    """The next epoch: the survivors in the order of their slots, each with its new rank."""
+    """The next epoch: the survivors in the order of their former ranks, each with its new one."""
     former = {m.id: m.ranks for m in epoch.members}
     before = [former[m.id][local] for m in survivors for local in m.ranks]
     return replace(
@@ -199,26 +257,37 @@ def continue_epoch(
         number=number,
         token=token,
         stage=Stage.STARTING,
-        members=place_members(survivors),
+        members=place_members(survivors, epoch.slots_together),
         boundary=None,
         saver=None,
         asked=None,
         joining=(),
         transfers=(),
         leaving=(),
+        ended=(),
         hung=(),
         successor=0,
         successor_token="",
         cause="",
-        in_place=InPlace(
-            former=epoch.number,
-            applied=plan.applied,
-            reductions=plan.reductions,
-            micro_batches=plan.micro_batches,
-            shares=tuple(plan.shares[rank] for rank in before) if plan.shares else (),
-            behind=tuple(new for new, rank in enumerate(before) if rank in plan.behind),
-            vector=plan.vector,
-        ),
+        in_place=build_in_place(epoch, plan, before),
+    )
+
+
+def build_in_place(epoch: EpochLevel, plan: Plan, before: Sequence[int]) -> InPlace:
+    """`before`: by rank of the next epoch, the rank by which `plan` names it."""
+    heads = before[:: epoch.mesh.unit]
+    begun = {new: plan.begun[rank] for new, rank in enumerate(before) if rank in plan.begun}
+    return InPlace(
+        former=epoch.number,
+        applied=plan.applied,
+        reductions=plan.reductions,
+        micro_batches=plan.micro_batches,
+        shares=tuple(plan.shares[rank] for rank in before) if plan.shares else (),
+        behind=tuple(new for new, rank in enumerate(before) if rank in plan.behind),
+        vector=plan.vector,
+        passes=tuple(plan.passes[epoch.mesh.unit_of(r)] for r in heads) if plan.passes else (),
+        begun={rank: found.share for rank, found in begun.items()},
+        begun_passes={rank: found.passes for rank, found in begun.items()},
     )
 
 
@@ -229,8 +298,15 @@ def note_commit(epoch: EpochLevel, newest: log.Commit | None) -> EpochLevel:
     return replace(epoch, committed=max(epoch.committed, newest.step if newest else 0))
 
 
-def plan_regroup(standings: Mapping[int, Standing]) -> Decision:
-    """`standings` of all survivors, by rank of the epoch that was cut."""
+def plan_regroup(
+    standings: Mapping[int, Standing], mesh: Mesh = ONE_RANK, former: InPlace | None = None
+) -> Decision:
+    """How these go on: ranks of whole units.
+
+    Args:
+        standings: by rank of the epoch that was cut.
+        former: how that epoch continued another one.
+    """
     if not standings:
         return Impossible(reason="no rank is left")
     for rank, standing in sorted(standings.items()):
@@ -244,54 +320,38 @@ def plan_regroup(standings: Mapping[int, Standing]) -> Decision:
     vector = next((s.vector for s in ahead.values() if s.vector), "")
     if behind and not vector:
         return AskVector(rank=min(ahead))
-    return _with_shares(
-        {r: standings[r].share if r in ahead else None for r in sorted(standings)},
-        Plan(
-            applied=max(s.applied for s in standings.values()),
-            reductions=newest,
-            micro_batches=max(s.micro_batches for s in ahead.values()),
-            behind=behind,
-            vector=vector if behind else "",
-        ),
+    plan = Plan(
+        applied=max(s.applied for s in standings.values()),
+        reductions=newest,
+        micro_batches=max(s.micro_batches for s in ahead.values()),
+        behind=behind,
+        vector=vector if behind else "",
     )
+    begun = {
+        r: share_rules.Begun.of(ahead[r].share, ahead[r].passes) if r in ahead else None
+        for r in sorted(standings)
+    }
+    told = _list_told(former) if newest == 0 else {}  # it is still the reduction that this is about
+    return _with_shares(begun, told, plan, mesh)
 
 
-def _with_shares(held: Mapping[int, Ranges | None], plan: Plan) -> Plan | Impossible:
-    if all(share is None for share in held.values()):
+def _list_told(former: InPlace | None) -> dict[int, share_rules.Begun]:
+    """What ranks of the epoch that was cut were told to begin with."""
+    if former is None:
+        return {}
+    passes = former.begun_passes
+    return {r: share_rules.Begun(share=s, passes=passes[r]) for r, s in former.begun.items()}
+
+
+def _with_shares(
+    begun: Mapping[int, share_rules.Begun | None],
+    told: Mapping[int, share_rules.Begun],
+    plan: Plan,
+    mesh: Mesh,
+) -> Plan | Impossible:
+    if all(found is None for found in begun.values()):
         return plan
-    taken = sorted(r for share in held.values() for r in share or ())
-    for (_, last), (first, _) in itertools.pairwise(taken):
-        if first < last:
-            return Impossible(reason=f"two ranks hold micro-batch {first}")
-    return Plan(
-        applied=plan.applied,
-        reductions=plan.reductions,
-        micro_batches=plan.micro_batches,
-        shares=share_out(held, plan.micro_batches),
-        behind=plan.behind,
-        vector=plan.vector,
-    )
-
-
-def share_out(held: Mapping[int, Ranges | None], micro_batches: int) -> dict[int, Ranges]:
-    """Each rank keeps what it holds; the rest goes to those that have least, in rank order, in runs.
-
-    Returns:
-        Rank → its whole share; together every micro-batch below `micro_batches` once.
-    """
-    shares = {rank: list_ranges(share or ()) for rank, share in held.items()}
-    rest = sorted(set(range(micro_batches)).difference(*shares.values()))
-    counts = _fill({rank: len(share) for rank, share in shares.items()}, len(rest))
-    for rank, count in counts.items():
-        shares[rank] += rest[:count]
-        rest = rest[count:]
-    return {rank: to_ranges(share) for rank, share in shares.items()}
-
-
-def _fill(have: Mapping[int, int], more: int) -> dict[int, int]:
-    """How many each gets of `more`, so that the largest total is as small as it can be."""
-    got = dict.fromkeys(sorted(have), 0)
-    for _ in range(more):
-        rank = min(got, key=lambda r: (have[r] + got[r], r))
-        got[rank] += 1
-    return got
+    shared = share_rules.share_out(begun, plan.micro_batches, mesh, told)
+    if isinstance(shared, str):
+        return Impossible(reason=shared)
+    return replace(plan, shares=shared.shares, passes=shared.passes, begun=shared.begun)

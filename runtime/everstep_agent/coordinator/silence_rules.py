@@ -9,6 +9,8 @@ without any proof (rule 2), and what a minority does after that counts nowhere.
 import math
 from collections.abc import Collection, Iterable
 
+from everstep_agent.coordinator.members import list_inside
+from everstep_agent.coordinator.unit_losses import list_units_of, with_mates
 from everstep_agent.peers.messages import (
     AgentReport,
     EpochLevel,
@@ -49,10 +51,26 @@ def list_doubted(
     if epoch.stage is not Stage.RUNNING:
         return ()
     for limit, waits in ((QUIET_SECONDS, _waits_long), (SILENT_SECONDS, _waits)):
-        others = [known[m.id][0] for m in epoch.members if ages[m.id] < limit]
-        if others and all(r.epoch == epoch.number and all(map(waits, r.workers)) for r in others):
-            return list_quiet(limit)
+        quiet = list_quiet(limit)
+        ids = {m.id for m in quiet}
+        others = [known[m.id][0] for m in epoch.members if m.id not in ids]
+        if not others or any(r.epoch != epoch.number for r in others):
+            continue
+        if all(map(waits, _list_judged(epoch, others, ids))):
+            return quiet
     return ()
+
+
+def _list_judged(
+    epoch: EpochLevel, others: Iterable[AgentReport], quiet: Collection[Id]
+) -> list[WorkerReport]:
+    """The ranks that show whether the quiet members are waited for. Those of their units may wait within the unit,
+    which looks like computing; if there are no others, these count.
+    """
+    units = list_units_of(epoch, quiet)
+    workers = [(m.ranks[w.local], w) for m, r in list_inside(epoch, others) for w in r.workers]
+    outside = [w for rank, w in workers if epoch.mesh.unit_of(rank) not in units]
+    return outside or [w for _, w in workers]
 
 
 def list_silent(epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]]) -> frozenset[Id]:
@@ -94,7 +112,7 @@ def list_left_out(
 def list_outvoted(
     epoch: EpochLevel, newest: Claim | None, silent: Collection[Id], lost: Collection[Id]
 ) -> frozenset[Id]:
-    """The silent members, if the others may claim the next epoch without them; else none.
+    """The silent members, if the others may claim the next epoch without them and the rest of their units; else none.
 
     Args:
         newest: the newest claim, in the log or on its way there.
@@ -103,7 +121,8 @@ def list_outvoted(
     """
     if newest is None or newest.epoch != epoch.number or not silent:
         return frozenset()
-    rest = [i for m in epoch.members if m.id not in {*silent, *lost} for i in m.ids()]
+    out = with_mates(epoch, {*silent, *lost})
+    rest = [i for m in epoch.members if m.id not in out for i in m.ids()]
     return frozenset(silent) if runlog_rules.holds_majority(newest, rest) else frozenset()
 
 

@@ -136,6 +136,10 @@ class JobState:
         """
         return self._with_epoch(successor=successor, successor_token=token)
 
+    def end_ranks(self, ranks: tuple[int, ...]) -> "JobState":
+        """Ranks of lost units, which their agents end now."""
+        return self._with_epoch(ended=ranks)
+
     def ask_vector(self, rank: int) -> "JobState":
         return self._with_epoch(asked=rank)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from everstep_agent.coordinator.join_rules import is_invited
 from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Id, Transfer
+from everstep_agent.peers.places import with_newcomers
 
 STILL_SECONDS = 15.0
 """How long a newcomer may receive nothing; a message has at most 16 MiB (`everstep/transfer.py`)."""
@@ -28,12 +29,24 @@ class Progress:
 def plan_transfers(
     epoch: EpochLevel, key: str, leaving: Collection[Id] = ()
 ) -> tuple[Transfer, ...]:
-    """Each newcomer takes from one member that stays; no member gives twice before all have given once."""
-    givers = [r for m in epoch.members if m.id not in leaving for r in m.ranks.values()]
-    takers = [(m.slot, local) for m in epoch.joining for local in m.ranks]
+    """Each newcomer takes from one member of its place that stays; none gives twice before all of that place have given
+    once.
+    """
+    mesh = epoch.mesh
+    staying = [r for m in epoch.members if m.id not in leaving for r in m.ranks.values()]
+    givers = {
+        p: itertools.cycle([r for r in staying if mesh.place_of(r) == p]) for p in range(mesh.unit)
+    }
+    expected = {m.id: m for m in with_newcomers(epoch.members, epoch.joining, epoch.slots_together)}
+    takers = [(m, local) for m in epoch.joining for local in m.ranks]
     return tuple(
-        Transfer(giver=giver, slot=slot, local=local, key=f"{key}-{number}")
-        for number, ((slot, local), giver) in enumerate(zip(takers, itertools.cycle(givers)))
+        Transfer(
+            giver=next(givers[mesh.place_of(expected[m.id].ranks[local])]),
+            slot=m.slot,
+            local=local,
+            key=f"{key}-{number}",
+        )
+        for number, (m, local) in enumerate(takers)
     )
 
 

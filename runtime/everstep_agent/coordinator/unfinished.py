@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Stage
-from everstep_agent.peers.places import place_members
+from everstep_agent.peers.places import place_in_order
 from everstep_contract import log
 from everstep_contract.units import ONE_RANK, Mesh
 
@@ -49,12 +49,12 @@ def _has_unit(ranks: set[int], mesh: Mesh) -> bool:
 
 
 def list_members(claim: log.Claim) -> tuple[EpochMember, ...]:
-    """The pods of a claim, without their addresses."""
+    """The pods of a claim, which names them in the order of their ranks; without their addresses."""
     lives: dict[tuple[int, int, int], dict[int, int]] = {}
     for member in claim.members:
         pod = member.slot, member.attempt, member.incarnation
         lives.setdefault(pod, {})[member.rank] = member.life
-    return place_members(
+    return place_in_order(
         EpochMember(
             slot=slot,
             attempt=attempt,

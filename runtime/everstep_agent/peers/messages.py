@@ -96,6 +96,8 @@ class WorkerReport:
     """Milliseconds since its death was noticed; for a hang, since the hang began."""
     overdue: float = 0.0
     """1: it has made no progress for the time limit that it has learnt; 2: for twice that."""
+    stopped: bool = False
+    """It makes no progress, and a signal has stopped its process."""
     waited: float = 0.0
     """1: it has waited for others for that time limit; 0: it does not wait, or has learnt none."""
     still_ms: int = 0

@@ -1,5 +1,8 @@
-"""Which rank each worker of an epoch has: ranks follow the order of slots, and of local ranks in a pod.
-Pure.
+"""Which rank each worker of an epoch has. Pure.
+
+Where each rank is a unit, ranks follow the order of slots, and of local ranks in a pod. A unit that spans several pods
+is a block of pods which stays together and in order for as long as its processes live: its groups last as long, so none
+of them may get another place in it. Blocks follow the order of their lowest slots.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,21 +11,37 @@ from dataclasses import replace
 from everstep_agent.peers.messages import EpochMember
 
 
-def place_members(members: Iterable[EpochMember]) -> tuple[EpochMember, ...]:
-    """These pods in the order of their slots, each with its place."""
+def place_members(members: Iterable[EpochMember], together: int = 1) -> tuple[EpochMember, ...]:
+    """These pods, each with its place.
+
+    Args:
+        together: so many that follow each other form a block.
+    """
+    listed = list(members)
+    blocks = [listed[at : at + together] for at in range(0, len(listed), together)]
+    blocks.sort(key=lambda block: min(m.slot for m in block))
+    return place_in_order(m for block in blocks for m in block)
+
+
+def place_in_order(members: Iterable[EpochMember]) -> tuple[EpochMember, ...]:
+    """These pods in this order, each with its place."""
     placed: list[EpochMember] = []
     first = 0
-    for number, member in enumerate(sorted(members, key=lambda m: m.slot)):
+    for number, member in enumerate(members):
         placed.append(replace(member, node_rank=number, first=first))
         first += len(member.ranks)
     return tuple(placed)
 
 
 def with_newcomers(
-    members: Sequence[EpochMember], joining: Sequence[EpochMember]
+    members: Sequence[EpochMember], joining: Sequence[EpochMember], together: int = 1
 ) -> tuple[EpochMember, ...]:
-    """The members of the next epoch. `joining`: other pods, and workers for the ranks that a member
-    lost.
+    """The members of the next epoch.
+
+    Args:
+        members: in the order of their ranks.
+        joining: other pods, in whole blocks, and workers for the ranks that a member lost.
+        together: as in `place_members`.
     """
     found = {m.id: m for m in members}
     for new in joining:
@@ -32,4 +51,4 @@ def with_newcomers(
         else:
             lives = tuple(a or b for a, b in zip(held.lives, new.lives, strict=True))
             found[new.id] = replace(held, lives=lives)
-    return place_members(found.values())
+    return place_members(found.values(), together)

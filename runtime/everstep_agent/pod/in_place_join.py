@@ -43,18 +43,25 @@ class InPlaceJoin:
 
     def follow(self, level: EpochLevel | None) -> None:
         """Does what the invitation asks for. Workers that got ready are replaced if there is none any
-        more, or if another worker that it names has ended: it will be renewed with the next ones.
+        more, or if another worker that it names has ended: it will be renewed with the next ones. So they are if
+        their unit is of other processes now: its groups have been formed.
         """
         invited = level.joining if level is not None and level.live else ()
         mine = next((m for m in invited if m.id == self._me.id), None)
         if level is None or mine is None or not self._workers.are_fresh(mine.lives):
             self._workers.recycle(0)
             return
+
+        def build(worker: Worker) -> wire.Start:
+            return build_join(self._settings, worker.local, level, mine)
+
+        prepared = [w for w in self._workers.fresh.values() if w.joins == level.number]
+        if any(worker.unit != build(worker).unit for worker in prepared):
+            self._workers.recycle(0)
+            return
         self._workers.recycle(level.number)
         if self._workers.ready_lives() == mine.lives:
-            self._workers.prepare(
-                mine.lives, lambda worker: build_join(self._settings, worker.local, level, mine)
-            )
+            self._workers.prepare(mine.lives, build)
         self._take(level)
 
     def _take(self, level: EpochLevel) -> None:

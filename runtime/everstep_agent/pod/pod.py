@@ -222,6 +222,7 @@ class Pod:
 
     def _hold(self, level: EpochLevel) -> None:
         self.workers.hold(level.number)
+        self.workers.end_ranks(level.ended)
         order_held_save(level, self.workers.current.values())
         for worker in self.workers.current.values():
             if worker.rank == level.asked and worker.alive and not worker.asked_vector:
@@ -372,7 +373,7 @@ class Pod:
         match frame:
             case wire.Hello():
                 worker.state, worker.ready_at = State.READY, time.monotonic()
-                worker.in_place = frame.in_place and self.settings.mesh.unit == 1
+                worker.in_place = frame.in_place
                 self.workers.heard(worker)
                 self.line.say("worker_ready", local=worker.local, life=worker.life, pid=worker.pid)
             case wire.Tracked():

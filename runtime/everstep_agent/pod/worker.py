@@ -36,6 +36,8 @@ class Worker:
     """Exit was sent, or the agent killed it because its epoch is over."""
     joins: int = 0
     """The running epoch that it gets ready to join; 0: none."""
+    unit: str = ""
+    """The unit whose groups it formed for that (`wire.Start.unit`)."""
     taken: int | None = None
     """The step whose state it took over from a member."""
     takes_since: float | None = None

@@ -112,6 +112,7 @@ def build_worker_report(
         standing=worker.standing,
         dead_ms=_dead_ms(worker, now),
         overdue=worker.overdue,
+        stopped=worker.overdue > 0 and worker.progress.stopped,
         waited=worker.waited,
         still_ms=round(worker.still * 1000),
         still_limit_ms=round(worker.progress.mark.group_limit * 1000) if worker.still else 0,

@@ -1,5 +1,6 @@
 """When a pod starts workers, and what a worker receives when it enters an epoch. Pure."""
 
+import hashlib
 import os
 from collections.abc import Collection
 from dataclasses import replace
@@ -42,6 +43,7 @@ def build_start(
         rank=mine.ranks[local],
         world=level.world,
         mesh=level.mesh,
+        unit=f"unit-{level.mesh.unit_of(mine.ranks[local])}",
         local_rank=local,
         local_world=settings.workers,
         node_rank=mine.node_rank,
@@ -68,11 +70,21 @@ def build_join(
     """For the pod's fresh worker `local`, invited to the running epoch `level` as `mine`; rank and
     world are those to be expected.
     """
-    expected = replace(level, members=with_newcomers(level.members, level.joining))
+    members = with_newcomers(level.members, level.joining, level.slots_together)
+    expected = replace(level, members=members)
     place = expected.member(*mine.id)
     assert place is not None
     start = build_start(settings, local, expected, place, None)
-    return replace(start, applied=0, join=True)
+    return replace(start, applied=0, join=True, unit=name_unit(expected, start.rank))
+
+
+def name_unit(level: EpochLevel, rank: int) -> str:
+    """A name that only a unit of exactly these processes has."""
+    ids = {
+        place: i for m in level.members for place, i in zip(m.ranks.values(), m.ids(), strict=True)
+    }
+    processes = ";".join(str(ids[mate]) for mate in level.mesh.list_unit_of(rank))
+    return f"unit-{hashlib.sha256(processes.encode()).hexdigest()[:16]}"
 
 
 def build_regroup(local: int, level: EpochLevel, mine: EpochMember) -> wire.Regroup:
@@ -91,6 +103,9 @@ def build_regroup(local: int, level: EpochLevel, mine: EpochMember) -> wire.Regr
         share=place.shares[rank] if place.shares else None,
         micro_batches=place.micro_batches,
         vector=place.vector if rank in place.behind else "",
+        passes=place.passes[level.mesh.unit_of(rank)] if place.passes else 0,
+        begun=place.begun.get(rank),
+        begun_passes=place.begun_passes.get(rank, 0),
     )
 
 

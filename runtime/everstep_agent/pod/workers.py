@@ -161,7 +161,7 @@ class WorkerSet:
         """These fresh workers get ready to join the running epoch."""
         for worker in [w for w in self.fresh.values() if lives[w.local] == w.life]:
             start = build(worker)
-            worker.joins, worker.state = start.epoch, State.STARTED
+            worker.joins, worker.unit, worker.state = start.epoch, start.unit, State.STARTED
             worker.started_at = time.monotonic()
             worker.send(start)
 
@@ -240,6 +240,14 @@ class WorkerSet:
         for worker in self.current.values():
             if worker.alive and not worker.asked:
                 self._background(self._end(worker))
+
+    def end_ranks(self, ranks: Collection[int]) -> None:
+        """At once: these ranks cannot go on, and hold nothing that is asked for."""
+        for worker in self.current.values():
+            if worker.rank in ranks and worker.alive and not worker.asked:
+                worker.asked = True
+                self._log.say("unit_lost", rank=worker.rank, pid=worker.pid)
+                worker.kill()
 
     def group_over(self) -> bool:
         """No local worker is in an epoch any more."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from everstep_agent.coordinator import regroup_rules
+from everstep_agent.coordinator import regroup_rules, share_rules
 from everstep_agent.coordinator.regroup_rules import Plan
 from everstep_agent.peers.messages import (
     AgentReport,
@@ -113,9 +113,9 @@ class Anew(Rules):
     def plan(self, decision, reports):  # type: ignore[no-untyped-def]
         if isinstance(decision, Plan) and decision.shares:
             nothing = dict.fromkeys(decision.shares, None)
-            return replace(
-                decision, shares=regroup_rules.share_out(nothing, decision.micro_batches)
-            )
+            shared = share_rules.share_out(nothing, decision.micro_batches)
+            assert isinstance(shared, share_rules.Shared)
+            return replace(decision, shares=shared.shares)
         return decision
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from everstep.membership import Membership
+from everstep.shares import Pass
 from everstep_contract import wire
 
 Numbers = tuple[float, ...]
@@ -42,8 +43,8 @@ GROUPS = [Group(epoch) for epoch in range(8)]
 
 
 class Kept(NamedTuple):
-    """The fields of `Membership`, named without the underscore. A group is given by its epoch; 0:
-    none.
+    """The fields of `Membership`, named without the underscore. A group is given by its epoch, 0: none; passes by their
+    micro-batches: a unit is one rank here, so there are no fillers.
     """
 
     epoch: int
@@ -55,7 +56,7 @@ class Kept(NamedTuple):
     ended: tuple[tuple[int, int], ...] = ()
     reductions: int = 0
     vector: Numbers | None = None
-    share: tuple[int, ...] | None = None
+    begun: tuple[int, ...] | None = None
     micro_batches: int = 0
     more: tuple[int, ...] = ()
     assigned: tuple[int, ...] | None = None
@@ -132,9 +133,9 @@ def _restore(kind: type[Membership], kept: Kept, send: Callable[[Any], None]) ->
     made._group = GROUPS[kept.group] if kept.group else None
     made._ended, made._reductions = list(kept.ended), kept.reductions
     made._vector = None if kept.vector is None else np.array(kept.vector, np.float64)
-    made._share = None if kept.share is None else list(kept.share)
-    made._micro_batches, made._more = kept.micro_batches, list(kept.more)
-    made._assigned = None if kept.assigned is None else list(kept.assigned)
+    made._begun = None if kept.begun is None else list(map(Pass, kept.begun))
+    made._micro_batches, made._more = kept.micro_batches, list(map(Pass, kept.more))
+    made._assigned = None if kept.assigned is None else list(map(Pass, kept.assigned))
     made._rescue = None if kept.rescue is None else np.array(kept.rescue, np.float64)
     made._held, made._apart = kept.held, kept.apart
     return made
@@ -143,8 +144,8 @@ def _restore(kind: type[Membership], kept: Kept, send: Callable[[Any], None]) ->
 def _capture(made: Membership) -> Kept:
     return Kept(
         made.epoch, made.rank, made.world, _epoch(made._group), _epoch(made._newest), made._applied,
-        tuple(made._ended), made._reductions, _freeze(made._vector), _freeze(made._share),
-        made._micro_batches, tuple(made._more), _freeze(made._assigned), _freeze(made._rescue),
+        tuple(made._ended), made._reductions, _freeze(made._vector), _freeze(made._begun),
+        made._micro_batches, _freeze(made._more), _freeze(made._assigned), _freeze(made._rescue),
         made._held, made._apart,
     )  # fmt: skip
 
@@ -156,4 +157,6 @@ def _epoch(group: Any) -> int:
 def _freeze(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return tuple(value.tolist())
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(one.index if isinstance(one, Pass) else one for one in value)
+    return value

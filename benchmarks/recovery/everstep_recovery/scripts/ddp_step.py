@@ -1,7 +1,8 @@
-"""Training under stock DistributedDataParallel, shared by the scripts of the peers."""
+"""Training under stock DistributedDataParallel, shared by the scripts of the peers; and a rank's share of a step."""
 
 import contextlib
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -10,8 +11,16 @@ from everstep_recovery import checkpoint, workload
 from everstep_recovery.workload import MICRO_BATCH, MICRO_BATCHES
 
 
+class Wrapped(Protocol):
+    """A model that reduces its gradients in backward, unless within `no_sync`."""
+
+    def __call__(self, rows: torch.Tensor, /) -> torch.Tensor: ...
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]: ...
+
+
 def accumulate(
-    wrapped: DistributedDataParallel,
+    wrapped: Wrapped,
     data: workload.Numbers,
     log: workload.StepLog,
     step: int,

@@ -1,22 +1,25 @@
-"""Runs torchft's lighthouse and one training process per replica.
+"""Runs torchft's lighthouse and the training processes of each replica group.
 
-It starts a training process again when it ends, as a cluster would.
+When one process of a group ends, it kills the others and starts all of them again, as torchelastic would.
 
-Arguments: the number of replicas; milliseconds without a heartbeat until a replica is given up;
-milliseconds between heartbeats; the limit of a collective in milliseconds.
+Arguments: the number of replica groups; milliseconds without a heartbeat until a replica is given up;
+milliseconds between heartbeats; the limit of a collective in milliseconds;
+ranks of a group.
 """
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from torchft.coordination import LighthouseServer
 
-SCRIPT = Path(__file__).with_name("train_torchft.py")
+SCRIPTS = Path(__file__).parent
+Group = list["subprocess.Popen[bytes]"]
 
 
-def main(replicas: int, expiry_ms: int, heartbeat_ms: int, collective_ms: int) -> None:
+def main(replicas: int, expiry_ms: int, heartbeat_ms: int, collective_ms: int, shard: int) -> None:
     lighthouse = LighthouseServer(
         bind="127.0.0.1:0",
         min_replicas=1,
@@ -31,21 +34,35 @@ def main(replicas: int, expiry_ms: int, heartbeat_ms: int, collective_ms: int) -
         "HEARTBEAT_MS": str(heartbeat_ms),
         "COLLECTIVE_MS": str(collective_ms),
     }
-
-    def start(replica: int) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            [sys.executable, str(SCRIPT)], env={**shared, "REPLICA": str(replica)}
-        )
-
-    running = {
-        process.pid: (number, process) for number in range(replicas) for process in [start(number)]
-    }
-    while running:
+    script = SCRIPTS / ("train_torchft.py" if shard == 1 else "train_torchft_hsdp.py")
+    groups = {replica: start(script, replica, shard, shared) for replica in range(replicas)}
+    while True:
         pid, _ = os.wait()
-        number, process = running.pop(pid)
-        process.returncode = 0
-        fresh = start(number)
-        running[fresh.pid] = (number, fresh)
+        for replica, group in groups.items():
+            if any(process.pid == pid for process in group):
+                end(group, pid)
+                groups[replica] = start(script, replica, shard, shared)
+
+
+def start(script: Path, replica: int, shard: int, shared: dict[str, str]) -> Group:
+    """One process per rank. Those of a group of several meet at a store, which its first rank opens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    own = {"REPLICA": str(replica), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    own["WORLD_SIZE"] = str(shard)
+    return [
+        subprocess.Popen([sys.executable, str(script)], env={**shared, **own, "RANK": str(rank)})
+        for rank in range(shard)
+    ]
+
+
+def end(group: Group, ended: int) -> None:
+    for process in group:
+        if process.pid == ended:
+            process.returncode = 0
+        else:
+            process.kill()
+            process.wait()
 
 
 main(*map(int, sys.argv[1:]))

@@ -9,6 +9,8 @@ from everstep_recovery import workload
 def main(job: everstep.Job) -> None:
     torch.set_num_threads(1)
     model = workload.build_model()
+    if workload.read_shard() > 1:
+        workload.shard_model(model, job.mesh["shard"])
     optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE)
     job.track(model=model, optimizer=optimizer)
     data = job.batches(

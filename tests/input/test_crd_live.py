@@ -2,20 +2,17 @@
 
 import copy
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from everstep_lab.config import LabConfig
+from everstep_lab import Lab
 from everstep_operator import kube
 from everstep_operator.jobs import patch_body
 from everstep_operator.kube import Kube
 from job_builders import a_spec
-from own_lab import own_lab
 
 pytestmark = pytest.mark.lab
-NETWORK = 89
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"workers": {"minReplicas": 4}}, "spec.workers.minReplicas"),
@@ -55,16 +52,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def kubeconfig() -> Iterator[str]:
-    with own_lab(LabConfig(nodes=1), NETWORK) as lab:
-        yield str(lab.kubeconfig)
-
-
 @pytest.fixture
-async def port(kubeconfig: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("KUBECONFIG", kubeconfig)
-    found = await Kube.connect()
+async def port(lab: Lab) -> Any:
+    found = await Kube.connect(kubeconfig=str(lab.kubeconfig))
     yield found
     await found.close()
 

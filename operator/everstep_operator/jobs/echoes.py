@@ -1,0 +1,56 @@
+"""A loss that the job has mended without the operator bears the verdict that comes on its node. Pure.
+
+A spare takes the lost slot's place, and the slot may be given up before its node is judged: then no
+decision about the slot names the verdict. The slot's record still tells the lost pod's node.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from everstep_contract.levels import IN_ORDER
+from everstep_operator.jobs.marks import list_moved
+from everstep_operator.jobs.observed import Observed
+from everstep_operator.jobs.stamps import to_seconds
+from everstep_operator.model_status import Incident, SlotStatus
+from everstep_operator.values import NodeState
+
+ECHO_SECONDS = 120.0
+"""A rank that died within this time before its node's verdict died of the same fault."""
+CONVICTED = frozenset({NodeState.LEAVING, NodeState.GONE})
+
+
+def link_verdicts(
+    observed: Observed, incidents: Sequence[Incident], now: float
+) -> Sequence[Incident]:
+    """Incidents whose slot has been given its next attempt since; the others are linked by the decision
+    that moves the slot.
+    """
+    if not observed.verdicts:
+        return incidents
+    records = {r.slot: r for r in observed.job.status.slots}
+    return [_linked(observed, i, records, now) for i in incidents]
+
+
+def _linked(
+    observed: Observed, incident: Incident, records: Mapping[int, SlotStatus], now: float
+) -> Incident:
+    if incident.slot is None or incident.quarantine or list_moved(incident):
+        return incident
+    if incident.cause in IN_ORDER or incident.slot not in records:
+        return incident
+    began = to_seconds(incident.started_at) or 0.0
+    node = _find_lost_node(observed, records[incident.slot], began)
+    verdict = observed.verdicts.get(node or "")
+    if verdict is None or verdict.state not in CONVICTED or not verdict.incident:
+        return incident
+    if abs(verdict.marks.get("verdict", now) - began) > ECHO_SECONDS:
+        return incident
+    return incident.model_copy(update={"quarantine": verdict.incident})
+
+
+def _find_lost_node(observed: Observed, record: SlotStatus, began: float) -> str | None:
+    """None: the lost pod may be the slot's present one, and a decision about it names the verdict."""
+    pod = observed.pod_of(record.slot, record.attempt)
+    if pod is None:
+        return record.former_node if record.pod_uid is None else None
+    started_later = pod.running_since is None or pod.running_since > began
+    return record.former_node if started_later else None
