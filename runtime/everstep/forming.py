@@ -1,14 +1,18 @@
 """How the ranks of an epoch form their process group, and how two of them form one to hand state over.
 
-`reinit` makes torch's group anew. `reconfigure` (torch ≥ 2.14) keeps it, with its threads, and gives it
-other members. The rank that comes first names the way in the epoch's keys, so all ranks go the same.
+Where several ranks form a unit, torch's default group is the unit's, made once. The groups between units are no
+business of torch's globals: they form beside a main thread that computes in its unit.
+
+Where each rank is a unit, `reinit` makes torch's group anew. `reconfigure` (torch ≥ 2.14) keeps it, with its threads,
+and gives it other members. The rank that comes first names the way in the epoch's keys, so all ranks go the same.
 """
 
 import os
 import socket
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +22,7 @@ import torch.distributed as dist
 from everstep import group, mesh, store, unit
 from everstep.errors import Misuse
 from everstep.group import Group, LocalGroup, TorchGroup
+from everstep.unit import Unit
 from everstep_contract import units
 
 if TYPE_CHECKING:
@@ -36,6 +41,7 @@ NCCL_SETTINGS = {
 }
 """torch's watchdog ends no survivor of a loss (names as in torch 2.15)."""
 _BACKEND = "everstep"
+_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 
 def read_setting(environ: Mapping[str, str]) -> str:
@@ -78,6 +84,8 @@ class Place:
     address: str | None
     """Of this pod; None: this machine's loopback interface."""
     mesh: units.Mesh = units.ONE_RANK
+    unit: Unit | None = None
+    """Which it forms the groups between units for; None: each rank is a unit."""
 
 
 def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
@@ -87,14 +95,14 @@ def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
         RuntimeError: the epoch ended, or a rank was lost meanwhile.
     """
     with _forming:
-        group.copies.clear()
+        group.forget_closed()
+        if place.unit is not None:
+            return form_between(agent, place, place.unit)
         if place.world == 1:
             _end_former()
             return LocalGroup()
         keys = store.AgentStore(agent, place.epoch)
         way = _agree(keys, choose_forming(can_reconfigure(), setting))
-        if place.mesh.unit > 1:  # ranks of such a unit never go on in another epoch
-            way = REINIT
         listener = mesh.offer(keys, place.rank, place.world, _address(place))
         made = reconfigure(keys, place) if way == RECONFIGURE else reinit(keys, place)
         made.keys = keys
@@ -186,25 +194,72 @@ def _make(keys: Any, place: Place, **settings: Any) -> None:
 
 
 def _found(place: Place, before: Mapping[int, str]) -> TorchGroup:
-    if place.mesh.unit > 1:
-        return _found_unit(place, before)
-    return TorchGroup(place.rank, place.world, _own_new(before))
+    made = dist.distributed_c10d._get_default_group()
+    return TorchGroup(place.rank, place.world, _own_new(before), made)
 
 
-def _found_unit(place: Place, before: Mapping[int, str]) -> TorchGroup:
-    """gloo connects all ranks of a group when it is made, so each socket that is new belongs to it."""
-    make = unit.make_group(LIMIT)
-    sums = unit.form_sums(place.mesh, place.rank, place.world, make)
-    between = _own_new(before)
+def form_unit(agent: store.Requests, place: Place, prefix: str) -> Unit:
+    """Form the groups of this rank's unit, for as long as the process lives; blocks until all its ranks are there.
+
+    Args:
+        place: only the place in the unit counts.
+        prefix: of the unit's keys.
+
+    Raises:
+        RuntimeError: the epoch ended, or a rank was lost meanwhile.
+    """
+    mesh, own = place.mesh, place.mesh.place_of(place.rank)
+    with _forming:
+        keys = store.AgentStore(agent, place.epoch, prefix)
+        before = group.open_sockets()
+        _make(keys, replace(place, rank=own, world=mesh.unit))
+        # gloo connects all ranks of a group when it is made, so each socket that is new belongs to it.
+        dimensions = unit.form_dimensions(mesh, own, unit.make_group(LIMIT))
+        sockets = _own_new(before)
+        return Unit(mesh, dimensions=dimensions, device=_device(), sockets=sockets, keys=keys)
+
+
+def form_between(agent: store.Requests, place: Place, own: Unit) -> TorchGroup:
+    """The groups between units, all at once: each waits for keys of other ranks."""
+    wanted = unit.list_sums(place.mesh, place.rank, place.world)
+    stores = [
+        store.AgentStore(agent, place.epoch, f"{over.value if over else 'all'}-{ranks.start}/")
+        for over, ranks in wanted.items()
+    ]
+    keys = store.AgentStore(agent, place.epoch)
+    listener = mesh.offer(keys, place.rank, place.world, _address(place))
     before = group.open_sockets()
-    made = unit.Unit(
-        place.mesh,
-        place.rank,
-        sums=sums,
-        dimensions=unit.form_dimensions(place.mesh, place.rank, make),
-        device=_device(),
-    )
-    return TorchGroup(place.rank, place.world, between, made, _own_new(before))
+    with ThreadPoolExecutor(len(wanted)) as threads:
+        formed = [
+            threads.submit(_make_apart, its, place.rank, ranks, place.address)
+            for its, ranks in zip(stores, wanted.values(), strict=True)
+        ]
+    groups = dict(zip(wanted, (one.result() for one in formed), strict=True))
+    sockets = _own_new(before)
+    sums = {over: one for over, one in groups.items() if over is not None}
+    made = TorchGroup(place.rank, place.world, sockets, groups[None], sums, own)
+    made.keys = stores
+    made.mesh = mesh.connect(keys, place.rank, place.world, listener, FORMING.total_seconds())
+    if made.mesh is not None:
+        group.close_in_children(made.mesh.sockets)
+    return made
+
+
+def _make_apart(keys: Any, rank: int, ranks: range, address: str | None) -> Any:
+    """A group of torch's of which its globals do not know."""
+    number, size = ranks.index(rank), len(ranks)
+    made = dist.ProcessGroup(keys, number, size)
+    gloo = dist.ProcessGroupGloo(_PrefixStore("cpu/", keys), number, size, make_options(address))
+    gloo._set_default_timeout(LIMIT)
+    kind = dist.ProcessGroup.BackendType
+    made._set_default_backend(kind.GLOO)
+    made._register_backend(torch.device("cpu"), kind.GLOO, gloo)
+    if torch.cuda.is_available():
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = LIMIT
+        nccl = dist.ProcessGroupNCCL(_PrefixStore("cuda/", keys), number, size, options)
+        made._register_backend(torch.device("cuda"), kind.NCCL, nccl)
+    return made
 
 
 def _own_new(before: Mapping[int, str]) -> list[socket.socket]:

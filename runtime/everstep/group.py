@@ -1,4 +1,5 @@
-"""The ranks of one epoch as one process group, and leaving it when it breaks (`forming.py` forms it).
+"""The ranks of one epoch as one process group, and leaving it when it breaks (`forming.py` forms it). A rank's unit
+outlives it.
 
 gloo has no abort, so the sockets that appear while the group is formed are duplicated. To cut is to
 shut the duplicates down: every operation of every neighbour then fails within a millisecond. One that
@@ -13,10 +14,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
 from everstep.last_sum import DirectSum, LastSum, Look, Note, QueuedSum, fits, ignore
@@ -48,6 +49,8 @@ def tell_nobody(moved: int | None) -> None:
 class Group(Protocol):
     rank: int
     world: int
+    unit: Unit | None
+    """This rank's; None: each rank is a unit."""
     abandoned: bool
     """An operation did not return after a cut: it may still write into its tensors."""
 
@@ -79,11 +82,16 @@ class Group(Protocol):
 
 
 class LocalGroup:
-    """A group of one rank: every sum is complete at once."""
+    """A group of one rank: every sum is complete at once.
+
+    Args:
+        unit: of a newcomer, which is held until the first epoch that it belongs to.
+    """
 
     rank, world, abandoned = 0, 1, False
 
-    def __init__(self) -> None:
+    def __init__(self, unit: Unit | None = None) -> None:
+        self.unit = unit
         self._cut = threading.Event()
 
     def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
@@ -101,13 +109,13 @@ class LocalGroup:
         return None if last is None else last.numbers
 
     def add_squares(self, own: Squares) -> float | None:
-        return own.total
+        return own.total if self.unit is None else self.unit.add_squares(own)
 
     def cut(self) -> None:
         self._cut.set()
 
     def cut_unit(self) -> None:
-        pass
+        _cut_unit(self.unit)
 
     def drop(self) -> None:
         pass
@@ -120,38 +128,41 @@ class _Alone:
 
 
 class TorchGroup:
-    """torch's default group over gloo, with nccl for CUDA tensors, and the groups of this rank's unit."""
+    """A group of torch's over gloo, with nccl for CUDA tensors.
+
+    Args:
+        made: torch's group of all ranks; its default group where each rank is a unit.
+        sums: groups of some of the ranks; those that are missing are all ranks.
+    """
 
     unit: Unit | None = None
-    """None: each rank is a unit."""
 
     def __init__(
         self,
         rank: int,
         world: int,
         sockets: Iterable[socket.socket],
+        made: Any,
+        sums: Mapping[Over, Any] = MappingProxyType({}),
         unit: Unit | None = None,
-        unit_sockets: Iterable[socket.socket] = (),
     ) -> None:
         self.rank, self.world, self.unit = rank, world, unit
-        self._sockets, self._unit_sockets = list(sockets), list(unit_sockets)
+        self._sockets, self._sums = list(sockets), dict(sums)
         self.keys: Any = None
-        """The store, which torch asks again if the script makes groups of its own."""
+        """The stores; torch asks again if the script makes groups of its own."""
         self.mesh: Mesh | None = None
         """The ranks' own connections; None: they have none."""
         self._cut_at: float | None = None
         self.abandoned = False
-        self._group: Any = dist.distributed_c10d._get_default_group()
-        self._over_nccl = "nccl" in dist.get_backend_config()
+        self._group = made
+        self._over_nccl = torch.cuda.is_available()
         self._launching = threading.Lock()
         self._look: Look = lambda: None
         self._newest: Any = None
         """The operation launched last: gloo's one thread takes them in this order."""
 
     def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
-        group = self._group
-        if over is not None and self.unit is not None:
-            group = self.unit.sums.get(over, group)
+        group = self._group if over is None else self._sums.get(over, self._group)
         work = self._launch(lambda: group.allreduce([tensor]))
         return _OnDevice(work, group) if work is not None and tensor.is_cuda else work
 
@@ -208,7 +219,7 @@ class TorchGroup:
             return None
         sockets = [
             *self._sockets,
-            *self._unit_sockets,
+            *(self.unit.sockets if self.unit is not None else ()),
             *(self.mesh.sockets if self.mesh is not None else ()),
         ]
         known = [count for one in sockets if (count := _count_bytes(one)) is not None]
@@ -223,23 +234,20 @@ class TorchGroup:
         if self.mesh is not None:
             self.mesh.cut()
         if first and self._over_nccl:
-            _abort([self._group, *(self.unit.sums.values() if self.unit is not None else ())])
+            _abort([self._group, *self._sums.values()])
 
     def add_squares(self, own: Squares) -> float | None:
         return own.total if self.unit is None else self.unit.add_squares(own)
 
     def cut_unit(self) -> None:
-        for duplicate in self._unit_sockets:
-            _shut_down(duplicate)
-        if self.unit is not None and self._over_nccl:
-            _abort(self.unit.dimensions.values())
+        _cut_unit(self.unit)
 
     def drop(self) -> None:
         """The destructor of torch's group waits for every operation, and one may never return: it runs
         in a thread of its own.
         """
-        left = [self._group, self._newest, self.unit]
-        self._group = self._newest = self.unit = None
+        left = [self._group, self._newest, self._sums]
+        self._group, self._newest, self._sums = None, None, {}
         threading.Thread(target=left.clear, name="everstep-group-end", daemon=True).start()
 
     def leave(self) -> bool:
@@ -305,6 +313,15 @@ class _OnDevice:
     group: Any
 
 
+def _cut_unit(unit: Unit | None) -> None:
+    if unit is None:
+        return
+    for duplicate in unit.sockets:
+        _shut_down(duplicate)
+    if torch.cuda.is_available():
+        _abort(unit.dimensions.values())
+
+
 def _abort(groups: Iterable[Any]) -> None:
     """In a thread of its own: it may take long, and the agent's socket must be read."""
     chosen = list(groups)
@@ -352,7 +369,7 @@ def own(found: Mapping[int, str]) -> list[socket.socket]:
 
 
 def close_in_children(sockets: Iterable[socket.socket]) -> None:
-    """No forked child keeps these sockets of the present group."""
+    """No forked child keeps these sockets."""
     copies.update({s.fileno(): _identify(s.fileno()) for s in sockets})
 
 
@@ -378,9 +395,16 @@ def _duplicate(number: int, name: str) -> socket.socket | None:
 
 
 copies: dict[int, str] = {}
-"""The present group's sockets, which no forked child may keep: descriptor → identity. gloo closes
+"""The sockets of the groups and of the unit, which no forked child may keep: descriptor → identity. gloo closes
 its own after a loss, and something else may have the number then.
 """
+
+
+def forget_closed() -> None:
+    """Of the groups that are gone."""
+    for number, name in list(copies.items()):
+        if _identify(number) != name:
+            copies.pop(number, None)
 
 
 def _close_copies() -> None:

@@ -321,6 +321,7 @@ class Loop:
             return None
         norm = self._session.reducer.measure(sampled=start.guard_action != "SaveAndStop")
         if norm is None:
+            self._session.lose_unit("a rank of its unit is lost")
             undo_step.leave(self._step, "a rank of its unit is lost")
         return norm / scale if scale == 1.0 or math.isfinite(norm) else None
 

@@ -31,7 +31,6 @@ from everstep.copier import Copier, Rest
 from everstep.errors import StateError
 from everstep.feeds import Feeds
 from everstep.finite import FiniteCheck
-from everstep.group import TorchGroup
 from everstep.local_state import LocalState
 from everstep.membership import Membership
 from everstep.meter import Meter
@@ -158,9 +157,9 @@ class Session:
     def find_mesh(self) -> "DeviceMesh":
         """`job.mesh`; the first call makes it where each rank is a unit."""
         if self._device_mesh is None:
-            group = self.membership.group
-            if isinstance(group, TorchGroup) and group.unit is not None:
-                self._device_mesh = group.unit.device_mesh
+            unit = self.membership.group.unit
+            if unit is not None:
+                self._device_mesh = unit.device_mesh
             else:
                 why = "its script uses job.mesh, whose groups end with the epoch"
                 self.membership.stay_in_epoch(why)
@@ -427,6 +426,17 @@ class Session:
     def _new_path(self, step: int) -> str:
         name = f"{self.epoch}-{step}-{self.membership.rank}-{uuid.uuid4().hex[:8]}.part"
         return str(Path(self.start.staging) / name)
+
+    def lose_unit(self, why: str) -> None:
+        """A collective within this rank's unit has failed: make it fail on the unit's other ranks, too. Where units go
+        on in place, tell the agent, which ends this process, or lets all ranks park: then this returns.
+        """
+        self.membership.group.cut()
+        self.membership.group.cut_unit()
+        if self.membership.can_regroup:
+            self.membership.lose_unit(why)
+            with self.meter.charging("idle", waiting=True):
+                self.agent.cut.wait()
 
     def park(
         self, step: int, *, sound: bool = True, why: str, capture: Capture | None = None

@@ -1,7 +1,8 @@
-"""What a rank has beside the group of all ranks where several ranks form a unit: torch's groups of the unit, in
-which the script's model communicates, and the groups in which gradients are summed across units.
+"""Several ranks that hold one model: torch's groups of the unit, in which the script's model communicates. They last
+as long as the process; the groups between units are an epoch's (`group.py`).
 """
 
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -43,28 +44,30 @@ class Squares:
 
 
 class Unit:
-    """The groups of a rank of a unit of several.
+    """This rank's unit. torch's default group is the unit's: its ranks are the places in it.
 
     Args:
-        sums: the groups across units; those that are missing are all ranks.
-        dimensions: the groups within the unit, by the name of its dimension.
+        dimensions: its groups, by the name of the dimension.
         device: kind of the devices on which the model lies.
+        sockets: duplicates of all sockets of its groups.
+        keys: the store, which torch asks again if the script makes groups of its own.
     """
 
     def __init__(
         self,
         mesh: units.Mesh,
-        rank: int,
         *,
-        sums: Mapping[Over, Any],
         dimensions: Mapping[str, Any],
         device: str,
+        sockets: Iterable[socket.socket],
+        keys: Any,
     ) -> None:
-        self.sums = dict(sums)
-        self.dimensions = dict(dimensions)
+        self.mesh = mesh
+        self.dimensions, self.sockets = dict(dimensions), list(sockets)
         self._sizes = {"shard": mesh.shard, "tensor": mesh.tensor}
-        ranks = list(mesh.list_unit(mesh.unit_of(rank)))
-        self.device_mesh = build_device_mesh(ranks, mesh, list(dimensions.values()), device)
+        self._keys = keys
+        groups = list(self.dimensions.values())
+        self.device_mesh = build_device_mesh(range(mesh.unit), mesh, groups, device)
 
     def add_squares(self, own: Squares) -> float | None:
         """The sum over the unit, each part of the model once; alike on all ranks. None: a rank of the unit is lost.
@@ -87,20 +90,22 @@ class Unit:
         return found
 
 
-def form_sums(mesh: units.Mesh, rank: int, world: int, make: MakeGroup) -> dict[Over, Any]:
-    """The groups across units. Every rank makes as many, in the same order."""
-    groups = {Over.REPLICAS: make(mesh.list_replicas(rank, world))}
+def list_sums(mesh: units.Mesh, rank: int, world: int) -> dict[Over | None, range]:
+    """The ranks that sum with this one. None: all ranks; so is an `Over` that is missing."""
+    found: dict[Over | None, range] = {
+        None: range(world),
+        Over.REPLICAS: mesh.list_replicas(rank, world),
+    }
     if mesh.tensor > 1:
-        groups[Over.SHARERS] = make(mesh.list_sharers(rank, world))
-    return groups
+        found[Over.SHARERS] = mesh.list_sharers(rank, world)
+    return found
 
 
-def form_dimensions(mesh: units.Mesh, rank: int, make: MakeGroup) -> dict[str, Any]:
+def form_dimensions(mesh: units.Mesh, place: int, make: MakeGroup) -> dict[str, Any]:
     """The groups within the unit, also those of one rank: torch wants one for each dimension."""
-    row = rank - rank % mesh.tensor
-    first = mesh.list_unit(mesh.unit_of(rank)).start + rank % mesh.tensor
+    row = place - place % mesh.tensor
     return {
-        "shard": make(range(first, first + mesh.unit, mesh.tensor)),
+        "shard": make(range(place % mesh.tensor, mesh.unit, mesh.tensor)),
         "tensor": make(range(row, row + mesh.tensor)),
     }
 

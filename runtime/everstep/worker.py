@@ -28,6 +28,7 @@ from everstep.job import Job
 from everstep.membership import Membership
 from everstep.meter import Meter
 from everstep.session import Session, choose_device
+from everstep.unit import Unit
 from everstep_contract import PROTOCOL, env, units, wire
 from everstep_contract.position import PositionPage
 from everstep_contract.report import Cause
@@ -152,8 +153,7 @@ def _join(path: str, seed: int, exact_reduction: bool) -> Session:
     start_up = StartUp()
     page = open_page(os.environ)
     start_up.agent = agent_socket.connect(path, start_up.on_epoch)
-    mesh = units.parse(os.environ.get(env.MESH, ""))
-    hello = wire.Hello(pid=os.getpid(), protocol=PROTOCOL, in_place=can_regroup(mesh))
+    hello = wire.Hello(pid=os.getpid(), protocol=PROTOCOL, in_place=can_regroup())
     start_up.agent.send(hello)
     start_up.start = start = start_up.agent.wait_start()
     export_ranks(start, os.environ)
@@ -176,7 +176,8 @@ def _build(
 ) -> Session:
     try:
         with meter.charging("wait", waiting=True):
-            formed = group.LocalGroup() if start.join else _form(agent, start)
+            unit = _form_unit(agent, start)
+            formed = group.LocalGroup(unit) if start.join else _form(agent, start, unit)
     except (RuntimeError, TimeoutError) as error:
         why = f"the group could not be formed: {error}"
         agent.send(wire.Parked(epoch=start.epoch, step=start.applied, sound=False, why=why[:500]))
@@ -186,7 +187,7 @@ def _build(
         start,
         formed,
         send=agent.send,
-        form=(lambda frame: _form(agent, frame)) if can_regroup(start.mesh) else None,
+        form=(lambda frame: _form(agent, frame, unit)) if can_regroup() else None,
     )
     randomness.seed_all("job", seed)
     try:
@@ -202,16 +203,31 @@ def _build(
         _fail_early(agent, start, error)
 
 
-def can_regroup(mesh: units.Mesh) -> bool:
-    """Groups over NCCL, and those of a unit of several ranks, cannot be left and formed anew yet: all ranks restart."""
-    return mesh.unit == 1 and not torch.cuda.is_available()
+def can_regroup() -> bool:
+    """Groups over NCCL cannot be left and formed anew yet: all ranks restart."""
+    return not torch.cuda.is_available()
 
 
-def _form(agent: agent_socket.AgentSocket, frame: wire.Start | wire.Regroup) -> group.Group:
+def _form_unit(agent: agent_socket.AgentSocket, start: wire.Start) -> Unit | None:
+    """None: each rank is a unit."""
+    if start.mesh.unit == 1:
+        return None
+    prefix = start.unit or f"unit-{start.mesh.unit_of(start.rank)}"
+    return forming.form_unit(agent, _place(start, start.mesh), f"{prefix}/")
+
+
+def _form(
+    agent: agent_socket.AgentSocket, frame: wire.Start | wire.Regroup, unit: Unit | None
+) -> group.Group:
+    mesh = units.ONE_RANK if unit is None else unit.mesh
+    return forming.form(agent, _place(frame, mesh, unit), forming.read_setting(os.environ))
+
+
+def _place(
+    frame: wire.Start | wire.Regroup, mesh: units.Mesh, unit: Unit | None = None
+) -> forming.Place:
     address = os.environ.get("EVERSTEP_POD_IP")
-    mesh = frame.mesh if isinstance(frame, wire.Start) else units.ONE_RANK
-    place = forming.Place(frame.epoch, frame.rank, frame.world, address, mesh)
-    return forming.form(agent, place, forming.read_setting(os.environ))
+    return forming.Place(frame.epoch, frame.rank, frame.world, address, mesh, unit)
 
 
 def export_ranks(start: wire.Start, environ: MutableMapping[str, str]) -> None:
@@ -262,8 +278,7 @@ def _explain(session: Session, error: BaseException) -> NoReturn:
     text = "".join(traceback.format_exception(error))
     if session.start.mesh.unit > 1 and _of_a_collective(str(error)):
         # It is the unit's, most likely, and others wait for this rank in other collectives.
-        session.membership.group.cut()
-        session.membership.group.cut_unit()
+        session.lose_unit(f"a collective within its unit has failed: {error!r:.200}")
     if session.broken or (_of_a_collective(text) and session.agent.cut.wait(EXPLAIN_SECONDS)):
         _leave(session, f"an error after the epoch ended: {error!r:.200}")
     print(text.rstrip(), file=sys.stderr, flush=True)

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import distributed_c10d
 
-from everstep import Job, forming
+from everstep import Job
 from everstep.step import Step
-from everstep.unit import make_group
+from everstep.unit import Over
 
 WIDTH = 6
 BOTH = ("divided", "mixed")
@@ -149,7 +150,7 @@ def compare(job: Job, folder: Path) -> None:
     dataset = a_dataset()
     feeds = [job.batches(dataset, global_batch=n, micro_batch=2) for n in (24, 10, 2)]
     group: Any = job._session.membership.group
-    sockets = len(group._sockets), len(group._unit_sockets)
+    sockets = len(group._sockets), len(group.unit.sockets)
     found: dict[str, Any] = {"steps": [], "sockets": sockets}
     for step in job.steps(until=3):
         data = feeds[step.number - 1]
@@ -180,11 +181,25 @@ def _beside_hsdp(job: Job, model: Any, seen: list[Any], total: int) -> tuple[Any
 
     size = job.mesh["shard"].size()
     ranks = torch.arange(job.world_size).view(-1, size)
-    make, unit, place = make_group(forming.LIMIT), job.rank // size, job.rank % size
-    groups = [make(ranks[:, place].tolist()), make(ranks[unit].tolist())]
+    group: Any = job._session.membership.group
+    groups = [introduce(group._sums[Over.REPLICAS], ranks[:, 0]), job.mesh.get_group("shard")]
     both = DeviceMesh.from_group(groups, "cpu", ranks, mesh_dim_names=("replicate", "shard"))
     parts = {n: p.grad.to_local().clone() for n, p in model["divided"].named_parameters()}
     return parts, gradients_of_hsdp(both, seen, total)
+
+
+def introduce(group: Any, ranks: torch.Tensor) -> Any:
+    """Torch's globals then know of this group, which a `DeviceMesh` needs."""
+    group._set_group_name("between")
+    distributed_c10d._register_pg_in_world(
+        group,
+        "gloo",
+        store=None,  # type: ignore[arg-type]
+        group_name=group.group_name,
+        backend_config="cpu:gloo",
+        rank_mapping={rank: number for number, rank in enumerate(ranks.tolist())},
+    )
+    return group
 
 
 def _clip(model: Any, beside: Beside) -> tuple[float, float, Any, Any]:

@@ -122,7 +122,7 @@ def two_ranks() -> list[TorchGroup]:
 
     def make(rank: int) -> TorchGroup:
         made = TorchGroup.__new__(TorchGroup)
-        made._sockets, made._unit_sockets, made.mesh = [], [], None
+        made._sockets, made._sums, made.mesh = [], {}, None
         made._cut_at, made._over_nccl, made.abandoned = None, False, False
         made._launching, made._newest = threading.Lock(), None
         made.rank, made.world = rank, 2

@@ -41,7 +41,7 @@ class Operation:
 @pytest.fixture
 def group() -> TorchGroup:
     made = TorchGroup.__new__(TorchGroup)
-    made._sockets, made._unit_sockets, made.mesh = [], [], None
+    made._sockets, made._sums, made.mesh = [], {}, None
     made._cut_at, made._over_nccl, made.abandoned = None, False, False
     made._launching, made._newest, made._look = threading.Lock(), None, lambda: None
     return made
@@ -199,7 +199,7 @@ def ranks(request: pytest.FixtureRequest) -> list[TorchGroup]:
 
     def make(rank: int) -> TorchGroup:
         made = TorchGroup.__new__(TorchGroup)
-        made._sockets, made._unit_sockets, made._cut_at = [], [], None
+        made._sockets, made._sums, made._cut_at = [], {}, None
         made._over_nccl, made.abandoned = False, False
         made._launching, made._newest, made._look = threading.Lock(), None, lambda: None
         made.rank, made.world = rank, 3

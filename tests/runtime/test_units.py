@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from everstep import Job, run, spread, worker
+from everstep import Job, run, spread
 from everstep import mesh as connections
 from everstep.errors import Misuse
 from everstep.group import LocalGroup
@@ -136,7 +136,7 @@ def test_ranks_of_a_unit_make_as_many_passes(outcome: Outcome) -> None:
 def test_every_connection_is_there_to_be_cut_once_the_group_is_formed(outcome: Outcome) -> None:
     mesh, world = outcome.size.mesh, outcome.size.world
     sums = [world, world // mesh.unit, *([world // mesh.tensor] if mesh.tensor > 1 else [])]
-    inside = [mesh.shard, mesh.tensor]
+    inside = [mesh.unit, mesh.shard, mesh.tensor]
     for rank in outcome.ranks:
         assert rank["sockets"] == tuple(sum(n - 1 for n in own) for own in (sums, inside))
 
@@ -235,12 +235,6 @@ def test_a_unit_fills_up_what_its_ranks_have_less(
     planned = [m.plan_passes(micro_batches) for m in members]
     assert [[p.index for p in passes if not p.filler] for passes in planned] == shares
     assert [[p.index for p in passes if p.filler] for passes in planned] == fillers
-
-
-def test_ranks_of_a_unit_of_several_do_not_regroup() -> None:
-    assert worker.can_regroup(Mesh()) is not torch.cuda.is_available()
-    assert not worker.can_regroup(Mesh(shard=2))
-    assert not worker.can_regroup(Mesh(tensor=2))
 
 
 @pytest.fixture
