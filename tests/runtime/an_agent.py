@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep_agent.coordinator import regroup_rules
+from everstep_agent.peers.messages import EpochLevel, InPlace, Stage
 from everstep_contract import env, wire
 from everstep_contract.position import Position, PositionPage
 from runtime.a_job import take_over
@@ -93,6 +94,8 @@ class Agent:
         )  # fmt: skip
         self._start = replace(self._start, **start)
         self.epoch = self._start.epoch
+        self._former: InPlace | None = None
+        """How the present epoch continues the former one; ranks are those of the first epoch."""
 
     def begin(self) -> None:
         for rank in range(self.world):
@@ -107,7 +110,8 @@ class Agent:
             worker.connection = connection
             threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
         for worker in self.workers:
-            worker.send(replace(self._start, rank=worker.rank, local_rank=worker.rank))
+            unit = f"unit-{self._start.mesh.unit_of(worker.rank)}"
+            worker.send(replace(self._start, rank=worker.rank, local_rank=worker.rank, unit=unit))
 
     def _fork(self, page: str) -> int:
         pid = os.fork()
@@ -181,30 +185,48 @@ class Agent:
         """Cut the epoch and let all surviving workers continue in the next one. Call `before_start`
         once their standings are known.
         """
-        old, members = self.epoch, self.living
+        old, members = self.epoch, self._end_lost_units()
         for worker in members:
             worker.send(wire.Cut(epoch=old, keep=True))
         plan = self._plan(old, members)
+        before = [worker.rank for worker in members]
+        level = EpochLevel(
+            number=old, token="", stage=Stage.HOLD, members=(), mesh=self._start.mesh
+        )
+        place = regroup_rules.build_in_place(level, plan, before)
+        begun = tuple(replace(b, rank=before[b.rank]) for b in place.begun)
+        self._former = replace(place, begun=begun)
         before_start()
         with self._news:
             self.epoch += 1
             self._news.notify_all()
         for rank, worker in enumerate(members):
             if worker.status is None:
+                first = place.find_begun(rank)
                 worker.send(
                     wire.Regroup(
                         epoch=self.epoch, rank=rank, world=len(members), local_world=len(members),
                         node_rank=0, applied=plan.applied, reductions=plan.reductions,
                         share=plan.shares.get(worker.rank), micro_batches=plan.micro_batches,
                         vector=plan.vector if worker.rank in plan.behind else "",
+                        passes=place.passes[level.mesh.unit_of(rank)] if place.passes else 0,
+                        begun=first.share if first else None, begun_passes=first.passes if first else 0,
                     )
                 )  # fmt: skip
         return plan
 
+    def _end_lost_units(self) -> list[Worker]:
+        """The ranks of the units that are whole; those that live of others are killed."""
+        mesh, living = self._start.mesh, {w.rank for w in self.living}
+        for rank in sorted(living):
+            if not living.issuperset(mesh.list_unit_of(rank)):
+                self.kill(rank)
+        return self.living
+
     def _plan(self, epoch: int, members: list[Worker]) -> regroup_rules.Plan:
         told = {w.rank: self._standing(w, epoch) for w in members}
         while True:
-            plan = regroup_rules.plan_regroup(told)
+            plan = regroup_rules.plan_regroup(told, self._start.mesh, self._former)
             match plan:
                 case regroup_rules.Plan():
                     return plan
