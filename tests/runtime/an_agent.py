@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from everstep_agent.coordinator import regroup_rules
 from everstep_agent.peers.messages import EpochLevel, InPlace, Stage
 from everstep_contract import env, wire
@@ -124,6 +126,8 @@ class Agent:
             os.dup2(log, 2)
             sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
             sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+            # The first call after a fork makes torch's thread pool anew. Two new threads at once would abort.
+            torch.set_num_threads(torch.get_num_threads())
             self._main()
         finally:
             os._exit(3)
