@@ -1,7 +1,9 @@
 """Two units of two real ranks under real agents: FSDP2 within a unit, Everstep between them."""
 
 import asyncio
+import contextlib
 import os
+import random
 import signal
 import time
 from dataclasses import replace
@@ -14,16 +16,18 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import everstep
-from agent.gang import Gang
+from agent.gang import Gang, assert_exact
 from everstep import Job, run
 from everstep_agent import storage
 from everstep_agent.pod import spawn
 from everstep_agent.tools import verify
-from everstep_contract import levels
+from everstep_contract import levels, log
 from everstep_contract.units import Mesh
 from runtime.test_ranks import a_dataset, a_model
+from runtime.test_regroup_agents import KILLS, SEED, is_whole
 
 STEPS, EVERY, AT = 12, 4, 6
+SHARD = Mesh(shard=2)
 
 
 def a_script(job: Job, gate: Path) -> None:
@@ -56,49 +60,151 @@ def undisturbed() -> dict[str, Any]:
 
 
 async def train(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, killed: tuple[int, ...] = ()
-) -> tuple[list[Any], levels.Seen, str]:
-    """The ledger, the last `seen`, what the agents logged. These ranks are killed in step 7."""
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    killed: tuple[int, ...] = (),
+    on_loss: str = "Wait",
+) -> tuple[list[Any], levels.Seen, list[log.Claim]]:
+    """The ledger, the last `seen`, the claims. These ranks are killed in step 7."""
     await asyncio.to_thread(folder.mkdir)
     gate = folder / "gate"
     forked = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, gate), seed=3))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
-    async with Gang(folder, 4, mesh=Mesh(shard=2), in_place=1, save_every_steps=EVERY) as gang:
+    settings: dict[str, Any] = {"mesh": SHARD, "in_place": 1, "on_loss": on_loss}
+    async with Gang(folder, 4, save_every_steps=EVERY, **settings) as gang:
         await gang.until(lambda s: s.step >= AT and s.committed and s.committed.step >= EVERY)
         for rank in killed:
             os.kill(gang.worker(rank), signal.SIGKILL)
         gate.touch()
         await gang.reports()
-        seen, shown = gang.seen, gang.shown()
+        seen, claims = gang.seen, (await gang.run_log()).claims
     store = storage.open_store(f"file://{folder}/store", "ns/job", {})
-    return [replace(e, epoch=0) for e in await verify.load_ledger(store)], seen, shown
-
-
-async def train_undisturbed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any]
-) -> list[Any]:
-    if not undisturbed:
-        undisturbed["ledger"], _, _ = await train(folder, monkeypatch)
-    found: list[Any] = undisturbed["ledger"]
-    return found
+    return [replace(e, epoch=0) for e in await verify.load_ledger(store)], seen, claims
 
 
 @pytest.mark.parametrize(
-    ("killed", "lost"), [((3,), 0), ((1, 2), AT - EVERY)], ids=["one unit", "both units"]
+    ("killed", "on_loss", "lost"),
+    [((3,), "Wait", 0), ((1, 2), "Shrink", AT - EVERY)],
+    ids=["one unit, and all wait for it", "both units"],
 )
-async def test_a_whole_unit_saves_and_without_one_all_go_back_to_the_commit(
+async def test_where_all_restart_the_run_equals_an_undisturbed_one_bit_for_bit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     undisturbed: dict[str, Any],
     killed: tuple[int, ...],
+    on_loss: str,
     lost: int,
 ) -> None:
-    expected = await train_undisturbed(tmp_path / "undisturbed", monkeypatch, undisturbed)
-    ledger, seen, shown = await train(tmp_path / "disturbed", monkeypatch, killed)
+    """A whole unit saves; without one, all go back to the commit."""
+    if not undisturbed:
+        undisturbed["ledger"], _, _ = await train(tmp_path / "undisturbed", monkeypatch)
+    ledger, seen, claims = await train(tmp_path / "disturbed", monkeypatch, killed, on_loss)
     assert [e.step for e in ledger] == list(range(1, STEPS + 1))
-    assert ledger == expected, "bit for bit"
-    assert sum(i.steps_lost for i in seen.incidents) == lost, shown
+    assert ledger == undisturbed["ledger"], "bit for bit"
+    assert [len(c.members) for c in claims] == [4, 4]
+    assert sum(i.steps_lost for i in seen.incidents) == lost
     loaded = await asyncio.to_thread(everstep.load, f"file://{tmp_path}/disturbed/store/ns/job")
     alone = a_model()
     alone.load_state_dict(loaded["model"])
     assert loaded.step == STEPS
+
+
+def an_endless_script(job: Job) -> None:
+    torch.set_num_threads(1)
+    model = a_model()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=job.mesh["shard"])
+    fully_shard(model, mesh=job.mesh["shard"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    job.track(model=model, optimizer=optimizer)
+    data = job.batches(a_dataset(), global_batch=24, micro_batch=2)
+    for step in job.steps(until=10**6):
+        for inputs, wanted in step.batches(data):
+            step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+            time.sleep(0.004)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawner = spawn.ForkSpawner(lambda: run(an_endless_script, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+
+
+async def test_a_unit_is_lost_with_its_rank_the_other_goes_on_and_it_joins_again_whole(
+    tmp_path: Path, endless: None
+) -> None:
+    async with Gang(tmp_path, 4, mesh=SHARD, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        before = [gang.worker(slot) for slot in range(4)]
+        os.kill(before[1], signal.SIGKILL)
+        await gang.until(lambda s: s.epoch == 2 and s.running)
+        await gang.until(lambda s: any(not i.open for i in s.incidents))
+        incident = gang.seen.incidents[0]
+        assert (incident.cause, incident.rung, incident.steps_lost) == ("WorkerDied", "regroup", 0)
+        await gang.until(lambda s: s.epoch == 3 and is_whole(s, 4), 60.0)
+        after = [gang.worker(slot) for slot in range(4)]
+        assert [old == new for old, new in zip(before, after, strict=True)] == [
+            False, False, True, True,
+        ]  # fmt: skip
+        joined = gang.seen.step
+        await gang.until(lambda s: s.step > joined + 2)
+        gang.want(stop=levels.Stop.SUSPEND)
+        await gang.reports()
+        assert [len(c.members) for c in (await gang.run_log()).claims] == [4, 2, 4]
+        assert gang.seen.stopped is not None
+        await assert_exact(gang, gang.seen.stopped.step)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("ranks", [1, 2], ids=["one rank a pod", "two ranks a pod"])
+async def test_many_ranks_of_units_killed_at_random_moments_cost_no_step(
+    tmp_path: Path, endless: None, ranks: int
+) -> None:
+    """One to three, up to 0.5 s apart, so that some die during a regroup or a join. Of three units one is spared."""
+    chance, world = random.Random(SEED), 6
+    print(f"seed {SEED}")
+    pods = world // ranks
+    async with Gang(
+        tmp_path, pods, workers=ranks, mesh=SHARD, in_place=1, hang_seconds=60.0
+    ) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        killed: set[int] = set()
+        while len(killed) < KILLS:
+            await gang.until(lambda s: is_whole(s, world), 120.0)
+            await asyncio.sleep(chance.random() * 0.4)
+            before, first = gang.seen.step, time.monotonic()
+            spared = choose_spared(gang, chance)
+            for _ in range(chance.choice((1, 1, 1, 2, 2, 3))):
+                kill_one_but(gang, chance, killed, spared)
+                await asyncio.sleep(chance.choice((0.0, 0.02, 0.1, 0.5)) * chance.random())
+            await gang.until(lambda s, b=before: s.step > b, 60.0)
+            print(f"{len(killed)} killed, next step after {time.monotonic() - first:.2f} s")
+        await gang.until(lambda s: is_whole(s, world), 120.0)
+        gang.want(stop=levels.Stop.SUSPEND)
+        await gang.reports()
+        assert gang.seen.stopped is not None
+        assert sum(i.steps_lost for s in gang.history for i in s.incidents) == 0
+        await assert_exact(gang, gang.seen.stopped.step)
+
+
+def choose_spared(gang: Gang, chance: random.Random) -> set[int]:
+    """The processes of a unit."""
+    workers = {w.rank: w.pid for a in gang.agents.values() for w in a.pod.workers.current.values()}
+    unit = chance.randrange(len(workers) // SHARD.unit)
+    return {workers[rank] for rank in SHARD.list_unit(unit)}
+
+
+def kill_one_but(gang: Gang, chance: random.Random, killed: set[int], spared: set[int]) -> None:
+    """A rank, or a newcomer that gets ready."""
+    workers = [a.pod.workers for a in gang.agents.values()]
+    ranks = {w.pid for s in workers for w in s.current.values() if w.alive}
+    newcomers = {w.pid for s in workers for w in s.fresh.values() if w.joins}
+    if victims := sorted((ranks | newcomers) - killed - spared):
+        victim = chance.choice(victims)
+        killed.add(victim)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
