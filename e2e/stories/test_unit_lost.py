@@ -1,4 +1,4 @@
-"""A rank of a job of two units dies. Its unit is lost with it; the other one saves, and no step is lost."""
+"""A rank of a job of two units dies. Its unit is lost with it; the other one goes on, and it comes back whole."""
 
 import pytest
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(400)
 NAME, SLOT = "halves", 3
 
 
-async def test_the_whole_unit_saves_and_all_go_on(scene: Scene) -> None:
+async def test_the_whole_unit_goes_on_and_the_other_joins_again(scene: Scene) -> None:
     job = scene.build_job(NAME, replicas=4, spec={"parallelism": {"shard": 2}})
     container = job["spec"]["workers"]["template"]["spec"]["containers"][0]
     container["command"] = ["everstep", "run", f"{SCRIPTS_PATH}/halves.py"]
@@ -30,6 +30,7 @@ async def test_the_whole_unit_saves_and_all_go_on(scene: Scene) -> None:
     assert scene.recorder.outcome.steps_lost == 0
     incident = (await trial.incidents())[-1]
     assert (incident["cause"], incident["slot"]) == ("WorkerDied", SLOT), incident
+    assert incident["rung"] == "regroup", incident
     assert await scene.board.quarantines() == []
     await scene.check_samples(trial)
     await scene.board.delete(NAME)

@@ -46,8 +46,9 @@ class Job:
         shard=2,tensor=2`); 1 × 1 where each rank holds the whole model.
 
         Shard the model over it before `job.track`: `fully_shard(layer, mesh=job.mesh["shard"])`,
-        `parallelize_module(model, job.mesh["tensor"], plan)`. Everstep sums over the units. A job
-        that uses it restarts from a save when a rank is lost.
+        `parallelize_module(model, job.mesh["tensor"], plan)`. Everstep sums over the units. The mesh
+        lasts as long as the process, whatever happens to other units. Where each rank holds the whole model, a job
+        that asks for it restarts from a save when a rank is lost.
         """
         return self._session.find_mesh()
 
