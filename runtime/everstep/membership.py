@@ -239,6 +239,11 @@ class Membership:
             self._news.notify_all()
         self._send(standing)
 
+    def take_over(self, step: int) -> None:
+        """As a newcomer, this rank holds the state of a member, as of this step."""
+        with self._news:
+            self._applied = step
+
     def mark_applied(self, step: int) -> int:
         """A step counts from here on. Returns the epoch to which it belongs.
 

@@ -244,6 +244,7 @@ class Session:
         self._restore_rest(tree, tensors.__getitem__)
         self.buffers = Buffers(self.tracked)
         self.applied = taken.applied
+        self.membership.take_over(taken.applied)
         self.meter.update(applied=taken.applied)
         self._prepare_saves(self.capture())
 

@@ -3,7 +3,7 @@
 import asyncio
 import io
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -31,7 +31,7 @@ class Worker:
     rank: int = 0
     cut_at: float | None = None
     alive: bool = True
-    store_error: str = ""
+    store_errors: dict[int, str] = field(default_factory=dict)
     order: asyncio.Lock = field(default_factory=asyncio.Lock)
     replies: asyncio.Queue[wire.StoreReply] = field(default_factory=asyncio.Queue)
 
@@ -116,6 +116,21 @@ async def test_a_key_that_cannot_be_set_fails_the_ranks_next_request_at_once(
     scene.send(GET, 2)
     assert "cannot reach the coordinator" in (await scene.worker.reply()).error
     assert scene.coordinator.calls == calls
+
+
+async def test_a_late_key_of_a_former_epoch_fails_no_request_of_the_present_one(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A formation that a second loss has interrupted may still run in another thread."""
+    monkeypatch.setattr(relay, "REACH_SECONDS", 0.5)
+    scene.coordinator.failures = 1000
+    scene.send(replace(SET, epoch=SET.epoch - 1))
+    while not scene.worker.store_errors:  # noqa: ASYNC110 no event tells
+        await asyncio.sleep(0.01)
+    scene.coordinator.failures = 0
+    scene.send(SET)
+    scene.send(GET, 1)
+    assert (await scene.worker.reply()).value == SET.value
 
 
 async def test_what_must_not_be_done_twice_is_not_repeated(scene: Scene) -> None:

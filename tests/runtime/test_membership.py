@@ -489,6 +489,16 @@ def test_a_newcomer_may_have_no_part_of_the_step_that_others_have_begun() -> Non
     rank.membership.park()
 
 
+def test_a_newcomer_tells_the_step_of_the_state_that_it_has_taken_over() -> None:
+    """If all that were there before it die before it has applied a step, the run goes on from there."""
+    newcomer = Rank(join=True, applied=0)
+    newcomer.membership.take_over(7)
+    newcomer.regroup(applied=7)
+    newcomer.membership.hold(2)
+    assert newcomer.standings()[-1].applied == 7
+    newcomer.membership.park()
+
+
 # --- ranks of a unit of several ------------------------------------------------------------------
 
 

@@ -72,17 +72,17 @@ class Relay:
             return
         async with worker.order:
             pass  # earlier one-way frames of this worker must be applied first
-        if worker.store_error:
-            worker.send(wire.StoreReply(error=worker.store_error), envelope.id)
+        if error := worker.store_errors.get(frame.epoch):
+            worker.send(wire.StoreReply(error=error), envelope.id)
             return
         worker.send(await self._answer(worker, frame), envelope.id)
 
     async def _serve_one_way(self, worker: Worker, frame: Any) -> None:
         """No one waits for an answer, so an error is kept for the worker's next request."""
         reply = await self._answer(worker, frame)
-        if not reply.error or worker.store_error:
+        if not reply.error or frame.epoch in worker.store_errors:
             return
-        worker.store_error = reply.error
+        worker.store_errors[frame.epoch] = reply.error
         if reply.error != OVER:
             self._line.say("store_request_failed", rank=worker.rank, message=reply.error)
 

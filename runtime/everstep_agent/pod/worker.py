@@ -101,8 +101,8 @@ class Worker:
     """Its process is reaped."""
     order: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Applies this worker's one-way store frames before its later requests."""
-    store_error: str = ""
-    """Why one of those one-way frames was lost: reported with the worker's next request."""
+    store_errors: dict[int, str] = field(default_factory=dict)
+    """Epoch → why one of its one-way frames was lost: reported with the worker's next request of that epoch."""
 
     @property
     def alive(self) -> bool:
