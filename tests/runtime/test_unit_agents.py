@@ -23,6 +23,7 @@ from everstep_agent.pod import spawn
 from everstep_agent.tools import verify
 from everstep_contract import levels, log
 from everstep_contract.units import Mesh
+from runtime.test_no_progress_agents import LEARNT
 from runtime.test_ranks import a_dataset, a_model
 from runtime.test_regroup_agents import KILLS, SEED, is_whole
 
@@ -154,6 +155,26 @@ async def test_a_unit_is_lost_with_its_rank_the_other_goes_on_and_it_joins_again
         gang.want(stop=levels.Stop.SUSPEND)
         await gang.reports()
         assert [len(c.members) for c in (await gang.run_log()).claims] == [4, 2, 4]
+        assert gang.seen.stopped is not None
+        await assert_exact(gang, gang.seen.stopped.step)
+
+
+async def test_a_rank_that_stops_is_cut_out_with_its_unit_and_named(
+    tmp_path: Path, endless: None
+) -> None:
+    """The rest of its unit makes no progress either, in a collective that looks like computing."""
+    async with Gang(tmp_path, 4, mesh=SHARD, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= LEARNT, 60.0)
+        os.kill(gang.worker(1), signal.SIGSTOP)
+        began = time.monotonic()
+        await gang.until(lambda s: s.epoch == 2 and s.running, 30.0)
+        assert time.monotonic() - began < 10.0, "far below recovery.hangSeconds"
+        await gang.until(lambda s: any(not i.open for i in s.incidents))
+        (incident,) = gang.seen.incidents
+        assert (incident.cause, incident.rung, incident.steps_lost) == ("NoProgress", "regroup", 0)
+        assert (incident.rank, incident.slot) == (1, 1)
+        gang.want(stop=levels.Stop.SUSPEND)
+        await gang.reports()
         assert gang.seen.stopped is not None
         await assert_exact(gang, gang.seen.stopped.step)
 
