@@ -79,6 +79,9 @@ async def train(
         gate.touch()
         await gang.reports()
         seen, claims = gang.seen, (await gang.run_log()).claims
+        read = [dict(gang.agents[slot].pod.restored_from) for slot in sorted(gang.agents)]
+    assert not any("store" in tiers for tiers in read), f"nothing is read from the store: {read}"
+    assert all(read) == bool(killed)
     store = storage.open_store(f"file://{folder}/store", "ns/job", {})
     return [replace(e, epoch=0) for e in await verify.load_ledger(store)], seen, claims
 
