@@ -132,6 +132,23 @@ def test_ranks_killed_at_random_moments_cost_nothing(
         assert_exact(ours, expected)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("mesh", [SHARD, TENSOR], ids=str)
+def test_a_unit_that_is_lost_while_the_others_regroup(
+    tmp_path: Path, undisturbed: dict[str, list[wire.Applied]], mesh: Mesh
+) -> None:
+    expected = run_undisturbed(tmp_path, mesh, undisturbed)
+    with agent(tmp_path, lambda: run(a_script(), seed=4), 6, mesh=mesh) as ours:
+        ours.wait_applied(3, range(6))
+        for rank in (2, 3):
+            os.kill(ours.workers[rank].pid, signal.SIGKILL)
+        ours.wait_ended([2, 3])
+        ours.regroup(before_start=lambda: ours.kill(5))
+        ours.regroup()
+        ours.finish()
+        assert_exact(ours, expected)
+
+
 def kill_in(phase: str, victim: int) -> Callable[[Job], None]:
     """Rank `victim` kills itself in step 5, where the name says."""
 
