@@ -15,10 +15,10 @@ def check(before: Gang, move: Move) -> str:
     rank = next((r for r in after.ranks if r.number == move.who), None)
     if rank is None:
         return ""
-    return _one_copy(rank) or _once(after, was, rank) or _alike(after, was, rank)
+    return one_copy(rank) or _once(after, was, rank) or alike(after, was, rank)
 
 
-def _one_copy(rank: Rank) -> str:
+def one_copy(rank: Rank) -> str:
     """No rank needs another rank's state."""
     if rank.lacks:
         return f"rank {rank.number} lacks the sums of the vector that it was handed"
@@ -46,7 +46,7 @@ def _once(after: Gang, was: Rank, rank: Rank) -> str:
     return "" if taken == list(range(MICRO_BATCHES)) else f"micro-batches {taken} are in one sum"
 
 
-def _alike(after: Gang, was: Rank, rank: Rank) -> str:
+def alike(after: Gang, was: Rank, rank: Rank) -> str:
     """Living ranks applied the same sums, and name the same epoch for the same step."""
     others = [r for r in after.ranks if r.number != rank.number]
     if rank.reduced > was.reduced:

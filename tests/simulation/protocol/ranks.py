@@ -40,6 +40,10 @@ class Rank(NamedTuple):
     told: wire.Standing | None = None
     lacks: bool = False
     """It was handed the vector of sums that it does not hold."""
+    passes: tuple[int, ...] = ()
+    """Of a unit: the passes that it has made, each as in `Kept`."""
+    inside: bool = False
+    """Of a unit: it is in the first pass of `todo`, and waits there for the rest of its unit."""
 
 
 class Gang(NamedTuple):
@@ -55,3 +59,9 @@ class Gang(NamedTuple):
     deaths: int = 2
     stuck: str = ""
     """Why the survivors cannot go on in place."""
+    level: int = 0
+    """Of units: what the coordinator has published, as `world.keep` numbers it."""
+    broken: frozenset[int] = frozenset()
+    """Units within which collectives fail though nobody has died."""
+    still: bool = False
+    """Nothing can happen any more."""

@@ -39,6 +39,7 @@ class Step:
     steps: int = 2
     loops: int = 1
     """Loops in each step."""
+    micro_batches: int = MICRO_BATCHES
     buckets: int = 1
     vector_last: bool = True
     keyed: bool = True
@@ -76,7 +77,7 @@ class Reducing:
     def events(self, world: Gang) -> list[Move]:
         if not world.deaths or len(world.ranks) == 1:
             return []
-        return [Move("dies", r.number, None, _die(world, r)) for r in world.ranks]
+        return [Move("dies", r.number, None, die(world, r)) for r in world.ranks]
 
     def is_done(self, world: Gang) -> bool:
         return bool(world.stuck) or all(r.steps == self.step.steps for r in world.ranks)
@@ -95,13 +96,18 @@ class Reducing:
         told = next((f for f in done.sent if isinstance(f, wire.Standing)), rank.told)
         return rank._replace(kept=done.kept, told=told), done.result
 
+    def _is_cut(self, world: Gang, epoch: int) -> bool:
+        """Whether a member of the epoch is dead."""
+        members = world.members[epoch - 1]
+        return any(d.number in members for d in world.dead)
+
     # --- the thread of the agent's socket ----------------------------------------------------
 
     def _of_socket(self, world: Gang, rank: Rank) -> Iterator[Move]:
         kept = rank.kept
-        if not kept.held and _has_lost(world, kept.epoch):
+        if not kept.held and self._is_cut(world, kept.epoch):
             held, _ = self._act(rank, "hold", kept.epoch)
-            yield Move("is held", rank.number, None, _with(world, held))
+            yield Move("is held", rank.number, None, with_rank(world, held))
         for number, frame in world.orders:
             if number == rank.number:
                 yield Move("goes on in epoch", number, frame.epoch, self._enter(world, rank, frame))
@@ -109,14 +115,14 @@ class Reducing:
     def _enter(self, world: Gang, rank: Rank, frame: wire.Regroup) -> Gang:
         entered, _ = self._act(rank, "regroup", frame)
         orders = tuple(o for o in world.orders if o != (rank.number, frame))
-        after = _with(world, entered._replace(told=None))._replace(orders=orders)
+        after = with_rank(world, entered._replace(told=None))._replace(orders=orders)
         return _form(after, frame.epoch)
 
     # --- the coordinator ---------------------------------------------------------------------
 
     def _coordinate(self, world: Gang) -> Iterator[Move]:
         epoch = len(world.members)
-        if world.orders or not _has_lost(world, epoch):
+        if world.orders or not self._is_cut(world, epoch):
             return
         members = world.members[-1]
         dead = {d.number for d in world.dead}
@@ -164,9 +170,9 @@ class Reducing:
     def _of_main(self, world: Gang, rank: Rank) -> Iterator[Move]:
         kept = rank.kept
         if rank.at == BETWEEN and rank.reduced < self.total and not kept.held:
-            begun, share = self._act(rank, "begin", MICRO_BATCHES)
+            begun, share = self._act(rank, "begin", self.step.micro_batches)
             begun = begun._replace(at=LOOP, todo=share, sums=(0,) * self.step.buckets)
-            yield Move("begins", rank.number, None, _with(world, begun))
+            yield Move("begins", rank.number, None, with_rank(world, begun))
         elif rank.at == LOOP and not rank.sent:
             yield from self._compute(world, rank)
         elif rank.at == LOOP and rank.done < len(self.order):
@@ -175,14 +181,14 @@ class Reducing:
             yield self._end(world, rank)
         elif rank.at == OUT and not kept.held:
             yield Move(
-                "hears of the regroup", rank.number, None, _with(world, rank._replace(at=PAST))
+                "hears of the regroup", rank.number, None, with_rank(world, rank._replace(at=PAST))
             )
         elif rank.at == PAST and self._may_take(kept):
             yield self._come_out(world, rank)
         elif rank.at == APPLYING and not (self.step.mark_waits and kept.held):
             marked, epoch = self._act(rank, "mark_applied", rank.steps + 1)
             marked = marked._replace(at=BETWEEN, steps=rank.steps + 1, attributed=epoch)
-            yield Move("has applied its step", rank.number, None, _with(world, marked))
+            yield Move("has applied its step", rank.number, None, with_rank(world, marked))
 
     def _may_take(self, kept: Kept) -> bool:
         return kept.rescue is None or not kept.held or not self.step.rescue_waits
@@ -194,45 +200,55 @@ class Reducing:
             rank = rank._replace(todo=(), held=rank.held.union(rank.todo, more))
             _, group = self._act(rank, "group_now")
             launched = rank._replace(sent=group.epoch if group is not None else 0)
-            yield Move("computes", rank.number, None, _with(world, launched))
-        elif kept.rescue is not None and self._may_take(kept):
+            yield Move("computes", rank.number, None, with_rank(world, launched))
+        else:
+            yield from self._wait(world, rank)
+
+    def _wait(self, world: Gang, rank: Rank) -> Iterator[Move]:
+        """It has computed its share."""
+        kept = rank.kept
+        if kept.rescue is not None and self._may_take(kept):
             yield self._come_out(world, rank)
         elif kept.group and not kept.held:
             launched = rank._replace(sent=kept.group)
-            yield Move("sends", rank.number, None, _with(world, launched))
+            yield Move("sends", rank.number, None, with_rank(world, launched))
 
     def _reduce(self, world: Gang, rank: Rank) -> Iterator[Move]:
-        members = world.members[rank.sent - 1]
+        members = self._list_summing(world, rank)
         everyone = [r for r in world.ranks + world.dead if r.number in members]
         if all(_has_begun(r, rank) for r in everyone):
             what, sums = self.order[rank.done], rank.sums
             if isinstance(what, int):
                 sums = (*sums[:what], rank.sent, *sums[what + 1 :])
             reduced = rank._replace(done=rank.done + 1, sums=sums)
-            yield Move("holds the sum of", rank.number, what, _with(world, reduced))
-        if _has_lost(world, rank.sent):
+            yield Move("holds the sum of", rank.number, what, with_rank(world, reduced))
+        if self._is_cut(world, rank.sent):
             failed, _ = self._act(rank, "fail", rank.sent)
             failed = failed._replace(at=OUT)
-            yield Move("has a collective fail", rank.number, None, _with(world, failed))
+            yield Move("has a collective fail", rank.number, None, with_rank(world, failed))
+
+    def _list_summing(self, world: Gang, rank: Rank) -> tuple[int, ...]:
+        """Who takes part in the collective that the rank waits for."""
+        return world.members[rank.sent - 1]
 
     def _end(self, world: Gang, rank: Rank) -> Move:
         value = (rank.sent, rank.reduced)
         after, counts = self._act(rank, "complete", rank.sent, value)
         after = self._deliver(after, value) if counts else after._replace(at=OUT)
         kind = "has the reduction" if counts else "has a reduction that does not count"
-        return Move(kind, rank.number, rank.reduced, _with(world, after))
+        return Move(kind, rank.number, rank.reduced, with_rank(world, after))
 
     def _come_out(self, world: Gang, rank: Rank) -> Move:
         """After the regroup: the rank is handed the vector, or takes the reduction again."""
         after, value = self._act(rank, "take_rescue")
         if value is None:
             again = after._replace(at=LOOP, sent=0, done=0, sums=(0,) * self.step.buckets)
-            return Move("takes again", rank.number, rank.reduced, _with(world, again))
+            return Move("takes again", rank.number, rank.reduced, with_rank(world, again))
         if 0 in rank.sums:
             lacks = after._replace(lacks=True)
-            return Move("is handed a vector", rank.number, None, _with(world, lacks))
+            return Move("is handed a vector", rank.number, None, with_rank(world, lacks))
         after = self._deliver(after, (int(value[0]), int(value[1])))
-        return Move("is handed a vector", rank.number, None, _with(world, after))
+        return Move("is handed a vector", rank.number, None, with_rank(world, after))
 
     def _deliver(self, rank: Rank, vector: tuple[int, int]) -> Rank:
         ends = (rank.reduced + 1) % self.step.loops == 0
@@ -249,12 +265,6 @@ def _told(rank: Rank, step: Step) -> wire.Standing | None:
     if step.promises or rank.told is None or rank.told.share is None:
         return rank.told
     return replace(rank.told, share=to_ranges(rank.held))
-
-
-def _has_lost(world: Gang, epoch: int) -> bool:
-    """Whether a member of the epoch is dead."""
-    members = world.members[epoch - 1]
-    return any(d.number in members for d in world.dead)
 
 
 def _has_begun(other: Rank, rank: Rank) -> bool:
@@ -282,7 +292,7 @@ def _form(world: Gang, epoch: int) -> Gang:
     )
 
 
-def _die(world: Gang, rank: Rank) -> Gang:
+def die(world: Gang, rank: Rank) -> Gang:
     return world._replace(
         ranks=tuple(r for r in world.ranks if r != rank),
         dead=(*world.dead, rank._replace(told=None)),
@@ -291,5 +301,5 @@ def _die(world: Gang, rank: Rank) -> Gang:
     )
 
 
-def _with(world: Gang, rank: Rank) -> Gang:
+def with_rank(world: Gang, rank: Rank) -> Gang:
     return world._replace(ranks=tuple(rank if r.number == rank.number else r for r in world.ranks))

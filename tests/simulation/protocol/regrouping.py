@@ -35,7 +35,7 @@ def decide(
 ) -> tuple[tuple[int, ...], regroup_rules.Decision | regroup_rules.Wait]:
     """The numbers of the survivors, and the decision about them."""
     standings = tuple(t._replace(standing=rules.tell(t.standing)) for t in told)
-    reports = [_report(t) for t in standings]
+    reports = [report(t) for t in standings]
     survivors, decision = regroup_rules.decide_regroup(_level(epoch, members), reports)
     return tuple(m.slot for m in survivors), rules.plan(decision, reports)
 
@@ -60,7 +60,8 @@ class Planned:
         self.plan = plan
         self._key = (
             plan.applied, plan.reductions, plan.micro_batches, tuple(sorted(plan.shares.items())),
-            plan.behind, plan.vector,
+            plan.behind, plan.vector, tuple(sorted(plan.passes.items())),
+            tuple(sorted((r, b.share, b.passes) for r, b in plan.begun.items())),
         )  # fmt: skip
 
     def __hash__(self) -> int:
@@ -141,7 +142,7 @@ def _level(epoch: int, members: tuple[int, ...]) -> EpochLevel:
     )
 
 
-def _report(told: Told) -> AgentReport:
+def report(told: Told) -> AgentReport:
     state = State.DEAD if told.dead else State.HELD if told.standing else State.TRACKED
     worker = WorkerReport(local=0, life=1, pid=1, state=state, standing=told.standing)
     return AgentReport(

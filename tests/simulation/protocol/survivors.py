@@ -13,6 +13,7 @@ import numpy as np
 from everstep.membership import Membership
 from everstep.shares import Pass
 from everstep_contract import wire
+from everstep_contract.units import Mesh
 
 Numbers = tuple[float, ...]
 MICRO_BATCHES = 4
@@ -43,8 +44,8 @@ GROUPS = [Group(epoch) for epoch in range(8)]
 
 
 class Kept(NamedTuple):
-    """The fields of `Membership`, named without the underscore. A group is given by its epoch, 0: none; passes by their
-    micro-batches: a unit is one rank here, so there are no fillers.
+    """The fields of `Membership`, named without the underscore. A group is given by its epoch, 0: none; a pass by its
+    micro-batch, and a filler by the complement of that (-1: of micro-batch 0).
     """
 
     epoch: int
@@ -63,6 +64,9 @@ class Kept(NamedTuple):
     rescue: Numbers | None = None
     held: bool = False
     apart: str = ""
+    lost_unit: str = ""
+    shard: int = 1
+    tensor: int = 1
 
 
 class Done(NamedTuple):
@@ -112,8 +116,8 @@ def act(kind: type[Membership], kept: Kept, name: str, *args: Any) -> Done:
     """
     sent: list[Any] = []
     membership = _restore(kind, kept, sent.append)
-    if name == "regroup":  # without the thread that forms the group
-        membership._enter(args[0])
+    if name == "regroup":
+        membership.regroup(args[0])  # type: ignore[func-returns-value]
         result = None
     elif name == "complete":
         result = membership.complete(GROUPS[args[0]], np.array(args[1], np.float64))
@@ -128,16 +132,18 @@ def _restore(kind: type[Membership], kept: Kept, send: Callable[[Any], None]) ->
     start = wire.Start(
         epoch=kept.epoch, rank=kept.rank, world=kept.world, local_rank=0, local_world=1, node_rank=0,
         job="", run="", applied=kept.applied, manifest=None, places=None, staging="",
+        mesh=Mesh(shard=kept.shard, tensor=kept.tensor),
     )  # fmt: skip
     made = kind(start, GROUPS[kept.newest], send=send, form=lambda frame: GROUPS[frame.epoch])
     made._group = GROUPS[kept.group] if kept.group else None
     made._ended, made._reductions = list(kept.ended), kept.reductions
     made._vector = None if kept.vector is None else np.array(kept.vector, np.float64)
-    made._begun = None if kept.begun is None else list(map(Pass, kept.begun))
-    made._micro_batches, made._more = kept.micro_batches, list(map(Pass, kept.more))
-    made._assigned = None if kept.assigned is None else list(map(Pass, kept.assigned))
+    made._begun = None if kept.begun is None else list(map(_pass, kept.begun))
+    made._micro_batches, made._more = kept.micro_batches, list(map(_pass, kept.more))
+    made._assigned = None if kept.assigned is None else list(map(_pass, kept.assigned))
     made._rescue = None if kept.rescue is None else np.array(kept.rescue, np.float64)
-    made._held, made._apart = kept.held, kept.apart
+    made._held, made._apart, made._lost_unit = kept.held, kept.apart, kept.lost_unit
+    made._form_group = lambda frame: None  # type: ignore[method-assign]
     return made
 
 
@@ -146,7 +152,7 @@ def _capture(made: Membership) -> Kept:
         made.epoch, made.rank, made.world, _epoch(made._group), _epoch(made._newest), made._applied,
         tuple(made._ended), made._reductions, _freeze(made._vector), _freeze(made._begun),
         made._micro_batches, _freeze(made._more), _freeze(made._assigned), _freeze(made._rescue),
-        made._held, made._apart,
+        made._held, made._apart, made._lost_unit, made.mesh.shard, made.mesh.tensor,
     )  # fmt: skip
 
 
@@ -158,5 +164,13 @@ def _freeze(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return tuple(value.tolist())
     if isinstance(value, list):
-        return tuple(one.index if isinstance(one, Pass) else one for one in value)
+        return tuple(_number(one) if isinstance(one, Pass) else one for one in value)
     return value
+
+
+def _pass(number: int) -> Pass:
+    return Pass(number) if number >= 0 else Pass(~number, filler=True)
+
+
+def _number(one: Pass) -> int:
+    return ~one.index if one.filler else one.index
