@@ -52,8 +52,8 @@ def extend_passes(begun: Sequence[Pass], share: Sequence[int], passes: int) -> l
         share: with what it holds.
         passes: of its unit in all; 0: as many as it takes.
     """
-    held = [p.index for p in begun if not p.filler]
-    new = [index for index in share if index not in set(held)]
+    held = dict.fromkeys(p.index for p in begun if not p.filler)
+    new = [index for index in share if index not in held]
     last = [0, *held, *new][-1]
     fillers = max(0, passes - len(begun) - len(new))
     return [*map(Pass, new), *[Pass(last, filler=True)] * fillers]

@@ -31,8 +31,8 @@ STEPS, EVERY, AT = 12, 4, 6
 SHARD = Mesh(shard=2)
 
 
-def a_script(job: Job, gate: Path) -> None:
-    """In step 7 each rank waits for the gate between a forward and its backward."""
+def build(job: Job) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    """A tracked model that the ranks of a unit divide."""
     torch.set_num_threads(1)
     model = a_model()
     for layer in model:
@@ -41,6 +41,12 @@ def a_script(job: Job, gate: Path) -> None:
     fully_shard(model, mesh=job.mesh["shard"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     job.track(model=model, optimizer=optimizer)
+    return model, optimizer
+
+
+def a_script(job: Job, gate: Path) -> None:
+    """In step 7 each rank waits for the gate between a forward and its backward."""
+    model, optimizer = build(job)
     data = job.batches(
         a_dataset(), global_batch=10, micro_batch=2
     )  # five micro-batches for four ranks
@@ -114,14 +120,7 @@ async def test_where_all_restart_the_run_equals_an_undisturbed_one_bit_for_bit(
 
 
 def an_endless_script(job: Job) -> None:
-    torch.set_num_threads(1)
-    model = a_model()
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=job.mesh["shard"])
-    fully_shard(model, mesh=job.mesh["shard"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    job.track(model=model, optimizer=optimizer)
+    model, optimizer = build(job)
     data = job.batches(a_dataset(), global_batch=24, micro_batch=2)
     for step in job.steps(until=10**6):
         for inputs, wanted in step.batches(data):
