@@ -121,7 +121,7 @@ def test_what_the_former_epoch_kept_is_gone_so_the_next_is_due_at_once() -> None
 def a_gang(folder: Path) -> Gang:
     """One unit of two pods, whose last save alone is sent to the store by itself."""
     gang = Gang(folder, 2, mesh=SHARD, max_redo_seconds=0.4)
-    gang.stub |= {"STUB_UNTIL": "80", "STUB_STEP_MS": "50"}
+    gang.stub |= {"STUB_UNTIL": "48", "STUB_STEP_MS": "50"}
     return gang
 
 
@@ -139,7 +139,7 @@ async def assert_continued(gang: Gang, least: int) -> None:
     assert [(link.epoch, link.last_step) for link in claims[1].chain] == [(1, first.step)]
     assert all(set(a.pod.restored_from) <= {"memory", "peer"} for a in gang.agents.values())
     await gang.reports()
-    await assert_exact(gang, 80)
+    await assert_exact(gang, 48)
 
 
 def list_stored(gang: Gang) -> list[Path]:
@@ -150,33 +150,33 @@ async def test_a_killed_rank_of_the_only_unit_costs_the_steps_since_the_last_nea
     tmp_path: Path,
 ) -> None:
     async with a_gang(tmp_path) as gang:
-        await until_kept(gang, 12)
+        await until_kept(gang, 8)
         assert not list_stored(gang), "a near save is not sent to the store"
         for slot in (0, 1):
             held = list((tmp_path / f"m-uid-1-{slot}-0/staging").glob(f"*{NAME}"))
             assert 1 <= len(held) <= 3, "older ones are dropped"
         os.kill(gang.worker(1), signal.SIGKILL)
-        await assert_continued(gang, 12)
+        await assert_continued(gang, 8)
         (incident,) = gang.seen.incidents
         assert 0 <= incident.steps_lost < 40
 
 
 async def test_a_lost_pods_part_is_uploaded_from_its_copy(tmp_path: Path) -> None:
     async with a_gang(tmp_path) as gang:
-        await until_kept(gang, 12)
+        await until_kept(gang, 8)
         await gang.kill(1)
         await gang.start(1, 1)
-        await assert_continued(gang, 12)
+        await assert_continued(gang, 8)
 
 
 async def test_agents_that_are_killed_too_find_it_when_they_come_back(tmp_path: Path) -> None:
     async with a_gang(tmp_path) as gang:
-        await until_kept(gang, 12)
+        await until_kept(gang, 8)
         for slot in (0, 1):
             await gang.kill(slot, say=False)
         for slot in (0, 1):
             await gang.start(slot, 0)
-        await assert_continued(gang, 12)
+        await assert_continued(gang, 8)
 
 
 @pytest.mark.parametrize("limit", [0.0, 3600.0])

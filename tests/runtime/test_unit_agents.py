@@ -20,6 +20,7 @@ from agent.gang import Gang, assert_exact
 from everstep import Job, run
 from everstep_agent import storage
 from everstep_agent.pod import spawn
+from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.tools import verify
 from everstep_contract import levels, log
 from everstep_contract.units import Mesh
@@ -28,6 +29,7 @@ from runtime.test_ranks import a_dataset, a_model
 from runtime.test_regroup_agents import KILLS, SEED, is_whole
 
 STEPS, EVERY, AT = 12, 4, 6
+NEAR_STEPS = 30
 SHARD = Mesh(shard=2)
 
 
@@ -117,6 +119,49 @@ async def test_where_all_restart_the_run_equals_an_undisturbed_one_bit_for_bit(
     alone = a_model()
     alone.load_state_dict(loaded["model"])
     assert loaded.step == STEPS
+
+
+def a_slow_script(job: Job) -> None:
+    model, optimizer = build(job)
+    data = job.batches(a_dataset(), global_batch=8, micro_batch=2)
+    for step in job.steps(until=NEAR_STEPS):
+        for inputs, wanted in step.batches(data):
+            step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        time.sleep(0.05)
+
+
+async def train_one_unit(folder: Path, killed: int | None = None) -> tuple[list[Any], RunLog]:
+    """The ledger and the run log of four ranks that hold one model; one is killed once a near save is kept."""
+    await asyncio.to_thread(folder.mkdir)
+    async with Gang(folder, 4, mesh=Mesh(shard=4), max_redo_seconds=0.3) as gang:
+        if killed is not None:
+            await gang.until(lambda s: s.kept_step >= 8)
+            os.kill(gang.worker(killed), signal.SIGKILL)
+        await gang.reports()
+        read = [dict(gang.agents[slot].pod.restored_from) for slot in sorted(gang.agents)]
+        log = await gang.run_log()
+    assert not any("store" in tiers for tiers in read), f"nothing is read from the store: {read}"
+    store = storage.open_store(f"file://{folder}/store", "ns/job", {})
+    return [replace(e, epoch=0) for e in await verify.load_ledger(store)], log
+
+
+async def test_a_rank_of_the_only_unit_costs_the_steps_since_the_last_near_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are computed again exactly: the run equals an undisturbed one bit for bit."""
+    forked = spawn.ForkSpawner(lambda: run(a_slow_script, seed=3))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
+    undisturbed, log = await train_one_unit(tmp_path / "undisturbed")
+    assert [c.step for c in log.commits] == [NEAR_STEPS], "near saves are not sent to the store"
+    ledger, log = await train_one_unit(tmp_path / "disturbed", killed=2)
+    assert ledger == undisturbed
+    assert [e.step for e in ledger] == list(range(1, NEAR_STEPS + 1))
+    first, last = log.commits
+    assert first.step >= 8, "the near save was sent when it was needed"
+    assert [c.last_step for c in log.claims[1].chain] == [first.step]
+    assert last.step == NEAR_STEPS
 
 
 def an_endless_script(job: Job) -> None:
