@@ -118,9 +118,9 @@ def test_what_the_former_epoch_kept_is_gone_so_the_next_is_due_at_once() -> None
 # --- a whole job ----------------------------------------------------------------------------------
 
 
-def a_gang(folder: Path) -> Gang:
+def a_gang(folder: Path, **settings: object) -> Gang:
     """One unit of two pods, whose last save alone is sent to the store by itself."""
-    gang = Gang(folder, 2, mesh=SHARD, max_redo_seconds=0.4)
+    gang = Gang(folder, 2, mesh=SHARD, max_redo_seconds=0.4, **settings)
     gang.stub |= {"STUB_UNTIL": "48", "STUB_STEP_MS": "50"}
     return gang
 
@@ -177,6 +177,21 @@ async def test_agents_that_are_killed_too_find_it_when_they_come_back(tmp_path: 
         for slot in (0, 1):
             await gang.start(slot, 0)
         await assert_continued(gang, 8)
+
+
+async def test_a_pod_whose_container_ended_finds_its_part_when_it_comes_back(
+    tmp_path: Path,
+) -> None:
+    """Nobody has a copy of it, so at first the run seems to go back to its beginning."""
+    async with a_gang(tmp_path, peer_bandwidth=0) as gang:
+        await gang.until(lambda s: s.kept_step >= 8)
+        await gang.kill(1)
+        await gang.until(lambda s: any("going back to step 0" in note for note in s.notes))
+        await gang.start(1, 0)
+        await assert_continued(gang, 8)
+        (incident,) = gang.seen.incidents
+        assert incident.step >= 8
+        assert incident.steps_lost < 8
 
 
 @pytest.mark.parametrize("limit", [0.0, 3600.0])

@@ -86,6 +86,11 @@ async def finish_save(term: Term) -> None:
             await term.tick()
     finally:
         term.change(term.state.finish_save(None))
+    commit = term.newest_commit()
+    if commit is not None and commit.step >= step:
+        incidents = term.state.incidents.finds(commit.step)
+        note = f"the save of step {commit.step} was found in the pods' memory: all go on from it"
+        term.change(term.state.with_incidents(incidents).note(note))
 
 
 def _is_open(term: Term, step: int) -> bool:

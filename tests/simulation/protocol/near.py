@@ -1,5 +1,5 @@
-"""Model of near saves: two pods on two nodes, which hold one copy of the model together. From the moment at which a near
-save is kept, the loss of all processes or of either node leaves it, or a newer one, whole.
+"""Model of near saves: two pods on two nodes hold one copy of the model together. Once a near save is kept, the loss of
+all processes or of either node leaves it whole, or a newer one.
 
 What is kept is decided by the runtime's own `near_saves` and `keeping`.
 """
@@ -93,9 +93,7 @@ class Near:
             yield Move("hears of", i, world.kept, _with(world, i, told))
         copies = _copy(partner.copies, pod.own, pod.told)
         if copies != partner.copies:
-            yield Move(
-                "copies to", i, 1 - i, _with(world, 1 - i, partner._replace(copies=copies))
-            )
+            yield Move("copies to", i, 1 - i, _with(world, 1 - i, partner._replace(copies=copies)))
         newest = max((s for s in pod.own if s in partner.copies), default=0)
         if newest > pod.copied:
             yield Move("reports", i, newest, _with(world, i, pod._replace(copied=newest)))
