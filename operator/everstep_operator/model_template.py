@@ -11,6 +11,7 @@ from everstep_operator.rules import Rule, UserInput
 
 Quantity = Annotated[int | str, WithJsonSchema({"x-kubernetes-int-or-string": True})]
 Words = dict[str, str]
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def _require_64_bits(value: int) -> int:
@@ -116,13 +117,27 @@ class NodeAffinity(Loose):
     )
     preferred: list[Requirement] | None = Field(
         default=None,
-        alias="preferredDuringSchedulingIgnoredDuringExecution",
+        alias=PREFERRED,
         description="Preferred terms.",
+    )
+
+
+class PodPreference(Loose):
+    """A preference with regard to pods that run already, and its weight."""
+
+
+class PodAffinity(Loose):
+    preferred: list[PodPreference] | None = Field(
+        default=None,
+        alias=PREFERRED,
+        description="Preferred terms. Pods of one unit get terms that keep them close together; spares get others.",
     )
 
 
 class Affinity(Loose):
     node_affinity: NodeAffinity | None = Field(default=None, description="To nodes.")
+    pod_affinity: PodAffinity | None = Field(default=None, description="To other pods.")
+    pod_anti_affinity: PodAffinity | None = Field(default=None, description="Away from other pods.")
 
 
 class PodSpec(Loose):
