@@ -11,7 +11,6 @@ from everstep_operator.rules import Rule, UserInput
 
 Quantity = Annotated[int | str, WithJsonSchema({"x-kubernetes-int-or-string": True})]
 Words = dict[str, str]
-PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def _require_64_bits(value: int) -> int:
@@ -117,7 +116,7 @@ class NodeAffinity(Loose):
     )
     preferred: list[Requirement] | None = Field(
         default=None,
-        alias=PREFERRED,
+        alias="preferredDuringSchedulingIgnoredDuringExecution",
         description="Preferred terms.",
     )
 
@@ -129,7 +128,7 @@ class PodPreference(Loose):
 class PodAffinity(Loose):
     preferred: list[PodPreference] | None = Field(
         default=None,
-        alias=PREFERRED,
+        alias="preferredDuringSchedulingIgnoredDuringExecution",
         description="Preferred terms. Pods of one unit get terms that keep them close together; spares get others.",
     )
 
@@ -182,7 +181,9 @@ class PodSpec(Loose):
     )
     volumes: list[Volume] | None = Field(default=None, description="Volumes of the pod.")
     affinity: Affinity | None = Field(
-        default=None, description="Where the pods may run. Faulty and suspect nodes are added."
+        default=None,
+        description="Where the pods may run. Faulty and suspect nodes are added, and terms "
+        "that keep a unit together and spares apart.",
     )
     security_context: SecurityContext | None = Field(
         default=None, description="Security settings of the pod's processes."
@@ -210,7 +211,8 @@ class PodTemplate(Loose):
         description="Pod spec with your own image and `command: [everstep, run, train.py]` in the "
         "container named `trainer` (or the only one). Everstep adds to it: environment EVERSTEP_*, "
         "labels, one port, a memory volume whose size is added to the memory limit, a memory-backed "
-        "/dev/shm, affinity away from quarantined nodes, annotations that keep autoscalers away; "
+        "/dev/shm, affinity away from quarantined nodes and to the other pods of its unit, annotations "
+        "that keep autoscalers away; "
         "restartPolicy becomes OnFailure. With securityContext.runAsNonRoot: true it also gets the "
         "rest of Pod Security `restricted`, where unset.",
     )
