@@ -428,7 +428,7 @@ class JobSpec(UserInput):
         default_factory=Parallelism,
         json_schema_extra={"default": {"shard": 1, "tensor": 1}},
         description="How ranks divide the model; default: each rank holds all of it. replicas, minReplicas and "
-        "spares are whole numbers of units.",
+        "spares are whole numbers of units. The pods of a unit prefer one node, NVLink domain, rack and zone.",
     )
     checkpoint: Checkpoint = Field(description="Where the run is stored and how often it is saved.")
     recovery: Recovery = Field(

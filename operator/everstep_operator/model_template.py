@@ -121,8 +121,22 @@ class NodeAffinity(Loose):
     )
 
 
+class PodPreference(Loose):
+    """A preference with regard to pods that run already, and its weight."""
+
+
+class PodAffinity(Loose):
+    preferred: list[PodPreference] | None = Field(
+        default=None,
+        alias="preferredDuringSchedulingIgnoredDuringExecution",
+        description="Preferred terms. Pods of one unit get terms that keep them close together; spares get others.",
+    )
+
+
 class Affinity(Loose):
     node_affinity: NodeAffinity | None = Field(default=None, description="To nodes.")
+    pod_affinity: PodAffinity | None = Field(default=None, description="To other pods.")
+    pod_anti_affinity: PodAffinity | None = Field(default=None, description="Away from other pods.")
 
 
 class PodSpec(Loose):
@@ -167,7 +181,9 @@ class PodSpec(Loose):
     )
     volumes: list[Volume] | None = Field(default=None, description="Volumes of the pod.")
     affinity: Affinity | None = Field(
-        default=None, description="Where the pods may run. Faulty and suspect nodes are added."
+        default=None,
+        description="Where the pods may run. Faulty and suspect nodes are added, and terms "
+        "that keep a unit together and spares apart.",
     )
     security_context: SecurityContext | None = Field(
         default=None, description="Security settings of the pod's processes."
@@ -195,7 +211,8 @@ class PodTemplate(Loose):
         description="Pod spec with your own image and `command: [everstep, run, train.py]` in the "
         "container named `trainer` (or the only one). Everstep adds to it: environment EVERSTEP_*, "
         "labels, one port, a memory volume whose size is added to the memory limit, a memory-backed "
-        "/dev/shm, affinity away from quarantined nodes, annotations that keep autoscalers away; "
+        "/dev/shm, affinity away from quarantined nodes and to the other pods of its unit, annotations "
+        "that keep autoscalers away; "
         "restartPolicy becomes OnFailure. With securityContext.runAsNonRoot: true it also gets the "
         "rest of Pod Security `restricted`, where unset.",
     )

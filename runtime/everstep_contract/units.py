@@ -4,6 +4,7 @@ Ranks of a unit follow each other. Within it the tensor dimension is the inner o
 `init_device_mesh(…, (shard, tensor))`: rank = (unit × shard + shard index) × tensor + tensor index.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 DIMENSIONS = ("shard", "tensor")
@@ -90,6 +91,28 @@ class Mesh:
 
 ONE_RANK = Mesh()
 """Each rank holds the whole model."""
+
+
+def form_units(
+    slots: Iterable[int], together: int, awaited: Collection[int] = ()
+) -> list[tuple[int, ...]]:
+    """Which of these slots form a unit: neighbours first, then what is left, by number.
+
+    Args:
+        together: slots of a unit (`Mesh.count_slots`). Slots are neighbours if they have the same slot // together.
+        awaited: slots that may get ready soon. Their neighbours wait for them, and form no unit with others.
+    Returns:
+        Whole units only, the lowest slot first.
+    """
+    groups: dict[int, list[int]] = {}
+    for slot in sorted(slots):
+        groups.setdefault(slot // together, []).append(slot)
+    kept = {slot // together for slot in awaited}
+    whole = [tuple(group) for group in groups.values() if len(group) == together]
+    parts = [g for number, g in groups.items() if len(g) < together and number not in kept]
+    rest = [slot for group in parts for slot in group]
+    cut = len(rest) - len(rest) % together
+    return sorted([*whole, *(tuple(rest[at : at + together]) for at in range(0, cut, together))])
 
 
 def parse(text: str) -> Mesh:

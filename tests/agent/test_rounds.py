@@ -63,7 +63,8 @@ def test_an_epoch_has_whole_units_and_the_rest_are_spares():
     wanted = wanting(8, min_workers=4)
     reports = [a_report(s) for s in range(8)]
     assert slots_of(decide(reports, wanted, **FOUR)) == list(range(8))
-    assert slots_of(decide(reports[1:], wanted, **FOUR)) == [1, 2, 3, 4]
+    assert slots_of(decide(reports[1:], wanted, **FOUR)) == [4, 5, 6, 7], "neighbours"
+    assert slots_of(decide([reports[s] for s in (0, 2, 3, 6)], wanted, **FOUR)) == [0, 2, 3, 6]
     waits = decide(reports[:3], wanted, **FOUR)
     assert isinstance(waits, rounds.Wait)
     assert waits.reason == "TooFewWorkers"
@@ -75,11 +76,26 @@ def test_an_epoch_has_whole_units_and_the_rest_are_spares():
     )
 
 
-def test_those_that_trained_before_form_the_units_and_follow_slot_order():
-    former = {(s, 0) for s in (0, 2, 3, 4)}
-    reports = [a_report(s) for s in range(5)]
-    found = decide(reports, wanting(4), former=former, mesh=Mesh(shard=2))
-    assert slots_of(found) == [0, 2, 3, 4]
+def test_neighbours_form_a_unit_and_what_is_left_forms_others():
+    wanted, pairs = wanting(4, min_workers=2), FOUR | {"mesh": Mesh(shard=2)}
+    assert slots_of(decide([a_report(s) for s in (0, 2, 3)], wanted, **pairs)) == [2, 3]
+    found = decide([a_report(s) for s in (0, 2, 3, 5)], wanted, **pairs)
+    assert slots_of(found) == [0, 5, 2, 3], "units follow their lowest slots"
+    assert isinstance(found, rounds.Start)
+    assert [(m.node_rank, m.first) for m in found.members] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+
+def test_the_units_of_which_the_most_pods_trained_before_go_on():
+    reports, pairs = [a_report(s) for s in range(6)], Mesh(shard=2)
+
+    def chosen(want, *trained):
+        former = {(s, 0) for s in trained}
+        return slots_of(decide(reports, wanting(want), former=former, mesh=pairs))
+
+    assert chosen(4, 2, 3, 4, 5) == [2, 3, 4, 5]
+    assert chosen(4, 1, 4, 5) == [0, 1, 4, 5]
+    assert chosen(2, 1, 2, 4, 5) == [4, 5]
+    assert chosen(2, 3, 5) == [2, 3], "the lowest slots of equals"
 
 
 def test_pods_that_hold_whole_units_count_one_by_one():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep_contract.units import Mesh, parse
+from everstep_contract.units import Mesh, form_units, parse
 
 
 def test_two_units_of_two_by_two() -> None:
@@ -89,3 +89,27 @@ def test_a_mesh_as_text() -> None:
 def test_what_is_no_mesh_is_refused_with_the_fix(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    ("slots", "together", "awaited", "units"),
+    [
+        ((3, 0, 2), 1, (1,), [(0,), (2,), (3,)]),
+        ((0, 1, 2, 3), 2, (), [(0, 1), (2, 3)]),
+        ((0, 2, 3), 2, (), [(2, 3)]),
+        ((5, 3, 2, 0), 2, (), [(0, 5), (2, 3)]),
+        ((0, 3, 4, 7), 2, (), [(0, 3), (4, 7)]),
+        ((0, 3, 4, 7), 2, (1,), [(3, 4)]),
+        ((0, 3, 4, 7), 2, (1, 2), [(4, 7)]),
+        ((0, 1, 2, 4, 5, 6, 7, 9), 4, (), [(0, 1, 2, 9), (4, 5, 6, 7)]),
+        ((0, 1, 2, 9, 10, 11), 4, (3,), []),
+        ((), 2, (), []),
+    ],
+)
+def test_neighbours_form_a_unit_first(
+    slots: tuple[int, ...],
+    together: int,
+    awaited: tuple[int, ...],
+    units: list[tuple[int, ...]],
+) -> None:
+    assert form_units(slots, together, awaited) == units

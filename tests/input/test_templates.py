@@ -10,6 +10,7 @@ from everstep_contract import names
 from everstep_operator import model
 from everstep_operator.jobs import observe, plan
 from everstep_operator.jobs.actions import CheckTemplate
+from everstep_operator.jobs.affinities import PREFERRED
 from everstep_operator.jobs.observed import Observed
 from input import specs
 from job_builders import NOW, TEMPLATE, UID, a_spec
@@ -18,8 +19,9 @@ OF_TEMPLATES = [(path, schema) for path, schema in specs.FIELDS if "template" in
 
 
 def observed(template: Any) -> Observed:
-    spec = a_spec()
-    spec["workers"] = {**spec["workers"], "template": template}
+    """Of a job whose units take several pods, with spares: its pods get most additions."""
+    spec = a_spec(parallelism={"shard": 3})
+    spec["workers"] = {**spec["workers"], "spares": 3, "template": template}
     metadata = {"namespace": "team", "name": "lm", "uid": UID, "generation": 1}
     job = observe.to_job({"metadata": metadata, "spec": specs.as_stored(spec)})
     return Observed(job=job)
@@ -27,6 +29,10 @@ def observed(template: Any) -> Observed:
 
 def container(**changes: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{**TEMPLATE["spec"]["containers"][0], **changes}]}}
+
+
+def with_affinity(**parts: Any) -> dict[str, Any]:
+    return {"spec": {**TEMPLATE["spec"], "affinity": parts}}
 
 
 @st.composite
@@ -60,6 +66,8 @@ def test_a_quantity_that_is_none_goes_to_the_api_server_as_it_stands(memory: str
         ({"spec": {"containers": ["x"]}}, "containers.0"),
         ({"spec": {"containers": {"name": "trainer"}}}, "containers"),
         (container(env=[1]), "containers.0.env.0"),
+        (with_affinity(podAffinity="x"), "affinity.podAffinity"),
+        (with_affinity(podAntiAffinity={PREFERRED: {}}), f"podAntiAffinity.{PREFERRED}"),
         (container(resources={"limits": {"memory": 1.5}}), "limits.memory"),
         ({"spec": {**TEMPLATE["spec"], "terminationGracePeriodSeconds": "1m"}}, "terminationGrace"),
         ({**TEMPLATE, "metadata": {"labels": {"a": 1}}}, "metadata.labels.a"),

@@ -202,3 +202,12 @@ def a_large_job(pods: int) -> Observed:
 def test_the_plan_of_a_job_grows_with_its_pods_and_no_faster() -> None:
     small, large = (count(lambda n=n: plan(a_large_job(n), NOW)) for n in (SMALL, LARGE))
     assert large < small * LARGE / SMALL * SLACK
+
+
+def test_the_first_pods_of_a_unit_name_no_more_mates_the_larger_it_is() -> None:
+    def a_new_unit(pods: int) -> Observed:
+        spec = job_builders.a_spec(replicas=pods, parallelism={"shard": pods})
+        return Observed(job=job_builders.a_job(spec))
+
+    small, large = (count(lambda n=n: plan(a_new_unit(n), NOW)) for n in (SMALL, LARGE))
+    assert large < small * LARGE / SMALL * SLACK

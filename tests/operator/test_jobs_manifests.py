@@ -114,10 +114,69 @@ def test_nodes_in_question_are_excluded_from_every_alternative_of_the_user() -> 
     assert found["nodeSelectorTerms"][0]["matchExpressions"] == terms[0]["matchExpressions"]
 
 
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+def test_a_pod_prefers_the_domains_of_its_mates_the_narrower_the_more() -> None:
+    terms = built(mates=(3, 1))["spec"]["affinity"]["podAffinity"][PREFERRED]
+    assert [(t["podAffinityTerm"]["topologyKey"], t["weight"]) for t in terms] == [
+        ("kubernetes.io/hostname", 100),
+        ("nvidia.com/gpu.clique", 80),
+        ("topology.kubernetes.io/rack", 60),
+        ("topology.kubernetes.io/zone", 40),
+    ]
+    mates = {
+        "matchLabels": {"everstep.dev/job-uid": UID},
+        "matchExpressions": [{"key": "everstep.dev/slot", "operator": "In", "values": ["3", "1"]}],
+    }
+    assert [t["podAffinityTerm"]["labelSelector"] for t in terms] == [mates] * 4
+    assert "affinity" not in built()["spec"]
+
+
+def test_a_spare_keeps_apart_from_all_but_its_mates() -> None:
+    def distance(**kwargs: Any) -> Any:
+        return built(spare=True, **kwargs)["spec"]["affinity"]["podAntiAffinity"][PREFERRED]
+
+    def selector(term: Any) -> Any:
+        return term["podAffinityTerm"]["labelSelector"]
+
+    ours = {"matchLabels": {"everstep.dev/job-uid": UID}}
+    assert [selector(t) for t in distance()] == [ours, ours]
+    others = [{"key": "everstep.dev/slot", "operator": "NotIn", "values": ["3"]}]
+    assert [selector(t) for t in distance(mates=(3,))] == [ours | {"matchExpressions": others}] * 2
+    assert "podAffinity" in built(spare=True, mates=(3,))["spec"]["affinity"]
+
+
+def test_the_users_own_affinity_is_kept_and_extended() -> None:
+    own = {"podAffinityTerm": {"topologyKey": "mine"}, "weight": 1}
+    hard = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "block"}]}
+    affinity = {
+        "podAffinity": {PREFERRED: [own], **hard},
+        "podAntiAffinity": {PREFERRED: [own]},
+        "nodeAffinity": {PREFERRED: [{"weight": 2, "preference": {}}]},
+    }
+    found = built(
+        with_template(lambda s: s.update(affinity=affinity)), mates=(3,), spare=True, shun=["n1"]
+    )["spec"]["affinity"]
+    assert found["podAffinity"][PREFERRED][0] == own
+    assert found["podAffinity"].items() >= hard.items()
+    assert {kind: len(part[PREFERRED]) for kind, part in found.items()} == {
+        "podAffinity": 5, "podAntiAffinity": 3, "nodeAffinity": 2,
+    }  # fmt: skip
+
+
 def test_the_template_itself_is_left_alone() -> None:
-    before = copy.deepcopy(TEMPLATE)
-    built(avoid=["n1"])
-    assert before == TEMPLATE
+    near: Any = {"podAffinity": {PREFERRED: []}, "podAntiAffinity": None}
+    template = {**TEMPLATE, "spec": {**TEMPLATE["spec"], "affinity": near}}
+    spec = a_spec()
+    before = copy.deepcopy(template)
+    built(
+        {**spec, "workers": {**spec["workers"], "template": template}},
+        avoid=["n1"],
+        mates=(3,),
+        spare=True,
+    )
+    assert before == template
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,20 @@
 """The worker pod: the user's template plus Everstep's additions. Pure: template in, body out.
 
 The additions, and nothing else: labels, owner, environment, one port, the memory volume with
-its size added to the memory limit, /dev/shm in memory, affinity away from faulty or suspect
-nodes (and of a spare away from the job's other pods), restartPolicy OnFailure, no Kubernetes
-credentials; annotations that keep autoscalers from moving a training pod; the rest of Pod
-Security "restricted" if the template says non-root.
+its size added to the memory limit, /dev/shm in memory, affinity (`affinities`), restartPolicy
+OnFailure, no Kubernetes credentials; annotations that keep autoscalers from moving a training
+pod; the rest of Pod Security "restricted" if the template says non-root.
 """
 
 import copy
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from everstep_contract import names
 from everstep_contract.env import PREFIX, AgentEnv
+from everstep_operator.jobs import affinities
 from everstep_operator.jobs.observed import Job
 from everstep_operator.jobs.security import add_restrictions
 from everstep_operator.model import JobSpec
@@ -26,8 +26,6 @@ GRACE_SECONDS = 60
 """terminationGracePeriodSeconds if the template has none: time to save on SIGTERM."""
 LONGEST_MARGIN = 5.0
 """How much of that a kubelet and a container that ends may take, in seconds; at most a tenth."""
-NODE_FIELD = "metadata.name"
-NODE_HOST = "kubernetes.io/hostname"
 STAY_ANNOTATIONS = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
@@ -145,12 +143,16 @@ def build_pod(
     avoid: Iterable[str] = (),
     shun: Iterable[str] = (),
     *,
+    mates: Sequence[int] = (),
     spare: bool = False,
 ) -> Body:
-    """The pod must not run on nodes of `avoid`, and on those of `shun` only if there is no other; a
-    `spare` prefers a rack and a node that has no pod of the job.
+    """The template must have no conflict.
 
-    The template must have no conflict.
+    Args:
+        avoid: nodes on which the pod must not run.
+        shun: nodes on which it runs only if there is no other.
+        mates: slots beside whose pods it prefers to run, because they form a unit with it.
+        spare: it prefers a rack and a node without other pods of the job than its mates.
     """
     template = copy.deepcopy(dict(job.raw_template))
     pod_spec: Body = template.get("spec") or {}
@@ -158,10 +160,11 @@ def build_pod(
     assert trainer is not None
     _add_agent(job, spec, pod_spec, trainer, slot, attempt)
     _add_memory(spec, pod_spec, trainer)
-    _add_affinity(pod_spec, sorted(set(avoid)))
-    _add_preference(pod_spec, sorted(set(shun)))
+    affinities.exclude_nodes(pod_spec, sorted(set(avoid)))
+    affinities.shun_nodes(pod_spec, sorted(set(shun)))
+    affinities.draw_to_mates(pod_spec, job.uid, mates)
     if spare:
-        _add_distance(job, pod_spec)
+        affinities.keep_apart(pod_spec, job.uid, mates)
     add_restrictions(pod_spec)
     pod_spec["restartPolicy"] = "OnFailure"
     pod_spec["automountServiceAccountToken"] = False
@@ -294,57 +297,3 @@ def to_number(quantity: str) -> float:
     """A Kubernetes quantity; nan if it is none."""
     match = re.fullmatch(r"\+?([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", quantity)
     return float(match[1]) * _FACTORS.get(match[2], math.nan) if match else math.nan
-
-
-def _add_affinity(pod_spec: Body, avoid: list[str]) -> None:
-    """The terms are alternatives, so each of them must exclude the nodes. A matchField takes one
-    value.
-    """
-    if not avoid:
-        return
-    node = _node_affinity(pod_spec)
-    required = node.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-    terms = required.get("nodeSelectorTerms") or [{}]
-    required["nodeSelectorTerms"] = [
-        {**term, "matchFields": [*(term.get("matchFields") or []), *_not_on(avoid)]}
-        for term in terms
-    ]
-
-
-def _add_preference(pod_spec: Body, shun: list[str]) -> None:
-    """Only a preference: a suspicion may end while the pod is pending, and a pod's affinity cannot
-    be changed.
-    """
-    if not shun:
-        return
-    key = "preferredDuringSchedulingIgnoredDuringExecution"
-    node = _node_affinity(pod_spec)
-    wish = {"weight": 100, "preference": {"matchFields": _not_on(shun)}}
-    node[key] = [*(node.get(key) or []), wish]
-
-
-def _add_distance(job: Job, pod_spec: Body) -> None:
-    """What takes the job's other pods away should not take the spare. Not another zone: a spare that
-    trains would slow all others down.
-    """
-    key = "preferredDuringSchedulingIgnoredDuringExecution"
-    affinity = pod_spec["affinity"] = pod_spec.get("affinity") or {}
-    apart = affinity["podAntiAffinity"] = affinity.get("podAntiAffinity") or {}
-    others = {"matchLabels": {names.LABEL_JOB_UID: job.uid}}
-    wishes = [
-        {"weight": 50, "podAffinityTerm": {"labelSelector": others, "topologyKey": domain}}
-        for domain in (names.NODE_RACK, NODE_HOST)
-    ]
-    apart[key] = [*(apart.get(key) or []), *wishes]
-
-
-def _node_affinity(pod_spec: Body) -> Body:
-    affinity = pod_spec.get("affinity") or {}
-    pod_spec["affinity"] = affinity
-    node: Body = affinity.get("nodeAffinity") or {}
-    affinity["nodeAffinity"] = node
-    return node
-
-
-def _not_on(nodes: list[str]) -> list[Body]:
-    return [{"key": NODE_FIELD, "operator": "NotIn", "values": [name]} for name in nodes]

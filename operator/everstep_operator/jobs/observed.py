@@ -8,7 +8,8 @@ from typing import Any
 
 from everstep_contract.levels import Left, Seen
 from everstep_contract.report import ExitReport
-from everstep_operator.jobs.slots import Slots, choose_slots
+from everstep_contract.units import ONE_RANK, Mesh
+from everstep_operator.jobs.slots import Slots, choose_slots, list_units, order_members
 from everstep_operator.model import MOST_SLOTS, JobSpec
 from everstep_operator.model_status import JobStatus
 from everstep_operator.values import NodeState, NodeVerdict
@@ -211,10 +212,26 @@ class Observed:
 
     @cached_property
     def slots_inside(self) -> tuple[int, ...]:
-        """Slots whose present pod is a member, those that are to leave last."""
+        """Slots whose present pod is a member, those that are to leave last, with their units."""
         current = {r.slot: r.attempt for r in self.job.status.slots}
-        found = {s for s, a in self._members if current.get(s, a) == a}
-        return tuple(sorted(found, key=lambda s: (s in self._leavers, s)))
+        found = frozenset(s for s, a in self._members if current.get(s, a) == a)
+        return order_members(self.units, found, self._leavers, self.together)
+
+    @property
+    def together(self) -> int:
+        """Slots of a unit; 1: a pod holds whole units."""
+        spec = self.job.spec
+        return 1 if spec is None else self.mesh.count_slots(spec.workers.processes_per_worker)
+
+    @property
+    def mesh(self) -> Mesh:
+        return ONE_RANK if self.job.spec is None else self.job.spec.parallelism.mesh
+
+    @cached_property
+    def units(self) -> tuple[tuple[int, ...], ...]:
+        """The slots of each unit by the job's last report, in the order of ranks. Lost ones are missing."""
+        members = self.seen.members if self.seen is not None else ()
+        return tuple(list_units(members, self.mesh.unit))
 
     @cached_property
     def slots(self) -> Slots:
@@ -270,6 +287,11 @@ class Observed:
     def _current_pods(self) -> tuple[Pod, ...]:
         current = {r.slot: r.attempt for r in self.job.status.slots}
         return tuple(p for p in self.pods if p.attempt >= current.get(p.slot, p.attempt))
+
+    @property
+    def node_of_slot(self) -> dict[int, str]:
+        """The node of each slot's present pod; empty: it has none yet."""
+        return {p.slot: p.node for p in self._current_pods}
 
     @property
     def _slots_holding(self) -> tuple[int, ...]:

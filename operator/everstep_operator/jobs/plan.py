@@ -19,6 +19,7 @@ from everstep_operator.jobs import (
     limits,
     manifests,
     membership,
+    neighbours,
     placement,
     starts,
     waiting,
@@ -148,18 +149,23 @@ def _build_bodies(
 ) -> list[manifests.Body]:
     left, suspected = placement.nodes_left(observed), placement.nodes_suspected(observed)
     failed = starts.list_shared(observed.job.status.slots, now)
-    return [
-        manifests.build_pod(
+    seats, nodes = neighbours.find_seats(observed), observed.node_of_slot
+
+    def build(record: SlotStatus) -> manifests.Body:
+        avoid = placement.nodes_to_avoid(left, failed, record, now)
+        shun = placement.nodes_to_shun(suspected, failed, record, now)
+        return manifests.build_pod(
             observed.job,
             spec,
-            r.slot,
-            r.attempt,
-            placement.nodes_to_avoid(left, failed, r, now),
-            placement.nodes_to_shun(suspected, failed, r, now),
-            spare=r.slot in observed.slots.spares,
+            record.slot,
+            record.attempt,
+            avoid,
+            shun,
+            mates=neighbours.choose_mates(seats.get(record.slot), nodes, avoid | shun),
+            spare=record.slot in observed.slots.spares,
         )
-        for r in missing
-    ]
+
+    return [build(record) for record in missing]
 
 
 def _plan_secret(observed: Observed, missing: bool) -> tuple[Action, ...]:

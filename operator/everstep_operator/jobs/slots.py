@@ -6,8 +6,10 @@ and nobody moves back.
 """
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+
+from everstep_contract.levels import Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +49,35 @@ def choose_slots(
     free = (slot for slot in itertools.count() if slot not in taken)
     order = list(itertools.islice(itertools.chain(members[:replicas], others, free), count))
     return Slots(training=frozenset(order[:replicas]), spares=frozenset(order[replicas:]))
+
+
+def list_units(members: Iterable[Member], ranks: int) -> list[tuple[int, ...]]:
+    """The slots of each unit of the job's last epoch, in the order of ranks. A unit that takes a part of a pod has
+    that pod's slot.
+
+    Args:
+        ranks: ranks of a unit.
+    """
+    found: dict[int, dict[int, None]] = {}
+    for member in members:
+        found.setdefault(member.rank // ranks, {})[member.slot] = None
+    return [tuple(slots) for slots in found.values()]
+
+
+def order_members(
+    units: Iterable[Sequence[int]], inside: frozenset[int], leaving: frozenset[int], together: int
+) -> tuple[int, ...]:
+    """The slots of `inside`, the first to keep first: whole units, then those that have lost a slot or lose one, each
+    by its lowest slot.
+
+    Args:
+        units: from `list_units`.
+        together: slots of a whole unit.
+    """
+
+    def rank(unit: Sequence[int]) -> tuple[bool, int]:
+        there = inside.issuperset(unit) and len(unit) == together
+        return not (there and leaving.isdisjoint(unit)), min(unit)
+
+    ordered = (slot for unit in sorted(units, key=rank) for slot in unit)
+    return tuple(dict.fromkeys(slot for slot in ordered if slot in inside))

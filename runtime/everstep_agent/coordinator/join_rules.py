@@ -28,6 +28,7 @@ from everstep_agent.peers.messages import (
     WorkerReport,
 )
 from everstep_agent.peers.places import with_newcomers
+from everstep_contract.units import form_units
 from everstep_contract.wire import Standing
 
 
@@ -90,7 +91,7 @@ def list_blocks(
     its others are invited again only once they have been replaced, too.
 
     Args:
-        coming: slots whose pods get ready soon: a slot does not form a unit with others than its neighbours before.
+        coming: slots whose pods get ready soon.
     """
     together, others = epoch.slots_together, {r.id: r for r in list_others(epoch, ready)}
     kept = [
@@ -99,29 +100,10 @@ def list_blocks(
         if all(m.id in others and is_invited(others[m.id], epoch.joining) for m in block)
     ]
     inside = {m.id for block in kept for m in block}
-    free = [r for r in others.values() if r.id not in inside and r.fresh]
-    blocks = _form_blocks(sorted(free, key=lambda r: r.slot), together, coming)
-    new = [tuple(to_member(r, r.fresh) for r in block) for block in blocks]
+    free = {r.slot: r for r in others.values() if r.id not in inside and r.fresh}
+    units = form_units(free, together, coming)
+    new = [tuple(to_member(free[slot], free[slot].fresh) for slot in unit) for unit in units]
     return sorted([*kept, *new], key=_lowest)
-
-
-def _form_blocks(
-    free: Sequence[AgentReport], together: int, coming: Collection[int]
-) -> list[list[AgentReport]]:
-    """Neighbours first; what is left by slot."""
-    groups: dict[int, list[AgentReport]] = {}
-    for report in free:
-        groups.setdefault(report.slot // together, []).append(report)
-    whole = [group for group in groups.values() if len(group) == together]
-    awaited = {slot // together for slot in coming}
-    rest = [
-        r
-        for number, group in groups.items()
-        if len(group) < together and number not in awaited
-        for r in group
-    ]
-    cut = len(rest) - len(rest) % together
-    return [*whole, *(rest[at : at + together] for at in range(0, cut, together))]
 
 
 def _list_invited(epoch: EpochLevel) -> list[Block]:

@@ -1,9 +1,9 @@
 """When the next epoch starts, and with which members. Pure.
 
 An epoch starts with agents whose workers have left their old group and are ready; ranks follow slot
-order. It waits `gang_seconds` for the wanted size, and then starts with fewer members if they are
-enough. Its ranks are whole units. If more are ready, the rest are spares: pods in no epoch, which take
-the place of lost ones.
+order, unit by unit (`form_units`). It waits `gang_seconds` for the wanted size, and then starts with fewer
+members if they are enough. Its ranks are whole units. If more are ready, the rest are spares: pods in no
+epoch, which take the place of lost ones.
 An agent may not join if it is declared dead or gone, if its attempt is not its slot's current one, or
 if it is leaving.
 """
@@ -17,7 +17,7 @@ from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, 
 from everstep_agent.peers.places import place_members
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract import levels, log
-from everstep_contract.units import ONE_RANK, Mesh
+from everstep_contract.units import ONE_RANK, Mesh, form_units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,8 @@ def decide_epoch(
     least = max(1, wanted.min_workers)
     have, whole = len(joined), _round_down(len(joined), together)
     if have >= want:
-        return _start(_choose(joined, want, former), f"all {want} slots are ready")
+        chosen = _choose(joined, want, together, former)
+        return _start(chosen, together, f"all {want} slots are ready")
     missing = f"{have} of {want} slots are ready"
     if whole < have:
         missing += f", {whole} of them in whole units"
@@ -68,8 +69,8 @@ def decide_epoch(
             reason="WaitingForGang",
             message=f"{missing}; starting smaller in {gang - waited:.0f} s",
         )
-    chosen = _choose(joined, whole, former)
-    return _start(chosen, f"{missing} after {waited:.0f} s; {least} are enough")
+    chosen = _choose(joined, whole, together, former)
+    return _start(chosen, together, f"{missing} after {waited:.0f} s; {least} are enough")
 
 
 def _round_down(slots: int, together: int) -> int:
@@ -78,11 +79,17 @@ def _round_down(slots: int, together: int) -> int:
 
 
 def _choose(
-    joined: Sequence[AgentReport], want: int, former: Collection[tuple[int, int]]
+    joined: Sequence[AgentReport],
+    want: int,
+    together: int,
+    former: Collection[tuple[int, int]],
 ) -> list[AgentReport]:
-    """Those that trained before, then the lowest slots."""
-    chosen = sorted(joined, key=lambda r: (r.id[:2] not in former, r.slot))[:want]
-    return sorted(chosen, key=lambda r: r.slot)
+    """Whole units: first those of which the most pods trained before, then the lowest slots."""
+    by_slot = {r.slot: r for r in joined}
+    trained = {r.slot for r in joined if r.id[:2] in former}
+    units = form_units(by_slot, together)
+    units.sort(key=lambda unit: (-len(trained.intersection(unit)), unit))
+    return [by_slot[slot] for unit in units[: want // together] for slot in unit]
 
 
 def list_eligible(reports: Iterable[AgentReport], wanted: levels.Wanted) -> list[AgentReport]:
@@ -120,8 +127,8 @@ def list_spares(
     return list_eligible(outside, wanted)
 
 
-def _start(joined: Sequence[AgentReport], message: str) -> Start:
-    members = place_members(to_member(r, r.fresh) for r in joined)
+def _start(chosen: Sequence[AgentReport], together: int, message: str) -> Start:
+    members = place_members((to_member(r, r.fresh) for r in chosen), together)
     return Start(members=members, reason="Ready", message=message)
 
 
