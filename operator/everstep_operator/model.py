@@ -329,6 +329,14 @@ class Recovery(UserInput):
         description="How long the job may train with fewer than minReplicas workers after losses; then it waits for "
         "more.",
     )
+    max_redo_seconds: int = Field(
+        default=30,
+        ge=0,
+        le=86_400,
+        description="How much training a loss may cost that leaves no whole copy of the model: where workers hold "
+        "parts of the model, or there is one worker, pods keep saves in memory accordingly; less often where these "
+        "would delay the steps by more than 1 %. 0: none; such a loss goes back to the newest checkpoint.",
+    )
     restart_budgets: RestartBudgets = Field(
         default_factory=RestartBudgets,
         description="Interruptions allowed within a window, by kind.",

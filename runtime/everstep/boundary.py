@@ -58,12 +58,12 @@ def cross(session: Session, step: StepState) -> None:
     if session.broken:
         session.park(session.applied, why="the epoch ended")
     reply = _ask(session)
-    asked = reply.save or session.asked.step == step.number or _due(session, step.number)
-    if session.staged != step.number and asked:
+    due = session.asked.step == step.number or _due(session, step.number)
+    if session.staged != step.number and (reply.save or due):
         if reply.stay or step.number == session.until:
             session.stage_surely(step.number)
         else:
-            session.stage_beside(step.number)
+            session.stage_beside(step.number, near=reply.near and not due)
     if reply.hold:
         joining.let_join(session)
         if session.broken:

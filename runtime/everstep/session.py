@@ -36,7 +36,7 @@ from everstep.membership import Membership
 from everstep.meter import Meter
 from everstep.reducer import Reducer
 from everstep.shares import Part, part_of
-from everstep.slots import Slots
+from everstep.slots import MOST, Slots
 from everstep.snapshot import Capture
 from everstep.staging import NoRoom, describe, lay_out, read_part, write_part
 from everstep.tracked import Tracked
@@ -333,10 +333,15 @@ class Session:
         )
         return True
 
-    def stage_beside(self, step: int) -> None:
+    def stage_beside(self, step: int, *, near: bool = False) -> None:
         """As `stage`, while the next step computes: from `begin_copy`, which the loop calls with its first
         batch, until `end_copy`, which it calls before anything of that step is applied.
+
+        Args:
+            near: as in `wire.Staged`.
         """
+        if near:
+            self.slots.limit = MOST
         began = time.monotonic()
         with self.meter.charging("stall"):
             self.copier.wait()
@@ -348,6 +353,7 @@ class Session:
             path=self._new_path(step),
             tensors=(),
             lead=self.lead,
+            near=near,
             pins=self.asked.list_pins(step),
             ms=(time.monotonic() - began) * 1000,
         )

@@ -21,6 +21,8 @@ from everstep_contract import wire
 
 COUNT = 2
 """One is uploaded while the other is written."""
+MOST = 3
+"""Where near saves are made: a save that is due while two of them are held takes one more, if there is memory."""
 Bytes = npt.NDArray[np.uint8]
 _Key = tuple[shares.Part, list[tuple[str, torch.Size, torch.Size, torch.dtype]]]
 
@@ -47,6 +49,7 @@ class Slots:
         self._folder, self._name = Path(folder), name
         self._slots: list[Slot] = []
         self._made = 0
+        self.limit = COUNT
         self._laid: tuple[_Key, tuple[list[staging.StagedRows], int]] | None = None
         """Of the last part; the next one is mostly the same."""
 
@@ -96,8 +99,8 @@ class Slots:
         for too_small in free:
             too_small.path.unlink()
             self._slots.remove(too_small)
-        if len(self._slots) == COUNT:
-            raise staging.NoRoom(f"the last {COUNT} saves still wait for the store")
+        if len(self._slots) >= self.limit:
+            raise staging.NoRoom(f"the last {len(self._slots)} saves still wait for the store")
         self._slots.append(self._make(size))
         return self._slots[-1]
 

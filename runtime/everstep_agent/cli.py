@@ -127,6 +127,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="limit in seconds for one step; a longer step counts as a hang (default 300)",
     )
     run.add_argument(
+        "--max-redo-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="what a loss may cost that leaves no whole copy of the model: saves are kept in memory accordingly, 0 for "
+        "none (default 30)",
+    )
+    run.add_argument(
         "--guard-action",
         choices=("Note", "SaveAndStop"),
         default="Note",
@@ -254,6 +262,7 @@ def _run(arguments: argparse.Namespace, args: list[str]) -> int:
         preload=arguments.preload or "",
         in_place=arguments.in_place,
         spares=arguments.spares,
+        max_redo_seconds=arguments.max_redo_seconds,
         mesh=arguments.mesh,
         drill=arguments.drill,
         folder=os.getcwd(),

@@ -60,6 +60,10 @@ class AgentEnv:
     on_loss: str = OnLoss.SHRINK.value
     below_min_seconds: float = 1800.0
     """How long the job may train with fewer pods than its minimum, after losses."""
+    max_redo_seconds: float = 30.0
+    """What a loss that leaves no whole copy of the model may cost in training that is computed again: near saves are
+    made accordingly. 0: none are made.
+    """
     memory: str
     """A folder in memory that survives restarts of the container."""
     peer_bandwidth: int = 128 * 2**20

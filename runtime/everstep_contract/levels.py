@@ -101,6 +101,7 @@ class JobSettings:
     on_loss: str | None = None
     """An `OnLoss`."""
     below_min_seconds: float | None = None
+    max_redo_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +309,8 @@ class Seen:
     staged: CheckpointRef | None = None
     copied_step: int = 0
     """Newest step of which each pod's part also lies in another pod's memory; 0: none, or no copies are made."""
+    kept_step: int = 0
+    """Newest step of this epoch that is kept in memory, for a loss that leaves no whole copy of the model; 0: none."""
     committed: CheckpointRef | None = None
     good: CheckpointRef | None = None
     pinned: Pinned | None = None

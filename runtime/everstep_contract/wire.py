@@ -261,13 +261,15 @@ class AtBoundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundaryReply:
-    """`raised`: another boundary was armed, continue. `save`: stage this rank's part here. `stay`:
-    then park. `hold`: newcomers join. Tell the standing once the next loop has begun, hand over the
-    state of this boundary if asked (`GiveState`), and complete no sum before `Regroup`.
+    """`raised`: another boundary was armed, continue. `save`: stage this rank's part here. `near`: as in
+    `Staged`, unless another save is due here. `stay`: then park. `hold`: newcomers join. Tell the standing once the
+    next loop has begun, hand over the state of this boundary if asked (`GiveState`), and complete no sum before
+    `Regroup`.
     """
 
     raised: bool = False
     save: bool = False
+    near: bool = False
     stay: bool = False
     hold: bool = False
 
@@ -323,6 +325,8 @@ class Staged:
     """
     lead: bool = False
     whole: bool = False
+    near: bool = False
+    """It stays in the near tiers, and is uploaded only if the run goes back to it."""
     ms: float = 0.0
     """How long the step was delayed, in ms."""
     layout: str = ""

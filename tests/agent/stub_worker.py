@@ -224,7 +224,7 @@ class Worker:
         reply = self.link.ask(wire.AtBoundary(epoch=self.start.epoch, step=number))
         assert isinstance(reply, wire.BoundaryReply)
         if reply.save:
-            self.stage()
+            self.stage(near=reply.near)
         if reply.stay:
             self.park(sound=True, why="")
 
@@ -251,7 +251,7 @@ class Worker:
                 return
             time.sleep(0.01)
 
-    def stage(self, *, whole: bool = False, short: bool = False) -> None:
+    def stage(self, *, whole: bool = False, short: bool = False, near: bool = False) -> None:
         if self.staged == self.applied and not whole:
             return
         self.staged = self.applied
@@ -282,7 +282,7 @@ class Worker:
             wire.Staged(
                 epoch=self.start.epoch, step=self.applied, path=path,
                 tensors=tensors if last > first else (),
-                state=self.state() if lead else None, lead=lead, whole=whole,
+                state=self.state() if lead else None, lead=lead, whole=whole, near=near,
                 pins=pins, not_finite=(NAME,) if str(self.applied) in NOT_FINITE else (),
             )
         )  # fmt: skip

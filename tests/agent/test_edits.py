@@ -24,7 +24,7 @@ MADE = env.AgentEnv(
 EDITS = {
     "hang_seconds": 7.0, "startup_seconds": 8.0, "drain_seconds": 9.0, "gang_seconds": 10.0, "keep": 11,
     "guard_factor": 12.0, "guard_action": "SaveAndStop", "in_place": False, "on_loss": "Wait",
-    "below_min_seconds": 60.0,
+    "below_min_seconds": 60.0, "max_redo_seconds": 5.0,
 }  # fmt: skip
 
 

@@ -80,7 +80,11 @@ def an_upload_queue(memory: MemoryTier) -> Uploads:
         "token001-rest",
         Book(),
         memory,
-        Listener(on_part=lambda part: None, on_failed=lambda staged, rank: None),
+        Listener(
+            on_part=lambda part: None,
+            on_failed=lambda staged, rank: None,
+            on_held=lambda: None,
+        ),
         logline.Log(io.StringIO()),
     )
 

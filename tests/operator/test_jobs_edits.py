@@ -37,6 +37,7 @@ EDITS: dict[str, tuple[dict[str, Any], str, object]] = {
         "below_min_seconds",
         60.0,
     ),
+    "recovery.maxRedoSeconds": ({"recovery": {"maxRedoSeconds": 5}}, "max_redo_seconds", 5.0),
     "checkpoint.keep": ({"checkpoint": {**CHECKPOINT, "keep": 11}}, "keep", 11),
     "guard.factor": ({"guard": {"factor": 12}}, "guard_factor", 12.0),
     "guard.action": ({"guard": {"action": "SaveAndStop"}}, "guard_action", "SaveAndStop"),

@@ -20,6 +20,7 @@ from agent.gang import Gang, assert_exact
 from everstep import Job, run
 from everstep_agent import storage
 from everstep_agent.pod import spawn
+from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.tools import verify
 from everstep_contract import levels, log
 from everstep_contract.units import Mesh
@@ -28,6 +29,9 @@ from runtime.test_ranks import a_dataset, a_model
 from runtime.test_regroup_agents import KILLS, SEED, is_whole
 
 STEPS, EVERY, AT = 12, 4, 6
+NEAR_STEPS = 30
+STOPS = 3
+"""Ranks that a storm stops instead of killing them: each doubles the limits that ranks have learnt."""
 SHARD = Mesh(shard=2)
 
 
@@ -119,6 +123,49 @@ async def test_where_all_restart_the_run_equals_an_undisturbed_one_bit_for_bit(
     assert loaded.step == STEPS
 
 
+def a_slow_script(job: Job) -> None:
+    model, optimizer = build(job)
+    data = job.batches(a_dataset(), global_batch=8, micro_batch=2)
+    for step in job.steps(until=NEAR_STEPS):
+        for inputs, wanted in step.batches(data):
+            step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        time.sleep(0.05)
+
+
+async def train_one_unit(folder: Path, killed: int | None = None) -> tuple[list[Any], RunLog]:
+    """The ledger and the run log of four ranks that hold one model; one is killed once a near save is kept."""
+    await asyncio.to_thread(folder.mkdir)
+    async with Gang(folder, 4, mesh=Mesh(shard=4), max_redo_seconds=0.3) as gang:
+        if killed is not None:
+            await gang.until(lambda s: s.kept_step >= 8)
+            os.kill(gang.worker(killed), signal.SIGKILL)
+        await gang.reports()
+        read = [dict(gang.agents[slot].pod.restored_from) for slot in sorted(gang.agents)]
+        log = await gang.run_log()
+    assert not any("store" in tiers for tiers in read), f"nothing is read from the store: {read}"
+    store = storage.open_store(f"file://{folder}/store", "ns/job", {})
+    return [replace(e, epoch=0) for e in await verify.load_ledger(store)], log
+
+
+async def test_a_rank_of_the_only_unit_costs_the_steps_since_the_last_near_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are computed again exactly: the run equals an undisturbed one bit for bit."""
+    forked = spawn.ForkSpawner(lambda: run(a_slow_script, seed=3))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
+    undisturbed, log = await train_one_unit(tmp_path / "undisturbed")
+    assert [c.step for c in log.commits] == [NEAR_STEPS], "near saves are not sent to the store"
+    ledger, log = await train_one_unit(tmp_path / "disturbed", killed=2)
+    assert ledger == undisturbed
+    assert [e.step for e in ledger] == list(range(1, NEAR_STEPS + 1))
+    first, last = log.commits
+    assert first.step >= 8, "the near save was sent when it was needed"
+    assert [c.last_step for c in log.claims[1].chain] == [first.step]
+    assert last.step == NEAR_STEPS
+
+
 def an_endless_script(job: Job) -> None:
     model, optimizer = build(job)
     data = job.batches(a_dataset(), global_batch=24, micro_batch=2)
@@ -187,7 +234,9 @@ async def test_a_rank_that_stops_is_cut_out_with_its_unit_and_named(
 async def test_many_ranks_of_units_killed_at_random_moments_cost_no_step(
     tmp_path: Path, endless: None, ranks: int
 ) -> None:
-    """One to three, up to 0.5 s apart, so that some die during a regroup or a join. Of three units one is spared."""
+    """One to three, up to 0.5 s apart, so that some die during a regroup or a join. Of three units one is spared. A few
+    are stopped instead, and have to be found.
+    """
     chance, world = random.Random(SEED), 6
     print(f"seed {SEED}")
     pods = world // ranks
@@ -196,13 +245,15 @@ async def test_many_ranks_of_units_killed_at_random_moments_cost_no_step(
     ) as gang:
         await gang.until(lambda s: s.step >= 5)
         killed: set[int] = set()
+        stops = chance.sample(range(KILLS), min(STOPS, KILLS))
         while len(killed) < KILLS:
             await gang.until(lambda s: is_whole(s, world), 120.0)
             await asyncio.sleep(chance.random() * 0.4)
             before, first = gang.seen.step, time.monotonic()
             spared = choose_spared(gang, chance)
             for _ in range(chance.choice((1, 1, 1, 2, 2, 3))):
-                kill_one_but(gang, chance, killed, spared)
+                how = signal.SIGSTOP if len(killed) in stops else signal.SIGKILL
+                hit_one_but(gang, chance, killed, spared, how)
                 await asyncio.sleep(chance.choice((0.0, 0.02, 0.1, 0.5)) * chance.random())
             await gang.until(lambda s, b=before: s.step > b, 60.0)
             print(f"{len(killed)} killed, next step after {time.monotonic() - first:.2f} s")
@@ -221,7 +272,9 @@ def choose_spared(gang: Gang, chance: random.Random) -> set[int]:
     return {workers[rank] for rank in SHARD.list_unit(unit)}
 
 
-def kill_one_but(gang: Gang, chance: random.Random, killed: set[int], spared: set[int]) -> None:
+def hit_one_but(
+    gang: Gang, chance: random.Random, killed: set[int], spared: set[int], how: signal.Signals
+) -> None:
     """A rank, or a newcomer that gets ready."""
     workers = [a.pod.workers for a in gang.agents.values()]
     ranks = {w.pid for s in workers for w in s.current.values() if w.alive}
@@ -230,4 +283,4 @@ def kill_one_but(gang: Gang, chance: random.Random, killed: set[int], spared: se
         victim = chance.choice(victims)
         killed.add(victim)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
+            os.kill(victim, how)

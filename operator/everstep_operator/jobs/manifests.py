@@ -237,6 +237,7 @@ def build_env(job: Job, spec: JobSpec, slot: int, attempt: int, grace: float) ->
         in_place=int(spec.recovery.in_place),
         on_loss=spec.recovery.on_loss.value,
         below_min_seconds=float(spec.recovery.below_min_seconds),
+        max_redo_seconds=float(spec.recovery.max_redo_seconds),
         memory=names.MEMORY_PATH,
         peer_bandwidth=to_bytes(spec.checkpoint.peer_bandwidth),
         read_back_bandwidth=to_bytes(spec.checkpoint.read_back_bandwidth),

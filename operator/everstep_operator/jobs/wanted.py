@@ -65,6 +65,7 @@ def build_settings(spec: JobSpec) -> JobSettings:
         in_place=recovery.in_place,
         on_loss=recovery.on_loss.value,
         below_min_seconds=float(recovery.below_min_seconds),
+        max_redo_seconds=float(recovery.max_redo_seconds),
     )
 
 

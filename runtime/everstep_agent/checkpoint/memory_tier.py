@@ -61,8 +61,15 @@ class MemoryTier:
         self._manifest = next(iter(_find_saves(self.others, MANIFEST)), None)
         self.committed = 0
         """Step of the newest checkpoint, as far as this pod knows."""
+        self.kept = 0
+        """As `EpochLevel.kept`."""
         self.changed = Change()
         """Fires when there is news of `list_saves`."""
+
+    @property
+    def since(self) -> int:
+        """Older saves are needed by nobody."""
+        return max(self.committed, self.kept)
 
     # --- this pod's own saves --------------------------------------------------------------------
 

@@ -21,9 +21,16 @@ from everstep_contract import levels
 from everstep_contract.wire import Standing
 
 
-def arm(steps: Iterable[int], *, stay: bool, hold: bool = False, margin: int = 1) -> Boundary:
+def arm(
+    steps: Iterable[int],
+    *,
+    stay: bool,
+    hold: bool = False,
+    near: bool = False,
+    margin: int = 1,
+) -> Boundary:
     """The first boundary, `margin` steps ahead of the furthest worker."""
-    return Boundary(step=max(steps, default=0) + margin, stay=stay, hold=hold)
+    return Boundary(step=max(steps, default=0) + margin, stay=stay, hold=hold, near=near)
 
 
 def advance(

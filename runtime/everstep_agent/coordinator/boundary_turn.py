@@ -6,11 +6,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from everstep_agent.coordinator import boundaries, join_rules, regroup, rounds, unit_losses
+from everstep_agent.coordinator import (
+    boundaries,
+    join_rules,
+    members,
+    near_saves,
+    regroup,
+    rounds,
+    unit_losses,
+)
 from everstep_agent.coordinator.gather import stop_here
 from everstep_agent.coordinator.incidents import Cause
+from everstep_agent.coordinator.near_saves import NearSaves
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.messages import AgentReport, Boundary, Id, State, WorkerReport
+from everstep_agent.peers.partners import choose_partners, list_places
 from everstep_contract import levels, names
 
 ARM_SECONDS = 60.0
@@ -60,10 +70,12 @@ class Watch:
     """Since when the job has had fewer pods than its minimum; None: it has enough."""
     pin_at: float | None = None
     """When a save may be taken for a pin; None: none is wanted."""
+    near: NearSaves
 
     @classmethod
     def start(cls, now: float) -> "Watch":
-        return cls(began=now, save_at=now, moved_at=now, armed_at=now)
+        near = NearSaves(made_at=now)
+        return cls(began=now, save_at=now, moved_at=now, armed_at=now, near=near)
 
     def renew(self, now: float) -> "Watch":
         """For an epoch that goes on in place: what spans several such epochs is kept."""
@@ -72,6 +84,7 @@ class Watch:
             save_at=self.save_at,
             short_since=self.short_since,
             pin_at=self.pin_at,
+            near=self.near.renew(),
         )
 
     def short(self, is_short: bool, now: float) -> float:
@@ -110,10 +123,22 @@ def settle(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float
         return False  # `join.admit` ends it
     if boundary.stay:
         return _stay(term, watch, boundary, workers)
-    if epoch.committed >= boundary.step or all(w.applied > boundary.step + 1 for w in workers):
-        watch.save_at, watch.raises = now, 0
-        term.change(term.state.disarm())
+    if boundary.near:
+        over = all(w.applied > boundary.step for w in workers)
+    else:
+        over = epoch.committed >= boundary.step or all(
+            w.applied > boundary.step + 1 for w in workers
+        )
+    if over:
+        _disarm(term, watch, boundary, now)
     return False
+
+
+def _disarm(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
+    if not boundary.near:
+        watch.save_at = now
+    watch.raises = 0
+    term.change(term.state.disarm())
 
 
 def _give_up(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
@@ -126,8 +151,8 @@ def _give_up(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
         f"no agreement on step {boundary.step}: slot {silent} did not answer in {ARM_SECONDS:.0f} s"
     )
     term.line.say("boundary_given_up", step=boundary.step, message=text)
-    watch.save_at, watch.raises = now, 0
-    term.change(term.state.disarm().note(text))
+    _disarm(term, watch, boundary, now)
+    term.change(term.state.note(text))
 
 
 def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> None:
@@ -158,7 +183,10 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     missing = term.wanted.want_workers - len(epoch.members)
     if joins and not (_invite(term, ready, missing) and _may_claim_soon(term)):
         purpose, joins = "", False
-    if not purpose and not _is_save_due(term, watch, now) and not _is_pin_due(term, watch, now):
+    saves = purpose or _is_save_due(term, watch, now) or _is_pin_due(term, watch, now)
+    if not saves:
+        if _is_near_due(term, watch, workers, now):
+            _arm_at(term, watch, workers, "", now, near=True)
         return
     # Who joins in place interrupts nobody: that is no incident.
     watch.move = None if joins else _describe_move(term, purpose, recent)
@@ -186,14 +214,17 @@ def _arm_at(
     now: float,
     *,
     hold: bool = False,
+    near: bool = False,
 ) -> None:
     watch.purpose, watch.raises, watch.armed_at = purpose, 0, now
     steps = (w.applied for w in workers)
-    armed = boundaries.arm(steps, stay=bool(purpose) and not hold, hold=hold)
+    armed = boundaries.arm(steps, stay=bool(purpose) and not hold, hold=hold, near=near)
+    if near:
+        watch.near.arm(armed.step, _count_stalled(term), now)
     term.line.say(
         "boundary_armed",
         step=armed.step,
-        purpose=purpose or "Save",
+        purpose=purpose or ("NearSave" if near else "Save"),
         incident=term.state.incidents.id,
     )
     term.change(term.state.arm(armed))
@@ -306,6 +337,39 @@ def _is_save_due(term: Term, watch: Watch, now: float) -> bool:
         since_last=now - watch.save_at,
         busy=_is_saving(term),
     )
+
+
+def follow_near_saves(term: Term, watch: Watch, now: float) -> None:
+    """Publish which near save is kept."""
+    epoch, limit = term.running, term.settings.max_redo_seconds
+    if not near_saves.is_wanted(epoch, limit):
+        return
+    reports = term.reports.all()
+    partners = choose_partners(list_places(epoch.members, term.wanted.peers))
+    copying = partners if term.settings.peer_bandwidth else ()
+    kept = watch.near.follow(
+        members.find_held(epoch, reports),
+        members.find_copied(epoch, reports, copying),
+        stalled=lambda: _count_stalled(term),
+        limit=limit,
+        now=now,
+    )
+    if kept > epoch.kept:
+        term.change(term.state.keep(kept))
+
+
+def _is_near_due(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> bool:
+    epoch, limit = term.running, term.settings.max_redo_seconds
+    every = epoch.save_every_steps
+    furthest = max((w.applied for w in workers), default=0)
+    steps = term.settings.save_every_steps if every is None else every
+    soon = near_saves.is_save_near(furthest, steps)
+    return near_saves.is_wanted(epoch, limit) and not soon and watch.near.is_due(limit, now)
+
+
+def _count_stalled(term: Term) -> float:
+    """Seconds for which saves have delayed each rank so far."""
+    return term.spent().total().get("stall", 0.0) / max(1, term.running.world)
 
 
 def want_pin(term: Term, workers: Sequence[WorkerReport]) -> None:

@@ -73,6 +73,11 @@ class Incident:
         level = replace(self.level, step=step, steps_lost=self.level.steps_lost + lost)
         return replace(self, level=level, resume=step)
 
+    def finds(self, step: int) -> "Incident":
+        """A later save than the one that it resumes from: fewer steps are repeated."""
+        gained = min(self.level.steps_lost, max(0, step - self.level.step))
+        return self.resumes(step, -gained) if gained else self
+
     def close(self) -> levels.RuntimeIncident:
         rung = "move" if self.level.cause in levels.IN_ORDER else self.level.rung or "restart"
         return replace(self.level, rung=rung, open=False)
@@ -106,6 +111,9 @@ class Incidents:
 
     def resumes(self, step: int, lost: int) -> "Incidents":
         return self._with(self.current and self.current.resumes(step, lost))
+
+    def finds(self, step: int) -> "Incidents":
+        return self._with(self.current and self.current.finds(step))
 
     def explain(self, cause: Cause, since: float | None) -> "Incidents":
         """`since`: when it began, if it began earlier than first recorded."""

@@ -210,6 +210,7 @@ def continue_epoch(
         stage=Stage.STARTING,
         members=following,
         boundary=None,
+        kept=0,
         joining=(),
         transfers=(),
         leaving=(),

@@ -79,3 +79,18 @@ def find_complete(epoch: EpochLevel, reports: Iterable[AgentReport]) -> int:
     whole = {m.ranks[w.local]: w.whole for m, r in inside for w in r.workers}
     units = {epoch.mesh.list_unit_of(rank) for rank in whole}
     return max([parts, *(min(whole.get(rank, 0) for rank in unit) for unit in units)])
+
+
+def find_held(epoch: EpochLevel, reports: Iterable[AgentReport]) -> int:
+    """The newest step of which every member's agent holds its parts; 0: none."""
+    held = [frozenset(r.kept) for _, r in list_inside(epoch, reports)]
+    if len(held) < len(epoch.members):
+        return 0
+    return max(frozenset.intersection(*held), default=0)
+
+
+def find_copied(
+    epoch: EpochLevel, reports: Iterable[AgentReport], slots: Collection[int]
+) -> int | None:
+    """The newest step whose parts of these slots' pods also lie in other pods' memory; None: of no slots."""
+    return min((r.copied for m, r in list_inside(epoch, reports) if m.slot in slots), default=None)

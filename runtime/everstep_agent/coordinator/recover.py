@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections.abc import Collection
 
-from everstep_agent.coordinator import breaks, members, postmortem, rounds
+from everstep_agent.coordinator import breaks, members, postmortem, rounds, unfinished
 from everstep_agent.coordinator.breaks import (
     ENDS_THE_JOB,
     REPLICAS_DIFFER,
@@ -151,19 +151,30 @@ def refine(
 
 
 async def _drain(term: Term) -> None:
-    """The agents of dead workers still hold complete staged saves: wait until these are committed,
-    by this coordinator or by another.
+    """The agents of dead workers still hold complete saves, their own parts or copies of others': wait until these are
+    committed, by this coordinator or by another.
     """
+    try:
+        await _drain_within_limits(term)
+    finally:
+        term.change(term.state.finish_save(None))
+
+
+async def _drain_within_limits(term: Term) -> None:
     began, said, looked = term.now(), 0, -math.inf
     while True:
         epoch = note_commit(term.running, term.newest_commit())
         heard = {r.id for r in term.recent()}
-        all_there = heard.issuperset(m.id for m in epoch.members)
+        whole = _have_uploaded(term)
+        all_there = whole or heard.issuperset(m.id for m in epoch.members)
         if term.now() > began + (term.settings.drain_seconds if all_there else DRAIN_SECONDS):
             return
-        newest = members.find_complete(epoch, term.reports.all())
+        newest = max(members.find_complete(epoch, term.reports.all()), whole)
         if newest <= epoch.committed and not term.saves.busy:
-            return
+            if term.now() > began + LOOK_SECONDS or _have_looked(term):
+                return
+            await term.tick()
+            continue
         if term.now() > looked + LOOK_SECONDS:
             looked = term.now()
             await _look_at_log(term)
@@ -173,6 +184,27 @@ async def _drain(term: Term) -> None:
             said = newest
         term.saves.pump(epoch, {}, term.spent())
         await term.tick()
+
+
+def _have_uploaded(term: Term) -> int:
+    """Asks the agents for the newest save that they can complete, near saves and copies of lost pods' included.
+    Returns its step; 0: there is none.
+    """
+    found = unfinished.find_save(term)
+    if found is None or term.saves.why_given_up(found[0].number, found[1]):
+        return 0
+    level, step = found
+    if term.state.unfinished != level:
+        term.line.say("save_unfinished", epoch=level.number, step=step)
+        term.change(term.state.finish_save(level))
+    return step
+
+
+def _have_looked(term: Term) -> bool:
+    """Whether each member's agent that answers has told what it holds of this epoch."""
+    epoch = term.running
+    told = [r for r in term.recent() if epoch.member(*r.id) is not None]
+    return all(r.unsent_of == epoch.number or r.epoch != epoch.number for r in told)
 
 
 async def _look_at_log(term: Term) -> None:

@@ -260,6 +260,7 @@ def continue_epoch(
         stage=Stage.STARTING,
         members=place_members(survivors, epoch.slots_together),
         boundary=None,
+        kept=0,
         saver=None,
         asked=None,
         joining=(),

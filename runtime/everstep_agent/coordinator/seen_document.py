@@ -67,6 +67,7 @@ def build_seen(
         loss=lead.loss if lead else None,
         staged=facts.staged,
         copied_step=min((r.copied for _, r in held_by), default=0),
+        kept_step=epoch.kept if epoch else 0,
         committed=facts.committed,
         good=facts.good,
         pinned=facts.pinned,

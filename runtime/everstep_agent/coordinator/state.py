@@ -110,6 +110,10 @@ class JobState:
     def disarm(self) -> "JobState":
         return self._with_epoch(boundary=None)
 
+    def keep(self, step: int) -> "JobState":
+        """All members hold their parts of this step; near saves before it are dropped."""
+        return self._with_epoch(kept=step)
+
     def commit(self, newest: Commit) -> "JobState":
         """A checkpoint of this epoch, or of one that it continues, is in the log."""
         epoch = self.epoch

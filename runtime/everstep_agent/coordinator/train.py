@@ -53,6 +53,7 @@ async def train(term: Term) -> str:
         _advance(term, workers, now)
         _cut_out(term, now)
         boundary_turn.want_pin(term, workers)
+        boundary_turn.follow_near_saves(term, watch, now)
         term.saves.pump(term.running, term.applied(), term.spent())
         if why := _why_impossible(term):
             term.end(report.Cause.MISUSE, why)

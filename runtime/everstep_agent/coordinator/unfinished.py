@@ -1,6 +1,6 @@
-"""A save that every rank of the last epoch had staged when all of them were killed with their agents: the agents that
-came back upload it, and it is committed before the next epoch is claimed. So is the full state that a whole unit had
-staged.
+"""A save that every rank of the last epoch had staged when no whole copy of the model was left: the agents upload what
+they hold of it, their own parts or copies of others', and it is committed before the next epoch is claimed. So is the
+full state that a whole unit had staged. Agents that were killed, too, find it when they come back.
 
 It is committed under the claim of its own epoch, as its coordinator would have done: that claim is still the newest,
 and whoever has staged a step has applied it. So the log's rules hold as they are. A save of which a part is missing is
@@ -40,6 +40,7 @@ def decide_unfinished(
         members=list_members(claim),
         mesh=mesh,
         committed=committed,
+        kept=max(complete),
     )
     return level, max(complete)
 
@@ -70,7 +71,7 @@ def list_members(claim: log.Claim) -> tuple[EpochMember, ...]:
 
 async def finish_save(term: Term) -> None:
     """Has it uploaded and commits it, within `drain_seconds`."""
-    found = _find(term)
+    found = find_save(term)
     if found is None:
         return
     level, step = found
@@ -85,15 +86,23 @@ async def finish_save(term: Term) -> None:
             await term.tick()
     finally:
         term.change(term.state.finish_save(None))
+    commit = term.newest_commit()
+    if commit is not None and commit.step >= step:
+        incidents = term.state.incidents.finds(commit.step)
+        note = f"the save of step {commit.step} was found in the pods' memory: all go on from it"
+        term.change(term.state.with_incidents(incidents).note(note))
 
 
 def _is_open(term: Term, step: int) -> bool:
     """Whether that step is still the newest to be finished; an older one may be committed before it."""
-    found = _find(term)
+    found = find_save(term)
     return found is not None and found[1] == step
 
 
-def _find(term: Term) -> tuple[EpochLevel, int] | None:
+def find_save(term: Term) -> tuple[EpochLevel, int] | None:
+    """The epoch of such a save, and its step."""
+    if term.saves.disagreement is not None:  # nothing of that epoch may be saved
+        return None
     claim, commit = term.run_log.newest_claim, term.newest_commit()
     if claim is None or claim.job_uid != term.settings.job_uid:
         return None

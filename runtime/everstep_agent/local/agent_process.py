@@ -134,6 +134,7 @@ def _build_settings(job: LocalJob, slot: int, attempt: int, memory: Path) -> env
         termination_log=str(_log(memory)),
         zygote=int(plan.zygote),
         in_place=int(plan.in_place),
+        max_redo_seconds=plan.max_redo_seconds,
         preload=plan.preload or None,
     )
 

@@ -27,6 +27,7 @@ class Plan:
     preload: str = ""
     drill: bool = False
     spares: int = 0
+    max_redo_seconds: float = 30.0
 
 
 def build_plan(
@@ -48,6 +49,7 @@ def build_plan(
     drill: bool = False,
     spares: int = 0,
     mesh: Mesh = ONE_RANK,
+    max_redo_seconds: float = 30.0,
     folder: str,
 ) -> Plan:
     """`folder`: base of relative paths."""
@@ -70,6 +72,7 @@ def build_plan(
         preload=preload,
         drill=drill,
         spares=spares,
+        max_redo_seconds=max_redo_seconds,
     )
 
 

@@ -138,7 +138,7 @@ class BrokenCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsentSave:
-    """A staged save that this agent's predecessor may not have uploaded."""
+    """A staged save that this agent can upload, or has uploaded, and that may not be committed."""
 
     epoch: int
     step: int
@@ -182,6 +182,8 @@ class AgentReport:
     """Furthest step of a local worker if the boundary could not be acknowledged."""
     staged: int = 0
     """Newest step staged by every local worker in this epoch."""
+    kept: tuple[int, ...] = ()
+    """Steps of this epoch whose parts of all local workers are here, or uploaded and not committed."""
     copied: int = 0
     """Newest step of which this pod's part also lies in another pod's memory."""
     cut: int = 0
@@ -193,6 +195,9 @@ class AgentReport:
     epoch continues it with them and is one that they cannot enter.
     """
     unsent: tuple[UnsentSave, ...] = ()
+    """Before its first epoch: of its predecessor. Once its epoch is cut: of that epoch."""
+    unsent_of: int = 0
+    """The epoch of which `unsent` lists all that is here; 0: none yet."""
     former_epoch: int = 0
     former_step: int = 0
     """The position of the workers before this container's last restart."""
@@ -270,6 +275,8 @@ class Boundary:
     stay: bool = False
     hold: bool = False
     """Newcomers join there: the members hold until they have the state."""
+    near: bool = False
+    """The save there is a near one."""
     confirmed: bool = False
 
 
@@ -374,6 +381,10 @@ class EpochLevel:
     saver: Saver | None = None
     committed: int = 0
     """Newest step committed on this epoch's lineage."""
+    kept: int = 0
+    """The newest step of which all members hold their parts: older near saves are dropped. Of an epoch whose save is
+    finished: its step.
+    """
     save_every_steps: int | None = None
     """The same for all members, whenever their pods were created; None: each uses its own
     environment.

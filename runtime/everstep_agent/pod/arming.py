@@ -53,7 +53,10 @@ class Arming:
                 worker.asking = None
                 worker.stays = boundary.stay
                 reply = wire.BoundaryReply(
-                    save=not boundary.hold, stay=boundary.stay, hold=boundary.hold
+                    save=not boundary.hold,
+                    near=boundary.near,
+                    stay=boundary.stay,
+                    hold=boundary.hold,
                 )
                 worker.send(reply, id)
 

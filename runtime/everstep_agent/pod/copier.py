@@ -83,7 +83,7 @@ class Copier:
 
     async def _copy(self, saves: tuple[Save, ...]) -> None:
         """Raises OSError."""
-        await self._tier.keep(self._owner, saves, self._memory.committed)
+        await self._tier.keep(self._owner, saves, self._memory.since)
         there = set(await self._tier.list())
         for save in saves:
             for chunk in save.chunks:

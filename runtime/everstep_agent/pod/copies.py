@@ -83,6 +83,7 @@ class Copies:
         epoch = level.commit.epoch if level.commit and not level.in_place else None
         resumed = Resumed(epoch=epoch, step=level.resume, by=level.number)
         self._memory.committed = min(self._memory.committed, level.resume)
+        self._memory.kept = 0
         for tier in (self._memory, self._disk):
             if tier is not None:
                 with contextlib.suppress(OSError):  # the next copy says why it cannot be written

@@ -25,6 +25,7 @@ from everstep_agent.peers.messages import (
     Levels,
     Stage,
     State,
+    UnsentSave,
 )
 from everstep_agent.pod import device_waits, hang, head_start, spawn
 from everstep_agent.pod.arming import Arming, order_held_save, order_save
@@ -198,6 +199,8 @@ class Pod:
             self._touch()
         if self.uploads is not None and level.committed > level.resume:
             self.uploads.committed(level.number, level.committed)
+        if self.uploads is not None:
+            self.uploads.keep(level.kept)
         self._pins = {name: step for name, step in self._pins.items() if step > level.committed}
         if self._arming.arm(level, current):
             self._touch()
@@ -208,6 +211,7 @@ class Pod:
         if level.stage is Stage.CUT:
             self._cut()
             order_save(level, self.workers.current.values(), time.monotonic())
+            self._unfinished.look_for(level.number, self._touch)
         self._arming.answer(level, current)
         if level.stage is Stage.OVER:
             self.workers.end_current()
@@ -215,9 +219,12 @@ class Pod:
     def _finish_saves(self, published: Levels) -> None:
         """Upload what was staged in that epoch and can be finished here."""
         level = published.unfinished
-        if level is None or self.epoch or self.uploads is not None:
+        if level is None or self.epoch not in (0, level.number):
             return
-        self.uploads = uploads = self._open_uploads(level.token)
+        if self.uploads is None:
+            self.uploads = self._open_uploads(level.token)
+        uploads = self.uploads
+        uploads.ask(level.kept)
         self._unfinished.upload(level, uploads, lambda: self.uploads is uploads)
 
     def _hold(self, level: EpochLevel) -> None:
@@ -278,7 +285,7 @@ class Pod:
             token,
             self.book,
             self.memory,
-            Listener(on_part=self._on_part, on_failed=self._unsaved),
+            Listener(on_part=self._on_part, on_failed=self._unsaved, on_held=self._touch),
             self.line,
         )
 
@@ -456,7 +463,7 @@ class Pod:
             return
         if frame.whole:
             worker.whole = frame.step
-        else:
+        elif not frame.near:
             worker.staged = max(worker.staged, frame.step)
         if self.uploads is None or frame.epoch != self.epoch:
             os.unlink(frame.path)
@@ -466,6 +473,7 @@ class Pod:
             step=frame.step,
             rank=worker.rank,
             whole=frame.whole or None,
+            near=frame.near or None,
             ms=round(frame.ms),
         )
         self.uploads.add(frame, worker.rank)
@@ -590,10 +598,12 @@ class Pod:
             acked=self._arming.acked,
             passed=self._arming.passed(self.level, current),
             staged=min((w.staged for w in current), default=0),
+            kept=self.uploads.list_held(len(current)) if self.uploads and current else (),
             copied=self._copies.peer_step,
             cut=self._cut_heard,
             held=self._held(),
-            unsent=() if self.epoch else self._unfinished.list(),
+            unsent=self._list_unsent(),
+            unsent_of=self._unfinished.known,
             former_epoch=self._former.epoch,
             former_step=self._former.applied,
             until=lead.tracked.until if lead and lead.tracked else None,
@@ -612,6 +622,13 @@ class Pod:
             failure=self.deaths.failure,
             seconds=self._ledger.total(),
         )
+
+    def _list_unsent(self) -> tuple[UnsentSave, ...]:
+        if self.epoch == 0:
+            return self._unfinished.list()
+        if self.uploads is None or self._unfinished.known != self.epoch:
+            return ()
+        return (*self.uploads.list_unsent(), *self._unfinished.list())
 
     def _held(self) -> EpochLevel | None:
         if self.workers.group_over():

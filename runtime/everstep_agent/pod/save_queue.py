@@ -1,5 +1,5 @@
 """The agent's part of a save: uploads staged files one after the other, and keeps their parts until
-they are committed.
+they are committed. A near save is kept as it is, and uploaded only when it is asked for.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.memory_tier import Held, MemoryTier
 from everstep_agent.checkpoint.parts import Part, PartKey
 from everstep_agent.checkpoint.unsent import Unsent, write_unsent
+from everstep_agent.peers.messages import UnsentSave
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import levels, wire
@@ -40,6 +41,8 @@ class Listener:
     on_part: Callable[[Part], None]
     on_failed: Callable[[wire.Staged, int], None]
     """Receives a staged save that cannot be read, and its rank."""
+    on_held: Callable[[], None]
+    """There is news of `list_held`."""
 
 
 class Uploads:
@@ -63,6 +66,10 @@ class Uploads:
         self._waiting: list[Job] = []
         self._cuts: dict[str, list[Cut]] = {}
         """Path of a waiting file → its chunks."""
+        self._kept = 0
+        """As `EpochLevel.kept`."""
+        self._asked = 0
+        """Step of the near save that is to be uploaded; 0: none."""
         self._hurried = False
         """Saves come faster than they are committed: the committed one's room goes to the next."""
         self._wake = asyncio.Event()
@@ -75,7 +82,43 @@ class Uploads:
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting)
+        """Something is to be uploaded."""
+        return any(self._is_due(job) for job in self._waiting)
+
+    def _is_due(self, job: Job) -> bool:
+        return not job.staged.near or job.staged.step == self._asked
+
+    def list_held(self, ranks: int) -> tuple[int, ...]:
+        """Steps whose parts of so many local ranks are here, or uploaded and not committed."""
+        found: dict[int, set[int]] = {}
+        for unsent in self.list_unsent():
+            if not unsent.whole:
+                found.setdefault(unsent.step, set()).add(unsent.rank)
+        return tuple(sorted(step for step, held in found.items() if len(held) >= ranks))
+
+    def list_unsent(self) -> tuple[UnsentSave, ...]:
+        """What is here, and what is uploaded and not committed."""
+        here = {
+            _name(j.staged.epoch, j.staged.step, j.rank, j.staged.whole)
+            for j in self._waiting
+            if j.staged.path in self._cuts
+        }
+        sent = {_name(*p.key) for p in self.parts.values() if not p.problem}
+        return tuple(here | sent)
+
+    def keep(self, step: int) -> None:
+        """All members hold their parts of this step: older near saves are not needed."""
+        if step <= self._kept:
+            return
+        self._kept = self._memory.kept = step
+        for job in [j for j in self._waiting if j.staged.near and j.staged.step < step]:
+            self._drop(job)
+        self._memory.release_before(step, self._list_paths())
+
+    def ask(self, step: int) -> None:
+        """Upload the near save of this step."""
+        self._asked = step
+        self._wake.set()
 
     def add(self, staged: wire.Staged, rank: int) -> None:
         if staged.packed:
@@ -87,13 +130,22 @@ class Uploads:
             self._memory.release_before(staged.step, self._list_paths())
         job = Job(staged=staged, rank=rank)
         self._waiting.append(job)
-        mine = [j for j in self._waiting if j.rank == rank and not j.staged.whole]
-        for old in mine[:-WAITING]:
+        for old in self._list_parts(rank, near=False)[:-WAITING]:
             self._drop(old)
             self.give_up(old.staged, rank, "two newer saves wait for the store")
+        for old in self._list_parts(rank, near=True)[:-1]:
+            if old.staged.step != self._kept:
+                self._drop(old)
         task = asyncio.create_task(self._cut(job))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _list_parts(self, rank: int, *, near: bool) -> list[Job]:
+        return [
+            j
+            for j in self._waiting
+            if j.rank == rank and j.staged.near == near and not j.staged.whole
+        ]
 
     def committed(self, epoch: int, step: int) -> None:
         self._uploader.committed(epoch, step)
@@ -149,6 +201,7 @@ class Uploads:
             staged.path,
         )
         self._wake.set()
+        self._listener.on_held()
 
     async def _record(self, job: Job, cuts: list[Cut]) -> dict[str, Place]:
         """What another agent needs to finish this upload, as a chunk. Empty: there is no room for it."""
@@ -175,11 +228,14 @@ class Uploads:
 
     async def _run(self) -> None:
         while True:
-            while not (ready := [j for j in self._waiting if j.staged.path in self._cuts]):
+            while not (ready := self._list_ready()):
                 self._wake.clear()
                 await self._wake.wait()
             # All ranks wait for a post-mortem save.
             await self._upload(next((j for j in ready if j.staged.whole), ready[0]))
+
+    def _list_ready(self) -> list[Job]:
+        return [j for j in self._waiting if j.staged.path in self._cuts and self._is_due(j)]
 
     async def _upload(self, job: Job) -> None:
         staged = job.staged
@@ -213,6 +269,8 @@ class Uploads:
         """Reports that this part will never come."""
         if (staged.epoch, staged.step, rank, staged.whole) not in self.parts:
             self._line.say("save_dropped", step=staged.step, rank=rank, message=problem)
+        if staged.near and staged.step != self._asked:
+            return  # the one before it is still here
         if not staged.path:  # there was no room for a copy
             self._make_room()
         self._listener.on_failed(staged, rank)
@@ -234,9 +292,9 @@ class Uploads:
         """To a save of this rank that nothing follows, and that is tried again: the room of a save that waits for
         nothing, or else of the older of two that wait for the store. Returns whether there was any.
         """
-        if self._memory.release_oldest(self._list_paths()):
+        if self._memory.release_oldest(self._list_paths()) or self._drop_near():
             return True
-        mine = [j for j in self._waiting if j.rank == rank and not j.staged.whole]
+        mine = self._list_parts(rank, near=False)
         if len(mine) >= WAITING:
             self._drop(mine[0])
             self.give_up(mine[0].staged, rank, "the last save takes its room")
@@ -256,8 +314,21 @@ class Uploads:
         """For the next save: of the oldest one here, or else of the copies of others'."""
         waiting = self._list_paths()
         self._hurried = True
-        if not self._memory.release_oldest(waiting) and not waiting:
+        if self._memory.release_oldest(waiting) or self._drop_near():
+            return
+        if not waiting:
             self._memory.drop_others()
+
+    def _drop_near(self) -> bool:
+        """The oldest near save. Returns whether there was any."""
+        steps = [j.staged.step for j in self._waiting if j.staged.near]
+        for job in [j for j in self._waiting if j.staged.near and j.staged.step == min(steps)]:
+            self._drop(job)
+        return bool(steps)
 
     def _list_paths(self) -> set[str]:
         return {job.staged.path for job in self._waiting}
+
+
+def _name(epoch: int, step: int, rank: int, whole: bool) -> UnsentSave:
+    return UnsentSave(epoch=epoch, step=step, rank=rank, whole=whole)

@@ -1,10 +1,12 @@
 """Saves that agents of this job had staged and not uploaded when they ended, as far as this pod can finish them: those
-of its agent's predecessor, and those whose copies lie in its memory or on its node's disk.
+of its agent's predecessor, and those whose copies lie in its memory or on its node's disk. Where an epoch is cut and
+this agent lives, its own saves are in its queue, and only the copies of others' count.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from everstep_agent.checkpoint.chunking import BadStaging
@@ -27,25 +29,51 @@ class UnfinishedSaves:
     def __init__(self, staging: Path, tiers: Sequence[FolderTier]) -> None:
         self._staging, self._tiers = staging, tiers
         self._found: tuple[Found, ...] = ()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looks_for = 0
+        self._uploaded = (0, 0)
+        """Epoch and step of what was last uploaded."""
+        self.known = 0
+        """The cut epoch whose copies `list` gives; 0: none."""
 
     async def find(self) -> None:
         near = await asyncio.to_thread(read_unsent, self._staging)
         copied = [(unsent, tier) for tier in self._tiers for unsent in await _read(tier)]
         self._found = choose_unsent(near, copied)
 
+    def look_for(self, epoch: int, on_known: Callable[[], None]) -> None:
+        """Find the copies of others' saves of an epoch that is cut; once an epoch."""
+        if epoch != self._looks_for:
+            self._looks_for = epoch
+            self._begin(self._look_for(epoch, on_known))
+
+    async def _look_for(self, epoch: int, on_known: Callable[[], None]) -> None:
+        copied = [(unsent, tier) for tier in self._tiers for unsent in await _read(tier)]
+        here = choose_unsent((), copied)
+        self._found = tuple(found for found in here if found[0].staged.epoch == epoch)
+        self.known = epoch
+        on_known()
+
     def list(self) -> tuple[UnsentSave, ...]:
         return tuple(to_report(unsent) for unsent, _ in self._found)
 
     def upload(self, level: EpochLevel, uploads: Uploads, is_wanted: Callable[[], bool]) -> None:
-        """Upload those of this epoch that are not committed, as long as they are wanted."""
-        chosen = choose_open(self._found, level)
-        self._task = asyncio.create_task(self._upload(chosen, uploads, is_wanted))
+        """Upload those of this epoch that are not committed, as long as they are wanted; once."""
+        if (level.number, level.kept) == self._uploaded:
+            return
+        self._uploaded = level.number, level.kept
+        self._begin(self._upload(choose_open(self._found, level), uploads, is_wanted))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _upload(
         self, chosen: Sequence[Found], uploads: Uploads, is_wanted: Callable[[], bool]
@@ -60,7 +88,7 @@ class UnfinishedSaves:
             if not is_wanted():
                 return
             uploads.book.add(whole.entries)
-            uploads.add(whole.staged, whole.rank)
+            uploads.add(replace(whole.staged, near=False), whole.rank)
 
     async def _bring(self, unsent: Unsent, tier: FolderTier | None) -> Unsent:
         """With its staged file. Raises as `rebuild`."""
@@ -90,13 +118,14 @@ def choose_unsent(
 
 
 def choose_open(found: Iterable[Found], level: EpochLevel) -> list[Found]:
-    """Those of this epoch beyond its newest commit: of each rank as many of the newest as may wait for the store, the
-    oldest first.
+    """Those of this epoch beyond its newest commit, of the step that it names if it does: of each rank as many of the
+    newest as may wait for the store, the oldest first.
     """
     staged: dict[int, list[Found]] = {}
     for each in sorted(found, key=lambda f: (f[0].staged.step, not f[0].staged.whole)):
-        unsent = each[0]
-        if unsent.staged.epoch == level.number and unsent.staged.step > level.committed:
+        unsent, step = each[0], each[0].staged.step
+        wanted = step > level.committed and level.kept in (0, step)
+        if unsent.staged.epoch == level.number and wanted:
             staged.setdefault(unsent.rank, []).append(each)
     return [each for of_rank in staged.values() for each in of_rank[-WAITING:]]
 
