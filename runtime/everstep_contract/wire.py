@@ -107,7 +107,7 @@ class Regroup:
     """
     begun: Ranges | None = None
     """For a rank that has not begun: what the ranks that compute the same micro-batches began with, which come
-    first; None: none of them has begun.
+    first; None: none of them has begun. A rank that was told of this reduction before knows their order already.
     """
     begun_passes: int = 0
     """How many passes these began with, fillers included."""
