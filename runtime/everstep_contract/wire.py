@@ -40,7 +40,7 @@ class Start:
     """How the ranks form units; `world` is a whole number of them."""
     unit: str = ""
     """Prefix of the keys by which the ranks of its unit form the groups that last as long as they do. A unit of other
-    processes has another one.
+    processes has another one. Not used where each rank is a unit.
     """
     local_rank: int
     local_world: int
