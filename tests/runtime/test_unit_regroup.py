@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed.fsdp  # noqa: F401  (once, for all ranks that are forked)
 from torch import nn
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
