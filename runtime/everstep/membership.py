@@ -348,8 +348,9 @@ class Membership:
         self._reductions = -1 if behind else 0
         self._micro_batches = frame.micro_batches
         if behind:
+            if self._rescue is None:  # else `_assigned` is of the loop after this vector already
+                self._begun, self._more, self._assigned = None, [], None
             self._rescue = np.frombuffer(wire.from_text(frame.vector), np.float64).copy()
-            self._begun, self._more, self._assigned = None, [], None
         if self._begun is not None:
             more = shares.extend_passes(self._begun, list_ranges(frame.share or ()), frame.passes)
             self._begun, self._more = self._begun + more, self._more + more
@@ -421,7 +422,7 @@ def _assign(frame: wire.Regroup, assigned: list[Pass] | None) -> list[Pass] | No
     do so in the same order: what is new comes last.
 
     Args:
-        assigned: as an earlier epoch left them.
+        assigned: as an earlier epoch left them. That is the order of those that have begun; `frame` tells only what.
     """
     if frame.share is None:
         return None

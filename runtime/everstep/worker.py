@@ -212,8 +212,7 @@ def _form_unit(agent: agent_socket.AgentSocket, start: wire.Start) -> Unit | Non
     """None: each rank is a unit."""
     if start.mesh.unit == 1:
         return None
-    prefix = start.unit or f"unit-{start.mesh.unit_of(start.rank)}"
-    return forming.form_unit(agent, _place(start, start.mesh), f"{prefix}/")
+    return forming.form_unit(agent, _place(start, start.mesh), f"{start.unit}/")
 
 
 def _form(

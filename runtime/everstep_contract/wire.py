@@ -40,7 +40,7 @@ class Start:
     """How the ranks form units; `world` is a whole number of them."""
     unit: str = ""
     """Prefix of the keys by which the ranks of its unit form the groups that last as long as they do. A unit of other
-    processes has another one.
+    processes has another one. Not used where each rank is a unit.
     """
     local_rank: int
     local_world: int
@@ -107,7 +107,7 @@ class Regroup:
     """
     begun: Ranges | None = None
     """For a rank that has not begun: what the ranks that compute the same micro-batches began with, which come
-    first; None: none of them has begun.
+    first; None: none of them has begun. A rank that was told of this reduction before knows their order already.
     """
     begun_passes: int = 0
     """How many passes these began with, fillers included."""

@@ -7,13 +7,14 @@ STUB_UNIT_LOST (a file: the worker whose pid is in it tells that a collective of
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import stub_worker
 from stub_worker import Broken
 
-from everstep_contract import ledger, position, wire
+from everstep_contract import position, wire
 from everstep_contract.ranges import list_ranges, to_ranges
 
 MICRO_BATCHES = 7
@@ -33,27 +34,10 @@ class Link(stub_worker.Link):
         self.regroup: wire.Regroup | None = None
         super().__init__(path)
 
-    def read(self) -> None:
-        file = self.socket.makefile("rb")
-        while head := file.read(wire.LENGTH.size):
-            (length,) = wire.LENGTH.unpack(head)
-            envelope = wire.decode(file.read(length))
-            with self.changed:
-                if envelope.id:
-                    self.replies[envelope.id] = envelope.frame
-                else:
-                    self.take_in(envelope.frame)
-                self.changed.notify_all()
-        os._exit(3)
-
     def take_in(self, frame: object) -> None:
         match frame:
             case wire.Cut(keep=True):
                 self.keep = frame.epoch
-            case wire.Cut():
-                self.cut = True
-            case wire.Exit():
-                os._exit(0)
             case wire.Regroup():
                 self.regroup = frame
             case wire.GiveVector():
@@ -62,7 +46,7 @@ class Link(stub_worker.Link):
                 value = wire.to_text(str(self.applied).encode())
                 self.send(wire.StoreSet(epoch=frame.epoch, key=frame.key, value=value))
             case _:
-                self.inbox.append(frame)
+                super().take_in(frame)
 
 
 class Worker(stub_worker.Worker):
@@ -72,7 +56,8 @@ class Worker(stub_worker.Worker):
         super().__init__()
         self.reductions, self.told = 0, 0
         self.order: list[int | None] | None = None
-        self.assigned: wire.Regroup | None = None
+        self.assigned: list[int | None] | None = None
+        """The passes of the next loop, if another worker has begun it already."""
         self.holds = False
         self.form_unit()
 
@@ -119,22 +104,12 @@ class Worker(stub_worker.Worker):
             self.boundary(number)
 
     def begin(self) -> None:
-        told, self.assigned = self.assigned, None
-        mesh, rank, world = self.start.mesh, self.start.rank, self.start.world
-        self.order = []
-        if told is None or told.share is None:
-            shares = mesh.count_shares(world)
-            self.add(plan(mesh.data_index(rank), shares), 0)
+        self.order, self.assigned = self.assigned, None
+        if self.order is None:
+            mesh, rank = self.start.mesh, self.start.rank
+            shares = mesh.count_shares(self.start.world)
             first = mesh.data_index(mesh.list_unit_of(rank).start)
-            self.add((), len(plan(first, shares)))
-        else:
-            self.add(list_ranges(told.begun or ()), told.begun_passes)
-            self.add(list_ranges(told.share), told.passes)
-
-    def add(self, share: object, passes: int) -> None:
-        assert self.order is not None
-        self.order += [i for i in share if i not in self.order]  # type: ignore[attr-defined]
-        self.order += [None] * (passes - len(self.order))
+            self.order = extend([], plan(mesh.data_index(rank), shares), len(plan(first, shares)))
 
     def reduce(self) -> bool:
         """Whether all ranks are here."""
@@ -153,36 +128,21 @@ class Worker(stub_worker.Worker):
         return False
 
     def complete(self, number: int) -> None:
-        self.at(position.Phase.REDUCED)
         with (ORDERS / str(os.getpid())).open("a") as file:
             mesh, rank = self.start.mesh, self.start.rank
             file.write(
                 json.dumps([number, mesh.unit_of(rank), mesh.data_index(rank), self.order]) + "\n"
             )
-        self.values = [v + 1.0 for v in self.values]
-        self.applied = self.link.applied = number
+        self.apply(number)
+        self.link.applied = number
         self.reductions, self.order = self.reductions + 1, None
-        self.at(position.Phase.APPLIED)
-        entry = ledger.LedgerEntry(
-            epoch=self.start.epoch, step=number, feed="1", samples=(2 * number - 2, 2 * number - 1),
-            counts=(1,), weights=(2.0,), losses=(1.0 / number,), loss=1.0 / number,
-        )  # fmt: skip
-        self.link.send(
-            wire.Applied(
-                epoch=self.start.epoch, step=number, loss=1.0, grad_norm=1.0, entries=(entry,)
-            )
-        )
         if number == stub_worker.UNTIL:
             self.stage()
 
-    def boundary(self, number: int) -> None:
-        reply = self.link.ask(wire.AtBoundary(epoch=self.start.epoch, step=number))
-        assert isinstance(reply, wire.BoundaryReply)
-        if reply.save:
-            self.stage()
-        if reply.stay:
-            self.park(sound=True, why="")
+    def boundary(self, number: int) -> wire.BoundaryReply:
+        reply = super().boundary(number)
         self.holds = reply.hold
+        return reply
 
     # --- in place ---------------------------------------------------------------------------------
 
@@ -231,12 +191,26 @@ class Worker(stub_worker.Worker):
             self.complete(self.applied + 1)
         self.start = replace(self.start, epoch=frame.epoch, rank=frame.rank, world=frame.world)
         self.reductions = 0
-        if self.order is None:
-            self.assigned = frame
+        if self.order is not None:
+            self.order = extend(self.order, list_ranges(frame.share or ()), frame.passes)
         else:
-            self.add(list_ranges(frame.share or ()), frame.passes)
+            self.assigned = assign(frame, self.assigned)
         self.link.applied = self.applied
         self.link.send(wire.Regrouped(epoch=frame.epoch))
+
+
+def assign(frame: wire.Regroup, assigned: list[int | None] | None) -> list[int | None] | None:
+    if frame.share is None:
+        return None
+    order: list[int | None] = []
+    if frame.begun is not None:
+        order = assigned or extend([], list_ranges(frame.begun), frame.begun_passes)
+    return extend(order, list_ranges(frame.share), frame.passes)
+
+
+def extend(order: list[int | None], share: Iterable[int], passes: int) -> list[int | None]:
+    longer = [*order, *(i for i in share if i not in order)]
+    return longer + [None] * (passes - len(longer))
 
 
 def plan(index: int, shares: int) -> range:

@@ -78,15 +78,20 @@ class Link:
             with self.changed:
                 if envelope.id:
                     self.replies[envelope.id] = envelope.frame
-                elif isinstance(envelope.frame, wire.Cut):
-                    self.cut = True
-                elif isinstance(envelope.frame, wire.Exit):
-                    sys.stdout.flush()
-                    os._exit(0)
                 else:
-                    self.inbox.append(envelope.frame)
+                    self.take_in(envelope.frame)
                 self.changed.notify_all()
         os._exit(3)
+
+    def take_in(self, frame: object) -> None:
+        match frame:
+            case wire.Cut():
+                self.cut = True
+            case wire.Exit():
+                sys.stdout.flush()
+                os._exit(0)
+            case _:
+                self.inbox.append(frame)
 
     def take(self) -> object:
         with self.changed:
@@ -197,6 +202,14 @@ class Worker:
         time.sleep(STEP_S)
         self.at(position.Phase.COMPUTING, waiting=True)
         self.barrier(number)
+        self.apply(number)
+        every = self.start.save_every_steps
+        if number in (UNTIL, PIN_STEP) or (every and number % every == 0):
+            self.stage()
+        if self.page.armed == number:
+            self.boundary(number)
+
+    def apply(self, number: int) -> None:
         self.at(position.Phase.REDUCED)
         self.values = [v + 1.0 for v in self.values]
         self.applied = number
@@ -214,19 +227,15 @@ class Worker:
                 entries=(entry,),
             )
         )
-        every = self.start.save_every_steps
-        if number in (UNTIL, PIN_STEP) or (every and number % every == 0):
-            self.stage()
-        if self.page.armed == number:
-            self.boundary(number)
 
-    def boundary(self, number: int) -> None:
+    def boundary(self, number: int) -> wire.BoundaryReply:
         reply = self.link.ask(wire.AtBoundary(epoch=self.start.epoch, step=number))
         assert isinstance(reply, wire.BoundaryReply)
         if reply.save:
             self.stage(near=reply.near)
         if reply.stay:
             self.park(sound=True, why="")
+        return reply
 
     def barrier(self, number: int) -> None:
         epoch, world = self.start.epoch, self.start.world

@@ -2,21 +2,22 @@
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from agent.given import a_member, an_epoch
-from everstep.shares import plan_passes, plan_share
+from everstep.membership import Membership
 from everstep_agent.coordinator import regroup_rules, share_rules
-from everstep_agent.coordinator.regroup_rules import Impossible, Plan
+from everstep_agent.coordinator.regroup_rules import AskVector, Plan
 from everstep_agent.coordinator.share_rules import Begun, Shared
 from everstep_agent.peers.messages import EpochLevel
 from everstep_agent.peers.places import place_members
 from everstep_agent.pod.worker_start import build_regroup
-from everstep_contract import wire
 from everstep_contract.ranges import list_ranges, to_ranges
 from everstep_contract.units import Mesh
+from simulation.protocol.survivors import act, first
 
 SHARD, TENSOR, BOTH = Mesh(shard=2), Mesh(tensor=2), Mesh(shard=2, tensor=2)
 
@@ -88,124 +89,90 @@ def test_ranks_that_should_compute_the_same_and_do_not_cannot_go_on():
     assert found == "ranks 0 and 1 should compute the same micro-batches, and do not"
 
 
-def test_who_has_yet_to_begin_in_two_stages_gets_no_third_one():
-    """Its sibling has computed (0, 2) and then (4, 5), in this order."""
-    told = {1: Begun(share=((0, 2),), passes=2)}
-    begun = {0: Begun.of(((0, 2), (4, 5))), 1: None, 2: None, 3: None}
-    shared = share_rules.share_out(begun, 8, TENSOR, told)
-    assert isinstance(shared, Shared)
-    assert shared.shares[1] == ((0, 2), (4, 5))
-    assert shared.begun == told
-    alone = {r: b for r, b in begun.items() if r < 2}
-    assert share_rules.share_out(alone, 8, TENSOR, told) == (
-        "rank 1 has yet to begin what it was given before"
-    )
-
-
 # --- units: all ways ------------------------------------------------------------------------------
 
 
-@dataclass
-class Rank:
-    """Does what a worker does with its share: `order` is what it computes, pass by pass; None: a filler."""
-
-    rank: int
-    order: list[int | None] | None = None
-    told: wire.Regroup | None = None
-    former: list[int] = field(default_factory=list)
-
-    def begin(self, mesh: Mesh, world: int, micro_batches: int) -> None:
-        told = self.told
-        if self.order is not None:
-            return
-        if told is None or told.share is None:
-            shares = mesh.count_shares(world)
-            mine = plan_share(mesh.data_index(self.rank), shares, micro_batches)
-            first = plan_share(
-                mesh.data_index(mesh.list_unit_of(self.rank).start), shares, micro_batches
-            )
-            self.order = [None if p.filler else p.index for p in plan_passes(mine, len(first))]
-            return
-        self.order = []
-        if told.begun is not None:
-            self.add(list_ranges(told.begun), told.begun_passes)
-        self.add(list_ranges(told.share), told.passes)
-
-    def add(self, share: Iterable[int], passes: int) -> None:
-        assert self.order is not None
-        self.order += [i for i in sorted(share) if i not in self.order]
-        self.order += [None] * (passes - len(self.order))
-
-    def take(self, frame: wire.Regroup) -> None:
-        self.rank, self.told = frame.rank, frame
-        if self.order is not None:
-            held = [i for i in self.order if i is not None]
-            assert {*held} <= {*list_ranges(frame.share or ())}, "what it holds, it keeps"
-            self.add(list_ranges(frame.share or ()), frame.passes)
-
-    def stand(self, epoch: int, micro_batches: int) -> wire.Standing:
-        if self.order is None:
-            return wire.Standing(epoch=epoch, applied=5, reductions=0)
-        return wire.Standing(
-            epoch=epoch,
-            applied=5,
-            reductions=0,
-            share=to_ranges(i for i in self.order if i is not None),
-            micro_batches=micro_batches,
-            passes=len(self.order),
-        )
-
-
 class Job:
-    """Units in pods of one rank each."""
+    """Units in pods of one rank each. What a rank does with its orders is the product's `Membership`."""
 
     def __init__(self, mesh: Mesh, units: int, micro_batches: int) -> None:
         world = units * mesh.unit
         members = place_members(a_member(slot) for slot in range(world))
         self.level: EpochLevel = an_epoch(members=members, mesh=mesh)
         self.mesh, self.micro_batches = mesh, micro_batches
-        self.ranks = [Rank(rank) for rank in range(world)]
+        self.ranks = [
+            first(rank, world)._replace(shard=mesh.shard, tensor=mesh.tensor)
+            for rank in range(world)
+        ]
 
     def begin(self, which: Iterable[bool]) -> None:
-        for rank in itertools.compress(self.ranks, which):
-            rank.begin(self.mesh, len(self.ranks), self.micro_batches)
+        """Those of them begin that are between two loops."""
+        for rank, begins in enumerate(which):
+            if begins and self.ranks[rank].begun is None and self.ranks[rank].rescue is None:
+                self.act(rank, "begin", self.micro_batches)
 
-    def lose(self, unit: int) -> Plan | Impossible:
-        """The others go on, if they can."""
-        number = self.level.number
-        staying = [r for r in self.ranks if self.mesh.unit_of(r.rank) != unit]
-        plan = regroup_rules.plan_regroup(
-            {r.rank: r.stand(number, self.micro_batches) for r in staying},
-            self.mesh,
-            self.level.in_place,
-        )
-        assert isinstance(plan, Plan | Impossible)
-        if isinstance(plan, Impossible):
-            return plan
-        members = [self.level.members[r.rank] for r in staying]
+    def complete(self, which: Iterable[bool]) -> None:
+        """The reduction that all have begun."""
+        for rank, completes in enumerate(which):
+            if completes:
+                self.act(rank, "complete", self.level.number, (7.0,))
+
+    def take_vectors(self, which: Iterable[bool]) -> None:
+        for rank, takes in enumerate(which):
+            if takes:
+                self.act(rank, "take_rescue")
+
+    def lose(self, unit: int) -> None:
+        """The others go on."""
+        lost = self.mesh.list_unit_of(unit * self.mesh.unit)
+        staying = [r for r in range(len(self.ranks)) if r not in lost]
+        plan = self.plan(staying)
+        members = [self.level.members[r] for r in staying]
         self.level = regroup_rules.continue_epoch(
-            self.level, members, plan, number=number + 1, token="t"
+            self.level, members, plan, number=self.level.number + 1, token="t"
         )
-        for rank, member in zip(staying, self.level.members, strict=True):
-            rank.take(build_regroup(0, self.level, member))
-        self.ranks = staying
+        former = [self.ranks[r] for r in staying]
+        self.ranks = [*former]
+        for rank, member in enumerate(self.level.members):
+            frame = build_regroup(0, self.level, member)
+            self.act(rank, "regroup", frame)
+            begun = None if frame.vector else former[rank].begun
+            assert begun is None or (self.ranks[rank].begun or ())[: len(begun)] == begun
+
+    def plan(self, staying: Iterable[int]) -> Plan:
+        number = self.level.number
+        told = {rank: self.act(rank, "hold", number) for rank in staying}
+        plan = regroup_rules.plan_regroup(told, self.mesh)
+        if isinstance(plan, AskVector):
+            told[plan.rank] = self.act(plan.rank, "give_vector", number)
+            plan = regroup_rules.plan_regroup(told, self.mesh)
+        assert isinstance(plan, Plan)
         return plan
+
+    def act(self, rank: int, name: str, *args: object) -> Any:
+        """What the rank tells."""
+        done = act(Membership, self.ranks[rank], name, *args)
+        self.ranks[rank] = done.kept
+        return next(iter(done.sent), None)
 
     def check(self) -> None:
         """Each micro-batch once, in lockstep."""
+        self.take_vectors([True] * len(self.ranks))
         self.begin([True] * len(self.ranks))
         done: list[int] = []
-        for rank in self.ranks:
-            mates = [self.ranks[r] for r in self.mesh.list_unit_of(rank.rank)]
-            assert rank.order is not None
-            assert all(m.order is not None and len(m.order) == len(rank.order) for m in mates)
-            alike = self.mesh.data_index(rank.rank)
-            assert all(
-                m.order == rank.order for m in mates if self.mesh.data_index(m.rank) == alike
-            )
-            if self.mesh.counts(rank.rank):
-                done += [i for i in rank.order if i is not None]
+        orders = [rank.begun or () for rank in self.ranks]
+        for rank, order in enumerate(orders):
+            mates = self.mesh.list_unit_of(rank)
+            assert all(len(orders[m]) == len(order) for m in mates)
+            index = self.mesh.data_index(rank)
+            assert all(orders[m] == order for m in mates if self.mesh.data_index(m) == index)
+            if self.mesh.counts(rank):
+                done += real(order)
         assert sorted(done) == list(range(self.micro_batches))
+
+
+def real(passes: Iterable[int] | None) -> list[int]:
+    return [i for i in passes or () if i >= 0]
 
 
 def all_ways(count: int) -> Iterable[tuple[bool, ...]]:
@@ -218,26 +185,34 @@ def test_after_one_loss_each_micro_batch_is_computed_once_in_lockstep(mesh: Mesh
     for begun, lost in itertools.product(all_ways(2 * mesh.unit), range(2)):
         job = Job(mesh, 2, micro_batches)
         job.begin(begun)
-        assert isinstance(job.lose(lost), Plan)
+        job.lose(lost)
         job.check()
 
 
 @pytest.mark.parametrize("mesh", [SHARD, TENSOR], ids=str)
 def test_so_it_is_after_a_second_loss_before_all_have_begun(mesh: Mesh):
-    refused = 0
     for begun, later, lost_later in itertools.product(all_ways(6), all_ways(4), range(2)):
         job = Job(mesh, 3, 7)
         job.begin(begun)
-        assert isinstance(job.lose(1), Plan)
+        job.lose(1)
         job.begin(later)
-        second = job.lose(lost_later)
-        if isinstance(second, Plan):
+        job.lose(lost_later)
+        job.check()
+
+
+def test_so_it_is_while_some_have_yet_to_take_the_vector_of_the_reduction_before():
+    """At two losses in a row: a rank has begun the next one, and its sibling lacks the vector."""
+    for complete, begun in itertools.product(all_ways(3), repeat=2):
+        for taken, later in itertools.product(all_ways(2), repeat=2):
+            job = Job(TENSOR, 3, 7)
+            job.begin([True] * 6)
+            job.complete((False, False, complete[0], *complete))
+            job.begin((False, False, begun[0], *begun))
+            job.lose(0)
+            job.take_vectors((False, False, *taken))
+            job.begin((False, False, *later))
+            job.lose(0)
             job.check()
-        else:
-            refused += 1
-            assert "has yet to begin" in second.reason
-            assert not all(r.order for r in job.ranks)
-    assert (refused > 0) == (mesh == TENSOR)
 
 
 def test_the_largest_number_of_passes_is_the_smallest_that_there_is():
@@ -245,11 +220,11 @@ def test_the_largest_number_of_passes_is_the_smallest_that_there_is():
     for begun in all_ways(4):
         job = Job(SHARD, 3, 9)
         job.begin((*begun, False, False))
-        before = [len(r.order or ()) for r in job.ranks[:4]]
-        held = [len([i for i in r.order or () if i is not None]) for r in job.ranks[:4]]
+        before = [len(r.begun or ()) for r in job.ranks[:4]]
+        held = [len(real(r.begun)) for r in job.ranks[:4]]
         job.lose(2)
         job.check()
-        after = max(len(r.order or ()) for r in job.ranks)
+        after = max(len(r.begun or ()) for r in job.ranks)
         fits = (
             n for n in itertools.count(max(before)) if sum(n - p for p in before) >= 9 - sum(held)
         )

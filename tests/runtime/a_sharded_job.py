@@ -66,6 +66,16 @@ def shard(layers: Any, mesh: Any) -> None:
         fully_shard(part, mesh=mesh)
 
 
+def shard_layers(model: nn.Sequential, mesh: Any) -> None:
+    """The same of a model of any linear layers."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
 def divide(model: Any, mesh: Any) -> None:
     """Over the dimensions that are larger than one."""
     from torch.distributed.fsdp import fully_shard

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from everstep_agent.coordinator import regroup_rules
-from everstep_agent.peers.messages import EpochLevel, InPlace, Stage
+from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
+from everstep_agent.pod.worker_start import build_regroup
 from everstep_contract import env, wire
 from everstep_contract.position import Position, PositionPage
 from runtime.a_job import take_over
@@ -96,8 +97,6 @@ class Agent:
         )  # fmt: skip
         self._start = replace(self._start, **start)
         self.epoch = self._start.epoch
-        self._former: InPlace | None = None
-        """How the present epoch continues the former one; ranks are those of the first epoch."""
 
     def begin(self) -> None:
         for rank in range(self.world):
@@ -193,30 +192,22 @@ class Agent:
         for worker in members:
             worker.send(wire.Cut(epoch=old, keep=True))
         plan = self._plan(old, members)
-        before = [worker.rank for worker in members]
         level = EpochLevel(
             number=old, token="", stage=Stage.HOLD, members=(), mesh=self._start.mesh
         )
-        place = regroup_rules.build_in_place(level, plan, before)
-        begun = tuple(replace(b, rank=before[b.rank]) for b in place.begun)
-        self._former = replace(place, begun=begun)
+        place = regroup_rules.build_in_place(level, plan, [w.rank for w in members])
         before_start()
         with self._news:
             self.epoch += 1
             self._news.notify_all()
+        lives = (1,) * len(members)
+        mine = EpochMember(
+            slot=0, attempt=0, incarnation=1, node_rank=0, first=0, lives=lives, address=""
+        )
+        level = replace(level, number=self.epoch, members=(mine,), in_place=place)
         for rank, worker in enumerate(members):
             if worker.status is None:
-                first = place.find_begun(rank)
-                worker.send(
-                    wire.Regroup(
-                        epoch=self.epoch, rank=rank, world=len(members), local_world=len(members),
-                        node_rank=0, applied=plan.applied, reductions=plan.reductions,
-                        share=plan.shares.get(worker.rank), micro_batches=plan.micro_batches,
-                        vector=plan.vector if worker.rank in plan.behind else "",
-                        passes=place.passes[level.mesh.unit_of(rank)] if place.passes else 0,
-                        begun=first.share if first else None, begun_passes=first.passes if first else 0,
-                    )
-                )  # fmt: skip
+                worker.send(build_regroup(rank, level, mine))
         return plan
 
     def _end_lost_units(self) -> list[Worker]:
@@ -230,7 +221,7 @@ class Agent:
     def _plan(self, epoch: int, members: list[Worker]) -> regroup_rules.Plan:
         told = {w.rank: self._standing(w, epoch) for w in members}
         while True:
-            plan = regroup_rules.plan_regroup(told, self._start.mesh, self._former)
+            plan = regroup_rules.plan_regroup(told, self._start.mesh)
             match plan:
                 case regroup_rules.Plan():
                     return plan

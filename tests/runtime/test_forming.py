@@ -15,7 +15,8 @@ from everstep.group import TorchGroup
 from everstep.store import AgentStore
 from everstep_contract import env, wire
 from runtime.an_agent import agent
-from runtime.test_regroup import WORLD, a_script, assert_exact, undisturbed, until_step
+from runtime.killed_ranks import a_script, assert_exact
+from runtime.test_regroup import WORLD, undisturbed
 from runtime.test_transfer import Keys
 
 __all__ = ["undisturbed"]
@@ -70,7 +71,7 @@ def test_ranks_with_different_settings_form_one_group(
         run(main, seed=4)
 
     with agent(tmp_path, with_own_setting, WORLD) as ours:
-        until_step(ours, 3, [0, 1, 2, 3])
+        ours.wait_applied(3, [0, 1, 2, 3])
         ours.kill(1)
         ours.regroup()
         ours.finish()
@@ -94,7 +95,7 @@ def test_where_an_operation_hangs_torchs_group_is_made_anew_and_the_others_keep_
         monkeypatch.setattr(forming, "_make", note)
 
     with agent(tmp_path, lambda: run(a_script(before), seed=4), WORLD) as ours:
-        until_step(ours, 3, [0, 1, 2, 3])
+        ours.wait_applied(3, [0, 1, 2, 3])
         ours.kill(1)
         ours.regroup()
         ours.finish()

@@ -19,7 +19,7 @@ from agent.gang import Gang, assert_exact
 from everstep import Job, run
 from everstep_agent.pod import spawn
 from everstep_contract import levels
-from runtime.test_regroup import a_dataset, a_model
+from runtime.test_ranks import a_dataset, a_model
 
 MIB = int(os.environ.get("EVERSTEP_JOIN_MIB", "64"))
 STEP = float(os.environ.get("EVERSTEP_JOIN_STEP", "0.3"))

@@ -552,6 +552,17 @@ def test_a_rank_that_has_not_begun_follows_the_order_of_its_sibling(sibling: Ran
     assert show(sibling.membership.begin(6)) == "1 2 3 (3) 0 4 5 (5)"
 
 
+def test_so_it_does_if_it_has_yet_to_take_the_vector_of_the_loop_before(sibling: Rank) -> None:
+    sibling.membership.begin(6)
+    sibling.membership.hold(1)
+    late: dict[str, Any] = {"vector": text(7.0), "micro_batches": 6}
+    sibling.regroup(2, share=((0, 4),), passes=4, begun=((1, 4),), begun_passes=3, **late)
+    sibling.membership.hold(2)
+    sibling.regroup(3, share=((0, 6),), passes=6, begun=((0, 4),), begun_passes=4, **late)
+    assert sibling.membership.take_rescue() is not None
+    assert show(sibling.membership.begin(6)) == "1 2 3 0 4 5"
+
+
 def test_a_share_that_no_sibling_has_begun_is_replaced(sibling: Rank) -> None:
     sibling.membership.hold(1)
     sibling.regroup(2, share=((0, 3),), micro_batches=6, passes=3)

@@ -4,53 +4,17 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from everstep import Job, run
 from everstep_contract import wire
 from everstep_contract.position import Phase
-from runtime.an_agent import Agent, agent, await_end
-from runtime.test_ranks import a_dataset, a_model
+from runtime.an_agent import Agent, agent
+from runtime.killed_ranks import STEPS, a_script, assert_exact, entries, states
 
-STEPS, WORLD = 12, 4
-
-
-def a_script(
-    before: Callable[[Job], None] = lambda job: None,
-    after: Callable[[Job, int], None] = lambda job, step: None,
-) -> Callable[[Job], None]:
-    """`after`: called at the end of each step."""
-
-    def main(job: Job) -> None:
-        model = a_model()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        job.track(model=model, optimizer=optimizer)
-        job._session.reducer._bucket_bytes = 256
-        data = job.batches(a_dataset(), global_batch=22, micro_batch=2)
-        before(job)
-        for step in job.steps(until=STEPS):
-            if step.number == STEPS:
-                await_end()
-            for inputs, wanted in step.batches(data):
-                step.backward(nn.functional.cross_entropy(model(inputs), wanted))
-                time.sleep(0.002)
-            optimizer.step()
-            digest = sum(float(p.detach().double().abs().sum()) for p in model.parameters())
-            place = f"{job.rank} of {job.world_size} in {job.epoch}"
-            print(f"state {step.number} {digest.hex()} {torch.rand(1).item()}", flush=True)
-            print(f"step {step.number}: rank {place}", flush=True)
-            after(job, step.number)
-
-    return main
-
-
-def entries(ours: Agent, rank: int) -> list[wire.Applied]:
-    return ours.workers[rank].of(wire.Applied)
+WORLD = 4
 
 
 @pytest.fixture(scope="module")
@@ -59,27 +23,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[wire.Applied]:
     with agent(folder, lambda: run(a_script(), seed=4), WORLD) as ours:
         ours.finish()
         return entries(ours, 0)
-
-
-def assert_exact(ours: Agent, undisturbed: list[wire.Applied], living: list[int]) -> None:
-    """Check that survivors took each step once, with equal samples and sums and equal state."""
-    statuses = [ours.workers[r].status for r in living]
-    assert statuses == [0] * len(living), f"{statuses}\n{ours.output()[-6000:]}"
-    first = entries(ours, living[0])
-    assert [a.step for a in first] == list(range(1, STEPS + 1))
-    for rank in living[1:]:
-        assert [a.entries for a in entries(ours, rank)] == [a.entries for a in first]
-        assert [a.grad_norm for a in entries(ours, rank)] == [a.grad_norm for a in first]
-    for was, now in zip(undisturbed, first, strict=True):
-        assert now.entries[0].samples == was.entries[0].samples
-        assert set(now.entries[0].counts) == {1}
-        assert now.loss == pytest.approx(was.loss, abs=1e-4)
-    lines = [line.split()[1:] for line in ours.output().splitlines() if line.startswith("state ")]
-    assert len({tuple(line) for line in lines}) == STEPS, "survivors hold different states"
-
-
-def until_step(ours: Agent, step: int, ranks: list[int]) -> None:
-    ours.wait_applied(step, ranks)
 
 
 @pytest.mark.usefixtures("either_way")
@@ -91,19 +34,13 @@ def test_ranks_killed_at_random_moments_cost_nothing(
     with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD) as ours:
         for number in range(WORLD - 1):
             living = [w.rank for w in ours.living]
-            until_step(ours, 2 + 3 * number, living)
+            ours.wait_applied(2 + 3 * number, living)
             time.sleep(chance.random() * 0.03)
             ours.kill(chance.choice(living))
             ours.regroup()
         survivors = [w.rank for w in ours.living]
         ours.finish()
         assert_exact(ours, undisturbed, survivors)
-
-
-def states(ours: Agent) -> set[tuple[str, ...]]:
-    """Return (step, digest of the parameters, next random number) of all ranks."""
-    lines = ours.output().splitlines()
-    return {tuple(line.split()[1:]) for line in lines if line.startswith("state ")}
 
 
 def save_held(ours: Agent) -> None:
@@ -134,7 +71,7 @@ def test_with_exact_reduction_the_bits_do_not_depend_on_how_many_ranks_are_left(
     folder.mkdir()
     with agent(folder, lambda: run(main, seed=4, exact_reduction=True), WORLD) as ours:
         for number, victim in enumerate((3, 1)):
-            until_step(ours, 2 + 4 * number, [w.rank for w in ours.living])
+            ours.wait_applied(2 + 4 * number, [w.rank for w in ours.living])
             ours.kill(ours.living[min(victim, len(ours.living) - 1)].rank)
             ours.regroup(lambda: save_held(ours))
         ours.finish()
@@ -145,7 +82,7 @@ def test_with_exact_reduction_the_bits_do_not_depend_on_how_many_ranks_are_left(
 
 def test_the_script_sees_its_new_rank_world_size_and_epoch(tmp_path: Path) -> None:
     with agent(tmp_path, lambda: run(a_script(), seed=4), 3) as ours:
-        until_step(ours, 3, [0, 1, 2])
+        ours.wait_applied(3, [0, 1, 2])
         ours.kill(1)
         ours.regroup()
         ours.finish()
@@ -167,7 +104,7 @@ def test_a_rank_that_is_in_a_pause_when_another_is_lost_pauses_on(
                     time.sleep(0.002)
 
     with agent(tmp_path, lambda: run(a_script(after=pause), seed=4), WORLD) as ours:
-        until_step(ours, 3, [0])
+        ours.wait_applied(3, [0])
         ours.kill(2)
         ours.regroup()
         may_go.touch()
@@ -179,7 +116,7 @@ def test_a_rank_that_is_in_a_pause_when_another_is_lost_pauses_on(
 @pytest.mark.usefixtures("either_way")
 def test_two_deaths_at_once(tmp_path: Path, undisturbed: list[wire.Applied]) -> None:
     with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD) as ours:
-        until_step(ours, 3, [0, 1, 2, 3])
+        ours.wait_applied(3, [0, 1, 2, 3])
         for rank in (0, 2):
             os.kill(ours.workers[rank].pid, signal.SIGKILL)
         ours.wait_ended([0, 2])
@@ -191,7 +128,7 @@ def test_two_deaths_at_once(tmp_path: Path, undisturbed: list[wire.Applied]) -> 
 @pytest.mark.usefixtures("either_way")
 def test_a_death_while_the_others_regroup(tmp_path: Path, undisturbed: list[wire.Applied]) -> None:
     with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD) as ours:
-        until_step(ours, 3, [0, 1, 2, 3])
+        ours.wait_applied(3, [0, 1, 2, 3])
         ours.kill(3)
         ours.regroup(before_start=lambda: ours.kill(1))
         ours.regroup()
@@ -221,7 +158,7 @@ def test_a_vector_that_one_survivor_holds_is_handed_to_the_others(
 
     with agent(tmp_path, lambda: run(a_script(before), seed=4), 3) as ours:
         ours.wait_ended([2])
-        until_step(ours, 6, [ahead])
+        ours.wait_applied(6, [ahead])
         plan = ours.regroup()
         assert plan.behind == {1 - ahead}
         ours.finish()
@@ -231,7 +168,7 @@ def test_a_vector_that_one_survivor_holds_is_handed_to_the_others(
 
 def test_a_rank_that_may_not_regroup_parks_at_the_boundary_before(tmp_path: Path) -> None:
     with agent(tmp_path, lambda: run(a_script(), seed=4), 3) as ours:
-        until_step(ours, 3, [0, 1, 2])
+        ours.wait_applied(3, [0, 1, 2])
         ours.kill(2)
         for worker in ours.living:
             worker.send(wire.Cut(epoch=1, keep=True))

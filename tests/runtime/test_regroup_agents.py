@@ -20,7 +20,7 @@ from everstep import Job, run
 from everstep_agent.coordinator import regroup, step_first_rules
 from everstep_agent.pod import spawn
 from everstep_contract import levels, report
-from runtime.test_regroup import a_dataset, a_model
+from runtime.test_ranks import a_dataset, a_model
 
 STEPS = 60
 KILLS = int(os.environ.get("EVERSTEP_REGROUP_KILLS", "40"))

@@ -15,7 +15,7 @@ from everstep import Job, run, transfer
 from everstep_agent.coordinator import boundary_turn, transfer_rules
 from everstep_agent.pod import spawn
 from everstep_contract import levels
-from runtime.test_regroup import a_dataset
+from runtime.test_ranks import a_dataset
 from runtime.test_regroup_agents import a_script
 
 

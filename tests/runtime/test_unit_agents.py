@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 
 import everstep
 from agent.gang import Gang, assert_exact
@@ -24,6 +23,7 @@ from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.tools import verify
 from everstep_contract import levels, log
 from everstep_contract.units import Mesh
+from runtime.a_sharded_job import shard_layers
 from runtime.test_no_progress_agents import LEARNT
 from runtime.test_ranks import a_dataset, a_model
 from runtime.test_regroup_agents import KILLS, SEED, is_whole
@@ -39,10 +39,7 @@ def build(job: Job) -> tuple[nn.Sequential, torch.optim.Optimizer]:
     """A tracked model that the ranks of a unit divide."""
     torch.set_num_threads(1)
     model = a_model()
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=job.mesh["shard"])
-    fully_shard(model, mesh=job.mesh["shard"])
+    shard_layers(model, job.mesh["shard"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     job.track(model=model, optimizer=optimizer)
     return model, optimizer

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+import torch.distributed.fsdp  # noqa: F401  (once, for all ranks that are forked)
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -23,48 +22,23 @@ from torch.distributed.tensor.parallel import (
 from everstep import Job, run
 from everstep_contract import wire
 from everstep_contract.units import Mesh
-from runtime.an_agent import Agent, agent, await_end
-from runtime.test_ranks import a_dataset
+from runtime.a_sharded_job import shard_layers
+from runtime.an_agent import agent
+from runtime.killed_ranks import a_script, assert_exact, entries
 
-STEPS = 12
 SHARD, TENSOR, BOTH = Mesh(shard=2), Mesh(tensor=2), Mesh(shard=2, tensor=2)
 PLAN = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
 
-def a_script(before: Callable[[Job], None] = lambda job: None) -> Callable[[Job], None]:
-    def main(job: Job) -> None:
-        torch.set_num_threads(1)
-        model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 2))
-        mesh = job._session.start.mesh
-        if mesh.tensor > 1:
-            parallelize_module(model, job.mesh["tensor"], PLAN)
-        if mesh.shard > 1:
-            for layer in model:
-                if isinstance(layer, nn.Linear):
-                    fully_shard(layer, mesh=job.mesh["shard"])
-            fully_shard(model, mesh=job.mesh["shard"])
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        job.track(model=model, optimizer=optimizer)
-        job._session.reducer._bucket_bytes = 256
-        data = job.batches(a_dataset(), global_batch=22, micro_batch=2)
-        before(job)
-        for step in job.steps(until=STEPS):
-            if step.number == STEPS:
-                await_end()
-            for inputs, wanted in step.batches(data):
-                step.backward(nn.functional.cross_entropy(model(inputs), wanted))
-                time.sleep(0.002)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            whole: list[Any] = list(model.parameters())
-            digest = sum(float(p.full_tensor().detach().double().abs().sum()) for p in whole)
-            print(f"state {step.number} {digest.hex()} {torch.rand(1).item()}", flush=True)
-
-    return main
-
-
-def entries(ours: Agent, rank: int) -> list[wire.Applied]:
-    return ours.workers[rank].of(wire.Applied)
+def build(job: Job) -> nn.Module:
+    """A model that the ranks of a unit divide."""
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 2))
+    mesh = job._session.start.mesh
+    if mesh.tensor > 1:
+        parallelize_module(model, job.mesh["tensor"], PLAN)
+    if mesh.shard > 1:
+        shard_layers(model, job.mesh["shard"])
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -77,30 +51,11 @@ def run_undisturbed(folder: Path, mesh: Mesh, known: dict[str, list[wire.Applied
     if str(mesh) not in known:
         (folder / "undisturbed").mkdir()
         with agent(
-            folder / "undisturbed", lambda: run(a_script(), seed=4), mesh.unit, mesh=mesh
+            folder / "undisturbed", lambda: run(a_script(build=build), seed=4), mesh.unit, mesh=mesh
         ) as ours:
             ours.finish()
             known[str(mesh)] = entries(ours, 0)
     return known[str(mesh)]
-
-
-def assert_exact(ours: Agent, undisturbed: list[wire.Applied]) -> None:
-    """Survivors took each step once, with each sample once, with equal norms and equal states."""
-    living = [w.rank for w in ours.workers if w.status == 0]
-    assert living, f"{[w.status for w in ours.workers]}\n{ours.output()[-6000:]}"
-    mesh = ours._start.mesh
-    assert len(living) % mesh.unit == 0
-    for rank in living:
-        told = entries(ours, rank)
-        assert [a.step for a in told] == list(range(1, STEPS + 1))
-        assert [a.entries for a in told] == [a.entries for a in entries(ours, living[0])]
-        assert [a.grad_norm for a in told] == [a.grad_norm for a in entries(ours, living[0])]
-    for was, now in zip(undisturbed, entries(ours, living[0]), strict=True):
-        assert now.entries[0].samples == was.entries[0].samples
-        assert set(now.entries[0].counts) == {1}
-        assert now.loss == pytest.approx(was.loss, abs=1e-4)
-    lines = [line.split()[1:] for line in ours.output().splitlines() if line.startswith("state ")]
-    assert len({tuple(line) for line in lines}) == STEPS, "survivors hold different states"
 
 
 @pytest.mark.parametrize(
@@ -121,15 +76,17 @@ def test_ranks_killed_at_random_moments_cost_nothing(
 ) -> None:
     expected = run_undisturbed(tmp_path, mesh, undisturbed)
     chance = random.Random(seed)
-    with agent(tmp_path, lambda: run(a_script(), seed=4), world, mesh=mesh) as ours:
+    with agent(tmp_path, lambda: run(a_script(build=build), seed=4), world, mesh=mesh) as ours:
         for number in range(world // mesh.unit - 1):
             living = [w.rank for w in ours.living]
             ours.wait_applied(2 + 3 * number, living)
             time.sleep(chance.random() * 0.05)
             ours.kill(chance.choice(living))
             ours.regroup()
+        survivors = [w.rank for w in ours.living]
+        assert len(survivors) == mesh.unit
         ours.finish()
-        assert_exact(ours, expected)
+        assert_exact(ours, expected, survivors)
 
 
 @pytest.mark.long
@@ -138,7 +95,7 @@ def test_a_unit_that_is_lost_while_the_others_regroup(
     tmp_path: Path, undisturbed: dict[str, list[wire.Applied]], mesh: Mesh
 ) -> None:
     expected = run_undisturbed(tmp_path, mesh, undisturbed)
-    with agent(tmp_path, lambda: run(a_script(), seed=4), 6, mesh=mesh) as ours:
+    with agent(tmp_path, lambda: run(a_script(build=build), seed=4), 6, mesh=mesh) as ours:
         ours.wait_applied(3, range(6))
         for rank in (2, 3):
             os.kill(ours.workers[rank].pid, signal.SIGKILL)
@@ -146,7 +103,7 @@ def test_a_unit_that_is_lost_while_the_others_regroup(
         ours.regroup(before_start=lambda: ours.kill(5))
         ours.regroup()
         ours.finish()
-        assert_exact(ours, expected)
+        assert_exact(ours, expected, [0, 1])
 
 
 def kill_in(phase: str, victim: int) -> Callable[[Job], None]:
@@ -193,9 +150,9 @@ def test_a_rank_that_dies_in_each_phase_costs_its_unit_and_nothing_else(
     tmp_path: Path, undisturbed: dict[str, list[wire.Applied]], mesh: Mesh, phase: str
 ) -> None:
     expected = run_undisturbed(tmp_path, mesh, undisturbed)
-    main = a_script(kill_in(phase, victim=1))
+    main = a_script(kill_in(phase, victim=1), build=build)
     with agent(tmp_path, lambda: run(main, seed=4), 4, mesh=mesh) as ours:
         ours.wait_ended([1])
         ours.regroup()
         ours.finish()
-        assert_exact(ours, expected)
+        assert_exact(ours, expected, [2, 3])

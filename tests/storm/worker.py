@@ -80,13 +80,14 @@ class Recorder(stub_worker.Worker):
         if self.page.armed == number:
             self.boundary(number)
 
-    def boundary(self, number: int) -> None:
+    def boundary(self, number: int) -> wire.BoundaryReply:
         """A rank that waits for the agents to agree is marked as waiting, so that it does not count
         as hung.
         """
         self.at(position.Phase.APPLIED, waiting=True)
-        super().boundary(number)
+        reply = super().boundary(number)
         self.at(position.Phase.APPLIED)
+        return reply
 
     def reduce(self, number: int, mine: list[int]) -> list[int]:
         """The sum over all ranks. Raises Broken if the epoch ends meanwhile."""

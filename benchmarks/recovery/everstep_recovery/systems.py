@@ -9,6 +9,9 @@ from pathlib import Path
 SCRIPTS = Path(__file__).parent / "scripts"
 Command = Callable[[Path, int], list[str]]
 """(folder of the run, number of ranks) → arguments."""
+RENDEZVOUS = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
+RESTARTS = ("--max-restarts", "1000", "--monitor-interval", "0.1")
+"""Of torchrun, and of the launchers made from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +49,8 @@ def everstep(*options: str) -> Command:
 def torchrun(script: str) -> Command:
     def command(folder: Path, ranks: int) -> list[str]:
         return [
-            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
-            "--max-restarts", "1000", "--monitor-interval", "0.1", "--rdzv-backend", "c10d",
-            "--rdzv-endpoint", "127.0.0.1:0", str(SCRIPTS / script),
+            sys.executable, "-m", "torch.distributed.run", *RENDEZVOUS, *RESTARTS,
+            "--nproc-per-node", str(ranks), str(SCRIPTS / script),
         ]  # fmt: skip
 
     return command
@@ -77,17 +79,15 @@ def _nvrx(interval_ms: int) -> Command:
 
 def ft_launcher(folder: Path, ranks: int) -> list[str]:
     return [
-        str(environment("nvrx").with_name("ft_launcher")), "--nproc-per-node", str(ranks),
-        "--max-restarts", "1000", "--monitor-interval", "0.1", "--rdzv-backend", "c10d",
-        "--rdzv-endpoint", "127.0.0.1:0", str(SCRIPTS / "train_torchrun.py"),
+        str(environment("nvrx").with_name("ft_launcher")), *RENDEZVOUS, *RESTARTS,
+        "--nproc-per-node", str(ranks), str(SCRIPTS / "train_torchrun.py"),
     ]  # fmt: skip
 
 
 def _dlrover(folder: Path, ranks: int) -> list[str]:
     return [
         str(environment("dlrover").with_name("dlrover-run")), "--standalone", "--nnodes", "1",
-        "--nproc-per-node", str(ranks), "--max-restarts", "1000", "--monitor-interval", "0.1",
-        str(SCRIPTS / "train_torchrun.py"),
+        *RESTARTS, "--nproc-per-node", str(ranks), str(SCRIPTS / "train_torchrun.py"),
     ]  # fmt: skip
 
 

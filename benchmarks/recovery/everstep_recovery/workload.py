@@ -5,11 +5,12 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
+
+from everstep_recovery import layers
 
 WIDTH, LAYERS = 512, 12
 MICRO_BATCH = 32
@@ -27,8 +28,6 @@ EXACT = "EVERSTEP_RECOVERY_EXACT"
 """Environment variable: 1 for Everstep's `exact_reduction`."""
 DIGEST_EVERY = "EVERSTEP_RECOVERY_DIGEST_EVERY"
 """Environment variable: after so many steps each rank logs a digest of its parameters; 0: never."""
-
-
 SHARD = "EVERSTEP_RECOVERY_SHARD"
 """Environment variable: over how many ranks the model is sharded with FSDP2; 1: each rank holds all of it."""
 
@@ -45,28 +44,11 @@ class Numbers(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
 
 
 def build_model() -> torch.nn.Module:
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
-    return torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.Tanh())))
+    return layers.build_model(WIDTH, LAYERS)
 
 
 def read_shard() -> int:
     return int(os.environ.get(SHARD, "1"))
-
-
-def shard_model(model: torch.nn.Module, mesh: Any) -> None:
-    """With FSDP2, layer by layer. `mesh`: torch's, of the ranks that shard it; or also of the copies (HSDP)."""
-    from torch.distributed.fsdp import fully_shard
-
-    for layer in model.children():
-        if isinstance(layer, torch.nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-
-
-def compute_loss(model: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor = model(rows).square().mean()
-    return loss
 
 
 def steps() -> int:

@@ -17,6 +17,8 @@ from everstep_steady import workload
 from everstep_steady.marks import Marks, read_marks
 
 HERE = Path(__file__).parent
+PARTS = (HERE.parent, HERE.parents[1] / "recovery")
+"""Where the scripts find what they import."""
 START_SECONDS = 120.0
 """Limit for all ranks' first steps."""
 END_SECONDS = 20.0
@@ -41,7 +43,7 @@ class Running:
         environ = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([*map(str, PARTS), os.environ.get("PYTHONPATH", "")]),
             workload.OUT: str(self._folder),
             workload.EXACT: "1" if system.endswith("exact") else "",
             **(extra or {}),

@@ -3,6 +3,7 @@
 import torch
 
 import everstep
+from everstep_recovery import layers
 from everstep_steady import workload
 
 
@@ -10,7 +11,7 @@ def main(job: everstep.Job) -> None:
     torch.set_num_threads(1)
     model = workload.build_model()
     if workload.read_shard() > 1:
-        workload.shard_model(model, job.mesh["shard"])
+        layers.shard_model(model, job.mesh["shard"])
     optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE)
     job.track(model=model, optimizer=optimizer)
     data = job.batches(
@@ -22,7 +23,7 @@ def main(job: everstep.Job) -> None:
     clock, trace = workload.Clock(job.rank), workload.start_trace(job.rank)
     for step in job.steps(until=workload.MOST_STEPS):
         for batch in step.batches(data):
-            step.backward(workload.compute_loss(model, batch))
+            step.backward(layers.compute_loss(model, batch))
         optimizer.step()
         clock.tick()
         if trace is not None:

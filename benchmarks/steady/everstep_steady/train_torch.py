@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from everstep_recovery import layers
 from everstep_steady import workload
 
 
@@ -30,7 +31,7 @@ def train(prepare: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
         sampler.set_epoch(epoch)
         for batch in loader:
             optimizer.zero_grad()
-            workload.compute_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+            layers.compute_loss(model, batch).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             clock.tick()
     dist.destroy_process_group()

@@ -3,10 +3,11 @@
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+
+from everstep_recovery import layers
 
 WIDTH = 512
 LAYERS = int(os.environ.get("EVERSTEP_STEADY_LAYERS", "16"))
@@ -44,28 +45,11 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def build_model() -> torch.nn.Module:
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
-    return torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.Tanh())))
+    return layers.build_model(WIDTH, LAYERS)
 
 
 def read_shard() -> int:
     return int(os.environ.get(SHARD, "1"))
-
-
-def shard_model(model: torch.nn.Module, mesh: Any) -> None:
-    """With FSDP2, layer by layer. `mesh`: torch's, of the ranks that shard it; or also of the copies (HSDP)."""
-    from torch.distributed.fsdp import fully_shard
-
-    for layer in model.children():
-        if isinstance(layer, torch.nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-
-
-def compute_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor = model(batch).square().mean()
-    return loss
 
 
 TRACE = "EVERSTEP_STEADY_TRACE"

@@ -137,7 +137,7 @@ def decide_regroup(
     standings = {r: s for m in here for r, s in _list_standings(m, held[m.id]).items()}
     staying = {r: s for r, s in standings.items() if epoch.mesh.unit_of(r) not in units}
     survivors = (_without_lost(m, staying) for m in here)
-    plan = plan_regroup(staying, epoch.mesh, epoch.in_place)
+    plan = plan_regroup(staying, epoch.mesh)
     return tuple(m for m in survivors if any(m.lives)), plan
 
 
@@ -299,14 +299,11 @@ def note_commit(epoch: EpochLevel, newest: log.Commit | None) -> EpochLevel:
     return replace(epoch, committed=max(epoch.committed, newest.step if newest else 0))
 
 
-def plan_regroup(
-    standings: Mapping[int, Standing], mesh: Mesh = ONE_RANK, former: InPlace | None = None
-) -> Decision:
+def plan_regroup(standings: Mapping[int, Standing], mesh: Mesh = ONE_RANK) -> Decision:
     """How these go on: ranks of whole units.
 
     Args:
         standings: by rank of the epoch that was cut.
-        former: how that epoch continued another one.
     """
     if not standings:
         return Impossible(reason="no rank is left")
@@ -332,25 +329,15 @@ def plan_regroup(
         r: share_rules.Begun.of(ahead[r].share, ahead[r].passes) if r in ahead else None
         for r in sorted(standings)
     }
-    told = _list_told(former) if newest == 0 else {}  # it is still the reduction that this is about
-    return _with_shares(begun, told, plan, mesh)
-
-
-def _list_told(former: InPlace | None) -> dict[int, share_rules.Begun]:
-    """What ranks of the epoch that was cut were told to begin with."""
-    told = former.begun if former is not None else ()
-    return {b.rank: share_rules.Begun(share=b.share, passes=b.passes) for b in told}
+    return _with_shares(begun, plan, mesh)
 
 
 def _with_shares(
-    begun: Mapping[int, share_rules.Begun | None],
-    told: Mapping[int, share_rules.Begun],
-    plan: Plan,
-    mesh: Mesh,
+    begun: Mapping[int, share_rules.Begun | None], plan: Plan, mesh: Mesh
 ) -> Plan | Impossible:
     if all(found is None for found in begun.values()):
         return plan
-    shared = share_rules.share_out(begun, plan.micro_batches, mesh, told)
+    shared = share_rules.share_out(begun, plan.micro_batches, mesh)
     if isinstance(shared, str):
         return Impossible(reason=shared)
     return replace(plan, shares=shared.shares, passes=shared.passes, begun=shared.begun)

@@ -7,7 +7,7 @@ number of passes, and those with fewer micro-batches fill up with passes of weig
 """
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from everstep_contract.ranges import Ranges, list_ranges, to_ranges
@@ -44,15 +44,12 @@ def share_out(
     begun: Mapping[int, Begun | None],
     micro_batches: int,
     mesh: Mesh = ONE_RANK,
-    told: Mapping[int, Begun] | None = None,
 ) -> Shared | str:
     """How the reduction goes on, or why it cannot.
 
     Args:
         begun: by rank, of whole units; None: it has not begun.
-        told: what ranks were told to begin with when their former epoch began.
     """
-    told = told or {}
     held = _by_index(begun, mesh)
     if isinstance(held, str):
         return held
@@ -60,12 +57,7 @@ def share_out(
     for (_, last), (first, _) in itertools.pairwise(taken):
         if first < last:
             return f"two ranks hold micro-batch {first}"
-    # A rank that has yet to do in two stages what its siblings have done cannot be told of a third.
-    closed = {mesh.data_index(r) for r in told if r in begun and begun[r] is None}
-    closed = {index for index in closed if held[index] is not None}
-    more = give_rest(held, micro_batches, closed)
-    if more is None:
-        return f"rank {min(r for r in told if mesh.data_index(r) in closed)} has yet to begin what it was given before"
+    more = give_rest(held, micro_batches)
     shares = {
         index: to_ranges([*list_ranges(found.share if found else ()), *more[index]])
         for index, found in held.items()
@@ -73,7 +65,7 @@ def share_out(
     return Shared(
         shares={rank: shares[mesh.data_index(rank)] for rank in begun},
         passes=_count_passes(held, more, mesh) if mesh.unit > 1 else {},
-        begun=_list_begun(begun, held, told, mesh),
+        begun=_list_begun(begun, held, mesh),
     )
 
 
@@ -95,25 +87,13 @@ def _by_index(begun: Mapping[int, Begun | None], mesh: Mesh) -> dict[int, Begun 
     return held
 
 
-def give_rest(
-    held: Mapping[int, Begun | None], micro_batches: int, closed: Collection[int] = ()
-) -> dict[int, list[int]] | None:
-    """What nobody holds goes, in runs, to the indices that make the fewest passes.
-
-    Args:
-        closed: these get none.
-
-    Returns:
-        Index → what it gets; None: nobody may get any.
-    """
+def give_rest(held: Mapping[int, Begun | None], micro_batches: int) -> dict[int, list[int]]:
+    """Index → what it gets. What nobody holds goes, in runs, to the indices that make the fewest passes."""
     taken = {i for found in held.values() if found for i in list_ranges(found.share)}
     rest = [i for i in range(micro_batches) if i not in taken]
-    passes = {i: found.passes if found else 0 for i, found in held.items() if i not in closed}
-    if rest and not passes:
-        return None
-    counts = _fill(passes, len(rest))
-    more: dict[int, list[int]] = {index: [] for index in held}
-    for index, count in counts.items():
+    passes = {index: found.passes if found else 0 for index, found in held.items()}
+    more = {}
+    for index, count in _fill(passes, len(rest)).items():
         more[index], rest = rest[:count], rest[count:]
     return more
 
@@ -139,15 +119,8 @@ def _count_passes(
 
 
 def _list_begun(
-    begun: Mapping[int, Begun | None],
-    held: Mapping[int, Begun | None],
-    told: Mapping[int, Begun],
-    mesh: Mesh,
+    begun: Mapping[int, Begun | None], held: Mapping[int, Begun | None], mesh: Mesh
 ) -> dict[int, Begun]:
     """For the ranks whose siblings have begun without them."""
-    found = {}
-    for rank, own in begun.items():
-        sibling = held[mesh.data_index(rank)]
-        if own is None and sibling is not None:
-            found[rank] = told.get(rank, sibling)
-    return found
+    siblings = {rank: held[mesh.data_index(rank)] for rank, own in begun.items() if own is None}
+    return {rank: found for rank, found in siblings.items() if found is not None}

@@ -5,11 +5,6 @@ from simulation.protocol import one_sum
 from simulation.protocol.ranks import Gang, Rank
 from simulation.protocol.rules import Move
 
-RESTARTS = "has yet to begin what it was given before"
-"""By design all restart then: a second loss finds a rank that has begun nothing since the first, though its siblings
-had.
-"""
-
 
 def check(before: Gang, move: Move, mesh: Mesh, micro_batches: int) -> str:
     after: Gang = move.after
@@ -17,7 +12,7 @@ def check(before: Gang, move: Move, mesh: Mesh, micro_batches: int) -> str:
         return "nothing can happen any more"
     lost = {mesh.unit_of(r.number) for r in after.dead} | after.broken
     whole = not {mesh.unit_of(r.number) for r in after.ranks} <= lost
-    if after.stuck and whole and RESTARTS not in after.stuck:
+    if after.stuck and whole:
         return f"a whole unit cannot go on in place: {after.stuck}"
     if len(after.members) > len(before.members):
         return _whole(after, mesh)

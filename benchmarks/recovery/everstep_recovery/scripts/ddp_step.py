@@ -1,13 +1,14 @@
 """Training under stock DistributedDataParallel, shared by the scripts of the peers; and a rank's share of a step."""
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from everstep_recovery import checkpoint, workload
+from everstep_recovery import checkpoint, layers, workload
 from everstep_recovery.workload import MICRO_BATCH, MICRO_BATCHES
 
 
@@ -34,7 +35,7 @@ def accumulate(
         rows = torch.stack([data[i][1] for i in indices])
         last = number + 1 == MICRO_BATCHES
         with log.one_pass(), contextlib.nullcontext() if last else wrapped.no_sync():
-            loss = workload.compute_loss(wrapped, rows) / MICRO_BATCHES
+            loss = layers.compute_loss(wrapped, rows) / MICRO_BATCHES
             loss.backward()  # type: ignore[no-untyped-call]
         used += indices
     return used
@@ -49,6 +50,25 @@ def list_indices(step: int, number: int, rank: int, world: int) -> list[int]:
     return [place * world + rank for place in range(first, first + MICRO_BATCH)]
 
 
+def take_steps(
+    wrapped: Wrapped,
+    optimizer: torch.optim.Optimizer,
+    first: int,
+    rank: int,
+    world: int,
+    save: Callable[[int], None],
+) -> None:
+    """From step `first` to the last one. `save`: called with the step, at an interval, on each rank."""
+    data, log = workload.Numbers(), workload.StepLog()
+    for step in range(first, workload.steps() + 1):
+        optimizer.zero_grad()
+        used = accumulate(wrapped, data, log, step, rank, world)
+        optimizer.step()
+        log.step(step, rank, world, used)
+        if step % workload.SAVE_EVERY == 0:
+            save(step)
+
+
 def train(path: Path, rank: int, world: int) -> None:
     """All steps, from the checkpoint at `path` if there is one; rank 0 saves at an interval. The
     default process group must exist.
@@ -56,12 +76,9 @@ def train(path: Path, rank: int, world: int) -> None:
     model = workload.build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE)
     first = checkpoint.load(path, model, optimizer)
-    wrapped = DistributedDataParallel(model)
-    data, log = workload.Numbers(), workload.StepLog()
-    for step in range(first, workload.steps() + 1):
-        optimizer.zero_grad()
-        used = accumulate(wrapped, data, log, step, rank, world)
-        optimizer.step()
-        log.step(step, rank, world, used)
-        if step % workload.SAVE_EVERY == 0 and rank == 0:
+
+    def save(step: int) -> None:
+        if rank == 0:
             checkpoint.save(path, model, optimizer, step)
+
+    take_steps(DistributedDataParallel(model), optimizer, first, rank, world, save)

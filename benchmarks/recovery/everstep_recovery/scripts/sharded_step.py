@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from everstep_recovery import workload
+from everstep_recovery import layers, workload
 
 
 class Sharded:
@@ -14,7 +14,7 @@ class Sharded:
 
     def __init__(self, mesh: Any) -> None:
         self.model: Any = workload.build_model()
-        workload.shard_model(self.model, mesh)
+        layers.shard_model(self.model, mesh)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.model(rows)

@@ -3,14 +3,14 @@
 import torch
 
 import everstep
-from everstep_recovery import workload
+from everstep_recovery import layers, workload
 
 
 def main(job: everstep.Job) -> None:
     torch.set_num_threads(1)
     model = workload.build_model()
     if workload.read_shard() > 1:
-        workload.shard_model(model, job.mesh["shard"])
+        layers.shard_model(model, job.mesh["shard"])
     optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE)
     job.track(model=model, optimizer=optimizer)
     data = job.batches(
@@ -24,7 +24,7 @@ def main(job: everstep.Job) -> None:
         used: list[int] = []
         for indices, rows in step.batches(data):
             with log.one_pass():
-                step.backward(workload.compute_loss(model, rows))
+                step.backward(layers.compute_loss(model, rows))
             used += indices.tolist()
         optimizer.step()
         log.step(step.number, job.rank, job.world_size, used)

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.device_mesh import init_device_mesh
 
 from everstep_recovery import workload
-from everstep_recovery.scripts.ddp_step import accumulate
+from everstep_recovery.scripts.ddp_step import take_steps
 from everstep_recovery.scripts.sharded_step import Sharded
 
 FOLDER = Path(os.environ[workload.OUT], "checkpoints")
@@ -47,14 +47,7 @@ def main() -> None:
     wrapped = Sharded(mesh)
     optimizer = torch.optim.SGD(wrapped.model.parameters(), lr=workload.LEARNING_RATE)
     first = load(wrapped)
-    data, log = workload.Numbers(), workload.StepLog()
-    for step in range(first, workload.steps() + 1):
-        optimizer.zero_grad()
-        used = accumulate(wrapped, data, log, step, rank, world)
-        optimizer.step()
-        log.step(step, rank, world, used)
-        if step % workload.SAVE_EVERY == 0:
-            save(wrapped, step)
+    take_steps(wrapped, optimizer, first, rank, world, lambda step: save(wrapped, step))
     dist.destroy_process_group()
 
 
