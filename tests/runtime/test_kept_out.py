@@ -16,7 +16,11 @@ from everstep_agent.pod import spawn
 from runtime.test_regroup_agents import STEPS, a_script
 
 
-@pytest.mark.parametrize("late", [(1, 2), (2,)], ids=["all survivors", "one of them"])
+@pytest.mark.parametrize(
+    "late",
+    [pytest.param((1, 2), marks=pytest.mark.long), (2,)],
+    ids=["all survivors", "one of them"],
+)
 async def test_survivors_that_cannot_enter_the_claimed_epoch_are_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[int, ...]
 ) -> None:

@@ -66,7 +66,7 @@ async def finish(gang: Gang) -> list[tuple[str, int]]:
     return [(c.cause, len(c.members)) for c in (await gang.run_log()).claims]
 
 
-@pytest.mark.parametrize("on_loss", ["Shrink", "Wait"])
+@pytest.mark.parametrize("on_loss", ["Wait", pytest.param("Shrink", marks=pytest.mark.long)])
 async def test_a_lower_size_lets_several_slots_leave_at_once(
     tmp_path: Path, endless: None, on_loss: str
 ) -> None:

@@ -70,7 +70,9 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
 
 
-@pytest.mark.parametrize("victim", [2, 0], ids=["another pod", "the coordinator's"])
+@pytest.mark.parametrize(
+    "victim", [pytest.param(2, marks=pytest.mark.long), 0], ids=["another pod", "the coordinator's"]
+)
 async def test_a_majority_goes_on_in_place_without_a_node_that_falls_silent(
     tmp_path: Path, network: Network, victim: int
 ) -> None:

@@ -95,7 +95,7 @@ async def train(
 
 @pytest.mark.parametrize(
     ("killed", "on_loss", "lost"),
-    [((3,), "Wait", 0), ((1, 2), "Shrink", AT - EVERY)],
+    [((3,), "Wait", 0), pytest.param((1, 2), "Shrink", AT - EVERY, marks=pytest.mark.long)],
     ids=["one unit, and all wait for it", "both units"],
 )
 async def test_where_all_restart_the_run_equals_an_undisturbed_one_bit_for_bit(

@@ -62,7 +62,7 @@ def run_undisturbed(folder: Path, mesh: Mesh, known: dict[str, list[wire.Applied
     ("mesh", "world", "seed"),
     [
         (SHARD, 6, 1),
-        (TENSOR, 6, 2),
+        pytest.param(TENSOR, 6, 2, marks=pytest.mark.long),
         *(
             pytest.param(mesh, world, seed, marks=pytest.mark.long)
             for mesh, world in [(SHARD, 6), (TENSOR, 6), (BOTH, 12)]
