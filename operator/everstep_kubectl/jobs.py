@@ -50,6 +50,8 @@ class Job:
     checkpoint_bytes: int
     checkpoint_problem: str
     """Empty: checkpoints are healthy."""
+    kept_step: int | None
+    """Newest step that the pods keep in memory."""
     unsaved: int | None
     """Steps that would be taken again if all its pods were lost at once."""
     interruptions: int
@@ -88,6 +90,7 @@ def build_job(raw: Raw, now: float) -> Job:
         checkpoint_at=str(checkpoint.get("committedAt") or ""),
         checkpoint_bytes=int(checkpoint.get("bytes") or 0),
         checkpoint_problem=_problem(status),
+        kept_step=status.get("keptStep"),
         unsaved=_unsaved(status, checkpoint),
         interruptions=int(restarts.get("total") or 0),
         by_cause=dict(restarts.get("byCause") or {}),
@@ -259,11 +262,13 @@ def _how_safe(job: Job, now: float) -> str:
     if job.checkpoint_problem:
         return f"NOT SAFE: {job.checkpoint_problem}"
     if job.checkpoint_step is None:
-        return "nothing is saved yet"
+        kept = f" in the store; step {job.kept_step} kept in memory" if job.kept_step else ""
+        return f"nothing is saved yet{kept}"
     saved = f"checkpoint of step {job.checkpoint_step} ({text.size(job.checkpoint_bytes)})"
     ago = f", committed {text.age(job.checkpoint_at, now)} ago" if job.checkpoint_at else ""
     risk = f"; {text.many(job.unsaved, 'step')} since then" if job.unsaved else ""
-    return f"{saved}{ago}{risk}"
+    kept = f"; step {job.kept_step} kept in memory" if job.kept_step else ""
+    return f"{saved}{ago}{risk}{kept}"
 
 
 def render_incidents(found: Sequence[incidents.Incident], now: float) -> str:

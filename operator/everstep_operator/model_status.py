@@ -279,6 +279,11 @@ class JobStatus(ApiModel):
     checkpoint: CheckpointStatus | None = Field(
         default=None, description="The newest committed checkpoint."
     )
+    kept_step: int | None = Field(
+        default=None,
+        description="Newest step that the pods keep in memory, to which the job goes back if a loss leaves no whole "
+        "copy of the model; absent: none.",
+    )
     pinned: PinnedStatus | None = Field(
         default=None, description="The checkpoint of checkpoint.pin, once it is committed."
     )

@@ -76,6 +76,14 @@ def test_a_job_whose_checkpoints_fail_is_called_not_safe() -> None:
     assert "NOT SAFE: AccessDenied: AccessDenied it is" in shown
 
 
+def test_a_step_that_is_kept_in_memory_is_told_beside_the_checkpoint() -> None:
+    shown = jobs.render_job(jobs.build_job(recordings.job(keptStep=71), NOW), NOW)
+    assert "; step 71 kept in memory" in shown
+    fresh = recordings.job(keptStep=71, checkpoint=None)
+    shown = jobs.render_job(jobs.build_job(fresh, NOW), NOW)
+    assert "nothing is saved yet in the store; step 71 kept in memory" in shown
+
+
 def test_old_figures_of_a_running_job_say_that_the_operator_is_away() -> None:
     job = jobs.build_job(recordings.job(), NOW + 600)
     assert "these figures are 10m old: the operator may not be running" in job.warnings[0]

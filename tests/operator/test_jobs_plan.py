@@ -186,6 +186,17 @@ def test_a_commit_is_dated_once() -> None:
     assert second.checkpoint.age_seconds == 10
 
 
+def test_the_step_that_is_kept_in_memory_is_told_while_the_job_runs() -> None:
+    status = a_status(kept_step=10)
+    for seen, told in [
+        (a_seen(kept_step=25), 25),
+        (a_seen(kept_step=0), None),
+        (a_seen(kept_step=25, running=False), None),
+    ]:
+        found = plan(an_observation(job=a_job(status=status), seen=seen), NOW).status
+        assert found.kept_step == told
+
+
 def test_a_new_coordinator_that_has_not_read_the_log_yet_takes_no_figure_back() -> None:
     held = CheckpointStatus(step=500, epoch=2, committed_at=to_stamp(NOW - 9))
     status = a_status(step=547, checkpoint=held)

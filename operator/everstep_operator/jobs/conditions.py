@@ -162,6 +162,7 @@ def _figures(observed: Observed, now: float) -> dict[str, object]:
         "until": seen.until if seen.until is not None else old.until,
         "loss": seen.loss if seen.loss is not None else old.loss,
         "checkpoint": _checkpoint(observed, now),
+        "kept_step": (seen.kept_step or None) if seen.running else None,
         "goodput": _goodput(seen.seconds) or old.goodput,
         "seconds": _seconds(seen.seconds) or old.seconds,
         "started_at": started,

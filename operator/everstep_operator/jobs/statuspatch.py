@@ -14,6 +14,7 @@ FIGURES = frozenset(
         "loss",
         "until",
         "checkpoint",
+        "keptStep",
         "goodput",
         "seconds",
         "notes",
