@@ -1,5 +1,5 @@
-"""A job is one unit on two nodes, and one of them loses its power. No whole copy of the model is left, and the store has
-no checkpoint: the job goes back to what the pods kept in memory, a part of it from its copy on the other node.
+"""A job is one unit on two nodes, and one of them loses its power. No whole copy of the model is left, and the store
+has no checkpoint: the job goes back to what the pods kept in memory, a part of it from its copy on the other node.
 """
 
 import pytest
