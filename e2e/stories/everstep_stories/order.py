@@ -31,6 +31,7 @@ FURTHER = (
     "node_power_lost_with_spare",
     "two_nodes_power_lost",
     "unit_lost",
+    "llama",
     "uninstall",
     "documents",
 )
