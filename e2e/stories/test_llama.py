@@ -1,4 +1,4 @@
-"""The example examples/llama as its manifest has it: two units of two ranks. One rank is killed; it trains to its end."""
+"""examples/llama, with fewer steps than its manifest has: a rank is killed, and the job trains to its end."""
 
 import pytest
 

@@ -156,11 +156,9 @@ def divide(model: Llama, mesh: DeviceMesh) -> None:
 
 
 def compile_blocks(model: Llama, device: torch.device) -> None:
-    """Compile them now, with a pass of the shape that steps have: here nobody waits for a rank that takes a lost one's
-    place.
-    """
+    """With a pass of the shape that steps have: here nobody waits for a rank that takes a lost one's place."""
     for block in model.blocks:
-        block.compile()
+        block.compile(dynamic=False)
     text = torch.zeros(MICRO_BATCH, CONTEXT, dtype=torch.long, device=device)
     model(text).sum().backward()
     model.zero_grad()

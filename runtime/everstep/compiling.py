@@ -1,4 +1,4 @@
-"""The time that torch's compiler takes is known to be its own: no limit that the rank has learnt from its steps holds."""
+"""While torch's compiler works, no limit holds that the rank has learnt from its steps."""
 
 import sys
 from collections.abc import Callable

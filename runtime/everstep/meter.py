@@ -100,7 +100,7 @@ class Meter:
             self._category = before
 
     def compiles(self, begins: bool) -> None:
-        """torch's compiler begins or has ended: one in a while, it tells nothing of how long this rank usually takes."""
+        """torch's compiler begins, or has ended. Its time tells nothing of how long this rank usually takes."""
         if begins:
             self._compiled_in = self._kind
         self._mark(Stretch.OTHER if begins else self._compiled_in)

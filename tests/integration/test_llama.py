@@ -1,4 +1,4 @@
-"""examples/llama in the lab, as its manifest has it but for fewer steps: two units of two ranks, one of which is killed."""
+"""examples/llama in the lab, with fewer steps than its manifest has: a rank of its two units is killed."""
 
 import asyncio
 import os

@@ -154,7 +154,9 @@ async def test_a_rank_that_compiles_while_all_others_wait_is_not_cut_out(
     tmp_path: Path, trains: Callable[..., None]
 ) -> None:
     def wait_for_compiler(graph: torch.fx.GraphModule, _: Any) -> Any:
-        time.sleep(3.0)  # as for one that works on another machine: nothing of this rank takes CPU time
+        time.sleep(
+            3.0
+        )  # as for one that works on another machine: nothing of this rank takes CPU time
         (tmp_path / "compiled").touch()
         return graph.forward
 

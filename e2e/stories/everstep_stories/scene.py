@@ -121,7 +121,12 @@ class Scene:
     async def check_samples(
         self, trial: Trial, *, dataset: int = DATASET, batch: int = BATCH
     ) -> Account:
-        """Check that every sample was used as often as it should be. `dataset`, `batch`: samples of a pass, of a step."""
+        """Check that every sample was used as often as it should be.
+
+        Args:
+            dataset: its samples.
+            batch: samples of a step.
+        """
         account = build_account(await trial.watch.ledger(), dataset=dataset, batch=batch)
         self.recorder.outcome.samples_lost = account.lost
         assert account.exact, account
