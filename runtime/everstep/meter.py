@@ -106,6 +106,11 @@ class Meter:
         self._mark(Stretch.OTHER if begins else self._compiled_in)
 
     @property
+    def limit(self) -> float:
+        """Seconds of computing without a mark that this rank has learnt as its limit; 0: none yet."""
+        return self._stretches.limit(Stretch.COMPUTE)
+
+    @property
     def armed(self) -> int:
         """The step at whose boundary the agent wants to be asked; 0: none."""
         return self._page.armed if self._page else 0

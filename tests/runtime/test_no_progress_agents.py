@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import importlib
 import os
 import re
 import signal
@@ -11,10 +10,8 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from agent.gang import Gang, assert_exact, stop_while_it_computes, stopped
 from everstep import Job, run
@@ -32,14 +29,10 @@ SO_ATTACH_FILTER = 26
 def trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[Callable[[Job, int], None]], None]:
-    """Have all workers train, and call this after each step, and that before the first."""
+    """Have all workers train, and call this after each step."""
 
-    def script(
-        after: Callable[[Job, int], None], before: Callable[[Job], None] = lambda job: None
-    ) -> None:
+    def script(after: Callable[[Job, int], None]) -> None:
         def main(job: Job) -> None:
-            before(job)
-
             def pause(step: int) -> None:
                 time.sleep(0.02)
                 after(job, step)
@@ -147,33 +140,6 @@ async def test_a_sum_in_which_nothing_moves_is_left_and_the_same_ranks_go_on(
         assert [gang.worker(slot) for slot in range(3)] == before, "nobody restarted"
         await gang.reports()
         await assert_exact(gang, STEPS)
-
-
-@pytest.mark.long
-async def test_a_rank_that_compiles_while_all_others_wait_is_not_cut_out(
-    tmp_path: Path, trains: Callable[..., None]
-) -> None:
-    def wait_for_compiler(graph: torch.fx.GraphModule, _: Any) -> Any:
-        time.sleep(
-            3.0
-        )  # as for one that works on another machine: nothing of this rank takes CPU time
-        (tmp_path / "compiled").touch()
-        return graph.forward
-
-    def load(job: Job) -> None:
-        if job.rank == 1:
-            importlib.import_module("torch._dynamo")
-
-    def after(job: Job, step: int) -> None:
-        if job.rank == 1 and step == LEARNT:
-            torch.compile(lambda x: 2 * x, backend=wait_for_compiler)(torch.ones(1))
-
-    trains(after, load)
-    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
-        await gang.reports()
-        assert [i.message for i in gang.seen.incidents] == []
-        await assert_exact(gang, STEPS)
-    assert (tmp_path / "compiled").exists()
 
 
 async def test_a_step_that_is_slow_on_all_ranks_or_announced_is_no_hang(
