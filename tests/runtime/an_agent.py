@@ -17,8 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from everstep_agent.coordinator import regroup_rules
 from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
 from everstep_agent.pod.worker_start import build_regroup
@@ -125,8 +123,6 @@ class Agent:
             os.dup2(log, 2)
             sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
             sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-            # The first call after a fork makes torch's thread pool anew. Two new threads at once would abort.
-            torch.set_num_threads(torch.get_num_threads())
             self._main()
         finally:
             os._exit(3)

@@ -1,5 +1,7 @@
 """Torch is imported once, with one thread; workers are forked from this process."""
 
+import importlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,11 +10,29 @@ import pytest
 import torch
 
 from everstep import defer_dynamo, forming
+from everstep_agent.pod.zygote_spawner import WARM_FOR_UNITS
 from runtime.a_job import Trial
 from runtime.sharded_ranks import Launcher
 
 torch.set_num_threads(1)
+# The first call after a fork makes torch's thread pool anew. Two new threads at once would abort.
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 defer_dynamo.defer_compiler()
+
+
+WARM = "warm_for_units"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Units last: no other test is to run with torch's compiler loaded."""
+    items.sort(key=lambda item: WARM in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def warm_for_units() -> None:
+    """Ranks that are forked from here import nothing more, as from a zygote of a job with units."""
+    for name in WARM_FOR_UNITS:
+        importlib.import_module(name)
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """Ranks with data workers: they compute what ranks without compute, whoever is lost."""
 
+import asyncio
 import os
 import random
 import select
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,6 @@ from everstep_agent.tools.verify import load_ledger
 from everstep_contract import wire
 from runtime.an_agent import LIMIT, Agent, agent
 from runtime.fed_datasets import Augmented, wait_ready
-from runtime.test_feed_runs import everstep
 
 STEPS, WORLD = 10, 3
 
@@ -161,6 +162,24 @@ def main(job):
 
 everstep.run(main)
 """
+
+
+async def everstep(folder: Path, *arguments: str, **environ: object) -> tuple[int, str]:
+    """Run the command as a user would; return its status and all its output."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "everstep_agent.cli", *arguments,
+        cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1", **{n: str(v) for n, v in environ.items()}},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(LIMIT):
+            shown, _ = await child.communicate()
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+        raise
+    print(shown.decode())
+    return child.returncode or 0, shown.decode()
 
 
 @pytest.mark.long

@@ -30,6 +30,8 @@ from runtime.test_ranks import a_dataset, a_model
 from runtime.test_regroup_agents import KILLS, SEED, is_whole
 from runtime.test_silent_nodes import PoweredGang, network
 
+pytestmark = pytest.mark.usefixtures("warm_for_units")
+
 STEPS, EVERY, AT = 12, 4, 6
 NEAR_STEPS = 30
 STOPS = 3

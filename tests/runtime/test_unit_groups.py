@@ -23,6 +23,8 @@ from everstep.unit import Over
 from everstep.worker import PR_SET_PDEATHSIG
 from everstep_contract import units, wire
 
+pytestmark = pytest.mark.usefixtures("warm_for_units")
+
 TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
 MESH = units.Mesh(shard=2)
 LIMIT = 60.0

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed.fsdp  # noqa: F401  (once, for all ranks that are forked)
 from torch import nn
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -25,6 +24,8 @@ from everstep_contract.units import Mesh
 from runtime.a_sharded_job import shard_layers
 from runtime.an_agent import agent
 from runtime.killed_ranks import a_script, assert_exact, entries
+
+pytestmark = pytest.mark.usefixtures("warm_for_units")
 
 SHARD, TENSOR, BOTH = Mesh(shard=2), Mesh(tensor=2), Mesh(shard=2, tensor=2)
 PLAN = {"0": ColwiseParallel(), "2": RowwiseParallel()}

@@ -25,6 +25,8 @@ from runtime.a_job import Trial
 from runtime.a_sharded_job import a_dataset, build, compare, compute, divide
 from runtime.an_agent import agent
 
+pytestmark = pytest.mark.usefixtures("warm_for_units")
+
 
 @dataclass(frozen=True)
 class Size:
