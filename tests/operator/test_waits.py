@@ -29,6 +29,7 @@ NO_WAIT = {
     "checkpoint.diskSeconds": "the interval of copies to the disk",
     "checkpoint.everySeconds": "the interval of saves",
     "recovery.replaceAfterSeconds": "its default depends on nodeLostSeconds: model.py: DEFAULT_REPLACE_SECONDS",
+    "recovery.maxRedoSeconds": "the interval of near saves",
     "recovery.hangSeconds": "the agents' limit, see runtime/README.md",
     "--figures-seconds": "how often figures are written",
 }
