@@ -18,7 +18,7 @@ from everstep_agent.peers.messages import (
 )
 
 LEAST_SECONDS = 0.3
-"""No rank learns a shorter limit."""
+"""No wait: no rank learns a shorter limit."""
 CALM_SECONDS = 600.0
 """No wait: after so long without such a cut the limits are the learnt ones again."""
 

@@ -62,12 +62,14 @@ def decide_post_mortem(
     waited: float,
     patience: float,
     failed: frozenset[int] = frozenset(),
+    ended: Collection[int] = (),
     mesh: Mesh = ONE_RANK,
 ) -> Decision:
     """`waited`: seconds since the cut; `patience`: how long to wait for an unreachable member
     though others can save.
 
-    `committed`: newest step committed in this epoch; `failed`: ranks whose own save failed.
+    `committed`: newest step committed in this epoch; `failed`: ranks whose own save failed; `ended`: those that were
+    ended because their unit had lost another one.
     """
     known = list(ranks)
     living = [r for r in known if r.alive]
@@ -78,8 +80,10 @@ def decide_post_mortem(
     if not living:
         # The position page outlives its worker: how far a dead rank had come is known, its state is
         # lost.
-        furthest = max((r.applied for r in known), default=0)
-        return Nothing(target=max(committed, furthest), message="no member is alive")
+        target = max([committed, *(r.applied for r in known)])
+        lost = [r for r in known if r.rank not in ended]
+        told = _explain(lost, frozenset(), target, mesh) if ended else "no member is alive"
+        return Nothing(target=target, message=told)
     target = max((r.reach for r in heard), default=committed)
     fit = [r for r in heard if r.sound and r.reach > committed and r.rank not in failed]
     whole = _list_whole(fit, mesh)
@@ -94,7 +98,8 @@ def decide_post_mortem(
         return Wait(
             message=f"{_name(doubted)} does not answer and may hold the only copy of the state"
         )
-    return Nothing(target=target, message=_explain(known, frozenset(fit), target, mesh))
+    lost = [r for r in known if r.rank not in ended]
+    return Nothing(target=target, message=_explain(lost, frozenset(fit), target, mesh))
 
 
 def list_hopeless(ranks: Iterable[Rank], mesh: Mesh) -> tuple[int, ...]:

@@ -114,6 +114,7 @@ def _decide(term: Term, now: float, waited: float) -> postmortem.Decision:
         waited=waited,
         patience=SILENT_SECONDS,
         failed=frozenset(unsaved),
+        ended=term.running.ended,
         mesh=epoch.mesh,
     )
 
