@@ -8,6 +8,7 @@ import torch
 
 from everstep import boundary, joining, randomness, validate
 from everstep.batches import Batches, build_settings
+from everstep.compiling import CompilerWatch
 from everstep.errors import Misuse
 from everstep.feeds import ON_CHANGE
 from everstep.session import Session
@@ -26,6 +27,7 @@ class Job:
         self._session = session
         self._outside = Where.STARTUP
         """The scope between two steps and after the last: its time limit applies there."""
+        self._compiler = CompilerWatch(session.meter.compiles)
 
     @property
     def device(self) -> torch.device:
@@ -187,14 +189,14 @@ class Job:
         session.settle(until)
         if session.start.join:
             joining.take_state(session)
-        first = True
+        starting = 2 if session.start.join else 1
         while session.applied < until:
             if session.broken:
                 session.park(session.applied, why="the epoch ended")
-            state = self._begin(session.applied + 1, first)
+            state = self._begin(session.applied + 1, starting > 0)
             yield Step(state)
             boundary.cross(session, state)
-            session.step, first = None, False
+            session.step, starting = None, starting - 1
         self._outside = Where.PAUSE
         session.finish()
         session.meter.enter(Where.PAUSE, category="pause")
@@ -287,9 +289,12 @@ class Job:
                 session.park(session.applied, sound=sound, why="job.sum: a collective failed")
             return tuple(numbers.tolist())
 
-    def _begin(self, number: int, first: bool) -> StepState:
-        """A first step compiles, allocates and connects: it counts as start-up."""
-        where, category = (Where.STARTUP, "startup") if first else (Where.STEP, "step")
+    def _begin(self, number: int, starting: bool) -> StepState:
+        """The first step that computes compiles, allocates and connects: it counts as start-up. Of a newcomer it is the
+        second one, because the members compute its share of the first.
+        """
+        self._compiler.attach()
+        where, category = (Where.STARTUP, "startup") if starting else (Where.STEP, "step")
         self._session.meter.enter(where, category=category, phase=Phase.COMPUTING, reduction=0)
         self._session.step = StepState(self._session, number)
         return self._session.step

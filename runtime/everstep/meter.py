@@ -27,6 +27,7 @@ class Meter:
         self._stretches = Stretches()
         self._marked, self._kind = now, Stretch.OTHER
         self._waits_as = Stretch.WAIT
+        self._compiled_in = Stretch.OTHER
         self._moved: int | None = None
         self._write()
 
@@ -97,6 +98,17 @@ class Meter:
         finally:
             self._charge_until(self._mark(self._find_kind()))
             self._category = before
+
+    def compiles(self, begins: bool) -> None:
+        """torch's compiler begins, or has ended. Its time tells nothing of how long this rank usually takes."""
+        if begins:
+            self._compiled_in = self._kind
+        self._mark(Stretch.OTHER if begins else self._compiled_in)
+
+    @property
+    def limit(self) -> float:
+        """Seconds of computing without a mark that this rank has learnt as its limit; 0: none yet."""
+        return self._stretches.limit(Stretch.COMPUTE)
 
     @property
     def armed(self) -> int:

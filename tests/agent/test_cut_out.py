@@ -2,23 +2,27 @@
 
 from agent.given import a_report, a_worker, an_epoch
 from everstep_agent.coordinator.hung import CALM_SECONDS, Patience, list_hung
-from everstep_agent.peers.messages import Hung, Stage, State
+from everstep_agent.peers.messages import AgentReport, Hung, Stage, State
 
 WAITS = {"waiting": True}
 OVERDUE = {"overdue": 1.2}
 COMPUTES: dict[str, object] = {}
 
 
+def aged(reports: list[AgentReport]) -> list[tuple[AgentReport, float]]:
+    return [(report, 0.1) for report in reports]
+
+
 def find(*ranks: dict[str, object], factor: float = 1, **changes: object) -> list[int]:
     """Slots of the ranks that are cut out."""
     reports = [a_report(n, epoch=1, workers=(a_worker(**r),)) for n, r in enumerate(ranks)]
-    return [h.slot for h in list_hung(an_epoch(len(ranks), **changes), reports, factor)]
+    return [h.slot for h in list_hung(an_epoch(len(ranks), **changes), aged(reports), factor)]
 
 
 def test_a_rank_for_which_all_others_wait_is_cut_out():
     reports = [a_report(0, epoch=1, workers=(a_worker(**WAITS),)),
                a_report(1, epoch=1, workers=(a_worker(**OVERDUE),))]  # fmt: skip
-    assert list_hung(an_epoch(2), reports, 1) == (Hung(slot=1, local=0, life=1),)
+    assert list_hung(an_epoch(2), aged(reports), 1) == (Hung(slot=1, local=0, life=1),)
 
 
 def test_nobody_is_cut_out_while_another_rank_computes():
@@ -37,7 +41,10 @@ def test_a_rank_that_was_stopped_while_it_waited_is_cut_out():
 
 def test_a_dead_rank_or_one_that_is_not_heard_of_means_that_something_else_is_under_way():
     assert find(WAITS, OVERDUE, {"state": State.DEAD}) == []
-    assert list_hung(an_epoch(2), [a_report(1, epoch=1, workers=(a_worker(**OVERDUE),))], 1) == ()
+    assert (
+        list_hung(an_epoch(2), [(a_report(1, epoch=1, workers=(a_worker(**OVERDUE),)), 0.1)], 1)
+        == ()
+    )
 
 
 def test_only_a_running_epoch_cuts_ranks_out():

@@ -257,3 +257,16 @@ def test_in_every_state_of_two_units_only_a_whole_one_saves():
         )
         wanted = expect([kinds[:2], kinds[2:]])
         assert found == wanted if isinstance(wanted, Saver) else isinstance(found, wanted), kinds
+
+
+def test_a_rank_that_waits_for_a_lost_one_within_its_unit_is_ended():
+    lost, waits = a_rank(1, 5, alive=False, parked=False), a_rank(0, 5, parked=False)
+    others = [a_rank(2, 5, parked=False), a_rank(3, 5)]
+    assert postmortem.list_hopeless([waits, lost, *others], Mesh(shard=2)) == (0,)
+    assert postmortem.list_hopeless([waits, lost, *others], ONE_RANK) == ()
+    parked = a_rank(0, 5)
+    assert postmortem.list_hopeless([parked, lost, *others], Mesh(shard=2)) == ()
+    silent = a_rank(1, 5, reachable=False, parked=False)
+    assert postmortem.list_hopeless([waits, silent, *others], Mesh(shard=2)) == (), (
+        "it may come back"
+    )

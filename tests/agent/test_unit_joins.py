@@ -189,8 +189,12 @@ def test_the_rest_of_a_silent_members_unit_waits_for_it_in_a_way_that_looks_like
 # --- hangs ----------------------------------------------------------------------------------------
 
 
-def hung(*ranks: dict[str, object]) -> list[int]:
-    reports = [a_report(n, epoch=1, workers=(a_worker(**r),)) for n, r in enumerate(ranks)]
+def hung(*ranks: dict[str, object], age: float = 0.1) -> list[int]:
+    """`age`: of the report of slot 1, in seconds."""
+    reports = [
+        (a_report(n, epoch=1, workers=(a_worker(**r),)), age if n == 1 else 0.1)
+        for n, r in enumerate(ranks)
+    ]
     return [h.slot for h in list_hung(pairs(*range(len(ranks))), reports, 1)]
 
 
@@ -204,3 +208,11 @@ def test_of_a_unit_that_makes_no_progress_the_rank_that_is_stopped_is_cut_out():
     assert hung(OVERDUE, OVERDUE, WAITS, WAITS) == [0, 1], "nobody knows which it is"
     assert hung(WAITS, STOPPED, WAITS, WAITS) == [1]
     assert hung({}, STOPPED, WAITS, WAITS) == [], "its unit still computes"
+
+
+def test_a_rank_whose_mate_falls_silent_is_not_taken_for_the_one_that_hangs():
+    assert hung(OVERDUE, WAITS, WAITS, WAITS) == [], "it may wait for its mate within the unit"
+    late = {"overdue": 3.0}
+    assert hung(late, WAITS, WAITS, WAITS) == [0], "its mate has spoken since"
+    assert hung(late, WAITS, WAITS, WAITS, age=0.7) == []
+    assert hung(late, late, WAITS, WAITS, age=0.7) == [0, 1]

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,15 +17,16 @@ from everstep_operator import model
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama"
 
 
-async def train(folder: Path, steps: int, *options: str) -> str:
+async def train(folder: Path, steps: int, *options: str, compiled: bool = False) -> str:
     """What the run prints."""
+    env = {"LLAMA_STEPS": str(steps), "LLAMA_COMPILE": str(int(compiled)), "OMP_NUM_THREADS": "1"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "everstep_agent.cli", "run", str(EXAMPLE / "train.py"), *options,
-        cwd=folder, env={**os.environ, "LLAMA_STEPS": str(steps), "OMP_NUM_THREADS": "1"},
+        cwd=folder, env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache", **env},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     try:
-        async with asyncio.timeout(240):
+        async with asyncio.timeout(400):
             printed, _ = await process.communicate()
     finally:
         if process.returncode is None:
@@ -68,3 +71,16 @@ async def test_each_mesh_trains_to_the_same_loss(tmp_path: Path) -> None:
         printed = await train(folder, 10, *options)
         found.append(float(printed.split("step   10  loss ")[1].split()[0]))
     assert torch.tensor(found) == pytest.approx(found[0], abs=0.05)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(450)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with g++ on a CPU")
+async def test_a_compiled_unit_is_lost_and_comes_back_while_the_other_trains_on(
+    tmp_path: Path,
+) -> None:
+    printed = await train(
+        tmp_path, 10_000, "--workers", "4", "--mesh", "shard=2", "--drill", compiled=True
+    )
+    assert "2 of 4 are the same, 2 new" in printed
+    assert re.search(r"steps lost +0", printed), printed

@@ -20,6 +20,7 @@ from everstep import Job, run
 from everstep_agent.coordinator import regroup, step_first_rules
 from everstep_agent.pod import spawn
 from everstep_contract import levels, report
+from everstep_contract.position import Where
 from runtime.test_ranks import a_dataset, a_model
 
 STEPS = 60
@@ -36,9 +37,13 @@ def a_script(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job.track(model=model, optimizer=optimizer)
     data = job.batches(a_dataset(), global_batch=24, micro_batch=2)
+    fresh = True
     for step in job.steps(until=until):
         before(step.number)
         for inputs, wanted in step.batches(data):
+            scope = job._session.meter.position.scope
+            assert scope is Where.STARTUP or not fresh, "a first pass may compile"
+            fresh = False
             step.backward(nn.functional.cross_entropy(model(inputs), wanted))
             time.sleep(0.004)
         optimizer.step()

@@ -16,6 +16,7 @@ from torch import nn
 
 import everstep
 from agent.gang import Gang, assert_exact
+from agent.network import Network
 from everstep import Job, run
 from everstep_agent import storage
 from everstep_agent.pod import spawn
@@ -27,6 +28,7 @@ from runtime.a_sharded_job import shard_layers
 from runtime.test_no_progress_agents import LEARNT
 from runtime.test_ranks import a_dataset, a_model
 from runtime.test_regroup_agents import KILLS, SEED, is_whole
+from runtime.test_silent_nodes import PoweredGang, network
 
 pytestmark = pytest.mark.usefixtures("warm_for_units")
 
@@ -35,6 +37,7 @@ NEAR_STEPS = 30
 STOPS = 3
 """Ranks that a storm stops instead of killing them: each doubles the limits that ranks have learnt."""
 SHARD = Mesh(shard=2)
+__all__ = ["network"]  # a fixture
 
 
 def build(job: Job) -> tuple[nn.Sequential, torch.optim.Optimizer]:
@@ -221,6 +224,31 @@ async def test_a_rank_that_stops_is_cut_out_with_its_unit_and_named(
         (incident,) = gang.seen.incidents
         assert (incident.cause, incident.rung, incident.steps_lost) == ("NoProgress", "regroup", 0)
         assert (incident.rank, incident.slot) == (1, 1)
+        gang.want(stop=levels.Stop.SUSPEND)
+        await gang.reports()
+        assert gang.seen.stopped is not None
+        await assert_exact(gang, gang.seen.stopped.step)
+
+
+@pytest.mark.long
+async def test_when_a_node_of_the_only_unit_loses_its_power_the_other_rank_does_not_wait_for_it(
+    tmp_path: Path, network: Network, endless: None
+) -> None:
+    """It waits within the unit, which looks like computing, and nothing closes its connection."""
+    settings: dict[str, Any] = {"mesh": SHARD, "max_redo_seconds": 0.5}
+    async with PoweredGang(tmp_path, network, 2, **settings) as gang:
+        await gang.until(lambda s: s.copied_step >= s.kept_step >= 8)
+        await gang.lose_power(1)
+        gang.forget(1)
+        before = gang.seen.step
+        await gang.until(lambda s: bool(s.incidents), 30.0)
+        gang.want(gone=(levels.SlotAttempt(slot=1, attempt=0),))
+        await gang.start(1, 1)
+        await gang.until(lambda s: s.epoch >= 2 and s.running and s.step > before, 45.0)
+        (incident,) = gang.seen.incidents
+        assert incident.cause == "AgentLost", incident
+        log = await gang.run_log()
+        assert log.commits[0].epoch == 1, "it goes on from a near save"
         gang.want(stop=levels.Stop.SUSPEND)
         await gang.reports()
         assert gang.seen.stopped is not None

@@ -6,17 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from everstep_demo import trial
 from everstep_demo.board import Object
 from everstep_stories.clusters import Cluster
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
+LLAMA = Path(__file__).parents[3] / "examples" / "llama"
 IMAGE = os.environ.get("EVERSTEP_E2E_IMAGE", "everstep/e2e-trainer:dev")
 URI = f"{os.environ.get('EVERSTEP_E2E_STORE', 's3://everstep/stories')}/{secrets.token_hex(4)}"
 """A new folder for each test run: a job that continued a finished run would be Complete at once."""
 DATASET, BATCH = 512, 8
 """The number of samples in the dataset of scripts/tiny.py, and in one of its steps."""
 SECRET, SCRIPTS_MAP, SCRIPTS_PATH = "object-store", "scripts", "/scripts"
+LLAMA_SCRIPT = "llama.py"
 USER = 65532
 NAMESPACE = "apiVersion: v1\nkind: Namespace\nmetadata:\n"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -42,6 +46,26 @@ def build_job(
         secret=SECRET,
         spec=spec,
     )
+    _fit(job)
+    return job
+
+
+def read_llama(steps: int) -> Object:
+    """The manifest of examples/llama, with the image, the bucket and the folder of scripts of the stories, and fewer
+    steps.
+    """
+    job: Object = yaml.safe_load((LLAMA / "job.yaml").read_text())
+    job["spec"]["checkpoint"]["uri"] = URI
+    container = _fit(job)
+    container["image"] = IMAGE
+    container["command"] = ["everstep", "run", f"{SCRIPTS_PATH}/{LLAMA_SCRIPT}"]
+    container["env"] = [e for e in container["env"] if e["name"] != "LLAMA_STEPS"]
+    container["env"].append({"name": "LLAMA_STEPS", "value": str(steps)})
+    return job
+
+
+def _fit(job: Object) -> Object:
+    """Mount the scripts, and do what the namespace asks for; returns the container."""
     pod = job["spec"]["workers"]["template"]["spec"]
     pod["volumes"] = [{"name": "scripts", "configMap": {"name": SCRIPTS_MAP}}]
     pod["securityContext"] = {
@@ -49,12 +73,13 @@ def build_job(
         "runAsUser": USER,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    pod["containers"][0]["securityContext"] = {
+    container: Object = pod["containers"][0]
+    container["securityContext"] = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
     }
-    pod["containers"][0]["volumeMounts"] = [{"name": "scripts", "mountPath": SCRIPTS_PATH}]
-    return job
+    container["volumeMounts"] = [{"name": "scripts", "mountPath": SCRIPTS_PATH}]
+    return container
 
 
 class Workplace:
@@ -72,7 +97,8 @@ class Workplace:
         )
         kubectl("delete", "rtj", "--all", "-n", self.namespace, timeout=120)
         self._share_store()
-        self._apply("configmap", SCRIPTS_MAP, f"--from-file={SCRIPTS}")
+        llama = f"--from-file={LLAMA_SCRIPT}={LLAMA / 'train.py'}"
+        self._apply("configmap", SCRIPTS_MAP, f"--from-file={SCRIPTS}", llama)
 
     def _share_store(self) -> None:
         """Create the Secret. In the kind lab, pods reach the store at a different address."""

@@ -32,6 +32,7 @@ FURTHER = (
     "two_nodes_power_lost",
     "unit_lost",
     "only_unit_lost",
+    "llama",
     "uninstall",
     "documents",
 )

@@ -118,9 +118,16 @@ class Scene:
             self.cluster.kubectl, "-n", self.namespace, *arguments, check=check, timeout=timeout
         )
 
-    async def check_samples(self, trial: Trial) -> Account:
-        """Check that every sample was used as often as it should be."""
-        account = build_account(await trial.watch.ledger(), dataset=DATASET, batch=BATCH)
+    async def check_samples(
+        self, trial: Trial, *, dataset: int = DATASET, batch: int = BATCH
+    ) -> Account:
+        """Check that every sample was used as often as it should be.
+
+        Args:
+            dataset: its samples.
+            batch: samples of a step.
+        """
+        account = build_account(await trial.watch.ledger(), dataset=dataset, batch=batch)
         self.recorder.outcome.samples_lost = account.lost
         assert account.exact, account
         assert account.steps > 0, "the ledger is empty"

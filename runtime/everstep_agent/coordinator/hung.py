@@ -8,8 +8,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from everstep_agent.coordinator.members import list_inside
-from everstep_agent.peers.messages import AgentReport, EpochLevel, Hung, Stage, State
+from everstep_agent.peers.messages import (
+    AgentReport,
+    EpochLevel,
+    Hung,
+    Stage,
+    State,
+    WorkerReport,
+)
 
+LEAST_SECONDS = 0.3
+"""No rank learns a shorter limit."""
 CALM_SECONDS = 600.0
 """No wait: after so long without such a cut the limits are the learnt ones again."""
 
@@ -28,21 +37,57 @@ class Patience:
         return replace(self, cut_at=(*kept, now))
 
 
-def list_hung(epoch: EpochLevel, reports: Iterable[AgentReport], factor: float) -> tuple[Hung, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    slot: int
+    unit: int
+    worker: WorkerReport
+    age: float
+    """Of its report, in seconds."""
+
+
+def list_hung(
+    epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]], factor: float
+) -> tuple[Hung, ...]:
     """Where all others wait for them. The ranks of a unit wait for each other in collectives that look like computing,
-    so one that stops takes the others beyond their limits: if it is known to be stopped, only that one is named.
+    so one that stops takes the others beyond their limits: if it is known to be stopped, only that one is named. So
+    does one whose node falls silent: as long as that may be so, nobody of the unit is named.
+
+    Args:
+        reports: with their age in seconds.
     """
-    inside = list(list_inside(epoch, reports))
-    workers = [(m, w) for m, r in inside for w in r.workers if w.state is not State.DEAD]
-    if epoch.stage is not Stage.RUNNING or len(workers) < epoch.world:
+    ranks = _list_ranks(epoch, reports)
+    if epoch.stage is not Stage.RUNNING or len(ranks) < epoch.world:
         return ()
-    over = [(m, w) for m, w in workers if w.overdue >= factor]
-    waiting = sum(w.waiting and w.overdue < factor for _, w in workers)
-    if not over or waiting + len(over) < len(workers) or len(over) > waiting:
+    over = [r for r in ranks if r.worker.overdue >= factor]
+    waiting = sum(r.worker.waiting and r.worker.overdue < factor for r in ranks)
+    if not over or waiting + len(over) < len(ranks) or len(over) > waiting:
         return ()
-    stopped = {epoch.mesh.unit_of(m.ranks[w.local]) for m, w in over if w.stopped}
+    stopped = {r.unit for r in over if r.worker.stopped}
+    named = [r for r in over if r.worker.stopped or r.unit not in stopped]
     return tuple(
-        Hung(slot=m.slot, local=w.local, life=w.life)
-        for m, w in over
-        if w.stopped or epoch.mesh.unit_of(m.ranks[w.local]) not in stopped
+        Hung(slot=r.slot, local=r.worker.local, life=r.worker.life)
+        for r in named
+        if r.worker.stopped
+        or all(_is_heard(mate, r, factor) for mate in ranks if mate.unit == r.unit)
     )
+
+
+def _list_ranks(epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]]) -> list[_Rank]:
+    """Those that live."""
+    known = list(reports)
+    ages = {r.id: age for r, age in known}
+    return [
+        _Rank(slot=m.slot, unit=epoch.mesh.unit_of(m.ranks[w.local]), worker=w, age=ages[m.id])
+        for m, r in list_inside(epoch, (r for r, _ in known))
+        for w in r.workers
+        if w.state is not State.DEAD
+    ]
+
+
+def _is_heard(mate: _Rank, hung: _Rank, factor: float) -> bool:
+    """Whether the agent of a mate in its unit has spoken since `hung` exceeded its limit: by its own word, or because
+    it found the mate beyond its own limit, too.
+    """
+    since = (hung.worker.overdue - factor) * LEAST_SECONDS
+    return mate.slot == hung.slot or mate.worker.overdue >= factor or mate.age < since

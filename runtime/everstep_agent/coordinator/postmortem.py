@@ -97,6 +97,15 @@ def decide_post_mortem(
     return Nothing(target=target, message=_explain(known, frozenset(fit), target, mesh))
 
 
+def list_hopeless(ranks: Iterable[Rank], mesh: Mesh) -> tuple[int, ...]:
+    """Ranks that live, have not stopped, and whose unit has lost another one: they cannot save, and may wait for it
+    within the unit for ever.
+    """
+    units = _group(ranks, mesh).values()
+    broken = (unit for unit in units if not all(r.alive for r in unit))
+    return tuple(r.rank for unit in broken for r in unit if r.alive and not r.parked)
+
+
 def _list_whole(ranks: Iterable[Rank], mesh: Mesh) -> list[list[Rank]]:
     """The units of which all ranks are among these, at one step as far as known."""
     units = _group(ranks, mesh).values()

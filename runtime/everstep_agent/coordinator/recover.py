@@ -5,7 +5,7 @@ end the old workers.
 import asyncio
 import contextlib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from everstep_agent.coordinator import breaks, members, postmortem, rounds, unfinished
 from everstep_agent.coordinator.breaks import (
@@ -104,6 +104,7 @@ def _decide(term: Term, now: float, waited: float) -> postmortem.Decision:
         stale=STALE_SECONDS,
         gone=term.state.gone,
     )
+    _end_hopeless(term, ranks)
     unsaved = members.list_unsaved(epoch, term.reports.all()) | term.saves.unsaved(epoch.number)
     if term.saves.disagreement is not None:  # nobody's state may be saved
         unsaved = {rank for member in epoch.members for rank in member.ranks.values()}
@@ -115,6 +116,12 @@ def _decide(term: Term, now: float, waited: float) -> postmortem.Decision:
         failed=frozenset(unsaved),
         mesh=epoch.mesh,
     )
+
+
+def _end_hopeless(term: Term, ranks: Sequence[postmortem.Rank]) -> None:
+    ended = {*term.running.ended, *postmortem.list_hopeless(ranks, term.running.mesh)}
+    if ended != {*term.running.ended}:
+        term.change(term.state.end_ranks(tuple(sorted(ended))))
 
 
 def _have_saved(term: Term, saver: Saver) -> None:

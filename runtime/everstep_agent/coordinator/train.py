@@ -24,8 +24,8 @@ from everstep_agent.coordinator.breaks import (
 from everstep_agent.coordinator.hung import list_hung
 from everstep_agent.coordinator.recover import recover
 from everstep_agent.coordinator.stuck import find_stuck
-from everstep_agent.coordinator.term import Term
-from everstep_agent.peers.messages import EpochLevel, Stage, State, WorkerReport
+from everstep_agent.coordinator.term import STALE_SECONDS, Term
+from everstep_agent.peers.messages import EpochLevel, Hung, Stage, State, WorkerReport
 from everstep_agent.runlog.run_log import Lost
 from everstep_contract import log, report
 
@@ -163,11 +163,16 @@ def _advance(term: Term, workers: Sequence[WorkerReport], now: float) -> None:
 def _cut_out(term: Term, now: float) -> None:
     """A rank that makes no progress, while all others wait for it."""
     able = all(r.in_place for r in term.recent()) and not regroup.why_not_wanted(term)
-    hung = list_hung(term.running, term.recent(), term.patience.factor(now)) if able else ()
+    hung = _list_hung(term, now) if able else ()
     if hung != term.running.hung:
         if hung:
             term.patience = term.patience.after_cut(now)
         term.change(term.state.cut_out(hung))
+
+
+def _list_hung(term: Term, now: float) -> tuple[Hung, ...]:
+    recent = [(r, age) for r, age in term.reports.aged(now) if age < STALE_SECONDS]
+    return list_hung(term.running, recent, term.patience.factor(now))
 
 
 def _close_incident(term: Term, now: float) -> None:

@@ -376,7 +376,7 @@ class EpochLevel:
     """Ids of members that leave: their workers end now, and the others go on in place."""
     ended: tuple[int, ...] = ()
     """Ranks that live and whose unit has lost a rank: their agents end them, because a unit goes on whole or not at
-    all (stage HOLD).
+    all (stage HOLD), or because they can save nothing (stage CUT).
     """
     saver: Saver | None = None
     committed: int = 0

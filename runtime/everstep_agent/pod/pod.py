@@ -210,6 +210,7 @@ class Pod:
             self._hold(level)
         if level.stage is Stage.CUT:
             self._cut()
+            self.workers.end_ranks(level.ended)
             order_save(level, self.workers.current.values(), time.monotonic())
             self._unfinished.look_for(level.number, self._touch)
         self._arming.answer(level, current)

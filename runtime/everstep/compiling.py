@@ -1,0 +1,31 @@
+"""While torch's compiler works, no limit holds that the rank has learnt from its steps."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_COMPILER = "torch._dynamo"
+
+
+class CompilerWatch:
+    """Calls `compiles(True)` when torch's compiler begins, and `compiles(False)` when it has ended, also in a thread of
+    torch's while the main thread waits for it.
+    """
+
+    def __init__(self, compiles: Callable[[bool], None]) -> None:
+        self._compiles = compiles
+
+    def attach(self) -> None:
+        """Once a script has loaded the compiler; called with each step, since `torch._dynamo.reset` forgets it."""
+        compiler = sys.modules.get(_COMPILER)
+        handler: Any = getattr(compiler, "callback_handler", None)
+        if handler is None or self._begins in handler.start_callbacks:
+            return
+        handler.register_start_callback(self._begins)
+        handler.register_end_callback(self._ends)
+
+    def _begins(self, _: Any) -> None:
+        self._compiles(True)
+
+    def _ends(self, _: Any) -> None:
+        self._compiles(False)
