@@ -219,6 +219,7 @@ async def test_a_dataset_that_only_the_rank_has_ends_the_job_with_the_fix(tmp_pa
     assert "defined at its top level, outside of main" in shown
 
 
+@pytest.mark.long
 async def test_a_script_that_cannot_be_imported_ends_the_job_with_the_fix(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         SCRIPT.replace("import everstep", "import everstep\nassert __name__ == '__main__'")
