@@ -1,11 +1,12 @@
-"""A job of real agents on loopback. The agents run in this process, the stub workers are child
-processes, and the store is a folder.
+"""A job of real agents on loopback. The agents run in this process, the stub workers are forks of it, and the store is
+a folder.
 """
 
 import asyncio
 import contextlib
 import io
 import os
+import runpy
 import secrets
 import signal
 import sys
@@ -93,7 +94,7 @@ class Gang:
         )  # fmt: skip
         agent = Agent(
             settings,
-            spawn.SubprocessSpawner(self.script),
+            fork_script(self.script),
             environ={**os.environ, **self.stub},
             line=logline.Log(self.log),
         )
@@ -202,6 +203,16 @@ class Gang:
 
     async def verified(self) -> verify.Verified:
         return await verify.verify_run(self.store())
+
+
+def fork_script(script: str) -> spawn.Spawner:
+    """Its workers run the script in forks of this process, which has imported most of what it needs."""
+
+    def run() -> None:
+        sys.path.insert(0, str(Path(script).parent))
+        runpy.run_module(Path(script).stem, run_name="__main__")
+
+    return spawn.ForkSpawner(run)
 
 
 async def assert_exact(gang: Gang, steps: int) -> None:

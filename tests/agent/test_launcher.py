@@ -54,10 +54,10 @@ async def test_agents_that_are_lost_again_and_again_end_no_run_that_takes_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "LOST_AGENTS", 1)
-    monkeypatch.setenv("STUB_UNTIL", "200")  # long enough for four kills
+    monkeypatch.setenv("STUB_UNTIL", "100")  # long enough for two kills
     run = Run(tmp_path)
     running = asyncio.create_task(run.launcher.run())
-    for _ in range(4):
+    for _ in range(2):
         begun = len(run.said)
         worker = int((await run.line(r"rank 1 runs as pid (\d+)", begun))[1])
         seen = run.launcher.seen.step
@@ -66,7 +66,7 @@ async def test_agents_that_are_lost_again_and_again_end_no_run_that_takes_steps(
                 await asyncio.sleep(0.05)
         os.kill(pid_of_agent(worker), signal.SIGKILL)
     assert await running == 0
-    assert sum("lost: killed by signal 9" in line for line in run.said) == 4
+    assert sum("lost: killed by signal 9" in line for line in run.said) == 2
 
 
 async def test_a_spare_takes_the_place_of_a_lost_agent(

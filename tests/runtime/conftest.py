@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from agent import gang
 from everstep import defer_dynamo, forming
+from everstep_agent.pod import spawn
 from everstep_agent.pod.zygote_spawner import WARM_FOR_UNITS
 from runtime.a_job import Trial
 from runtime.sharded_ranks import Launcher
@@ -46,6 +48,12 @@ def a_trial(tmp_path: Path) -> Callable[..., Trial]:
         return Trial(tmp_path, **start)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _workers_of_gangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the ranks that a test puts in the place of `SubprocessSpawner`."""
+    monkeypatch.setattr(gang, "fork_script", lambda script: spawn.SubprocessSpawner(script))
 
 
 @pytest.fixture(autouse=True)

@@ -78,7 +78,7 @@ async def assert_cut_out(gang: Gang, words: str) -> None:
     await assert_exact(gang, STEPS)
 
 
-@pytest.mark.parametrize("where", ["computing", "waiting"])
+@pytest.mark.parametrize("where", ["computing", pytest.param("waiting", marks=pytest.mark.long)])
 async def test_a_stopped_rank_is_cut_out_and_the_others_go_on(
     tmp_path: Path, trains: Callable[..., None], where: str
 ) -> None:

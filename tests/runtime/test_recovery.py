@@ -70,6 +70,18 @@ CASES = [
     )
 ]
 
+QUICK = (
+    "computing-2-schedule-scaler-two_optimizers",
+    "reduced-3-norm-two_optimizers",
+    "applying-3-schedule-average",
+    "applied-4-schedule-average-scaler-two_optimizers",
+)
+"""Each value of each column, though not each pair."""
+
+
+def test_the_quick_ones_are_among_them() -> None:
+    assert {c.phase for c in CASES if c.name in QUICK} == set(PHASES)
+
 
 def test_the_cases_cover_every_pair() -> None:
     rows = [
@@ -190,7 +202,11 @@ def whole_state(folder: Path, workers: list[Worker]) -> tuple[dict[str, torch.Te
     return tensors, checkpoint.manifest.state
 
 
-@pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.long] * (c.name not in QUICK)) for c in CASES],
+    ids=lambda case: case.name,
+)
 def test_a_killed_rank_costs_no_step_and_changes_no_bit(case: Case, tmp_path: Path) -> None:
     undisturbed, disturbed, resumed = (tmp_path / n for n in ("undisturbed", "first", "second"))
     for folder in (undisturbed, disturbed, resumed):

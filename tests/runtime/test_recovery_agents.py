@@ -18,7 +18,11 @@ from everstep_contract import levels
 from runtime.test_recovery import CASES, STEPS, Case, a_script, set_the_trap
 
 LIMIT = 120.0
-CHOSEN = [c for c in CASES if c.name.startswith(("computing-3", "reduced-4", "applied-2"))]
+QUICK, LATER = ("computing-3", "applied-2"), ("reduced-4",)
+CHOSEN = [
+    *(c for c in CASES if c.name.startswith(QUICK)),
+    *(pytest.param(c, marks=pytest.mark.long) for c in CASES if c.name.startswith(LATER)),
+]
 
 
 def a_worker(case: Case, body: Path, trap: bool) -> Callable[[], None]:
@@ -56,7 +60,7 @@ async def the_run(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, tra
     )
 
 
-@pytest.mark.parametrize("case", CHOSEN, ids=[c.name for c in CHOSEN])
+@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
 async def test_a_killed_rank_costs_no_step_under_real_agents(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,11 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
 
 
-@pytest.mark.parametrize("victim", [2, 0], ids=["another rank", "the lead of saves"])
+@pytest.mark.parametrize(
+    "victim",
+    [2, pytest.param(0, marks=pytest.mark.long)],
+    ids=["another rank", "the lead of saves"],
+)
 async def test_the_survivors_of_a_killed_rank_go_on_in_place_and_it_joins_again(
     tmp_path: Path, forked: None, victim: int
 ) -> None:
@@ -124,7 +128,9 @@ async def test_a_pod_that_loses_one_of_its_ranks_keeps_the_others_and_replaces_i
         await assert_exact(gang, STEPS)
 
 
-@pytest.mark.parametrize("victim", [2, 0], ids=["another pod", "the coordinator's"])
+@pytest.mark.parametrize(
+    "victim", [pytest.param(2, marks=pytest.mark.long), 0], ids=["another pod", "the coordinator's"]
+)
 async def test_when_a_whole_pod_is_lost_the_others_go_on_in_place_and_its_next_one_joins(
     tmp_path: Path, forked: None, victim: int
 ) -> None:
@@ -165,7 +171,9 @@ async def test_a_newcomer_that_dies_while_it_gets_ready_is_replaced_with_the_oth
         await assert_exact(gang, gang.seen.stopped.step)
 
 
-@pytest.mark.parametrize("leaver", [2, 0], ids=["another pod", "the coordinator's"])
+@pytest.mark.parametrize(
+    "leaver", [pytest.param(2, marks=pytest.mark.long), 0], ids=["another pod", "the coordinator's"]
+)
 async def test_a_pod_that_leaves_saves_first_and_the_others_go_on_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaver: int
 ) -> None:
@@ -279,7 +287,9 @@ async def test_a_step_that_a_slow_survivor_applies_after_the_regroup_is_in_its_l
         await assert_exact(gang, 14)
 
 
-@pytest.mark.parametrize("goes_on", [True, False], ids=["in place", "restart"])
+@pytest.mark.parametrize(
+    "goes_on", [True, pytest.param(False, marks=pytest.mark.long)], ids=["in place", "restart"]
+)
 async def test_a_coordinator_lost_between_claim_and_publication_costs_no_step(
     tmp_path: Path, forked: None, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:

@@ -47,7 +47,9 @@ def members(seen: levels.Seen) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     "in_place", [1, pytest.param(0, marks=pytest.mark.long)], ids=["in place", "all restart"]
 )
-@pytest.mark.parametrize("victim", [1, 0], ids=["a member", "the coordinator"])
+@pytest.mark.parametrize(
+    "victim", [pytest.param(1, marks=pytest.mark.long), 0], ids=["a member", "the coordinator"]
+)
 async def test_a_spare_takes_the_place_of_a_lost_pod_whose_next_one_becomes_the_spare(
     tmp_path: Path, endless: None, victim: int, in_place: int
 ) -> None:

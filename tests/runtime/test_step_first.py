@@ -112,7 +112,9 @@ async def test_a_store_that_is_slow_does_not_delay_the_survivors_next_step(
         await stop(gang)
 
 
-@pytest.mark.parametrize("victim", [0, 2], ids=["its own rank", "another rank"])
+@pytest.mark.parametrize(
+    "victim", [0, pytest.param(2, marks=pytest.mark.long)], ids=["its own rank", "another rank"]
+)
 async def test_a_successor_claims_what_the_lost_coordinator_had_not_claimed_yet(
     tmp_path: Path, stores: list[Log], victim: int
 ) -> None:

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from agent import gang as gangs
 from agent.gang import Gang, assert_exact
+from everstep import run
 from everstep_agent.coordinator import boundary_turn
 from everstep_agent.coordinator.boundary_turn import Watch
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.messages import WorkerReport
+from everstep_agent.pod import spawn
 from everstep_contract import report
 from runtime import a_paced_script
 
@@ -19,7 +20,8 @@ async def test_a_fault_of_the_coordinator_ends_no_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everstep_agent.coordinator.faults.REST_SECONDS", (0.5, 0.5, 0.5))
-    monkeypatch.setattr(gangs, "STUB", a_paced_script.__file__)
+    forked = spawn.ForkSpawner(lambda: run(a_paced_script.main, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
     settle, raised = boundary_turn.settle, list[float]()
 
     def fault(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> bool:
