@@ -1,8 +1,9 @@
-"""Run by `test_no_room.py` apart, with a tmpfs of 1 MiB: a worker of one rank saves after each step, while room comes
-and goes.
+"""Run by `test_no_room.py` with a tmpfs of 1 MiB as the folder `sys.argv[1]`: a worker of one rank
+saves after each step, while room comes and goes.
 """
 
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -11,11 +12,9 @@ from everstep import staging
 from everstep.shares import Part
 from everstep_contract import wire
 from runtime.a_job import Trial
-from runtime.apart import mount_tmpfs
 
 
 def main(folder: Path) -> None:
-    mount_tmpfs(folder, "size=1m")
     trial = Trial(folder, save_every_steps=1)
     trial.model = torch.nn.Linear(100, 1500)  # 0.6 MiB; one copy fits, two do not
     trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=0.01)
@@ -50,3 +49,7 @@ def main(folder: Path) -> None:
     else:
         raise AssertionError("4 MiB in 1")
     print("steps went on:", problem)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

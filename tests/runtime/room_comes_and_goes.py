@@ -1,25 +1,25 @@
-"""Run by `test_room.py` apart: two ranks train while a tier of theirs, a small tmpfs, is full, without inodes, or
-read-only, and then has room again.
+"""Run by `test_room.py` as root of a mount namespace: two ranks train while a tier of theirs, a small tmpfs, is full,
+without inodes, or read-only, and then has room again. Arguments: the tier, the trouble, what is to be told of it, an
+empty folder.
 """
 
 import asyncio
 import contextlib
 import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
+from agent import gang as gangs
 from agent.gang import Gang
-from everstep import run
 from everstep_agent import agent
 from everstep_agent.peers import incoming
-from everstep_agent.pod import copier, spawn
+from everstep_agent.pod import copier
 from everstep_agent.storage import opening
 from everstep_agent.storage.retrying import Patience, Retrying
 from everstep_contract import levels
 from runtime import a_paced_script
-from runtime.apart import mount_tmpfs
 
 LIMIT = 60.0
 FOLDERS = {"memory": "m-uid-1-1-0", "disk": "disk", "store": "store"}
@@ -39,7 +39,8 @@ class Mount:
     def __init__(self, path: Path) -> None:
         path.mkdir()
         self._path, self._hog = path, path / "hog"
-        mount_tmpfs(path, "size=4m,nr_inodes=400")
+        options = ["-t", "tmpfs", "-o", "size=4m,nr_inodes=400"]
+        subprocess.run(["mount", *options, "none", str(path)], check=True)
 
     @contextlib.asynccontextmanager
     async def trouble(self, kind: str) -> AsyncIterator[None]:
@@ -74,10 +75,7 @@ def takes_saves(shown: str, tier: str) -> bool:
 
 
 async def main(tier: str, trouble: str, told: str, folder: Path) -> None:
-    """`told`: a part of what is said of it. `folder`: an empty one."""
-    script = partial(a_paced_script.main, until=10**5)
-    forked = spawn.ForkSpawner(lambda: run(script, seed=2))
-    spawn.SubprocessSpawner = lambda _: forked  # type: ignore[assignment, misc]
+    gangs.STUB = a_paced_script.__file__
     agent.open_store = open_impatient  # type: ignore[assignment]
     copier.RETRY_SECONDS, incoming.RESERVE_BYTES = 0.2, 0
     mount = Mount(folder / FOLDERS[tier])
@@ -99,3 +97,7 @@ async def main(tier: str, trouble: str, told: str, folder: Path) -> None:
         found = await gang.verified()
         assert found.ok, found.problems
     print("no step stopped")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:4], Path(sys.argv[4])))

@@ -4,15 +4,13 @@ holds.
 
 import asyncio
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 
+from agent import gang as gangs
 from agent.gang import Gang, assert_exact
-from everstep import run
 from everstep_agent.agent import Agent
-from everstep_agent.pod import spawn
 from everstep_agent.storage.errors import Unreachable
 from everstep_agent.storage.retrying import Retrying
 from everstep_contract import report
@@ -42,8 +40,7 @@ class SlowStore:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> SlowStore:
-    forked = spawn.ForkSpawner(lambda: run(partial(a_paced_script.main, until=STEPS), seed=2))
-    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
+    monkeypatch.setattr(gangs, "STUB", a_paced_script.__file__)
     return SlowStore(monkeypatch)
 
 
@@ -53,6 +50,11 @@ class OnNodes(Gang):
     async def start(self, slot: int, attempt: int, **changes: object) -> Agent:
         disk = self.tmp / f"node-{(slot + attempt) % 2}"
         return await super().start(slot, attempt, disk_tier=str(disk), **changes)
+
+
+def paced(gang: Gang) -> Gang:
+    gang.stub["PACED_STEPS"] = str(STEPS)
+    return gang
 
 
 async def leave(gang: Gang, apart: float) -> int:
@@ -97,7 +99,7 @@ async def goes_on_from(gang: Gang, reached: int) -> None:
 async def test_pods_that_come_back_with_their_memory_go_on_from_the_step_of_the_signal(
     tmp_path: Path, store: SlowStore, in_place: int, apart: float
 ) -> None:
-    async with Gang(tmp_path, 2, grace_seconds=GRACE, in_place=in_place) as gang:
+    async with paced(Gang(tmp_path, 2, grace_seconds=GRACE, in_place=in_place)) as gang:
         reached = await leave(gang, apart)
         store.over = True
         await come_back(gang, 0)
@@ -109,8 +111,18 @@ async def test_new_pods_on_the_same_nodes_go_on_from_what_lies_on_their_disks(
     tmp_path: Path, store: SlowStore
 ) -> None:
     """The disks hold an older save, and the next copy is due in ten minutes."""
-    settings = {"save_every_steps": 3, "peer_bandwidth": 0, "disk_seconds": 600.0}
-    async with OnNodes(tmp_path, 2, grace_seconds=GRACE, in_place=1, **settings) as gang:
+    gang = paced(
+        OnNodes(
+            tmp_path,
+            2,
+            grace_seconds=GRACE,
+            in_place=1,
+            save_every_steps=3,
+            peer_bandwidth=0,
+            disk_seconds=600.0,
+        )
+    )
+    async with gang:
         reached = await leave(gang, 0.0)
         store.over = True
         await come_back(gang, 1)
@@ -122,7 +134,7 @@ async def test_without_memory_and_disks_the_run_goes_back_to_its_newest_commit(
     tmp_path: Path, store: SlowStore
 ) -> None:
     store.over = True
-    async with Gang(tmp_path, 2, grace_seconds=GRACE, save_every_steps=4) as gang:
+    async with paced(Gang(tmp_path, 2, grace_seconds=GRACE, save_every_steps=4)) as gang:
         await gang.until(lambda s: s.committed)
         store.over = False
         reached = await leave(gang, 0.0)
