@@ -128,8 +128,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--max-redo-seconds",
-        type=float,
-        default=30.0,
+        type=_natural,
+        default=30,
         metavar="S",
         help="what a loss may cost that leaves no whole copy of the model: saves are kept in memory accordingly, 0 for "
         "none (default 30)",

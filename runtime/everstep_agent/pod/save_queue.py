@@ -321,10 +321,11 @@ class Uploads:
 
     def _drop_near(self) -> bool:
         """The oldest near save. Returns whether there was any."""
-        steps = [j.staged.step for j in self._waiting if j.staged.near]
-        for job in [j for j in self._waiting if j.staged.near and j.staged.step == min(steps)]:
+        near = [j for j in self._waiting if j.staged.near]
+        oldest = min((j.staged.step for j in near), default=0)
+        for job in [j for j in near if j.staged.step == oldest]:
             self._drop(job)
-        return bool(steps)
+        return bool(near)
 
     def _list_paths(self) -> set[str]:
         return {job.staged.path for job in self._waiting}
