@@ -34,6 +34,25 @@ def test_a_rank_without_a_learnt_limit_is_never_overdue():
     assert after(*[ASLEEP] * 99, mark=replace(MARK, limit=0.0)).overdue(60.0) == 0
 
 
+UNKNOWN = replace(MARK, limit=0.0)
+STOPPED = replace(ASLEEP, state="T")
+
+
+@pytest.mark.parametrize("mark", [UNKNOWN, replace(UNKNOWN, kind=Stretch.SUM), progress.NO_MARK])
+def test_one_that_a_signal_has_stopped_is_overdue_even_if_it_has_learnt_no_limit(mark: Mark):
+    found = after(*[STOPPED] * 11, mark=mark)
+    assert found.overdue(60.0) == pytest.approx(1.0 / progress.STOPPED_SECONDS)
+    assert "the limit of a stopped process is 1.0 s" in progress.describe(found, "step 1")
+    goes_on = progress.look(found, mark, ASLEEP, 11.1)
+    assert goes_on.seconds == goes_on.overdue(60.0) == 0
+    debugged = replace(ASLEEP, state="t")
+    assert after(*[debugged] * 99, mark=mark).overdue(60.0) == 0
+
+
+def test_its_children_do_not_make_a_stopped_rank_look_busy():
+    assert after(*[replace(STOPPED, helped=True)] * 4).overdue(60.0) == pytest.approx(1.0)
+
+
 def test_progress_begins_anew():
     before = after(*[ASLEEP] * 9)
     assert progress.look(before, replace(MARK, at=11.0), ASLEEP, 11.1).overdue(60.0) == 0
@@ -120,3 +139,5 @@ def test_a_rank_is_looked_at_more_often_once_it_has_made_no_progress():
 def test_a_rank_with_a_long_limit_or_none_is_looked_at_less_often(limit: float):
     found = after(ASLEEP, ASLEEP, mark=replace(MARK, limit=limit))
     assert progress_watch.choose_pause(found) == progress_watch.CALM_LOOK_SECONDS
+    stopped = after(STOPPED, STOPPED, mark=UNKNOWN)
+    assert progress_watch.choose_pause(stopped) == progress_watch.LOOK_SECONDS

@@ -207,7 +207,8 @@ def test_of_a_unit_that_makes_no_progress_the_rank_that_is_stopped_is_cut_out():
     assert hung(OVERDUE, STOPPED, WAITS, WAITS) == [1]
     assert hung(OVERDUE, OVERDUE, WAITS, WAITS) == [0, 1], "nobody knows which it is"
     assert hung(WAITS, STOPPED, WAITS, WAITS) == [1]
-    assert hung({}, STOPPED, WAITS, WAITS) == [], "its unit still computes"
+    assert hung({}, STOPPED, WAITS, WAITS) == [1], "what its mate computes cannot be completed"
+    assert hung({}, OVERDUE, WAITS, WAITS) == []
 
 
 def test_a_rank_whose_mate_falls_silent_is_not_taken_for_the_one_that_hangs():

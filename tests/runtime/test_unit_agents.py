@@ -209,6 +209,28 @@ async def test_a_unit_is_lost_with_its_rank_the_other_goes_on_and_it_joins_again
         await assert_exact(gang, gang.seen.stopped.step)
 
 
+async def test_a_newcomer_that_stops_before_it_has_learnt_a_limit_is_cut_out(
+    tmp_path: Path, endless: None
+) -> None:
+    """The rest of its unit has learnt none either, and waits in a collective that looks like computing."""
+    async with Gang(tmp_path, 4, mesh=SHARD, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        os.kill(gang.worker(1), signal.SIGKILL)
+        await gang.until(lambda s: s.epoch == 3 and is_whole(s, 4), 60.0)
+        os.kill(gang.worker(1), signal.SIGSTOP)
+        began = time.monotonic()
+        await gang.until(lambda s: s.epoch == 4 and s.running, 30.0)
+        assert time.monotonic() - began < 10.0, "far below recovery.hangSeconds"
+        await gang.until(lambda s: not any(i.open for i in s.incidents))
+        incident = gang.seen.incidents[-1]
+        assert (incident.cause, incident.rank, incident.steps_lost) == ("NoProgress", 1, 0)
+        assert "stopped by a signal" in incident.message
+        gang.want(stop=levels.Stop.SUSPEND)
+        await gang.reports()
+        assert gang.seen.stopped is not None
+        await assert_exact(gang, gang.seen.stopped.step)
+
+
 async def test_a_rank_that_stops_is_cut_out_with_its_unit_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,10 +281,10 @@ async def test_when_a_node_of_the_only_unit_loses_its_power_the_other_rank_does_
 @pytest.mark.long
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("ranks", [1, 2], ids=["one rank a pod", "two ranks a pod"])
-async def test_many_ranks_of_units_killed_at_random_moments_cost_no_step(
+async def test_many_ranks_of_units_killed_or_stopped_at_random_moments_cost_no_step(
     tmp_path: Path, endless: None, ranks: int
 ) -> None:
-    """One to three, up to 0.5 s apart, so that some die during a regroup or a join. Of three units one is spared."""
+    """One to three, up to 0.5 s apart, so that some are hit during a regroup or a join. Of three units one is spared."""
     chance, world = random.Random(SEED), 6
     print(f"seed {SEED}")
     pods = world // ranks
@@ -270,17 +292,17 @@ async def test_many_ranks_of_units_killed_at_random_moments_cost_no_step(
         tmp_path, pods, workers=ranks, mesh=SHARD, in_place=1, hang_seconds=60.0
     ) as gang:
         await gang.until(lambda s: s.step >= 5)
-        killed: set[int] = set()
-        while len(killed) < KILLS:
+        hit: set[int] = set()
+        while len(hit) < KILLS:
             await gang.until(lambda s: is_whole(s, world), 120.0)
             await asyncio.sleep(chance.random() * 0.4)
             before, first = gang.seen.step, time.monotonic()
             spared = choose_spared(gang, chance)
             for _ in range(chance.choice((1, 1, 1, 2, 2, 3))):
-                kill_one_but(gang, chance, killed, spared)
+                hit_one_but(gang, chance, hit, spared)
                 await asyncio.sleep(chance.choice((0.0, 0.02, 0.1, 0.5)) * chance.random())
             await gang.until(lambda s, b=before: s.step > b, 60.0)
-            print(f"{len(killed)} killed, next step after {time.monotonic() - first:.2f} s")
+            print(f"{len(hit)} hit, next step after {time.monotonic() - first:.2f} s")
         await gang.until(lambda s: is_whole(s, world), 120.0)
         gang.want(stop=levels.Stop.SUSPEND)
         await gang.reports()
@@ -296,13 +318,14 @@ def choose_spared(gang: Gang, chance: random.Random) -> set[int]:
     return {workers[rank] for rank in SHARD.list_unit(unit)}
 
 
-def kill_one_but(gang: Gang, chance: random.Random, killed: set[int], spared: set[int]) -> None:
-    """A rank, or a newcomer that gets ready."""
+def hit_one_but(gang: Gang, chance: random.Random, hit: set[int], spared: set[int]) -> None:
+    """Kill or stop a rank, or a newcomer that gets ready."""
     workers = [a.pod.workers for a in gang.agents.values()]
     ranks = {w.pid for s in workers for w in s.current.values() if w.alive}
     newcomers = {w.pid for s in workers for w in s.fresh.values() if w.joins}
-    if victims := sorted((ranks | newcomers) - killed - spared):
+    if victims := sorted((ranks | newcomers) - hit - spared):
         victim = chance.choice(victims)
-        killed.add(victim)
+        hit.add(victim)
+        how = chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP))
         with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
+            os.kill(victim, how)

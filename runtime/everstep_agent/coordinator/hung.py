@@ -50,8 +50,9 @@ def list_hung(
     epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]], factor: float
 ) -> tuple[Hung, ...]:
     """Where all others wait for them. The ranks of a unit wait for each other in collectives that look like computing,
-    so one that stops takes the others beyond their limits: if it is known to be stopped, only that one is named. So
-    does one whose node falls silent: as long as that may be so, nobody of the unit is named.
+    so one that stops takes the others beyond their limits: if it is known to be stopped, only that one is named, and
+    the others of its unit count as waiting. So does one whose node falls silent: as long as that may be so, nobody of
+    the unit is named.
 
     Args:
         reports: with their age in seconds.
@@ -60,11 +61,11 @@ def list_hung(
     if epoch.stage is not Stage.RUNNING or len(ranks) < epoch.world:
         return ()
     over = [r for r in ranks if r.worker.overdue >= factor]
-    waiting = sum(r.worker.waiting and r.worker.overdue < factor for r in ranks)
-    if not over or waiting + len(over) < len(ranks) or len(over) > waiting:
-        return ()
     stopped = {r.unit for r in over if r.worker.stopped}
     named = [r for r in over if r.worker.stopped or r.unit not in stopped]
+    waiting = sum(r not in named and (r.worker.waiting or r.unit in stopped) for r in ranks)
+    if waiting + len(named) < len(ranks) or len(named) > waiting:
+        return ()
     return tuple(
         Hung(slot=r.slot, local=r.worker.local, life=r.worker.life)
         for r in named

@@ -19,6 +19,9 @@ STACK_SECONDS = 0.3
 SHORT_STACK_SECONDS = 0.05
 """The same for one that is hung by the limit that it has learnt; one that is stopped can write none."""
 
+STOPPED = "stopped"
+"""The scope of a worker that a signal has stopped."""
+
 
 class HangWatch:
     """`tell` is called when the coordinator has to hear news."""
@@ -39,7 +42,7 @@ class HangWatch:
 
     def look_at_progress(self, most: float) -> float:
         """Returns the seconds until the next look. `most`: no limit is longer."""
-        return self._progress.look(list(self._workers.current.values()), most)
+        return self._progress.look(self._workers.alive, most)
 
     def end(self, named: Iterable[Hung], slot: int, node: str = "") -> None:
         """Ends those that the coordinator has named, unless they have gone on since."""
@@ -62,6 +65,7 @@ class HangWatch:
         if found is None:
             return
         worker.hung, worker.hung_since = found.message, now - found.seconds
+        worker.learnt = found.scope == STOPPED
         self._say("worker_hung", worker, node)
         self._workers.put_down(worker, STACK_SECONDS)
 
@@ -89,6 +93,11 @@ def _may_hang(worker: Worker) -> bool:
 
 
 def _find_hang(worker: Worker, limits: hang.Limits, now: float) -> hang.Hang | None:
+    if worker.without_group and worker.progress.stopped_for_long:
+        spent = worker.progress.seconds
+        what = "it left its group" if worker.epoch else "it got ready to join"
+        text = f"hung: stopped by a signal (state T) for {spent:.1f} s, while {what}"
+        return hang.Hang(scope=STOPPED, seconds=spent, message=text)
     silent = now - worker.spawned_at
     if worker.state is State.SPAWNED and silent > limits.startup:
         text = f"hung: no message for {silent:.0f} s since it was started"

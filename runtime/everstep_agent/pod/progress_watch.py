@@ -13,7 +13,7 @@ MOVING_LOOK_SECONDS = progress.MOST_SECONDS
 """The same, for workers that have made progress since the last look. All of it counts if they stop now."""
 CALM_LOOK_SECONDS = 0.25
 SHORT_LIMIT_SECONDS = 1.0
-"""No wait: workers with a longer limit are looked at less often."""
+"""No wait: workers with a longer limit, or none, are looked at less often."""
 TOLD = LONG_WAIT
 """The coordinator hears of a worker that has waited, or made no progress, for this much of its limit."""
 
@@ -29,18 +29,17 @@ class ProgressWatch:
         now = time.monotonic() if now is None else now
         pause = CALM_LOOK_SECONDS
         for worker in workers:
-            if not worker.in_place or worker.state is not State.TRACKED:
-                worker.progress = progress.Progress(looked=now)
-                worker.overdue = worker.waited = worker.still = 0.0
-                continue
-            self._look_at(worker, most, now)
+            if worker.in_place and worker.state is State.TRACKED and worker.epoch:
+                self._look_at(worker, most, now)
+            else:
+                _look_if_stopped(worker, now)
             pause = min(pause, choose_pause(worker.progress))
         return pause
 
     def _look_at(self, worker: Worker, most: float, now: float) -> None:
         before, mark = worker.progress, worker.page.read_mark()
         late = before.overdue(most) >= TOLD
-        usage = read_usage(worker.pid, others=late) if mark.limit > 0 else None
+        usage = read_usage(worker.pid, others=late)
         worker.progress = progress.look(before, mark, usage, now)
         worker.overdue = worker.progress.overdue(most)
         worker.waited = progress.waited(mark, now)
@@ -56,8 +55,15 @@ class ProgressWatch:
             self._tell()
 
 
+def _look_if_stopped(worker: Worker, now: float) -> None:
+    """Nobody waits for it, or it has marked no progress yet."""
+    worker.overdue = worker.waited = worker.still = 0.0
+    usage = read_usage(worker.pid, others=False) if worker.in_place else None
+    worker.progress = progress.look(worker.progress, progress.NO_MARK, usage, now)
+
+
 def choose_pause(found: progress.Progress) -> float:
     """Seconds until the next look at a worker."""
-    if not 0 < found.mark.limit < SHORT_LIMIT_SECONDS:
+    if not 0 < found.limit <= SHORT_LIMIT_SECONDS:
         return CALM_LOOK_SECONDS
     return LOOK_SECONDS if found.seen_before else MOVING_LOOK_SECONDS

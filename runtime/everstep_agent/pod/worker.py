@@ -77,7 +77,7 @@ class Worker:
     """The same of the mark after which nothing has moved for as long as may be."""
     hung: str = ""
     learnt: bool = False
-    """It is hung by the limit that it has learnt."""
+    """It is hung by the limit that it has learnt, or a signal has stopped it: that uses no restart budget."""
     hung_since: float | None = None
     killed_at: float | None = None
     stuck: str = ""
@@ -107,6 +107,12 @@ class Worker:
     @property
     def alive(self) -> bool:
         return self.state is not State.DEAD
+
+    @property
+    def without_group(self) -> bool:
+        """It gets ready to join a running epoch, or was told to leave its group."""
+        joins = self.joins != 0 and self.epoch == 0
+        return joins or self.cut_at is not None or 0 < self.held == self.epoch
 
     def send(self, frame: Any, id: int = 0) -> None:
         if self.writer is not None and not self.writer.is_closing():
