@@ -52,8 +52,14 @@ async def until_left(gang: Gang, *slots: int) -> None:
 
 
 async def until_ready(gang: Gang, slot: int) -> None:
-    """Its worker waits, though the job has no place for it yet."""
-    await gang.until(lambda _: gang.agents[slot].pod.workers.ready_lives(), 60.0)
+    """Its worker waits, and the coordinator knows, though the job has no place for it yet."""
+
+    def is_known(seen: levels.Seen) -> bool:
+        first = gang.agents[seen.coordinator.slot]._state.coordinator if seen.coordinator else None
+        reports = first.term.recent() if first else []
+        return any(r.slot == slot and any(r.fresh) for r in reports)
+
+    await gang.until(is_known, 60.0)
 
 
 async def finish(gang: Gang) -> list[tuple[str, int]]:
