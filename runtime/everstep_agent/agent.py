@@ -162,7 +162,7 @@ class Agent:
         self._delivery = Delivery(
             state=self._state,
             pool=self._pool,
-            parts=lambda: self.pod.uploads.parts if self.pod.uploads else {},
+            parts=lambda: self.pod.saves.parts,
             line=self.line,
         )
         self.pod = Pod(

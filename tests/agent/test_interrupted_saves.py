@@ -129,7 +129,7 @@ async def test_a_save_of_the_whole_outlives_the_share_that_is_uploaded_after_it(
         os.kill(gang.worker(holds), signal.SIGKILL)
         await gang.until(lambda s: "whole=True" in gang.shown())
         move(gates, "manifests/")
-        others = [a.pod.uploads for s, a in gang.agents.items() if s != holds]
+        others = [a.pod.saves.uploads for s, a in gang.agents.items() if s != holds]
         await gang.until(lambda s: not any(u is None or u._waiting for u in others))
         await replace_slot(gang, holds)
         open_all(gates)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,28 @@ async def test_an_agent_that_stands_still_is_killed_and_replaced(
     await run.line("agent of slot 1 does not answer any more: it is killed")
     await run.line("agent of slot 1 lost: killed by signal 9")
     assert await running == 0
+    assert run.launcher.seen.step == 100
+
+
+async def test_no_agent_is_killed_because_the_launcher_stood_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after Ctrl-Z and fg: answers that it did not wait for are no misses."""
+    monkeypatch.setattr(launcher, "CALL_SECONDS", 0.5)
+    monkeypatch.setattr(launcher, "LATE_SECONDS", 0.2)
+    monkeypatch.setattr(launcher, "PERIOD_SECONDS", 0.05)
+    monkeypatch.setattr(whom_to_ask, "REPEAT_SECONDS", 0.05)
+    monkeypatch.setenv("STUB_UNTIL", "100")
+    run = Run(tmp_path)
+    running = asyncio.create_task(run.launcher.run())
+    agent = pid_of_agent(int((await run.line(r"rank 1 runs as pid (\d+)"))[1]))
+    for _ in range(launcher.MISSED_ANSWERS + 1):
+        os.kill(agent, signal.SIGSTOP)
+        await asyncio.sleep(0.3)  # a call waits for its answer
+        time.sleep(1.0)  # noqa: ASYNC251
+        os.kill(agent, signal.SIGCONT)
+    assert await running == 0
+    assert not any("does not answer" in line for line in run.said)
     assert run.launcher.seen.step == 100
 
 

@@ -284,7 +284,7 @@ async def test_when_a_node_of_the_only_unit_loses_its_power_the_other_rank_does_
 async def test_many_ranks_of_units_killed_or_stopped_at_random_moments_cost_no_step(
     tmp_path: Path, endless: None, ranks: int
 ) -> None:
-    """One to three, up to 0.5 s apart, so that some are hit during a regroup or a join. Of three units one is spared."""
+    """One to three, up to 0.5 s apart, so that some are hit in a regroup or join. Of three units one is spared."""
     chance, world = random.Random(SEED), 6
     print(f"seed {SEED}")
     pods = world // ranks

@@ -26,7 +26,7 @@ LOOK_SECONDS = 0.1
 
 
 class RunFailed(Exception):
-    """The system does not train; the message has the end of its output."""
+    """The system does not train, or has lost a rank; the message has the end of its output."""
 
 
 class Running:
@@ -71,9 +71,12 @@ class Running:
         until = time.monotonic() + START_SECONDS
         while len(found := self.read()) < self.world or min(map(len, found)) < count:
             if time.monotonic() > until or any(p.poll() is not None for p in self._processes):
-                output = (self._folder / "output.txt").read_text(errors="replace")
-                raise RunFailed(f"{self.system} with {self.world} ranks: {output[-2000:]}")
+                raise self._fail()
             time.sleep(LOOK_SECONDS)
+
+    def _fail(self) -> RunFailed:
+        output = (self._folder / "output.txt").read_text(errors="replace")
+        return RunFailed(f"{self.system} with {self.world} ranks: {output[-2000:]}")
 
     def read(self) -> list[Marks]:
         """Of each rank that has begun."""
@@ -88,10 +91,13 @@ class Running:
             process.resume()
 
     def read_agents_cpu(self) -> float:
-        """CPU seconds of the ranks' agents so far; 0 for torch's own, which has none."""
+        """CPU seconds of the ranks' agents so far; 0 for torch's own, which has none. Raises `RunFailed`."""
         if not self.system.startswith("everstep"):
             return 0.0
-        return sum(_read_cpu(psutil.Process(pid).ppid()) for pid in self._list_ranks())
+        try:
+            return sum(_read_cpu(psutil.Process(pid).ppid()) for pid in self._list_ranks())
+        except psutil.NoSuchProcess:
+            raise self._fail() from None
 
     def read_peak_mib(self) -> float:
         """Peak resident memory of the largest rank."""

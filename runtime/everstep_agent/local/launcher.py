@@ -30,6 +30,10 @@ DRILL_PERIOD_SECONDS = 0.05
 """The same in a drill, whose figures it bounds."""
 CALL_SECONDS = 3.0
 """Limit for an agent to answer; it is asked again in the next period."""
+LATE_SECONDS = 1.0
+"""A call that ends so long after its limit says nothing about the agent: this process itself stood still (Ctrl-Z, a
+paused machine).
+"""
 MISSED_ANSWERS = 2
 """An agent that has answered before, and misses so many in a row, stands still: it is killed, which proves its
 ranks dead, and replaced.
@@ -257,12 +261,14 @@ class Launcher:
     async def _post(self, address: str, wanted: levels.Wanted) -> levels.Seen | None:
         client = self._clients.setdefault(address, PeerClient(address, self._job.token))
         self._told.pop(address, None)
+        began = time.monotonic()
         with contextlib.suppress(PeerError):
             seen = await client.call(names.WANTED_PATH, wanted, levels.Seen, timeout=CALL_SECONDS)
             self._told[address] = wanted.revision
             self._missed[address] = 0
             return seen
-        if address in self._missed:
+        late = time.monotonic() - began > CALL_SECONDS + LATE_SECONDS
+        if address in self._missed and not late:
             self._missed[address] += 1
         return None
 

@@ -25,7 +25,6 @@ from everstep_agent.peers.messages import (
     Levels,
     Stage,
     State,
-    UnsentSave,
 )
 from everstep_agent.pod import device_waits, hang, head_start, spawn
 from everstep_agent.pod.arming import Arming, order_held_save, order_save
@@ -35,11 +34,11 @@ from everstep_agent.pod.fetch_ledger import LedgerFetcher
 from everstep_agent.pod.fetch_state import Restorer
 from everstep_agent.pod.hang_watch import HangWatch
 from everstep_agent.pod.in_place_join import InPlaceJoin
+from everstep_agent.pod.pod_saves import PodSaves
 from everstep_agent.pod.relay import STORE_FRAMES, Relay
-from everstep_agent.pod.save_queue import Listener, Uploads
+from everstep_agent.pod.save_queue import Listener
 from everstep_agent.pod.share_reader import ShareReader
 from everstep_agent.pod.time_ledger import TimeLedger
-from everstep_agent.pod.unfinished_saves import UnfinishedSaves
 from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.worker_report import build_worker_report, find_unheard_of
 from everstep_agent.pod.worker_start import (
@@ -90,22 +89,18 @@ class Pod:
         self._share_reader = ShareReader(
             store,
             Budget(settings.read_back_bandwidth),
-            uploads=lambda: self.uploads is not None and self.uploads.busy,
+            uploads=lambda: self.saves.busy,
             on_news=self._touch,
             line=line,
         )
         self._arming = Arming()
         self.book = Book()
         self._ledger_fetcher = LedgerFetcher(relay.pool, self.book, self._touch, line)
-        self.uploads: Uploads | None = None
-        copies = (self.memory.others, *([self.disk] if self.disk else []))
-        self._unfinished = UnfinishedSaves(Path(settings.memory) / "staging", copies)
-        self._on_part = on_part
+        listener = Listener(on_part=on_part, on_failed=self._unsaved, on_held=self._touch)
+        self.saves = PodSaves(context, self.book, listener, self._touch)
         self._dropped = context.dropped
         self._ledger = TimeLedger()
         self._notes: tuple[str, ...] = ()
-        self._pins: dict[str, int] = {}
-        """What the script wants pinned and may not be yet: kept here, a save may be dropped."""
         self._head_start: head_start.HeadStart | None = None
         self.workers = WorkerSet(
             spawner=spawner,
@@ -124,7 +119,7 @@ class Pod:
     async def open(self) -> None:
         for name in ("staging", "restore"):
             os.makedirs(os.path.join(self.settings.memory, name), exist_ok=True)
-        await self._unfinished.find()
+        await self.saves.open()
         await self.workers.open()
         for local in range(self.settings.workers):
             self._ledger.rest(local, time.monotonic())
@@ -150,10 +145,8 @@ class Pod:
         await self._restorer.close()
         await self._share_reader.close()
         await self._ledger_fetcher.close()
-        await self._unfinished.close()
         await self._copies.close()
-        if self.uploads is not None:
-            await self.uploads.stop()
+        await self.saves.close()
         await self.workers.close()
 
     # --- levels ----------------------------------------------------------------------------------
@@ -166,7 +159,7 @@ class Pod:
             self._cut_heard = max(self._cut_heard, level.number)
         self._join_in_place(level)
         self._apply_to_current(published)
-        self._finish_saves(published)
+        self.saves.finish(published.unfinished)
         self._share_reader.follow(published.read_back, self.me.id)
         if self._wants_fresh(published):
             self._ensure_fresh()
@@ -197,11 +190,7 @@ class Pod:
         if level.successor > self.joined:
             self.joined, self.joined_token = level.successor, level.successor_token
             self._touch()
-        if self.uploads is not None and level.committed > level.resume:
-            self.uploads.committed(level.number, level.committed)
-        if self.uploads is not None:
-            self.uploads.keep(level.kept)
-        self._pins = {name: step for name, step in self._pins.items() if step > level.committed}
+        self.saves.follow(level)
         if self._arming.arm(level, current):
             self._touch()
         if self.me.id in level.leaving:
@@ -212,21 +201,10 @@ class Pod:
             self._cut()
             self.workers.end_ranks(level.ended)
             order_save(level, self.workers.current.values(), time.monotonic())
-            self._unfinished.look_for(level.number, self._touch)
+            self.saves.look_for_copies(level.number)
         self._arming.answer(level, current)
         if level.stage is Stage.OVER:
             self.workers.end_current()
-
-    def _finish_saves(self, published: Levels) -> None:
-        """Upload what was staged in that epoch and can be finished here."""
-        level = published.unfinished
-        if level is None or self.epoch not in (0, level.number):
-            return
-        if self.uploads is None:
-            self.uploads = self._open_uploads(level.token)
-        uploads = self.uploads
-        uploads.ask(level.kept)
-        self._unfinished.upload(level, uploads, lambda: self.uploads is uploads)
 
     def _hold(self, level: EpochLevel) -> None:
         self.workers.hold(level.number)
@@ -272,23 +250,11 @@ class Pod:
         self.joined, self.joined_token = level.number, level.token
         self._arming = Arming()
         self.book.rewind(level.resume)
-        if self.uploads is not None:
-            self.uploads.retire()
-        self.uploads = self._open_uploads(level.token)
+        self.saves.enter(level.number, level.token)
         self.workers.continue_in(
             mine.lives, lambda worker: build_regroup(worker.local, level, mine)
         )
         self._touch()
-
-    def _open_uploads(self, token: str) -> Uploads:
-        return Uploads(
-            self.store,
-            token,
-            self.book,
-            self.memory,
-            Listener(on_part=self._on_part, on_failed=self._unsaved, on_held=self._touch),
-            self.line,
-        )
 
     def _wants_fresh(self, published: Levels) -> bool:
         if self.quiet or self.leaving or self.deaths.over:
@@ -332,8 +298,7 @@ class Pod:
         if self.workers.ready_lives() != mine.lives:
             self._touch()
             return
-        if self.uploads is not None:
-            await self.uploads.close()
+        await self.saves.end()
         self._start(level, mine, fetched, seconds)
 
     def _start(
@@ -344,7 +309,7 @@ class Pod:
         self.epoch, self.level = level.number, level
         self._arming, self._restorer.broken, self._notes = Arming(), None, ()
         self.book.rewind(level.resume)
-        self.uploads = self._open_uploads(level.token)
+        self.saves.enter(level.number, level.token)
         self.deaths.entered_epoch()
         self.workers.begin(
             lambda worker: build_start(self.settings, worker.local, level, mine, fetched)
@@ -404,7 +369,7 @@ class Pod:
                     frame, lambda place: worker.send(wire.MendedChunk(place=place), envelope.id)
                 )
             case wire.Staged():
-                self._staged(worker, frame)
+                self.saves.take(worker, frame, self.level)
             case wire.Standing():
                 self._standing(worker, frame)
             case wire.TakingState():
@@ -454,44 +419,6 @@ class Pod:
             self._notes = (*self._notes, *frame.notes)[-5:]
         if frame.notes or (self.level is not None and frame.step == self.level.resume + 1):
             self._touch()
-
-    def _staged(self, worker: Worker, frame: wire.Staged) -> None:
-        self._pins = dict.fromkeys(frame.pins, frame.step) | self._pins
-        if frame.whole:
-            worker.saving_since = None
-        if frame.problem:
-            self._unstaged(worker, frame)
-            return
-        if frame.whole:
-            worker.whole = frame.step
-        elif not frame.near:
-            worker.staged = max(worker.staged, frame.step)
-        if self.uploads is None or frame.epoch != self.epoch:
-            os.unlink(frame.path)
-            return
-        self.line.say(
-            "staged",
-            step=frame.step,
-            rank=worker.rank,
-            whole=frame.whole or None,
-            near=frame.near or None,
-            ms=round(frame.ms),
-        )
-        self.uploads.add(frame, worker.rank)
-
-    def _unstaged(self, worker: Worker, frame: wire.Staged) -> None:
-        if self.uploads is None or frame.epoch != self.epoch:
-            return
-        if self._is_tried_again(worker, frame) and self.uploads.yield_room(worker.rank):
-            return
-        self.uploads.give_up(frame, worker.rank, frame.problem)
-
-    def _is_tried_again(self, worker: Worker, frame: wire.Staged) -> bool:
-        """Whether the worker tries this save again: the last one, or one before leaving."""
-        boundary = self.level.boundary if self.level else None
-        stays = boundary is not None and boundary.stay and boundary.step <= frame.step
-        ends = worker.tracked is not None and worker.tracked.until == frame.step
-        return not frame.whole and (stays or ends)
 
     def _unsaved(self, staged: wire.Staged, rank: int) -> None:
         """Reported, so that another rank may be asked to save."""
@@ -599,17 +526,17 @@ class Pod:
             acked=self._arming.acked,
             passed=self._arming.passed(self.level, current),
             staged=min((w.staged for w in current), default=0),
-            kept=self.uploads.list_held(len(current)) if self.uploads and current else (),
+            kept=self.saves.list_held(len(current)),
             copied=self._copies.peer_step,
             cut=self._cut_heard,
             held=self._held(),
-            unsent=self._list_unsent(),
-            unsent_of=self._unfinished.known,
+            unsent=self.saves.list_unsent(),
+            unsent_of=self.saves.known,
             former_epoch=self._former.epoch,
             former_step=self._former.applied,
             until=lead.tracked.until if lead and lead.tracked else None,
             loss=lead.applied.loss if lead and lead.applied else None,
-            pins=self._pins,
+            pins=self.saves.pins,
             notes=self._notes,
             dropped=self._dropped(),
             state_bytes=lead.tracked.bytes if lead and lead.tracked else 0,
@@ -624,13 +551,6 @@ class Pod:
             seconds=self._ledger.total(),
         )
 
-    def _list_unsent(self) -> tuple[UnsentSave, ...]:
-        if self.epoch == 0:
-            return self._unfinished.list()
-        if self.uploads is None or self._unfinished.known != self.epoch:
-            return ()
-        return (*self.uploads.list_unsent(), *self._unfinished.list())
-
     def _held(self) -> EpochLevel | None:
         if self.workers.group_over():
             return None
@@ -638,5 +558,4 @@ class Pod:
 
     def _storage_error(self) -> levels.StorageError | None:
         waits = self.store.trouble.to_level() if self.store.trouble else None
-        uploads = self.uploads.error if self.uploads else None
-        return self._restorer.error or uploads or self._share_reader.error or waits
+        return self._restorer.error or self.saves.error or self._share_reader.error or waits

@@ -1,0 +1,159 @@
+"""The saves of this pod's workers: where they go from staging on, and what an earlier life of the agent left unsent."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from everstep_agent.checkpoint.ledger import Book
+from everstep_agent.checkpoint.parts import Part, PartKey
+from everstep_agent.context import Context
+from everstep_agent.peers.messages import EpochLevel, UnsentSave
+from everstep_agent.pod.save_queue import Listener, Uploads
+from everstep_agent.pod.unfinished_saves import UnfinishedSaves
+from everstep_agent.pod.worker import Worker
+from everstep_contract import levels, wire
+
+
+class PodSaves:
+    """
+    Args:
+        listener: hears of each part, and of each save that is lost.
+        on_news: the coordinator has to hear news.
+    """
+
+    def __init__(
+        self, context: Context, book: Book, listener: Listener, on_news: Callable[[], None]
+    ) -> None:
+        self._context, self._book = context, book
+        self._listener, self._on_news = listener, on_news
+        copies = (context.memory.others, *([context.disk] if context.disk else []))
+        self._unfinished = UnfinishedSaves(Path(context.settings.memory) / "staging", copies)
+        self._epoch = 0
+        self.uploads: Uploads | None = None
+        """Of the present epoch; before the first one, of the epoch whose saves are finished."""
+        self.pins: dict[str, int] = {}
+        """What the script wants pinned and may not be yet: kept here, a save may be dropped."""
+
+    async def open(self) -> None:
+        await self._unfinished.find()
+
+    async def close(self) -> None:
+        await self._unfinished.close()
+        if self.uploads is not None:
+            await self.uploads.stop()
+
+    # --- epochs ----------------------------------------------------------------------------------
+
+    def enter(self, epoch: int, token: str) -> None:
+        """The local workers are in this epoch now. What they staged before is no longer sent."""
+        self._epoch = epoch
+        if self.uploads is not None:
+            self.uploads.retire()
+        self.uploads = self._open_uploads(token)
+
+    async def end(self) -> None:
+        """Before the next epoch's workers start: what is being sent is cancelled."""
+        if self.uploads is not None:
+            await self.uploads.close()
+
+    def follow(self, level: EpochLevel) -> None:
+        """The present epoch's level."""
+        if self.uploads is not None:
+            if level.committed > level.resume:
+                self.uploads.committed(level.number, level.committed)
+            self.uploads.keep(level.kept)
+        self.pins = {name: step for name, step in self.pins.items() if step > level.committed}
+
+    def look_for_copies(self, epoch: int) -> None:
+        """Of others' saves of an epoch that is cut."""
+        self._unfinished.look_for(epoch, self._on_news)
+
+    def finish(self, level: EpochLevel | None) -> None:
+        """Upload what was staged in that epoch and can be finished here."""
+        if level is None or self._epoch not in (0, level.number):
+            return
+        if self.uploads is None:
+            self.uploads = self._open_uploads(level.token)
+        uploads = self.uploads
+        uploads.ask(level.kept)
+        self._unfinished.upload(level, uploads, lambda: self.uploads is uploads)
+
+    def _open_uploads(self, token: str) -> Uploads:
+        context = self._context
+        return Uploads(
+            context.store, token, self._book, context.memory, self._listener, context.line
+        )
+
+    # --- workers ---------------------------------------------------------------------------------
+
+    def take(self, worker: Worker, frame: wire.Staged, level: EpochLevel | None) -> None:
+        """A worker has staged a save, or could not."""
+        self.pins = dict.fromkeys(frame.pins, frame.step) | self.pins
+        if frame.whole:
+            worker.saving_since = None
+        if frame.problem:
+            self._give_up(worker, frame, level)
+            return
+        if frame.whole:
+            worker.whole = frame.step
+        elif not frame.near:
+            worker.staged = max(worker.staged, frame.step)
+        if self.uploads is None or frame.epoch != self._epoch:
+            os.unlink(frame.path)
+            return
+        self._context.line.say(
+            "staged",
+            step=frame.step,
+            rank=worker.rank,
+            whole=frame.whole or None,
+            near=frame.near or None,
+            ms=round(frame.ms),
+        )
+        self.uploads.add(frame, worker.rank)
+
+    def _give_up(self, worker: Worker, frame: wire.Staged, level: EpochLevel | None) -> None:
+        if self.uploads is None or frame.epoch != self._epoch:
+            return
+        if _is_tried_again(worker, frame, level) and self.uploads.yield_room(worker.rank):
+            return
+        self.uploads.give_up(frame, worker.rank, frame.problem)
+
+    # --- report ----------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Something is to be uploaded."""
+        return self.uploads is not None and self.uploads.busy
+
+    @property
+    def parts(self) -> Mapping[PartKey, Part]:
+        """Uploaded and not committed."""
+        return self.uploads.parts if self.uploads else {}
+
+    @property
+    def error(self) -> levels.StorageError | None:
+        return self.uploads.error if self.uploads else None
+
+    @property
+    def known(self) -> int:
+        """The cut epoch of which `list_unsent` has the copies of others' saves, too; 0: none."""
+        return self._unfinished.known
+
+    def list_held(self, ranks: int) -> tuple[int, ...]:
+        """Steps whose parts of so many local ranks are here, or uploaded and not committed."""
+        return self.uploads.list_held(ranks) if self.uploads and ranks else ()
+
+    def list_unsent(self) -> tuple[UnsentSave, ...]:
+        if self._epoch == 0:
+            return self._unfinished.list()
+        if self.uploads is None or self._unfinished.known != self._epoch:
+            return ()
+        return (*self.uploads.list_unsent(), *self._unfinished.list())
+
+
+def _is_tried_again(worker: Worker, frame: wire.Staged, level: EpochLevel | None) -> bool:
+    """Whether the worker tries this save again: the last one, or one before leaving."""
+    boundary = level.boundary if level else None
+    stays = boundary is not None and boundary.stay and boundary.step <= frame.step
+    ends = worker.tracked is not None and worker.tracked.until == frame.step
+    return not frame.whole and (stays or ends)
