@@ -63,6 +63,8 @@ class Job:
     goodput: str
     seconds: dict[str, float]
     """Of all workers, by what they were spent on."""
+    spare_seconds: int | None
+    """For which spares have held a node; None: there was none."""
     run: str
     observed_at: str
     warnings: tuple[str, ...]
@@ -98,6 +100,7 @@ def build_job(raw: Raw, now: float) -> Job:
         recoveries=recoveries,
         goodput=str(status.get("goodput") or ""),
         seconds=dict(status.get("seconds") or {}),
+        spare_seconds=status.get("spareSeconds"),
         run=str(status.get("run") or ""),
         observed_at=str(status.get("observedAt") or ""),
         warnings=tuple(_warnings(raw, now)),
@@ -234,7 +237,8 @@ def _describe_recovery(job: Job) -> str:
         f"{r.rung} {r.count} × {text.brief(r.seconds / r.count)}" for r in job.recoveries if r.count
     )
     goodput = f"goodput {job.goodput}" if job.goodput else ""
-    return "; ".join(p for p in (rungs, goodput, f"steps lost {job.steps_lost}") if p)
+    spares = "" if job.spare_seconds is None else f"spares held {job.spare_seconds / 3600:.1f} h"
+    return "; ".join(p for p in (rungs, goodput, f"steps lost {job.steps_lost}", spares) if p)
 
 
 def _describe_time(seconds: Mapping[str, float]) -> str:

@@ -43,6 +43,11 @@ class Costs(Collector):
             "Seconds of all workers so far, by what they were spent on.",
             labels=(*LABELS, "category"),
         )
+        spares = CounterMetricFamily(
+            "everstep_job_spare_seconds",
+            "Seconds for which spares have held a node, added up over pods.",
+            labels=LABELS,
+        )
         for job in self._world.jobs:
             labels = (job["metadata"]["namespace"], job["metadata"]["name"])
             status = job.get("status") or {}
@@ -53,7 +58,9 @@ class Costs(Collector):
             lost.add_metric(labels, sum(total.steps_lost for total in totals))
             for category, spent in (status.get("seconds") or {}).items():
                 seconds.add_metric((*labels, category), spent)
-        yield from (recoveries, lost, seconds)
+            if "spareSeconds" in status:
+                spares.add_metric(labels, status["spareSeconds"])
+        yield from (recoveries, lost, seconds, spares)
 
 
 def _with_usual(totals: Iterable[RecoveryTotal]) -> list[RecoveryTotal]:

@@ -264,6 +264,11 @@ class JobStatus(ApiModel):
     spares: SparesStatus | None = Field(
         default=None, description="Pods that wait for the place of a lost one, if any is wanted."
     )
+    spare_seconds: int | None = Field(
+        default=None,
+        description="Seconds for which spares have held a node so far, added up over pods.",
+        json_schema_extra={"format": "int64"},
+    )
     selector: str | None = Field(
         default=None,
         max_length=253,

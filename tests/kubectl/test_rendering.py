@@ -33,11 +33,11 @@ RECOVERIES = [
 
 def test_status_says_what_interruptions_cost() -> None:
     seconds = {"step": 984.0, "wait": 9.0, "data": 6.5, "idle": 0.5}
-    raw = recordings.job(recoveries=RECOVERIES, seconds=seconds, goodput="98.4%")
+    raw = recordings.job(recoveries=RECOVERIES, seconds=seconds, goodput="98.4%", spareSeconds=9000)
     job = jobs.build_job(raw, NOW)
     lines = jobs.render_job(job, NOW).splitlines()
     assert (
-        "  recovery     restart 1 × 14.2 s, regroup 12 × 0.31 s; goodput 98.4%; steps lost 3"
+        "  recovery     restart 1 × 14.2 s, regroup 12 × 0.31 s; goodput 98.4%; steps lost 3; spares held 2.5 h"
         in lines
     )
     assert "  time         step 98.4%, wait 0.9%, data 0.7%" in lines

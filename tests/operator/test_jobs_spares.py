@@ -9,6 +9,8 @@ from everstep_operator.jobs.actions import CreatePod, DeletePod
 from everstep_operator.jobs.observed import Refusal
 from everstep_operator.jobs.plan import plan
 from everstep_operator.jobs.slots import choose_slots
+from everstep_operator.jobs.stamps import to_stamp
+from everstep_operator.jobs.statuspatch import decide_patch, to_document
 from everstep_operator.values import NodeState
 from job_builders import (
     NOW,
@@ -120,6 +122,35 @@ def test_status_tells_the_ready_spares():
     assert status.world is not None
     assert status.world.summary == "3/3"
     assert plan(an_observation(), NOW).status.spares is None
+
+
+def test_the_seconds_for_which_spares_hold_a_node_are_added_up():
+    def spent(observed, written=NOW - 30, known=100):
+        job = observed.job
+        status = job.status.model_copy(
+            update={"observed_at": to_stamp(written), "spare_seconds": known}
+        )
+        return plan(replace(observed, job=replace(job, status=status)), NOW).status.spare_seconds
+
+    assert spent(with_spare()) == 130
+    two = with_spare(spares=2, pods=(0, 1, 2, 3, 4))
+    assert spent(two) == 160
+    assert spent(two, known=None) == 60
+    assert spent(with_spare(), written=NOW + 5) == 100, "a clock that was set back"
+    waits = replace(two, pods=(*two.pods[:4], a_pod(4, node="", scheduling="0/3 nodes fit")))
+    assert spent(waits) == 130, "what has no node costs nothing"
+    over = replace(two, pods=(*two.pods[:4], a_pod(4, phase="Failed")))
+    assert spent(over) == 130
+    assert spent(an_observation(), known=None) is None
+
+
+def test_the_seconds_of_spares_alone_bring_no_write_about():
+    status = with_spare().job.status
+    old = to_document(status.model_copy(update={"observed_at": to_stamp(NOW - 60)}))
+    later = status.model_copy(update={"spare_seconds": 60})
+    assert decide_patch(old, later, NOW, 1.0) == {}
+    stepped = later.model_copy(update={"step": 41})
+    assert decide_patch(old, stepped, NOW, 1.0)["spareSeconds"] == 60
 
 
 def test_a_spare_that_has_no_node_keeps_the_job_running_and_says_why():

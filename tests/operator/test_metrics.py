@@ -90,6 +90,12 @@ def test_worker_seconds_are_told_by_category() -> None:
     }
 
 
+def test_seconds_of_spares_are_a_counter() -> None:
+    name = "everstep_job_spare_seconds"
+    assert read(a_replica(a_world(spareSeconds=7200)), name) == {(f"{name}_total",): 7200.0}
+    assert read(a_replica(a_world()), name) == {}, "it has had none"
+
+
 def test_goodput_is_a_ratio() -> None:
     found = read(a_replica(a_world(goodput="98.4%")), "everstep_job_goodput_ratio")
     assert found == {("everstep_job_goodput_ratio",): pytest.approx(0.984)}

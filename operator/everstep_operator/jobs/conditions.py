@@ -12,7 +12,7 @@ from everstep_operator.jobs.marks import list_moved
 from everstep_operator.jobs.membership import Decision, Leave, Raise
 from everstep_operator.jobs.observed import Job, Observed
 from everstep_operator.jobs.restarts import charge
-from everstep_operator.jobs.spares import build_spares
+from everstep_operator.jobs.spares import build_spares, count_seconds
 from everstep_operator.jobs.stamps import to_seconds, to_stamp
 from everstep_operator.model import RestartBudgets
 from everstep_operator.model_status import (
@@ -80,6 +80,7 @@ def build_status(
             "observed_generation": choose_generation(observed, story),
             "world": _world(observed, story),
             "spares": build_spares(observed),
+            "spare_seconds": count_seconds(observed, now),
             "selector": manifests.build_selector(job.name),
             "run": f"{spec.checkpoint.uri.rstrip('/')}/{manifests.run_of(job, spec)}"
             if spec

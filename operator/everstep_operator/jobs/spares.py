@@ -1,6 +1,7 @@
 """What the status says of a job's spares. Pure."""
 
 from everstep_operator.jobs.observed import Observed, Pod
+from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.model_status import SparesStatus
 
 
@@ -24,6 +25,21 @@ def build_spares(observed: Observed) -> SparesStatus | None:
         slots=ready[:64],
         message=_describe(observed, ready)[:1024] or None,
     )
+
+
+def count_seconds(observed: Observed, now: float) -> int | None:
+    """For how long spares have held a node, added up over pods. None: the job has had none.
+
+    The pods that hold one now are taken to have held it since the status was last written: a change of them
+    brings a write about. Whole seconds, as those of `observedAt`, so that nothing counts twice.
+    """
+    old, spares = observed.job.status, observed.slots.spares
+    held = sum(p.slot in spares and bool(p.node) and not p.over for p in observed.pods)
+    if not held:
+        return old.spare_seconds
+    since = to_seconds(old.observed_at)
+    passed = max(0, int(now) - int(since)) if since is not None else 0
+    return (old.spare_seconds or 0) + held * passed
 
 
 def _describe(observed: Observed, ready: list[int]) -> str:

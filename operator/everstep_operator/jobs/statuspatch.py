@@ -17,6 +17,7 @@ FIGURES = frozenset(
         "keptStep",
         "goodput",
         "seconds",
+        "spareSeconds",
         "notes",
         "observedAt",
         "restarts",
@@ -71,7 +72,7 @@ def decide_patch(
 
 def _lasting(document: Mapping[str, Any]) -> dict[str, Any]:
     """Without what changes by the mere passing of time."""
-    passing = ("observedAt", "seconds")
+    passing = ("observedAt", "seconds", "spareSeconds")
     kept: dict[str, Any] = {k: v for k, v in document.items() if k not in passing}
     if isinstance(kept.get("checkpoint"), Mapping):
         kept["checkpoint"] = {k: v for k, v in kept["checkpoint"].items() if k != "ageSeconds"}
