@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_agent import agent, cli, logline
+from everstep_agent import agent, cli, command_line, logline
 from everstep_agent.pod import spawn, zygote, zygote_spawner
 from everstep_agent.pod.zygote import Program
 from everstep_agent.pod.zygote_spawner import ZygoteSpawner
@@ -448,13 +448,13 @@ def test_the_options_of_a_pods_command_count_in_a_cluster():
     assert (settings.zygote, settings.preload, settings.warm) == (None, None, None)
     assert env.AgentEnv.from_env(settings.to_env()) == settings
     line = ["run", "--preload", "a,b.c", "train.py"]
-    settings = cli.add_options(settings, cli.parse(line))
+    settings = cli.add_options(settings, command_line.parse(line))
     program = agent.build_program(settings, "train.py", ["--lr", "1"], (1, 2))
     assert (program.preload, program.warm) == (("a", "b.c"), zygote_spawner.WARM)
     units = replace(settings, mesh=Mesh(shard=2))
     warm = agent.build_program(units, "train.py", [], (1, 2)).warm
     assert warm == zygote_spawner.WARM + zygote_spawner.WARM_FOR_UNITS
-    settings = cli.add_options(settings, cli.parse(["run", "--no-zygote", "train.py"]))
+    settings = cli.add_options(settings, command_line.parse(["run", "--no-zygote", "train.py"]))
     assert settings.zygote == 0
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
