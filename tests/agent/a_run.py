@@ -7,8 +7,8 @@ from pathlib import Path
 from everstep_agent.checkpoint.chunk_upload import Uploader
 from everstep_agent.checkpoint.commit import Committed, Committer
 from everstep_agent.checkpoint.parts import Part
-from everstep_agent.checkpoint.restore import fetch_verified
 from everstep_agent.checkpoint.retention import Read
+from everstep_agent.checkpoint.tiers import StoreTier
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore
@@ -151,7 +151,7 @@ def read_alone(store: ObjectStore) -> Read:
 
     async def read(_: Commit, chunks: Mapping[int, Chunk]) -> None:
         for chunk in chunks.values():
-            await fetch_verified(store, chunk)
+            await StoreTier(store).check(chunk)
 
     return read
 

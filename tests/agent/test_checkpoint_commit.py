@@ -380,7 +380,7 @@ async def test_a_large_share_goes_up_in_many_chunks(memory: ObjectStore, tmp_pat
     body = Path(staged.path).read_bytes()  # noqa: ASYNC240
     for cut in cuts:
         held = body[cut.place.start : cut.place.start + cut.place.bytes]
-        assert digest.find_difference(held, cut.digest) == ""
+        assert digest.compute(held) == cut.digest
     assert {cut.digest for cut in cuts} == {chunk.digest for chunk in sent.chunks}
 
 

@@ -1,6 +1,8 @@
 """One test suite for every kind of store: memory, a folder, a real S3 server."""
 
 import asyncio
+import hashlib
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import AlreadyExists, BadAddress, NotFound
+from everstep_agent.storage.folder import PIECE_BYTES
 
 
 async def test_what_was_put_is_read_back(store: ObjectStore) -> None:
@@ -24,6 +27,16 @@ async def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
 async def test_a_missing_key_is_not_found_and_named(store: ObjectStore) -> None:
     with pytest.raises(NotFound, match="log/7"):
         await store.get("log/7")
+    with pytest.raises(NotFound, match="log/7"):
+        await store.hash("log/7", hashlib.sha256)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3 * PIECE_BYTES + 7])
+async def test_an_object_is_hashed_piece_by_piece(store: ObjectStore, count: int) -> None:
+    body = random.Random(count).randbytes(count)
+    await store.put("chunks/a", body)
+    size, found = await store.hash("chunks/a", hashlib.sha256)
+    assert (size, found.hexdigest()) == (count, hashlib.sha256(body).hexdigest())
 
 
 async def test_create_takes_a_place_once(store: ObjectStore) -> None:

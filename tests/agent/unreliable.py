@@ -2,8 +2,10 @@
 one at a time.
 """
 
+from collections.abc import Callable
+
 from everstep_agent.storage.errors import Denied, Unreachable
-from everstep_agent.storage.store import ObjectStore
+from everstep_agent.storage.store import Hash, ObjectStore
 
 
 class UnreliableStore:
@@ -43,6 +45,11 @@ class UnreliableStore:
         self._reach("get", key)
         body = await self.inner.get(key)
         return body[:-1] + bytes([body[-1] ^ 1]) if key in self.corrupt else body
+
+    async def hash(self, key: str, begin: Callable[[], Hash]) -> tuple[int, Hash]:
+        found, body = begin(), await self.get(key)
+        found.update(body)
+        return len(body), found
 
     async def list(self, prefix: str = "") -> list[str]:
         self._reach("list", prefix)

@@ -1,15 +1,13 @@
-"""Uploads a staged file as chunks. At most `concurrency` chunks are in memory at once."""
+"""Uploads a staged file as chunks, straight from the memory that it lies in, at most `concurrency` at once."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from everstep_agent import aside
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.chunking import BadStaging
-from everstep_agent.checkpoint.cutting import Cut, cut_file
+from everstep_agent.checkpoint.cutting import Cut, cut_file, map_file
 from everstep_agent.checkpoint.digest import compute
-from everstep_agent.checkpoint.files import read_file
 from everstep_agent.checkpoint.ledger import build_segments
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.tiers import StoreTier
@@ -30,7 +28,7 @@ def chunk_key(token: str, step: int, digest: str) -> str:
 
 
 class Uploader:
-    """One agent's uploads under one claim.
+    """One agent's uploads under one claim. A staged file must not be released before its upload has ended.
 
     Chunks of this agent's newest *committed* save are not uploaded again (frozen layers); call
     `committed` once the run log has it. No other chunks are reused, because their keys may be
@@ -69,7 +67,8 @@ class Uploader:
             StoreError: the store did not take it.
         """
         found = await cut_file(staged) if cuts is None else cuts
-        chunks = await all_of(self._send(staged.step, cut) for cut in found)
+        view = map_file(staged.path) if found else memoryview(b"")
+        chunks = await all_of(self._send(staged.step, cut, view) for cut in found)
         segments, book = await self._send_ledger(staged, entries) if staged.lead else ((), [])
         self._remember(staged, [*chunks, *book])
         return Part(
@@ -95,6 +94,10 @@ class Uploader:
             self._known = self._uploaded[epoch, step]
         self._uploaded = {k: v for k, v in self._uploaded.items() if k[1] > step}
 
+    def disown(self, epoch: int, step: int) -> None:
+        """What was uploaded of this save may not be what was staged: none of it is reused."""
+        self._uploaded.pop((epoch, step), None)
+
     def forget(self) -> None:
         """Reuse no chunk of an older save any more."""
         self._known = {}
@@ -103,12 +106,12 @@ class Uploader:
         mine = self._uploaded.setdefault((staged.epoch, staged.step), {})
         mine.update({c.digest: c for c in chunks})
 
-    async def _send(self, step: int, cut: Cut) -> Chunk:
+    async def _send(self, step: int, cut: Cut, view: memoryview) -> Chunk:
+        place = cut.place
+        body = view[place.start : place.start + place.bytes]
+        if len(body) < place.bytes:
+            raise BadStaging(f"{place.path} is shorter than it was")
         async with self._slots:
-            place = cut.place
-            body = await aside.run(read_file, Path(place.path), place.start, place.bytes)
-            if body is None or len(body) < place.bytes:
-                raise BadStaging(f"{place.path} is gone, or shorter than it was")
             return await self._put(step, cut.digest, body)
 
     async def _send_ledger(
@@ -121,7 +124,7 @@ class Uploader:
         chunk = await self._put(staged.step, await aside.run(compute, body), body)
         return build_segments(lines, chunk.digest), [chunk]
 
-    async def _put(self, step: int, digest: str, body: bytes) -> Chunk:
+    async def _put(self, step: int, digest: str, body: bytes | memoryview) -> Chunk:
         if digest in self._known:
             return self._known[digest]
         chunk = Chunk(digest=digest, key=chunk_key(self._token, step, digest), bytes=len(body))

@@ -30,10 +30,18 @@ async def cut_file(staged: Staged, chunk_bytes: int = CHUNK_BYTES) -> list[Cut]:
     plans = await aside.run(plan_chunks, staged.tensors, size, chunk_bytes)
     if not plans:
         return []
-    with open(staged.path, "rb") as file:  # noqa: ASYNC230 a file in memory
-        # Unmapped with its last user: a thread may be reading after this call was cancelled.
-        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    view = map_file(staged.path)
     return await all_of(aside.run(_cut, staged.path, view, plan) for plan in plans)
+
+
+def map_file(path: str) -> memoryview:
+    """A staged file, which is in memory: nothing is copied. Unmapped with its last user: a thread may be reading
+    after the call that it works for was cancelled.
+
+    Raises OSError.
+    """
+    with open(path, "rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _cut(path: str, view: memoryview, plan: ChunkPlan) -> Cut:

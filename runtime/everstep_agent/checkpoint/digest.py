@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import xxhash
 from blake3 import blake3
 
+from everstep_agent.storage.store import Hash
 from everstep_contract.manifest import BLAKE3_PREFIX as PREFIX
 from everstep_contract.places import name_span
 
@@ -21,15 +22,18 @@ def compute(body: bytes | memoryview) -> str:
     return PREFIX + blake3(body).hexdigest()
 
 
-def find_difference(body: bytes, digest: str) -> str:
-    """Empty if `digest` is that of `body`."""
-    known = digest.startswith(PREFIX)
-    found = compute(body) if known else hashlib.sha256(body).hexdigest()
-    if found == digest:
+def begin(digest: str) -> Hash:
+    """Of the kind that `digest` is."""
+    return blake3() if digest.startswith(PREFIX) else hashlib.sha256()
+
+
+def find_difference(found: Hash, digest: str) -> str:
+    """Empty if `digest` is that of what `found` was given."""
+    kind, prefix = ("BLAKE3", PREFIX) if digest.startswith(PREFIX) else ("SHA-256", "")
+    digits, expected = found.hexdigest(), digest.removeprefix(prefix)
+    if digits == expected:
         return ""
-    kind, start = ("BLAKE3", len(PREFIX)) if known else ("SHA-256", 0)
-    shown = slice(start, start + SHOWN)
-    return f"{kind} {found[shown]}…, expected {digest[shown]}…"
+    return f"{kind} {digits[:SHOWN]}…, expected {expected[:SHOWN]}…"
 
 
 def sum_pieces(body: bytes | memoryview, spans: Iterable[tuple[int, int]]) -> dict[str, int]:

@@ -4,13 +4,14 @@ harm.
 """
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Protocol
 
 from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.keeping import Save
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.storage.errors import BadAddress, NotFound, TooLarge
-from everstep_agent.storage.store import ObjectStore
+from everstep_agent.storage.store import Hash, ObjectStore
 from everstep_contract.manifest import Chunk
 
 
@@ -72,15 +73,36 @@ class StoreTier:
         except (BadAddress, TooLarge) as error:
             raise Broken(str(error)) from None
 
-    async def put(self, chunk: Chunk, body: bytes) -> None:
+    async def put(self, chunk: Chunk, body: bytes | memoryview) -> None:
         await self._store.put(chunk.key, body)
+
+    async def check(self, chunk: Chunk) -> None:
+        """Read it, and hold nothing of it.
+
+        Raises:
+            Broken: it is gone, or does not match its digest.
+        """
+        try:
+            count, found = await self._store.hash(chunk.key, partial(digest.begin, chunk.digest))
+        except NotFound:
+            raise Broken(f"{chunk.key} is gone") from None
+        except (BadAddress, TooLarge) as error:
+            raise Broken(str(error)) from None
+        if problem := _compare(chunk, count, found):
+            raise Broken(problem)
 
 
 def find_problem(chunk: Chunk, body: bytes | None) -> str:
     """Why `body` is not that chunk; empty: it is."""
     if body is None:
         return f"{chunk.key} is gone"
-    if len(body) != chunk.bytes:
-        return f"{chunk.key} has {len(body)} bytes, not {chunk.bytes}"
-    differs = digest.find_difference(body, chunk.digest)
+    found = digest.begin(chunk.digest)
+    found.update(body)
+    return _compare(chunk, len(body), found)
+
+
+def _compare(chunk: Chunk, count: int, found: Hash) -> str:
+    if count != chunk.bytes:
+        return f"{chunk.key} has {count} bytes, not {chunk.bytes}"
+    differs = digest.find_difference(found, chunk.digest)
     return f"{chunk.key} is corrupt: {differs}" if differs else ""

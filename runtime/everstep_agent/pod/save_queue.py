@@ -259,9 +259,11 @@ class Uploads:
             return
         self.error = None
         self._waits.passed()
-        if job in self._waiting:
-            self._waiting.remove(job)
-            del self._cuts[staged.path]
+        if job not in self._waiting:  # dropped meanwhile: its memory may hold the next save
+            self._uploader.disown(staged.epoch, staged.step)
+            return
+        self._waiting.remove(job)
+        del self._cuts[staged.path]
         self._line.say("uploaded", step=part.step, rank=part.rank, bytes=part.bytes)
         self._keep(part)
 

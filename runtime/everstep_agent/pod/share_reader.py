@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from everstep_agent import logline
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
-from everstep_agent.checkpoint.restore import fetch_verified
+from everstep_agent.checkpoint.tiers import StoreTier
 from everstep_agent.peers.budget import Budget
 from everstep_agent.peers.messages import Id
 from everstep_agent.peers.read_back import ReadBack, ReadReport
@@ -108,7 +108,7 @@ class ShareReader:
         chunk = self._chunks[place]
         await self._let_uploads_pass()
         await self._budget.take(chunk.bytes)
-        await fetch_verified(self._store, chunk)
+        await StoreTier(self._store).check(chunk)
         self._read.add(place)
 
     async def _let_uploads_pass(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import obstore
 from obstore import store as stores
 
+from everstep_agent import aside
 from everstep_agent.storage import folder as folders
 from everstep_agent.storage.address import Address, build_s3_config, check_key
 from everstep_agent.storage.errors import (
@@ -21,6 +22,7 @@ from everstep_agent.storage.errors import (
     Unreachable,
     classify_error,
 )
+from everstep_agent.storage.store import Hash
 
 _RETRY: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
 """Retries are made by `retrying.Retrying`, where they can be seen and reported."""
@@ -105,6 +107,25 @@ class ObstoreStore:
         async with asyncio.timeout(STALL_SECONDS + size / 2**20):
             return await asyncio.to_thread(path.read_bytes)
 
+    async def hash(self, key: str, begin: Callable[[], Hash]) -> tuple[int, Hash]:
+        check_key(key)
+        try:
+            if self._folder is not None:
+                return await self._hash_file(self._folder / key, key, begin())
+            async with asyncio.timeout(STALL_SECONDS):
+                answer = await obstore.get_async(self._backend, key)
+            self._require_size(key, answer.meta["size"])
+            return await _hash(answer, begin())
+        except Exception as error:
+            raise self._ours(error, "read", key) from None
+
+    async def _hash_file(self, path: Path, key: str, found: Hash) -> tuple[int, Hash]:
+        async with asyncio.timeout(STALL_SECONDS):
+            size = await asyncio.to_thread(folders.measure, path)
+        self._require_size(key, size)
+        async with asyncio.timeout(STALL_SECONDS + size / 2**20):
+            return await aside.run(folders.hash_file, path, found), found
+
     def _require_size(self, key: str, size: int) -> None:
         if size > LIMIT_BYTES:
             raise TooLarge(f"{self._uri}/{key} has {size} bytes: it is not an object of Everstep")
@@ -140,6 +161,15 @@ class ObstoreStore:
 async def _read(answer: Any) -> bytes:
     """The body."""
     return b"".join([bytes(part) async for part in _limited(answer.stream())])
+
+
+async def _hash(answer: Any, found: Hash) -> tuple[int, Hash]:
+    size = 0
+    async for part in _limited(answer.stream()):
+        with memoryview(part) as piece:
+            await aside.run(found.update, piece)
+            size += len(piece)
+    return size, found
 
 
 async def _limited(stream: Any) -> AsyncIterator[Any]:

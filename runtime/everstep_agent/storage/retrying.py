@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from everstep_agent.storage.errors import Denied, StoreError, Unreachable
-from everstep_agent.storage.store import ObjectStore
+from everstep_agent.storage.store import Hash, ObjectStore
 from everstep_agent.storage.window import Window
 
 T = TypeVar("T")
@@ -72,6 +72,9 @@ class Retrying:
 
     async def get(self, key: str) -> bytes:
         return await self._again(lambda: self._reads.run(lambda: self._inner.get(key)))
+
+    async def hash(self, key: str, begin: Callable[[], Hash]) -> tuple[int, Hash]:
+        return await self._again(lambda: self._reads.run(lambda: self._inner.hash(key, begin)))
 
     async def list(self, prefix: str = "") -> list[str]:
         return await self._again(lambda: self._inner.list(prefix))

@@ -1,9 +1,17 @@
-"""The interface to a store: five operations on keys relative to one run.
+"""The interface to a store: six operations on keys relative to one run.
 
 Everything above it works on any store that passes the suite `tests/agent/test_storage.py`.
 """
 
+from collections.abc import Callable
 from typing import Protocol
+
+
+class Hash(Protocol):
+    """As those of hashlib and blake3."""
+
+    def update(self, data: bytes | memoryview, /) -> object: ...
+    def hexdigest(self) -> str: ...
 
 
 class ObjectStore(Protocol):
@@ -26,6 +34,11 @@ class ObjectStore(Protocol):
 
     async def get(self, key: str) -> bytes:
         """The whole object, at most 64 MiB by convention of the writers. Raises `NotFound`."""
+
+    async def hash(self, key: str, begin: Callable[[], Hash]) -> tuple[int, Hash]:
+        """How many bytes the object has, and what `begin` makes of them. It is read piece by piece, for
+        that takes less CPU time than to hold it. Raises `NotFound`.
+        """
 
     async def list(self, prefix: str = "") -> list[str]:
         """Keys below the folder `prefix`, sorted; may be stale: proves nothing."""

@@ -13,6 +13,7 @@ from everstep_agent.checkpoint import ledger as ledgers
 from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.restore import fetch_verified
+from everstep_agent.checkpoint.tiers import StoreTier
 from everstep_agent.runlog.run_log import LogDamaged, RunLog
 from everstep_agent.storage.store import ObjectStore
 from everstep_agent.tools import feed_proof, proof
@@ -124,7 +125,7 @@ async def _read_state(store: ObjectStore, manifest: Manifest) -> None:
 
     async def read(index: int) -> None:
         async with slots:
-            await fetch_verified(store, manifest.chunks[index])
+            await StoreTier(store).check(manifest.chunks[index])
 
     wanted = [i for i, c in enumerate(manifest.chunks) if c.digest not in named]
     await all_of(read(i) for i in wanted)

@@ -1,0 +1,65 @@
+"""A save whose room is given away while it is uploaded."""
+
+import asyncio
+import io
+import os
+from pathlib import Path
+
+from agent.a_run import stage
+from agent.unreliable import UnreliableStore
+from everstep_agent import logline
+from everstep_agent.checkpoint.ledger import Book
+from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.checkpoint.parts import Part
+from everstep_agent.pod.save_queue import Listener, Uploads
+from everstep_agent.storage import open_store
+
+
+class GatedStore(UnreliableStore):
+    """A write waits until the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__(open_store("memory://", "", {}))
+        self.begun, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def put(self, key: str, body: bytes | memoryview) -> None:
+        self.begun.set()
+        await self.gate.wait()
+        await super().put(key, bytes(body))
+
+
+async def test_a_save_that_is_dropped_while_it_is_uploaded_is_never_reported(
+    tmp_path: Path,
+) -> None:
+    """The next save may have been written to its memory, so what the store got may be of both."""
+    store, parts = GatedStore(), list[Part]()
+    heard = asyncio.Event()
+
+    def on_part(part: Part) -> None:
+        parts.append(part)
+        heard.set()
+
+    listener = Listener(on_part=on_part, on_failed=lambda staged, rank: None, on_held=lambda: None)
+    uploads = Uploads(
+        store,
+        "token001-rest",
+        Book(),
+        MemoryTier(tmp_path / "restore"),
+        listener,
+        logline.Log(io.StringIO()),
+    )
+    try:
+        staged = [stage(tmp_path, epoch=1, step=step, rank=1, world=2) for step in (3, 6)]
+        uploads.add(staged[0], 1)
+        await asyncio.wait_for(store.begun.wait(), 30)
+        slot = os.open(staged[0].path, os.O_RDWR)  # the worker has it mapped
+        uploads.committed(1, 4)
+        os.pwrite(slot, b"!" * 100, 0)  # the next save
+        os.close(slot)
+        uploads.add(staged[1], 1)
+        store.gate.set()
+        await asyncio.wait_for(heard.wait(), 30)
+        assert [part.step for part in parts] == [6]
+        assert [key[1] for key in uploads.parts] == [6]
+    finally:
+        await uploads.close()
