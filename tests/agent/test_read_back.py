@@ -11,6 +11,7 @@ from agent.gang import Gang, assert_exact
 from everstep_agent.peers.messages import AgentReport
 from everstep_agent.pod.pod import Pod
 from everstep_agent.storage.retrying import Retrying
+from everstep_agent.storage.store import Hash
 from everstep_contract import levels
 
 
@@ -30,16 +31,16 @@ class Traffic:
 
 @pytest.fixture
 def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
-    found, get, put = Traffic(), Retrying.get, Retrying.put
+    found, read, put = Traffic(), Retrying.hash, Retrying.put
 
-    async def watch_get(store: Retrying, key: str) -> bytes:
+    async def watch_read(store: Retrying, key: str, begin: Callable[[], Hash]) -> tuple[int, Hash]:
         slot = found.slot_of(store)
         if key.startswith("chunks/"):
             if slot in found.held_up:
                 found.reached.set()
                 await asyncio.Event().wait()
             found.read.append((slot, key))
-        return await get(store, key)
+        return await read(store, key, begin)
 
     async def watch_put(store: Retrying, key: str, body: bytes | memoryview) -> None:
         slot = found.slot_of(store)
@@ -49,7 +50,7 @@ def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
                 body = bytes([body[0] ^ 1]) + bytes(body[1:])
         await put(store, key, body)
 
-    monkeypatch.setattr(Retrying, "get", watch_get)
+    monkeypatch.setattr(Retrying, "hash", watch_read)
     monkeypatch.setattr(Retrying, "put", watch_put)
     return found
 
