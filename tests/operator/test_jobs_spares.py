@@ -124,6 +124,27 @@ def test_status_tells_the_ready_spares():
     assert plan(an_observation(), NOW).status.spares is None
 
 
+def test_a_pod_that_waits_and_is_no_longer_wanted_is_given_back_without_an_incident():
+    """A suspicion brought an early spare; then the lost slot's next pod came, and neither trains yet."""
+    slots = [a_slot(0), a_slot(1, 2), a_slot(2), a_slot(3)]
+    observed = an_observation(
+        job=a_job(spec_with(0), status=a_status(slots=slots)),
+        pods=(a_pod(0), a_pod(1, 2), a_pod(2), a_pod(3)),
+        seen=a_seen(((0, 1), (2, 1))),
+    )
+    asked = plan(observed, NOW)
+    assert [s.slot for s in asked.status.slots if s.leaving_since] == [3]
+    left = replace(
+        observed,
+        job=replace(observed.job, status=asked.status),
+        seen=a_seen(((0, 1), (2, 1)), left=(a_left(3),)),
+    )
+    given_back = plan(left, NOW + 1)
+    assert {s.slot: s.attempt for s in given_back.status.slots}[3] == 2
+    assert asked.status.incidents == given_back.status.incidents == []
+    assert not [e for e in (*asked.events, *given_back.events) if "slot 3" in e.message]
+
+
 def test_the_seconds_for_which_spares_hold_a_node_are_added_up():
     def spent(observed, written=NOW - 30, known=100):
         job = observed.job

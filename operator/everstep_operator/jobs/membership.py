@@ -180,13 +180,16 @@ def _may_yet_train(observed: Observed, pod: Pod) -> bool:
 
 
 def _is_spare(observed: Observed, record: SlotStatus) -> bool:
-    """As the job reports it; before it does, as the status has it."""
+    """As the job reports it; before it does, as the status has it. While the job lacks a member, a pod that waits is
+    needed, unless its slot is no longer wanted.
+    """
     if record.incident is not None:
         return False
     if observed.seen is None:
         told = observed.job.status.spares
         return told is not None and record.slot in told.slots
-    return observed.whole and not observed.is_member(record.slot, record.attempt)
+    waits = not observed.is_member(record.slot, record.attempt)
+    return waits and (observed.whole or record.slot not in observed.slots.wanted)
 
 
 def _comes_too_soon(observed: Observed, record: SlotStatus, pod: Pod, now: float) -> bool:
