@@ -50,7 +50,6 @@ def build_shape(
     status, name = job.get("status", {}), job["metadata"]["name"]
     restarts = status.get("restarts") or {}
     incidents = status.get("incidents", [])
-    echoes = [i for i in incidents if _is_echo(i, incidents)]
     over = status.get("state") in ("Complete", "Failed")
     marks = [found for found in map(mark_of, nodes) if any(found)]
     size = job["spec"]["workers"]["replicas"]
@@ -62,11 +61,7 @@ def build_shape(
         slots=slots,
         restarts=tuple(sorted((restarts.get("byCause") or {}).items())),
         uncounted=_uncounted(restarts),
-        incidents=tuple(
-            (i["cause"], i.get("slot", -1), i.get("attempt", -1), i.get("open", False))
-            for i in incidents
-            if i not in echoes
-        ),
+        incidents=_list_incidents(incidents, {slot[0]: slot for slot in slots}),
         pods=_in_places(slots, sorted(_pod(pod, name) for pod in pods), size),
         ready="" if over else (status.get("world") or {}).get("summary", ""),
         marks=tuple(sorted(marks)),
@@ -96,12 +91,39 @@ def _uncounted(restarts: Object) -> int:
     return int(restarts.get("total", 0)) - sum(causes.values())
 
 
+def _list_incidents(
+    incidents: Sequence[Object], slots: Mapping[int, tuple[int, int, str]]
+) -> tuple[tuple[str, int, int, bool], ...]:
+    """Deaths that a quarantine explains are one move of their slot, also where a spare had its place by then, so
+    that the move interrupted nothing.
+    """
+    found: list[tuple[str, int, int, bool]] = []
+    mended: set[tuple[str, int]] = set()
+    for i in incidents:
+        slot = i.get("slot", -1)
+        if _is_echo(i, incidents):
+            continue
+        if _is_explained(i) and slot in slots:
+            if (i["quarantine"], slot) not in mended:
+                _, attempt, cause = slots[slot]
+                found.append((cause, slot, attempt - 1, False))
+            mended.add((i["quarantine"], slot))
+            continue
+        found.append((i["cause"], slot, i.get("attempt", -1), i.get("open", False)))
+    return tuple(found)
+
+
+def _is_explained(incident: Object) -> bool:
+    """A death that the job has mended before its node was convicted."""
+    return "attempt" not in incident and not incident.get("open") and "quarantine" in incident
+
+
 def _is_echo(incident: Object, incidents: Sequence[Object]) -> bool:
     """Whether the incident is the death of a rank from a fault that convicts its node later. If the
     operator is dead in between, the job first recovers by itself. That makes two interruptions,
     which the status must link by the quarantine.
     """
-    if "attempt" in incident or incident.get("open") or "quarantine" not in incident:
+    if not _is_explained(incident):
         return False
     moved = [i for i in incidents if "attempt" in i and i["slot"] == incident.get("slot")]
     return any(i.get("quarantine") == incident["quarantine"] for i in moved)

@@ -470,6 +470,22 @@ def test_a_mended_loss_whose_slot_was_given_up_bears_the_verdict_that_comes_on_i
     assert judged_later(started, 20) == [("lm-1", "inc-1")]
 
 
+def test_a_mended_loss_is_charged_to_its_node_once_that_is_convicted():
+    observed = given_up()
+    before = plan(observed, NOW + 10).status
+    assert before.restarts is not None
+    assert list(before.restarts.by_cause.values()) == [1]
+    assert "NodeGone" not in before.restarts.by_cause
+    judged = replace(
+        observed,
+        job=replace(observed.job, status=before),
+        verdicts={"node-1": a_verdict("node-1", NodeState.GONE, marks={"verdict": NOW + 20})},
+    )
+    after = plan(judged, NOW + 20).status
+    assert after.restarts is not None
+    assert (after.restarts.by_cause, after.restarts.total) == ({"NodeGone": 1}, 1)
+
+
 def test_a_mended_loss_bears_no_other_verdict():
     assert judged_later(given_up(), 200) == [("lm-1", None)], "too late: another fault"
     assert judged_later(given_up(), 20, node="node-4") == [("lm-1", None)], "of another node"

@@ -15,6 +15,7 @@ from everstep_operator.jobs.incidents import UNEXPLAINED
 from everstep_operator.jobs.marks import list_moved
 from everstep_operator.model_status import Incident, RecentRestarts, Restarts
 
+NODE_GONE = "NodeGone"
 FREE = IN_ORDER | {"Start", "ScaledDown", "SpareGivenBack", "NoProgress"}
 """Causes of incidents that are not failures. NoProgress may have been a slow step. Each doubles the limit,
 and a rank beyond `hangSeconds` is WorkerHung.
@@ -63,14 +64,16 @@ def _build(causes: Mapping[str, int], recent: list[RecentRestarts]) -> Restarts:
 
 
 def _choose_cause(entries: Sequence[Incident], attempts: Mapping[int, int]) -> str | None:
-    """A completed move explains the job's interruption, and a node's fault explains a pod's.
+    """A completed move explains the job's interruption, and a node's fault explains a pod's: also where a spare had
+    taken the place, so that nothing was interrupted by the move.
 
     None: nothing has been interrupted (yet), or the cause is not known.
     """
     moved = [i.cause for i in entries if _has_moved(i, attempts)]
     node = [cause for cause in moved if budgets.is_node_cause(cause)]
-    lived = [i.cause for i in entries if not list_moved(i) and _is_explained(i) and not _free(i)]
-    found = [cause for cause in (*node, *moved, *lived) if cause not in FREE]
+    lived = [i for i in entries if not list_moved(i) and _is_explained(i) and not _free(i)]
+    convicted = [NODE_GONE for i in lived if i.quarantine and i.cause not in FREE]
+    found = [c for c in (*node, *moved, *convicted, *(i.cause for i in lived)) if c not in FREE]
     return found[0] if found else None
 
 
