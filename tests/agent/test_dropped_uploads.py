@@ -28,6 +28,11 @@ class GatedStore(UnreliableStore):
         await super().put(key, bytes(body))
 
 
+def an_upload_queue(store: GatedStore, folder: Path, listener: Listener) -> Uploads:
+    memory, line = MemoryTier(folder / "restore"), logline.Log(io.StringIO())
+    return Uploads(store, "token001-rest", Book(), memory, listener, line)
+
+
 async def test_a_save_that_is_dropped_while_it_is_uploaded_is_never_reported(
     tmp_path: Path,
 ) -> None:
@@ -40,14 +45,7 @@ async def test_a_save_that_is_dropped_while_it_is_uploaded_is_never_reported(
         heard.set()
 
     listener = Listener(on_part=on_part, on_failed=lambda staged, rank: None, on_held=lambda: None)
-    uploads = Uploads(
-        store,
-        "token001-rest",
-        Book(),
-        MemoryTier(tmp_path / "restore"),
-        listener,
-        logline.Log(io.StringIO()),
-    )
+    uploads = an_upload_queue(store, tmp_path, listener)
     try:
         staged = [stage(tmp_path, epoch=1, step=step, rank=1, world=2) for step in (3, 6)]
         uploads.add(staged[0], 1)
@@ -61,5 +59,37 @@ async def test_a_save_that_is_dropped_while_it_is_uploaded_is_never_reported(
         await asyncio.wait_for(heard.wait(), 30)
         assert [part.step for part in parts] == [6]
         assert [key[1] for key in uploads.parts] == [6]
+    finally:
+        await uploads.close()
+
+
+async def test_newer_saves_do_not_take_the_place_of_the_one_that_is_uploaded(
+    tmp_path: Path,
+) -> None:
+    """Else a store that is slower than the saves come would never get a whole one."""
+    store, parts = GatedStore(), list[Part]()
+    heard, lost = asyncio.Event(), list[int]()
+
+    def on_part(part: Part) -> None:
+        if not part.problem:
+            parts.append(part)
+            heard.set()
+
+    listener = Listener(
+        on_part=on_part,
+        on_failed=lambda staged, rank: lost.append(staged.step),
+        on_held=lambda: None,
+    )
+    uploads = an_upload_queue(store, tmp_path, listener)
+    try:
+        staged = [stage(tmp_path, epoch=1, step=s, rank=1, world=2) for s in (3, 6, 9, 12)]
+        uploads.add(staged[0], 1)
+        await asyncio.wait_for(store.begun.wait(), 30)
+        for later in staged[1:]:
+            uploads.add(later, 1)
+        assert lost == [6, 9]
+        store.gate.set()
+        await asyncio.wait_for(heard.wait(), 30)
+        assert parts[0].step == 3
     finally:
         await uploads.close()

@@ -70,6 +70,8 @@ class Uploads:
         """As `EpochLevel.kept`."""
         self._asked = 0
         """Step of the near save that is to be uploaded; 0: none."""
+        self._sending: Job | None = None
+        """The one that is being uploaded."""
         self._hurried = False
         """Saves come faster than they are committed: the committed one's room goes to the next."""
         self._wake = asyncio.Event()
@@ -130,9 +132,10 @@ class Uploads:
             self._memory.release_before(staged.step, self._list_paths())
         job = Job(staged=staged, rank=rank)
         self._waiting.append(job)
-        for old in self._list_parts(rank, near=False)[:-WAITING]:
+        excess = len(self._list_parts(rank, near=False)) - WAITING
+        for old in self._list_idle_parts(rank)[:-1][: max(0, excess)]:
             self._drop(old)
-            self.give_up(old.staged, rank, "two newer saves wait for the store")
+            self.give_up(old.staged, rank, "two other saves wait for the store")
         for old in self._list_parts(rank, near=True)[:-1]:
             if old.staged.step != self._kept:
                 self._drop(old)
@@ -146,6 +149,12 @@ class Uploads:
             for j in self._waiting
             if j.rank == rank and j.staged.near == near and not j.staged.whole
         ]
+
+    def _list_idle_parts(self, rank: int) -> list[Job]:
+        """All but the one that is being uploaded: were that one dropped for a newer save, a slow store would never
+        get a whole one.
+        """
+        return [j for j in self._list_parts(rank, near=False) if j is not self._sending]
 
     def committed(self, epoch: int, step: int) -> None:
         self._uploader.committed(epoch, step)
@@ -232,7 +241,11 @@ class Uploads:
                 self._wake.clear()
                 await self._wake.wait()
             # All ranks wait for a post-mortem save.
-            await self._upload(next((j for j in ready if j.staged.whole), ready[0]))
+            self._sending = next((j for j in ready if j.staged.whole), ready[0])
+            try:
+                await self._upload(self._sending)
+            finally:
+                self._sending = None
 
     def _list_ready(self) -> list[Job]:
         return [j for j in self._waiting if j.staged.path in self._cuts and self._is_due(j)]
@@ -296,11 +309,12 @@ class Uploads:
         """
         if self._memory.release_oldest(self._list_paths()) or self._drop_near():
             return True
-        mine = self._list_parts(rank, near=False)
-        if len(mine) >= WAITING:
-            self._drop(mine[0])
-            self.give_up(mine[0].staged, rank, "the last save takes its room")
-        return len(mine) >= WAITING
+        if len(self._list_parts(rank, near=False)) < WAITING:
+            return False
+        old = self._list_idle_parts(rank)[0]
+        self._drop(old)
+        self.give_up(old.staged, rank, "the last save takes its room")
+        return True
 
     def _keep(self, part: Part) -> None:
         self.parts[part.key] = part
