@@ -62,8 +62,8 @@ def measure(path: Path) -> int:
 
 
 def hash_file(path: Path, found: Hash) -> int:
-    """Returns the number of bytes. One buffer serves for all: memory that is taken for a whole chunk, and given
-    back, costs ten times as much as the digest.
+    """Returns the number of bytes. One small buffer serves for all: to take memory for a whole chunk, and to give it
+    back, costs more than the digest.
     """
     size, buffer = 0, bytearray(PIECE_BYTES)
     with path.open("rb", buffering=0) as file, memoryview(buffer) as view:

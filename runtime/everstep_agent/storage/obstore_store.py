@@ -166,9 +166,9 @@ async def _read(answer: Any) -> bytes:
 async def _hash(answer: Any, found: Hash) -> tuple[int, Hash]:
     size = 0
     async for part in _limited(answer.stream()):
-        with memoryview(part) as piece:
-            await aside.run(found.update, piece)
-            size += len(piece)
+        piece = memoryview(part)  # not released here: after a cancellation the thread may still read it
+        await aside.run(found.update, piece)
+        size += len(piece)
     return size, found
 
 

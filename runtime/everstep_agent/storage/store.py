@@ -36,8 +36,8 @@ class ObjectStore(Protocol):
         """The whole object, at most 64 MiB by convention of the writers. Raises `NotFound`."""
 
     async def hash(self, key: str, begin: Callable[[], Hash]) -> tuple[int, Hash]:
-        """How many bytes the object has, and what `begin` makes of them. It is read piece by piece, for
-        that takes less CPU time than to hold it. Raises `NotFound`.
+        """The object's size in bytes, and the hash that `begin` has made, fed with all of them. The object is
+        read piece by piece, which takes less CPU time than `get`. Raises `NotFound`.
         """
 
     async def list(self, prefix: str = "") -> list[str]:
