@@ -166,7 +166,8 @@ async def _read(answer: Any) -> bytes:
 async def _hash(answer: Any, found: Hash) -> tuple[int, Hash]:
     size = 0
     async for part in _limited(answer.stream()):
-        piece = memoryview(part)  # not released here: after a cancellation the thread may still read it
+        # Not released here: after a cancellation the thread may still read it.
+        piece = memoryview(part)
         await aside.run(found.update, piece)
         size += len(piece)
     return size, found
