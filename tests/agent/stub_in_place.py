@@ -129,10 +129,9 @@ class Worker(stub_worker.Worker):
 
     def complete(self, number: int) -> None:
         with (ORDERS / str(os.getpid())).open("a") as file:
-            mesh, rank = self.start.mesh, self.start.rank
-            file.write(
-                json.dumps([number, mesh.unit_of(rank), mesh.data_index(rank), self.order]) + "\n"
-            )
+            start, mesh = self.start, self.start.mesh
+            place = mesh.unit_of(start.rank), mesh.data_index(start.rank)
+            file.write(json.dumps([number, start.epoch, *place, self.order]) + "\n")
         self.apply(number)
         self.link.applied = number
         self.reductions, self.order = self.reductions + 1, None
