@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from everstep_operator import kube
+from everstep_operator.quarantines import Quarantine
 from everstep_operator.values import NodeState
 from fake_exporter import an_exporter, running_exporter
 from health_rig import A, B, Rig, a_page, a_rig, ports_of
@@ -154,6 +155,33 @@ async def test_deleting_the_quarantine_releases_and_old_evidence_does_not_come_b
     await rig.rounds(1, xid=0)
     await rig.rounds(1, xid=64)
     assert rig.receiver.states() == {"node-0": "leaving"}
+
+
+async def test_a_standby_that_takes_over_publishes_nothing_of_what_its_leader_has_released(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank dies between its first list and its first plan."""
+    await rig.rounds(1)
+    await rig.rounds(2, xid=64)
+    (released,) = rig.cluster.quarantines()
+    deleted = rig.cluster.remove(kube.QUARANTINES, released.name)
+    rig.loop.quarantine_deleted(deleted)
+    await rig.rounds(3)
+    await rig.loop.close()
+    rig.restart()
+    rig.loop.quarantine_deleted(deleted)
+    lists, said = rig.loop._fleet._list, list[dict[str, str]]()
+
+    async def a_rank_dies_after_the_list() -> tuple[tuple[Quarantine, ...] | None, str]:
+        found = await lists()
+        rig.loop.rank_died("node-0")
+        said.append(rig.receiver.states())
+        return found
+
+    monkeypatch.setattr(rig.loop._fleet, "_list", a_rank_dies_after_the_list)
+    await rig.rounds(1)
+    assert said == [{}]
+    assert rig.receiver.states()["node-0"] == "suspect"
 
 
 async def test_a_restarted_operator_says_the_same_of_the_same_incident(rig: Rig) -> None:

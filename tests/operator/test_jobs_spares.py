@@ -348,6 +348,13 @@ def test_it_goes_when_the_suspicion_ends():
     assert asked(with_early_spare(verdicts={})) == (3,)
 
 
+def test_it_stays_until_an_operator_that_takes_over_has_judged_the_nodes():
+    unjudged = with_early_spare(verdicts={}, judged=False)
+    assert asked(unjudged) == ()
+    took_a_place = replace(unjudged, seen=a_seen(((1, 1), (2, 1), (3, 1)), spares=(spare(0),)))
+    assert asked(took_a_place) == (), "slot 0 is the spare now"
+
+
 def test_it_stays_while_the_job_recovers():
     held = a_seen((), running=False)
     assert 3 not in (asked(with_early_spare(seen=held)) or ())

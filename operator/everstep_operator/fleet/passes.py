@@ -39,9 +39,11 @@ class FleetPasses:
         self._plan = plan_observing if policy.observe_only else plan
         self._told: set[Tell] = set()
         self.memory = FleetMemory()
-        self.listed = False
-        """NodeQuarantines have been listed once, or their kind does not exist. Before that there
-        may be unknown verdicts.
+        self._listed = False
+        """NodeQuarantines have been listed once, or their kind does not exist."""
+        self.planned = False
+        """A pass has been planned on such a list. Before that there may be unknown verdicts, and quarantines that
+        the former leader has released.
         """
 
     def note_deleted(self, quarantine: Mapping[str, Any]) -> None:
@@ -66,7 +68,7 @@ class FleetPasses:
 
     def plan(self, observed: Observed, now: float) -> Plan:
         planned = self._plan(observed, self.memory, self._policy, now)
-        self.memory = planned.memory
+        self.memory, self.planned = planned.memory, self._listed
         return planned
 
     async def apply(self, planned: Plan, now: float) -> apply.Outcome:
@@ -84,9 +86,9 @@ class FleetPasses:
         try:
             objects, _ = await self._port.list(kube.QUARANTINES)
         except kube.KubeError as error:
-            self.listed |= isinstance(error, kube.Gone)
+            self._listed |= isinstance(error, kube.Gone)
             return None, f"{type(error).__name__}: {error.message}"
-        self.listed = True
+        self._listed = True
         found = {}
         unreadable = {}
         for obj in objects:

@@ -187,5 +187,5 @@ class HealthLoop:
         return self._roster.now
 
     def _publish(self, now: float) -> None:
-        if self._fleet.listed:
+        if self._fleet.planned:
             self._publisher.publish(self._sources, self._fleet.memory, now)

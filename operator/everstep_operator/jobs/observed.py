@@ -259,12 +259,12 @@ class Observed:
 
     @property
     def _may_lose_a_node(self) -> bool:
-        """Once there is such a spare, it stays until its job has left that node. A node on which a rank
-        has died is suspect, too, but without evidence.
+        """Once there is such a spare, it stays until its job has left that node, and until an operator that has just
+        begun to act has judged the nodes. A node on which a rank has died is suspect, too, but without evidence.
         """
         spec = self.job.spec
         if spec is not None and len(self._slots_up) > spec.workers.replicas:
-            return bool(self.doubted)
+            return bool(self.doubted) or not self.judged
         inside = [p for p in self.doubted if p.slot in self.slots_inside]
         return self.running and any(p.node not in self._bad_nodes for p in inside)
 
