@@ -8,15 +8,10 @@ from everstep_agent.checkpoint.parts import Part
 from everstep_agent.coordinator.term import Term
 from everstep_agent.own_agent import OwnAgent
 from everstep_agent.peers import http, peer_tier
+from everstep_agent.peers.agent_report import AgentReport
 from everstep_agent.peers.client import PeerError, Pool
 from everstep_agent.peers.incoming import Incoming
-from everstep_agent.peers.messages import (
-    Accepted,
-    After,
-    AgentReport,
-    LedgerCall,
-    StoreCall,
-)
+from everstep_agent.peers.messages import Accepted, After, LedgerCall, StoreCall
 from everstep_agent.pod import fetch_ledger
 from everstep_agent.pod.relay import answer_call
 from everstep_contract import codec, levels, names

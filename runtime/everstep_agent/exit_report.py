@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from everstep_agent.peers.messages import End, FailureReport, Levels
+from everstep_agent.peers.agent_report import FailureReport
+from everstep_agent.peers.messages import End, Levels
 from everstep_contract import levels, report
 
 

@@ -7,9 +7,10 @@ from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.identity import Identity
+from everstep_agent.peers.agent_report import AgentReport, State
 from everstep_agent.peers.following import Holder
 from everstep_agent.peers.group_store import GroupStore
-from everstep_agent.peers.messages import AgentReport, Levels, State, Who
+from everstep_agent.peers.messages import Levels, Who
 from everstep_agent.pod.pod import Pod
 from everstep_contract import levels
 

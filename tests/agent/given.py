@@ -1,15 +1,8 @@
 """Builders of values for the tests of the agent's decisions."""
 
 from everstep_agent.coordinator.postmortem import Rank
-from everstep_agent.peers.messages import (
-    AgentReport,
-    Ended,
-    EpochLevel,
-    EpochMember,
-    Stage,
-    State,
-    WorkerReport,
-)
+from everstep_agent.peers.agent_report import AgentReport, Ended, State, WorkerReport
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_contract import levels, log
 from everstep_contract.position import Phase
 

@@ -1,6 +1,7 @@
 from agent.given import a_member, a_report, an_epoch, stepping, wanting
 from everstep_agent.coordinator import boundaries
-from everstep_agent.peers.messages import Boundary, State
+from everstep_agent.peers.agent_report import State
+from everstep_agent.peers.epoch_level import Boundary
 from everstep_contract import levels
 
 MEMBERS = (a_member(0), a_member(1))

@@ -4,7 +4,7 @@ import pytest
 
 from agent.given import a_report, an_epoch, ended, stepping, wanting
 from everstep_agent.coordinator import breaks
-from everstep_agent.peers.messages import BrokenCheckpoint, FailureReport, State
+from everstep_agent.peers.agent_report import BrokenCheckpoint, FailureReport, State
 from everstep_contract import levels, log
 from everstep_contract.sums import Sums
 

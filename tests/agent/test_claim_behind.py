@@ -10,7 +10,7 @@ from agent.given import a_claim, an_epoch, wanting
 from everstep_agent.coordinator import claim_behind
 from everstep_agent.coordinator.breaks import find_refusal
 from everstep_agent.coordinator.term import Term
-from everstep_agent.peers.messages import EpochLevel
+from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_contract import log
 
 IDS = tuple(i for m in an_epoch(3).members for i in m.ids())

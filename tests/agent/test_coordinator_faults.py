@@ -13,7 +13,8 @@ from agent.given import an_epoch
 from everstep_agent.agent_state import AgentState
 from everstep_agent.coordinator import boundary_turn, faults, gather, post_commit
 from everstep_agent.identity import Identity
-from everstep_agent.peers.messages import Boundary, CoordinatorFault, Levels, Stage
+from everstep_agent.peers.epoch_level import Boundary, Stage
+from everstep_agent.peers.messages import CoordinatorFault, Levels
 from everstep_contract import levels, report
 
 UNTIL = 20

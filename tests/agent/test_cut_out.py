@@ -2,7 +2,8 @@
 
 from agent.given import a_report, a_worker, an_epoch
 from everstep_agent.coordinator.hung import CALM_SECONDS, Patience, list_hung
-from everstep_agent.peers.messages import AgentReport, Hung, Stage, State
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import Hung, Stage
 
 WAITS = {"waiting": True}
 OVERDUE = {"overdue": 1.2}

@@ -9,7 +9,7 @@ import pytest
 from agent.gang import Gang, assert_exact
 from everstep_agent.coordinator import boundaries, seen_document
 from everstep_agent.live_settings import apply_wanted
-from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.pod.worker_start import build_start
 from everstep_contract import env, levels
 from everstep_contract.units import ONE_RANK, Mesh

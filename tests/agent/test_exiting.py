@@ -13,7 +13,7 @@ import pytest
 
 from agent.gang import Gang
 from agent.test_spawn import Fixture, until
-from everstep_agent.peers.messages import State
+from everstep_agent.peers.agent_report import State
 from everstep_agent.pod import exiting, spawn
 from everstep_agent.pod.workers import WorkerSet
 from everstep_contract import wire

@@ -3,7 +3,8 @@
 import pytest
 
 from agent.given import an_epoch
-from everstep_agent.peers.messages import EpochLevel, Levels, Stage
+from everstep_agent.peers.epoch_level import EpochLevel, Stage
+from everstep_agent.peers.messages import Levels
 from everstep_agent.pod import head_start
 from everstep_contract import levels
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from agent.given import a_member, a_report, a_worker, an_epoch, ended
 from everstep_agent.coordinator import join_rules, transfer_rules
-from everstep_agent.peers.messages import Boundary, Ended, Stage, State, Transfer
+from everstep_agent.peers.agent_report import Ended, State
+from everstep_agent.peers.epoch_level import Boundary, Stage, Transfer
 from everstep_agent.peers.places import place_members, with_newcomers
 from everstep_contract.wire import Standing
 

@@ -7,7 +7,9 @@ import pytest
 from agent.given import a_claim, a_report, a_worker, an_epoch, wanting
 from everstep_agent.coordinator import kept_out, rounds
 from everstep_agent.coordinator.breaks import find_break
-from everstep_agent.peers.messages import AgentReport, InPlace, Levels, Stage, State
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import InPlace, Stage
+from everstep_agent.peers.messages import Levels
 from everstep_agent.pod.worker_report import find_unheard_of
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract import levels, log

@@ -8,7 +8,8 @@ from agent.a_term import a_term
 from agent.given import a_member, a_report, a_worker, an_epoch, stepping, wanting
 from everstep_agent.coordinator import boundaries, boundary_turn, faults, gather
 from everstep_agent.coordinator.breaks import find_late_start
-from everstep_agent.peers.messages import Boundary, Stage, State
+from everstep_agent.peers.agent_report import State
+from everstep_agent.peers.epoch_level import Boundary, Stage
 from everstep_contract import levels
 from everstep_contract.log import Commit
 

@@ -10,7 +10,7 @@ from agent.given import a_worker, an_epoch, stepping, wanting
 from everstep_agent.coordinator import members, rounds, seen_document
 from everstep_agent.coordinator.breaks import find_break, list_breaks
 from everstep_agent.coordinator.reports import Reports
-from everstep_agent.peers.messages import State
+from everstep_agent.peers.agent_report import State
 from everstep_contract import levels
 
 FEW, MANY = 32, 1024

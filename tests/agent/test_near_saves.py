@@ -9,7 +9,7 @@ import pytest
 from agent.gang import Gang, assert_exact
 from everstep_agent.checkpoint.unsent import NAME
 from everstep_agent.coordinator.near_saves import COPY_FACTOR, NearSaves, is_save_near, is_wanted
-from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_contract.units import ONE_RANK, Mesh
 
 SHARD = Mesh(shard=2)

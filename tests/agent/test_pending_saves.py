@@ -13,7 +13,8 @@ from everstep_agent.coordinator import last_save, members
 from everstep_agent.coordinator.background import Background
 from everstep_agent.coordinator.pending_saves import PendingSaves
 from everstep_agent.coordinator.saves import Saves
-from everstep_agent.peers.messages import Boundary, State
+from everstep_agent.peers.agent_report import State
+from everstep_agent.peers.epoch_level import Boundary
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import open_store
 from everstep_contract.units import Mesh

@@ -4,7 +4,8 @@ import pytest
 
 from agent.given import a_member, a_rank, a_report, a_worker, ended, stepping
 from everstep_agent.coordinator import postmortem
-from everstep_agent.peers.messages import Saver, State
+from everstep_agent.peers.agent_report import State
+from everstep_agent.peers.epoch_level import Saver
 from everstep_contract.position import Phase
 from everstep_contract.units import ONE_RANK, Mesh
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.gang import Gang, assert_exact
-from everstep_agent.peers.messages import AgentReport
+from everstep_agent.peers.agent_report import AgentReport
 from everstep_agent.pod.pod import Pod
 from everstep_agent.storage.retrying import Retrying
 from everstep_agent.storage.store import Hash

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.a_run import commit
 from everstep_agent.coordinator.read_back_rules import SLOW_SECONDS, Turn, Unread, plan_turn
-from everstep_agent.peers.messages import AgentReport
+from everstep_agent.peers.agent_report import AgentReport
 from everstep_agent.peers.read_back import ReadReport
 from everstep_contract.ranges import to_ranges
 

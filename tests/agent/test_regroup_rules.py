@@ -8,7 +8,8 @@ from agent.given import a_member, a_report, a_worker, an_epoch, stepping
 from everstep_agent.coordinator import regroup_rules
 from everstep_agent.coordinator.members import list_lost
 from everstep_agent.coordinator.regroup_rules import AskVector, Impossible, Plan, Wait
-from everstep_agent.peers.messages import AgentReport, Boundary, Stage, State
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import Boundary, Stage
 from everstep_agent.peers.places import place_members
 from everstep_contract.log import Commit
 from everstep_contract.wire import Standing

@@ -1,6 +1,6 @@
 from agent.given import a_claim, a_member, a_report, an_epoch, ended, wanting
 from everstep_agent.coordinator import rounds
-from everstep_agent.peers.messages import Stage
+from everstep_agent.peers.epoch_level import Stage
 from everstep_contract import levels, log
 from everstep_contract.units import ONE_RANK, Mesh
 

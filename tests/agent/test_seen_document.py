@@ -2,7 +2,8 @@ from dataclasses import replace
 
 from agent.given import a_report, an_epoch, stepping, wanting
 from everstep_agent.coordinator import seen_document
-from everstep_agent.peers.messages import Stage, State
+from everstep_agent.peers.agent_report import State
+from everstep_agent.peers.epoch_level import Stage
 from everstep_contract import levels
 
 AT = levels.CheckpointRef(epoch=1, step=8)

@@ -12,7 +12,7 @@ from everstep.membership import Membership
 from everstep_agent.coordinator import regroup_rules, share_rules
 from everstep_agent.coordinator.regroup_rules import AskVector, Plan
 from everstep_agent.coordinator.share_rules import Begun, Shared
-from everstep_agent.peers.messages import EpochLevel
+from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.peers.places import place_members
 from everstep_agent.pod.worker_start import build_regroup
 from everstep_contract.ranges import list_ranges, to_ranges

@@ -8,7 +8,8 @@ import pytest
 from agent.given import a_claim, a_member, a_report, an_epoch, stepping, wanting
 from everstep_agent.coordinator import silence, silence_rules
 from everstep_agent.coordinator.silence import Silence
-from everstep_agent.peers.messages import AgentReport, EpochLevel, InPlace, Stage, State
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import EpochLevel, InPlace, Stage
 from everstep_contract import levels, log
 
 WAITS = {"waiting": True, "waited": 0.6}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from everstep_agent import logline
-from everstep_agent.peers.messages import State
+from everstep_agent.peers.agent_report import State
 from everstep_agent.pod import hang, spawn
 from everstep_agent.pod.hang_watch import HangWatch
 from everstep_agent.pod.worker import Worker

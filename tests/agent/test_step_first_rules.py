@@ -7,7 +7,8 @@ import pytest
 from agent.given import a_claim, a_report, a_worker, an_epoch, ended, wanting
 from everstep_agent.coordinator import rounds, step_first_rules
 from everstep_agent.coordinator.step_first_rules import Shrink
-from everstep_agent.peers.messages import AgentReport, EpochLevel, State
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract import log

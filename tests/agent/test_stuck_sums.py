@@ -7,7 +7,8 @@ import pytest
 from agent.given import a_report, a_worker, an_epoch
 from everstep_agent.coordinator.breaks import Break
 from everstep_agent.coordinator.stuck import FRESH_SECONDS, find_stuck
-from everstep_agent.peers.messages import AgentReport, Boundary, Stage, State
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import Boundary, Stage
 from everstep_contract.sums import Sums
 
 WAIT = Sums(step=7, reduction=0, buckets=2, joined=3, complete=1)

@@ -5,7 +5,7 @@ import pytest
 from agent.given import a_member, a_report, an_epoch, ended
 from everstep_agent.coordinator import transfer_rules
 from everstep_agent.coordinator.transfer_rules import LOADED_BYTES, STILL_SECONDS
-from everstep_agent.peers.messages import Transfer
+from everstep_agent.peers.epoch_level import Transfer
 
 MIB = 2**20
 

@@ -11,7 +11,7 @@ from agent.gang import Gang, assert_exact
 from agent.given import a_claim, a_report
 from everstep_agent.checkpoint.unsent import NAME
 from everstep_agent.coordinator.unfinished import decide_unfinished
-from everstep_agent.peers.messages import UnsentSave
+from everstep_agent.peers.agent_report import UnsentSave
 from everstep_agent.storage.errors import Unreachable
 from everstep_agent.storage.retrying import Retrying
 from everstep_contract.log import MemberId

@@ -2,7 +2,7 @@
 
 from agent.given import a_report, an_epoch, stepping, wanting
 from everstep_agent.coordinator import rounds
-from everstep_agent.peers.messages import State
+from everstep_agent.peers.agent_report import State
 from everstep_contract import levels, log
 
 CLAIM = log.Claim(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from agent.given import a_claim, a_member, a_report, a_worker, an_epoch, ended
 from everstep_agent.coordinator import join_rules, silence_rules, transfer_rules
 from everstep_agent.coordinator.hung import list_hung
-from everstep_agent.peers.messages import Boundary, EpochLevel
+from everstep_agent.peers.epoch_level import Boundary, EpochLevel
 from everstep_agent.peers.places import place_members, with_newcomers
 from everstep_agent.pod.worker_start import build_join, name_unit
 from everstep_contract import env

@@ -7,7 +7,8 @@ import pytest
 from agent.given import a_member, a_report, a_worker, an_epoch, wanting
 from everstep_agent.coordinator import breaks, regroup_rules, unit_losses
 from everstep_agent.coordinator.regroup_rules import Ending, Impossible, Plan, Wait
-from everstep_agent.peers.messages import AgentReport, EpochLevel, Saver, Stage, State
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import EpochLevel, Saver, Stage
 from everstep_agent.peers.places import place_members
 from everstep_contract.units import Mesh
 from everstep_contract.wire import Standing

@@ -1,6 +1,6 @@
 """When the save interval is edited while the job runs, all ranks of an epoch use the same one."""
 
-from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.pod.worker_start import build_start
 from everstep_contract import env
 from everstep_operator.jobs.plan import plan

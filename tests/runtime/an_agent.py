@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep_agent.coordinator import regroup_rules
-from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.pod.worker_start import build_regroup
 from everstep_contract import env, wire
 from everstep_contract.position import Position, PositionPage

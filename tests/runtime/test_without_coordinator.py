@@ -10,7 +10,7 @@ from everstep import run
 from everstep_agent.coordinator import boundary_turn
 from everstep_agent.coordinator.boundary_turn import Watch
 from everstep_agent.coordinator.term import Term
-from everstep_agent.peers.messages import WorkerReport
+from everstep_agent.peers.agent_report import WorkerReport
 from everstep_agent.pod import spawn
 from everstep_contract import report
 from runtime import a_paced_script

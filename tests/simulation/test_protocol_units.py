@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from everstep_agent.coordinator.transfer_rules import plan_transfers
-from everstep_agent.peers.messages import EpochLevel, EpochMember, Id
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id
 from everstep_agent.peers.places import with_newcomers
 from everstep_contract.units import ONE_RANK, Mesh
 from simulation.protocol import unit_variants

@@ -20,16 +20,10 @@ from everstep_agent.coordinator import boundary_turn, members
 from everstep_agent.coordinator.breaks import list_breaks
 from everstep_agent.coordinator.term import QUIET_TICK_SECONDS, Term
 from everstep_agent.identity import Identity
+from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.peers.follower import QUIET_HEARTBEAT_SECONDS
 from everstep_agent.peers.group_store import GroupStore
-from everstep_agent.peers.messages import (
-    AgentReport,
-    EpochLevel,
-    EpochMember,
-    Stage,
-    State,
-    WorkerReport,
-)
 from everstep_agent.runlog.rules import chain_of
 from everstep_agent.storage import open_store
 from everstep_contract import env, levels

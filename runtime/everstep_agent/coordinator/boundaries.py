@@ -9,14 +9,8 @@ shorter than the latency of a report.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from everstep_agent.peers.messages import (
-    AgentReport,
-    Boundary,
-    EpochLevel,
-    EpochMember,
-    Id,
-    State,
-)
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import Boundary, EpochLevel, EpochMember, Id
 from everstep_contract import levels
 from everstep_contract.wire import Standing
 

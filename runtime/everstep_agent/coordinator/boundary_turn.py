@@ -19,7 +19,8 @@ from everstep_agent.coordinator.gather import stop_here
 from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.near_saves import NearSaves
 from everstep_agent.coordinator.term import Term
-from everstep_agent.peers.messages import AgentReport, Boundary, Id, State, WorkerReport
+from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
+from everstep_agent.peers.epoch_level import Boundary, Id
 from everstep_agent.peers.partners import choose_partners, list_places
 from everstep_contract import levels, names
 

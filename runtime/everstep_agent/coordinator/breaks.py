@@ -12,16 +12,8 @@ from dataclasses import dataclass, replace
 from everstep_agent.checkpoint.commit_rules import Disagree
 from everstep_agent.coordinator.boundaries import is_held_at
 from everstep_agent.coordinator.pod_status import PodStatus, read_pod_status
-from everstep_agent.peers.messages import (
-    AgentReport,
-    EpochLevel,
-    EpochMember,
-    FailureReport,
-    Id,
-    Stage,
-    State,
-    WorkerReport,
-)
+from everstep_agent.peers.agent_report import AgentReport, FailureReport, State, WorkerReport
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id, Stage
 from everstep_contract import levels, log, report
 from everstep_contract.sums import Sums, describe_missed
 

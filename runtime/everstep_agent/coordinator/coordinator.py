@@ -19,8 +19,9 @@ from everstep_agent.coordinator.recover import recover
 from everstep_agent.coordinator.spent_time import read_spent_time
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.train import train
+from everstep_agent.peers.agent_report import FailureReport
 from everstep_agent.peers.group_store import GroupStore
-from everstep_agent.peers.messages import FailureReport, Levels
+from everstep_agent.peers.messages import Levels
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.probe import probe

@@ -10,7 +10,8 @@ import traceback
 from collections.abc import Sequence
 
 from everstep_agent.identity import Identity
-from everstep_agent.peers.messages import CoordinatorFault, End, EpochLevel, Levels, Stage
+from everstep_agent.peers.epoch_level import EpochLevel, Stage
+from everstep_agent.peers.messages import CoordinatorFault, End, Levels
 from everstep_contract import report
 
 REST_SECONDS = (2.0, 8.0, 30.0)

@@ -9,7 +9,7 @@ from everstep_agent.coordinator.breaks import SILENT_SECONDS
 from everstep_agent.coordinator.regroup_rules import note_commit
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.unfinished import finish_save
-from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog import run_log
 from everstep_contract import levels, log, report

@@ -8,14 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from everstep_agent.coordinator.members import list_inside
-from everstep_agent.peers.messages import (
-    AgentReport,
-    EpochLevel,
-    Hung,
-    Stage,
-    State,
-    WorkerReport,
-)
+from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
+from everstep_agent.peers.epoch_level import EpochLevel, Hung, Stage
 
 LEAST_SECONDS = 0.3
 """No wait: no rank learns a shorter limit."""

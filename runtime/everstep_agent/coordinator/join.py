@@ -17,7 +17,7 @@ from everstep_agent.coordinator import (
 )
 from everstep_agent.coordinator.breaks import list_breaks
 from everstep_agent.coordinator.term import Term
-from everstep_agent.peers.messages import EpochLevel, EpochMember, Id
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id
 from everstep_agent.peers.places import with_newcomers
 from everstep_contract import levels
 

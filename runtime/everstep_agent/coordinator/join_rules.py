@@ -18,15 +18,8 @@ from everstep_agent.coordinator.regroup_rules import (
     plan_regroup,
 )
 from everstep_agent.coordinator.rounds import to_member
-from everstep_agent.peers.messages import (
-    AgentReport,
-    EpochLevel,
-    EpochMember,
-    Id,
-    Stage,
-    State,
-    WorkerReport,
-)
+from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id, Stage
 from everstep_agent.peers.places import with_newcomers
 from everstep_contract.units import form_units
 from everstep_contract.wire import Standing

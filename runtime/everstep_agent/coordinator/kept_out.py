@@ -8,7 +8,8 @@ claim.
 
 from collections.abc import Iterable
 
-from everstep_agent.peers.messages import AgentReport, EpochLevel, State
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.runlog.rules import former_of
 from everstep_contract.log import Claim, MemberId
 

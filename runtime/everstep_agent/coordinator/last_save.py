@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from everstep_agent.coordinator.breaks import SAVE_LOST, Break
 from everstep_agent.coordinator.saves import Saves
-from everstep_agent.peers.messages import EpochLevel, State, WorkerReport
+from everstep_agent.peers.agent_report import State, WorkerReport
+from everstep_agent.peers.epoch_level import EpochLevel
 
 LAST_SAVE_SECONDS = 900.0
 """Limit without a new part while the store works; an upload that makes progress has no limit."""

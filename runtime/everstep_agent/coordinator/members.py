@@ -2,14 +2,8 @@
 
 from collections.abc import Collection, Iterable, Iterator
 
-from everstep_agent.peers.messages import (
-    AgentReport,
-    EpochLevel,
-    EpochMember,
-    Id,
-    State,
-    WorkerReport,
-)
+from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id
 
 RUNNING = (State.STARTED, State.TRACKED, State.HELD)
 

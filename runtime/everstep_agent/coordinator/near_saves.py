@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from everstep_agent.peers.messages import EpochLevel, Stage
+from everstep_agent.peers.epoch_level import EpochLevel, Stage
 
 STALLS = 100
 """A near save is not made more often than so many times what the last one delayed the steps: it costs 1 % at most."""

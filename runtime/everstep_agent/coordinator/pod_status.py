@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from everstep_agent.peers.messages import EpochMember
+from everstep_agent.peers.epoch_level import EpochMember
 from everstep_contract import levels
 
 K = TypeVar("K")

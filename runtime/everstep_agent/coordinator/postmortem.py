@@ -12,7 +12,8 @@ can save: the next claim needs proof of its end anyway.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from everstep_agent.peers.messages import AgentReport, EpochMember, Saver, State
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import EpochMember, Saver
 from everstep_contract.layout import name_ranks
 from everstep_contract.position import Phase
 from everstep_contract.units import ONE_RANK, Mesh

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.coordinator.read_back_rules import Turn, Unread, plan_turn
-from everstep_agent.peers.messages import AgentReport, Id
+from everstep_agent.peers.agent_report import AgentReport
+from everstep_agent.peers.epoch_level import Id
 from everstep_agent.peers.read_back import ReadBack, ReadReport
 from everstep_agent.waiting import happens
 from everstep_contract.log import Commit

@@ -6,7 +6,8 @@ The pod that uploaded a chunk does not read it if another can: its own caches co
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from everstep_agent.peers.messages import AgentReport, Id
+from everstep_agent.peers.agent_report import AgentReport
+from everstep_agent.peers.epoch_level import Id
 from everstep_agent.peers.read_back import ReadBack, Share
 from everstep_contract.log import Commit
 from everstep_contract.ranges import list_ranges, to_ranges

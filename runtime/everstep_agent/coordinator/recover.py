@@ -18,7 +18,7 @@ from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.regroup_rules import note_commit
 from everstep_agent.coordinator.step_first_rules import list_pending
 from everstep_agent.coordinator.term import STALE_SECONDS, Term
-from everstep_agent.peers.messages import Id, Saver
+from everstep_agent.peers.epoch_level import Id, Saver
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.storage.errors import StoreError
 from everstep_contract import report

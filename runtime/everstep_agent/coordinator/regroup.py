@@ -27,7 +27,7 @@ from everstep_agent.coordinator.breaks import BELOW_MINIMUM, REPLICAS_DIFFER, Br
 from everstep_agent.coordinator.gather import judge_claim, log_epoch
 from everstep_agent.coordinator.recover import CAUSE_SECONDS, cause_of, count_repeats, refine
 from everstep_agent.coordinator.term import Term
-from everstep_agent.peers.messages import EpochLevel, EpochMember, Id
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog import run_log
 from everstep_contract import levels, log

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from everstep_agent.coordinator import rounds, share_rules, unit_losses
 from everstep_agent.coordinator.members import list_inside
-from everstep_agent.peers.messages import (
-    AgentReport,
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import (
     BegunBefore,
     EpochLevel,
     EpochMember,
@@ -22,7 +22,6 @@ from everstep_agent.peers.messages import (
     InPlace,
     Saver,
     Stage,
-    State,
 )
 from everstep_agent.peers.places import place_members
 from everstep_contract import log

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from everstep_agent.peers.messages import AgentReport, WorkerReport
+from everstep_agent.peers.agent_report import AgentReport, WorkerReport
 
 
 class Reports:

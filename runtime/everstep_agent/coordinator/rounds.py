@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from everstep_agent.coordinator.kept_out import find_kept_out, is_left_empty, list_kept_out
 from everstep_agent.coordinator.pod_status import PodStatus, read_pod_status
-from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Stage, State
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.peers.places import place_members
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract import levels, log

@@ -15,7 +15,7 @@ from everstep_agent.coordinator.background import Background
 from everstep_agent.coordinator.pending_saves import Key, PendingSaves
 from everstep_agent.coordinator.pins import Pins
 from everstep_agent.coordinator.spent_time import SpentTime
-from everstep_agent.peers.messages import EpochLevel, EpochMember
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember
 from everstep_agent.storage.errors import StoreError
 from everstep_contract import levels, log
 

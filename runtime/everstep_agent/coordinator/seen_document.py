@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from everstep_agent.coordinator import boundaries
 from everstep_agent.coordinator.members import list_inside
-from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Stage, State
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_contract import levels
 
 NOTES = 5

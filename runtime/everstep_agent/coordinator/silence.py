@@ -8,8 +8,10 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from everstep_agent.coordinator.hung import Patience
+from everstep_agent.peers.agent_report import AgentReport
 from everstep_agent.peers.client import PeerError, Pool
-from everstep_agent.peers.messages import After, AgentReport, EpochMember, Id, Who
+from everstep_agent.peers.epoch_level import EpochMember, Id
+from everstep_agent.peers.messages import After, Who
 
 ASK_SECONDS = 0.35
 """Limit for an answer: more than a retransmission takes."""

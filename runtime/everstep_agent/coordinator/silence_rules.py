@@ -11,15 +11,8 @@ from collections.abc import Collection, Iterable
 
 from everstep_agent.coordinator.members import list_inside
 from everstep_agent.coordinator.unit_losses import list_units_of, with_mates
-from everstep_agent.peers.messages import (
-    AgentReport,
-    EpochLevel,
-    EpochMember,
-    Id,
-    Stage,
-    State,
-    WorkerReport,
-)
+from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract import levels
 from everstep_contract.log import Claim

@@ -9,7 +9,7 @@ that outlives a coordinator counts twice.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from everstep_agent.peers.messages import AgentReport
+from everstep_agent.peers.agent_report import AgentReport
 from everstep_contract.manifest import AgentSeconds, Manifest
 
 Id = tuple[int, int, int]

@@ -10,10 +10,8 @@ from typing import Any
 
 from everstep_agent.coordinator.incidents import Cause, Incidents
 from everstep_agent.coordinator.pod_status import read_pod_status
-from everstep_agent.peers.messages import (
+from everstep_agent.peers.epoch_level import (
     Boundary,
-    CoordinatorFault,
-    End,
     EpochLevel,
     EpochMember,
     Hung,
@@ -22,6 +20,7 @@ from everstep_agent.peers.messages import (
     Stage,
     Transfer,
 )
+from everstep_agent.peers.messages import CoordinatorFault, End
 from everstep_contract import levels, report
 from everstep_contract.log import Claim, Commit
 

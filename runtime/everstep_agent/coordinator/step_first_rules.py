@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from everstep_agent.coordinator import rounds
-from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Id
+from everstep_agent.peers.agent_report import AgentReport
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Claim

@@ -7,7 +7,8 @@ of these ends here, as all others then wait, too.
 from collections.abc import Iterable, Sequence
 
 from everstep_agent.coordinator.breaks import Break
-from everstep_agent.peers.messages import AgentReport, EpochLevel, Stage, State, WorkerReport
+from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
+from everstep_agent.peers.epoch_level import EpochLevel, Stage
 from everstep_contract.sums import find_first
 
 FRESH_SECONDS = 0.6

@@ -41,14 +41,10 @@ from everstep_agent.coordinator.state import JobState
 from everstep_agent.coordinator.store_waits import StoreWaits
 from everstep_agent.live_settings import apply_wanted
 from everstep_agent.pace import Pace
+from everstep_agent.peers.agent_report import AgentReport
+from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.peers.group_store import GroupStore
-from everstep_agent.peers.messages import (
-    AgentReport,
-    CoordinatorFault,
-    End,
-    EpochLevel,
-    Levels,
-)
+from everstep_agent.peers.messages import CoordinatorFault, End, Levels
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.waiting import happens

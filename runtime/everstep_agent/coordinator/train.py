@@ -25,7 +25,8 @@ from everstep_agent.coordinator.hung import list_hung
 from everstep_agent.coordinator.recover import recover
 from everstep_agent.coordinator.stuck import find_stuck
 from everstep_agent.coordinator.term import STALE_SECONDS, Term
-from everstep_agent.peers.messages import EpochLevel, Hung, Stage, State, WorkerReport
+from everstep_agent.peers.agent_report import State, WorkerReport
+from everstep_agent.peers.epoch_level import EpochLevel, Hung, Stage
 from everstep_agent.runlog.run_log import Lost
 from everstep_contract import log, report
 

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep_agent.coordinator.join_rules import is_invited
-from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Id, Transfer
+from everstep_agent.peers.agent_report import AgentReport
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id, Transfer
 from everstep_agent.peers.places import with_newcomers
 
 STILL_SECONDS = 15.0

@@ -10,7 +10,8 @@ dropped.
 from collections.abc import Iterable
 
 from everstep_agent.coordinator.term import Term
-from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Stage
+from everstep_agent.peers.agent_report import AgentReport
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.peers.places import place_in_order
 from everstep_contract import log
 from everstep_contract.units import ONE_RANK, Mesh

@@ -7,7 +7,8 @@ rank is the loss of its unit.
 from collections.abc import Collection, Iterable
 
 from everstep_agent.coordinator.members import list_inside
-from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Id, State
+from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id
 
 
 def list_lost_units(

@@ -10,6 +10,7 @@ from typing import Protocol
 from everstep_agent import logline
 from everstep_agent.identity import Identity
 from everstep_agent.pace import Pace
+from everstep_agent.peers.agent_report import AgentReport
 from everstep_agent.peers.client import PeerClient, PeerError
 from everstep_agent.peers.following import (
     Answer,
@@ -18,7 +19,7 @@ from everstep_agent.peers.following import (
     choose_coordinator,
     choose_witness,
 )
-from everstep_agent.peers.messages import Accepted, After, AgentReport, Levels, Who
+from everstep_agent.peers.messages import Accepted, After, Levels, Who
 from everstep_contract import levels
 
 WHO_SECONDS = 1.5

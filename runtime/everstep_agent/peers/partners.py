@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from everstep_agent.peers.messages import EpochMember
+from everstep_agent.peers.epoch_level import EpochMember
 from everstep_contract.levels import Peer
 
 

@@ -8,7 +8,7 @@ of them may get another place in it. Blocks follow the order of their lowest slo
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from everstep_agent.peers.messages import EpochMember
+from everstep_agent.peers.epoch_level import EpochMember
 
 
 def place_members(members: Iterable[EpochMember], together: int = 1) -> tuple[EpochMember, ...]:

@@ -4,7 +4,8 @@ below it. Also orders the save after a cut.
 
 from collections.abc import Iterable
 
-from everstep_agent.peers.messages import EpochLevel, State
+from everstep_agent.peers.agent_report import State
+from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.pod.worker import Worker
 from everstep_contract import wire
 

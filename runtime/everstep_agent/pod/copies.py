@@ -10,7 +10,7 @@ from everstep_agent.checkpoint.tiers import NearTier
 from everstep_agent.context import Context
 from everstep_agent.peers.budget import Budget
 from everstep_agent.peers.client import Pool
-from everstep_agent.peers.messages import EpochLevel, EpochMember
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember
 from everstep_agent.peers.partners import choose_partners, list_places
 from everstep_agent.peers.peer_tier import PeerTier, choose_order
 from everstep_agent.pod.copier import Copier, Pause

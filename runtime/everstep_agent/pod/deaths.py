@@ -6,7 +6,7 @@ import os
 
 from everstep_agent import logline
 from everstep_agent.identity import Identity
-from everstep_agent.peers.messages import FailureReport
+from everstep_agent.peers.agent_report import FailureReport
 from everstep_agent.pod import device_waits, faults
 from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.worker_report import Exit, build_exit_failure, build_failure

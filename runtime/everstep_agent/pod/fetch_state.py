@@ -11,7 +11,7 @@ from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.restore import Fetched, Fetcher
 from everstep_agent.checkpoint.tiers import NearTier
-from everstep_agent.peers.messages import BrokenCheckpoint
+from everstep_agent.peers.agent_report import BrokenCheckpoint
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import levels, log, wire

@@ -7,7 +7,8 @@ is beyond: whether one is cut out the coordinator decides, which alone knows whe
 from collections.abc import Callable, Iterable
 
 from everstep_agent import logline
-from everstep_agent.peers.messages import Hung, State
+from everstep_agent.peers.agent_report import State
+from everstep_agent.peers.epoch_level import Hung
 from everstep_agent.pod import hang, progress
 from everstep_agent.pod.progress_watch import ProgressWatch
 from everstep_agent.pod.worker import Worker

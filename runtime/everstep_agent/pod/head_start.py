@@ -6,7 +6,8 @@ Where every core computes, its start (a fork, the script's imports, the model) w
 
 from dataclasses import dataclass
 
-from everstep_agent.peers.messages import Levels, Stage
+from everstep_agent.peers.epoch_level import Stage
+from everstep_agent.peers.messages import Levels
 
 HEAD_START_SECONDS = 0.5
 

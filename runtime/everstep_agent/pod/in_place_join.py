@@ -7,7 +7,8 @@ import time
 
 from everstep_agent import logline
 from everstep_agent.identity import Identity
-from everstep_agent.peers.messages import EpochLevel, EpochMember, State
+from everstep_agent.peers.agent_report import State
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember
 from everstep_agent.pod.fetch_ledger import LedgerFetcher
 from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.worker_start import build_join, find_member

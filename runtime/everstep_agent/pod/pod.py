@@ -17,15 +17,10 @@ from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.restore import Fetched
 from everstep_agent.context import Context
 from everstep_agent.live_settings import apply_wanted
+from everstep_agent.peers.agent_report import AgentReport, State
 from everstep_agent.peers.budget import Budget
-from everstep_agent.peers.messages import (
-    AgentReport,
-    EpochLevel,
-    EpochMember,
-    Levels,
-    Stage,
-    State,
-)
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
+from everstep_agent.peers.messages import Levels
 from everstep_agent.pod import device_waits, hang, head_start, spawn
 from everstep_agent.pod.arming import Arming, order_held_save, order_save
 from everstep_agent.pod.copies import Copies

@@ -7,7 +7,8 @@ from pathlib import Path
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.parts import Part, PartKey
 from everstep_agent.context import Context
-from everstep_agent.peers.messages import EpochLevel, UnsentSave
+from everstep_agent.peers.agent_report import UnsentSave
+from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.pod.save_queue import Listener, Uploads
 from everstep_agent.pod.unfinished_saves import UnfinishedSaves
 from everstep_agent.pod.worker import Worker

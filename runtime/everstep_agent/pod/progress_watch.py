@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 
-from everstep_agent.peers.messages import LONG_WAIT, State
+from everstep_agent.peers.agent_report import LONG_WAIT, State
 from everstep_agent.pod import progress
 from everstep_agent.pod.usage import read_usage
 from everstep_agent.pod.worker import Worker

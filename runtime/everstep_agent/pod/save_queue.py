@@ -15,7 +15,7 @@ from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.memory_tier import Held, MemoryTier
 from everstep_agent.checkpoint.parts import Part, PartKey
 from everstep_agent.checkpoint.unsent import Unsent, write_unsent
-from everstep_agent.peers.messages import UnsentSave
+from everstep_agent.peers.agent_report import UnsentSave
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import levels, wire

@@ -7,7 +7,7 @@ from everstep_agent import logline
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.tiers import StoreTier
 from everstep_agent.peers.budget import Budget
-from everstep_agent.peers.messages import Id
+from everstep_agent.peers.epoch_level import Id
 from everstep_agent.peers.read_back import ReadBack, ReadReport
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore

@@ -12,7 +12,8 @@ from pathlib import Path
 from everstep_agent.checkpoint.chunking import BadStaging
 from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.unsent import Unsent, read_copied, read_unsent, rebuild
-from everstep_agent.peers.messages import EpochLevel, UnsentSave
+from everstep_agent.peers.agent_report import UnsentSave
+from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.pod.save_queue import WAITING, Uploads
 
 Found = tuple[Unsent, FolderTier | None]

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from everstep_agent.peers.messages import FailureReport, State
+from everstep_agent.peers.agent_report import FailureReport, State
 from everstep_agent.pod import faults, output, spawn
 from everstep_agent.pod.progress import Progress
 from everstep_contract import position, wire

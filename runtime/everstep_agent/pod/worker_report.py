@@ -3,14 +3,9 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from everstep_agent.peers.messages import (
-    EpochLevel,
-    FailureReport,
-    Levels,
-    Stage,
-    State,
-    WorkerReport,
-)
+from everstep_agent.peers.agent_report import FailureReport, State, WorkerReport
+from everstep_agent.peers.epoch_level import EpochLevel, Stage
+from everstep_agent.peers.messages import Levels
 from everstep_agent.pod import faults
 from everstep_agent.pod.progress import Progress
 from everstep_contract import levels, position, report, wire

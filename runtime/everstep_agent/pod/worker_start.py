@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Protocol
 
-from everstep_agent.peers.messages import EpochLevel, EpochMember, Levels
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember
+from everstep_agent.peers.messages import Levels
 from everstep_agent.peers.places import with_newcomers
 from everstep_contract import env, levels, wire
 

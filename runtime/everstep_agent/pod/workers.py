@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep_agent import logline
-from everstep_agent.peers.messages import Ended, State
+from everstep_agent.peers.agent_report import Ended, State
 from everstep_agent.pod import exiting, output, spawn, worker_socket
 from everstep_agent.pod.worker import Worker
 from everstep_agent.waiting import happens

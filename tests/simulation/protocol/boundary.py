@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from everstep_agent.coordinator import boundaries
-from everstep_agent.peers.messages import AgentReport, Boundary, EpochMember
+from everstep_agent.peers.agent_report import AgentReport
+from everstep_agent.peers.epoch_level import Boundary, EpochMember
 from simulation.protocol.rules import Move
 
 LAST = 6

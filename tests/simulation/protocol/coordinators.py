@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from everstep_agent.checkpoint.commit_rules import decide_append
 from everstep_agent.coordinator import postmortem, regroup_rules, rounds
-from everstep_agent.peers.messages import EpochLevel, Saver, Stage
+from everstep_agent.peers.epoch_level import EpochLevel, Saver, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Claim, Commit, Done, MemberId

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from everstep_agent.coordinator import members, regroup_rules, rounds
-from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Claim

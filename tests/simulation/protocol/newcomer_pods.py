@@ -5,7 +5,7 @@ Taking the state is one move: the newcomer's worker has it whole, or not at all.
 
 from collections.abc import Iterator
 
-from everstep_agent.peers.messages import EpochLevel
+from everstep_agent.peers.epoch_level import EpochLevel
 from simulation.protocol.rules import Move
 from simulation.protocol.world import HELD, IN, Pod, Snap, World
 

@@ -7,14 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from everstep_agent.coordinator import join_rules, members, rounds, transfer_rules
-from everstep_agent.peers.messages import (
-    AgentReport,
-    Boundary,
-    EpochLevel,
-    EpochMember,
-    Id,
-    WorkerReport,
-)
+from everstep_agent.peers.agent_report import AgentReport, WorkerReport
+from everstep_agent.peers.epoch_level import Boundary, EpochLevel, EpochMember, Id
 from everstep_agent.peers.places import with_newcomers
 from everstep_contract.wire import Standing
 from simulation.protocol import in_place, step_first

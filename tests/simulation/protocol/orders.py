@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from everstep_agent.coordinator import rounds, seen_document
-from everstep_agent.peers.messages import AgentReport, Boundary, EpochLevel, Stage
+from everstep_agent.peers.agent_report import AgentReport
+from everstep_agent.peers.epoch_level import Boundary, EpochLevel, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract import levels
 from simulation.protocol.invariants import LEFT

@@ -8,8 +8,9 @@ each pod is a candidate.
 from collections.abc import Iterable
 from functools import lru_cache
 
+from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.peers.following import Answer, Choice, choose_coordinator, choose_witness
-from everstep_agent.peers.messages import EpochLevel, Who
+from everstep_agent.peers.messages import Who
 from simulation.protocol.world import Coordinator, Place, Pod, World
 
 FOREVER = 1e9

@@ -7,14 +7,8 @@ from typing import NamedTuple
 
 from everstep_agent.coordinator import regroup_rules, share_rules
 from everstep_agent.coordinator.regroup_rules import Plan
-from everstep_agent.peers.messages import (
-    AgentReport,
-    EpochLevel,
-    EpochMember,
-    Stage,
-    State,
-    WorkerReport,
-)
+from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.pod.worker_start import build_regroup
 from everstep_contract import wire
 from everstep_contract.ranges import Ranges, list_ranges, to_ranges

@@ -12,7 +12,7 @@ from everstep_agent.coordinator import (
     step_first_rules,
 )
 from everstep_agent.coordinator.step_first_rules import Shrink
-from everstep_agent.peers.messages import EpochLevel, EpochMember, Stage
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract import levels

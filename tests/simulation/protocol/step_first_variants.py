@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from everstep_agent.coordinator import step_first_rules
 from everstep_agent.coordinator.step_first_rules import Shrink
-from everstep_agent.peers.messages import AgentReport
+from everstep_agent.peers.agent_report import AgentReport
 from everstep_agent.runlog.log_index import LogIndex
 from simulation.protocol.rules import JOB
 

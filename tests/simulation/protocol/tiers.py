@@ -19,7 +19,7 @@ from everstep_agent.checkpoint.keeping import (
     rewind,
 )
 from everstep_agent.coordinator.unfinished import decide_unfinished
-from everstep_agent.peers.messages import AgentReport, UnsentSave
+from everstep_agent.peers.agent_report import AgentReport, UnsentSave
 from everstep_contract.log import Claim, MemberId
 from everstep_contract.manifest import Chunk
 from simulation.protocol.rules import Move

@@ -8,7 +8,8 @@ from functools import lru_cache
 
 from everstep_agent.coordinator import regroup_rules, unit_losses
 from everstep_agent.coordinator.regroup_rules import Plan
-from everstep_agent.peers.messages import AgentReport, EpochLevel, EpochMember, Stage
+from everstep_agent.peers.agent_report import AgentReport
+from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.pod.worker_start import build_regroup
 from everstep_contract import wire
 from everstep_contract.ranges import list_ranges, to_ranges

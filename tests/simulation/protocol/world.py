@@ -8,7 +8,8 @@ a pod gone), and the last report that it got from each pod.
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from everstep_agent.peers.messages import AgentReport, Ended, EpochLevel, Stage, State, WorkerReport
+from everstep_agent.peers.agent_report import AgentReport, Ended, State, WorkerReport
+from everstep_agent.peers.epoch_level import EpochLevel, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract import levels
 from everstep_contract.log import Claim, Entry
