@@ -500,6 +500,13 @@ def test_a_mended_loss_bears_no_other_verdict():
     assert judged_later(given_up(cause="Leave"), 20) == [("lm-1", None)], "nothing was lost"
 
 
+def test_a_pod_that_leaves_because_it_is_deleted_with_its_node_bears_the_verdict_too():
+    told = "poddeleted-1-1"
+    assert judged_later(given_up(cause="Leave", id=told), 20) == [(told, "inc-1")]
+    earlier = "poddeleted-1-0"
+    assert judged_later(given_up(cause="Leave", id=earlier), 20) == [(earlier, None)]
+
+
 def test_a_loss_of_the_slots_next_pod_bears_no_verdict_on_the_node_before():
     """Its pod runs, or is no more."""
     slots = [a_slot(0), a_slot(1, 2, node="node-4", former_node="node-1"), a_slot(2)]

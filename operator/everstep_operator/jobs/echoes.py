@@ -6,7 +6,9 @@ decision about the slot names the verdict. The slot's record still tells the los
 
 from collections.abc import Mapping, Sequence
 
+from everstep_contract import names
 from everstep_contract.levels import IN_ORDER
+from everstep_operator.jobs.faults import DELETED
 from everstep_operator.jobs.marks import list_moved
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.stamps import to_seconds
@@ -35,16 +37,25 @@ def _linked(
 ) -> Incident:
     if incident.slot is None or incident.quarantine or list_moved(incident):
         return incident
-    if incident.cause in IN_ORDER or incident.slot not in records:
+    record = records.get(incident.slot)
+    if record is None or _is_asked_for(incident, record):
         return incident
     began = to_seconds(incident.started_at) or 0.0
-    node = _find_lost_node(observed, records[incident.slot], began)
+    node = _find_lost_node(observed, record, began)
     verdict = observed.verdicts.get(node or "")
     if verdict is None or verdict.state not in CONVICTED or not verdict.incident:
         return incident
     if abs(verdict.marks.get("verdict", now) - began) > ECHO_SECONDS:
         return incident
     return incident.model_copy(update={"quarantine": verdict.incident})
+
+
+def _is_asked_for(incident: Incident, record: SlotStatus) -> bool:
+    """Nothing was lost. A pod that is deleted with its lost node tells the others that it leaves, too, and may do so
+    before they have heard of the verdict.
+    """
+    of_its_deletion = names.incident_id(DELETED, record.slot, record.attempt - 1)
+    return incident.cause in IN_ORDER and incident.id != of_its_deletion
 
 
 def _find_lost_node(observed: Observed, record: SlotStatus, began: float) -> str | None:
