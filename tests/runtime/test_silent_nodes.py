@@ -37,9 +37,12 @@ class PoweredGang(SplitGang):
 
     async def lose_power(self, slot: int) -> None:
         """Its rank stops, and nobody hears of its agent. This agent goes on by itself, so it is a partition, too;
-        since its rank seems to compute, it does not doubt that the others live.
+        since its rank seems to compute, it does not doubt that the others live. It does not end the stopped rank:
+        that would close the rank's connections to the others, which no lost node does.
         """
-        await stop_while_it_computes(self.agents[slot].pod.workers.current[0])
+        pod = self.agents[slot].pod
+        await stop_while_it_computes(pod.workers.current[0])
+        setattr(pod._hang_watch, "look", lambda *_: None)  # noqa: B010 a method of this one
         self.network.cut({self.agents[slot].me.address})
 
     def forget(self, slot: int) -> None:
