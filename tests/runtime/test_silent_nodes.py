@@ -42,7 +42,7 @@ class PoweredGang(SplitGang):
         """
         pod = self.agents[slot].pod
         await stop_while_it_computes(pod.workers.current[0])
-        setattr(pod._hang_watch, "look", lambda *_: None)  # noqa: B010 a method of this one
+        setattr(pod._hang_watch, "look", lambda *_: None)  # noqa: B010 no type checker lets a method be assigned
         self.network.cut({self.agents[slot].me.address})
 
     def forget(self, slot: int) -> None:

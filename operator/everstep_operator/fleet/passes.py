@@ -42,8 +42,8 @@ class FleetPasses:
         self._listed = False
         """NodeQuarantines have been listed once, or their kind does not exist."""
         self.planned = False
-        """A pass has been planned on such a list. Before that there may be unknown verdicts, and quarantines that
-        the former leader has released.
+        """A pass has been planned after that. Until then `memory` may lack quarantines, and may hold some that the
+        former leader has released.
         """
 
     def note_deleted(self, quarantine: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ def _linked(
     if incident.slot is None or incident.quarantine or list_moved(incident):
         return incident
     record = records.get(incident.slot)
-    if record is None or _is_asked_for(incident, record):
+    if record is None or _is_planned(incident, record):
         return incident
     began = to_seconds(incident.started_at) or 0.0
     node = _find_lost_node(observed, record, began)
@@ -50,9 +50,9 @@ def _linked(
     return incident.model_copy(update={"quarantine": verdict.incident})
 
 
-def _is_asked_for(incident: Incident, record: SlotStatus) -> bool:
-    """Nothing was lost. A pod that is deleted with its lost node tells the others that it leaves, too, and may do so
-    before they have heard of the verdict.
+def _is_planned(incident: Incident, record: SlotStatus) -> bool:
+    """A planned change, in which nothing was lost. A pod that is deleted because its node is lost tells the others
+    that it leaves, too, perhaps before they hear that it is gone: that is not planned.
     """
     of_its_deletion = names.incident_id(DELETED, record.slot, record.attempt - 1)
     return incident.cause in IN_ORDER and incident.id != of_its_deletion

@@ -132,8 +132,8 @@ class Uploads:
             self._memory.release_before(staged.step, self._list_paths())
         job = Job(staged=staged, rank=rank)
         self._waiting.append(job)
-        excess = len(self._list_parts(rank, near=False)) - WAITING
-        for old in self._list_idle_parts(rank)[:-1][: max(0, excess)]:
+        excess = max(0, len(self._list_parts(rank, near=False)) - WAITING)
+        for old in self._list_idle_parts(rank)[:-1][:excess]:  # never the new one
             self._drop(old)
             self.give_up(old.staged, rank, "two other saves wait for the store")
         for old in self._list_parts(rank, near=True)[:-1]:
