@@ -64,6 +64,8 @@ def cross(session: Session, step: StepState) -> None:
             session.stage_surely(step.number)
         else:
             session.stage_beside(step.number, near=reply.near and not due)
+    elif step.number != session.until:
+        session.prepare_grown()
     if reply.hold:
         joining.let_join(session)
         if session.broken:

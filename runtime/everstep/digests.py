@@ -6,9 +6,12 @@ whatever the world size. Within a unit nothing is compared.
 """
 
 import base64
+from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from everstep import shares, staging, state
 from everstep_contract import wire
@@ -31,30 +34,35 @@ def tell(tensors: state.Tensors, part: shares.Part) -> tuple[wire.PartDigests, .
 
 def _of_part(tensors: state.Tensors, part: shares.Part) -> wire.PartDigests:
     laid, _ = staging.lay_out(tensors, part)
-    values = [
-        sum_words(staging.select(tensors[held.rows.name], held.rows))
+    values = sum_all(
+        staging.select(tensors[held.rows.name], held.rows)
         for held in laid
         if held.bytes and not held.rows.name.startswith(OWN)
-    ]
+    )
     return wire.PartDigests(
         part=part.number, values=base64.b64encode(np.array(values, "<u8").tobytes()).decode()
     )
 
 
-def sum_words(tensor: torch.Tensor) -> int:
-    """The sum of a tensor's bits as words of 64 bits, modulo 2**64, computed where the tensor lies.
+def sum_all(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Of each tensor the sum of its bits as words of 64 bits, modulo 2**64, computed where the tensor lies.
 
     Tensors that differ in one word have different sums. Others that differ have the same sum by chance, in one of 2**64
     cases.
     """
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    whole = raw.numel() // _WORD * _WORD
-    tail = int.from_bytes(raw[whole:].cpu().numpy().tobytes(), "little")
-    return (_sum(raw[:whole]) + tail) % 2**64
+    sums = [_sum(tensor.detach().contiguous().reshape(-1).view(torch.uint8)) for tensor in tensors]
+    there = [one for one in sums if isinstance(one, torch.Tensor)]
+    read = iter(torch.stack(there).tolist() if there else ())  # one transfer
+    return [(next(read) if isinstance(one, torch.Tensor) else one) % 2**64 for one in sums]
 
 
-def _sum(raw: torch.Tensor) -> int:
-    if raw.device.type == "cpu":  # numpy works in the calling thread alone
-        return int(raw.numpy().view(np.uint64).sum(dtype=np.uint64))
-    words = raw.clone() if raw.storage_offset() % _WORD else raw
-    return int(words.view(torch.int64).sum())
+def _sum(raw: torch.Tensor) -> int | torch.Tensor:
+    """On a device: as int64, not waited for."""
+    if raw.device.type != "cpu":
+        words = functional.pad(raw, (0, -raw.numel() % _WORD))
+        words = words.clone() if words.storage_offset() % _WORD else words
+        return words.view(torch.int64).sum()
+    found: npt.NDArray[np.uint8] = raw.numpy()  # numpy works in the calling thread alone
+    whole = len(found) // _WORD * _WORD
+    tail = int.from_bytes(found[whole:].tobytes(), "little")
+    return int(found[:whole].view(np.uint64).sum(dtype=np.uint64)) + tail

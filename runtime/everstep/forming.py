@@ -10,7 +10,8 @@ and gives it other members. The rank that comes first names the way in the epoch
 import os
 import socket
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from everstep import group, mesh, store, unit
+from everstep import device, group, mesh, store, unit
 from everstep.errors import Misuse
 from everstep.group import Group, LocalGroup, TorchGroup
 from everstep.unit import Unit
@@ -38,9 +39,15 @@ NCCL_SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
-"""torch's watchdog ends no survivor of a loss (names as in torch 2.15)."""
+"""torch's watchdog ends no survivor of a loss, and does not sleep for a minute after one: the end of a group waits
+for it (names as in torch 2.15).
+"""
 _BACKEND = "everstep"
+_NCCL = "nccl-legacy" if hasattr(dist.distributed_c10d, "ProcessGroupNCCL2") else "nccl"
+"""torch 2.15 means another implementation by `nccl`, which was not run here."""
 _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 
@@ -94,6 +101,7 @@ def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
     Raises:
         RuntimeError: the epoch ended, or a rank was lost meanwhile.
     """
+    device.enter()
     with _forming:
         group.forget_closed()
         if place.unit is not None:
@@ -170,8 +178,12 @@ _forming = threading.Lock()
 def _end_former() -> None:
     global _kept
     _kept = None
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    if not dist.is_initialized():
+        return
+    if torch.cuda.is_available():
+        # It was cut. To shut it down, too, would wait half a second for NCCL's threads.
+        dist.distributed_c10d._world.pg_names.clear()
+    dist.destroy_process_group()
 
 
 def _make(keys: Any, place: Place, **settings: Any) -> None:
@@ -184,7 +196,7 @@ def _make(keys: Any, place: Place, **settings: Any) -> None:
         for name, value in NCCL_SETTINGS.items():
             os.environ.setdefault(name, value)
     dist.init_process_group(
-        f"cpu:{_BACKEND},cuda:nccl" if torch.cuda.is_available() else _BACKEND,
+        f"cpu:{_BACKEND},cuda:{_NCCL}" if torch.cuda.is_available() else _BACKEND,
         store=keys,
         rank=place.rank,
         world_size=place.world,
@@ -195,7 +207,28 @@ def _make(keys: Any, place: Place, **settings: Any) -> None:
 
 def _found(place: Place, before: Mapping[int, str]) -> TorchGroup:
     made = dist.distributed_c10d._get_default_group()
+    _connect_device([made])
     return TorchGroup(place.rank, place.world, _own_new(before), made)
+
+
+def _connect_device(groups: Iterable[Any]) -> None:
+    """NCCL connects with a group's first operation, and blocks meanwhile: here, and not in the script's backward.
+
+    Raises:
+        RuntimeError: NCCL has failed, or a rank did not come.
+    """
+    if not torch.cuda.is_available():
+        return
+    aside = torch.cuda.Stream(device.own())  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(aside):  # the script's own is busy
+        for made in groups:
+            work = made.allreduce([torch.zeros(1, device=device.own())])
+            limit = time.monotonic() + FORMING.total_seconds()
+            while not work.is_completed():
+                if time.monotonic() > limit:
+                    raise RuntimeError(f"NCCL has not connected all ranks within {FORMING}")
+                time.sleep(group.NCCL_LOOK_SECONDS)
+            group.require_no_error(made)
 
 
 def form_unit(agent: store.Requests, place: Place, prefix: str) -> Unit:
@@ -215,6 +248,8 @@ def form_unit(agent: store.Requests, place: Place, prefix: str) -> Unit:
         _make(keys, replace(place, rank=own, world=mesh.unit))
         # gloo connects all ranks of a group when it is made, so each socket that is new belongs to it.
         dimensions = unit.form_dimensions(mesh, own, unit.make_group(LIMIT))
+        # By the script's first forward the epoch of these keys may be over.
+        _connect_device([dist.distributed_c10d._get_default_group(), *dimensions.values()])
         sockets = _own_new(before)
         return Unit(mesh, dimensions=dimensions, device=_device(), sockets=sockets, keys=keys)
 
@@ -235,6 +270,7 @@ def form_between(agent: store.Requests, place: Place, own: Unit) -> TorchGroup:
             for its, ranks in zip(stores, wanted.values(), strict=True)
         ]
     groups = dict(zip(wanted, (one.result() for one in formed), strict=True))
+    _connect_device(groups.values())
     sockets = _own_new(before)
     sums = {over: one for over, one in groups.items() if over is not None}
     made = TorchGroup(place.rank, place.world, sockets, groups[None], sums, own)

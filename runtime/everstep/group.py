@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch._C._distributed_c10d import ErrorType
 
+from everstep import device
 from everstep.last_sum import DirectSum, LastSum, Look, Note, QueuedSum, fits, ignore
 from everstep.mesh import Mesh
 from everstep.unit import Over, Squares, Unit
@@ -77,6 +78,9 @@ class Group(Protocol):
     def cut_unit(self) -> None:
         """The same within the unit: this rank computes no more."""
 
+    def wait_cut(self) -> None:
+        """Until a device does nothing more for this group, which was cut. Raises `RuntimeError`."""
+
     def drop(self) -> None:
         """Release what a group that was cut holds, once its operations have returned."""
 
@@ -117,6 +121,9 @@ class LocalGroup:
     def cut_unit(self) -> None:
         _cut_unit(self.unit)
 
+    def wait_cut(self) -> None:
+        pass
+
     def drop(self) -> None:
         pass
 
@@ -156,6 +163,8 @@ class TorchGroup:
         self.abandoned = False
         self._group = made
         self._over_nccl = torch.cuda.is_available()
+        self._at_work: list[tuple[Any, torch.Tensor]] = []
+        """Operations on the device and their memory, which nothing else may use before they are over."""
         self._launching = threading.Lock()
         self._look: Look = lambda: None
         self._newest: Any = None
@@ -164,7 +173,10 @@ class TorchGroup:
     def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
         group = self._group if over is None else self._sums.get(over, self._group)
         work = self._launch(lambda: group.allreduce([tensor]))
-        return _OnDevice(work, group) if work is not None and tensor.is_cuda else work
+        if work is None or not tensor.is_cuda:
+            return work
+        self._at_work.append((work, tensor))
+        return _OnDevice(work, group)
 
     def start_last(
         self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore
@@ -211,6 +223,8 @@ class TorchGroup:
         found = last.end(self._ends, self._look) if last is not None else None
         if found is None:
             self.cut()
+        else:
+            self._at_work.clear()
         return found
 
     def _count_moved(self) -> int | None:
@@ -234,7 +248,18 @@ class TorchGroup:
         if self.mesh is not None:
             self.mesh.cut()
         if first and self._over_nccl:
-            _abort([self._group, *self._sums.values()])
+            _abort([*self._sums.values(), self._group])
+
+    def wait_cut(self) -> None:
+        """The abort itself takes longer: it ends the operations at once, and then waits half a second for NCCL's
+        threads.
+        """
+        if not self._over_nccl:
+            return
+        with self._launching:  # one may be under way
+            pass
+        device.synchronize()
+        self._at_work.clear()
 
     def add_squares(self, own: Squares) -> float | None:
         return own.total if self.unit is None else self.unit.add_squares(own)
@@ -292,16 +317,17 @@ class TorchGroup:
         looked, work = time.monotonic(), operation.work
         while not work.is_completed():
             if self._cut_at is not None:
-                self.abandoned = True
-                return False
+                return False  # its memory is free again by the time that the next group is there (`wait_cut`)
             if time.monotonic() > looked + LOOK.total_seconds():
                 looked = time.monotonic()
                 self._look()
             time.sleep(NCCL_LOOK_SECONDS)
-        backend = operation.group._get_backend(torch.device("cuda"))
-        if backend.get_error() != ErrorType.SUCCESS or self._cut_at is not None:
+        if _has_failed(operation.group) or self._cut_at is not None:
             return False
-        work.wait()  # orders the script's stream behind the sum; it does not wait
+        try:
+            work.wait()  # orders the script's stream behind the sum; it does not wait
+        except RuntimeError:  # NCCL's error is known to the operation first
+            return False
         return True
 
 
@@ -323,13 +349,26 @@ def _cut_unit(unit: Unit | None) -> None:
 
 
 def _abort(groups: Iterable[Any]) -> None:
-    """In a thread of its own: it may take long, and the agent's socket must be read."""
-    chosen = list(groups)
-    threading.Thread(
-        target=lambda: [group.abort() for group in chosen],
-        name="everstep-group-abort",
-        daemon=True,
-    ).start()
+    """Each in a thread of its own: it takes half a second, and may wait for what another group has on the device."""
+
+    def abort(group: Any) -> None:
+        device.enter()
+        group.abort()
+
+    for group in groups:
+        name = "everstep-group-abort"
+        threading.Thread(target=abort, args=(group,), name=name, daemon=True).start()
+
+
+def _has_failed(made: Any) -> bool:
+    found: bool = made._get_backend(torch.device("cuda")).get_error() != ErrorType.SUCCESS
+    return found
+
+
+def require_no_error(made: Any) -> None:
+    """Raises `RuntimeError` if a group of torch's has an error of NCCL."""
+    if _has_failed(made):
+        raise RuntimeError("NCCL has lost a rank while it connected them")
 
 
 def _on_device(works: Sequence[Any]) -> bool:

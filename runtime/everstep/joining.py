@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from everstep import held_already, transfer
+import torch
+
+from everstep import device, held_already, transfer
 from everstep.errors import StateError
 from everstep.session import Session
 from everstep.sharded import local_of
@@ -31,22 +33,25 @@ def let_join(session: Session) -> None:
             " the script made it"
         )
     shot, applied, membership = session.take_snapshot(), session.applied, session.membership
+    marked = device.mark()
     if session.applied == session.until or session.gave_torn:
         membership.hold_here()
         with session.meter.charging("wait", waiting=True):
-            _follow_orders(session, shot, applied)
+            _follow_orders(session, shot, applied, marked)
     else:
         membership.hold_next()
-        _begin(_follow_orders, session, shot, applied)
+        _begin(_follow_orders, session, shot, applied, marked)
 
 
-def _follow_orders(session: Session, shot: Snapshot, applied: int) -> None:
+def _follow_orders(
+    session: Session, shot: Snapshot, applied: int, marked: torch.cuda.Event | None
+) -> None:
     """Each transfer has a thread of its own: gloo does not return if the newcomer dies while the two
     connect, and this rank must go on then. What such a thread still reads is used by nobody.
     """
     list_state = cache(shot.list_state)
     while (order := session.membership.next_order()) is not None:
-        _begin(_give, session, order, applied, shot, list_state)
+        _begin(_give, session, order, applied, shot, list_state, marked)
 
 
 def _begin(act: Callable[..., None], *given: object) -> None:
@@ -59,12 +64,19 @@ def _give(
     applied: int,
     shot: Snapshot,
     list_state: Callable[[], Capture],
+    marked: torch.cuda.Event | None,
 ) -> None:
     try:
-        held = list_state()
-        torn = transfer.give(
-            session.agent, order.epoch, order.key, applied, held, lambda: shot.find_changed(held)
-        )
+        with device.beside(marked):
+            held = list_state()
+            torn = transfer.give(
+                session.agent,
+                order.epoch,
+                order.key,
+                applied,
+                held,
+                lambda: shot.find_changed(held),
+            )
     except (RuntimeError, TimeoutError) as error:
         session.note(f"the state could not be handed to a newcomer: {error!r:.200}")
         return

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from everstep import randomness, step_checks, undo_step, validate, vector
+from everstep import device, randomness, step_checks, undo_step, validate, vector
 from everstep.batches import Batches
 from everstep.buffers import Held
 from everstep.errors import Misuse
@@ -229,8 +229,9 @@ class Loop:
 
     def _fill_vector(self) -> torch.Tensor:
         session = self._session
-        for index, loss in self._losses.items():
-            self._parts.losses[index] = loss.item()
+        losses = device.read_numbers(list(self._losses.values()))
+        for index, loss in zip(self._losses, losses, strict=True):
+            self._parts.losses[index] = loss
         if self._counts:
             self._parts.used[:] = session.reducer.used()
         if self._counts and self._buffers_after is not None:

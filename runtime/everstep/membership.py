@@ -359,8 +359,10 @@ class Membership:
 
     def _form_group(self, frame: wire.Regroup) -> None:
         assert self._form is not None
-        self._newest.cut()  # a rank that only held for newcomers has not left it yet
+        former = self._newest
+        former.cut()  # a rank that only held for newcomers has not left it yet
         try:
+            former.wait_cut()
             group = self._form(frame)
         except (RuntimeError, TimeoutError) as error:
             self._send(wire.Regrouped(epoch=frame.epoch, problem=str(error)[:500]))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from everstep import fixed_point, shares, spread
+from everstep.device import read_numbers
 from everstep.errors import Misuse
 from everstep.group import Group, LocalGroup, TellMoved, tell_nobody
 from everstep.sharded import local_of, with_local
@@ -133,18 +134,18 @@ def _count_uses(flat: torch.Tensor) -> int:
     return found
 
 
-def _whole(flat: torch.Tensor) -> float:
-    return float(torch.dot(flat, flat))
+def _whole(flat: torch.Tensor) -> torch.Tensor:
+    return torch.dot(flat, flat)
 
 
-def _sample(flat: torch.Tensor) -> float:
+def _sample(flat: torch.Tensor) -> torch.Tensor:
     """About the sum of the squares."""
     rows = flat.numel() // (BLOCK * SAMPLED)
     if rows < LEAST_BLOCKS:
         return _whole(flat)
     blocks = flat[: rows * BLOCK * SAMPLED].view(rows, SAMPLED * BLOCK)[:, :BLOCK]
     # `vector_norm` takes four times as long for rows that do not follow each other in memory.
-    return float((blocks * blocks).sum()) * flat.numel() / blocks.numel()
+    return (blocks * blocks).sum() * (flat.numel() / blocks.numel())
 
 
 class Reducer:
@@ -288,12 +289,15 @@ class Reducer:
             sampled: An estimate from a 32nd of each large bucket.
         """
         squares = dict.fromkeys(("whole", "shard", "tensor", "both"), 0.0)
-        for place, found in self._square(_sample if sampled else _whole):
-            squares[place] += found
+        found = list(self._square(_sample if sampled else _whole))
+        for (place, _), value in zip(found, read_numbers([s for _, s in found]), strict=True):
+            squares[place] += value
         total = (self._group or LocalGroup()).add_squares(Squares(**squares))
         return None if total is None else math.sqrt(total)
 
-    def _square(self, choose: Callable[[torch.Tensor], float]) -> Iterator[tuple[str, float]]:
+    def _square(
+        self, choose: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         if not self._exact:
             yield from ((b.spread.place, choose(b.flat)) for b in self._plan.buckets)
             return
@@ -301,7 +305,7 @@ class Reducer:
             if parameter.grad is not None:
                 held = local_of(parameter.grad).reshape(-1)
                 wide = held.to(sum_dtype(held.dtype))
-                yield spread.find_spread(parameter).place, float(torch.dot(wide, wide))
+                yield spread.find_spread(parameter).place, torch.dot(wide, wide)
 
     def _copy(self, indices: Sequence[int], factor: float, scale: float) -> None:
         if not indices:

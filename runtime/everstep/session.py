@@ -15,6 +15,7 @@ import torch
 
 from everstep import (
     checkpoint_reader,
+    device,
     digests,
     forming,
     randomness,
@@ -97,7 +98,7 @@ class Session:
         self._exact = exact_reduction
         self.reducer = Reducer(exact=exact_reduction, marks=meter.sums)
         self._device_mesh: DeviceMesh | None = None
-        self.device = choose_device(start.local_rank)
+        self.device = device.own()
         self.checkpoint = (
             Checkpoint(start.manifest, start.places or "", self._mend) if start.manifest else None
         )
@@ -108,6 +109,8 @@ class Session:
         self.copier = Copier()
         self._copying = False
         """It copies, or has copied, what the next step changes."""
+        self._grown = False
+        """There is room for what optimizers have made in the first step."""
         self.slots = Slots(start.staging, f"slot-{os.getpid()}-{uuid.uuid4().hex[:8]}-")
         self.staged = start.applied if start.manifest else -1
         """The newest step of which this rank's part is staged; no step is staged twice."""
@@ -215,21 +218,44 @@ class Session:
         self.membership.set_apart("")
 
     def _prepare_saves(self, held: Capture) -> None:
-        """Beside the first step, which applies nothing before. If there is no room now, the first save
-        says so.
-        """
+        """Beside the first step, which applies nothing before."""
         size = lay_out(held.tensors, self.part, held.own)[1]
 
+        marked = device.mark()
+
         def prepare() -> None:
-            with contextlib.suppress(NoRoom):
-                self.slots.prepare(size)
-            self._finite.note_start(held.tensors)
+            self._take_room(size)
+            with device.beside(marked):
+                self._finite.note_start(held.tensors)
             for name in sorted(self._finite.since_start):
                 self.note(f"{name} holds NaN or infinite values from the start: saves allow them")
 
         self._copying = True
         self.copier.hold(prepare)
         self.copier.begin()
+
+    def prepare_grown(self) -> None:
+        """After the first step: most optimizers have made their state in it. Beside the next step, which waits for the
+        size only.
+        """
+        if self._grown:
+            return
+        self._grown = True
+        self.copier.wait()
+        shot, part = self.take_snapshot(), self.part
+
+        def measure() -> Rest:
+            held = shot.list_state()
+            size = lay_out(held.tensors, part, held.own)[1]
+            return lambda: self._take_room(size)
+
+        self._copying = True
+        self.copier.hold(measure)
+
+    def _take_room(self, size: int) -> None:
+        """If there is none now, the next save says so."""
+        with contextlib.suppress(NoRoom):
+            self.slots.prepare(size)
 
     def adopt(self, taken: Taken) -> None:
         """Take over the live state of another member."""
@@ -357,9 +383,9 @@ class Session:
             pins=self.asked.list_pins(step),
             ms=(time.monotonic() - began) * 1000,
         )
-        part = self.part
+        part, marked = self.part, device.mark()
         self._copying = True
-        self.copier.hold(lambda: self._copy(shot, staged, part))
+        self.copier.hold(lambda: self._copy(shot, staged, part, marked))
 
     def begin_copy(self) -> None:
         """Not before: the interpreter runs one thread at a time, and the boundary would wait for it."""
@@ -372,12 +398,19 @@ class Session:
                 self.copier.wait_until_read()
             self._copying = False
 
-    def _copy(self, shot: snapshot.Snapshot, staged: wire.Staged, part: Part) -> Rest | None:
+    def _copy(
+        self,
+        shot: snapshot.Snapshot,
+        staged: wire.Staged,
+        part: Part,
+        marked: torch.cuda.Event | None,
+    ) -> Rest | None:
         """In the copier's thread. What is left needs the copy alone, so no step waits for it."""
         try:
-            held = shot.list_state()
-            tensors, room = self.slots.write(staged.path, held.tensors, part, held.own)
-            told = digests.tell(held.tensors, part)
+            with device.beside(marked):
+                held = shot.list_state()
+                tensors, room = self.slots.write(staged.path, held.tensors, part, held.own)
+                told = digests.tell(held.tensors, part)
         except (NoRoom, OSError, RuntimeError) as error:
             self._drop_copy(staged, str(error))
             return None
@@ -393,6 +426,7 @@ class Session:
         def check_and_hand_over() -> None:
             bad = self._finite.list_bad(tensors, room)
             self._hand_over(held, replace(copied, not_finite=bad))
+            self._take_room(len(room))  # the other slot may be smaller still
 
         return check_and_hand_over
 
@@ -499,9 +533,3 @@ class Session:
         self.windows = {k: tuple(v) for k, v in tree["windows"].items()}
         cpu = torch.device("cpu")
         randomness.restore(state.decode(tree["random"], fetch, cpu))
-
-
-def choose_device(local_rank: int) -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank % torch.cuda.device_count())

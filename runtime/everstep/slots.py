@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from everstep import shares, staging, state
+from everstep import device, shares, staging, state
 from everstep.sharded import local_of
 from everstep_contract import wire
 
@@ -32,10 +32,17 @@ class Slot:
     path: Path
     room: Bytes
     """[bytes]"""
+    pinned: bool
+    """The device copies to it by itself."""
 
     @property
     def is_free(self) -> bool:
         return self.path.stat().st_nlink == 1
+
+    def remove(self) -> None:
+        if self.pinned:
+            device.unpin(self.room)
+        self.path.unlink()
 
 
 class Slots:
@@ -54,7 +61,8 @@ class Slots:
         """Of the last part; the next one is mostly the same."""
 
     def prepare(self, size: int) -> None:
-        """Take the memory for parts of this size, in bytes, before the first save. Raises `NoRoom`."""
+        """Take the memory for parts of this size, in bytes, before a save needs it. Raises `NoRoom`."""
+        self._remove_smaller(size)
         while len(self._slots) < COUNT and size:
             self._slots.append(self._make(size))
 
@@ -76,7 +84,9 @@ class Slots:
         for held in laid:
             if held.bytes:
                 source = staging.select(known[held.rows.name], held.rows)
-                np.copyto(slot.room[held.at : held.at + held.bytes], _view_bytes(source))
+                _copy(source, slot.room[held.at : held.at + held.bytes], pinned=slot.pinned)
+        if slot.pinned:
+            torch.cuda.current_stream().synchronize()
         os.link(slot.path, path)
         described = (staging.describe_rows(known[held.rows.name], held) for held in laid)
         return tuple(described), slot.room
@@ -92,28 +102,36 @@ class Slots:
 
     def _take(self, size: int) -> Slot:
         """A free slot of at least this size."""
-        free = [slot for slot in self._slots if slot.is_free]
-        fits = [slot for slot in free if len(slot.room) >= size]
+        fits = [slot for slot in self._slots if slot.is_free and len(slot.room) >= size]
         if fits:
             return fits[0]
-        for too_small in free:
-            too_small.path.unlink()
-            self._slots.remove(too_small)
+        self._remove_smaller(size)
         if len(self._slots) >= self.limit:
             raise staging.NoRoom(f"the last {len(self._slots)} saves still wait for the store")
         self._slots.append(self._make(size))
         return self._slots[-1]
+
+    def _remove_smaller(self, size: int) -> None:
+        for slot in [slot for slot in self._slots if slot.is_free and len(slot.room) < size]:
+            slot.remove()
+            self._slots.remove(slot)
 
     def _make(self, size: int) -> Slot:
         self._made += 1
         path = self._folder / f"{self._name}{self._made}"
         with staging.new_file(str(path), max(size, 1)) as descriptor:
             page = mmap.mmap(descriptor, max(size, 1), flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        return Slot(path, np.frombuffer(page, np.uint8))
+        room: Bytes = np.frombuffer(page, np.uint8)
+        return Slot(path, room, pinned=device.pin(room))
 
 
-def _view_bytes(tensor: torch.Tensor) -> Bytes:
-    """numpy copies in the calling thread alone; torch would take all threads of the computation."""
-    on_host = tensor.detach().to("cpu").contiguous()
-    found: Bytes = on_host.reshape(-1).view(torch.uint8).numpy()
-    return found
+def _copy(source: torch.Tensor, room: Bytes, *, pinned: bool) -> None:
+    """Over on return, but for a copy from a device to pinned memory."""
+    if source.device.type == "cpu":
+        # numpy copies in the calling thread alone; torch would take all threads of the computation.
+        np.copyto(room, source.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    elif pinned:
+        there = torch.from_numpy(room).view(source.dtype).view(source.shape)
+        there.copy_(source.detach(), non_blocking=True)
+    else:
+        device.fetch(source, room)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from everstep import shares, state
+from everstep import device, shares, state
 from everstep.errors import StateError
 from everstep.sharded import box_of, find_problem, is_sharded, list_divided, local_of
 from everstep_contract import layout, wire
@@ -136,10 +136,14 @@ def _fill(descriptor: int, size: int, tensors: state.Tensors, laid: Sequence[Sta
     page = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
     whole = torch.frombuffer(page, dtype=torch.uint8)
     for held in laid:
-        if held.bytes:
-            source = select(tensors[held.rows.name], held.rows)
-            room = whole[held.at : held.at + held.bytes].view(source.dtype).view(source.shape)
-            room.copy_(source)
+        if not held.bytes:
+            continue
+        source = select(tensors[held.rows.name], held.rows)
+        room = whole[held.at : held.at + held.bytes]
+        if source.device.type == "cpu":
+            room.view(source.dtype).view(source.shape).copy_(source)
+        else:
+            device.fetch(source, room.numpy())
 
 
 def select(tensor: torch.Tensor, rows: shares.Rows) -> torch.Tensor:

@@ -52,7 +52,7 @@ def test_a_file_tells_the_steps_so_far(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_both_sides_train_side_by_side() -> None:
     runs, peaks = interleave(
-        ["everstep", "ddp"], 2, rounds=2, seconds=1.0, chance=random.Random(1), tell=print
+        ["everstep", "ddp"], 2, rounds=2, seconds=4.0, chance=random.Random(1), tell=print
     )
     assert {system: len(found) for system, found in runs.items()} == {"everstep": 2, "ddp": 2}
     assert all(m.wall_s > 0 and m.cpu_s > 0 for found in runs.values() for m in found)

@@ -66,12 +66,12 @@ def test_a_sum_is_that_of_the_bytes_as_words(raw: bytes, first: int) -> None:
     tensor = torch.frombuffer(bytearray(raw) or bytearray(1), dtype=torch.uint8)[: len(raw)][first:]
     data = tensor.numpy().tobytes()
     words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)]
-    assert digests.sum_words(tensor) == sum(words) % 2**64
+    assert digests.sum_all([tensor]) == [sum(words) % 2**64]
 
 
 def test_a_tensor_that_is_not_contiguous_has_the_sum_of_its_copy() -> None:
     tensor = torch.arange(12, dtype=torch.float32).reshape(3, 4)
-    assert digests.sum_words(tensor.t()) == digests.sum_words(tensor.t().contiguous())
+    assert digests.sum_all([tensor.t()]) == digests.sum_all([tensor.t().contiguous()])
 
 
 @pytest.mark.parametrize("units", [1, 2, 4])

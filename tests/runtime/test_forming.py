@@ -1,7 +1,6 @@
 """Which way the ranks form their group, that all go the same, and that a group is kept only if it can be."""
 
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -122,13 +121,8 @@ def two_ranks() -> list[TorchGroup]:
     keys = Keys()
 
     def make(rank: int) -> TorchGroup:
-        made = TorchGroup.__new__(TorchGroup)
-        made._sockets, made._sums, made.mesh = [], {}, None
-        made._cut_at, made._over_nccl, made.abandoned = None, False, False
-        made._launching, made._newest = threading.Lock(), None
-        made.rank, made.world = rank, 2
-        made._group = forming.form_pair(keys, epoch=1, key="k", rank=rank)._made
-        return made
+        pair = forming.form_pair(keys, epoch=1, key="k", rank=rank)
+        return TorchGroup(rank, 2, (), pair._made)
 
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(make, range(2)))

@@ -40,11 +40,7 @@ class Operation:
 
 @pytest.fixture
 def group() -> TorchGroup:
-    made = TorchGroup.__new__(TorchGroup)
-    made._sockets, made._sums, made.mesh = [], {}, None
-    made._cut_at, made._over_nccl, made.abandoned = None, False, False
-    made._launching, made._newest, made._look = threading.Lock(), None, lambda: None
-    return made
+    return TorchGroup(0, 1, (), None)
 
 
 @pytest.mark.parametrize("waits", [0, 1, 2])
@@ -118,8 +114,9 @@ def test_over_nccl_a_cut_ends_the_wait_and_aborts_the_group(over_nccl: TorchGrou
     assert not over_nccl.wait(
         [groups._OnDevice(DeviceOperation(complete_after=None), over_nccl._group)]
     )
-    assert over_nccl.abandoned
     assert over_nccl._group.aborted.wait(20)
+    over_nccl.wait_cut()
+    assert not over_nccl.abandoned, "the device is done with its memory"
 
 
 def test_over_nccl_what_an_abort_completes_does_not_count(over_nccl: TorchGroup) -> None:
@@ -137,6 +134,17 @@ def test_over_nccl_a_sum_of_a_failed_group_does_not_count(
     operation = DeviceOperation(complete_after=1)
     assert not over_nccl.wait([groups._OnDevice(operation, over_nccl._group)])
     assert not operation.ordered
+
+
+class LateError(DeviceOperation):
+    """Complete because NCCL has failed, which only the operation knows so far."""
+
+    def wait(self, *limits: timedelta) -> None:
+        raise RuntimeError("NCCL error: remote process exited or there was a network error")
+
+
+def test_over_nccl_an_error_that_only_the_operation_knows_is_found(over_nccl: TorchGroup) -> None:
+    assert not over_nccl.wait([groups._OnDevice(LateError(complete_after=1), over_nccl._group)])
 
 
 def test_a_socket_that_got_the_number_of_a_closed_one_is_new() -> None:
@@ -198,11 +206,7 @@ def ranks(request: pytest.FixtureRequest) -> list[TorchGroup]:
     entries = [listener.entry for listener in listeners]
 
     def make(rank: int) -> TorchGroup:
-        made = TorchGroup.__new__(TorchGroup)
-        made._sockets, made._sums, made._cut_at = [], {}, None
-        made._over_nccl, made.abandoned = False, False
-        made._launching, made._newest, made._look = threading.Lock(), None, lambda: None
-        made.rank, made.world = rank, 3
+        made = TorchGroup(rank, 3, (), None)
         mesh = listeners[rank].connect(rank, entries, 60)
         made.mesh = mesh if request.param == "direct" else None
         made._group = torch.distributed.ProcessGroupGloo(keys, rank, 3, forming.make_options(None))

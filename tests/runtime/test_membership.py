@@ -34,6 +34,9 @@ class Named:
     def cut(self) -> None:
         self.was_cut = True
 
+    def wait_cut(self) -> None:
+        assert self.was_cut
+
     def drop(self) -> None:
         assert self.was_cut
 

@@ -1,17 +1,23 @@
 """What one GPU can show: the reducer, a group over NCCL with one rank, and staging."""
 
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from everstep import forming, staging
+from everstep import device, digests, forming, staging
 from everstep.group import LocalGroup
 from everstep.reducer import Reducer
-from everstep.shares import Part
+from everstep.shares import Part, part_of
+from everstep.slots import Slots
 from everstep.store import AgentStore
+from everstep_contract.units import ONE_RANK
 from runtime.test_transfer import Keys
 
 pytestmark = [
@@ -19,6 +25,12 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
 ]
 GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def _claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_own", torch.device("cpu"))
+    device.claim(0)
 
 
 def test_gradients_on_the_gpu_are_views_of_the_sum() -> None:
@@ -47,17 +59,86 @@ def test_a_group_over_nccl_sums_and_can_be_cut() -> None:
         began = time.monotonic()
         formed.cut()
         assert not formed.wait([formed.all_reduce(torch.ones(4, device=GPU))])
+        formed.wait_cut()
         assert time.monotonic() - began < 20
     finally:
         dist.destroy_process_group()
 
 
-def test_a_part_is_staged_from_the_gpu(tmp_path: Path) -> None:
-    tensors = {"w": torch.arange(12.0, device=GPU).view(3, 4), "n": torch.tensor(7, device=GPU)}
-    path = str(tmp_path / "part")
+def test_a_part_is_staged_from_the_gpu(folder: str) -> None:
+    tensors = {name: t.to(GPU) for name, t in some_state().items()}
+    path = f"{folder}/part"
     staged = staging.write_part(path, tensors, Part())
     raw = Path(path).read_bytes()
     for held in staged:
-        tensor = tensors[held.name].cpu().contiguous()
-        size = tensor.numel() * tensor.element_size()
-        assert raw[held.at : held.at + size] == tensor.numpy().tobytes()
+        assert raw[held.at :].startswith(to_bytes(tensors[held.name])), held.name
+
+
+def to_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def some_state() -> dict[str, torch.Tensor]:
+    made = torch.Generator().manual_seed(0)
+    whole = torch.randn(64, 1000, generator=made)
+    return {
+        "model/w": whole,
+        "model/narrow": whole.to(torch.bfloat16),
+        "model/image": whole.view(4, 16, 10, 100).to(memory_format=torch.channels_last),
+        "model/odd": torch.arange(13, dtype=torch.uint8),
+        "model/n": torch.tensor(7),
+    }
+
+
+@pytest.fixture(params=["memory", "disk"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The device can copy by itself to a file in memory only."""
+    if request.param == "disk":
+        yield str(tmp_path)
+        return
+    with TemporaryDirectory(dir="/dev/shm") as made:
+        yield made
+
+
+def test_a_slot_holds_what_lies_on_the_gpu(folder: str) -> None:
+    here = some_state()
+    there = {name: t.to(GPU) for name, t in here.items()}
+    slots = Slots(folder, "slot-")
+    slots.prepare(1000)
+    assert all(slot.pinned for slot in slots._slots) or not folder.startswith("/dev/shm")
+    with device.beside(device.mark()):
+        staged, room = slots.write(f"{folder}/save", there, Part())
+    assert torch.ones(4, device=GPU).sum() == 4, "no error is left behind"
+    for held in staged:
+        raw = to_bytes(here[held.name])
+        assert room[held.at : held.at + len(raw)].tobytes() == raw, held.name
+
+
+def test_a_copy_beside_the_script_waits_for_nothing_that_its_stream_is_given_later(
+    tmp_path: Path,
+) -> None:
+    state = {"w": torch.full((1 << 20,), 1.0, device=GPU)}
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        slots = Slots(folder, "slot-")
+        slots.prepare(1 << 22)
+        marked = device.mark()
+        torch.cuda._sleep(4 * 10**9)  # cycles
+        later = torch.cuda.current_stream().record_event()
+        with ThreadPoolExecutor(1) as copier:
+            room = copier.submit(_write, slots, f"{folder}/save", state, marked).result()
+        assert not later.query(), "the script's stream is still busy"
+        assert (room[: 1 << 22].view("f4") == 1.0).all()
+        later.synchronize()
+
+
+def _write(slots: Slots, path: str, state: dict[str, torch.Tensor], marked: Any) -> Any:
+    with device.beside(marked):
+        return slots.write(path, state, Part())[1]
+
+
+def test_digests_are_the_same_wherever_the_state_lies() -> None:
+    here = some_state()
+    there = {name: t.to(GPU) for name, t in here.items()}
+    for unit in range(3):
+        part = part_of(ONE_RANK, unit, 3)
+        assert digests.tell(here, part) == digests.tell(there, part)

@@ -4,6 +4,7 @@ earlier run stopped.
 
 import itertools
 import os
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -58,14 +59,14 @@ ROUNDS = (
         slots=2,
         delays=0,
         steps=2,
-        share=0.15,
+        share=0.25,
         first_seconds=5,
         at_least=ALL,
         in_place=True,
         newcomers=True,
     ),
-    Round(slots=3, delays=0, steps=2, share=0.25, first_seconds=5, at_least=44),
-    Round(slots=3, delays=1, steps=1, share=0.2, first_seconds=15, at_least=12),
+    Round(slots=3, delays=0, steps=2, share=0.2, first_seconds=5, at_least=44),
+    Round(slots=3, delays=1, steps=1, share=0.15, first_seconds=15, at_least=12),
 )
 """Searched in this order. With one delay a pair on three slots has thirty times as many states as
 with none.
@@ -129,7 +130,14 @@ def case(round_: Round, pair: tuple[str, str]) -> str:
 
 
 def loaded_files() -> list[Path]:
-    """The product's and the model's modules that a search uses: all that were imported for it."""
+    """The product's and the model's modules that a search uses, whatever other tests of this run have imported."""
+    show = (
+        "import sys\n"
+        "import simulation.protocol.membership, simulation.protocol.search\n"
+        "ours = [m for n, m in sys.modules.items() if n.startswith(tuple(sys.argv[1:]))]\n"
+        "print(*(m.__file__ for m in ours if getattr(m, '__file__', None)))"
+    )
     ours = ("everstep_agent", "everstep_contract", "simulation.protocol")
-    files = [m.__file__ for name, m in sys.modules.items() if name.startswith(ours)]
-    return sorted(Path(f).relative_to(ROOT) for f in files if f)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.check_output([sys.executable, "-c", show, *ours], env=environ, text=True)
+    return sorted(Path(name).relative_to(ROOT) for name in found.split())

@@ -97,7 +97,7 @@ def why_not_in_place(
     if failure:
         return f"{cause}: the script failed"
     if not all(m.id in able for m in epoch.members):
-        return "a member cannot (it runs on GPUs, or its image is older), or was never heard"
+        return "a member cannot (its image is older), or was never heard"
     return why_not_now(epoch)
 
 

@@ -36,6 +36,9 @@ class Group:
     def cut(self) -> None:
         """Does nothing: in the model a collective of a cut group may succeed or fail."""
 
+    def wait_cut(self) -> None:
+        pass
+
     def drop(self) -> None:
         """Does nothing: the model has no resources."""
 

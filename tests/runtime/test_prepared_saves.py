@@ -1,0 +1,36 @@
+"""The memory for saves is there before the first one, also for what an optimizer makes in the first step."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from everstep.slots import COUNT
+from everstep.staging import lay_out
+from runtime.a_job import Trial
+
+
+def list_slots(folder: Path) -> dict[int, int]:
+    """Inode → bytes."""
+    return {s.st_ino: s.st_size for p in folder.glob("slot-*") if (s := p.stat())}
+
+
+@pytest.mark.parametrize("every", [0, 1, 2])
+def test_the_saves_after_the_first_step_have_room_for_the_optimizers_state(
+    tmp_path: Path, every: int
+) -> None:
+    trial = Trial(tmp_path, save_every_steps=every)
+    trial.optimizer = torch.optim.AdamW(trial.model.parameters())
+    trial.track()
+    prepared: dict[int, int] = {}
+    for step in trial.job.steps(until=6):
+        trial.take(step)
+        trial.session.copier.wait()
+        found = list_slots(tmp_path)
+        if step.number > 1 + 2 * every:
+            assert not prepared or found == prepared, "no save takes memory"
+            prepared = found
+    held = trial.session.capture()
+    whole = lay_out(held.tensors, trial.session.part, held.own)[1]
+    assert len(prepared) == COUNT
+    assert min(prepared.values()) >= whole
