@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch.utils.data import IterableDataset
 
@@ -122,6 +122,7 @@ def test_a_stream_without_samples_is_refused() -> None:
         empty.source.read(empty.ids(0, 0))
 
 
+@settings(max_examples=40)
 @given(
     size=some.integers(1, 3000),
     takes=some.lists(some.tuples(some.integers(0, 5000), some.integers(1, 1500)), max_size=6),
