@@ -163,8 +163,6 @@ class TorchGroup:
         self.abandoned = False
         self._group = made
         self._over_nccl = torch.cuda.is_available()
-        self._at_work: list[tuple[Any, torch.Tensor]] = []
-        """Operations on the device and their memory, which nothing else may use before they are over."""
         self._launching = threading.Lock()
         self._look: Look = lambda: None
         self._newest: Any = None
@@ -173,10 +171,7 @@ class TorchGroup:
     def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
         group = self._group if over is None else self._sums.get(over, self._group)
         work = self._launch(lambda: group.allreduce([tensor]))
-        if work is None or not tensor.is_cuda:
-            return work
-        self._at_work.append((work, tensor))
-        return _OnDevice(work, group)
+        return _OnDevice(work, group) if work is not None and tensor.is_cuda else work
 
     def start_last(
         self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore
@@ -223,8 +218,6 @@ class TorchGroup:
         found = last.end(self._ends, self._look) if last is not None else None
         if found is None:
             self.cut()
-        else:
-            self._at_work.clear()
         return found
 
     def _count_moved(self) -> int | None:
@@ -259,7 +252,6 @@ class TorchGroup:
         with self._launching:  # one may be under way
             pass
         device.synchronize()
-        self._at_work.clear()
 
     def add_squares(self, own: Squares) -> float | None:
         return own.total if self.unit is None else self.unit.add_squares(own)

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cache
 
-import torch
-
 from everstep import device, held_already, transfer
 from everstep.errors import StateError
 from everstep.session import Session
@@ -33,25 +31,22 @@ def let_join(session: Session) -> None:
             " the script made it"
         )
     shot, applied, membership = session.take_snapshot(), session.applied, session.membership
-    marked = device.mark()
     if session.applied == session.until or session.gave_torn:
         membership.hold_here()
         with session.meter.charging("wait", waiting=True):
-            _follow_orders(session, shot, applied, marked)
+            _follow_orders(session, shot, applied)
     else:
         membership.hold_next()
-        _begin(_follow_orders, session, shot, applied, marked)
+        _begin(_follow_orders, session, shot, applied)
 
 
-def _follow_orders(
-    session: Session, shot: Snapshot, applied: int, marked: torch.cuda.Event | None
-) -> None:
+def _follow_orders(session: Session, shot: Snapshot, applied: int) -> None:
     """Each transfer has a thread of its own: gloo does not return if the newcomer dies while the two
     connect, and this rank must go on then. What such a thread still reads is used by nobody.
     """
     list_state = cache(shot.list_state)
     while (order := session.membership.next_order()) is not None:
-        _begin(_give, session, order, applied, shot, list_state, marked)
+        _begin(_give, session, order, applied, shot, list_state)
 
 
 def _begin(act: Callable[..., None], *given: object) -> None:
@@ -64,10 +59,9 @@ def _give(
     applied: int,
     shot: Snapshot,
     list_state: Callable[[], Capture],
-    marked: torch.cuda.Event | None,
 ) -> None:
     try:
-        with device.beside(marked):
+        with device.beside(shot.marked):
             held = list_state()
             torn = transfer.give(
                 session.agent,

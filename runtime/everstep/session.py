@@ -383,9 +383,9 @@ class Session:
             pins=self.asked.list_pins(step),
             ms=(time.monotonic() - began) * 1000,
         )
-        part, marked = self.part, device.mark()
+        part = self.part
         self._copying = True
-        self.copier.hold(lambda: self._copy(shot, staged, part, marked))
+        self.copier.hold(lambda: self._copy(shot, staged, part))
 
     def begin_copy(self) -> None:
         """Not before: the interpreter runs one thread at a time, and the boundary would wait for it."""
@@ -398,16 +398,10 @@ class Session:
                 self.copier.wait_until_read()
             self._copying = False
 
-    def _copy(
-        self,
-        shot: snapshot.Snapshot,
-        staged: wire.Staged,
-        part: Part,
-        marked: torch.cuda.Event | None,
-    ) -> Rest | None:
+    def _copy(self, shot: snapshot.Snapshot, staged: wire.Staged, part: Part) -> Rest | None:
         """In the copier's thread. What is left needs the copy alone, so no step waits for it."""
         try:
-            with device.beside(marked):
+            with device.beside(shot.marked):
                 held = shot.list_state()
                 tensors, room = self.slots.write(staged.path, held.tensors, part, held.own)
                 told = digests.tell(held.tensors, part)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from everstep import rewind, state
+from everstep import device, rewind, state
 from everstep.buffers import Buffers
 from everstep.sharded import copy_to_host, local_of, version_of, with_local
 from everstep.tracked import Tracked
@@ -49,6 +49,8 @@ class Snapshot:
     """Parameter → its version at the boundary."""
     versions: dict[str, int] = field(default_factory=dict)
     """Tensor that is not copied → its version when it was listed."""
+    marked: torch.cuda.Event | None = None
+    """On a device: the boundary in the script's stream, with the copies that were made at it (`device.beside`)."""
 
     def list_state(self) -> Capture:
         """The state as of the boundary, until the step that follows it is applied."""
@@ -111,6 +113,7 @@ def take(tracked: Tracked, buffers: Buffers, rest: Capture) -> Snapshot:
     for name in filter(tracked.stays, tracked.objects):
         if tracked.has_sharded(name):
             shot.list_now(name)
+    shot.marked = device.mark()
     return shot
 
 

@@ -36,8 +36,8 @@ PR_SET_PDEATHSIG = 1
 EXPLAIN_SECONDS = 2.0
 """How long an exception from a collective waits for the agent to say that a member was lost."""
 UNITS_REGROUP_ON_GPUS = False
-"""On one GPU units were regrouped in 0.3 s, but in two of four tries the survivors waited for ever: NCCL's abort of one
-group waited for another group's operation. Now all are aborted at once, which was not run on a GPU yet.
+"""On one GPU units regrouped in 0.3 s, but in two of four tries the survivors stood still. Probably NCCL's abort of one
+group waited for another group's operation. Now all groups are aborted at once, which has not run on a GPU yet.
 """
 TRACEBACK_CHARACTERS = 8000
 """Of the end of a traceback that the agent gets."""
