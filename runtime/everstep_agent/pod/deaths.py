@@ -7,7 +7,8 @@ import os
 from everstep_agent import logline
 from everstep_agent.identity import Identity
 from everstep_agent.peers.agent_report import FailureReport
-from everstep_agent.pod import device_waits, faults
+from everstep_agent.pod import device_waits, faults, spawn
+from everstep_agent.pod.out_of_memory import OutOfMemory, find_group
 from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.worker_report import Exit, build_exit_failure, build_failure
 from everstep_contract import levels, report, wire
@@ -36,6 +37,7 @@ class Deaths:
         self._line = line
         self._table = faults.load_faults()
         self._early = 0
+        self._memory = OutOfMemory(find_group())
 
     @property
     def over(self) -> bool:
@@ -56,6 +58,8 @@ class Deaths:
 
     def died(self, worker: Worker, *, trained: bool, now: float) -> None:
         """It ended without being asked to."""
+        if _was_killed(worker):
+            worker.killed_for = self._memory.explain(now)
         how, status = worker.exit_text(), worker.status
         self._line.say(
             "worker_ended", local=worker.local, life=worker.life, pid=worker.pid, message=how
@@ -96,8 +100,8 @@ class Deaths:
         self._early += 1
         if self._early < EARLY_DEATHS:
             return True
-        how = worker.failed.message if worker.failed else f"the worker {worker.exit_text()}"
-        text = f"{how} before the epoch started, {self._early} times in a row"
+        how = worker.failed.message if worker.failed else worker.exit_text()
+        text = f"before the epoch started, {self._early} times in a row: {how}"
         self.fatal = FailureReport(cause=death.cause.value, message=text)
         return False
 
@@ -129,7 +133,8 @@ class Deaths:
             self._line.say("device_wait", local=worker.local, message=message)
 
     def look(self, now: float) -> bool:
-        """Whether a wait for the operator's judgment has just ended."""
+        """Do what is due by time alone. Returns whether a wait for the operator's judgment has just ended."""
+        self._memory.look(now)
         slot = self._me.slot
         before, self.waits = (
             self.waits,
@@ -139,6 +144,12 @@ class Deaths:
             why = device_waits.why_closed(wait, self.wanted, slot)
             self._line.say("device_wait_over", local=wait.local, message=why)
         return self.waits != before
+
+
+def _was_killed(worker: Worker) -> bool:
+    """By SIGKILL, and not by its agent, which would have done it before the death."""
+    by_agent = worker.killed_at is not None and worker.killed_at != worker.dead_at
+    return worker.status is not None and spawn.was_killed(worker.status) and not by_agent
 
 
 _RETRIED = frozenset(

@@ -83,6 +83,8 @@ class Worker:
     stuck: str = ""
     """Not empty: it survives SIGKILL. It may hold its device, and is not proven dead."""
     status: int | None = None
+    killed_for: str = ""
+    """Why SIGKILL ended it, where the kernel tells."""
     last: position.Position = field(default_factory=position.Position)
     last_sums: Sums | None = None
     asking: tuple[int, int] | None = None
@@ -136,4 +138,6 @@ class Worker:
             spawn.kill_group(self.pid)
 
     def exit_text(self) -> str:
-        return self.hung or spawn.describe_exit(self.status)
+        if self.hung:
+            return self.hung
+        return ", ".join(filter(None, (spawn.describe_exit(self.status), self.killed_for)))
