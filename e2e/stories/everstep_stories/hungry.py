@@ -40,6 +40,26 @@ async def run(
     return trial, {pod.slot: await _list_lines(scene, pod) for pod in pods}
 
 
+async def run_rank(scene: Scene, name: str, slot: int) -> Trial:
+    """Run the job to its end: the kernel ends the rank of this slot once, and nothing else of its container."""
+    if not scene.system.by_helm:
+        raise NotHereError("the local lab simulates no memory limits; the kind lab has real ones")
+    trial = await scene.start(_build_job(scene, name, (slot,), whole=False))
+    await trial.until_stepping(limit=120)
+    pod = await scene.board.current_pod(name, slot)
+    assert pod is not None
+    if not await _ends_ranks_alone(scene, pod.node):
+        raise NotHereError("the kubelet has the kernel end whole containers (singleProcessOOMKill)")
+    with scene.timed("steps → Complete"):
+        await trial.until_condition("Complete", limit=180)
+    return trial
+
+
+async def _ends_ranks_alone(scene: Scene, node: str) -> bool:
+    text = await scene.kubectl("get", "--raw", f"/api/v1/nodes/{node}/proxy/configz")
+    return bool(json.loads(text)["kubeletconfig"].get("singleProcessOOMKill", True))
+
+
 async def check(
     scene: Scene, trial: Trial, lines: dict[int, list[Line]], slots: tuple[int, ...]
 ) -> None:
@@ -77,11 +97,13 @@ async def _list_lines(scene: Scene, pod: Pod) -> list[Line]:
     return [line for line in found if line is not None]
 
 
-def _build_job(scene: Scene, name: str, slots: tuple[int, ...]) -> Object:
+def _build_job(scene: Scene, name: str, slots: tuple[int, ...], *, whole: bool = True) -> Object:
+    """`whole`: the kernel ends all processes of a container."""
     env = {
         "HUNGRY_UNTIL": str(STEPS),
         "HUNGRY_STEP": str(HUNGRY),
         "HUNGRY_SLOTS": ",".join(map(str, slots)),
+        "HUNGRY_WHOLE": str(int(whole)),
     }
     job = scene.build_job(name, env=env)
     job["spec"]["checkpoint"] |= {"everySteps": 10, "stagingMemory": "128Mi"}

@@ -14,6 +14,7 @@ import everstep
 STEPS = int(os.environ["HUNGRY_UNTIL"])
 STEP = int(os.environ["HUNGRY_STEP"])
 SLOTS = os.environ["HUNGRY_SLOTS"].split(",")
+WHOLE = os.environ["HUNGRY_WHOLE"] == "1"
 EATEN = Path("/scratch/eaten")
 """On an emptyDir, so that it outlives the container."""
 STEP_SECONDS, ALONE_SECONDS, SAVE_SECONDS = 0.05, 0.4, 1.0
@@ -43,11 +44,13 @@ def slot() -> str:
 
 
 def eat() -> None:
-    """With cgroup v2 the kubelet makes the kernel end all processes of the container. With cgroup v1 it ends only the
-    one with the highest score, so that one is made the container's first: with it all others end.
+    """With cgroup v2 the kubelet makes the kernel end all processes of the container. With cgroup v1 the kernel ends
+    only the one with the highest score, which is this one. If all are to end, the container's first process gets the
+    highest score, because all others end with it.
     """
     EATEN.touch()
-    Path("/proc/1/oom_score_adj").write_text("1000")
+    if WHOLE:
+        Path("/proc/1/oom_score_adj").write_text("1000")
     held = []
     while True:
         held.append(torch.ones(2**22))
