@@ -12,10 +12,11 @@ from job_builders import a_pod
 from toy_cluster import a_node_object
 
 
-def a_node(version: int, ready: str) -> dict[str, Any]:
+def a_node(version: int, ready: str, transition: str = "") -> dict[str, Any]:
     node = a_node_object("node-0")
     node["metadata"]["resourceVersion"] = str(version)
-    node["status"]["conditions"] = [{"type": "Ready", "status": ready, "message": "no heartbeat"}]
+    condition = {"type": "Ready", "status": ready, "message": "no heartbeat"}
+    node["status"]["conditions"] = [{**condition, "lastTransitionTime": transition}]
     return node
 
 
@@ -42,13 +43,25 @@ def test_a_node_that_was_ready_while_no_job_looked_is_not_ready_since_the_last_t
     assert unready_for(made, 1000.0) == 0.0
 
 
+def test_a_node_that_was_ready_between_two_passes_is_not_ready_since_the_second_only() -> None:
+    """The world keeps only the newest version of an object, so no pass sees the node Ready."""
+    made = the_passes(world := World())
+    world.nodes.put(a_node(1, "Unknown", "10:00:00"))
+    assert unready_for(made, 100.0) == 0.0
+    world.nodes.put(a_node(2, "True", "10:00:50"))
+    world.nodes.put(a_node(3, "Unknown", "10:00:59"))
+    assert unready_for(made, 160.0) == 0.0
+    world.nodes.put(a_node(4, "Unknown", "10:00:59"))
+    assert unready_for(made, 190.0) == 30.0
+
+
 def test_a_node_that_is_deleted_is_forgotten() -> None:
     made = the_passes(world := World())
     world.nodes.put(a_node(1, "Unknown"))
     made._nodes((), 100.0)
     world.nodes.drop(a_node(1, "Unknown"))
     made._nodes((), 200.0)
-    assert made._not_ready_since == {}
+    assert made._not_ready == {}
 
 
 def test_a_judgment_wakes_only_jobs_that_wait_for_one() -> None:

@@ -139,7 +139,7 @@ def count_remembered(nodes: int) -> int:
     for node in list(world.nodes):
         world.nodes.drop(node)
     passes._nodes(pods, NOW)
-    return len(passes._not_ready_since)
+    return len(passes._not_ready)
 
 
 def best(call: Callable[[], object], tries: int = 5) -> float:

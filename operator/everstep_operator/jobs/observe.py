@@ -87,8 +87,8 @@ def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _init_waiting(status: Mapping[str, Any]) -> tuple[str, str]:
-    """An init container that cannot start or fails keeps the trainer waiting, so its message is
-    shown.
+    """Reason and message of an init container that cannot start or fails, and so keeps the trainer
+    waiting.
     """
     for container in status.get("initContainerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
@@ -134,7 +134,7 @@ def age_of(job: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def to_rival(job: Mapping[str, Any], pods: Iterable[Pod]) -> Rival:
-    """It holds nodes in vain if some of its pods are scheduled and others are not."""
+    """A job holds nodes in vain if some of its pods are scheduled and others are not."""
     placed = {bool(p.node) for p in pods if p.phase in ("Pending", "Running")}
     held = (job.get("status") or {}).get("gang") or {}
     return Rival(holds=len(placed) == 2, gave_back_at=to_seconds(held.get("since")))
@@ -150,10 +150,19 @@ def to_node(obj: Mapping[str, Any], since: float | None, now: float) -> NodeFact
 
 
 def describe_not_ready(obj: Mapping[str, Any]) -> str:
-    """Empty if the node is Ready."""
+    """Why the node is not Ready; empty if it is."""
     for condition in (obj.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "Ready":
             if condition.get("status") == "True":
                 return ""
             return f"Ready={condition.get('status')}: {condition.get('message') or condition.get('reason')}"
     return "the node has never reported Ready"
+
+
+def find_transition(obj: Mapping[str, Any]) -> str:
+    """When the node's Ready condition last changed its status, as the API server has it. Only compared, because other
+    hosts' clocks are not used. Empty: not reported.
+    """
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    found = (str(c.get("lastTransitionTime") or "") for c in conditions if c.get("type") == "Ready")
+    return next(found, "")

@@ -1,8 +1,8 @@
 """The pass of one job: observe → plan → apply, and what this operator remembers between passes.
 
-Everything remembered here may be lost: it only avoids repetition (a completed dry run, a
-refusal) or measures how long this process has waited. The state that counts is in the world,
-the status and the job's own report.
+Everything remembered here may be lost: it only avoids repetition (a completed dry run, a refusal)
+or measures how long this process has waited. The state that counts is in the cluster's objects, in
+status, and in the job's own report.
 """
 
 import logging
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Memory:
-    """For one UID of one job."""
+    """What is remembered about one job, until its UID changes."""
 
     uid: str
     refusal: Refusal | None = None
@@ -43,7 +43,7 @@ class Memory:
     checked_generation: int | None = None
     deaths: ToldDeaths = field(default_factory=ToldDeaths)
     failed_starts: Mapping[str, int] = field(default_factory=dict)
-    """As passed to `on_failed_starts`."""
+    """As last passed to `on_failed_starts`."""
     clocks: Clocks = field(default_factory=Clocks)
     untold: tuple[EventDraft, ...] = ()
     """Events of a counting plan, to be written after its action."""
@@ -65,27 +65,29 @@ class Passes:
     on_death: Callable[[str], None] = lambda node: None
     """Called with a node's name when a rank or container has died on it."""
     on_failed_starts: Callable[[Key, Mapping[str, int]], None] = lambda job, nodes: None
-    """Called with the nodes on which pods of so many slots of a job failed to start, whenever that
-    has changed.
+    """Called with a job's key and a mapping node → number of slots whose pods failed to start
+    there, whenever the mapping has changed.
     """
     on_done: Callable[[str], None] = lambda action: None
     wake: Callable[[Key], None] = lambda key: None
-    """Called with the key of a job that a change of another job concerns."""
+    """Called with the key of a job that is affected by a change of another job."""
     silent_nodes: Callable[[], Mapping[str, float]] = dict
-    """Node → seconds for which its lease has not been renewed while those of others were."""
+    """Node → seconds for which its lease has not been renewed while leases of other nodes were."""
     verdicts: Mapping[str, NodeVerdict] | None = None
     """None until this process has judged the nodes."""
     judged_at: Mapping[str, float] = field(default_factory=dict)
-    """Node → when (`steady`) the newest page was sampled on which its GPUs were judged; only nodes
-    whose GPUs are watched.
+    """Node → when (`steady`) the newest exporter page on which its GPUs were judged was sampled;
+    only nodes whose GPUs are watched.
     """
     steady: Callable[[], float] = time.monotonic
     awaiting_judgment: set[Key] = field(default_factory=set)
     """Jobs with a worker that died because of its device: each judgment of a node may concern them.
     """
     _memories: dict[Key, Memory] = field(default_factory=dict)
-    _not_ready_since: dict[str, float] = field(default_factory=dict)
-    """Only existing nodes that are not Ready."""
+    _not_ready: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Node → the last transition of its Ready condition, and since when it has not been Ready. Only existing nodes
+    that are not Ready.
+    """
     _changed_nodes: set[str] = field(init=False)
     _rivals: Rivals = field(init=False)
     _room: Room = field(init=False)
@@ -96,7 +98,7 @@ class Passes:
         self._room = Room(self.world, self._own_pods)
 
     async def run(self, key: Key) -> float | None:
-        """One pass; returns after how many seconds the next one is due, None: when something changes."""
+        """One pass; returns the seconds until the next one. None: only a change causes it."""
         found = self.world.jobs.get(key[1], key[0])
         if found is None:
             self._rivals.refresh()
@@ -161,7 +163,7 @@ class Passes:
         return measure(memory.clocks, observed, now)
 
     async def tell_all(self, happening: EventDraft) -> None:
-        """An Event on each job."""
+        """Write an Event on each job."""
         now = self.clock()
         for found in list(self.world.jobs):
             await create_event(self.port, observe.to_job(found), happening, now)
@@ -196,19 +198,23 @@ class Passes:
         for name in names_of_nodes:
             found = self.world.nodes.get(name)
             if found is not None:
-                facts[name] = observe.to_node(found, self._not_ready_since.get(name), now)
+                _, since = self._not_ready.get(name, ("", None))
+                facts[name] = observe.to_node(found, since, now)
         return facts
 
     def _note_readiness(self, now: float) -> None:
-        """For each node that has changed since the last pass of any job: a node that was Ready in
-        the meantime counts as not Ready since now, and a deleted one is dropped.
+        """Update since when nodes have not been Ready, for those that have changed since the last
+        pass of any job. A node that is Ready, or deleted, is dropped and later starts from zero. So does one that
+        was Ready only between two passes: it has another transition.
         """
         for name in self._changed_nodes:
             found = self.world.nodes.get(name)
-            if found is not None and observe.describe_not_ready(found):
-                self._not_ready_since.setdefault(name, now)
-            else:
-                self._not_ready_since.pop(name, None)
+            if found is None or not observe.describe_not_ready(found):
+                self._not_ready.pop(name, None)
+                continue
+            transition = observe.find_transition(found)
+            if name not in self._not_ready or self._not_ready[name][0] != transition:
+                self._not_ready[name] = transition, now
         self._changed_nodes.clear()
 
     def _judged_ages(self, pods: tuple[Pod, ...]) -> dict[str, float]:
@@ -217,7 +223,9 @@ class Passes:
         return {node: now - self.judged_at[node] for node in nodes}
 
     def _find_rivals(self, mine: Object, pods: tuple[Pod, ...]) -> tuple[Rival, ...]:
-        """Only a job that holds a node may have to give it back."""
+        """The younger jobs that compete for nodes. Empty for a job that holds no node: it has
+        nothing to give back.
+        """
         if not observe.is_waiting(mine) or not any(p.node for p in pods):
             return ()
         return self._rivals.find_younger(mine)
@@ -259,8 +267,8 @@ class Passes:
             self.on_failed_starts(job.key, found)
 
     def _converse(self, job: Job, planned: Plan, pods: tuple[Pod, ...], token: str) -> None:
-        """A counting pass leaves the agents' document unchanged: nothing is decided before it is
-        written.
+        """Pass the plan's document on to the agents. A counting pass leaves their document
+        unchanged: a decision counts only once it is written.
         """
         if planned.counts:
             return
