@@ -374,6 +374,35 @@ def test_it_takes_the_place_of_the_member_whose_node_breaks():
     assert planned.status.restarts.by_cause == {"NodeGone": 1}
 
 
+def starting_spare(state, **changes):
+    """The spare's container does not run yet when the member's rank dies, and all ranks restart."""
+    pods = (*(a_pod(s) for s in range(3)), a_pod(3, phase="Pending", running_since=None))
+    return with_early_spare(
+        **{"state": state, "pods": pods, "seen": a_seen((), running=False)} | changes
+    )
+
+
+def test_a_member_whose_place_a_starting_spare_takes_goes_because_of_its_node():
+    broken = starting_spare(NodeState.GONE)
+    assert broken.slots.wanted == {0, 2, 3}
+    planned = plan(broken, NOW)
+    assert raised(broken, planned) == {1: 2}
+    assert planned.status.restarts is not None
+    assert planned.status.restarts.by_cause == {"NodeGone": 1}
+    following = plan(replace(broken, job=a_job(status=planned.status)), NOW + 1)
+    assert created(following) == [], "slot 3 has its place"
+
+
+def test_a_member_on_a_bad_node_that_the_user_takes_away_is_scaled_down():
+    verdicts = {"node-3": a_verdict("node-3", NodeState.LEAVING)}
+    members = a_seen(((0, 1), (1, 1), (2, 1), (3, 1)))
+    observed = with_early_spare(verdicts=verdicts, seen=members)
+    wanted = plan(observed, NOW).wanted
+    assert wanted is not None
+    assert wanted.leave == (3,)
+    assert "replicas is 3" in wanted.leave_reason
+
+
 def test_it_stays_until_the_member_has_left():
     leaving = with_early_spare(state=NodeState.LEAVING)
     assert asked(leaving) == (1,)

@@ -1,7 +1,7 @@
-"""One slot at a time: stay, be asked to leave, or get the next attempt.
+"""Decides for one slot at a time whether it stays, is asked to leave, or gets the next attempt.
 
 Invariant: a slot's attempt is raised only when its pod is gone by proof, by the operator's
-decision, or because the job reports that it has left or that its newest claim leaves it out. So a
+decision, or because the job reports that it has left or that the newest claim leaves it out. So a
 pod with an older attempt than its slot's may be deleted, and the job is told that it is gone.
 Raising is a status write of its own; the next pass deletes and creates.
 """
@@ -27,7 +27,9 @@ UNCOUNTED = frozenset(
         "LeaveWithdrawn",
     }
 )
-"""Attempts that are not failures. A pod that never started has interrupted nothing, either."""
+"""Causes of attempts that are not failures. A pod that never started does not count either: it has
+interrupted nothing.
+"""
 ENDS_AN_INCIDENT = frozenset({"ScaledDown", GIVEN_BACK, "Suspended", "LeaveWithdrawn"})
 FIRST_ATTEMPT = 1
 FENCED_SECONDS = 10.0
@@ -46,7 +48,7 @@ STAMP_SECONDS = 1.0
 class Stay:
     slot: int
     awaits_turn: str = ""
-    """The node that it has to leave, once other slots of the job have left theirs."""
+    """The node that the slot has to leave, once other slots of the job have left theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +64,9 @@ class Leave:
     verdict: str = ""
     """Incident of the verdict that asks for it, as in the quarantine."""
     spare: bool = False
-    """It is a spare of a whole job: nothing is interrupted."""
+    """The slot is a spare that the job does not need now: nothing is interrupted."""
     hold: bool = False
-    """Only keep it out of a new epoch for now: its node is suspect, without a verdict yet."""
+    """Only keep the slot out of a new epoch for now: its node is suspect and not yet judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ class Raise:
     uncommitted: bool = False
     """Left after drainTimeoutSeconds without a commit."""
     failed: str = ""
-    """Not empty: the reason, in one word, why the pod did not start on `node`."""
+    """Why the pod did not start on `node`, in one word; empty: the attempt has another cause."""
     was_member: bool = True
     spare: bool = False
     """As for `Leave`."""
@@ -98,7 +100,7 @@ Decision = Stay | Leave | Raise
 
 
 def build_records(observed: Observed) -> tuple[SlotStatus, ...]:
-    """One record for each slot that is wanted or was ever used; new ones start from zero."""
+    """One record for each slot that is wanted or was ever used; slots without a record get one."""
     held = {r.slot: r for r in observed.job.status.slots}
     used = {p.slot for p in observed.pods}
     slots = sorted({*held, *observed.slots.wanted, *used})
@@ -106,7 +108,9 @@ def build_records(observed: Observed) -> tuple[SlotStatus, ...]:
 
 
 def _first(observed: Observed, slot: int) -> int:
-    """A lost status reuses no attempt: pods and the job know the newest."""
+    """The attempt of a new record. After status was lost, no attempt is reused: the pods and the
+    job know the newest.
+    """
     return observed.newest_attempt(slot) or FIRST_ATTEMPT
 
 
@@ -117,7 +121,7 @@ class Scene:
     observed: Observed
     now: float
     failed_nodes: frozenset[str] = frozenset()
-    """On which pods of several slots failed to start."""
+    """Nodes on which pods of several slots failed to start."""
 
 
 def build_scene(observed: Observed, now: float) -> Scene:
@@ -138,6 +142,8 @@ def decide_slot(scene: Scene, record: SlotStatus) -> Decision:
     if record.slot not in observed.slots.wanted:
         if _may_yet_train(observed, pod):
             return Stay(slot=record.slot)
+        if _lost_its_place(observed, pod) and (decision := _decide_by_node(scene, record, pod)):
+            return decision
         return _decide_leaving(observed, record, pod, *_why_not_wanted(observed, record.slot), now)
     if _comes_too_soon(observed, record, pod, now):
         return Stay(slot=record.slot)
@@ -159,6 +165,15 @@ def decide_slot(scene: Scene, record: SlotStatus) -> Decision:
     return late or _decide_suspect(observed, record, pod) or Stay(slot=record.slot)
 
 
+def _lost_its_place(observed: Observed, pod: Pod) -> bool:
+    """Whether a pod is not wanted because of its node, not of the size of the job: there is evidence against the node,
+    and another pod has taken the place.
+    """
+    spec = observed.job.spec
+    fits = spec is not None and len(observed.slots_inside) <= spec.workers.replicas
+    return fits and pod in observed.doubted
+
+
 def _why_not_wanted(observed: Observed, slot: int) -> tuple[str, str]:
     """Cause and message."""
     spec = observed.job.spec
@@ -171,7 +186,9 @@ def _why_not_wanted(observed: Observed, slot: int) -> tuple[str, str]:
 
 
 def _may_yet_train(observed: Observed, pod: Pod) -> bool:
-    """Until the job reports, an operator that has just started cannot tell members from spares."""
+    """Whether a pod whose slot is not wanted may be a member: until the job reports, an operator
+    that has just started cannot tell members from spares.
+    """
     spec, status = observed.job.spec, observed.job.status
     configured = spec is not None and spec.workers.spares > 0
     has_spares = configured or status.spares is not None or observed.doubted
@@ -180,21 +197,27 @@ def _may_yet_train(observed: Observed, pod: Pod) -> bool:
 
 
 def _is_spare(observed: Observed, record: SlotStatus) -> bool:
-    """As the job reports it; before it does, as the status has it. While the job lacks a member, a pod that waits is
-    needed, unless its slot is no longer wanted.
+    """Whether the slot is a spare that the job does not need now: according to the job's report or,
+    before there is one, to status. While the job lacks a member, it needs a pod that waits, unless
+    the pod's slot is no longer wanted. A pod that has lost its place to another one is no spare.
     """
     if record.incident is not None:
         return False
     if observed.seen is None:
         told = observed.job.status.spares
         return told is not None and record.slot in told.slots
-    waits = not observed.is_member(record.slot, record.attempt)
-    return waits and (observed.whole or record.slot not in observed.slots.wanted)
+    if observed.is_member(record.slot, record.attempt):
+        return False
+    if observed.whole:
+        return True
+    pod = observed.pod_of(record.slot, record.attempt)
+    replaced = pod is not None and _lost_its_place(observed, pod)
+    return record.slot not in observed.slots.wanted and not replaced
 
 
 def _comes_too_soon(observed: Observed, record: SlotStatus, pod: Pod, now: float) -> bool:
-    """The next attempt would end the same way. Another host's clock may shorten or double this
-    pause, but not prolong it without limit.
+    """Whether the next attempt would end the same way because it comes too soon. Another host's
+    clock may shorten or double this pause, but not prolong it without limit.
     """
     if pod.refused_by_node:
         return abs(now - pod.created_at) < starts.build_refused_pause(record, now)
@@ -233,7 +256,9 @@ def _decide_by_node(scene: Scene, record: SlotStatus, pod: Pod) -> Decision | No
 
 
 def _decide_unbound(scene: Scene, record: SlotStatus, pod: Pod) -> Decision | None:
-    """It is pending, and excludes a node that it could use: only a new pod can use it."""
+    """Replace a pending pod that excludes a node that it could use: only a new pod can use that
+    node.
+    """
     freed = placement.find_freed(scene.observed, scene.failed_nodes, record, pod, scene.now)
     if not freed:
         return None
@@ -242,8 +267,8 @@ def _decide_unbound(scene: Scene, record: SlotStatus, pod: Pod) -> Decision | No
 
 
 def _decide_start(scene: Scene, record: SlotStatus, pod: Pod) -> Decision | None:
-    """Applies at any time in the job's life: a pod that does not start on this node may start on
-    another.
+    """Replace a pod that does not start, at any time in the job's life: the next one may start on
+    another node.
     """
     why = starts.describe_late(scene.observed, pod)
     spec = scene.observed.job.spec
@@ -252,7 +277,7 @@ def _decide_start(scene: Scene, record: SlotStatus, pod: Pod) -> Decision | None
     limit = spec.recovery.startup_seconds
     text = (
         f"pod {pod.name} on node {pod.node} was not ready within {limit} s (recovery.startupSeconds), "
-        f"so it is replaced on another node: {why}"
+        f"so it is replaced, on another node if one has room: {why}"
     )
     return _raised(scene.observed, record, "PodNotStarted", text, pod=pod)
 
@@ -270,7 +295,8 @@ def _decide_unreachable(
     if node.not_ready_for is None or node.not_ready_for < limit:
         return None
     message = (
-        f"node {pod.node} has been unreachable for more than {limit} s: {node.why.rstrip('.')}"
+        f"node {pod.node} has not been Ready for more than {limit} s (recovery.nodeLostSeconds): "
+        f"{node.why.rstrip('.')}"
     )
     if observed.running and observed.is_member(record.slot, record.attempt):
         # The job's step advances, so its ranks are alive, whether or not the API server can reach
@@ -300,15 +326,15 @@ def _decide_leaving(
     verdict: NodeVerdict | None = None,
 ) -> Decision:
     """Save, then drain. A pod that may hold the only copy of the state stays until the commit, the
-    verdict gone, or its death.
+    verdict *gone*, or its death.
     """
     named = verdict.incident if verdict else ""
     if observed.has_left(record.slot, record.attempt) or not _may_hold_state(observed, pod):
         return _raised(observed, record, cause, message, named, pod=pod)
     if _drained_too_long(observed, record, now) and _held_elsewhere(observed, record):
         text = (
-            f"{message}; left without a commit after drainTimeoutSeconds, other members "
-            "hold the state"
+            f"{message}; no checkpoint was committed within recovery.drainTimeoutSeconds, so the pod is replaced "
+            "without one; other pods hold the state"
         )
         made = _raised(observed, record, cause, text, named, pod=pod)
         return replace(made, uncommitted=True)
@@ -316,8 +342,8 @@ def _decide_leaving(
 
 
 def _may_hold_state(observed: Observed, pod: Pod) -> bool:
-    """Whether this pod is, or may just have been, a member of an epoch: then it is released only by
-    `left`.
+    """Whether this pod is, or may just have been, a member of an epoch: then only `left` releases
+    it.
     """
     if pod.over or pod.running_since is None:
         return False
