@@ -1,10 +1,9 @@
-"""How each peer saves and loads, as its documentation says: default, and tuned for a CPU."""
+"""How each peer saves and loads according to its documentation: by default, and tuned for a CPU."""
 
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from everstep_checkpoint.saver import Saver
 
 
 class TorchSave:
-    """Rank 0 alone; a rename makes it atomic."""
+    """Only rank 0 saves; a rename makes the save atomic."""
 
     def save(self, path: str, model: torch.nn.Module) -> None:
         if dist.get_rank() == 0:
@@ -49,7 +48,7 @@ class DcpSync:
 
 
 class DcpAsync(DcpSync):
-    """`tuned`: a stager that is kept, with shared memory, and plans that are cached."""
+    """`tuned`: with a stager that is reused and uses shared memory, and with cached plans."""
 
     def __init__(self, kind: state_dict_saver.AsyncCheckpointerType, *, tuned: bool) -> None:
         self._kind = kind
@@ -95,7 +94,7 @@ class TorchCheckpointing:
                 use_pinned_memory=False, use_non_blocking_copy=False
             )
         )
-        # With direct I/O a write fails (EINVAL) on file systems that want other alignments.
+        # With direct I/O a write fails (EINVAL) on file systems that need another alignment.
         storage = LocalFileSystemStorageConfig(use_direct_io=False)
         self._manager = library.CheckpointManager.Config(save=save, storage_config=storage).build()
         self._written: Future[Any] | None = None
@@ -134,8 +133,3 @@ SAVERS: dict[str, Callable[[], Saver]] = {
     "dcp process, tuned": lambda: DcpAsync(_PROCESS, tuned=True),
     "torch-checkpointing": TorchCheckpointing,
 }
-
-
-def size_of(path: str) -> int:
-    """Bytes of all files of a checkpoint."""
-    return sum(f.stat().st_size for f in Path(path).rglob("*") if f.is_file())
