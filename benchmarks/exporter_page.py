@@ -1,6 +1,6 @@
-"""Time to read an exporter's page: parsing the whole page, against filtering it before parsing.
+"""Measure how long it takes to read an exporter's page: parse all of it, or filter it first.
 
-python benchmarks/exporter_page.py [GPUS]
+    python benchmarks/exporter_page.py [GPUS]
 
 Prints the medians of 20 runs each, and their ratio.
 """

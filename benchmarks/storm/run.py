@@ -1,4 +1,4 @@
-"""`make bench-storm`: how much training is left under a fault every few seconds; see README.md."""
+"""`make bench-storm`: how much training is left with a fault every few seconds; see README.md."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""All containers of a job take more memory than their limit in the same step. They start again in their pods, and the
-job goes on from the step before: from what they held in memory.
+"""All containers of a job exceed their memory limit in the same step. They restart in their pods,
+and the job continues from the step before, whose save they kept in memory.
 """
 
 import pytest

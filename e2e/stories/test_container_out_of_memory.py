@@ -1,5 +1,5 @@
-"""A container takes more memory than its limit, and the kernel ends it. The others train on; it starts again in its
-pod, adopts the saves that it held in memory, and joins them.
+"""A container exceeds its memory limit, and the kernel kills it. The other one trains on. The
+container restarts in its pod, adopts the saves that it kept in memory, and joins the job again.
 """
 
 import pytest

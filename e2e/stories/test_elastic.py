@@ -1,4 +1,6 @@
-"""An elastic job shrinks and grows with `kubectl scale`: nobody restarts, and every sample is still used once."""
+"""An elastic job shrinks and grows with `kubectl scale`: the workers that stay are not restarted,
+and every sample is still used once.
+"""
 
 import pytest
 

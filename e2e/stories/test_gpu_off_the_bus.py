@@ -1,4 +1,6 @@
-"""XID 79: the rank dies at once; a surviving rank saves the current step, and the slot moves to another node."""
+"""XID 79: the rank dies at once, the job continues without a lost step, and the slot moves to
+another node.
+"""
 
 import pytest
 

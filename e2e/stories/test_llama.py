@@ -1,4 +1,4 @@
-"""examples/llama, with fewer steps than its manifest has: a rank is killed, and the job trains to its end."""
+"""examples/llama with fewer steps: a rank is killed, and the job trains to its end."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from everstep_stories.scene import Scene
 pytestmark = pytest.mark.timeout(900)
 NAME, SLOT, STEPS = "llama", 3, 60
 SAMPLES, BATCH = 65_535, 16
-"""Windows of 64 bytes in 4 MiB of text; those of a step."""
+"""Windows of 64 bytes in 4 MiB of text; windows in a step."""
 
 
 async def test_the_llama_loses_a_unit_gets_it_back_and_trains_to_its_end(scene: Scene) -> None:

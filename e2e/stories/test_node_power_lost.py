@@ -1,5 +1,6 @@
-"""A node loses power, and nobody says so. A majority steps on without it, a half once the run log lets it. The lost pod
-is replaced on another node before Kubernetes has given the node up.
+"""A node loses power, and nothing reports it. A majority trains on without it at once, a half as
+soon as the run log allows it. The lost pod is replaced on another node before Kubernetes has given
+the node up.
 """
 
 import pytest
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 async def test_a_majority_steps_on(scene: Scene) -> None:
-    """Without its coordinator."""
+    """The lost node is the coordinator's."""
     trial = await power.start(scene, power.build_job(scene, "majority", replicas=3))
     held = (await trial.job())["status"].get("coordinator")
     slot = int(held) if str(held).isdigit() else 0
@@ -22,7 +23,7 @@ async def test_a_majority_steps_on(scene: Scene) -> None:
 
 
 async def test_a_half_steps_on_by_the_yield(scene: Scene) -> None:
-    """It lacks the lowest slot, with which it could go on at once."""
+    """The lost node has the lowest slot; a half with that slot could continue at once."""
     trial = await power.start(scene, power.build_job(scene, "half", replicas=2))
     lost = await power.find_pod(scene, trial, 0)
     async with power.hearing(trial) as said:

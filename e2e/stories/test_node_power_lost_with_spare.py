@@ -1,4 +1,6 @@
-"""A node loses power, and a warm spare takes the place of its pod; the lost slot's next pod is the spare."""
+"""A node loses power, and a warm spare takes the place of its pod; the lost slot's next pod is the
+new spare.
+"""
 
 import pytest
 

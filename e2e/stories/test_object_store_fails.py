@@ -1,5 +1,5 @@
-"""The object store answers nobody, or refuses the keys: steps continue, a condition names the reason, and afterwards
-saves continue by themselves.
+"""The object store does not answer, or rejects the credentials: steps continue, a condition names
+the reason, and saves continue by themselves afterwards.
 """
 
 import pytest

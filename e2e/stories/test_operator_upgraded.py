@@ -1,6 +1,6 @@
-"""`helm upgrade` while a job runs, from an operator with the previous protocol that knows no recovery in
-place: the pods and the epoch stay the same, steps continue, and the key is kept. Under either operator a
-deleted pod is replaced and no step is lost.
+"""`helm upgrade` while a job runs, from an operator with the previous protocol and without recovery
+in place: the pods and the epoch stay the same, steps continue, and the key is kept. Under either
+operator a deleted pod is replaced and no step is lost.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from everstep_stories.system import APP_VERSION, CHART, NAMESPACE, RELEASE
 
 pytestmark = pytest.mark.timeout(400)
 CURRENT, FORMER = f"everstep/operator:{APP_VERSION}", "everstep/operator:former"
-# There is no earlier release; a copy of this one takes its place, with a protocol number lowered by one,
-# which tells the agents nothing of recovery in place.
+# There is no earlier release, so a copy of this one takes its place. Its protocol number is lower
+# by one, and it sends the agents nothing about recovery in place.
 NEWER = r"in_place=|on_loss=|below_min_seconds="
 DOCKERFILE = f"""
 FROM {CURRENT}

@@ -1,5 +1,6 @@
-"""A rank takes more memory than its container may use, and the kernel ends that rank alone. The others train on, a new
-rank joins them in the same container, and the incident says why the rank ended.
+"""A rank takes more memory than its container may use, and the kernel kills only that rank. The
+other rank trains on, a new rank in the same container joins it, and the incident says why the rank
+died.
 """
 
 import pytest

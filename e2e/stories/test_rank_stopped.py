@@ -1,4 +1,6 @@
-"""SIGSTOP of a rank in its container: the others go on without it, and the next one starts in the same pod."""
+"""SIGSTOP of a rank in its container: the others train on without it, and a new rank starts in the
+same pod.
+"""
 
 import pytest
 
@@ -9,7 +11,7 @@ from everstep_stories.scene import Scene
 
 pytestmark = pytest.mark.timeout(300)
 SLOT, STEPS = 1, 60
-"""So many steps teach a rank how long one takes."""
+"""After STEPS steps a rank knows how long a step takes."""
 
 
 async def test_a_rank_that_stops_costs_no_step(scene: Scene, survivor: Trial) -> None:

@@ -1,5 +1,6 @@
-"""Two nodes of four lose power at once. The two others are no majority: they keep their step until the run log lets
-them go on, and then step on as two; the lost pods are replaced on the nodes that are left.
+"""Two of four nodes lose power at once. The other two are no majority: they keep their step until
+the run log allows them to continue, and then train on as two. The lost pods are replaced on the
+nodes that are left.
 """
 
 import pytest
@@ -22,7 +23,9 @@ async def test_the_other_half_goes_on_and_is_whole_again(scene: Scene) -> None:
 
 
 def choose_two(scene: Scene, pods: list[Pod]) -> list[Pod]:
-    """The lowest slot, with which the others could go on at once, and one that leaves a replica of the operator."""
+    """Choose two pods whose nodes lose power: the lowest slot, because with it the others could
+    continue at once, and one whose node does not run the operator, so that a replica of it is left.
+    """
     homes = {p["spec"].get("nodeName") for p in scene.system.pods()} if scene.system.by_helm else ()
     lowest, *others = pods
     return [lowest, min(others, key=lambda pod: pod.node in homes)]

@@ -55,7 +55,9 @@ async def test_uninstalling_leaves_no_cordon_and_nothing_that_cannot_be_deleted(
 
 
 async def _until_little_is_left(scene: Scene, seconds: float) -> list[str]:
-    """Remaining objects of the release: Helm waits for the Deployment's deletion, not for its pods to end."""
+    """The release's objects that remain. Helm waits for the Deployment's deletion, not for its pods
+    to end.
+    """
     end = time.monotonic() + seconds
     while True:
         found = await scene.kubectl(

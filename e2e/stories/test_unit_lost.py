@@ -1,4 +1,6 @@
-"""A rank of a job of two units dies. Its unit is lost with it; the other one goes on, and it comes back whole."""
+"""A rank of a job with two units dies, and its unit is lost with it. The other unit trains on, and
+the lost unit comes back complete.
+"""
 
 import pytest
 

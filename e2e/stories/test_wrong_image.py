@@ -1,4 +1,6 @@
-"""An image that cannot be pulled: the condition has the kubelet's message; with the right image the job trains."""
+"""An image cannot be pulled: a condition has the kubelet's message. With the right image the job
+trains.
+"""
 
 import pytest
 

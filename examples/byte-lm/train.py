@@ -13,7 +13,7 @@ import everstep
 
 STEPS = int(os.environ.get("BYTE_LM_STEPS", "300"))
 LOG = os.environ.get("BYTE_LM_LOG", "")
-"""A folder in which each rank notes the steps that it has applied; empty: none."""
+"""A folder in which each rank logs the steps that it has applied; empty: no log."""
 CONTEXT, WIDTH, HEADS, LAYERS = 64, 160, 4, 3
 
 
@@ -73,10 +73,10 @@ def main(job: everstep.Job) -> None:
 
 
 def note(rank: int, step: everstep.Step) -> None:
-    """One line: step, loss (exact), seconds of the machine's monotonic clock, process."""
+    """Append one line: step, loss (exact), seconds of the machine's monotonic clock, process id."""
     with Path(LOG, f"rank-{rank}").open("a") as file:
         file.write(f"{step.number} {float(step.loss).hex()} {time.monotonic()} {os.getpid()}\n")
 
 
-# exact_reduction: the same bits whatever the number of ranks, for twice the bytes on the network.
+# exact_reduction: the same bits for any number of ranks, for twice the bytes on the network.
 everstep.run(main, seed=0, exact_reduction=True)

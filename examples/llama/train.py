@@ -1,7 +1,9 @@
-"""A small Llama learns to write Python from the sources of the standard library, sharded over the ranks of a unit.
+"""A small Llama learns to write Python from the sources of the standard library, sharded over the
+ranks of a unit.
 
-The model is plain torch: FSDP2 over `job.mesh["shard"]`, tensor and sequence parallel over `job.mesh["tensor"]`,
-bfloat16 with sums in float32, activation checkpointing. Copies of the unit, and their sums, are Everstep's.
+The model is plain torch: FSDP2 over `job.mesh["shard"]`, tensor and sequence parallel over
+`job.mesh["tensor"]`, bfloat16 with sums in float32, activation checkpointing. Everstep runs the
+copies of the unit and sums their gradients.
 """
 
 import math
@@ -29,7 +31,7 @@ import everstep
 STEPS = int(os.environ.get("LLAMA_STEPS", "40"))
 WARM_UP = 10
 COMPILE = os.environ.get("LLAMA_COMPILE", "") == "1"
-"""Compile each block: faster on a GPU; on a CPU the compilation takes longer than this whole run."""
+"""Compile each block: faster on a GPU; on a CPU the compilation takes longer than the full run."""
 CONTEXT, WIDTH, HEADS, KEY_HEADS, LAYERS, HIDDEN = 64, 128, 8, 4, 2, 352
 HEAD_WIDTH = WIDTH // HEADS
 GLOBAL_BATCH, MICRO_BATCH = 16, 4
@@ -74,7 +76,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(HEADS * HEAD_WIDTH, WIDTH, bias=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        # -1: with tensor parallel this rank has some of the heads.
+        # -1, because with tensor parallelism this rank holds only some of the heads.
         query, key, value = (
             layer(hidden).unflatten(-1, (-1, HEAD_WIDTH))
             for layer in (self.query, self.key, self.value)
@@ -121,13 +123,13 @@ class Llama(nn.Module):
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         hidden = self.bytes(text)
-        for block in self.blocks:  # keeps a block's input, and computes the rest again in backward
+        for block in self.blocks:  # keeps each block's input; backward computes the rest again
             hidden = checkpoint(block, hidden, use_reentrant=False)
         return self.head(self.norm(hidden))
 
 
 def divide(model: Llama, mesh: DeviceMesh) -> None:
-    """Each layer over the tensor ranks, what they have over the shard ranks."""
+    """Split each layer over the tensor ranks, and each rank's part of it over the shard ranks."""
     if mesh["tensor"].size() > 1:
         by_column, by_row = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
         whole = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
@@ -156,7 +158,9 @@ def divide(model: Llama, mesh: DeviceMesh) -> None:
 
 
 def compile_blocks(model: Llama, device: torch.device) -> None:
-    """With a pass of the shape that steps have: here nobody waits for a rank that takes a lost one's place."""
+    """Compile now, with a pass of the shape that the steps have: a rank that replaces a lost one
+    then compiles before it joins, while no other rank waits for it.
+    """
     for block in model.blocks:
         block.compile(dynamic=False)
     text = torch.zeros(MICRO_BATCH, CONTEXT, dtype=torch.long, device=device)
@@ -165,7 +169,7 @@ def compile_blocks(model: Llama, device: torch.device) -> None:
 
 
 def rate(step: int) -> float:
-    """Warm-up, then half a cosine, as a part of the learning rate."""
+    """The factor of the learning rate: a warm-up, then half a cosine."""
     if step < WARM_UP:
         return (step + 1) / WARM_UP
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - WARM_UP) / max(1, STEPS - WARM_UP)))

@@ -1,4 +1,4 @@
-"""The content of a support bundle: a list of requests, and the archive of the answers."""
+"""The content of a support bundle: a list of requests, and an archive of the answers."""
 
 import io
 import json
@@ -18,13 +18,13 @@ Raw = Mapping[str, Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     path: str
-    """Of the answer in the bundle."""
+    """Path of the answer in the bundle."""
     arguments: tuple[str, ...]
-    """Of kubectl."""
+    """Arguments for kubectl."""
 
 
 def build_objects(job: str | None, operator: str) -> tuple[Question, ...]:
-    """Objects, each a list, in the namespace unless they say another."""
+    """Requests for lists of objects, in the namespace unless the arguments name another."""
     label = f"{names.LABEL_JOB}={job}" if job else names.LABEL_JOB
     which = [JOBS, *([f"--field-selector=metadata.name={job}"] if job else [])]
     return (
@@ -41,7 +41,7 @@ def build_objects(job: str | None, operator: str) -> tuple[Question, ...]:
 
 
 def build_logs(pods: Iterable[Raw], folder: str, lines: int) -> tuple[Question, ...]:
-    """The log of each container, and of its previous life if it restarted."""
+    """The log of each container, and the log from before its restart if it restarted."""
     found: list[Question] = []
     for pod in pods:
         name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
@@ -56,7 +56,7 @@ def build_logs(pods: Iterable[Raw], folder: str, lines: int) -> tuple[Question, 
 
 
 def build_texts(found: Sequence[Raw], quarantines: Sequence[Raw], now: float) -> dict[str, str]:
-    """The same views as the commands print."""
+    """The same texts that the commands print."""
     texts: dict[str, str] = {}
     for raw in found:
         name = raw["metadata"]["name"]
@@ -69,7 +69,7 @@ def build_texts(found: Sequence[Raw], quarantines: Sequence[Raw], now: float) ->
 def build_archive(
     root: str, objects: Mapping[str, Any], texts: Mapping[str, str], now: float
 ) -> bytes:
-    """tar.gz of all of it below the folder `root`, with all secrets removed."""
+    """A tar.gz of everything, in the folder `root`, with all secrets removed."""
     secret = redaction.find_values(objects.values())
     files = {p: redaction.clean_text(t, secret) for p, t in texts.items()}
     for path, value in objects.items():

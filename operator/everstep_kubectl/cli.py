@@ -23,7 +23,9 @@ def main() -> NoReturn:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The exit status: 0 success, 1 the command's answer is no, 2 the command failed."""
+    """Run the command. Return its exit status: 0 success, 1 the command's answer is no, 2 the
+    command failed.
+    """
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if not hasattr(arguments, "module"):

@@ -1,7 +1,8 @@
-"""The port to the API server: `kubectl` itself, as a child process.
+"""Access to the API server: `kubectl` itself, as a child process.
 
-Every login method of the user's kubeconfig works. `begin` starts the child and returns, so
-that the modules that show the answer are imported while the server answers: a plugin has 300 ms.
+Every login method of the user's kubeconfig works. `begin` starts the child and returns at once, so
+that the modules that show the answer are imported while the server answers: the plugin should start
+in less than 300 ms.
 """
 
 import json
@@ -16,7 +17,7 @@ JOBS = "resilienttrainingjobs.everstep.dev"
 QUARANTINES = "nodequarantines.everstep.dev"
 API = "/apis/everstep.dev/v1alpha1"
 PROGRAM = "EVERSTEP_KUBECTL"
-"""Environment variable: another kubectl than the one in PATH."""
+"""Environment variable that names another kubectl than the one in PATH."""
 
 
 _LOG_LINE = re.compile(r"[EWI]\d{4} ")
@@ -31,13 +32,13 @@ class NotFound(ClusterError):
 
 
 class Reading:
-    """One kubectl that runs."""
+    """A running kubectl."""
 
     def __init__(self, child: "subprocess.Popen[str]", stdin: str | None) -> None:
         self._child, self._stdin = child, stdin
 
     def text(self) -> str:
-        """Its standard output, once it has ended. Raises ClusterError if it failed."""
+        """Wait for its end and return its standard output. Raises ClusterError if it failed."""
         out, error = self._child.communicate(self._stdin)
         if self._child.returncode:
             raise translate(error)
@@ -48,7 +49,9 @@ class Reading:
         return found
 
     def items(self) -> list[Object]:
-        """Of a list; a single object is a list of one, no output (--ignore-not-found) of none."""
+        """The objects of a list. A single object counts as a list of one, no output
+        (--ignore-not-found) as an empty list.
+        """
         text = self.text()
         if not text.strip():
             return []
@@ -59,9 +62,11 @@ class Reading:
 
 
 class Cluster:
-    """Args:
-    flags: --context and --kubeconfig, as given to us.
-    namespace: as given to us; None: the context's.
+    """The cluster that the user's flags select.
+
+    Args:
+        flags: --context and --kubeconfig, as the user gave them.
+        namespace: as the user gave it; None: the context's.
     """
 
     def __init__(self, flags: Sequence[str] = (), namespace: str | None = None) -> None:
@@ -69,7 +74,7 @@ class Cluster:
 
     @property
     def namespace(self) -> str:
-        """The one that objects are read from. Asks kubectl once if it was not given."""
+        """The namespace from which objects are read. Asks kubectl once if none was given."""
         if self._namespace is None:
             path = "jsonpath={..namespace}"
             self._namespace = self.begin("config", "view", "--minify", "-o", path).text().strip()
@@ -89,8 +94,8 @@ class Cluster:
         return [] if self._namespace is None else ["--namespace", self._namespace]
 
     def watch(self, path: str, seconds: float) -> Iterator[tuple[str, Object]]:
-        """(type, object) of each change below `path` (with its query), from now on, until the time
-        is over; at first an ADDED for each that exists. The consumer may stop at any time.
+        """Yield (type, object) for each change below `path` (with its query) until the time is
+        over. First comes an ADDED for each object that exists. The consumer may stop at any time.
         """
         joint = "&" if "?" in path else "?"
         query = f"{path}{joint}watch=true&timeoutSeconds={max(1, round(seconds))}"
@@ -122,7 +127,7 @@ class Cluster:
 
 
 def translate(error: str) -> ClusterError:
-    """kubectl's last lines, and the remedy if it is known."""
+    """The error with kubectl's last lines, and the remedy if it is known."""
     said = error.strip().splitlines()
     lines = [line for line in said if not _LOG_LINE.match(line)] or said[-1:]
     text = "\n".join(lines) or "kubectl failed without a message"

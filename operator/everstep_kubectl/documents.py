@@ -1,4 +1,4 @@
-"""From values to what machines read: `-o json` and `-o yaml`. Pure."""
+"""Values as documents for programs: `-o json` and `-o yaml`. Pure."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
 def to_document(value: Any) -> Any:
-    """Dataclasses as JSON objects with names as the API writes them."""
+    """JSON values; dataclasses become objects whose names are written as in the API."""
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
         return {camel(f.name): to_document(getattr(value, f.name)) for f in fields}
@@ -62,7 +62,7 @@ def _scalar(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.match(value) and value.lower() not in _WORDS:
         return value
     if isinstance(value, float):
-        # YAML 1.1 reads 1e+16 as a string: a number has a point.
+        # YAML 1.1 reads 1e+16 as a string: a number needs a decimal point.
         return re.sub(r"^(-?\d+)e", r"\1.0e", json.dumps(value))
     if not isinstance(value, str):
         return json.dumps(value)
@@ -70,7 +70,7 @@ def _scalar(value: Any) -> str:
 
 
 def _character(one: str) -> str:
-    """YAML's escapes are JSON's, but for what lies beyond 16 bits."""
+    """Escape one character. YAML has JSON's escapes, except for characters beyond 16 bits."""
     if one.isprintable() and ord(one) < 0xFFFF:
         return one
     return f"\\U{ord(one):08x}"

@@ -29,7 +29,9 @@ class Refused:
 
 
 def plan_drill(job: Raw, slot: int | None) -> Target | Refused:
-    """A job in trouble gets no drill: it would prove nothing and could lose steps."""
+    """Choose the pod. A job in trouble gets no drill, which would prove nothing and could lose
+    steps.
+    """
     name, meta = job["metadata"]["name"], job["metadata"]
     status = job.get("status") or {}
     if (meta.get("annotations") or {}).get(ANNOTATION) != ALLOWED:
@@ -63,7 +65,7 @@ def _choose(name: str, slots: Sequence[Raw], wanted: int | None) -> Target | Ref
 
 
 def build_delete(target: Target, *, sudden: bool) -> dict[str, Any]:
-    """DeleteOptions: this very pod and no other of its name."""
+    """DeleteOptions that match only this pod, and no other pod of its name."""
     options: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "DeleteOptions",
@@ -73,13 +75,15 @@ def build_delete(target: Target, *, sudden: bool) -> dict[str, Any]:
 
 
 def find_incident(found: Sequence[Incident], before: frozenset[str], slot: int) -> Incident | None:
-    """The one that the drill began: its slot is among those that moved."""
+    """The incident that the drill caused: it is new, and the drill's slot is among those that
+    moved.
+    """
     new = [i for i in found if i.id not in before]
     return next((i for i in reversed(new) if slot in i.slots), None)
 
 
 def is_recovered(job: Raw, target: Target, incident: Incident | None) -> bool:
-    """The next attempt of the slot steps beyond the resume point."""
+    """Whether the slot has a newer attempt and the job has stepped beyond the resume point."""
     status = job.get("status") or {}
     attempts = {int(s["slot"]): int(s["attempt"]) for s in status.get("slots") or ()}
     if incident is None or incident.open or attempts.get(target.slot, 0) <= target.attempt:

@@ -1,16 +1,17 @@
-"""One fault, one timeline: the entries of `status.incidents` that one quarantine explains, or that
-have one id, merged. Pure.
+"""One fault, one timeline: merges the entries of `status.incidents` that one quarantine explains,
+or that have the same id. Pure.
 
-A fault may interrupt the training twice: its GPU kills a rank, the others go on in place, and the
-verdict on the node moves the slot seconds later. What the two interruptions cost is added up.
-An operator of 0.1 wrote an entry for each slot that an incident moved. What began first counts for
-what was found and decided, what came last for what had to be done.
+A fault may interrupt training twice: a GPU fails and its rank dies, so the others continue in
+place; seconds later the verdict on the node moves the slot. The costs of both interruptions are
+added up. An operator of version 0.1 wrote one entry for each slot that an incident moved. If
+several entries have the same mark, the earliest counts for what was found and decided (`FIRST`),
+and the latest for what had to be done.
 
-Cost. While an incident is mended no rank steps. That time is what the job measured, its phases
-without the wait for the boundary (steps went on); where nobody of the job lived to measure all of
-it, the operator's marks: from `left`, or from the beginning if one did not leave in order, to
-`running`. Times
-the GPUs of the job it is the cost in GPU-seconds; steps lost come on top, and cost their time again.
+The cost is the time in which no rank takes a step. The job measures it as the sum of the incident's
+phases, without those in which steps continue (`STEPPING`). If no process of the job lived to
+measure all of it, the operator's marks are used instead: from `left` to `running`, or from the
+beginning to `running` if a slot did not leave in order. This time multiplied by the job's GPUs is
+the cost in GPU-seconds. Lost steps come on top, because taking them again costs their time again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ FIRST = frozenset({"signal", "verdict", "cordon", "leave"})
 STEPPING = frozenset({"boundary", "drain"})
 """Phases in which the ranks still step."""
 WHOLE = frozenset({"restart", "regroup", "first_step", "step"})
-"""Phases that only a job that saw the end has measured."""
+"""Phases that are measured only if the job has seen the end of the incident."""
 UNFINISHED = "no end was recorded"
 MEANING = {
     "signal": "the evidence shows",
@@ -65,20 +66,20 @@ class Phase:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     seconds: float | None
-    """Without a step of any rank; None: not measured (yet)."""
+    """Seconds in which no rank took a step; None: not measured (yet)."""
     gpus: int
     gpu_seconds: float | None
     steps_lost: int | None
-    """Steps that had to be taken again; None: nobody has said."""
+    """Steps that had to be taken again; None: not reported."""
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     id: str
-    """Of its first interruption."""
+    """Id of its first interruption."""
     ids: tuple[str, ...]
-    """Of all its interruptions."""
+    """Ids of all its interruptions."""
     cause: str
     message: str
     started_at: str
@@ -86,11 +87,11 @@ class Incident:
     nodes: tuple[str, ...]
     slots: tuple[int, ...]
     verdict: str
-    """Of the quarantine; empty if there is none (any more)."""
+    """Verdict of the quarantine; empty: there is none (any more)."""
     evidence: tuple[Evidence, ...]
     rung: str
     checkpoint_step: int | None
-    """Step that the job went on from."""
+    """Step from which the job continued."""
     moments: tuple[Moment, ...]
     phases: tuple[Phase, ...]
     cost: Cost
@@ -101,7 +102,7 @@ class Incident:
 
 
 def build_incidents(job: Raw, quarantines: Iterable[Raw] = ()) -> tuple[Incident, ...]:
-    """Those that status still knows, oldest first."""
+    """The incidents that status still lists, oldest first."""
     status = job.get("status") or {}
     faults: dict[str, list[Raw]] = {}
     for entry in status.get("incidents") or ():
@@ -112,7 +113,7 @@ def build_incidents(job: Raw, quarantines: Iterable[Raw] = ()) -> tuple[Incident
 
 
 def count_gpus(job: Raw) -> int:
-    """GPUs that the whole job holds; a job without any is counted by its pods."""
+    """GPUs of all pods of the job together; for a job without GPUs, the number of its pods."""
     workers = (job.get("spec") or {}).get("workers") or {}
     containers = ((workers.get("template") or {}).get("spec") or {}).get("containers") or ()
     each = 0
@@ -170,7 +171,7 @@ def _longest(entries: Sequence[Raw]) -> tuple[Phase, ...]:
 
 
 def _count_stopped(interruptions: Sequence[Sequence[Raw]]) -> tuple[float | None, str]:
-    """Seconds without a step of any rank in all of them, and where they come from."""
+    """Seconds in which no rank took a step, over all interruptions, and who measured them."""
     stopped = [e for e in interruptions if not _is_plain_move(e)]
     found = [_stopped(_marks(e), _longest(e), _all_left(e)) for e in stopped]
     seconds = [s for s, _ in found if s is not None]
@@ -179,7 +180,9 @@ def _count_stopped(interruptions: Sequence[Sequence[Raw]]) -> tuple[float | None
 
 
 def _is_plain_move(entries: Sequence[Raw]) -> bool:
-    """The job had gone on without the slot before it moved: only the operator says how that went."""
+    """Whether the job had already continued without the slot when the slot moved. Only the operator
+    reports such a move.
+    """
     return all(e.get("rung") and not e.get("phases") for e in entries)
 
 
@@ -209,7 +212,9 @@ def build_evidence(raw: Raw) -> Evidence:
 
 
 def _marks(entries: Sequence[Raw]) -> dict[str, float]:
-    """Entries of one incident may begin at different moments: all are put on the earliest clock."""
+    """The marks of all entries, in seconds since the earliest entry began: the entries of one
+    incident may begin at different times.
+    """
     began = min((seconds_of(e.get("startedAt")) or 0.0 for e in entries), default=0.0)
     marks: dict[str, float] = {}
     for entry in entries:
@@ -222,7 +227,9 @@ def _marks(entries: Sequence[Raw]) -> dict[str, float]:
 
 
 def _all_left(entries: Sequence[Raw]) -> bool:
-    """Everybody saved first: steps went on until then. Otherwise they ended when it began."""
+    """Whether every slot left in order. Then steps continued until the last one had left; otherwise
+    they ended when the incident began.
+    """
     return all(any(m["name"] == "left" for m in e.get("marks") or ()) for e in entries)
 
 
@@ -252,7 +259,9 @@ def _stopped(
 
 
 def choose(incidents: Sequence[Incident], wanted: str | None) -> Sequence[Incident]:
-    """All, the last, or the one whose id begins so. Raises LookupError, which names what there is."""
+    """All incidents, the last one, or the one whose id begins with `wanted`. Raises LookupError,
+    which names the known ids.
+    """
     if wanted is None:
         return incidents
     found = incidents[-1:] if wanted == "last" else [i for i in incidents if wanted in i.ids]

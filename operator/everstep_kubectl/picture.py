@@ -1,6 +1,6 @@
 """`timeline -o png`: the timeline as a picture.
 
-The only module that imports matplotlib; Everstep's extra `lab` brings it.
+The only module that imports matplotlib, which Everstep's extra `lab` installs.
 """
 
 import itertools
@@ -19,11 +19,11 @@ COLOURS = {
 }  # fmt: skip
 OTHER = "#999999"
 LABEL_WIDTH = 0.1
-"""Of the axis."""
+"""As a share of the axis."""
 
 
 def save(job: str, incidents: Sequence[Incident], path: str) -> None:
-    """Raises ClusterError without matplotlib."""
+    """Save the picture. Raises ClusterError if matplotlib is not installed."""
     try:
         import matplotlib
 
@@ -75,7 +75,7 @@ def _title(incident: Incident) -> list[str]:
 
 
 def place_labels(moments: Sequence[Moment]) -> list[tuple[Moment, int]]:
-    """Each with the lowest row in which its label meets no other."""
+    """Each moment with the lowest row in which its label overlaps no other."""
     widest = max((m.seconds for m in moments), default=1.0) or 1.0
     ends: list[float] = []
     placed: list[tuple[Moment, int]] = []
@@ -87,13 +87,15 @@ def place_labels(moments: Sequence[Moment]) -> list[tuple[Moment, int]]:
 
 
 def _end(incident: Incident) -> float:
-    """Never 0: an axis has a length."""
+    """The last second to show; never 0, because the axis needs a length."""
     total = sum(p.seconds for p in incident.phases)
     return max([total, 0.001, *(m.seconds for m in incident.moments)])
 
 
 def _draw_phases(axis: Any, incident: Incident) -> None:
-    """Durations only are known of the job: its bar is laid so that it ends with the incident."""
+    """Draw the job's phases. The job reports only durations, so its bar is placed so that it ends
+    with the incident.
+    """
     at = _end(incident) - sum(p.seconds for p in incident.phases)
     for k, phase in enumerate(incident.phases):
         axis.barh(-0.45, phase.seconds, left=at, height=0.2, color=f"C{k}", alpha=0.7)

@@ -16,7 +16,7 @@ class Answer:
 
 
 def decide_pinned(job: Raw, name: str) -> Answer | None:
-    """None: it may still come."""
+    """The answer to a request for a pinned checkpoint; None: it may still be made."""
     who = job["metadata"]["name"]
     pinned = (job.get("status") or {}).get("pinned") or {}
     if pinned.get("name") == name:
@@ -29,7 +29,7 @@ def decide_pinned(job: Raw, name: str) -> Answer | None:
 
 
 def decide_over(job: Raw) -> Answer | None:
-    """A job that is over saves nothing more."""
+    """The answer for a job that is over, which saves no more checkpoints; None: it is not over."""
     over = next((k for k in ("Complete", "Failed") if jobs.is_true(job, k)), None)
     if over is None:
         return None

@@ -1,7 +1,7 @@
-"""The pod that reads a run for us: the job's own template with another command. Pure.
+"""The pod that reads a run for the plugin: the job's own template with another command. Pure.
 
-The user of the plugin needs no keys of the object store: they stay in the cluster. The pod
-has the job's image, environment, volumes, service account and security context, no GPU, and ends
+The plugin's user needs no keys for the object store: they stay in the cluster. The pod has the
+job's image, environment, volumes, service account and security context. It has no GPU and ends
 within a limit. The job owns it, so it never outlives the job.
 """
 
@@ -20,11 +20,11 @@ DROPPED = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "port
 
 
 def build_pod(job: Raw, arguments: Sequence[str], *, seconds: float, suffix: str) -> Body:
-    """Runs `everstep ARGUMENTS`.
+    """The pod that runs `everstep ARGUMENTS`.
 
     Args:
-        seconds: after which the kubelet ends it.
-        suffix: makes the name one of many; lower-case letters and digits.
+        seconds: the time after which the kubelet ends it.
+        suffix: makes the name unique; lower-case letters and digits.
 
     Raises:
         LookupError: the template has no container that trains.
@@ -69,7 +69,9 @@ def program_of(command: Sequence[str]) -> str:
 
 
 def _without_devices(resources: Raw) -> Body:
-    """A resource with a slash in its name is a device (nvidia.com/gpu); requests become small."""
+    """The limits without devices, whose resource names have a slash (nvidia.com/gpu), and small
+    requests.
+    """
     limits = {k: v for k, v in (resources.get("limits") or {}).items() if "/" not in k}
     return {"requests": dict(REQUESTS), **({"limits": limits} if limits else {})}
 
@@ -104,7 +106,7 @@ def name_of_run(job: Raw) -> str:
 
 
 def describe_ended(pod: Raw) -> tuple[int, str] | None:
-    """Exit status and last lines, once it has ended."""
+    """Exit status and last lines; None: the pod has not ended."""
     status = pod.get("status") or {}
     if status.get("phase") not in ("Succeeded", "Failed"):
         return None
@@ -116,7 +118,7 @@ def describe_ended(pod: Raw) -> tuple[int, str] | None:
 
 
 def describe_wait(pod: Raw) -> str:
-    """Why it does not run yet, in the scheduler's or the kubelet's words; empty if it does."""
+    """Why the pod does not run yet, in the scheduler's or the kubelet's words; empty: it runs."""
     status = pod.get("status") or {}
     for found in (
         *(status.get("initContainerStatuses") or ()),
@@ -132,7 +134,7 @@ def describe_wait(pod: Raw) -> str:
 
 
 def build_restored(job: Raw, *, new: str, run: str) -> Body:
-    """The job that goes on from the fork: the old one's spec under another name and run."""
+    """The job that continues from the fork: the old one's spec with another name and run."""
     spec = copy.deepcopy(dict(job["spec"]))
     spec["checkpoint"] = {**spec["checkpoint"], "run": run}
     spec["checkpoint"].pop("pin", None)

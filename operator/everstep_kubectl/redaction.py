@@ -1,8 +1,8 @@
-"""A support bundle holds no secret. Pure.
+"""Removes secrets from a support bundle. Pure.
 
-Secrets are never read. Of what is read, every value of an environment variable that is not Everstep's
-own is taken out of the object, and out of every text of the bundle in which it turns up; so is what
-looks like a credential, in whatever text.
+Secret objects are never read. The value of each environment variable that is not Everstep's own is
+removed from the object that holds it, and from every text of the bundle in which it occurs.
+Whatever looks like a credential is removed from every text.
 """
 
 import re
@@ -13,7 +13,8 @@ from everstep_contract.env import PREFIX
 
 GONE = "[redacted]"
 SHORTEST = 8
-"""A shorter value (1, true, debug) would remove harmless text."""
+"""Values shorter than this (1, true, debug) stay, because removing them would remove harmless text.
+"""
 DROPPED = frozenset({"managedFields", "kubectl.kubernetes.io/last-applied-configuration"})
 NAMES_ONLY = frozenset({"secretName", "secretNamespace"})
 _WORD = r"(?:secret|token|passw(?:or)?d|credential|api[_-]?key|access[_-]?key(?:[_-]?id)?|auth)"
@@ -49,15 +50,17 @@ def _collect(value: Any, found: set[str]) -> None:
 
 
 def _is_foreign_variable(value: Mapping[str, Any]) -> bool:
-    """A container's {name, value}; Everstep's own hold nothing secret: the token comes from a Secret."""
+    """Whether this is a container's {name, value} that is not Everstep's own. Everstep's own
+    variables hold no secret: the token comes from a Secret.
+    """
     if set(value) != {"name", "value"} or not isinstance(value["value"], str):
         return False
     return not str(value["name"]).startswith(PREFIX)
 
 
 def clean_object(value: Any, values: Collection[str] = ()) -> Any:
-    """Without values of variables, managedFields, the copy of what was applied, and in every string
-    without what `clean_text` takes out.
+    """The object without the values of variables, without managedFields and the last-applied
+    configuration, and with every string cleaned by `clean_text`.
     """
     if isinstance(value, Mapping):
         if _is_foreign_variable(value):
@@ -76,7 +79,7 @@ def _clean_field(key: str, value: Any, values: Collection[str]) -> Any:
 
 
 def clean_text(text: str, values: Collection[str] = ()) -> str:
-    """Without these values, and without what looks like a credential."""
+    """The text without these values and without whatever looks like a credential."""
     for value in sorted(values, key=len, reverse=True):
         text = text.replace(value, GONE)
     for pattern in _PATTERNS:

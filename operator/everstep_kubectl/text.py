@@ -6,7 +6,7 @@ from typing import Any
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as kubectl aligns them; None and "" are a dash."""
+    """Columns aligned as in kubectl; None and "" are shown as a dash."""
     cells = [[str(h) for h in head], *[[_cell(c) for c in row] for row in rows]]
     widths = [max(len(row[k]) for row in cells) for k in range(len(head))]
     lines = ["   ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in cells]
@@ -18,7 +18,7 @@ def _cell(value: object) -> str:
 
 
 def block(fields: Mapping[str, object], indent: str = "  ") -> str:
-    """One field a line, values aligned; what is empty is left out."""
+    """One field a line, with aligned values; empty values are left out."""
     shown = {k: str(v) for k, v in fields.items() if v is not None and v != ""}
     width = max((len(k) for k in shown), default=0) + 2
     behind = "\n" + indent + " " * width
@@ -59,7 +59,7 @@ def took(seconds: float) -> str:
 
 
 def brief(seconds: float) -> str:
-    """With two digits that count where it is short."""
+    """With two decimals below one second."""
     return f"{seconds:.2f} s" if seconds < 1 else took(seconds)
 
 

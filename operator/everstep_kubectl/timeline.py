@@ -1,4 +1,4 @@
-"""What a timeline looks like as text. Pure."""
+"""A timeline as text. Pure."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from everstep_kubectl.incidents import UNFINISHED, Cost, Incident
 
 
 def render(job: str, incidents: Sequence[Incident], *, running: bool, now: float) -> str:
-    """`running`: whether the job steps now."""
+    """`running`: whether the job trains now."""
     if not incidents:
         return f"{job}: no interruption so far"
     return "\n\n".join(_one(i, running=running, now=now) for i in incidents)

@@ -31,8 +31,10 @@ def main() -> None:
 
 
 async def run(command: str, settings: Settings) -> int:
-    """Three ports: the operator's own, the one that writes nodes, and the one for the Lease, which
-    has no gate.
+    """Connect, run the command and return the exit status.
+
+    There are three ports: the operator's own, one that writes nodes, and one for the Lease. Only
+    the Lease's port has no gate.
     """
     port = await Kube.connect(qps=settings.qps, burst=settings.burst)
     lease_port = await Kube.connect(identity="lease")
@@ -51,8 +53,8 @@ async def run(command: str, settings: Settings) -> int:
 
 
 def build_identity(given: str) -> str:
-    """Unique for each start: a restarted container must not mistake its predecessor's lease for its
-    own.
+    """Build an identity that is unique for each start, so that a restarted container does not
+    mistake its predecessor's lease for its own.
     """
     host = given or os.environ.get("HOSTNAME") or socket.gethostname()
     return f"{host}_{secrets.token_hex(4)}"

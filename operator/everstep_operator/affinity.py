@@ -1,4 +1,4 @@
-"""Nodes that a pod spec shuts out by name."""
+"""Nodes that a pod spec excludes by name."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -20,11 +20,11 @@ class Gone(KubeError):
 
 
 class Conflict(KubeError):
-    """It changed since it was read, or has another UID: observe again."""
+    """The object changed since it was read, or has another UID: observe again."""
 
 
 class AlreadyExists(KubeError):
-    """The name is taken: by the operator itself, if the owner's UID matches."""
+    """The name is taken. If the owner's UID matches, the operator itself created the object."""
 
 
 class Denied(KubeError):
@@ -40,7 +40,7 @@ class Transient(KubeError):
 
 
 class Standby(KubeError):
-    """Not sent: this process does not hold the lease (any more)."""
+    """The request was not sent: this process does not hold the lease (any more)."""
 
 
 def classify_error(status: int, raw: bytes) -> KubeError:
@@ -70,5 +70,8 @@ def _class_of(status: int, reason: str) -> type[KubeError]:
 
 
 def parse_retry_after(text: str) -> float:
-    """Seconds, at most RETRY_AFTER_MAX; a date, which the API server never sends, counts as none."""
+    """Parse a Retry-After header to seconds, at most RETRY_AFTER_MAX.
+
+    The API server never sends a date; a date counts as 0.
+    """
     return min(float(text), RETRY_AFTER_MAX) if text.isascii() and text.isdigit() else 0.0

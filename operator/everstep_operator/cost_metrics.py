@@ -1,5 +1,5 @@
-"""What interruptions have cost the jobs, as metrics. All are totals that the statuses hold, so a
-restart of the operator or another leader counts nothing twice.
+"""What interruptions have cost the jobs, as metrics. All are totals from the jobs' statuses, so
+neither a restart of the operator nor a new leader counts anything twice.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from everstep_operator.world import World
 
 LABELS = ("namespace", "job")
 USUAL_RUNGS = ("regroup", "restart", "move")
-"""Shown for each job from the start: Prometheus sees an increase only of a series that was there
-before.
+"""Exported for each job from the start: Prometheus sees an increase only in a series that already
+exists.
 """
 
 
@@ -69,15 +69,16 @@ def _with_usual(totals: Iterable[RecoveryTotal]) -> list[RecoveryTotal]:
 
 
 def _accumulate(within: Mapping[str, int]) -> list[tuple[str, float]]:
-    """Upper bound, and how many stayed within it. Counts of a bound that another version of the
-    operator had go to the next larger one.
+    """Build a histogram's buckets: each upper bound, with the number of recoveries within it.
+
+    Counts for a bound that only another version of the operator used go to the next larger bound.
     """
     counted = [(_read_bound(key), count) for key, count in within.items()]
     return [(describe_bound(b), sum(n for bound, n in counted if bound <= b)) for b in BOUNDS]
 
 
 def _read_bound(key: str) -> float:
-    """A key that somebody wrote by hand must not take the page down."""
+    """An invalid key counts as infinity: one that was edited by hand must not break the page."""
     with contextlib.suppress(ValueError):
         return float(key)
     return math.inf

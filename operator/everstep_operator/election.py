@@ -40,7 +40,7 @@ class Leadership(Protocol):
     async def run(self) -> None: ...
 
     async def seize(self) -> None:
-        """Takes it from its holder, and returns when that one can no longer write."""
+        """Take the Lease from its holder; return when that holder can no longer write."""
 
     async def release(self) -> None: ...
 
@@ -70,7 +70,7 @@ class Alone:
 
 
 class Elector:
-    """`port` must have no gate: this class opens the gate of the others."""
+    """`port` must have no gate: this class opens the gates of the other ports."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Elector:
         return self._valid_until - self._clock()
 
     async def run(self) -> None:
-        """Raises `LeaseLost`; never returns."""
+        """Renew the Lease, or wait for it. Never returns; raises `LeaseLost`."""
         while True:
             self.beat = time.monotonic()
             await self.turn()
@@ -139,7 +139,7 @@ class Elector:
             return None
 
     async def _write(self, old: Lease | None, began: float) -> None:
-        """The lease counts from before the request, because the answer may be late."""
+        """Write the Lease. Its time counts from before the request: the answer may be late."""
         seconds, now = self._timing.lease, self._wall()
         body = lease.build_held(self._name, self._namespace, old, self._me, seconds, now)
         written = await put_lease(self._port, body)
@@ -147,8 +147,10 @@ class Elector:
         self._valid_until = began + self._timing.renew
 
     async def seize(self) -> None:
-        """Raises `kube.KubeError`. The former holder stops when it reads the lease, at the latest
-        at its deadline; the wait assumes the same timing as this process's.
+        """Take the Lease from its holder. Raises `kube.KubeError`.
+
+        The former holder stops when it reads the Lease, or at its deadline at the latest. The wait
+        assumes that its timing is the same as this process's.
         """
         began = self._clock()
         while not self.leading.is_set():
@@ -179,7 +181,7 @@ class Elector:
         return LeaseLost(f"lease {self._shown} is lost: {why}. Nothing is written any more")
 
     async def release(self) -> None:
-        """Releases it, so that another replica need not wait for its expiry. Best effort."""
+        """Release the Lease, so that another replica need not wait for its expiry. Best effort."""
         held = self._sighting.lease if self._sighting else None
         mine = self.leading.is_set() and self.seconds_left() > 0
         self._valid_until = -math.inf
@@ -209,8 +211,9 @@ class Elector:
 
 
 async def put_lease(port: Kube, body: kube.Object) -> Lease:
-    """Creates it, or replaces it if the version in `body` is still the newest: else
-    `kube.Conflict`.
+    """Create or replace the Lease.
+
+    Raises `kube.Conflict` if the version in `body` is no longer the newest.
     """
     metadata = body["metadata"]
     if "resourceVersion" not in metadata:

@@ -1,9 +1,9 @@
 """Evidence against a GPU, as values that `health` and `fleet` share.
 
 Evidence has an identity: (machine, GPU, kind, code, first seen, boot). Answered evidence (a
-person released the node knowing it) never convicts again; a new occurrence of the same fault
+person knew it and released the node) never convicts again; a new occurrence of the same fault
 does. A restarted operator finds latched values and cannot know when they appeared: such
-evidence equals any earlier one with the same key.
+evidence counts as equal to any earlier evidence with the same key.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from everstep_operator.values import GonePods, NodeState
 
 MISSING = "gpu-missing"
-"""The kind of evidence that no rule of `health/rules` finds: the GPU itself is missing."""
+"""The only kind of evidence that no rule in `health/rules` finds: the GPU itself is missing."""
 
 Key = tuple[str, str, str, int, str]
 
@@ -32,7 +32,7 @@ class Evidence:
     """Seconds since the Unix epoch, the operator's clock."""
     boot: str = ""
     appeared: bool = True
-    """Seen to appear; False: present when the operator first looked."""
+    """True: it was seen to appear. False: it was present when the operator first looked."""
 
     @property
     def key(self) -> Key:
@@ -50,7 +50,7 @@ class Claim:
 
     evidence: Evidence
     state: NodeState
-    """LEAVING or GONE convict, SUSPECT waits for more."""
+    """LEAVING and GONE convict the node; SUSPECT waits for more evidence."""
     reason: str
     message: str
     pods: tuple[str, ...] = ()
@@ -67,11 +67,11 @@ class Finding:
 
     node: str
     claims: tuple[Claim, ...] = ()
-    """Convicting ones first, oldest first."""
+    """The convicting claims first; the oldest first in each group."""
     present: frozenset[str] = frozenset()
     """UUIDs that the newest good page showed."""
     silent: str = ""
-    """Not empty: the GPUs cannot be observed, and why."""
+    """Why the GPUs cannot be observed; empty if they can."""
     silent_reason: str = ""
     doubt: str = ""
     """Not empty: a rank died here, and no later page has shown all GPUs yet."""
@@ -84,7 +84,7 @@ class Finding:
 
 
 def covers(known: Evidence, found: Evidence) -> bool:
-    """Whether `found` is the evidence `known`, not a new occurrence of the same fault."""
+    """Whether `found` is the evidence `known` again, and not a new occurrence of the same fault."""
     return known.key == found.key and (not found.appeared or found.first_seen <= known.first_seen)
 
 
@@ -93,7 +93,7 @@ def is_known(found: Evidence, known: Iterable[Evidence]) -> bool:
 
 
 def merge_evidence(old: Sequence[Evidence], new: Iterable[Evidence]) -> tuple[Evidence, ...]:
-    """`old`, and what is new in `new`; a newer occurrence replaces an older one."""
+    """`old` and what `new` adds to it; a newer occurrence replaces an older one."""
     merged = list(old)
     for one in new:
         if not is_known(one, merged):
@@ -102,7 +102,7 @@ def merge_evidence(old: Sequence[Evidence], new: Iterable[Evidence]) -> tuple[Ev
 
 
 def still_applies(evidence: Evidence, *, machine: str, boot: str) -> bool:
-    """False for evidence of another machine, or of an earlier boot: it cannot occur again."""
+    """False for evidence from another machine or an earlier boot, which cannot occur again."""
     return evidence.machine == machine and evidence.boot in ("", boot)
 
 
@@ -119,15 +119,16 @@ def build_incident(evidence: Iterable[Evidence]) -> str:
 
 
 def choose_state(claims: Iterable[Claim]) -> NodeState:
-    """GONE if any GPU is gone."""
+    """GONE if any GPU is gone, else LEAVING."""
     gone = any(claim.state is NodeState.GONE for claim in claims)
     return NodeState.GONE if gone else NodeState.LEAVING
 
 
 def choose_gone_pods(claims: Iterable[Claim], holders: tuple[str, ...]) -> GonePods:
-    """For claims with a lost GPU. An exporter names no pod for an idle GPU, nor for one that
-    vanished while no operator looked: then the pods on working GPUs are asked to save, and all
-    others are gone.
+    """Choose the pods that are gone, for claims with a lost GPU.
+
+    An exporter names no pod for an idle GPU, nor for one that vanished while no operator was
+    watching. In that case the pods on working GPUs are asked to save, and all others are gone.
     """
     gone = [claim for claim in claims if claim.state is NodeState.GONE]
     if not all(claim.pods for claim in gone):
@@ -136,7 +137,7 @@ def choose_gone_pods(claims: Iterable[Claim], holders: tuple[str, ...]) -> GoneP
 
 
 def choose_reason(claims: Iterable[Claim]) -> str:
-    """The worst claim's reason: gone before failing."""
+    """The reason of the worst claim: GONE is worse than any other state."""
     return min(claims, key=_badness).reason
 
 
@@ -157,7 +158,7 @@ def to_rfc3339(at: float) -> str:
 
 
 def from_rfc3339(text: str) -> float:
-    """Raises ValueError if it is not a time."""
+    """Raises ValueError if `text` is not a time."""
     return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp(), 3)
 
 

@@ -1,7 +1,7 @@
-"""kopf provides watches and their queue: raw event handlers store the object and wake a pass.
+"""kopf provides the watches and their queue: raw event handlers store the object and wake a pass.
 
-No create, update, delete or field handlers, daemons or timers: those put finalizers and
-annotations on objects, and a pod or node must never wait for the operator.
+There are no create, update, delete or field handlers, daemons or timers: those put finalizers
+and annotations on objects, and a pod or node must never wait for the operator.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ RawEvent = Mapping[str, Any]
 
 
 def build_settings() -> kopf.OperatorSettings:
-    """A silent stream is detected, a hanging request ends, and kopf posts nothing."""
+    """Settings that detect a silent watch and end a hanging request; kopf posts no Events."""
     settings = kopf.OperatorSettings()
     settings.watching.inactivity_timeout = 70
     settings.watching.server_timeout = 300
@@ -31,7 +31,7 @@ def build_settings() -> kopf.OperatorSettings:
     settings.watching.label_selectors["pods"] = names.LABEL_JOB
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
-    # In total as long as kopf's own, which would sleep 20 s after an API server has come back.
+    # In total as long as kopf's default, which may sleep on for 20 s after the API server is back.
     settings.networking.error_backoffs = (1, 1, 2, 3, *[5] * 10)
     settings.posting.enabled = False
     settings.peering.standalone = True
@@ -42,7 +42,7 @@ def build_settings() -> kopf.OperatorSettings:
 
 @dataclass(slots=True)
 class Watchers:
-    """Feeds the world and wakes the objects concerned."""
+    """Stores each watch event in the world and wakes the objects that it concerns."""
 
     world: World
     scheduler: Scheduler
@@ -50,7 +50,8 @@ class Watchers:
     quarantine_deleted: Callable[[Object], None]
     on_event: Callable[[str], None] = lambda kind: None
     listed: asyncio.Event = field(default_factory=asyncio.Event)
-    """A watch has restarted with a list, and a list does not show what was deleted in the meantime.
+    """Set when a watch has restarted with a list: a list does not show what was deleted in the
+    meantime.
     """
 
     def see_job(self, event: RawEvent) -> None:
@@ -101,14 +102,17 @@ def _readiness(node: Object | None) -> str | None:
 
 
 def _facts(node: Object | None) -> NodeFacts | None:
-    """The fleet's input: a heartbeat does not change it."""
+    """The node as the fleet sees it: a heartbeat does not change it."""
     return None if node is None else replace(to_facts(node), version="")
 
 
 @dataclass(slots=True)
 class VerdictBoard:
-    """Takes the verdicts of `health` and wakes the jobs on nodes whose verdict has changed, and those that wait and
-    may not use such a node: a pod has to be made anew to use it."""
+    """Receives the verdicts of `health` and wakes the jobs that a changed verdict concerns.
+
+    These are the jobs with a pod on such a node, and the jobs with a waiting pod that excludes such
+    a node: the pod must be recreated before it can use the node.
+    """
 
     passes: passes.Passes
     wake: Callable[[Key], None]
@@ -161,7 +165,7 @@ def _add_nodes(registry: kopf.OperatorRegistry, watchers: Watchers) -> None:
 
 
 async def run_kopf(watchers: Watchers, ready: asyncio.Event) -> None:
-    """Runs until a signal; raises if a watch cannot continue. `ready` is set once kopf's signal
+    """Run until a signal; raise if a watch cannot continue. `ready` is set once kopf's signal
     handlers are installed.
     """
     namespaces = watchers.world.scope.namespaces
@@ -171,7 +175,7 @@ async def run_kopf(watchers: Watchers, ready: asyncio.Event) -> None:
         clusterwide=not namespaces,
         namespaces=namespaces,
         standalone=True,
-        # Set, because kopf would look up the user's name, and a container's uid may have none.
+        # By default kopf looks up the user's name, and a container's uid may have none.
         identity="everstep-operator",  # type: ignore[arg-type]
         ready_flag=ready,
     )

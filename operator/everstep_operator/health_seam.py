@@ -1,5 +1,5 @@
-"""The interface between `handlers` and the health and fleet loop, and its replacement if health is
-disabled.
+"""The interface between `handlers` and the health and fleet loop, and the loop's replacement if
+health is disabled.
 """
 
 import asyncio
@@ -10,13 +10,13 @@ from everstep_operator.values import NodeVerdict
 
 
 class Verdicts(Protocol):
-    """Where the loop publishes its verdicts: the whole mapping each time; the receiver wakes the
-    jobs concerned.
+    """Where the loop publishes its verdicts. Each call passes the complete mapping; the receiver
+    wakes the jobs concerned.
     """
 
     def publish(self, verdicts: Mapping[str, NodeVerdict], judged_at: Mapping[str, float]) -> None:
-        """`judged_at`: node → earliest sampling time (monotonic clock) of the newest page on which
-        these verdicts are based; only nodes whose GPUs are watched.
+        """`judged_at`: node → the earliest time (monotonic clock) at which the values behind its
+        verdict were sampled. It contains only nodes whose GPUs are watched.
         """
 
 
@@ -29,7 +29,7 @@ class HealthLoop(Protocol):
     """
 
     async def run(self) -> None:
-        """Runs until cancelled; survives every failed scrape or write."""
+        """Run until cancelled; failed scrapes and writes do not end it."""
 
     def quarantine_deleted(self, quarantine: Mapping[str, Any]) -> None:
         """A watch saw this NodeQuarantine being deleted, which releases its node."""
@@ -39,16 +39,19 @@ class HealthLoop(Protocol):
 
     def rank_died(self, node: str) -> None:
         """A rank or container on this node has died: the node is SUSPECT (published at once) until
-        a page sampled later shows all its GPUs, or a limit passes. No effect on nodes without an
-        exporter.
+        a page sampled later shows all its GPUs, or a time limit has passed. This has no effect on
+        nodes without an exporter.
         """
 
     def starts_failed(self, job: tuple[str, str], nodes: Mapping[str, int]) -> None:
-        """On each of these nodes, pods of so many slots of this job failed to start within the last
-        hour: the kubelet rejected them, or they were not ready within `startupSeconds`. A level
-        that replaces the job's earlier record; empty: none (any more), also when the job is over.
-        Failures caused by the template (an image that cannot be pulled, a missing Secret) are left
-        out. Two slots on one node, of one job or of two, are a signal about the node.
+        """`nodes`: node → the number of this job's slots whose pods failed to start there within
+        the last hour.
+
+        A pod failed to start if the kubelet rejected it, or if it was not ready within
+        `startupSeconds`. Failures caused by the template (an image that cannot be pulled, a missing
+        Secret) are left out. The mapping is a level that replaces the job's earlier one. It is
+        empty if there are no failures (any more), and when the job is over. Two slots on one node,
+        of one job or of two, are a signal about the node.
         """
 
     def render_metrics(self) -> str:

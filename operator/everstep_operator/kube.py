@@ -2,11 +2,12 @@
 rate-limited.
 
 Built on the official client's asyncio half (`kubernetes.aio`), for its configuration, tokens
-and TLS; its typed models are not used. Reads are not limited: there are few, the rest comes
-from the watches. Every write takes a token from the bucket; a recovery may use the whole
-bucket, status writes and Events only the half that is not reserved for recoveries. Then it
-passes the gate: a replica without the lease writes nothing, and no request outlives the lease's
-deadline.
+and TLS; its typed models are not used. Reads are not limited, because there are few: most of the
+state comes from the watches.
+
+Every write takes a token from the bucket. A recovery may use the full bucket; status writes and
+Events may use only the half that is not reserved for recoveries. Then the write passes the gate:
+a replica without the lease writes nothing, and no write outlives the lease's deadline.
 """
 
 import asyncio
@@ -83,7 +84,9 @@ class Tokens(Protocol):
 
 
 class Kube:
-    """Use `await Kube.connect(…)`; close it at the end. One identity, one bucket, one gate."""
+    """A client with one identity, one bucket and one gate. Create it with `await Kube.connect(…)`,
+    and close it at the end.
+    """
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class Kube:
         self.seconds_left: Callable[[], float] = lambda: math.inf
         """How long writes are allowed from now on; 0 or less: not at all."""
         self.went_back = asyncio.Event()
-        """A list was older than one read before it was requested: see `list`."""
+        """Set when a list is older than one that was read before it was requested: see `list`."""
         self._newest_lists: dict[Kind, int] = {}
         self.calls: dict[tuple[str, str], int] = {}
         """Calls by (verb, outcome), for the metrics."""
@@ -112,7 +115,8 @@ class Kube:
         kubeconfig: str | None = None,
         identity: str = "operator",
     ) -> "Kube":
-        """From the given file, $KUBECONFIG or ~/.kube/config, else from the pod's service account.
+        """Connect with the given file, $KUBECONFIG or ~/.kube/config, else with the pod's service
+        account.
 
         Raises:
             NoCluster: none of them exists, or it cannot be read.
@@ -131,7 +135,9 @@ class Kube:
         return cls(ApiClient(configuration), Bucket(qps, burst), identity=identity)
 
     def build_other(self, identity: str, tokens: Tokens) -> "Kube":
-        """The same server under another identity: its tokens, none of the operator's credentials."""
+        """A client of the same server with another identity: it uses that identity's tokens, and
+        none of the operator's credentials.
+        """
         configuration = copy.deepcopy(self._client.configuration)
         configuration.cert_file = configuration.key_file = None
         configuration.username = configuration.password = None
@@ -183,13 +189,15 @@ class Kube:
         dry_run: bool = False,
         lane: Lane = Lane.RECOVERY,
     ) -> Object:
-        """`name` and `sub` only to create a subresource, such as a token."""
+        """Create the object. `name` and `sub` are only for a subresource, such as a token."""
         await self.bucket.take(lane)
         query = {"dryRun": "All"} if dry_run else {}
         return await self._call("POST", kind.path(namespace, name, sub), body=body, query=query)
 
     async def replace(self, kind: Kind, name: str, namespace: str | None, body: Object) -> Object:
-        """Precondition: the resourceVersion in `body`; `Conflict` if the object has changed."""
+        """Replace the object. Raises `Conflict` if it has changed since the resourceVersion in
+        `body`.
+        """
         await self.bucket.take(Lane.RECOVERY)
         return await self._call("PUT", kind.path(namespace, name), body=body)
 
@@ -203,7 +211,7 @@ class Kube:
         grace_seconds: int | None = None,
         lane: Lane = Lane.RECOVERY,
     ) -> None:
-        """Deletes the object with this UID; `Conflict` if the name belongs to another."""
+        """Delete the object with this UID. Raises `Conflict` if the name belongs to another one."""
         await self.bucket.take(lane)
         body: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace_seconds is not None:
@@ -221,9 +229,10 @@ class Kube:
         strategic: bool = False,
         lane: Lane = Lane.RECOVERY,
     ) -> Object:
-        """A merge patch, a JSON patch (a list) or a strategic merge patch.
+        """Send a merge patch, a JSON patch (a list) or a strategic merge patch.
 
-        A `metadata.resourceVersion` in a merge patch is a precondition: `Conflict` if the object has changed.
+        A `metadata.resourceVersion` in a merge patch is a precondition: `Conflict` if the object
+        has changed.
         """
         await self.bucket.take(lane)
         kind_of_patch = (
@@ -279,7 +288,7 @@ class Kube:
     async def _authorize(
         self, headers: dict[str, str], path: str, method: str, body: Any
     ) -> str | None:
-        """The token, if the operator requested it."""
+        """Add the credentials to `headers`; return the token if it comes from `self._tokens`."""
         if self._tokens is None:
             auth = ["BearerToken"]
             await self._client.update_params_for_auth(headers, [], auth, path, method, body)

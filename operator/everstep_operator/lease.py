@@ -1,9 +1,9 @@
-"""Which replica acts: one Lease (coordination.k8s.io/v1), used as client-go does. Pure.
+"""Which replica acts: one Lease (coordination.k8s.io/v1), used as in client-go. Pure.
 
 No process compares another host's clock with its own: a candidate counts from the time at which
-*it* saw the record change. The holder stops `renew` seconds after it requested its last
-renewal; a candidate takes over no sooner than the lease's full duration after it saw that
-renewal, which is later. In between no replica acts.
+*it* saw the record change. The holder stops `renew` seconds after it requested its last renewal.
+A candidate takes over no sooner than the lease's full duration after it saw that renewal. That is
+later, so no replica acts in between.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """A Lease as read, and since when (own monotonic clock) it is unchanged."""
+    """A Lease as read, and since when (by our own monotonic clock) it has been unchanged."""
 
     lease: Lease | None
     since: float
@@ -60,7 +60,7 @@ class Renew:
 class Wait:
     holder: str
     seconds: float
-    """Until it may be taken if it is not renewed."""
+    """Until the Lease may be taken if it is not renewed."""
 
 
 Decision = Take | Renew | Wait
@@ -101,7 +101,7 @@ def decide_lease(sighting: Sighting, me: str, now: float) -> Decision:
 def build_held(
     name: str, namespace: str, old: Lease | None, me: str, seconds: float, now: float
 ) -> dict[str, Any]:
-    """Held by `me` from now on (`now`: seconds since the Unix epoch, for readers)."""
+    """The Lease, held by `me` from now on (`now`: seconds since the Unix epoch, for readers)."""
     stamp = to_micro_time(now)
     ours = old is not None and old.holder == me
     taken = 0 if old is None else old.transitions + (not ours)
@@ -110,7 +110,7 @@ def build_held(
 
 
 def build_released(name: str, namespace: str, held: Lease, now: float) -> dict[str, Any]:
-    """Free at once."""
+    """The Lease, released: it may be taken at once."""
     stamp = to_micro_time(now)
     return _build(name, namespace, held, "", 1, held.acquired, stamp, held.transitions)
 

@@ -1,5 +1,5 @@
-"""Full lists: at start, when the lease is taken, soon after a watch restarted, and every few
-minutes beside the watches.
+"""Full lists, in addition to the watches: at start, when the lease is taken, soon after a watch
+restarts, and every few minutes.
 """
 
 import asyncio
@@ -14,7 +14,9 @@ from everstep_operator.world import Mirror, World
 
 RETRY_SECONDS = 2.0
 SETTLE_SECONDS = 1.0
-"""The watches of all kinds restart at about the same time."""
+"""How long a list waits after a watch restarted: the watches of all kinds restart at about the same
+time, and one list serves them all.
+"""
 
 Namespaces = tuple[str | None, ...]
 """None: the whole cluster."""
@@ -23,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 async def resync(port: Kube, world: World, watchers: Watchers) -> None:
-    """Lists every kind once; before that has succeeded no pass runs."""
+    """List every kind once; retry until it succeeds. No pass runs before that."""
     done = False
     while not done:
         try:
@@ -37,7 +39,10 @@ async def resync(port: Kube, world: World, watchers: Watchers) -> None:
 
 
 async def resync_forever(port: Kube, world: World, watchers: Watchers, seconds: float) -> None:
-    """After each list every job gets a pass: a change without an event has woken none."""
+    """List everything every `seconds`, or soon after a watch restarted.
+
+    After each list every job gets a pass: a change without an event has woken none.
+    """
     while True:
         with suppress(TimeoutError):
             await asyncio.wait_for(watchers.listed.wait(), seconds)
@@ -63,7 +68,9 @@ async def _list_all(port: Kube, world: World, watchers: Watchers) -> None:
 async def _list_kind(
     port: Kube, kind: kube.Kind, mirror: Mirror, namespaces: Namespaces = (None,), labels: str = ""
 ) -> None:
-    """Objects younger than the oldest list are kept: not every list could contain them."""
+    """List one kind. Objects newer than the oldest of the lists are kept: that list could not
+    contain them.
+    """
     found, versions = [], []
     for namespace in namespaces:
         items, version = await port.list(kind, namespace, labels=labels)

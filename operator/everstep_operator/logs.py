@@ -44,7 +44,9 @@ class OnChange:
             self._log.warning("%s: %s", about, text)
 
     def say_all(self, prefix: str, texts: Mapping[str, str]) -> None:
-        """All present warnings whose key begins with `prefix`; others of that prefix are over."""
+        """`texts`: all current warnings whose keys begin with `prefix`. Earlier ones that are not
+        among them are over.
+        """
         for about in [a for a in self._said if a.startswith(prefix) and a not in texts]:
             del self._said[about]
         for about, text in texts.items():

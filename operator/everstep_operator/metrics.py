@@ -14,8 +14,8 @@ from everstep_operator.world import World
 
 
 class Metrics:
-    """`leads` tells whether this replica acts: only that one reports jobs and nodes.
-    `count_silent`: silent nodes.
+    """`leads` returns whether this replica acts; only the replica that acts reports jobs and nodes.
+    `count_silent` returns the number of silent nodes.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class _Jobs(Collector):
         yield from figures.values()
 
     def _count_restarts(self) -> None:
-        """A counter must not decrease: a restart that moves to another cause counts under both
-        here.
+        """Keep the highest counts, because a counter must not decrease: a restart that is later
+        attributed to another cause counts under both here.
         """
         before, self._restarts = self._restarts, {}
         known: dict[tuple[str, ...], list[str]] = {}

@@ -1,9 +1,9 @@
-"""Lists the leases that kubelets renew, and wakes the jobs on nodes that have fallen silent or have
-ended their silence.
+"""Lists the leases that kubelets renew, and wakes the jobs on nodes that have become silent or are
+no longer silent.
 
-A list every few seconds, not a watch: a watch would bring each renewal of each node, and kopf would
-need the right to watch the leases of all namespaces. A standby lists them, too, so that a new leader
-knows how long a node has been silent.
+The leases are listed every few seconds, not watched: a watch would deliver every renewal of every
+node, and kopf would need the right to watch the leases of all namespaces. A standby lists them,
+too, so that a new leader knows how long a node has been silent.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from everstep_operator.world import Key, World
 NAMESPACE = "kube-node-lease"
 LIST_SECONDS = 3.0
 DENIED_SECONDS = 60.0
-"""Until the next try where the operator has no right to list leases."""
+"""Until the next attempt if the operator has no right to list leases."""
 DENIED = (
     "node leases cannot be listed, so a silent node is given up only after recovery.nodeLostSeconds, and "
     "recovery.replaceAfterSeconds has no effect: upgrade the chart, whose Role everstep-node-leases allows "
@@ -35,7 +35,7 @@ class NodeLeases:
     port: Kube
     world: World
     wake: Callable[[Key], None]
-    """Called with the key of a job that a node's silence, or the end of it, concerns."""
+    """Called with the key of each job that a node's silence, or the end of it, concerns."""
     clock: Callable[[], float] = time.monotonic
     _silence: Silence = field(default_factory=Silence)
     _denied: bool = False
@@ -50,7 +50,7 @@ class NodeLeases:
             await asyncio.sleep(pause)
 
     async def turn(self) -> float:
-        """One list; returns after how many seconds the next one is due."""
+        """List the leases once; return the seconds until the next list is due."""
         if not len(self.world.pods):
             return LIST_SECONDS
         try:
@@ -70,6 +70,8 @@ class NodeLeases:
         return LIST_SECONDS
 
     def _wake_concerned(self, nodes: set[str]) -> None:
-        """A pod that still waits and shuts out such a node may have to be made anew."""
+        """Wake the jobs with a pod on one of these nodes, and those with a waiting pod that
+        excludes one: that pod may have to be recreated.
+        """
         for key in self.world.jobs_on(nodes) | self.world.jobs_shutting_out(nodes):
             self.wake(key)

@@ -67,7 +67,7 @@ class NodeFacts:
 
     @property
     def tainted(self) -> bool:
-        """By Everstep."""
+        """Whether the node has Everstep's taint."""
         return any(taint.get("key") == names.TAINT_QUARANTINE for taint in self.taints)
 
     @property

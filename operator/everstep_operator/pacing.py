@@ -1,5 +1,7 @@
-"""The rate of writes: a recovery may use the whole bucket, everything else only the half that is
-not reserved. And how many passes run at once.
+"""Limits the rate of writes and the number of passes that run at once.
+
+A recovery may use the full token bucket, everything else only the half that is not reserved for
+recoveries.
 """
 
 import asyncio
@@ -25,8 +27,8 @@ class Bucket:
         self.waited_seconds = 0.0
 
     async def take(self, lane: Lane) -> None:
-        """A pass that waits in the status lane gives its place to others, so that figures do not
-        delay a recovery.
+        """Take a token. While a pass waits in the status lane, it gives its place to others, so
+        that figures do not delay a recovery.
         """
         if lane is Lane.RECOVERY or self._is_free(lane):
             await self._wait(lane)
@@ -57,7 +59,7 @@ class Bucket:
 
 
 class Places:
-    """How many passes run at once."""
+    """Limits how many passes run at once."""
 
     def __init__(self, at_once: int) -> None:
         self._room = asyncio.Semaphore(at_once)
@@ -75,7 +77,9 @@ class Places:
 
 
 class Place:
-    """One pass's place; released once, by whichever side is first."""
+    """One pass's place among those that run at once. A second `give` has no effect, because a pass
+    may end while it has given up its place.
+    """
 
     def __init__(self, room: asyncio.Semaphore) -> None:
         self._room = room
@@ -92,8 +96,8 @@ class Place:
 
 
 _PLACE: ContextVar[Place | None] = ContextVar("place", default=None)
-"""The place of the pass that runs in this task: the bucket is far below the scheduler and has other
-users, too.
+"""The place of the pass that runs in this task. It is a context variable, because the bucket is far
+below the scheduler and has other users, too.
 """
 
 

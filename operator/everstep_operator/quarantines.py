@@ -19,7 +19,7 @@ Object = Mapping[str, Any]
 REASON_RESTORED = "QuarantineRestored"
 EVIDENCE_LIMIT = 16
 PODS_LIMIT = 64
-"""More than the GPUs or MIG slices of a node."""
+"""More than a node has GPUs or MIG slices."""
 _VERDICTS = {NodeState.LEAVING: "Leaving", NodeState.GONE: "Gone"}
 
 
@@ -44,12 +44,12 @@ class Quarantine:
     gone_pods: GonePods = ALL_PODS
     """With verdict GONE: the pods concerned."""
     put_back: str = ""
-    """Not empty: the object had been lost and was recreated, and why."""
+    """Why the object had been lost and was recreated; empty if it was not lost."""
     created_at: float = 0.0
     """When the API server stored it; seconds since the Unix epoch."""
     state: str = ""
     status: Object | None = None
-    """As it stands in the object."""
+    """As in the object that was read."""
 
     @property
     def signal_at(self) -> float:
@@ -57,9 +57,10 @@ class Quarantine:
 
 
 def conclude(quarantine: Quarantine, finding: Finding) -> tuple[NodeState, GonePods]:
-    """The verdict on the node after these pages. A conclusion stands, whichever operator made it: a
-    later one has not seen the pages that named the pods. Only the loss of a further GPU makes it
-    worse.
+    """The verdict on the node after these pages, and the pods that are gone.
+
+    An earlier conclusion stands, whichever operator process made it: a later process has not seen
+    the pages that named the pods. Only the loss of another GPU makes the verdict worse.
     """
     known = {one.key for one in quarantine.evidence}
     fresh = [
@@ -74,7 +75,7 @@ def conclude(quarantine: Quarantine, finding: Finding) -> tuple[NodeState, GoneP
 
 
 def _join(held: GonePods, found: GonePods) -> GonePods:
-    """The pods that either concerns."""
+    """The pods that `held` or `found` includes."""
     if held.holders and found.holders:
         return GonePods(holders=tuple(sorted({*held.holders, *found.holders})))
     spared = _spared_by(held, found) & _spared_by(found, held)
@@ -82,7 +83,7 @@ def _join(held: GonePods, found: GonePods) -> GonePods:
 
 
 def _spared_by(one: GonePods, other: GonePods) -> frozenset[str]:
-    """Of the pods known by name: those that `one` does not concern."""
+    """Those of the pods known by name that `one` does not include."""
     names_ = {*one.spared, *other.spared}
     return frozenset(name for name in names_ if not one.includes(name))
 
@@ -90,7 +91,7 @@ def _spared_by(one: GonePods, other: GonePods) -> frozenset[str]:
 def choose_standing(
     nodes: Mapping[str, NodeFacts], quarantines: Iterable[Quarantine]
 ) -> dict[str, Quarantine]:
-    """By node: the quarantine in force, which is the one that its mark names, or else the oldest."""
+    """Node → the quarantine in force: the one that the node's mark names, or else the oldest."""
     best: dict[str, Quarantine] = {}
     for q in sorted(quarantines, key=lambda q: (q.decided_at, q.name)):
         node = nodes.get(q.node)
@@ -119,16 +120,16 @@ def from_mark(node: NodeFacts, mark: Mark) -> Quarantine:
 
 
 def binds(quarantine: Quarantine, node: NodeFacts | None) -> bool:
-    """The machine that it was written for still has the name."""
+    """Whether the node is still the machine for which the quarantine was written."""
     return node is not None and quarantine.machine in ("", node.machine)
 
 
 class QuarantineError(ValueError):
-    """An unreadable object; names the field."""
+    """An object cannot be read; the message names the field."""
 
 
 def to_quarantine(obj: Object) -> Quarantine:
-    """Raises `QuarantineError` for an object written by hand that the CRD accepted."""
+    """Raises `QuarantineError` for an invalid object that a person wrote and the CRD accepted."""
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     try:
         return Quarantine(
@@ -197,7 +198,7 @@ def build_name(node: str, incident: str) -> str:
 
 
 def limited(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
-    """As many as the object may hold."""
+    """The newest evidence, as much as the object may hold."""
     return tuple(evidence[-EVIDENCE_LIMIT:])
 
 

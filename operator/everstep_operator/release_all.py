@@ -1,8 +1,8 @@
 """`everstep-operator release-all`: undoes all changes to nodes, before an uninstall.
 
-It works without a running operator, and excludes one: with --lease it first takes the Lease
-from its holder, and waits until that one can no longer write. It keeps the Lease at the end, so
-that the operator stays inactive for another half a minute, while it is being deleted.
+It needs no running operator, and stops one that runs: with --lease it first takes the Lease from
+its holder and waits until that holder can no longer write. It does not release the Lease at the
+end, so that the operator stays inactive for another half a minute, while it is being deleted.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 class NotReleased(Exception):
-    """Something of Everstep's remains; the text says what, why, and what to do."""
+    """Some of Everstep's changes remain; the text says which, why, and what to do."""
 
 
 async def run(port: Kube, nodes: Kube, leadership: Leadership) -> int:
-    """0 when nothing of Everstep's remains. Reads through `port`, writes through `nodes`.
+    """Return 0 when none of Everstep's changes remain. Read through `port`, write through `nodes`.
 
     Raises `NotReleased`.
     """
@@ -56,7 +56,9 @@ async def _release(port: Kube, nodes: Kube) -> int:
 
 
 async def _release_node(port: Kube, nodes: Kube, obj: kube.Object, known: list[Quarantine]) -> bool:
-    """Whether there was something to undo. A node that changes in the meantime is read again."""
+    """Release one node; return whether there was something to undo. A node that changes in the
+    meantime is read again.
+    """
     name = obj["metadata"]["name"]
     for _ in range(TRIES):
         undoing = plan_undoing(obj, to_facts(obj), known)

@@ -22,7 +22,7 @@ from everstep_operator.values import EventDraft
 from everstep_operator.world import World
 
 STOP_SECONDS = 5.0
-"""Limit for cancelled tasks to end."""
+"""How long cancelled tasks may take to end."""
 
 RESTORED = "the API server's state is older than it was (etcd restored from a backup?)"
 
@@ -76,7 +76,7 @@ class Replica:
         self._acting = asyncio.Event()
 
     async def run(self) -> int:
-        """Runs until a signal (0) or until a part of it ends (1)."""
+        """Run until a signal (returns 0) or until one of the parts ends (returns 1)."""
         settings = self._settings
         app = server.build_app(self._world, self._describe_stall, self._render)
         serving = await server.start_server(app, settings.http_host, settings.http_port)
@@ -88,7 +88,7 @@ class Replica:
             await serving.close()
 
     async def _live(self) -> int:
-        """At the end: first the writers stop, then the lease is released, then the watches stop."""
+        """At the end the writers stop first, then the lease is released, then the watches stop."""
         ready = asyncio.Event()
         writers = {
             asyncio.create_task(self._when_acting(self._scheduler.run), name="scheduler"),
@@ -128,7 +128,7 @@ class Replica:
         raise OlderState(f"{RESTORED}: everything is read again")
 
     async def _tell_restored(self) -> None:
-        """As many jobs as there is time for: writes end with the lease."""
+        """Report the older state on as many jobs as time allows: writes end with the lease."""
         if not (self._port.went_back.is_set() and self._leadership.leading.is_set()):
             return
         message = (
@@ -157,13 +157,15 @@ class Replica:
         return server.describe_stall(beats, time.monotonic())
 
     def _render(self) -> bytes:
-        """A standby reports only itself; the leader reports nodes and jobs."""
+        """A standby reports only itself; the leader also reports nodes and jobs."""
         more = self._health.render_metrics() if self._leadership.leading.is_set() else ""
         return self._metrics.render() + more.encode()
 
 
 async def _until_signal(ready: asyncio.Event) -> None:
-    """kopf's own handlers would let it wait 5 s for tasks that it takes for its own (kopf 1.45, running.py)."""
+    """Wait for a signal, with our own handlers: with kopf's, kopf would wait 5 s for tasks that it
+    takes for its own (kopf 1.45, running.py).
+    """
     await ready.wait()
     signalled = asyncio.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -178,8 +180,8 @@ async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
 
 
 def _report(first: asyncio.Task[None]) -> int:
-    """A signal: 0. Any other end is a fault, and a restart is better than a partly working
-    operator.
+    """The exit status: 0 after a signal. Any other end is a fault (1): a restart is better than a
+    partly working operator.
     """
     error = None if first.cancelled() else first.exception()
     if first.get_name() in ("signal", "kopf") and error is None:

@@ -1,4 +1,4 @@
-"""What the CRD generator needs to know of a kind, declared beside the kind's model."""
+"""What the CRD generator needs to know about a kind, declared next to the kind's model."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """All that the generator needs to know of one kind."""
+    """All that the generator needs to know about one kind."""
 
     kind: str
     plural: str

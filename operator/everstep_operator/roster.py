@@ -45,8 +45,8 @@ class LiveRoster:
         self.now = Roster(nodes=self._nodes, marked=self._marked, gpu_nodes=0)
 
     def refresh(self) -> frozenset[str]:
-        """Reads what has changed since the last call; returns the names of these nodes, deleted
-        ones included.
+        """Read the nodes that have changed since the last call; return their names, including those
+        of deleted nodes.
         """
         changed = frozenset(self._changed)
         self._changed.clear()

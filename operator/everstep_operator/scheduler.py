@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """`run_pass` returns after how many seconds the object is due again; None: when it is woken.
+    """`run_pass` returns in how many seconds the object is due again; None: only when it is woken.
 
-    A failure is logged once, until it changes or is over.
+    A failure is logged once, and again only if its text changes or after a pass has succeeded.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Scheduler:
         """When the loop last turned, for the liveness probe."""
 
     def wake(self, key: Key, after: float = 0.0) -> None:
-        """The earliest requested time counts."""
+        """Request a pass. Of several requests for one object, the earliest time counts."""
         at = time.monotonic() + after
         if self._due.get(key, float("inf")) <= at:
             return
@@ -82,8 +82,8 @@ class Scheduler:
         return found
 
     async def _pause(self) -> None:
-        """Until the next is due, a wake-up, or the end of a pass; a busy object's turn comes with
-        its end.
+        """Wait until the next object is due, an object is woken, or a pass ends. A busy object's
+        turn comes when its pass ends.
         """
         free = [at for at, key in self._heap[:64] if key not in self._busy]
         pause = min([5.0, *(max(0.0, at - time.monotonic()) for at in free)])

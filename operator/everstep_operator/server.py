@@ -17,7 +17,7 @@ STALLED_SECONDS = 60.0
 
 
 def describe_stall(beats: Mapping[str, float], now: float) -> str:
-    """Which loop has not turned for too long; "" if all do."""
+    """The loops that have not turned for too long; "" if there are none."""
     stuck = [f"{n} ({now - at:.0f} s)" for n, at in beats.items() if now - at > STALLED_SECONDS]
     return f"loops that have not turned: {', '.join(stuck)}" if stuck else ""
 
@@ -51,7 +51,7 @@ def build_app(
 
 
 class HttpServer:
-    """Out of file descriptors it pauses and logs that once (see `accept_connections`)."""
+    """If file descriptors run out, it pauses and logs that once (see `accept_connections`)."""
 
     def __init__(self, runner: web.AppRunner, listener: socket.socket) -> None:
         self._runner = runner

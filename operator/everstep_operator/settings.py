@@ -146,7 +146,7 @@ class Settings(BaseModel):
 
 
 def to_place(text: str) -> tuple[str, str] | None:
-    """Namespace and name of `namespace/name`; None of the empty text."""
+    """Namespace and name of `namespace/name`; None for the empty text."""
     namespace, _, name = text.partition("/")
     return (namespace, name) if name else None
 

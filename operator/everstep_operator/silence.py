@@ -1,11 +1,12 @@
 """Which nodes are silent: those whose lease is not renewed while the leases of others are. Pure.
 
-Each kubelet renews its node's lease (namespace `kube-node-lease`), four times within the lease's
+Each kubelet renews its node's lease (namespace `kube-node-lease`) four times within the lease's
 duration. The times in a lease are another host's, so they are compared only for equality; how long
 a lease has been unchanged is measured by this process's clock.
 
-If no lease is renewed, the fault is the API server's: no node is silent. Such time, and time in
-which the leases could not be listed, counts for no node: a renewal was perhaps not possible.
+If no lease is renewed, the fault is the API server's, and no node is silent. Such time does not
+count as silence of any node, nor does time in which the leases could not be listed: a renewal may
+not have been possible.
 """
 
 import math
@@ -14,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 GAP_SECONDS = 10.0
-"""Longest time between two lists in which the leases are taken to have been watched."""
+"""If two lists are further apart than this, the leases were unobserved in between."""
 DEFAULT_LEASE_SECONDS = 40.0
-"""A kubelet's, if the lease names none."""
+"""The kubelet's default, used if a lease names no duration."""
 OVERDUE = 3 / 8
-"""Share of a lease's duration: half as long again as a kubelet waits between two renewals."""
+"""Share of a lease's duration: 1.5 times the kubelet's interval between two renewals."""
 LEAST_OVERDUE_SECONDS = 8.0
-"""Twice what passes between two lists, and more: a renewal is seen only at the next list."""
+"""More than twice the interval between two lists: a renewal is seen only in the next list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class _Unchanged:
 
 @dataclass(slots=True)
 class Silence:
-    """`now` of all methods: seconds of one monotonic clock."""
+    """`now`, in all methods: seconds of one monotonic clock."""
 
     _leases: dict[str, _Unchanged] = field(default_factory=dict)
     _silent: dict[str, float] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class Silence:
     _noted_at: float = -math.inf
 
     def note(self, leases: Iterable[Mapping[str, Any]], now: float) -> None:
-        """Takes a list of all node leases that the API server gave just now."""
+        """Record a list of all node leases, just read from the API server."""
         specs = {lease["metadata"]["name"]: lease.get("spec") or {} for lease in leases}
         held = {n: u for n, u in self._leases.items() if n in specs}
         self._noted_at, passed = now, now - self._noted_at
@@ -82,14 +83,16 @@ def _find_newest(leases: Mapping[str, _Unchanged]) -> _Unchanged:
 
 
 def _measure_standstill(leases: Mapping[str, _Unchanged], now: float) -> float:
-    """Seconds in which no lease was renewed, though one was due; else 0."""
+    """Seconds since the newest renewal of any lease, if the next one is overdue; else 0."""
     newest = _find_newest(leases)
     quiet = now - newest.since
     return quiet if quiet > newest.overdue_after else 0.0
 
 
 def _find_silent(leases: Mapping[str, _Unchanged], now: float) -> dict[str, float]:
-    """Those that were due when the newest renewal of another node came."""
+    """Node → since when its lease has not been renewed, for nodes whose renewal was overdue when
+    the newest renewal of another node came.
+    """
     if not leases or _measure_standstill(leases, now):
         return {}
     newest = _find_newest(leases).since

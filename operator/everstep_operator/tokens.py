@@ -1,4 +1,4 @@
-"""Short-lived tokens of another ServiceAccount, so that its writes appear under its name."""
+"""Short-lived tokens of another ServiceAccount, so that writes appear under that account's name."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ RENEWED_AT = 0.8
 class Token:
     value: str
     renew_at: float
-    """Monotonic, like `ends_at`; counted from before the request, never from a server's clock."""
+    """Monotonic time, like `ends_at`; counted from before the request, not by a server's clock."""
     ends_at: float
 
 
@@ -50,7 +50,7 @@ class AccountTokens:
         self._turn = asyncio.Lock()
 
     async def current(self) -> str:
-        """Raises `kube.KubeError` if there is no valid one."""
+        """A valid token. Raises `kube.KubeError` if there is none."""
         async with self._turn:
             if self._held is None or self._clock() >= self._held.renew_at:
                 await self._renew()
@@ -58,7 +58,7 @@ class AccountTokens:
             return self._held.value
 
     def refuse(self, value: str) -> None:
-        """The API server answered 401: the next call asks for a new one."""
+        """Discard a token that the API server answered with 401; the next call requests another."""
         if self._held is not None and self._held.value == value:
             self._held = None
 
@@ -90,7 +90,7 @@ class AccountTokens:
 
 
 def build_token(answer: Mapping[str, Any], began: float) -> Token:
-    """The server may grant another lifetime than requested."""
+    """The server may grant another lifetime than the one requested."""
     life = float((answer.get("spec") or {}).get("expirationSeconds") or LIFE_SECONDS)
     return Token(
         value=answer["status"]["token"], renew_at=began + RENEWED_AT * life, ends_at=began + life

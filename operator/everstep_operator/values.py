@@ -12,13 +12,13 @@ from types import MappingProxyType
 
 class NodeState(enum.Enum):
     LEAVING = "leaving"
-    """The node must be left, and pods on it can still save: save, then drain."""
+    """Jobs must leave the node, and pods on it can still save: save, then drain."""
     GONE = "gone"
     """Pods on the node no longer respond: replace them at once."""
     SUSPECT = "suspect"
-    """There is a fault without proof yet: no pod is moved, and nothing new is started there."""
+    """A fault is not proven yet: no pod is moved, and nothing new is started there."""
     UNKNOWN = "unknown"
-    """The node cannot be observed (a silent exporter): reported, no reason to act."""
+    """The node cannot be observed (a silent exporter): this is reported and leads to no action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +54,16 @@ class NodeVerdict:
     over_budget: bool = False
     """The evidence would convict, but the cordon budget is spent: so the state is suspect."""
     marks: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """When (seconds since the Unix epoch, this operator's clock) the incident reached `signal`, `verdict`, `cordon`."""
+    """When the incident reached `signal`, `verdict`, `cordon` (seconds since the Unix epoch, this
+    operator's clock).
+    """
     evidence: tuple[str, ...] = ()
     """Ids of the evidence."""
     gone_pods: GonePods = ALL_PODS
     """With state gone: the pods that no longer respond."""
 
     def state_of(self, namespace: str, pod: str) -> NodeState:
-        """A pod on a sound GPU of a node that is gone can still respond."""
+        """The state for one pod. A pod with a working GPU can still save on a node that is GONE."""
         if self.state is NodeState.GONE and not self.gone_pods.includes(f"{namespace}/{pod}"):
             return NodeState.LEAVING
         return self.state

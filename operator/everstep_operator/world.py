@@ -30,7 +30,9 @@ def version_of(obj: Object) -> int:
 
 
 class Mirror:
-    """All objects of one kind, sorted in any number of ways; each way names the groups that an object belongs to."""
+    """All objects of one kind, grouped in any number of ways. Each way maps an object to the names
+    of its groups.
+    """
 
     def __init__(self, **groups_of: Callable[[Object], Collection[str]]) -> None:
         self._objects: dict[Key, Object] = {}
@@ -40,7 +42,7 @@ class Mirror:
         self._followers_of: dict[str, list[set[str]]] = {}
 
     def put(self, obj: Object) -> bool:
-        """Whether the object was newer."""
+        """Store the object if it is newer than the stored one; return whether it was."""
         key = key_of(obj)
         held = self._objects.get(key)
         same_life = held is not None and held["metadata"].get("uid") == obj["metadata"].get("uid")
@@ -62,7 +64,7 @@ class Mirror:
             self._remove(key_of(obj))
 
     def replace(self, items: Iterable[Object], version: str) -> list[Object]:
-        """Corrects the mirror by a list of that resourceVersion; returns the objects that had
+        """Correct the mirror with a list of that resourceVersion; return the objects that had
         vanished without an event.
         """
         listed = {key_of(item): item for item in items}
@@ -75,15 +77,18 @@ class Mirror:
         return lost
 
     def follow(self) -> set[str]:
-        """Names of all objects, and from now on of each that changes or is deleted. The caller
-        empties the set, and can so update derived values without a scan of all objects.
+        """Return a set with the names of all objects, which from now on also receives the name of
+        each object that changes or is deleted. The caller empties the set, and can thus update
+        derived values without a scan of all objects.
         """
         changed = {name for _, name in self._objects}
         self._followers.append(changed)
         return changed
 
     def follow_groups(self, by: str) -> set[str]:
-        """As `follow`: names of the groups of this way whose objects change, come or go."""
+        """Like `follow`, for the groups of one way: the names of those whose objects change, come
+        or go.
+        """
         changed = {name for way, name in self._groups if way == by}
         self._followers_of.setdefault(by, []).append(changed)
         return changed
@@ -133,7 +138,7 @@ def controller_of(obj: Object) -> Mapping[str, Any] | None:
 
 
 def job_of(pod: Object) -> Key | None:
-    """The job that this pod names as its controller: enough to wake that job, no proof of anything."""
+    """The job that this pod names as its controller: enough to wake that job, but no proof."""
     owner = controller_of(pod)
     if owner is None or owner.get("kind") != names.KIND:
         return None
@@ -145,7 +150,7 @@ def life_of(job: Object) -> str:
 
 
 def _life(namespace: str, job_uid: str) -> str:
-    """Of one job: another one of that name has another UID."""
+    """Identifies one job: another job of that name has another UID."""
     return f"{namespace}/{job_uid}"
 
 
@@ -164,7 +169,7 @@ def _nodes_of(pod: Object) -> tuple[str, ...]:
 
 
 def _nodes_shut_out(pod: Object) -> Collection[str]:
-    """By a pod that still waits for a node."""
+    """The nodes that a pod excludes while it waits for a node."""
     return () if _nodes_of(pod) else avoided_by(pod.get("spec") or {})
 
 
@@ -189,11 +194,11 @@ class Scope:
     namespaces: tuple[str, ...] = ()
     """Namespaces of its jobs and pods; empty: all."""
     nodes: bool = True
-    """Nodes and NodeQuarantines, too."""
+    """Whether it also manages nodes and NodeQuarantines."""
 
 
 class World:
-    """Mirrors of jobs, their pods, all nodes, all quarantines; `ready` once each was listed."""
+    """Mirrors of jobs, their pods, all nodes and all quarantines; `ready` once each was listed."""
 
     def __init__(self, scope: Scope | None = None) -> None:
         self.scope = scope or Scope()
@@ -206,7 +211,9 @@ class World:
         self.ready = False
 
     def pods_of(self, namespace: str, job_uid: str) -> tuple[Object, ...]:
-        """Pods in that namespace that name this job as their controller. `jobs.genuine` says which are its own."""
+        """Pods in that namespace that name this job as their controller. `jobs.genuine` decides
+        which of them are the job's own.
+        """
         return self.pods.group("job", _life(namespace, job_uid))
 
     def jobs_on(self, nodes: Iterable[str]) -> set[Key]:
@@ -214,7 +221,7 @@ class World:
         return self._jobs_by("node", nodes)
 
     def jobs_shutting_out(self, nodes: Iterable[str]) -> set[Key]:
-        """Keys of the jobs of which a pod that has no node yet must not be placed on one of these."""
+        """Keys of the jobs with a pod that has no node yet and excludes one of these nodes."""
         return self._jobs_by("shut_out", nodes)
 
     def _jobs_by(self, way: str, nodes: Iterable[str]) -> set[Key]:

@@ -1,5 +1,5 @@
-"""The worker's socket to its agent: one thread reads, any thread writes, a reply is matched to its
-request by number.
+"""The worker's socket to its agent: one thread reads, and any thread may write. A reply is
+matched to its request by number.
 """
 
 import faulthandler
@@ -18,8 +18,8 @@ from everstep_contract import wire
 
 EXIT_AGENT_LOST = 1
 SOON_SECONDS = 1.0
-"""While steps are shorter, what they tell is sent together this often: each time costs the agent a wake-up,
-on a core that a rank may need. The agent reads the position itself from the shared page.
+"""If steps are shorter than this, their reports are sent together at this interval: each send wakes
+the agent, on a core that a rank may need. The agent reads the position itself from the shared page.
 """
 
 
@@ -35,7 +35,7 @@ class AgentSocket:
         self._on_epoch = on_epoch
         self._sending = threading.Lock()
         self._unsent: list[Any] = []
-        """Frames."""
+        """Frames that `send_soon` holds back."""
         self._sent_soon_at = -SOON_SECONDS
         self._numbers = itertools.count(1)
         self._open: dict[int, Future[Any]] = {}
@@ -51,8 +51,9 @@ class AgentSocket:
         self._write(wire.encode(frame))
 
     def send_soon(self, frame: Any) -> None:
-        """Sent before the next other frame, or with the next one of these after `SOON_SECONDS`. It is lost
-        if this process is killed until then.
+        """Send a frame at once if this method last sent one `SOON_SECONDS` ago or earlier.
+        Otherwise hold it back until the next frame is sent; it is lost if this process is killed
+        before that.
         """
         with self._sending:
             self._unsent.append(frame)
@@ -62,7 +63,7 @@ class AgentSocket:
             self._write(b"")
 
     def request(self, frame: Any) -> Any:
-        """Send and wait for the reply. The agent limits the wait: it ends a worker that hangs."""
+        """Send a request and wait for the reply. The agent limits the wait: it ends a worker that hangs."""
         number, answer = next(self._numbers), Future[Any]()
         self._open[number] = answer
         self._write(wire.encode(frame, number))
@@ -72,11 +73,11 @@ class AgentSocket:
         return self._starts.get()
 
     def wait_save(self) -> wire.Save:
-        """The next `Save`; an `Exit` ends the process meanwhile."""
+        """Wait for the next `Save`; an `Exit` ends the process meanwhile."""
         return self._saves.get()
 
     def wait_release(self) -> bool:
-        """After `Finished`: True when the agent says `Exit`, False if the epoch ends first."""
+        """Wait after `Finished`. True: the agent has sent `Exit`. False: the epoch ended first."""
         with self._news:
             self._finishing = True
             self._news.wait_for(lambda: self._released or self.cut.is_set())
@@ -84,7 +85,7 @@ class AgentSocket:
             return self._released
 
     def leave(self, status: int) -> NoReturn:
-        """End the process at once, printed lines included: no destructor of a broken group runs."""
+        """Flush the output and end the process at once: no destructor of a broken group runs."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

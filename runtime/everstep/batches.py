@@ -16,8 +16,8 @@ from everstep_contract.feed import Order
 
 
 class Batches:
-    """What `job.batches` returns. It has no position, so that any rank can fetch any micro-batch
-    of any step; `feeds.Feeds` has it.
+    """What `job.batches` returns. It holds no position, so any rank can fetch any micro-batch of
+    any step; `feeds.Feeds` holds the position.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Batches:
         self.name = name
         self.settings = settings
         self.exact = settings.order.length is not None
-        """False: the order is the iterable's own, and resuming skips what was read."""
+        """False: the order is the iterable's own, and a resume skips what was read."""
         made = validate.callable_or_none("job.batches: collate", collate) or default_collate
         self.source = Source(dataset if self.exact else Stream(dataset), made)
         self.size = settings.order.length or 0
@@ -89,7 +89,9 @@ class Batches:
         return -(-self.size // self.micro_batch)
 
     def start_workers(self, count: int, note: Callable[[str], None]) -> None:
-        """Data workers fetch ahead from now on. Raises `Misuse` for a dataset that they cannot serve."""
+        """Start data workers, which fetch ahead from now on. Raises `Misuse` if
+        they cannot serve the dataset.
+        """
         if count == 0:
             return
         if not self.exact:
@@ -105,12 +107,12 @@ class Batches:
         return self._workers is not None
 
     def begin_loop(self, step: int) -> None:
-        """A loop over this feed begins in `step`."""
+        """Begin a loop over this feed in `step`."""
         self._rhythm.begin_loop(step)
 
     def expect(self, first: int, left: Sequence[int], share: Sequence[int], until: int) -> None:
-        """What this rank will ask for: `left` of the loop that has begun, whose first sample has the place
-        `first`; then its `share` of each loop up to step `until`.
+        """Announce what this rank will ask for: first the micro-batches `left` in the current loop,
+        whose first sample is at place `first`; then its `share` of each loop up to step `until`.
         """
         if self._workers:
             coming = list_coming(self._rhythm, [*left], share, until)
@@ -128,11 +130,11 @@ class Batches:
         return Request(seed=("micro-batch", self.seed, step, index), ids=tuple(ids), loop=loop)
 
     def request(self, first: int, index: int) -> Request:
-        """Micro-batch `index` of the loop that has begun."""
+        """Build the request for micro-batch `index` of the current loop."""
         return self._request(self._rhythm.step, self._rhythm.loop, index, self.ids(first, index))
 
     def evaluation(self, share: Sequence[int]) -> list[Request]:
-        """These micro-batches of one plain pass over the data."""
+        """Build the requests for the micro-batches in `share` of one plain pass over the data."""
         requests = [
             Request(seed=("evaluate", self.seed, i), ids=tuple(self.pass_ids(i))) for i in share
         ]
@@ -141,7 +143,9 @@ class Batches:
         return requests
 
     def take(self, request: Request) -> Any:
-        """The batch. Its random numbers depend on the request alone, whoever fetches it."""
+        """Return the batch. Its random numbers depend on the request alone,
+        whichever process fetches it.
+        """
         return self._workers.take(request) if self._workers else self.source.fetch(request)
 
 
@@ -154,7 +158,7 @@ def build_settings(
     shuffle: bool = True,
     fingerprint: str | None = None,
 ) -> Settings:
-    """Raises `Misuse` for what cannot be cut."""
+    """Check the arguments and the dataset. Raises `Misuse`."""
     loaders.refuse(dataset)
     whole = validate.whole("job.batches: global_batch", global_batch, 1)
     part = validate.whole("job.batches: micro_batch", micro_batch, 1)
@@ -173,7 +177,7 @@ def build_settings(
 
 
 def _is_stream(dataset: Any) -> bool:
-    """Whether it can only be iterated."""
+    """Whether the dataset can only be iterated."""
     if isinstance(dataset, IterableDataset):
         return True
     if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):

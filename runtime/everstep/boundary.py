@@ -1,4 +1,6 @@
-"""Between two steps: the only place where a checkpoint is taken and where members come and go."""
+"""Between two steps: the only place where checkpoints are taken, and where members join and
+leave.
+"""
 
 from dataclasses import replace
 
@@ -11,10 +13,10 @@ from everstep_contract.position import Phase
 
 
 def mark_applied(session: Session, step: StepState, *, at_once: bool = False) -> None:
-    """From here on the step counts; the agent hears what it was made of. Once for each step.
+    """Mark the step as applied, and report to the agent what it was made of; once for each step.
 
     Args:
-        at_once: something slow may follow: the agent must hear it now.
+        at_once: send the report now, because something slow may follow.
     """
     if step.mark is not None:
         return
@@ -43,10 +45,11 @@ def mark_applied(session: Session, step: StepState, *, at_once: bool = False) ->
 
 
 def cross(session: Session, step: StepState) -> None:
-    """The step's body has ended: count the step, save if a save is due, park if asked to stay.
+    """Cross the boundary after a step's body has ended: count the step, save if a save is due, let
+    newcomers join, park if asked to stay.
 
     Raises:
-        Misuse: the state changed after the step was marked applied.
+        Misuse: the state changed after the step was marked as applied.
     """
     if step.mark is not None and rewind.fingerprint(session.tracked) != step.mark:
         raise Misuse(
@@ -75,7 +78,9 @@ def cross(session: Session, step: StepState) -> None:
 
 
 def _ask(session: Session) -> wire.BoundaryReply:
-    """Only at the boundary that the agent has armed; at any other there is nothing to wait for."""
+    """Ask the agent what to do here; only at the boundary that it has armed,
+    because at others it wants nothing.
+    """
     if session.meter.armed != session.applied:
         return wire.BoundaryReply()
     with session.meter.charging("wait", waiting=True):

@@ -1,8 +1,9 @@
 """The persistent buffers that forward may change (BatchNorm's statistics), as bits.
 
-Each micro-batch begins with the buffers as they were when the loop began, and all ranks end the loop with those
-that micro-batch 0 left. So buffers do not depend on how many ranks share the micro-batches. They travel as bits,
-four bytes in each number of the vector: a sum with zeros changes none of them, whatever their dtype.
+Each micro-batch begins with the buffers as they were when the loop began, and all ranks end the
+loop with the buffers that micro-batch 0 left. So the buffers do not depend on how many ranks share
+the micro-batches. They travel as bits, four bytes in each number of the vector: adding zeros
+changes none of them, whatever their dtype.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ _WORD = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferRef:
-    """A buffer by owner and name: forward may change it in place or put another tensor there."""
+    """A buffer by owner and name, because forward may change it in place or put another tensor there."""
 
     name: str
     owner: torch.nn.Module
@@ -44,14 +45,15 @@ class Held:
     """A copy of the small buffers."""
 
     tensors: list[torch.Tensor]
-    """Which tensors were the buffers."""
+    """The tensors that were the buffers."""
     bits: list[torch.Tensor]
     """For each device a uint8 tensor [bytes]: the copies, one after the other."""
 
 
 class Buffers:
-    """The persistent buffers of the tracked modules. The small ones are grouped by device, in one fixed order. A buffer
-    that is divided among ranks counts as a large one: what micro-batch 0 leaves of it is not on one rank.
+    """The persistent buffers of the tracked modules. The small ones are grouped by device, in one
+    fixed order. A buffer that is divided among ranks counts as large, because no rank holds all of
+    what micro-batch 0 left of it.
     """
 
     def __init__(self, tracked: Tracked) -> None:
@@ -76,11 +78,11 @@ class Buffers:
 
     @property
     def numbers(self) -> int:
-        """Elements that the small buffers take in the vector."""
+        """Number of elements that the small buffers occupy in the vector."""
         return -(-sum(self._sizes) // _WORD)
 
     def hold(self) -> Held:
-        """A copy on their devices."""
+        """Copy the small buffers, on their devices."""
         tensors = [ref.tensor for ref in self.small]
         bits = [
             torch.cat(
@@ -94,13 +96,13 @@ class Buffers:
         return Held(tensors, bits)
 
     def put_back(self, held: Held) -> None:
-        """Make the buffers what they were when `held` was taken; the same tensors, too."""
+        """Restore the buffers as they were when `held` was taken: the same tensors, with the same values."""
         for ref, tensor in zip(self.small, held.tensors, strict=True):
             ref.owner._buffers[ref.key] = tensor
         self._set(held.bits)
 
     def pack(self, held: Held) -> Numbers:
-        """[numbers] for the vector. One transfer from each device."""
+        """Pack the copy for the vector, [numbers]. One transfer from each device."""
         if not self.small:
             return np.zeros(0)
         raw = np.zeros(self.numbers * _WORD, np.uint8)
@@ -123,11 +125,11 @@ class Buffers:
             for own, joined in zip(self._by_device(targets), bits, strict=True):
                 parts = torch.split(joined, [_size(tensor) for tensor in own])
                 for tensor, part in zip(own, parts, strict=True):
-                    # A clone begins where its dtype may begin; a part of `joined` need not.
+                    # A clone is aligned for its dtype; a part of `joined` may not be.
                     tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
     def _by_device(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """One list a device; the small buffers are sorted by it."""
+        """One list for each device; the small buffers are sorted by device."""
         return [list(own) for _, own in groupby(tensors, key=lambda tensor: str(tensor.device))]
 
 

@@ -1,4 +1,6 @@
-"""Reads the tensors of a checkpoint from the places that the agent names, and checks them as they are copied."""
+"""Reads the tensors of a checkpoint from the places that the agent names, and
+verifies them while it copies them.
+"""
 
 import contextlib
 import mmap
@@ -21,34 +23,36 @@ from everstep_contract import codec, manifest
 from everstep_contract.places import Place, Places, name_span
 
 TREE_VERSION = 2
-"""Of the state tree that is written. Version 1 has no feeds; a reader of version 1 refuses 2, or
-it would use samples twice.
+"""Version of the state tree that is written. Version 1 has no feeds. A reader of version 1 refuses
+version 2, because it would use samples twice.
 """
 READABLE = (1, 2)
 BLOCK_BYTES = 2**20
-"""Of a piece, checked and then copied while the cache holds them."""
+"""A piece is checked and copied block by block, so that the copy finds the block in the cache."""
 TOUCH_BYTES = 2**22
 MOST_THREADS = 4
 INLINE_BYTES = 2**20
-"""Less than this is read without further threads."""
+"""Less than this is read in the calling thread."""
 TRIES = 4
-"""How many copies of a chunk are read, until one is right."""
+"""How many copies of a chunk are read at most, until one is intact."""
 Bytes = npt.NDArray[np.uint8]
 Mend = Callable[[str, Place], Place]
-"""Takes a chunk's digest, and the place where it is damaged; returns the place of another copy."""
+"""Called with a chunk's digest and the place where it is damaged; returns the place of another copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
     piece: manifest.Piece
     into: torch.Tensor
-    """A view of the destination: with the shape of the piece, or of `part`."""
+    """A view of the destination, with the shape of the piece or of `part`."""
     part: tuple[slice, ...] | None = None
-    """What is wanted of the piece; None: all of it."""
+    """The wanted part of the piece; None: all of it."""
 
 
 class Checkpoint:
-    """Args:
+    """The tensors and the state tree of a checkpoint.
+
+    Args:
         places: path of a `Places` document.
         mend: called from any thread; None: a damaged chunk is an error.
 
@@ -71,7 +75,7 @@ class Checkpoint:
 
     @property
     def tree(self) -> dict[str, Any]:
-        """All but the tensors. Raises `StateError` for a version that this reader does not know."""
+        """Everything but the tensors. Raises `StateError` for a version that this reader does not know."""
         tree: dict[str, Any] = self.manifest.state or {}
         if tree.get("version") not in READABLE:
             raise StateError(
@@ -85,19 +89,20 @@ class Checkpoint:
         return name in self._tensors
 
     def tensor(self, name: str) -> torch.Tensor:
-        """As `read`, of one tensor, in memory of its own."""
+        """Like `read`, for one tensor, in memory of its own."""
         return self.read({name: None})[name]
 
     def read(self, wanted: Mapping[str, torch.Tensor | Like | None]) -> dict[str, torch.Tensor]:
-        """Tensors by name, of the stored shape and dtype, on the CPU. Of what is a DTensor here, only the pieces are
-        read that overlap with this rank's box.
+        """Read tensors by name, with the stored shape and dtype, to the CPU. Of a tensor that is a
+        DTensor here, only the pieces that overlap with this rank's box are read.
 
         Args:
-            wanted: name → the tensor to read it into, if it fits; it is then the one that is returned. Or the one
-                that it is to be divided like.
+            wanted: name → the tensor to read into. If it fits, it is filled and returned.
+                Otherwise, and for a `Like`, the result is a new tensor, divided in the same way if
+                the shapes are equal. None: a new tensor.
 
         Raises:
-            StateError: there is no such tensor, or no copy of its chunk is right.
+            StateError: there is no such tensor, or no copy of its chunk is intact.
         """
         self._in_use = True
         found: dict[str, torch.Tensor] = {}
@@ -127,7 +132,7 @@ class Checkpoint:
                 pass
 
     def _copy_piece(self, one: _Copy) -> None:
-        """A piece is checked whole, also if only a part of it is wanted."""
+        """Copy a piece. It is verified completely, even if only a part of it is wanted."""
         at_once = one.part is None and one.into.is_contiguous()
         whole = one.into if at_once else torch.empty(one.piece.lengths, dtype=one.into.dtype)
         room = _view_bytes(whole)
@@ -146,7 +151,7 @@ class Checkpoint:
             one.into.copy_(whole if one.part is None else whole[one.part])
 
     def _read(self, place: Place, at: int, room: Bytes) -> bool:
-        """Whether the bytes from `at` on have their checksum."""
+        """Read the bytes from `at` on into `room`. Return whether they match their checksum."""
         try:
             source = self._map(place.path)[place.start + at :][: len(room)]
         except (OSError, ValueError):
@@ -156,17 +161,17 @@ class Checkpoint:
         )
 
     def _replace(self, digest: str, place: Place) -> None:
-        """Another copy of a chunk that is damaged at `place`."""
+        """Find another copy of a chunk that is damaged at `place`."""
         with self._lock:
             if not self._places[digest].is_at(place):
-                return  # another thread has found it
+                return  # another thread has replaced it already
             if self._mend is None:
                 raise StateError(f"the chunk {digest} in {place.path} is damaged")
             self._places[digest] = self._mend(digest, place)
             self._maps.pop(place.path, None)
 
     def _touch(self) -> None:
-        """Faults the pages in while the script builds its model: that takes as long as to copy them."""
+        """Fault the pages in while the script builds its model: that takes as long as copying them."""
         for place in list(self._places.values()):
             for first in range(place.start, place.start + place.bytes, TOUCH_BYTES):
                 if self._in_use:
@@ -175,7 +180,7 @@ class Checkpoint:
                     self._map(place.path)[first : first + TOUCH_BYTES : mmap.PAGESIZE].sum()
 
     def _map(self, path: str) -> Bytes:
-        """The bytes of a whole file. Raises OSError, ValueError."""
+        """The bytes of a complete file. Raises OSError, ValueError."""
         with self._lock:
             if path not in self._maps:
                 with open(path, "rb") as file:
@@ -185,7 +190,7 @@ class Checkpoint:
 
 
 def copy(source: Bytes, room: Bytes) -> int:
-    """Copies in one pass over memory. Returns XXH3 (64 bits) of what was copied."""
+    """Copy in one pass over memory. Return the XXH3 (64 bits) of what was copied."""
     hasher = xxhash.xxh3_64()
     for first in range(0, len(source), BLOCK_BYTES):
         block = source[first : first + BLOCK_BYTES]
@@ -195,7 +200,7 @@ def copy(source: Bytes, room: Bytes) -> int:
 
 
 def _take_room(wanted: torch.Tensor | Like | None, stored: manifest.Tensor) -> torch.Tensor:
-    """The tensor to read into: the wanted one, or a new one that is divided like it."""
+    """Return the tensor to read into: the wanted one, or a new one that is divided like it."""
     like = wanted.tensor if isinstance(wanted, Like) else wanted
     if like is None or tuple(like.shape) != stored.shape:
         return torch.empty(stored.shape, dtype=_dtype(stored))
@@ -210,7 +215,7 @@ def _fits(here: torch.Tensor, stored: manifest.Tensor) -> bool:
 
 
 def _plan_copy(piece: manifest.Piece, box: Box, here: torch.Tensor) -> _Copy | None:
-    """None: the piece holds nothing of the box."""
+    """Plan the copy of what a piece holds of the box. None: it holds nothing of it."""
     sides = list(zip(piece.offsets, piece.lengths, box.offsets, box.lengths, strict=True))
     common = [(max(at, bt), min(at + an, bt + bn)) for at, an, bt, bn in sides]
     if any(first >= last for first, last in common):

@@ -1,4 +1,4 @@
-"""While torch's compiler works, no limit holds that the rank has learnt from its steps."""
+"""Detects when torch's compiler works: the limits that a rank has learnt from its steps do not apply then."""
 
 import sys
 from collections.abc import Callable
@@ -8,15 +8,17 @@ _COMPILER = "torch._dynamo"
 
 
 class CompilerWatch:
-    """Calls `compiles(True)` when torch's compiler begins, and `compiles(False)` when it has ended, also in a thread of
-    torch's while the main thread waits for it.
+    """Calls `compiles(True)` when torch's compiler begins, and `compiles(False)` when it has ended.
+    The compiler may also run in one of torch's threads, while the main thread waits for it.
     """
 
     def __init__(self, compiles: Callable[[bool], None]) -> None:
         self._compiles = compiles
 
     def attach(self) -> None:
-        """Once a script has loaded the compiler; called with each step, since `torch._dynamo.reset` forgets it."""
+        """Register the callbacks if the script has loaded the compiler. Called at each step,
+        because `torch._dynamo.reset` removes them.
+        """
         compiler = sys.modules.get(_COMPILER)
         handler: Any = getattr(compiler, "callback_handler", None)
         if handler is None or self._begins in handler.start_callbacks:

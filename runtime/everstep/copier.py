@@ -1,4 +1,4 @@
-"""Work beside the next step: the copy for a save, until the step changes what is copied."""
+"""Work in parallel with the next step, such as copying for a save what that step will change."""
 
 import queue
 import threading
@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 Rest = Callable[[], None]
 Work = Callable[[], Rest | None]
-"""It reads what a step is about to change; the rest that it returns does not."""
+"""Reads what a step is about to change. The rest that it returns does not."""
 
 
 class Copier:
-    """One thread, one piece of work at a time. The thread stays: to start one would wait for it."""
+    """One thread that does one piece of work at a time. The thread is kept, because
+    starting one means waiting for it.
+    """
 
     def __init__(self) -> None:
         self._held: Work | None = None
@@ -22,12 +24,12 @@ class Copier:
         self._error: BaseException | None = None
 
     def hold(self, work: Work) -> None:
-        """Take the next piece of work, to be begun by `begin` or `wait`. Raises what the last has raised."""
+        """Accept the next piece of work, which `begin` or `wait` starts. Raises what the last one raised."""
         self.wait()
         self._held = work
 
     def begin(self) -> None:
-        """Begin what is held, if anything is."""
+        """Start the work that is held, if there is any."""
         work, self._held = self._held, None
         if work is None:
             return
@@ -39,13 +41,13 @@ class Copier:
         self._given.put(work)
 
     def wait_until_read(self) -> None:
-        """Until nothing is held, and only a rest is under way. Raises what the work has raised."""
+        """Wait until nothing is held and at most a rest is still running. Raises what the work raised."""
         self.begin()
         self._has_read.wait()
         self._raise()
 
     def wait(self) -> None:
-        """Until nothing is held or under way. Raises what the work has raised."""
+        """Wait until nothing is held or running. Raises what the work raised."""
         self.begin()
         self._idle.wait()
         self._raise()
@@ -60,7 +62,7 @@ class Copier:
             self._do(self._given.get())
 
     def _do(self, work: Work) -> None:
-        """Apart, so that nothing of the work is kept once it is done."""
+        """A method of its own, so that no reference to the work remains once it is done."""
         try:
             rest = work()
             self._has_read.set()

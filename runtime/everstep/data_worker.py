@@ -1,7 +1,8 @@
 """The program of a data worker: a process that fetches micro-batches for one rank, and ends with it.
 
-It is forked from a server that has torch, not from the rank: such a fork would copy locks that other threads hold,
-and CUDA's state. It imports the training script again, as a module; `everstep.run` does nothing there.
+It is forked from a server that has imported torch, not from the rank: a fork of the rank would copy
+locks that other threads hold, and CUDA's state. It imports the training script again, as a module;
+`everstep.run` does nothing there.
 
 Each message to the rank is (word, text or None). `BATCH` is followed by a descriptor (`parcel.py`).
 """
@@ -22,23 +23,25 @@ from everstep.fetching import Request, Source
 
 PR_SET_NAME = 15
 NAME = b"everstep-data"
-"""In `ps` and `top`."""
+"""Name of the process in `ps` and `top`."""
 MAIN = "MainProcess"
 """What `multiprocessing` calls a process that it did not start."""
 READY, BATCH, FAILED = "ready", "batch", "failed"
 UNLOADABLE, UNSENDABLE = "unloadable", "unsendable"
-"""The dataset cannot be made here from its pickle; a batch cannot be sent."""
+"""The dataset cannot be unpickled here; a batch cannot be sent."""
 
 
 def is_child() -> bool:
-    """Whether `multiprocessing` has started this process, so that it only imports the script. Known before that
-    import, unlike its parent.
+    """Whether `multiprocessing` has started this process, so that it only imports the script.
+    Unlike the parent process, the name of the process is known before that import.
     """
     return multiprocessing.current_process().name != MAIN
 
 
 def serve(connection: Connection) -> None:
-    """Until the rank ends. The first thing that it sends is the descriptor of a parcel with its `Source`."""
+    """Serve requests until the rank ends. The first thing that the rank sends is the descriptor
+    of a parcel with its `Source`.
+    """
     _end_with_rank()
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, ConnectionError):  # the rank has ended
@@ -60,7 +63,9 @@ def _load(connection: Connection) -> Source | None:
 
 
 def _end_with_rank() -> None:
-    """Watched in a thread, so that a fetch that takes long, or never returns, outlives no rank."""
+    """End this process when the rank ends. A thread watches for that, so a fetch that takes long or
+    never returns does not outlive the rank.
+    """
     ctypes.CDLL(None).prctl(PR_SET_NAME, NAME, 0, 0, 0)
     Thread(target=_wait_for_its_end, args=(multiprocessing.parent_process(),), daemon=True).start()
 

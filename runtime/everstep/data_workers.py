@@ -1,10 +1,12 @@
 """The data workers of one feed, as their rank sees them.
 
-All of them are forked from one server process of the rank, multiprocessing's own, which has imported torch once:
-each further one, and one that takes another's place, starts with the script's imports only.
+All of them are forked from one server process of the rank, multiprocessing's own, which has
+imported torch once. So an additional data worker, or a replacement, has to import only what the
+script imports.
 
-A rank waits for a micro-batch only if a data worker is fetching just that one. Any other, such as what
-a lost member left, it fetches itself: so nothing waits behind a prefetch of later steps.
+A rank waits for a micro-batch only if a data worker is fetching exactly that one. It fetches any
+other itself, such as one that a lost member left, so nothing waits behind a prefetch of later
+steps.
 """
 
 import multiprocessing
@@ -22,23 +24,23 @@ from everstep.errors import Misuse
 from everstep.fetching import Request, Source
 
 AHEAD = 2
-"""Micro-batches for each data worker that are asked for and not used yet: while the rank computes, one
-that has fetched goes on with the next.
+"""Micro-batches for each data worker that are requested and not used yet. So a data worker that has
+fetched one continues with the next while the rank computes.
 """
 _SERVER = multiprocessing.get_context("forkserver")
 END_SECONDS = 1.0
-"""For a process to end once its connection has; then it is killed."""
+"""How long a process may take to end after its connection has ended; then it is killed."""
 
 
 class DataWorker:
-    """One process, and what it was asked for."""
+    """One data worker's process, and what it was asked for."""
 
     def __init__(self, source: int) -> None:
         """`source`: the descriptor of a parcel."""
         self.asked: deque[Request] = deque()
-        """It fetches the first one now."""
+        """Requests without an answer; it is fetching the first one."""
         self.ready, self.useful = False, False
-        """It takes requests; it has fetched something."""
+        """It accepts requests; it has fetched something."""
         self.connection, theirs = multiprocessing.Pipe()
         with theirs:
             self._process = _SERVER.Process(target=data_worker.serve, args=(theirs,), daemon=True)
@@ -52,14 +54,14 @@ class DataWorker:
         self.connection.send(request)
 
     def receive(self) -> tuple[str, Any]:
-        """A word and what belongs to it. Raises EOFError or OSError if the process has ended."""
+        """Receive a word and what belongs to it. Raises EOFError or OSError if the process has ended."""
         word, content = self.connection.recv()
         if word == data_worker.BATCH:
             content = parcel.unpack(recv_handle(self.connection))
         return word, content
 
     def end(self, *, at_once: bool = False) -> int:
-        """Exit status of the process; below 0: the signal that has ended it."""
+        """End the process. Return its exit status; below 0: the signal that ended it."""
         self.connection.close()
         if not at_once:
             self._process.join(END_SECONDS)
@@ -74,7 +76,7 @@ class DataWorkers:
 
     Args:
         feed: its name, for messages.
-        note: takes a sentence for the job's status.
+        note: adds a sentence to the job's status.
     """
 
     def __init__(
@@ -84,10 +86,10 @@ class DataWorkers:
         self._source, self._room, self._feed, self._note = source, AHEAD * count, feed, note
         self._coming: Iterator[Request] = iter(())
         self._window: deque[Request] = deque()
-        """What the rank will ask for next: nothing else is asked for or kept."""
+        """What the rank will ask for next; nothing else is requested or kept."""
         self._fetched: dict[Request, Any] = {}
         self._own: dict[Request, str] = {}
-        """What no data worker could fetch, and why: the rank has to."""
+        """What no data worker could fetch, and why; the rank has to fetch it."""
         self._parcel = _pack(source, count)
         _SERVER.set_forkserver_preload([data_worker.__name__])
         self._workers = [DataWorker(self._parcel) for _ in range(count)]
@@ -97,7 +99,9 @@ class DataWorkers:
         return [worker.pid for worker in self._workers]
 
     def expect(self, coming: Iterable[Request]) -> None:
-        """What the rank will ask for next, in this order. What was fetched of it stays; the rest is dropped."""
+        """Announce what the rank will ask for next, in this order. What has been fetched of it is
+        kept; other batches are dropped.
+        """
         self._coming = iter(coming)
         self._window.clear()
         self._look_ahead()
@@ -107,7 +111,9 @@ class DataWorkers:
         self._ask()
 
     def take(self, request: Request) -> Any:
-        """The batch. Raises what the dataset raises, and `Misuse` if the data workers cannot serve."""
+        """Return the batch. Raises what the dataset raises, and `Misuse` if the data
+        workers cannot serve the feed.
+        """
         self._receive(0)
         while request not in self._fetched and self._is_fetched_now(request):
             self._receive(None)
@@ -129,7 +135,7 @@ class DataWorkers:
             self._parcel = -1
 
     def _fetch(self, request: Request) -> Any:
-        """In this process, so that an exception of the dataset is the script's own."""
+        """Fetch in this process, so that an exception of the dataset is raised in the script."""
         why = self._own.pop(request, "")
         batch = self._source.fetch(request)
         if why:
@@ -143,7 +149,7 @@ class DataWorkers:
         return any(worker.asked and worker.asked[0] == request for worker in self._workers)
 
     def _ask(self) -> None:
-        """Give what is left of the window to those who have the least to do."""
+        """Give the rest of the window to the data workers that have the least to do."""
         known = {r for worker in self._workers for r in worker.asked} | {*self._fetched, *self._own}
         for request in [r for r in self._window if r not in known]:
             free = [w for w in self._workers if w.ready and len(w.asked) < AHEAD]
@@ -156,7 +162,9 @@ class DataWorkers:
                 self._bury(worker)
 
     def _receive(self, limit: float | None) -> None:
-        """What the data workers have sent; within `limit` seconds, None: wait for the first."""
+        """Receive what the data workers have sent, within `limit` seconds. None:
+        wait until something arrives.
+        """
         connections = {worker.connection: worker for worker in self._workers}
         while found := wait(list(connections), limit):
             for connection in found:
@@ -185,7 +193,9 @@ class DataWorkers:
             )
 
     def _bury(self, worker: DataWorker) -> None:
-        """It has ended. What it was fetching may be the cause, so no other data worker gets that."""
+        """Remove a data worker that has ended. What it was fetching may be the cause, so no
+        other data worker gets that.
+        """
         self._workers.remove(worker)
         status = worker.end()
         if not worker.ready and status > 0:
@@ -199,7 +209,7 @@ class DataWorkers:
         )
 
     def _replace(self, worker: DataWorker) -> str:
-        """Start another one, if this one was of use. In words: what was done."""
+        """Start a replacement, if this data worker had fetched anything. Return in words what was done."""
         if not worker.useful:
             why = "it had fetched nothing, so it is not replaced"
             return f"{why}: {len(self._workers)} are left"
@@ -211,7 +221,7 @@ class DataWorkers:
 
 
 def describe_exit(status: int) -> str:
-    """Of a process; below 0: the signal that has ended it."""
+    """Describe the exit status of a process; below 0: the signal that ended it."""
     if status >= 0:
         return f"ended with exit status {status}"
     name = signal.Signals(-status).name

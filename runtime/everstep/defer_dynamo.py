@@ -40,7 +40,7 @@ def _made_in(function: Any, file: str) -> bool:
 
 
 def _disable_later(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces the excluded function that torch keeps at `plain`."""
+    """Make what replaces the excluded function that torch keeps at `plain`."""
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -54,7 +54,9 @@ def _disable_later(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_later(step: Any) -> Callable[..., Any]:
-    """Replaces an optimizer's `step`, which torch wraps in graph breaks and a grad mode."""
+    """Make what replaces an optimizer's `step`, which torch wraps in graph breaks and a grad
+    mode.
+    """
     plain = step.__wrapped__
 
     @functools.wraps(plain)

@@ -1,4 +1,6 @@
-"""The device on which this process computes, the same for its whole life, and work beside the script's on it."""
+"""The device on which this process computes, the same for its whole life; and work on it
+in parallel with the script's.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +19,7 @@ _side: torch.cuda.Stream | None = None
 
 
 def claim(local_rank: int) -> torch.device:
-    """Choose this process's device by its rank in the pod, for the calling thread and those that `enter`."""
+    """Choose this process's device by its rank in the pod, for the calling thread and those that call `enter`."""
     global _own
     if torch.cuda.is_available():
         _own = torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -26,8 +28,9 @@ def claim(local_rank: int) -> torch.device:
 
 
 def enter() -> None:
-    """In a new thread: CUDA's current device belongs to a thread, and each begins with the first one. What a thread
-    does on another rank's device takes some hundred megabytes there.
+    """Select the device in a new thread: CUDA's current device is set per thread, and each thread
+    begins with the first device. A thread that uses another rank's device takes some hundred
+    megabytes there.
     """
     if _own.type == "cuda":
         torch.cuda.set_device(_own)
@@ -38,14 +41,17 @@ def own() -> torch.device:
 
 
 def mark() -> torch.cuda.Event | None:
-    """In the script's thread: all that its stream has been given so far. None: the device is the CPU."""
+    """Mark all work that the script's stream was given so far; called in the script's thread.
+    None: the device is the CPU.
+    """
     return torch.cuda.current_stream().record_event() if _own.type == "cuda" else None
 
 
 @contextmanager
 def beside(marked: torch.cuda.Event | None) -> Iterator[None]:
-    """In another thread: what it does on the device follows `marked` only, so it runs beside all that the script's
-    stream is given later. It is over at the end.
+    """A context for work on the device in another thread. This work waits only for `marked`, so it
+    runs in parallel with what the script's stream is given later. It is complete when the context
+    ends.
     """
     if marked is None:
         yield
@@ -63,16 +69,16 @@ def beside(marked: torch.cuda.Event | None) -> Iterator[None]:
 
 
 def synchronize() -> None:
-    """Until the device has done all that any stream of this process was given before."""
+    """Wait until the device has done all that any stream of this process was given before."""
     if _own.type == "cuda":
         torch.cuda.synchronize(_own)
 
 
 def fetch(tensor: torch.Tensor, room: Bytes) -> None:
-    """Copy from the device to memory that is not pinned; over on return.
+    """Copy from the device to memory that is not pinned; complete on return.
 
-    By way of a pinned buffer: straight to the memory of a file that CUDA had refused to pin, a copy left zeros,
-    without an error (H100, CUDA 13.0, driver 580, Linux 6.18).
+    The copy goes through a pinned buffer: a direct copy to the memory of a file that CUDA had
+    refused to pin left zeros, without an error (H100, CUDA 13.0, driver 580, Linux 6.18).
     """
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     buffer = torch.empty(min(raw.numel(), PIECE_BYTES), dtype=torch.uint8, pin_memory=True)
@@ -85,13 +91,15 @@ def fetch(tensor: torch.Tensor, room: Bytes) -> None:
 
 
 def pin(room: Bytes) -> bool:
-    """Let the device copy to this memory by itself, four times as fast. False: it cannot (of a file on a disk)."""
+    """Pin this memory, so that the device copies to it directly, four times as fast. False: it
+    cannot be pinned (a file on a disk).
+    """
     if _own.type != "cuda":
         return False
     enter()
     if int(_runtime().cudaHostRegister(room.ctypes.data, room.nbytes, _PORTABLE)) == 0:
         return True
-    with suppress(RuntimeError):  # torch would take this for an error of the thread's next kernel
+    with suppress(RuntimeError):  # else torch reports this as an error of the thread's next kernel
         torch.arange(1, device=_own)
     return False
 
@@ -105,7 +113,7 @@ def _runtime() -> Any:
 
 
 def read_numbers(numbers: Sequence[torch.Tensor]) -> list[float]:
-    """Of tensors with one element: one transfer, for which the script's stream is waited for."""
+    """Read tensors with one element each, in one transfer that waits for the script's stream."""
     if all(number.device.type == "cpu" for number in numbers):
         return [float(number) for number in numbers]
     found: list[float] = torch.stack([n.detach().double().reshape(()) for n in numbers]).tolist()

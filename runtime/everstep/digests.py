@@ -1,8 +1,8 @@
 """Digests by which the replicas of the state are compared.
 
-Each part of a save has three witnesses: the rank that stores it, and those of the same place in the two units
-before its own (a unit may be one rank). So all state is compared by majority, for three parts' work on each rank,
-whatever the world size. Within a unit nothing is compared.
+Each part of a save has three witnesses: the rank that stores it, and the ranks of the same place in
+the two units before its own (a unit may be one rank). So all state is compared by majority, and
+each rank digests three parts, whatever the world size. Within a unit nothing is compared.
 """
 
 import base64
@@ -19,12 +19,12 @@ from everstep_contract.layout import OWN
 
 WITNESSES = 3
 _WORD = 8
-"""Bytes."""
+"""Bytes in a word."""
 
 
 def tell(tensors: state.Tensors, part: shares.Part) -> tuple[wire.PartDigests, ...]:
-    """What this rank holds of its own part and of the same place's in the next two units; nothing if its unit is
-    alone.
+    """Digest what this rank holds of its own part and of the parts of the same place in the next
+    two units. Empty if there is only one unit.
     """
     if part.units == 1:
         return ()
@@ -45,10 +45,10 @@ def _of_part(tensors: state.Tensors, part: shares.Part) -> wire.PartDigests:
 
 
 def sum_all(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Of each tensor the sum of its bits as words of 64 bits, modulo 2**64, computed where the tensor lies.
+    """Sum the bits of each tensor as words of 64 bits, modulo 2**64, on the tensor's own device.
 
-    Tensors that differ in one word have different sums. Others that differ have the same sum by chance, in one of 2**64
-    cases.
+    Tensors that differ in one word have different sums. Tensors that differ in more words have the
+    same sum by chance in one of 2**64 cases.
     """
     sums = [_sum(tensor.detach().contiguous().reshape(-1).view(torch.uint8)) for tensor in tensors]
     there = [one for one in sums if isinstance(one, torch.Tensor)]
@@ -57,7 +57,7 @@ def sum_all(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def _sum(raw: torch.Tensor) -> int | torch.Tensor:
-    """On a device: as int64, not waited for."""
+    """Sum the words of a tensor's bytes. On a device the result is an int64 tensor, which is not waited for."""
     if raw.device.type != "cpu":
         words = functional.pad(raw, (0, -raw.numel() % _WORD))
         words = words.clone() if words.storage_offset() % _WORD else words

@@ -6,7 +6,7 @@ class EverstepError(RuntimeError):
 
 
 class Misuse(EverstepError):
-    """The script uses the API in a way that would not train what it says."""
+    """The script uses the API in a way that would train something other than what it says."""
 
 
 class NotUnderAgent(EverstepError):

@@ -1,11 +1,11 @@
-"""How a feed goes on after a resume, when its settings may have been edited. Pure.
+"""How a feed continues after a resume, when its settings may have been edited. Pure.
 
-The invariant: the next step takes the samples that follow the last one used, under the same order.
+The invariant: the next step takes the samples that follow the last one used, in the same order.
 Another global batch keeps that: a new segment begins at the next unused sample. Another order
 (length, seed, shuffle, content) cannot keep it: which samples were used already is then a question
-about an order that no longer exists. Another micro-batch changes no sample and no weight of the
-sum, but random numbers are set once for each micro-batch and batch statistics are taken over it, so
-losses differ: it is noted.
+about an order that no longer exists. Another micro-batch changes no sample and no weight in the
+sum. But random numbers are set once for each micro-batch, and batch statistics are taken over it,
+so losses differ; that is noted.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from everstep_contract.feed import FeedRecord, Order, Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `job.batches` was given."""
+    """The settings that were passed to `job.batches`."""
 
     global_batch: int
     micro_batch: int
@@ -23,7 +23,7 @@ class Settings:
 
 
 def list_order_changes(before: Order, now: Order) -> list[str]:
-    """What makes the samples at the same places different ones, both values named."""
+    """List the changes that put other samples at the same places, with both values."""
     if before.length != now.length and None in (before.length, now.length):
         return [f"the dataset had {_length(before)}, has {_length(now)}"]
     changes = []
@@ -40,7 +40,7 @@ def list_order_changes(before: Order, now: Order) -> list[str]:
 
 
 def list_exact_changes(before: Segment, now: Settings) -> list[str]:
-    """What was edited without changing which samples come next, in words."""
+    """List in words the changes that do not affect which samples come next."""
     notes = []
     if before.global_batch != now.global_batch:
         notes.append(
@@ -65,7 +65,7 @@ def list_exact_changes(before: Segment, now: Settings) -> list[str]:
 
 
 def begin(settings: Settings, step: int, sample: int = 0, change: str = "") -> Segment:
-    """A segment that nothing has been drawn from yet."""
+    """Make a segment from which nothing has been drawn yet."""
     return Segment(
         step=step,
         sample=sample,
@@ -78,11 +78,12 @@ def begin(settings: Settings, step: int, sample: int = 0, change: str = "") -> S
 
 
 def continue_from(last: Segment, settings: Settings, step: int) -> Segment:
-    """The segment from which `step` draws: the last one, or a new one if the settings differ.
+    """Return the segment from which `step` draws: the last one, or a
+    new one if the settings differ.
 
-    A new order begins with its first sample, so that a pass of it is whole. Where only the
-    fingerprint differs the places still mean the same samples of a dataset with other content, and
-    the place is kept.
+    A new order begins with its first sample, so that each pass over it is complete. If only the
+    fingerprint differs, the place is kept: places still mean the same samples, of a dataset with
+    other content.
     """
     if settings == Settings(
         global_batch=last.global_batch, micro_batch=last.micro_batch, order=last.order
@@ -95,7 +96,9 @@ def continue_from(last: Segment, settings: Settings, step: int) -> Segment:
 
 
 def with_draw(record: FeedRecord | None, segment: Segment) -> FeedRecord:
-    """The record after one more draw from `segment`, which is its last segment or a new one."""
+    """Return the record after one more draw from `segment`, which is its last segment or a new
+    one.
+    """
     before = record.segments if record else ()
     if before and before[-1] == segment:
         before = before[:-1]

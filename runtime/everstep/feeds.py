@@ -1,7 +1,7 @@
 """The feeds of a job: their names, and how far each has been used.
 
-A draw is counted when its step is marked applied, on every rank alike. So the samples of a step that
-was not applied are used again, and those of an applied one never.
+A draw is counted when its step is marked as applied, on every rank. So the samples of a step that
+was not applied are used again, and those of an applied step never are.
 """
 
 from collections.abc import Callable, Collection
@@ -21,8 +21,8 @@ class Feeds:
 
     Args:
         records: of the checkpoint; None: it was written by a version that did not record feeds.
-        applied: step of the checkpoint, 0 without one.
-        note: takes a sentence for the job's status.
+        applied: step of the checkpoint; 0 without one.
+        note: adds a sentence to the job's status.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Feeds:
         return str(self._unnamed)
 
     def add(self, made: Batches, *, on_change: str) -> None:
-        """A feed was made. One that is made after `close` serves `job.evaluate` only.
+        """Add a feed that the script has made. One that is made after
+        `close` serves `job.evaluate` only.
 
         Raises:
-            Misuse: another feed has its name.
-            StateError: it cannot continue exactly what the checkpoint's feed of this name has
-                begun.
+            Misuse: another feed has the same name.
+            StateError: it cannot exactly continue the checkpoint's feed of this name.
         """
         if self._closed:
             return
@@ -69,15 +69,15 @@ class Feeds:
             self._require_same_order(made, record.last)
 
     def close(self) -> None:
-        """Training begins: every feed that a step may draw from has been made."""
+        """Begin training: every feed that a step may draw from has been made."""
         self._closed = True
 
     def adopt(self, records: dict[str, FeedRecord] | None, applied: int) -> None:
-        """Go on where another member of the job stands; its script has made the same feeds."""
+        """Continue at the position of another member, whose script has made the same feeds."""
         self._records, self._applied = dict(records or {}), applied
 
     def draw(self, made: Batches, step: int) -> int:
-        """Place of the first sample of `step`; the same for every loop of the step.
+        """Return the place of the first sample of `step`; it is the same for every loop of the step.
 
         Raises:
             Misuse: the feed was made inside the loop over `job.steps`.
@@ -94,13 +94,15 @@ class Feeds:
         return self._pending[made.name].next_sample
 
     def count_draws(self) -> None:
-        """The step is applied: what it drew is used."""
+        """Count what the step drew as used, because the step is applied."""
         for name, segment in self._pending.items():
             self._records[name] = feed_rules.with_draw(self._records.get(name), segment)
         self._pending.clear()
 
     def encode(self) -> dict[str, Any]:
-        """For the checkpoint's tree; feeds from which nothing has been drawn are left out."""
+        """Encode the records for the checkpoint's tree, without feeds from
+        which nothing has been drawn.
+        """
         return encode_records(self._records)
 
     def _segment(self, made: Batches, step: int) -> Segment:

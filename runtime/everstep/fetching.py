@@ -1,4 +1,4 @@
-"""One micro-batch, and fetching it: the same in the rank's process and in a data worker's."""
+"""One micro-batch, and how it is fetched: in the same way in the rank's process and in a data worker."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from everstep import randomness
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """All that a micro-batch is made from, so a batch that was fetched for another step, or from other
-    samples, is never taken for it.
+    """Everything that determines a micro-batch. So a batch that was fetched for another step, or
+    from other samples, is never used in its place.
     """
 
     seed: tuple[Any, ...]
-    """What its random numbers depend on."""
+    """What the micro-batch's random numbers depend on."""
     ids: tuple[int, ...]
     """Dataset indices."""
     loop: int = 1
@@ -23,13 +23,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What batches are made of. A data worker gets a copy."""
+    """What batches are made from. A data worker gets a copy."""
 
     dataset: Any
     collate: Callable[[list[Any]], Any]
 
     def fetch(self, request: Request) -> Any:
-        """The collated samples. Sets all random states."""
+        """Return the collated samples. Sets all random states."""
         randomness.seed_all("fetch", *request.seed)
         return self.read(request.ids)
 
@@ -41,17 +41,17 @@ class Source:
 
 @dataclass(slots=True)
 class Rhythm:
-    """How a script draws from a feed: every how many steps, and in how many loops a step."""
+    """How a script draws from a feed: at every how many steps, and in how many loops of a step."""
 
     step: int = 0
-    """Of the newest draw."""
+    """Step of the newest draw."""
     every: int = 1
     loop: int = 0
     loops: int = 1
-    """Of the step that was drawn from before."""
+    """Loops of the previous step that drew from the feed, or of this one if it has had more."""
 
     def begin_loop(self, step: int) -> int:
-        """A loop of `step` begins. Returns its number in the step, from 1."""
+        """Begin a loop of `step`. Return its number in the step, from 1."""
         if step != self.step:
             self.loops, self.every = max(self.loop, 1), step - self.step if self.step else 1
             self.step, self.loop = step, 0
@@ -63,12 +63,12 @@ class Rhythm:
 def list_coming(
     rhythm: Rhythm, left: Sequence[int], share: Sequence[int], until: int
 ) -> Iterator[tuple[int, int, int]]:
-    """(draws from now, loop, micro-batch) in the order in which this rank will ask for them, if the script
-    goes on as before. Pure.
+    """Yield (draws from now, loop, micro-batch) in the order in which this rank will ask for them,
+    if the script continues as before. Pure.
 
     Args:
-        left: of the loop that has begun.
-        share: of each loop that has not.
+        left: micro-batches that are left in the current loop.
+        share: micro-batches of each later loop.
     """
     yield from ((0, rhythm.loop, index) for index in left)
     yield from (

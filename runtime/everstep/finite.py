@@ -1,8 +1,8 @@
-"""Whether a save holds numbers: a parameter or a moment of an optimizer that is NaN or infinite is damage.
+"""Whether a save is free of NaN and infinity: in a parameter or in an optimizer's moment they mean damage.
 
-Other state may be so on purpose: a mask of -inf in a buffer, a running minimum that begins with inf. So only
-parameters and the state of optimizers are looked at, and of these not what was NaN or infinite from the
-start of this process.
+Other state may hold them on purpose: a mask of -inf in a buffer, a running minimum that begins with
+inf. So only parameters and the state of optimizers are checked, and among these only tensors that
+held neither when this process started.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from everstep_contract.manifest import ITEM_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 SHOWN = 20
-"""How many tensors a save names."""
+"""How many bad tensors a save names at most."""
 BLOCK_BYTES = 1 << 20
 _WHOLE = {"float32": np.float32, "float64": np.float64, "complex64": np.float32, "complex128": np.float64}  # fmt: skip
 """Types whose sum is computed as fast as memory is read."""
@@ -34,7 +34,7 @@ _LIMITS: dict[str, tuple[type[np.unsignedinteger], int]] = {
     "float8_e5m2": (np.uint8, 0xF8),
     "float8_e4m3fn": (np.uint8, 0xFE),
 }
-"""The bits of a number without its sign, one to the left: from here on it is NaN or infinite."""
+"""A number is NaN or infinite if its bits, shifted left by one so that the sign is gone, reach this limit."""
 
 
 class FiniteCheck:
@@ -50,7 +50,7 @@ class FiniteCheck:
         self.since_start = frozenset(n for n, t in counted if not _is_finite_tensor(t))
 
     def list_bad(self, staged: Iterable[wire.StagedTensor], room: Bytes) -> tuple[str, ...]:
-        """Names of the tensors of a staged copy that should be finite and are not."""
+        """Return the names of the tensors of a staged copy that should be finite and are not."""
         found = [
             t.name
             for t in staged
@@ -76,9 +76,10 @@ class FiniteCheck:
 
 
 def is_finite(raw: Bytes, dtype: str) -> bool:
-    """Whether numbers of this type are neither NaN nor infinite; others always are.
+    """Whether none of the numbers is NaN or infinite. Types that have no such values are always finite.
 
-    A sum that is finite proves it in one pass. If it is not, it may have overflowed: the bits decide.
+    A finite sum proves it in one pass. A sum that is not finite may have
+    overflowed; then the bits decide.
     """
     if dtype not in _LIMITS:
         return True

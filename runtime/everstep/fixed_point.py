@@ -1,9 +1,9 @@
-"""Gradients as fixed-point integers: their sum is the same in whatever order, and by whatever ranks,
-they are added.
+"""Gradients as fixed-point integers: their sum is the same in whatever order, and by
+whatever ranks, they are added.
 
 The gradient of a micro-batch becomes whole multiples of 2**-40 in int64. Of the 63 bits, b hold the
-carry of 2**b micro-batches, so values up to 2**(20 - 2b) fit; a larger one is refused. A gradient
-with NaN or infinity becomes a mark that survives the addition, and NaN when it is read back.
+carry of 2**b micro-batches, so values up to 2**(20 - 2b) fit; larger ones are refused. A gradient
+with NaN or infinity becomes a mark that survives the addition and is read back as NaN.
 """
 
 import torch
@@ -11,11 +11,13 @@ import torch
 from everstep.errors import Misuse
 
 FRACTION = 40
-"""Bits below one: values are rounded to multiples of 9e-13."""
+"""Bits of the fraction: values are rounded to multiples of 9e-13."""
 
 
 def to_fixed(gradient: torch.Tensor, micro_batches: int, name: str) -> torch.Tensor:
-    """int64, the shape of `gradient`. Raises `Misuse`, with the parameter's `name`."""
+    """Convert to int64, in the shape of `gradient`. Raises `Misuse`, which
+    contains the parameter's `name`.
+    """
     largest = gradient.abs().max().item() if gradient.numel() else 0.0
     limit = 2.0 ** (60 - FRACTION - 2 * _carry(micro_batches))
     if largest > limit and largest != float("inf"):
@@ -29,7 +31,7 @@ def to_fixed(gradient: torch.Tensor, micro_batches: int, name: str) -> torch.Ten
 
 
 def from_fixed(total: torch.Tensor, micro_batches: int) -> torch.Tensor:
-    """float64, NaN where a micro-batch's gradient was not finite."""
+    """Convert to float64; NaN where a micro-batch's gradient was not finite."""
     values = total.double() * 2.0**-FRACTION
     return values.masked_fill_(total >= _mark(micro_batches) // 2, float("nan"))
 

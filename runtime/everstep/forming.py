@@ -1,10 +1,12 @@
-"""How the ranks of an epoch form their process group, and how two of them form one to hand state over.
+"""How the ranks of an epoch form their process group, and how two ranks form one to hand over state.
 
-Where several ranks form a unit, torch's default group is the unit's, made once. The groups between units are no
-business of torch's globals: they form beside a main thread that computes in its unit.
+If several ranks form a unit, torch's default group is that of the unit, and is made once. The
+groups between units are not registered in torch's globals: they form in another thread while the
+main thread computes in its unit.
 
-Where each rank is a unit, `reinit` makes torch's group anew. `reconfigure` (torch ≥ 2.14) keeps it, with its threads,
-and gives it other members. The rank that comes first names the way in the epoch's keys, so all ranks go the same.
+If each rank is a unit, `reinit` makes a new torch group. `reconfigure` (torch ≥ 2.14) keeps the
+group with its threads, and changes its members. The rank that comes first writes its choice into
+the epoch's keys, so all ranks use the same way.
 """
 
 import os
@@ -34,7 +36,7 @@ AUTO, REINIT, RECONFIGURE = "auto", "reinit", "reconfigure"
 FORMING = timedelta(seconds=20)
 """Limit for connecting to the other ranks while a group is formed."""
 LIMIT = timedelta(days=1)
-"""gloo's own limit, never reached: whether a wait is too long is for the agents to decide."""
+"""gloo's own limit, which is never reached: the agents decide whether a wait is too long."""
 NCCL_SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -42,30 +44,35 @@ NCCL_SETTINGS = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
-"""torch's watchdog ends no survivor of a loss, and does not sleep for a minute after one: the end of a group waits
-for it (names as in torch 2.15).
+"""With these settings torch's watchdog ends no survivor of a loss, and does not sleep for a minute
+after it. The end of a group waits for the watchdog (names as in torch 2.15).
 """
 _BACKEND = "everstep"
 _NCCL = "nccl-legacy" if hasattr(dist.distributed_c10d, "ProcessGroupNCCL2") else "nccl"
-"""torch 2.15 means another implementation by `nccl`, which was not run here."""
+"""In torch 2.15 `nccl` means another implementation, which was not run here."""
 _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 
 def read_setting(environ: Mapping[str, str]) -> str:
-    """Raises `Misuse` if the setting has an unknown value, or one that this torch cannot follow."""
+    """Read how groups are to be formed. Raises `Misuse` if the value is unknown, or if
+    this torch does not support it.
+    """
     setting = environ.get(SETTING) or AUTO
     choose_forming(can_reconfigure(), setting)
     return setting
 
 
 def can_reconfigure() -> bool:
-    """torch refuses to reconfigure a group of two backends, as one for CUDA tensors is."""
+    """Whether torch can reconfigure a group. It refuses if the group has two backends,
+    as one for CUDA tensors does.
+    """
     return hasattr(dist, "_reconfigure") and not torch.cuda.is_available()
 
 
 def choose_forming(capable: bool, setting: str) -> str:
-    """`REINIT` or `RECONFIGURE`. Unless that is forced it is `REINIT`: as measured, the next step comes no
-    later, and no operation of the former epoch can be in the way (`runtime/README.md`, Choices).
+    """Return `REINIT` or `RECONFIGURE`. It is `REINIT` unless the other is forced: as measured, the
+    next step comes no later, and no operation of the former epoch can be in the way
+    (`runtime/README.md`, Choices).
 
     Raises:
         Misuse: `setting` is none of the three, or needs what this rank is not `capable` of.
@@ -89,10 +96,10 @@ class Place:
     rank: int
     world: int
     address: str | None
-    """Of this pod; None: this machine's loopback interface."""
+    """Address of this pod; None: this machine's loopback interface."""
     mesh: units.Mesh = units.ONE_RANK
     unit: Unit | None = None
-    """Which it forms the groups between units for; None: each rank is a unit."""
+    """The unit for which the groups between units are formed; None: each rank is a unit."""
 
 
 def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
@@ -135,7 +142,7 @@ def _agree(keys: store.AgentStore, wanted: str) -> str:
 
 
 def reinit(keys: store.AgentStore, place: Place) -> TorchGroup:
-    """A new group of torch's, with threads of its own."""
+    """Make a new torch group, with threads of its own."""
     _end_former()
     before = group.open_sockets()
     _make(keys, place)
@@ -143,8 +150,8 @@ def reinit(keys: store.AgentStore, place: Place) -> TorchGroup:
 
 
 def reconfigure(keys: store.AgentStore, place: Place) -> TorchGroup:
-    """The group of torch's that the former epoch had, with other members. A newcomer makes one, and so does
-    a rank on which an operation of the former epoch hangs.
+    """Keep the torch group of the former epoch, and change its members. A newcomer makes a new
+    group, and so does a rank on which an operation of the former epoch hangs.
     """
     global _kept
     if _kept is None or not _kept.group.leave():
@@ -170,8 +177,8 @@ class _Kept:
 _kept: _Kept | None = None
 """What the last `reconfigure` formed."""
 _forming = threading.Lock()
-"""torch keeps its default group in globals. A formation that a second loss interrupts fails within
-`FORMING`; the next one waits for that.
+"""Held while a group is formed, because torch keeps its default group in globals. A formation that
+a second loss interrupts fails within `FORMING`; the next one waits for that.
 """
 
 
@@ -181,15 +188,15 @@ def _end_former() -> None:
     if not dist.is_initialized():
         return
     if torch.cuda.is_available():
-        # It was cut. To shut it down, too, would wait half a second for NCCL's threads.
+        # It was cut already. Shutting it down, too, would wait half a second for NCCL's threads.
         dist.distributed_c10d._world.pg_names.clear()
     dist.destroy_process_group()
 
 
 def _make(keys: Any, place: Place, **settings: Any) -> None:
-    """torch's default group."""
-    # torch names a group by counting, and the name is part of its keys: after a formation that
-    # failed here alone, this rank would wait for keys that no other one sets.
+    """Make torch's default group."""
+    # torch names a group by a counter, and the name is part of its keys: after a formation that
+    # failed on this rank alone, it would wait for keys that no other rank sets.
     dist.distributed_c10d._world.group_count = 0
     _register(place.address)
     if torch.cuda.is_available():
@@ -212,15 +219,16 @@ def _found(place: Place, before: Mapping[int, str]) -> TorchGroup:
 
 
 def _connect_device(groups: Iterable[Any]) -> None:
-    """NCCL connects with a group's first operation, and blocks meanwhile: here, and not in the script's backward.
+    """Run one operation in each group: NCCL connects, and blocks, during a group's first operation.
+    So it does that now, and not in the script's backward.
 
     Raises:
-        RuntimeError: NCCL has failed, or a rank did not come.
+        RuntimeError: NCCL has failed, or a rank did not connect in time.
     """
     if not torch.cuda.is_available():
         return
     aside = torch.cuda.Stream(device.own())  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(aside):  # the script's own is busy
+    with torch.cuda.stream(aside):  # the script's own stream is busy
         for made in groups:
             work = made.allreduce([torch.zeros(1, device=device.own())])
             limit = time.monotonic() + FORMING.total_seconds()
@@ -232,11 +240,12 @@ def _connect_device(groups: Iterable[Any]) -> None:
 
 
 def form_unit(agent: store.Requests, place: Place, prefix: str) -> Unit:
-    """Form the groups of this rank's unit, for as long as the process lives; blocks until all its ranks are there.
+    """Form the groups of this rank's unit, which last as long as the process; blocks
+    until all its ranks are there.
 
     Args:
-        place: only the place in the unit counts.
-        prefix: of the unit's keys.
+        place: only the rank's place in the unit counts.
+        prefix: prefix of the unit's keys.
 
     Raises:
         RuntimeError: the epoch ended, or a rank was lost meanwhile.
@@ -246,16 +255,16 @@ def form_unit(agent: store.Requests, place: Place, prefix: str) -> Unit:
         keys = store.AgentStore(agent, place.epoch, prefix)
         before = group.open_sockets()
         _make(keys, replace(place, rank=own, world=mesh.unit))
-        # gloo connects all ranks of a group when it is made, so each socket that is new belongs to it.
+        # gloo connects all ranks of a group when the group is made: each new socket belongs to it.
         dimensions = unit.form_dimensions(mesh, own, unit.make_group(LIMIT))
-        # By the script's first forward the epoch of these keys may be over.
+        # Now: by the script's first forward, the epoch of these keys may be over.
         _connect_device([dist.distributed_c10d._get_default_group(), *dimensions.values()])
         sockets = _own_new(before)
         return Unit(mesh, dimensions=dimensions, device=_device(), sockets=sockets, keys=keys)
 
 
 def form_between(agent: store.Requests, place: Place, own: Unit) -> TorchGroup:
-    """The groups between units, all at once: each waits for keys of other ranks."""
+    """Form the groups between units, all in parallel, because each waits for keys of other ranks."""
     wanted = unit.list_sums(place.mesh, place.rank, place.world)
     stores = [
         store.AgentStore(agent, place.epoch, f"{over.value if over else 'all'}-{ranks.start}/")
@@ -282,7 +291,7 @@ def form_between(agent: store.Requests, place: Place, own: Unit) -> TorchGroup:
 
 
 def _make_apart(keys: Any, rank: int, ranks: range, address: str | None) -> Any:
-    """A group of torch's of which its globals do not know."""
+    """Make a torch group that is not registered in torch's globals."""
     number, size = ranks.index(rank), len(ranks)
     made = dist.ProcessGroup(keys, number, size)
     gloo = dist.ProcessGroupGloo(_PrefixStore("cpu/", keys), number, size, make_options(address))
@@ -303,7 +312,7 @@ def _own_new(before: Mapping[int, str]) -> list[socket.socket]:
 
 
 def build_mesh_of_one(rank: int) -> "DeviceMesh":
-    """torch's mesh of a unit of one rank; torch's default group is made for it where the job has one rank."""
+    """Build torch's mesh of a unit of one rank. In a job of one rank this also makes torch's default group."""
     with _forming:
         if not dist.is_initialized():
             _make(dist.HashStore(), Place(0, 0, 1, None))  # type: ignore[attr-defined]
@@ -316,7 +325,7 @@ def _device() -> str:
 
 
 class Pair:
-    """Two ranks that hand something over, apart from the epoch's group."""
+    """Two ranks that hand something over, independently of the epoch's group."""
 
     def __init__(self, made: Any, other: int) -> None:
         self._made, self._other = made, other
@@ -329,14 +338,14 @@ class Pair:
 
 
 def form_pair(agent: store.Requests, *, epoch: int, key: str, rank: int) -> Pair:
-    """Blocks until the other one is there. Raises `RuntimeError` or `TimeoutError`."""
+    """Form a group of two; blocks until the other rank is there. Raises `RuntimeError` or `TimeoutError`."""
     keys = store.AgentStore(agent, epoch, f"{key}/")
     made = dist.ProcessGroupGloo(keys, rank, 2, make_options(os.environ.get("EVERSTEP_POD_IP")))
     return Pair(made, 1 - rank)
 
 
 def make_options(address: str | None, enable_reconfigure: bool = False) -> Any:
-    """gloo with one thread, at the pod's address."""
+    """Options of gloo: one thread, at the pod's address."""
     chosen = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     device = {"hostname": address} if address else {"interface": _interface()}
     chosen._devices = [dist.ProcessGroupGloo.create_device(**device, lazy_init=False)]

@@ -1,9 +1,9 @@
-"""The ranks of one epoch as one process group, and leaving it when it breaks (`forming.py` forms it). A rank's unit
-outlives it.
+"""The ranks of one epoch as one process group, and how a rank leaves it when it breaks
+(`forming.py` forms it). A rank's unit outlives it.
 
-gloo has no abort, so the sockets that appear while the group is formed are duplicated. To cut is to
-shut the duplicates down: every operation of every neighbour then fails within a millisecond. One that
-has not returned shortly after a cut is abandoned with its buffer.
+gloo has no abort, so the sockets that appear while the group is formed are duplicated. A cut shuts
+the duplicates down: every operation of every neighbour then fails within a millisecond. An
+operation that has not returned shortly after a cut is abandoned with its buffer.
 """
 
 import os
@@ -26,20 +26,20 @@ from everstep.mesh import Mesh
 from everstep.unit import Over, Squares, Unit
 
 _TCP_INFO = struct.Struct("=120x2Q")
-"""As far as the bytes acknowledged and the bytes received, of `struct tcp_info` (Linux 4.2 or newer)."""
+"""The start of `struct tcp_info`, up to the bytes acknowledged and the bytes received (Linux 4.2 or newer)."""
 LOOK = timedelta(milliseconds=100)
 """How often a waiting rank checks whether it was cut."""
 ABANDON_SECONDS = 0.05
 """How long after a cut an operation may still return."""
 LEAVE_LOOK_SECONDS = 0.001
-"""Between two looks whether a group's operations have returned after a cut."""
+"""Interval at which a rank checks whether a group's operations have returned after a cut."""
 NCCL_LOOK_SECONDS = 0.0002
-"""Between two looks at an operation on a device."""
+"""Interval at which a rank checks an operation on a device."""
 
 
 TellMoved = Callable[[int | None], None]
-"""Is told, ten times a second while this rank waits for a sum, how many bytes the group's connections have
-carried so far; None: not known.
+"""Called ten times a second while this rank waits for a sum, with the number of bytes that the
+group's connections have carried so far; None: not known.
 """
 
 
@@ -51,35 +51,36 @@ class Group(Protocol):
     rank: int
     world: int
     unit: Unit | None
-    """This rank's; None: each rank is a unit."""
+    """This rank's unit; None: each rank is a unit."""
     abandoned: bool
     """An operation did not return after a cut: it may still write into its tensors."""
 
     def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
-        """Start a sum in place, over all ranks or some of them; None if the group is broken."""
+        """Start a sum in place, over all ranks or those that `over` names. None: the group is broken."""
 
     def start_last(self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore) -> Any:
-        """Start the sum of a few kilobytes that is complete only if `works` are, on every rank. Its `own`:
-        they are complete on this rank. None if the group is broken. `note` is told how many are complete.
+        """Start the sum of a few kilobytes that is complete only if `works` are complete on every
+        rank. The result's attribute `own`: they are complete on this rank. `note` is called with
+        the number of complete ones. None: the group is broken.
         """
 
     def wait(self, works: Sequence[Any]) -> bool:
-        """Whether all are complete; False: this rank must leave the group."""
+        """Wait for all, and return whether they are complete. False: this rank must leave the group."""
 
     def end_last(self, last: Any, look: TellMoved = tell_nobody) -> torch.Tensor | None:
-        """The sum that `start_last` has started; None: this rank must leave the group."""
+        """Wait for the sum that `start_last` has started, and return it. None: this rank must leave the group."""
 
     def add_squares(self, own: Squares) -> float | None:
-        """The sum over the unit, alike on all ranks; None: a rank of the unit is lost."""
+        """Sum over the unit; the same result on all its ranks. None: a rank of the unit is lost."""
 
     def cut(self) -> None:
-        """Make every operation between units fail, here and at the neighbours; from any thread, repeatable."""
+        """Make every operation between units fail, here and at the neighbours. From any thread; may be repeated."""
 
     def cut_unit(self) -> None:
-        """The same within the unit: this rank computes no more."""
+        """Make every operation within the unit fail, too: this rank computes no more."""
 
     def wait_cut(self) -> None:
-        """Until a device does nothing more for this group, which was cut. Raises `RuntimeError`."""
+        """Wait until a device does nothing more for this group, which was cut. Raises `RuntimeError`."""
 
     def drop(self) -> None:
         """Release what a group that was cut holds, once its operations have returned."""
@@ -89,7 +90,7 @@ class LocalGroup:
     """A group of one rank: every sum is complete at once.
 
     Args:
-        unit: of a newcomer, which is held until the first epoch that it belongs to.
+        unit: the unit of a newcomer, which is held until the first epoch that it belongs to.
     """
 
     rank, world, abandoned = 0, 1, False
@@ -135,11 +136,11 @@ class _Alone:
 
 
 class TorchGroup:
-    """A group of torch's over gloo, with nccl for CUDA tensors.
+    """A torch group over gloo, with NCCL for CUDA tensors.
 
     Args:
-        made: torch's group of all ranks; its default group where each rank is a unit.
-        sums: groups of some of the ranks; those that are missing are all ranks.
+        made: torch's group of all ranks; if each rank is a unit, torch's default group.
+        sums: groups of some of the ranks. If one is missing, all ranks sum.
     """
 
     unit: Unit | None = None
@@ -156,7 +157,7 @@ class TorchGroup:
         self.rank, self.world, self.unit = rank, world, unit
         self._sockets, self._sums = list(sockets), dict(sums)
         self.keys: Any = None
-        """The stores; torch asks again if the script makes groups of its own."""
+        """The rendezvous stores, which torch uses again if the script makes groups of its own."""
         self.mesh: Mesh | None = None
         """The ranks' own connections; None: they have none."""
         self._cut_at: float | None = None
@@ -166,7 +167,7 @@ class TorchGroup:
         self._launching = threading.Lock()
         self._look: Look = lambda: None
         self._newest: Any = None
-        """The operation launched last: gloo's one thread takes them in this order."""
+        """The operation that was launched last; gloo's only thread runs them in this order."""
 
     def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
         group = self._group if over is None else self._sums.get(over, self._group)
@@ -183,7 +184,7 @@ class TorchGroup:
             last = DirectSum(works, self.cut, note, numbers, self.rank, self.mesh)
         else:
             last = QueuedSum(works, self.cut, note, numbers, self.world)
-        # Only behind sums of the same group is its place in gloo's thread.
+        # gloo's thread runs it after the buckets only if they are sums of the same group.
         last.late = _on_device(works) or (self.unit is not None and isinstance(last, QueuedSum))
         if not last.late:
             last.follow()
@@ -211,7 +212,7 @@ class TorchGroup:
 
     def end_last(self, last: Any, look: TellMoved = tell_nobody) -> torch.Tensor | None:
         self._look = lambda: look(self._count_moved())
-        # NCCL calls back when an operation is launched, so here the main thread looks when it is over.
+        # NCCL calls back at an operation's launch, so the main thread checks when it is complete.
         if last is not None and last.late and self.wait(last.buckets, last.note):
             last.complete()
             last.launch(self.all_reduce)
@@ -221,7 +222,9 @@ class TorchGroup:
         return found
 
     def _count_moved(self) -> int | None:
-        """Bytes that the other ranks have received from this one, and this one from them. None: not known."""
+        """Count the bytes that the other ranks have received from this one, and this
+        one from them. None: not known.
+        """
         if self._over_nccl:
             return None
         sockets = [
@@ -244,12 +247,12 @@ class TorchGroup:
             _abort([*self._sums.values(), self._group])
 
     def wait_cut(self) -> None:
-        """The abort itself takes longer: it ends the operations at once, and then waits half a second for NCCL's
-        threads.
+        """Wait for the device, not for the abort. The abort takes longer: it ends the operations at
+        once, and then waits half a second for NCCL's threads.
         """
         if not self._over_nccl:
             return
-        with self._launching:  # one may be under way
+        with self._launching:  # a launch may be in progress
             pass
         device.synchronize()
 
@@ -260,16 +263,17 @@ class TorchGroup:
         _cut_unit(self.unit)
 
     def drop(self) -> None:
-        """The destructor of torch's group waits for every operation, and one may never return: it runs
-        in a thread of its own.
+        """Drop the group in a thread of its own: the destructor of torch's group waits for every
+        operation, and one may never return.
         """
         left = [self._group, self._newest, self._sums]
         self._group, self._newest, self._sums = None, None, {}
         threading.Thread(target=left.clear, name="everstep-group-end", daemon=True).start()
 
     def leave(self) -> bool:
-        """Cut. Whether every operation has returned, so that torch's group may serve another epoch: one
-        that hangs keeps gloo's thread, and all of the next epoch would wait behind it.
+        """Cut. Return whether every operation has returned, so that torch's group may serve another
+        epoch. One that hangs would occupy gloo's thread, and all operations of the next epoch would
+        wait behind it.
         """
         self.cut()
         with self._launching:
@@ -282,8 +286,9 @@ class TorchGroup:
         return True
 
     def _returned(self, work: Any) -> bool:
-        """`wait` raises for a failed operation and for our time limit alike. Only if the operation
-        was complete before the wait is it certain that it failed.
+        """Wait for an operation of gloo, and return whether it has succeeded. `wait` raises both
+        for a failed operation and at our time limit. If the operation was complete before the wait,
+        it has failed; otherwise it may be the time limit.
         """
         while True:
             complete = work.is_completed()
@@ -302,14 +307,15 @@ class TorchGroup:
         return self._completes(work) if isinstance(work, _OnDevice) else self._returned(work)
 
     def _completes(self, operation: "_OnDevice") -> bool:
-        """NCCL fails an operation whose `wait` reaches a time limit, so this asks whether it is
-        complete. An abort completes it, too: it counts only if nothing has failed and, asked last,
-        there was no cut.
+        """Wait for an operation of NCCL, and return whether it has succeeded. NCCL fails an
+        operation whose `wait` reaches a time limit, so this polls whether it is complete. An abort
+        completes it, too. So it counts only if nothing has failed and, checked last, there was no
+        cut.
         """
         looked, work = time.monotonic(), operation.work
         while not work.is_completed():
             if self._cut_at is not None:
-                return False  # its memory is free again by the time that the next group is there (`wait_cut`)
+                return False  # its memory is free again when the next group is there (`wait_cut`)
             if time.monotonic() > looked + LOOK.total_seconds():
                 looked = time.monotonic()
                 self._look()
@@ -317,8 +323,8 @@ class TorchGroup:
         if _has_failed(operation.group) or self._cut_at is not None:
             return False
         try:
-            work.wait()  # orders the script's stream behind the sum; it does not wait
-        except RuntimeError:  # NCCL's error is known to the operation first
+            work.wait()  # orders the script's stream after the sum; does not block
+        except RuntimeError:  # the operation knows NCCL's error before the group does
             return False
         return True
 
@@ -341,7 +347,9 @@ def _cut_unit(unit: Unit | None) -> None:
 
 
 def _abort(groups: Iterable[Any]) -> None:
-    """Each in a thread of its own: it takes half a second, and may wait for what another group has on the device."""
+    """Abort each group in a thread of its own: an abort takes half a second, and may wait for
+    another group's operation on the device.
+    """
 
     def abort(group: Any) -> None:
         device.enter()
@@ -358,7 +366,7 @@ def _has_failed(made: Any) -> bool:
 
 
 def require_no_error(made: Any) -> None:
-    """Raises `RuntimeError` if a group of torch's has an error of NCCL."""
+    """Raises `RuntimeError` if NCCL reports an error for a torch group."""
     if _has_failed(made):
         raise RuntimeError("NCCL has lost a rank while it connected them")
 
@@ -368,7 +376,7 @@ def _on_device(works: Sequence[Any]) -> bool:
 
 
 def open_sockets() -> dict[int, str]:
-    """Descriptor → the socket's identity, such as `socket:[4711]`."""
+    """List the open sockets: descriptor → the socket's identity, such as `socket:[4711]`."""
     found = {int(name): _identify(int(name)) for name in os.listdir("/proc/self/fd")}
     return {number: name for number, name in found.items() if name.startswith("socket:")}
 
@@ -382,16 +390,16 @@ def _identify(number: int) -> str:
 
 
 def list_new(before: Mapping[int, str], after: Mapping[int, str]) -> dict[int, str]:
-    """The sockets that have appeared. Not by number: gloo closes the sockets of the former group
-    meanwhile, and a new socket gets the number of one that was closed.
+    """List the sockets that have appeared, by identity. Comparing numbers would not do: gloo closes
+    the sockets of the former group meanwhile, and a new socket gets the number of a closed one.
     """
     known = set(before.values())
     return {number: name for number, name in after.items() if name not in known}
 
 
 def own(found: Mapping[int, str]) -> list[socket.socket]:
-    """Duplicates of the group's sockets. No forked child may keep them open after our death: the
-    peers would not notice it.
+    """Duplicate the group's sockets. No forked child may keep them open after this process dies:
+    the peers would not notice its death.
     """
     duplicates = [d for number, name in found.items() if (d := _duplicate(number, name))]
     copies.update(found)
@@ -400,12 +408,14 @@ def own(found: Mapping[int, str]) -> list[socket.socket]:
 
 
 def close_in_children(sockets: Iterable[socket.socket]) -> None:
-    """No forked child keeps these sockets."""
+    """Have forked children close these sockets."""
     copies.update({s.fileno(): _identify(s.fileno()) for s in sockets})
 
 
 def _duplicate(number: int, name: str) -> socket.socket | None:
-    """None: gloo has closed it, because a neighbour is lost; or it is the listener; or none of gloo's."""
+    """Duplicate a socket. None: gloo has closed it because a neighbour is lost, or it is the
+    listener, or it is none of gloo's.
+    """
     try:
         os.set_inheritable(number, False)
         copy = os.dup(number)
@@ -418,7 +428,7 @@ def _duplicate(number: int, name: str) -> socket.socket | None:
     if duplicate.family == socket.AF_UNIX:  # to a data worker that was started meanwhile
         duplicate.close()
         return None
-    # Shut down, gloo's listener makes its accept fail, and gloo answers with std::terminate.
+    # If gloo's listener were shut down, its accept would fail, and gloo would call std::terminate.
     if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         duplicate.close()
         return None
@@ -426,13 +436,13 @@ def _duplicate(number: int, name: str) -> socket.socket | None:
 
 
 copies: dict[int, str] = {}
-"""The sockets of the groups and of the unit, which no forked child may keep: descriptor → identity. gloo closes
-its own after a loss, and something else may have the number then.
+"""The sockets of the groups and of the unit, which no forked child may keep: descriptor → identity.
+After a loss gloo closes its own sockets, and something else may then have the number.
 """
 
 
 def forget_closed() -> None:
-    """Of the groups that are gone."""
+    """Forget the sockets of groups that are gone."""
     for number, name in list(copies.items()):
         if _identify(number) != name:
             copies.pop(number, None)
@@ -444,13 +454,14 @@ def _close_copies() -> None:
             os.close(number)
 
 
-# Python cannot take this back, so it is said once, at import; without a group there is nothing to close.
+# Python cannot undo this, so it is done once, at import. Without a group there is nothing to close.
 os.register_at_fork(after_in_child=_close_copies)
 
 
 def _count_bytes(one: socket.socket) -> int | None:
-    """What the kernel has received, and what the other side has acknowledged; None: it is no TCP connection,
-    or the kernel does not tell. A retransmission counts nothing.
+    """Count the bytes that the kernel has received and those that the other side has acknowledged.
+    A retransmission does not count. None: it is no TCP connection, or the kernel does not report
+    them.
     """
     try:
         told = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)

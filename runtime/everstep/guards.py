@@ -1,4 +1,4 @@
-"""When a loss or a gradient norm is out of proportion. Pure, so all ranks decide alike."""
+"""When a loss or a gradient norm is out of proportion. Pure, so all ranks decide the same."""
 
 import math
 from collections.abc import Iterable
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 WINDOW = 100
 """Steps that the rolling mean covers."""
 NEEDED = 10
-"""Steps before the mean means anything."""
+"""With fewer steps the mean has no meaning."""
 
 
 def find_jump(what: str, value: float, window: Iterable[float], *, factor: float, step: int) -> str:
-    """Why `value` is more than `factor` x the mean of `window`; empty: it is not, or the guard is
-    off (a factor of 0 or less), or the window is too short.
+    """Return a sentence if `value` is more than `factor` x the mean of `window`. Empty: it is not,
+    the guard is off (a factor of 0 or less), or the window is too short.
     """
     before = list(window)
     if factor <= 0 or len(before) < NEEDED:

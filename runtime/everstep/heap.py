@@ -14,11 +14,15 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEEP_BYTES = 1 << 30
 """Free memory at the top of the heap that glibc keeps; what is beyond it goes back to the kernel."""
 MMAP_BYTES = 32 << 20
-"""Larger blocks are mapped one by one. glibc reaches this limit by itself, unless the other is set."""
+"""Larger blocks are mapped one by one. glibc reaches this limit by itself,
+unless the other limit is set.
+"""
 
 
 def keep_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether it was set: not if the user has tuned malloc, or has another one."""
+    """Set both limits. Return whether they were set: not if the user has tuned
+    malloc, or uses another one.
+    """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in environ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

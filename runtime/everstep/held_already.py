@@ -1,8 +1,8 @@
-"""Which tensors of the state a newcomer has before it takes any: weights that are not trained, and that its
-script made or loaded as the members' did. Only what differs is sent.
+"""Which tensors of the state a newcomer already holds: weights that are not trained, and that its
+script made or loaded in the same way as the members' scripts. Only tensors that differ are sent.
 
-It tells a digest of each: of the bytes, so nothing depends on whether a tensor was changed through
-`.data`, which its version does not tell.
+The newcomer reports a digest of the bytes of each. So nothing depends on whether a tensor was
+changed through `.data`, which its version does not show.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,18 +13,18 @@ import xxhash
 from everstep import state
 
 LEAST_BYTES = 2**20
-"""Of smaller tensors nothing is told: to send them costs no more."""
+"""Smaller tensors are not reported, because sending them costs no more."""
 MOST = 4096
-"""Of so many tensors, the largest ones, the digests are told."""
+"""How many digests are reported at most: those of the largest tensors."""
 _BLOCK = 2**24
 """The interpreter's lock is free while a block is digested."""
 
 
 def tell(tensors: Mapping[str, torch.Tensor], trained: Collection[torch.Tensor]) -> dict[str, str]:
-    """Digests of the large tensors by name, without those that are `trained`: these differ.
+    """Digest the large tensors, by name. Tensors that are `trained` are left out, because they differ.
 
     Args:
-        tensors: of modules.
+        tensors: the tensors of modules.
     """
     differ = {t.data_ptr() for t in trained}
     found = [
@@ -36,7 +36,7 @@ def tell(tensors: Mapping[str, torch.Tensor], trained: Collection[torch.Tensor])
 
 
 def find(tensors: Mapping[str, torch.Tensor], told: Mapping[str, str]) -> set[str]:
-    """The names of those that a newcomer has told, and that are the same here."""
+    """Return the names of those tensors that a newcomer has reported and that are the same here."""
     return {name for name, text in told.items() if _is_same(tensors.get(name), text)}
 
 
@@ -45,7 +45,7 @@ def _is_same(tensor: torch.Tensor | None, text: str) -> bool:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Of dtype, shape and bytes."""
+    """Digest a tensor's dtype, shape and bytes."""
     raw = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
     hasher = xxhash.xxh3_128(f"{state.dtype_name(tensor.dtype)}{list(tensor.shape)}".encode())
     for at in range(0, len(raw), _BLOCK):

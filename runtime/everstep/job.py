@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """One worker's view of the job. Ranks meet only inside `steps`, `Step.batches` and `sum`."""
+    """A training script's view of its job. Ranks communicate only inside `steps`, `Step.batches` and `sum`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._outside = Where.STARTUP
-        """The scope between two steps and after the last: its time limit applies there."""
+        """The scope between two steps and after the last one. Its time limit applies there."""
         self._compiler = CompilerWatch(session.meter.compiles)
 
     @property
@@ -44,56 +44,58 @@ class Job:
 
     @property
     def mesh(self) -> "DeviceMesh":
-        """torch's mesh of this rank's unit, with the dimensions "shard" and "tensor" (`everstep run --mesh
-        shard=2,tensor=2`); 1 × 1 where each rank holds the whole model.
+        """torch's mesh of this rank's unit, with the dimensions "shard" and "tensor"
+        (`everstep run --mesh shard=2,tensor=2`). It is 1 × 1 if each rank holds the whole model.
 
         Shard the model over it before `job.track`: `fully_shard(layer, mesh=job.mesh["shard"])`,
-        `parallelize_module(model, job.mesh["tensor"], plan)`. Everstep sums over the units. The mesh
-        lasts as long as the process, whatever happens to other units. Where each rank holds the whole model, a job
-        that asks for it restarts from a save when a rank is lost.
+        `parallelize_module(model, job.mesh["tensor"], plan)`. Everstep itself sums over the units.
+        The mesh lasts as long as the process, whatever happens to other units. If each rank holds
+        the whole model, a job that uses `job.mesh` restarts from a save whenever a rank is lost.
         """
         return self._session.find_mesh()
 
     @property
     def epoch(self) -> int:
-        """The number of the present membership; it rises whenever ranks are lost or join."""
+        """The number of the current membership; it rises whenever ranks are lost or join."""
         return self._session.epoch
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0: the one to print."""
+        """Whether this is rank 0, the one that should print."""
         return self.rank == 0
 
     def track(self, **objects: Any) -> None:
-        """Name the objects that a checkpoint holds; load them if there is one to resume from.
+        """Name the objects that a checkpoint holds, and load them if there is a checkpoint to resume from.
 
-        Takes modules (not wrapped), optimizers, schedules, scalers, EMA copies, tensors, and every
-        object with `state_dict` and `load_state_dict`. Random states and the position in the data
-        are saved without being named.
+        Accepts modules (not wrapped), optimizers, schedules, scalers, EMA copies, tensors, and
+        every object with `state_dict` and `load_state_dict`. Random states and the position in the
+        data are saved without being named.
 
         Raises:
             Misuse: the object cannot be tracked, or training has begun.
-            StateError: the checkpoint does not fit.
+            StateError: the checkpoint lacks the object, or its state does not fit.
         """
         if self._session.settled:
             raise Misuse("job.track comes before job.steps")
         self._session.track(objects)
 
     def track_local(self, **objects: Any) -> None:
-        """Name objects whose state each rank has for itself: a replay buffer, an environment, statistics of the
-        samples that this rank has seen. Load them if there is a checkpoint to resume from.
+        """Name objects whose state belongs to each rank alone: a replay buffer, an environment,
+        statistics of the samples that this rank has seen. Load them if there is a checkpoint to
+        resume from.
 
-        Takes what `track` takes. Each rank saves its own, and nothing is compared. A checkpoint
-        gives it back to the rank of the same number (ranks follow slot order), if as many ranks
-        made it. It begins as the script made it, with a note in the status, on a rank that replaces
-        a lost one in place, after the number of ranks has changed, and on all but one rank after a
-        save that one rank made (the others were lost). Change it after the loop over
-        `step.batches`: a step that cannot be applied is taken again. It is copied at the boundary,
-        so keep it small.
+        Accepts what `track` accepts. Each rank saves its own state, and nothing is compared. A
+        resume gives the state back to the rank of the same number (ranks follow slot order), if the
+        checkpoint was made by as many ranks. In these cases the state begins as the script made it,
+        and a note in the status reports that: on a rank that replaces a lost one in place; after
+        the number of ranks has changed; on all ranks but one after a save that one rank made
+        because the others were lost. Change the state after the loop over `step.batches`, because a
+        step that cannot be applied is taken again. Keep it small, because it is copied at the
+        boundary.
 
         Raises:
             Misuse: the object cannot be tracked, or training has begun.
-            StateError: what the checkpoint has does not fit.
+            StateError: the state in the checkpoint does not fit.
         """
         if self._session.settled:
             raise Misuse("job.track_local comes before job.steps")
@@ -114,44 +116,43 @@ class Job:
         workers: int = 0,
     ) -> Batches:
         """Make a feed: a dataset cut into global batches of `global_batch` samples, fetched
-        `micro_batch` at a time.
+        `micro_batch` samples at a time.
 
-        The order is perm(seed, 0), perm(seed, 1), …: each pass over the data is whole, and batches
-        straddle passes. A step that draws from the feed takes the samples after the last one used;
-        a step that does not draw takes none. The checkpoint holds how far the feed was used, so
-        another `global_batch` goes on with the next unused sample.
+        The order is perm(seed, 0), perm(seed, 1), …: each pass over the data is complete, and a
+        batch may span two passes. A step that draws from the feed takes the samples after the last
+        one used; a step that does not draw takes none. The checkpoint holds how far the feed was
+        used, so a run with another `global_batch` continues with the next unused sample.
 
         Args:
-            dataset: with `__len__` and `__getitem__` (or `__getitems__`). One that can only be
-                iterated is resumed by skipping what was read; its order is its own, so the run is
-                not exact, and a note says so.
-            global_batch: samples of a step, over all ranks.
-            micro_batch: samples fetched and computed at a time, at most `global_batch`; the last of
-                a step may have fewer.
-            seed: of the order and of the random numbers of each micro-batch; None: that of
+            dataset: has `__len__` and `__getitem__` (or `__getitems__`). A dataset that can only be
+                iterated is resumed by skipping the samples that were read. Its order is its own, so
+                the run is not exact, and a note reports that.
+            global_batch: samples of one step, over all ranks.
+            micro_batch: samples fetched and computed at a time, at most `global_batch`; the last
+                micro-batch of a step may have fewer.
+            seed: sets the order and the random numbers of each micro-batch. None: the seed of
                 `everstep.run`.
-            shuffle: False: the order of the dataset, over and over.
-            collate: takes the list of samples; None: torch's `default_collate`.
-            name: of the feed in the checkpoint; None: its number among the script's feeds without a
-                name.
-            fingerprint: a text that changes with the content of the dataset; None: its attribute
-                `fingerprint`, if it has one.
-            on_change: "Refuse": length, seed, shuffle or fingerprint other than in the checkpoint
-                end the job; "Continue": training goes on with the new order, and `everstep verify`
-                names the step.
-            workers: data workers: processes of this rank that fetch ahead. 0: the rank fetches each
-                micro-batch when the loop asks for it. The batches are the same. Each is a new
-                process that imports the script as a module and gets a pickle of `dataset` and
-                `collate`.
+            shuffle: False: each pass has the order of the dataset.
+            collate: makes a batch from a list of samples. None: torch's `default_collate`.
+            name: name of the feed in the checkpoint. None: its number among the script's feeds
+                without a name.
+            fingerprint: a text that changes with the content of the dataset. None: the dataset's
+                attribute `fingerprint`, if it has one.
+            on_change: what to do if length, seed, shuffle or fingerprint differ from the
+                checkpoint's. "Refuse": the job ends. "Continue": training continues with the new
+                order, and `everstep verify` names the step.
+            workers: number of data workers, the processes of this rank that fetch ahead. 0: the
+                rank fetches each micro-batch when the loop asks for it. The batches are the same.
+                Each data worker is a new process that imports the script as a module and gets a
+                pickle of `dataset` and `collate`.
 
-        Augment inside the dataset: torch's, numpy's and Python's random numbers are set there for
-        each micro-batch.
+        Augment inside the dataset: torch's, numpy's and Python's random numbers are
+        set there for each micro-batch.
 
         Raises:
-            Misuse: an argument cannot be used, two feeds have one name, or data workers cannot get the
-                dataset.
-            StateError: the feed cannot continue exactly what the checkpoint's feed of this name has
-                begun.
+            Misuse: an argument cannot be used, two feeds have the same name, or data workers cannot
+                get the dataset.
+            StateError: the feed cannot exactly continue the checkpoint's feed of this name.
         """
         session = self._session
         validate.choice("job.batches: on_change", on_change, ON_CHANGE)
@@ -173,7 +174,7 @@ class Job:
         return data
 
     def steps(self, until: int) -> Iterator[Step]:
-        """The steps from where the job stands to `until`; between two of them lies the boundary.
+        """Yield the steps from the job's current step to `until`; between two steps is a boundary.
 
         Raises:
             Misuse: called twice, nothing is tracked, or a step's body did not end its inner loop.
@@ -202,20 +203,21 @@ class Job:
         session.meter.enter(Where.PAUSE, category="pause")
 
     def save(self, pin: str | None = None) -> None:
-        """Take a checkpoint at the end of the present step, besides those that the job's settings
-        ask for.
+        """Take a checkpoint at the end of the current step, in addition to those
+        that the job's settings request.
 
-        Every rank calls it in the same step. It returns at once: the copy is made beside the next
-        step, and committed in the background.
+        Every rank must call it in the same step. It returns at once: the copy is made during the
+        next step, and committed in the background.
 
         Args:
             pin: name under which the checkpoint is kept, whatever the number of checkpoints to
                 keep, until `everstep checkpoints RUN --unpin NAME`: lower-case letters, digits and
                 '-'. If this save fails, the next step that can be saved is pinned instead. A run
-                uses a name once: asked for again, it stays with its checkpoint, and a note says so.
+                uses a name only once: if it is used again, it stays with its first checkpoint, and
+                a note reports that.
 
         Raises:
-            Misuse: called outside of a step, or `pin` is no such name.
+            Misuse: called outside of a step, or `pin` is not such a name.
         """
         pin = validate.pin_or_none("job.save: pin", pin)
         if self._session.step is None:
@@ -223,14 +225,14 @@ class Job:
         self._session.asked.ask(self._session.step.number, pin)
 
     def evaluate(self, data: Batches) -> Iterator[Any]:
-        """This rank's share of one pass over `data`, in order, without gradients; `job.sum` adds
-        the results up. The ranks of a unit have the same share.
+        """Yield this rank's share of one pass over `data`, in order and without gradients;
+        `job.sum` adds up the results. The ranks of a unit get the same share.
 
-        Inside a step it marks the step as applied, so it comes after everything that changes the
-        state.
+        Inside a step it marks the step as applied, so call it after
+        everything that changes the state.
 
         Raises:
-            Misuse: `data` is no feed, or can only be iterated.
+            Misuse: `data` is not a feed, or can only be iterated.
         """
         if not isinstance(data, Batches):
             raise Misuse(f"job.evaluate({type(data).__name__}): it takes what job.batches returned")
@@ -250,10 +252,10 @@ class Job:
 
     @contextmanager
     def pause(self, name: str, *, limit: float = 0.0) -> Iterator[None]:
-        """Bracket something slow, such as an export, so that it is not taken for a hang.
+        """Bracket something slow, such as an export, so that it does not count as a hang.
 
-        Inside a step it marks the step as applied, so it comes after everything that changes the
-        state.
+        Inside a step it marks the step as applied, so call it after
+        everything that changes the state.
 
         Args:
             name: for messages.
@@ -265,13 +267,14 @@ class Job:
             yield
 
     def sum(self, *values: float) -> tuple[float, ...]:
-        """Each value summed over all ranks, in float64; where several ranks form a unit, over the first
-        of each unit.
+        """Sum each value over all ranks, in float64. If several ranks form a unit, only the
+        first rank of each unit counts.
 
-        Every rank must call it, with as many values. Inside a step it marks the step as applied.
+        Every rank must call it with the same number of values. Inside a step
+        it marks the step as applied.
 
         Raises:
-            Misuse: a value is no number.
+            Misuse: a value is not a number.
         """
         session = self._session
         require_numbers(values)
@@ -290,8 +293,9 @@ class Job:
             return tuple(numbers.tolist())
 
     def _begin(self, number: int, starting: bool) -> StepState:
-        """The first step that computes compiles, allocates and connects: it counts as start-up. Of a newcomer it is the
-        second one, because the members compute its share of the first.
+        """Begin a step. Steps count as start-up up to the first one that this rank computes,
+        because that one compiles, allocates and connects. For a newcomer it is the second step: the
+        members compute its share of the first.
         """
         self._compiler.attach()
         where, category = (Where.STARTUP, "startup") if starting else (Where.STEP, "step")
@@ -301,8 +305,9 @@ class Job:
 
     @contextmanager
     def _aside(self, where: Where, category: str, limit: float = 0.0) -> Iterator[None]:
-        """A scope beside the step, with a time limit of its own. The ranks of an evaluation may hold
-        parts of one result, so the loss of one of them restarts all; a pause has none.
+        """A scope outside the step, with its own time limit. In an evaluation each rank may hold a
+        part of one result, so the loss of a rank restarts all ranks. In a pause there is no such
+        result.
         """
         session = self._session
         if session.step is not None:
@@ -326,7 +331,7 @@ class Job:
 
 
 def require_numbers(values: tuple[Any, ...]) -> None:
-    """Tensors of one number count as numbers. Raises `Misuse`."""
+    """Check that the values are numbers; tensors of one number count, too. Raises `Misuse`."""
     for value in values:
         if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
             raise Misuse(f"job.sum({value!r}): it adds numbers; give sum, count as two numbers")

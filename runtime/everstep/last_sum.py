@@ -1,8 +1,10 @@
-"""The sum that ends a reduction, of a few kilobytes: a rank has it only if every rank has all sums before it.
+"""The sum that ends a reduction, of a few kilobytes: a rank gets it only if every rank has
+completed all sums before it.
 
-gloo calls back when an operation is over, in the one thread that then begins with the next. The
-callback of a rank's last bucket sends the rank's numbers at once: no main thread has to wake up before,
-which another rank may keep from its core. A bucket that failed cuts the group instead.
+gloo calls back when an operation has ended, in its only thread, which then begins the next
+operation. The callback of a rank's last bucket sends the rank's numbers at once: no main thread has
+to wake up first, which would need a core that another rank may occupy. The callback of a failed
+bucket cuts the group instead.
 """
 
 import threading
@@ -15,19 +17,19 @@ import torch
 from everstep.mesh import LARGEST, Mesh
 
 Look = Callable[[], None]
-"""A rank that waits for a sum calls it ten times a second."""
+"""Called ten times a second while a rank waits for a sum."""
 Ends = Callable[[Any], bool]
-"""Waits for an operation. Whether it is complete."""
+"""Waits for an operation. Returns whether it is complete."""
 Note = Callable[[int], None]
-"""Is told how many of the buckets are complete; from any thread."""
+"""Called with the number of buckets that are complete, from any thread."""
 
 
 def ignore(complete: int) -> None:
-    """A `Note` for nobody."""
+    """A `Note` that does nothing."""
 
 
 class LastSum:
-    """Of one reduction.
+    """The last sum of one reduction.
 
     Args:
         buckets: the operations before it.
@@ -38,14 +40,16 @@ class LastSum:
         self.buckets, self._cut, self.note = buckets, cut, note
         self._over = 0
         self._counting = threading.Lock()
-        """Each group of torch's has a thread that tells."""
+        """Each torch group has a thread that calls back."""
         self.late = False
-        """It is launched once the main thread has seen that all before it are complete."""
+        """The main thread launches it, once it has seen that all sums before it are complete."""
         self.own = False
         """All sums before it are complete on this rank."""
 
     def follow(self) -> None:
-        """Have gloo's thread call `complete` after the last bucket; in this one, if they are over already."""
+        """Have gloo's thread call `complete` after the last bucket; if all buckets are
+        complete already, call it here.
+        """
         buckets = self.buckets
         for work in buckets:
             work.get_future().add_done_callback(lambda over: self._count(over, len(buckets)))
@@ -66,28 +70,28 @@ class LastSum:
             self.complete()
 
     def complete(self) -> None:
-        """Every bucket's sum is complete on this rank."""
+        """Called when every bucket's sum is complete on this rank."""
         self.own = True
 
     def launch(self, all_reduce: Callable[[torch.Tensor], Any]) -> None:
-        """Behind the buckets, what the group has to do for it."""
+        """Launch what the group has to do for it, after the buckets."""
 
     def end(self, ends: Ends, look: Look) -> torch.Tensor | None:
-        """[n], the sum over all ranks, alike on each; None: it is not complete."""
+        """Wait for the sum over all ranks, [n], which is the same on each. None: it is not complete."""
         raise NotImplementedError
 
     def _end_buckets(self, ends: Ends) -> bool:
-        """All of them, also after one that failed: the next sum uses the same memory."""
+        """Wait for all buckets, even after one has failed, because the next sum uses the same memory."""
         complete = [ends(work) for work in self.buckets]
-        self.buckets = ()  # an operation that is kept keeps the group's sockets
+        self.buckets = ()  # a reference to an operation keeps the group's sockets open
         return all(complete)
 
 
 class DirectSum(LastSum):
-    """From each rank to each.
+    """Each rank sends its numbers to each other rank.
 
     Args:
-        numbers: [n] float64, this rank's.
+        numbers: this rank's, [n] float64.
     """
 
     def __init__(
@@ -108,10 +112,10 @@ class DirectSum(LastSum):
         self._mesh.send(self._body)
 
     def end(self, ends: Ends, look: Look) -> torch.Tensor | None:
-        """Raises `ValueError` if ranks have not as many numbers as others."""
+        """Raises `ValueError` if the ranks differ in how many numbers they send."""
         found = self._mesh.receive(look)
         if found is None:
-            self._cut()  # or a bucket might never end
+            self._cut()  # else a bucket might never end
         if not self._end_buckets(ends) or found is None:
             return None
         found[self._rank] = self._body
@@ -126,8 +130,8 @@ class DirectSum(LastSum):
 
 
 class QueuedSum(LastSum):
-    """By an all-reduce, for many ranks or many numbers. It waits in gloo's thread behind the buckets; a word
-    that is set once these are complete goes with it.
+    """An all-reduce, for many ranks or many numbers. It is queued in gloo's thread after the
+    buckets, together with a word that each rank sets once its buckets are complete.
     """
 
     def __init__(

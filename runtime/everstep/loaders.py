@@ -1,7 +1,7 @@
-"""What is no dataset but is often given as one, and the line to write instead. Pure.
+"""What is often passed as a dataset but is none, and the line to write instead. Pure.
 
-A loader has decided already which samples form a batch, for one number of ranks; taken for an iterable,
-each of its batches would count as one sample.
+A loader has already decided which samples form a batch, for one number of ranks. If it were used as
+an iterable dataset, each of its batches would count as one sample.
 """
 
 from typing import Any
@@ -17,12 +17,12 @@ _PLAIN = {
     "_InfiniteConstantSampler",
     "NoneType",
 }
-"""torch's own, and those of the same names that torchdata has."""
+"""torch's own samplers, and torchdata's of the same names."""
 
 
 def refuse(given: Any) -> None:
-    """Raises `Misuse` for a loader (torchdata's StatefulDataLoader and accelerate's are DataLoaders, too),
-    and for a dict of splits.
+    """Raise `Misuse` for a loader (torchdata's StatefulDataLoader and accelerate's are DataLoaders,
+    too), and for a dict of splits.
     """
     if isinstance(given, DataLoader):
         raise Misuse(_describe(given))
@@ -35,7 +35,7 @@ def refuse(given: Any) -> None:
 
 
 def build_line(loader: DataLoader[Any]) -> str:
-    """The call that feeds the same dataset."""
+    """Build the call that feeds the same dataset."""
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or "…"
     arguments = [f"global_batch={size} * ranks", f"micro_batch={size}"]
     if isinstance(loader.sampler, SequentialSampler):
@@ -56,7 +56,7 @@ def _describe(loader: DataLoader[Any]) -> str:
 
 
 def _describe_sampler(loader: DataLoader[Any]) -> str:
-    """What the line above does not do."""
+    """Describe what the call of `build_line` does not do."""
     samplers = (loader.sampler, loader.batch_sampler)
     own = [name for sampler in samplers if (name := type(sampler).__name__) not in _PLAIN]
     if not own:

@@ -1,7 +1,7 @@
-"""A checkpoint as plain tensors, in any script or notebook.
+"""Loads a checkpoint as plain tensors, in any script or notebook.
 
-The `everstep` command fetches it, in a process of its own: this package knows no store, and a notebook has an event
-loop already. The reader is the one that workers have.
+The `everstep` command fetches it in a separate process: this package does not access stores, and a
+notebook has an event loop already. The reader is the one that workers use.
 """
 
 import os
@@ -22,8 +22,9 @@ from everstep_contract.fetched import Fetched
 
 
 class Loaded(dict[str, Any]):
-    """Name in `job.track` → what the object's `load_state_dict` takes (of a tensor: the tensor). Full tensors, on the
-    CPU. An optimizer's parameters are numbered in the order in which it held them, as torch does.
+    """Maps each name in `job.track` to what the object's `load_state_dict` takes, or to the tensor
+    if a tensor was tracked. All tensors are full tensors on the CPU. An optimizer's parameters are
+    numbered in the order in which it held them, as in torch.
     """
 
     def __init__(self, objects: dict[str, Any], found: Fetched) -> None:
@@ -32,21 +33,22 @@ class Loaded(dict[str, Any]):
 
 
 def load(uri: str, *, step: int | None = None, only: Iterable[str] = ()) -> Loaded:
-    """Load a checkpoint of a run, whatever ranks and mesh have saved it. No agent is needed.
+    """Load a checkpoint of a run, whatever ranks and mesh saved it. No agent is needed.
 
     Args:
-        uri: of the run: STORE/NAME, a folder or `file://`, `s3://`, `gs://`, `az://`; keys and endpoint as for
-            `everstep run`.
-        step: of the checkpoint; None: the newest one that can be read. Newer ones are named by a warning.
-        only: names of tracked objects to load; none: all. The others are not fetched.
+        uri: address of the run, STORE/NAME. STORE is a folder, or begins with `file://`, `s3://`,
+            `gs://` or `az://`. Keys and endpoint come from the environment, as for `everstep run`.
+        step: step of the checkpoint; None: the newest one that can be read. A warning names newer
+            ones that cannot.
+        only: names of the tracked objects to load; none: all. The others are not fetched.
 
-    It takes as much memory as the objects, and, if the store is no folder, as much room in the folder of temporary
-    files (`TMPDIR`) until it returns.
+    It takes as much memory as the objects. If the store is not a folder, it also needs as much room
+    in the folder for temporary files (`TMPDIR`) until it returns.
 
     Raises:
         Misuse: an argument cannot be used.
-        StateError: there is no such run, checkpoint or object, a part of it is damaged, or it cannot be read; the
-            message says which.
+        StateError: there is no such run, checkpoint or object, or a part of it is damaged or cannot
+            be read; the message says which.
     """
     names = _check(uri, step, only)
     with tempfile.TemporaryDirectory(prefix="everstep-load-") as folder:
@@ -90,7 +92,7 @@ def _read(tree: dict[str, Any], checkpoint: Checkpoint) -> Any:
 
 
 def _number_parameters(value: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint has the names of an optimizer's parameters in the place of torch's numbers."""
+    """Replace the names of an optimizer's parameters, which a checkpoint holds, by torch's numbers."""
     names = [name for group in value["param_groups"] for name in group["params"]]
     numbers = {name: number for number, name in enumerate(names)}
     groups = [{**g, "params": [numbers[n] for n in g["params"]]} for g in value["param_groups"]]

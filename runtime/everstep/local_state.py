@@ -1,6 +1,8 @@
-"""State that each rank has for itself (`job.track_local`): its rank saves it whole, and no other rank's is compared.
+"""State that belongs to each rank alone (`job.track_local`): each rank saves all of its
+own, and nothing is compared.
 
-A save has it as tensors under the number of the rank, with the tree as one of them; ranks follow slot order.
+A save holds it as tensors under the number of the rank. One of them is the
+tree. Ranks follow slot order.
 """
 
 import json
@@ -26,7 +28,7 @@ class LocalState:
 
     @property
     def names(self) -> str:
-        """Of its objects; empty: there are none."""
+        """Names of the objects; empty: there are none."""
         return ", ".join(self._tracked.objects)
 
     def add(self, objects: Mapping[str, Any]) -> None:
@@ -35,7 +37,7 @@ class LocalState:
             self._tracked.add(name, thing)
 
     def capture(self, rank: int) -> state.Tensors:
-        """Copies: it may change at any time. Raises `StateError`."""
+        """Copy the state, because it may change at any time. Raises `StateError`."""
         if not self._tracked.objects:
             return {}
         tensors: state.Tensors = {}
@@ -51,11 +53,11 @@ class LocalState:
     def load(
         self, new: list[str], checkpoint: Checkpoint, rank: int, world: int, device: torch.device
     ) -> str:
-        """Load the objects in `new`, if the checkpoint has them for this rank. Returns, alike on every rank, why
-        some begin as the script made them; empty: none does.
+        """Load the objects in `new`, if the checkpoint has them for this rank. Return why some
+        begin as the script made them, in the same words on every rank; empty: none does.
 
         Raises:
-            StateError: what the checkpoint has does not fit.
+            StateError: the state in the checkpoint does not fit.
         """
         made_by = checkpoint.manifest.world
         if made_by != world:

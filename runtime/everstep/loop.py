@@ -1,11 +1,11 @@
-"""The inner loop: this rank's micro-batches, the reduction during the last backward, the end when
-the sums are there. If members are lost meanwhile, the loop yields what they leave to this rank, and
-reduces again; what this rank has computed stays.
+"""The inner loop: this rank's micro-batches, the reduction during the last backward, and the end
+once all sums are complete. If members are lost meanwhile, the loop also yields the micro-batches
+that they leave to this rank, and reduces again; what this rank has computed stays.
 
 Order at the end of a loop: all sums complete (phase REDUCED), loss finite, gradients and buffers
-delivered, guards, then the user applies (phase APPLYING). A rank that cannot get that far puts back
-what the step changed and parks at the boundary before the step. A rank that can goes on as if
-nothing had happened, and parks at the boundary after the step.
+delivered, guards, then the user applies (phase APPLYING). A rank that cannot get that far undoes
+what the step changed and parks at the boundary before the step. A rank that can get that far
+continues as if nothing had happened, and parks at the boundary after the step.
 """
 
 import math
@@ -51,11 +51,15 @@ class Loop:
         membership = self._session.membership
         self._mesh = membership.mesh
         self._counts = self._mesh.counts(membership.rank)
-        """Whether this rank tells of its micro-batches: others compute the same ones with it."""
+        """Whether this rank enters its micro-batches in the vector. Of the ranks that compute the
+        same micro-batches, only one does.
+        """
         self._passes = membership.plan_passes(feed.micro_batches)
         self._todo: list[Pass] = []
         self._filling = False
-        """The present pass is one without weight, so that all ranks of the unit make as many."""
+        """The current pass is a filler: it has no weight, and all ranks of the unit make the
+        same number of passes with it.
+        """
         self._batch: Any = None
         self._layout = vector.Layout(
             micro_batches=feed.micro_batches,
@@ -70,15 +74,15 @@ class Loop:
         self._answers = 0
         self._random: dict[str, Any] | None = None
         self._buffers_before: Held | None = None
-        """As they were when the loop began."""
+        """The buffers as they were when the loop began."""
         self._buffers_after: Held | None = None
-        """As micro-batch 0 left them; None: this rank does not compute it."""
+        """The buffers as micro-batch 0 left them; None: this rank does not compute it."""
         self._group: Group | None = None
-        """In which the sums were launched; None: not yet."""
+        """The group in which the sums were launched; None: they have not been launched yet."""
         self.ended = False
 
     def __len__(self) -> int:
-        """Batches of this rank; more if a member is lost."""
+        """Number of this rank's batches; it grows if a member is lost."""
         return len(self._passes)
 
     def __iter__(self) -> "Loop":
@@ -92,7 +96,7 @@ class Loop:
         self._require_answer()
         try:
             while True:
-                if self._group is None:  # else its sums have to end, or fail, first
+                if self._group is None:  # else its sums must complete or fail first
                     self._take_more()
                 if self._todo:
                     self._leave_if_over()
@@ -139,7 +143,7 @@ class Loop:
 
     @property
     def _tells(self) -> bool:
-        """Whether the vector has the present micro-batch from this rank."""
+        """Whether this rank enters the current micro-batch in the vector."""
         return self._counts and not self._filling
 
     def _begin(self) -> None:
@@ -178,7 +182,7 @@ class Loop:
             undo_step.leave(self._step, "the epoch ended")
 
     def _group_if_last(self) -> Group | None:
-        """The group in which to reduce, after the last micro-batch; None: not yet."""
+        """Return the group in which to reduce after the last micro-batch. None: it is too early."""
         return None if self._todo else self._session.membership.group_now()
 
     def _require_answer(self) -> None:
@@ -203,14 +207,16 @@ class Loop:
         return self._current
 
     def _fetch(self, one: Pass) -> Any:
-        """Its random numbers depend on (seed, step, index), its buffers on the steps before: on nothing else."""
+        """Fetch the batch of a pass. Its random numbers depend only on (seed, step, index), and its
+        buffers only on earlier steps.
+        """
         if self._current is not None and self._buffers_before is not None:
             self._session.buffers.put_back(self._buffers_before)
         index, self._filling = one.index, one.filler
         again = self._filling and index == self._current
         self._current, self._answers = index, 0
         request = self._feed.request(self._first, index)
-        if not again or self._feed.exact:  # to go back in a stream is to read it from its beginning
+        if not again or self._feed.exact:  # going back in a stream reads it again from the start
             with self._session.meter.fetching():
                 self._batch = self._feed.take(request)
         randomness.seed_all(*request.seed)
@@ -222,7 +228,7 @@ class Loop:
         return self._batch
 
     def _send(self, group: Group) -> None:
-        """Launch the buckets that are left, and the vector."""
+        """Launch the remaining buckets, and the vector."""
         self._group = group
         self._session.reducer.flush(group)
         self._session.reducer.start_last(self._fill_vector())
@@ -239,7 +245,7 @@ class Loop:
         return torch.from_numpy(self._numbers)
 
     def _try_to_end(self) -> bool:
-        """Whether the reduction is complete. False: members were lost, and there is more to do."""
+        """Return whether the reduction is complete. False: members were lost, so there is more to do."""
         session = self._session
         if self._group is None:
             session.tracked.prepare_scalers(session.device)
@@ -258,7 +264,9 @@ class Loop:
         return True
 
     def _recover(self, group: Group) -> bool:
-        """The sums of `group` do not count. Whether the reduction is complete all the same."""
+        """Recover because the sums of `group` do not count. Return whether the
+        reduction is complete nevertheless.
+        """
         session = self._session
         if not session.membership.can_regroup:
             undo_step.leave(self._step, "a collective failed")
@@ -275,7 +283,9 @@ class Loop:
         undo_step.save_held(self._step, asked)
 
     def _take_rescue(self) -> bool:
-        """Whether another member had this reduction complete; its vector goes with this rank's sums."""
+        """Return whether another member had completed this reduction. If so, deliver this rank's
+        sums with that member's vector.
+        """
         numbers = self._session.membership.take_rescue()
         if numbers is None:
             return False
@@ -285,7 +295,7 @@ class Loop:
         return True
 
     def _deliver(self, numbers: vector.Numbers) -> None:
-        """Every sum is complete: check them, then hand them to the script."""
+        """Check the sums, which are all complete, and hand them to the script."""
         step, session = self._step, self._session
         parts = self._layout.parts(numbers)
         summary = vector.read_summary(parts)
@@ -312,10 +322,11 @@ class Loop:
         self.ended = True
 
     def _norm(self, scale: float) -> float | None:
-        """Global 2-norm without the scaler's scale; None where an overflow is the scaler's business. It
-        may be an estimate where the guard only notes.
+        """Global 2-norm without the scaler's scale. None: nobody needs it, or it overflowed under a
+        scaler, which handles that itself. It may be an estimate if the guard only notes.
 
-        A unit of several ranks always measures: a rank that has the norm knows that all of them hold the sums.
+        A unit of several ranks always measures it: a rank that has the norm knows that all
+        ranks of its unit hold the sums.
         """
         start = self._session.start
         if self._mesh.unit == 1 and (not self._named or start.guard_factor <= 0):

@@ -1,12 +1,12 @@
-"""Which epoch this worker is in, with which rank and process group; and how it goes on in the same
-step when members are lost.
+"""Which epoch this worker is in, with which rank and process group; and how it continues in the
+same step when members are lost.
 
-A regroup in place needs no answer of the main thread, which may be in the user's code. The thread
-of the agent's socket answers with what this rank holds *and will still compute* (its share), and
-another thread forms the new group meanwhile. The main thread takes note at its next micro-batch.
+A regroup in place needs no answer from the main thread, which may be in the user's code. The thread
+of the agent's socket reports what this rank holds *and will still compute* (its share), and
+meanwhile another thread forms the new group. The main thread notices at its next micro-batch.
 
-The invariant: once a rank has told its standing, no reduction of that epoch completes here any
-more, even if its sums arrive. So the members agree which reductions are complete.
+The invariant: once a rank has reported its standing, no further reduction of that epoch completes
+on it, even if its sums arrive. So the members agree which reductions are complete.
 """
 
 import threading
@@ -30,15 +30,16 @@ Form = Callable[[wire.Regroup], Group]
 
 
 class Parked(Exception):
-    """No regroup comes: this rank has to leave the step, and park."""
+    """There is no regroup to wait for: this rank has to leave the step, and park."""
 
 
 class Membership:
-    """Shared by the main thread, the thread of the agent's socket, and the one that forms a group.
+    """This worker's membership, which is shared by the main thread, the thread of the agent's
+    socket, and the one that forms a group.
 
     Args:
         send: hands a frame to the agent; from any thread.
-        form: None: this worker cannot regroup (a lost member ends its process).
+        form: None: this worker cannot regroup, so a lost member ends its process.
     """
 
     def __init__(
@@ -54,20 +55,22 @@ class Membership:
         self._send, self._form = send, form
         self._news = threading.Condition()
         self._group: Group | None = group
-        """None: the group of this epoch is being formed."""
+        """None: the group of this epoch is still being formed."""
         self._newest: Group = group
-        """The one formed last, whatever its epoch."""
+        """The group that was formed last, whatever its epoch."""
         self._applied = start.applied
         self._ended: list[tuple[int, int]] = []
         """(last step, epoch) of the epochs that this worker has left."""
         self._reductions = 0
-        """Complete ones of this epoch; -1: the last one of the former epoch waits for its vector."""
+        """Number of complete reductions of this epoch; -1: the last one of the
+        former epoch waits for its vector.
+        """
         self._vector: Numbers | None = None
         self._begun: list[Pass] | None = None
-        """The passes of the loop that has begun; None: none has."""
+        """The passes of the current loop; None: no loop has begun."""
         self._micro_batches = 0
         self._more: list[Pass] = []
-        """Of these: not handed to the loop yet."""
+        """Those of `_begun` that a regroup added and that the loop has not taken yet."""
         self._assigned: list[Pass] | None = None
         """The passes of the next loop, if another member has begun it already."""
         self._rescue: Numbers | None = None
@@ -75,13 +78,13 @@ class Membership:
         self._holds_next = False
         """Newcomers join: this rank is held once its next loop has begun."""
         self._asked: wire.SaveHeld | None = None
-        """This rank is to save what it holds."""
+        """The request to save what this rank holds; None: there is none."""
         self._orders: list[wire.GiveState | wire.TakeState] = []
         self._apart = "its script has not reached job.steps yet"
         """Why this rank cannot regroup now; empty: it can."""
         self._off = "in-place recovery is off"
         self._lost_unit = ""
-        """Why its unit is lost; empty: it is not."""
+        """Why this rank's unit is lost; empty: it is not."""
 
     @property
     def can_regroup(self) -> bool:
@@ -94,27 +97,29 @@ class Membership:
     # --- the main thread -------------------------------------------------------------------------
 
     def stay_in_epoch(self, why: str) -> None:
-        """From here on this worker cannot regroup."""
+        """From now on this worker cannot regroup."""
         with self._news:
             self._form, self._off = None, why
 
     def set_apart(self, why: str) -> None:
-        """`why`: this rank is where it cannot regroup; empty: it is back in its steps."""
+        """Set why this rank cannot regroup now; empty: it can, because it is in its steps."""
         with self._news:
             self._apart = why
 
     def plan(self, micro_batches: int) -> range:
-        """The share of a loop that has not begun, as things stand."""
+        """This rank's share of a loop that has not begun, with the current ranks."""
         return self._plan_of(self.rank, micro_batches)
 
     def plan_passes(self, micro_batches: int) -> list[Pass]:
-        """The same with fillers, until its unit has made all passes."""
-        first = self.mesh.list_unit_of(self.rank).start  # no other has more
+        """The same share as passes, with fillers up to the number of passes of its unit."""
+        first = self.mesh.list_unit_of(self.rank).start  # no other rank has more
         passes = len(self._plan_of(first, micro_batches))
         return shares.plan_passes(self.plan(micro_batches), passes)
 
     def plan_evaluation(self, micro_batches: int) -> range:
-        """The share of an evaluation: all ranks of a unit have the same, since they compute together."""
+        """This rank's share of an evaluation. All ranks of a unit have the same share,
+        because they compute together.
+        """
         mesh = self.mesh
         return shares.plan_share(mesh.unit_of(self.rank), self.world // mesh.unit, micro_batches)
 
@@ -123,7 +128,7 @@ class Membership:
         return shares.plan_share(index, count, micro_batches)
 
     def begin(self, micro_batches: int) -> list[Pass]:
-        """A loop begins. Returns what this rank computes of it.
+        """Begin a loop. Return the passes that this rank computes.
 
         Raises:
             Parked: the epoch is over.
@@ -143,21 +148,24 @@ class Membership:
         return passes
 
     def take_more(self) -> list[Pass]:
-        """Passes that a lost member leaves to this rank, once each."""
+        """Return the passes that lost members leave to this rank, each once."""
         with self._news:
             more, self._more = self._more, []
             return more
 
     def group_now(self) -> Group | None:
-        """The group in which to reduce this rank's share, if that is complete and the group there."""
+        """Return the group in which to reduce this rank's share, if the share is
+        complete and the group is formed.
+        """
         with self._news:
             return None if self._held or self._parked or self._more else self._group
 
     def wait_regrouped(self, save: Save = lambda asked: None) -> None:
-        """Until the next epoch is known; its group may still be forming.
+        """Wait until the next epoch is known; its group may still be forming.
 
         Args:
-            save: is called meanwhile if this rank is asked to save what it holds. The next epoch may begin beside it.
+            save: called meanwhile if this rank is asked to save what it holds. The next epoch may
+                begin while it runs.
 
         Raises:
             Parked: the epoch is over.
@@ -175,8 +183,8 @@ class Membership:
             return None
 
     def wait_group(self, save: Save = lambda asked: None) -> Group | None:
-        """The same, once the group is there. None: there are more micro-batches to take first, or
-        the reduction is complete without this rank (`take_rescue`).
+        """Like `wait_regrouped`, but wait for the group, too. None: there are more micro-batches to
+        compute first, or the reduction is complete without this rank (`take_rescue`).
 
         Raises:
             Parked: the epoch is over.
@@ -193,8 +201,8 @@ class Membership:
                 self._news.wait()
 
     def complete(self, group: Group, vector: Numbers) -> bool:
-        """Every sum of the reduction is complete in `group`. False: it does not count, because the
-        members go on without it.
+        """Complete the reduction, because every sum is complete in `group`. False: the reduction
+        does not count, because the members continue without it.
         """
         with self._news:
             if self._held or group is not self._group:
@@ -203,11 +211,12 @@ class Membership:
             return True
 
     def take_rescue(self) -> Numbers | None:
-        """The vector of the reduction that was complete for other members, or None. This rank holds
-        its sums: whoever holds a vector knows that every member does.
+        """Return the vector of a reduction that was complete for other members, or None. This rank
+        holds the sums of that reduction: a rank that has a vector knows that every member holds
+        them.
 
-        If the standing was told meanwhile, without this reduction, it waits for the next epoch,
-        which brings the vector again.
+        If this rank has meanwhile reported its standing without that reduction, wait for the next
+        epoch, which brings the vector again.
 
         Raises:
             Parked: the epoch is over.
@@ -221,7 +230,7 @@ class Membership:
             return vector
 
     def fail(self, group: Group) -> None:
-        """A collective of `group` has failed: tell the agent."""
+        """Report to the agent that a collective of `group` has failed."""
         with self._news:
             if group is not self._group or self._held or self._parked:
                 return
@@ -230,7 +239,7 @@ class Membership:
         self._send(standing)
 
     def lose_unit(self, why: str) -> None:
-        """A collective within this rank's unit has failed: tell the agent, which ends this process."""
+        """Report to the agent that a collective within this rank's unit has failed. The agent ends this process."""
         with self._news:
             if self._lost_unit or self._parked:
                 return
@@ -240,15 +249,15 @@ class Membership:
         self._send(standing)
 
     def take_over(self, step: int) -> None:
-        """As a newcomer, this rank holds the state of a member, as of this step."""
+        """Record that this rank, a newcomer, holds the state of a member as of `step`."""
         with self._news:
             self._applied = step
 
     def mark_applied(self, step: int) -> int:
-        """A step counts from here on. Returns the epoch to which it belongs.
+        """Mark a step as applied. Return the epoch to which it belongs.
 
-        Once the standing is told, that waits for the regroup: whether the step belongs to the old
-        epoch or to the new one must be the same on every rank.
+        If this rank has reported its standing, wait for the regroup: whether the step belongs to
+        the old epoch or to the new one must be the same on every rank.
         """
         with self._news:
             self._news.wait_for(lambda: not self._held or self._parked)
@@ -256,23 +265,23 @@ class Membership:
             return next((epoch for last, epoch in self._ended if step <= last), self.epoch)
 
     def hold_here(self) -> None:
-        """At a boundary at which newcomers join: tell the standing, and wait there."""
+        """Hold this rank at a boundary at which newcomers join, and report its standing."""
         with self._news:
             self._held = True
             standing = self._describe("")
         self._send(standing)
 
     def hold_next(self) -> None:
-        """The same, but this rank goes on: it tells its standing once the next loop has begun, and
-        computes its share. No reduction completes before the next epoch, so its state stays as it is
-        at this boundary.
+        """The same, but this rank continues: it reports its standing once the next loop has begun,
+        and computes its share. No reduction completes before the next epoch, so its state stays as
+        it is at this boundary.
         """
         with self._news:
             self._holds_next = True
 
     def next_order(self) -> wire.GiveState | wire.TakeState | None:
-        """While this rank is held, or is about to be: the next order to hand state over. None: it is
-        held no more.
+        """Wait for the next order to hand state over, while this rank is held or about to
+        be. None: it is no longer held.
         """
         with self._news:
             self._news.wait_for(lambda: self._orders or not self._is_held() or self._parked)
@@ -283,7 +292,7 @@ class Membership:
     # --- the thread of the agent's socket --------------------------------------------------------
 
     def hold(self, epoch: int) -> None:
-        """`Cut` with `keep`: leave the group, keep the step, tell the standing."""
+        """`Cut` with `keep`: leave the group, keep the step, report the standing."""
         with self._news:
             if epoch != self.epoch or self._parked:
                 return
@@ -295,7 +304,7 @@ class Membership:
             self._send(standing)
 
     def park(self) -> None:
-        """`Cut`: no regroup comes."""
+        """`Cut` without `keep`: there is no regroup to wait for."""
         with self._news:
             self._parked = True
             self._news.notify_all()
@@ -307,8 +316,8 @@ class Membership:
             self._news.notify_all()
 
     def ask_save(self, frame: wire.SaveHeld) -> None:
-        """The main thread saves what it holds once it waits for the next epoch. What is held by then is another
-        step's if it has gone on.
+        """Have the main thread save what it holds, while it waits for the next epoch. The request
+        is ignored if this rank has moved on, because it then holds another step.
         """
         with self._news:
             if frame.epoch == self.epoch and frame.step == self._applied and self._held:
@@ -316,7 +325,7 @@ class Membership:
                 self._news.notify_all()
 
     def give_vector(self, epoch: int) -> None:
-        """The standing again, with the vector of the last complete reduction."""
+        """Report the standing again, with the vector of the last complete reduction."""
         with self._news:
             if epoch != self.epoch or self._vector is None:
                 return
@@ -325,7 +334,9 @@ class Membership:
         self._send(standing)
 
     def regroup(self, frame: wire.Regroup) -> None:
-        """The next epoch: its share counts at once, its group is formed beside the main thread."""
+        """Enter the next epoch: its share counts at once, and its group is formed
+        while the main thread computes.
+        """
         with self._news:
             if not self._held or self._parked or frame.epoch <= self.epoch:
                 return
@@ -333,7 +344,7 @@ class Membership:
             self._held = bool(self._lost_unit)
             standing = self._describe("")
             self._news.notify_all()
-        if standing.unit_lost:  # it was planned before that was heard
+        if standing.unit_lost:  # the epoch was planned before the loss was known
             self._send(standing)
         name = f"everstep-regroup-{frame.epoch}"
         threading.Thread(target=self._form_group, args=(frame,), name=name, daemon=True).start()
@@ -348,7 +359,7 @@ class Membership:
         self._reductions = -1 if behind else 0
         self._micro_batches = frame.micro_batches
         if behind:
-            if self._rescue is None:  # else `_assigned` is of the loop after this vector already
+            if self._rescue is None:  # else `_assigned` is for the loop after this vector
                 self._begun, self._more, self._assigned = None, [], None
             self._rescue = np.frombuffer(wire.from_text(frame.vector), np.float64).copy()
         if self._begun is not None:
@@ -420,11 +431,12 @@ class Membership:
 
 
 def _assign(frame: wire.Regroup, assigned: list[Pass] | None) -> list[Pass] | None:
-    """The passes of a loop that this rank has not begun; None: nobody has. Ranks that compute the same micro-batches
-    do so in the same order: what is new comes last.
+    """Return the passes of a loop that this rank has not begun; None: nobody has. Ranks that
+    compute the same micro-batches do so in the same order, so new passes come last.
 
     Args:
-        assigned: as an earlier epoch left them. That is the order of those that have begun; `frame` tells only what.
+        assigned: what an earlier epoch assigned, in the order of the ranks that have begun. `frame`
+            does not hold the order.
     """
     if frame.share is None:
         return None

@@ -1,7 +1,7 @@
-"""A connection between each two ranks of an epoch, for a few kilobytes that all need at the same moment.
+"""Connections between all pairs of ranks of an epoch, for a few kilobytes that all need at the same moment.
 
-gloo asks the receiver first whether it is ready, and hands over from thread to thread; here a rank
-writes, and the next thing that runs is the main thread of the others.
+gloo first asks the receiver whether it is ready, and passes the data from thread to thread. Here a
+rank writes, and the next thing that runs is the main thread of the others.
 """
 
 import secrets
@@ -13,25 +13,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 LARGEST = 2**16
-"""Bytes of a message. As much as sockets hold, so that no rank has to wait until another one reads."""
+"""Bytes of a message. Sockets can hold this much, so no rank has to wait until another one reads."""
 RANKS = 16
-"""More have no connections of their own."""
+"""With more ranks there are no such connections."""
 _SECRET = 16
 _HELLO = struct.Struct(f"={_SECRET}sI")
 """The listener's secret, which only the job's ranks can read in the rendezvous store; the caller's rank."""
 _LENGTH = struct.Struct("=I")
 _AT_ONCE = socket.MSG_DONTWAIT
 HELLO_SECONDS = 1.0
-"""Limit for the first bytes of whoever connects."""
+"""Limit for the first bytes from whoever connects."""
 LOOK_MS = 100
-"""A rank that waits calls its `look` so often."""
+"""How often a rank that waits calls its `look`."""
 
 
 class Mesh:
     """Connections to all other ranks; they close with the last reference.
 
     Args:
-        peers: by rank.
+        peers: sockets by rank.
     """
 
     def __init__(self, peers: Mapping[int, socket.socket]) -> None:
@@ -45,7 +45,7 @@ class Mesh:
         return list(self._peers.values())
 
     def send(self, body: bytes) -> None:
-        """To all. If a connection is gone, all are cut."""
+        """Send to all ranks. If a connection is lost, all are cut."""
         message = _LENGTH.pack(len(body)) + body
         try:
             for peer in self._peers.values():
@@ -54,8 +54,8 @@ class Mesh:
             self.cut()
 
     def receive(self, look: Callable[[], None] = lambda: None) -> dict[int, bytes] | None:
-        """The next message of each other rank; blocks until all are there, and calls `look` meanwhile. None:
-        a rank is gone, or this one was cut off; all connections are cut then.
+        """Return the next message of each other rank. Blocks until all are there, and calls `look`
+        meanwhile. None: a rank is gone, or this one was cut off; all connections are cut then.
         """
         try:
             return self._read_all(look)
@@ -64,7 +64,7 @@ class Mesh:
             return None
 
     def _read_all(self, look: Callable[[], None]) -> dict[int, bytes]:
-        """In the order of arrival: the end of any connection must be seen at once."""
+        """Read in the order of arrival: the end of any connection must be noticed at once."""
         waiting = select.poll()
         ranks = {}
         for rank, peer in self._peers.items():
@@ -84,7 +84,7 @@ class Mesh:
         return found
 
     def cut(self) -> None:
-        """Every call fails from here on, also those that block; from any thread, repeatable."""
+        """Make every call fail from now on, also those that block. From any thread; may be repeated."""
         for peer in self._peers.values():
             try:
                 peer.shutdown(socket.SHUT_RDWR)
@@ -111,13 +111,13 @@ class Listener:
         return f"{self._secret.hex()} {port} {host}"
 
     def connect(self, rank: int, entries: Sequence[str], seconds: float) -> Mesh:
-        """Call the ranks below, answer those above.
+        """Connect to the ranks below this one, and accept connections from those above.
 
         Args:
-            entries: of all ranks.
+            entries: the `entry` of each rank.
 
         Raises:
-            OSError: a rank could not be reached, or did not call, within so many seconds.
+            OSError: a rank could not be reached, or did not connect, within `seconds`.
         """
         until = time.monotonic() + seconds
         with self._socket:
@@ -142,7 +142,8 @@ class Listener:
 
 
 def offer(keys: Any, rank: int, world: int, address: str | None) -> Listener | None:
-    """Tell the other ranks how to connect. Before the group is formed: once that is there, all have told.
+    """Publish how the other ranks can connect to this one. Called before the group is formed: once
+    the group exists, all ranks have done this.
 
     Args:
         keys: the epoch's rendezvous store.
@@ -162,7 +163,9 @@ def offer(keys: Any, rank: int, world: int, address: str | None) -> Listener | N
 def connect(
     keys: Any, rank: int, world: int, listener: Listener | None, seconds: float
 ) -> Mesh | None:
-    """None: a rank has no address, or there are too many ranks. Raises `RuntimeError`."""
+    """Connect to all other ranks. None: a rank has no address, or there are too many
+    ranks. Raises `RuntimeError`.
+    """
     if listener is None:
         return None
     entries = [keys.get(f"mesh/{other}").decode() for other in range(world)]
@@ -182,7 +185,7 @@ def _call(entry: str, rank: int, until: float) -> socket.socket:
 
 
 class _Message:
-    """One that may arrive in parts. Not a byte behind it is read."""
+    """A message that may arrive in parts. No byte after it is read."""
 
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
@@ -191,7 +194,7 @@ class _Message:
         self._body = bytearray()
 
     def read_some(self) -> bool:
-        """What is there, at least a byte, without waiting for more. Whether the message is complete."""
+        """Read what has arrived, without waiting for more. Return whether the message is complete."""
         try:
             if self._length is None:
                 self._head += _receive(self._peer, _LENGTH.size - len(self._head), _AT_ONCE)

@@ -37,7 +37,7 @@ class Meter:
         self._write(**changes)
 
     def enter(self, where: Where, *, category: str, limit: float = 0.0, **changes: Any) -> None:
-        """A scope begins; `limit` in seconds, 0: that of its kind."""
+        """Enter a scope. `limit`: in seconds; 0: the default of the scope."""
         self._charge()
         if self.position.scope is Where.STEP and where is Where.STEP:
             self._mark(Stretch.OTHER)  # ends the last stretch of the former step
@@ -47,7 +47,7 @@ class Meter:
 
     @contextmanager
     def charging(self, category: str, *, waiting: bool = False) -> Iterator[None]:
-        """Charge the time inside to `category`; `waiting`: for others, so this rank is not hung."""
+        """Charge the time inside to `category`. `waiting`: this rank waits for others, so it does not hang."""
         before, was = self._category, self.position.waiting
         self._charge()
         self._category = category
@@ -64,7 +64,7 @@ class Meter:
 
     @contextmanager
     def summing(self) -> Iterator[None]:
-        """Around the wait for the sums of a step, in which `look` is called."""
+        """A context for the wait for the sums of a step, in which `look` is called."""
         self._waits_as = Stretch.SUM
         try:
             with self.charging("wait", waiting=True):
@@ -73,7 +73,8 @@ class Meter:
             self._waits_as = Stretch.WAIT
 
     def look(self, moved: int | None) -> None:
-        """This rank waits for a sum. What moves is progress, and what cannot be told may move.
+        """Called while this rank waits for a sum. Bytes that move are progress. If their number is
+        unknown, they may be moving, so that counts as progress, too.
 
         Args:
             moved: bytes that the group's connections have carried so far; None: not known.
@@ -86,9 +87,10 @@ class Meter:
 
     @contextmanager
     def fetching(self) -> Iterator[None]:
-        """Around the fetch of a micro-batch: it may take longer than computing, and both are progress.
+        """A context for the fetch of a micro-batch, which may take longer than computing. Both are progress.
 
-        Its time is charged to `data`, with the clock of the marks; in the first step to the start-up.
+        Its time is charged to `data`, with the clock of the marks; in the first
+        step it is charged to start-up.
         """
         before = self._category
         self._charge_until(self._mark(self._find_kind(Stretch.FETCH)))
@@ -100,7 +102,9 @@ class Meter:
             self._category = before
 
     def compiles(self, begins: bool) -> None:
-        """torch's compiler begins, or has ended. Its time tells nothing of how long this rank usually takes."""
+        """Record that torch's compiler begins or has ended. The time between says nothing about how
+        long this rank usually takes.
+        """
         if begins:
             self._compiled_in = self._kind
         self._mark(Stretch.OTHER if begins else self._compiled_in)
@@ -145,7 +149,7 @@ class Meter:
             self._page.group_limit = self._stretches.group_limit
 
     def _mark(self, kind: Stretch) -> float:
-        """A stretch of this kind begins, at the time returned."""
+        """Begin a stretch of this kind. Return the time at which it begins."""
         now = time.monotonic()
         self._stretches.add(self._kind, now - self._marked)
         self._marked, self._kind = now, kind

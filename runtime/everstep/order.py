@@ -1,9 +1,10 @@
-"""Which sample stands at which place of a feed's order: a function of seed and place, never of rank
-or world size. Pure.
+"""Which sample is at which place of a feed's order: a function of seed and place, never
+of rank or world size. Pure.
 
 The order is perm(seed, 0), perm(seed, 1), …: one permutation for each pass over the data. Steps
-take places in a row, so a step may straddle two passes and no sample is dropped. The permutation is
-a keyed Feistel network with cycle walking: any place can be computed alone, without memory for all.
+take consecutive places, so a step may span two passes and no sample is dropped. The permutation is
+a keyed Feistel network with cycle walking: any place can be computed alone, without a table of all
+places.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ import numpy.typing as npt
 Places = npt.NDArray[np.int64]
 _ROUNDS = 6
 BLOCK = 1024
-"""Places, but no more than one pass has: each pass costs a permutation."""
+"""Places that are computed at a time, but no more than one pass has: each pass costs a permutation."""
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 

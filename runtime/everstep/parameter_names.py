@@ -1,4 +1,4 @@
-"""Names of parameters without those of wrappers: `_orig_mod.` (torch.compile) and `module.`
+"""Names of parameters without the prefixes of wrappers: `_orig_mod.` (torch.compile) and `module.`
 (DataParallel and the like). Pure.
 """
 
@@ -9,7 +9,9 @@ WRAPPERS = frozenset({"_orig_mod", "module"})
 
 
 def canonical(keys: Iterable[str]) -> dict[str, str]:
-    """For each key the name under which it is stored; keys that would collide stay as they are."""
+    """Map each key to the name under which it is stored; keys that would collide stay as they
+    are.
+    """
     stripped = {key: _strip(key) for key in keys}
     taken = Counter(stripped.values())
     return {key: name if name and taken[name] == 1 else key for key, name in stripped.items()}

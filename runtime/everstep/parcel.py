@@ -1,8 +1,8 @@
-"""An object on its way between two processes: one file in memory that both map, so tensors and arrays
-are copied once, and /dev/shm needs no room for them.
+"""Passes an object between two processes as one file in memory that both map, so tensors and arrays
+are copied once and need no room in /dev/shm.
 
-The file holds the bytes of every tensor and array, then a pickle that refers to them, then where each
-of these is. Only parent and child exchange such files.
+The file holds the bytes of every tensor and array, then a pickle that refers to them, then an index
+of where each of these is. Only parent and child exchange such files.
 """
 
 import io
@@ -21,7 +21,7 @@ Span = tuple[int, int]
 
 
 def pack(thing: Any) -> int:
-    """The descriptor of a new file that holds `thing`. Whatever pickle raises passes."""
+    """Write `thing` to a new file, and return its descriptor. What pickle raises is passed on."""
     buffers: list[pickle.PickleBuffer] = []
     text = io.BytesIO()
     _Pickler(text, protocol=5, buffer_callback=buffers.append).dump(thing)
@@ -38,10 +38,12 @@ def pack(thing: Any) -> int:
 
 
 def unpack(number: int, *, only_reader: bool = True) -> Any:
-    """What the file holds; its tensors and arrays lie in it, and may be written to. Closes `number`.
+    """Return what the file holds, and close `number`. Tensors and arrays are views of the
+    file, and may be written to.
 
     Args:
-        only_reader: False: others read it as well, so a page that this process writes to becomes its own.
+        only_reader: False: other processes read the file, too, so a page that this process writes
+            to becomes its own copy.
     """
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE if only_reader else mmap.MAP_PRIVATE
     try:
@@ -62,7 +64,9 @@ def _append(file: BinaryIO, content: memoryview | bytes) -> Span:
 
 
 class _Pickler(pickle.Pickler):
-    """numpy hands its arrays over as buffers by itself; plain tensors on the CPU are handed over here."""
+    """Hands over plain tensors on the CPU as buffers outside of the pickle; numpy does
+    so for its arrays by itself.
+    """
 
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is not torch.Tensor or not _is_plain(thing):
@@ -82,7 +86,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _bytes_of(tensor: torch.Tensor) -> Any:
-    """The part of the storage that the tensor spans, gaps and all: so its strides stay as they are."""
+    """The part of the storage that the tensor spans, with its gaps, so that
+    its strides stay as they are.
+    """
     size = tensor.element_size()
     start = tensor.storage_offset() * size
     steps = zip(tensor.shape, tensor.stride(), strict=True)

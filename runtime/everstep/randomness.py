@@ -33,8 +33,8 @@ def restore(states: dict[str, Any]) -> None:
 def seed_all(*parts: Any) -> None:
     """Seed every generator from `parts` alone.
 
-    One by one, because `torch.manual_seed` formats a stack trace on each call while CUDA is not
-    initialised.
+    They are seeded one by one, because `torch.manual_seed` formats a stack trace on each call
+    while CUDA is not initialised.
     """
     number = order.derive(*parts)
     torch.default_generator.manual_seed(number)

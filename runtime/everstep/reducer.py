@@ -1,9 +1,9 @@
-"""Gradients: hooks move them out of `.grad`, the group sums them bucket by bucket in flat buffers, and
-`.grad` becomes a view of these when all sums are complete.
+"""Gradients: hooks move them out of `.grad`, the group sums them bucket by bucket in flat buffers,
+and `.grad` becomes a view of these when all sums are complete.
 
 A rank's own gradients stay as they are until the reduced copy is complete. Every rank launches the
-buckets in the same order, and the vector behind them. A launch that fails does not raise in the
-script: `end` tells.
+buckets in the same order, and the vector after them. A launch that fails does not raise in the
+script; `end` reports it.
 """
 
 import math
@@ -21,13 +21,13 @@ from everstep.sum_marks import SumMarks
 from everstep.unit import Squares
 
 BUCKET_BYTES = 25 * 2**20
-"""Measured beside DDP on gloo: buckets of 1 MB cost 40 % of a step, and one bucket for all is worse
-than several.
+"""Measured against DDP on gloo: buckets of 1 MB cost 40 % of a step, and one bucket
+for all is worse than several.
 """
 BLOCK, SAMPLED = 2**10, 32
-"""An estimate of the norm takes the first of each 32 blocks of so many elements, a page of memory."""
+"""An estimate of the norm uses the first of each 32 blocks. A block has 2**10 elements, a page of memory."""
 LEAST_BLOCKS = 8
-"""With fewer to take, all elements are."""
+"""If an estimate would use fewer blocks, all elements are used."""
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -49,7 +49,9 @@ class _Bucket:
 
 
 class _Plan:
-    """Buckets and buffers for one list of parameters; the same buckets on every rank, for what it holds of each."""
+    """Buckets and buffers for one list of parameters. The buckets are the same on every rank, for
+    its own part of each parameter.
+    """
 
     def __init__(
         self, named: dict[str, torch.nn.Parameter], bucket_bytes: int, *, exact: bool = False
@@ -86,12 +88,12 @@ class _Plan:
             self.views[index] = view.view(self._held[index].shape)
 
     def replace_buffers(self) -> None:
-        """For operations that were abandoned: they may still write into the old ones."""
+        """Allocate new buffers: operations that were abandoned may still write into the old ones."""
         for bucket in self.buckets:
             self._replace(bucket)
 
     def leave_shared(self) -> None:
-        """What the script still holds of the former gradients stays as it is."""
+        """Allocate new buffers where the script still holds former gradients, so that these stay as they are."""
         for bucket, uses in zip(self.buckets, self._uses, strict=True):
             if _count_uses(bucket.flat) != uses:
                 self._replace(bucket)
@@ -101,13 +103,13 @@ class _Plan:
         self._set_views(bucket)
 
     def _can_show(self, index: int) -> bool:
-        """It has the dtype and the order of the parameter."""
+        """Whether the view has the dtype and the memory layout of the parameter."""
         held, view = self._held[index], self.views[index]
         same = view.dtype == held.dtype and view.stride() == held.stride()
         return same and _storage_uses is not None
 
     def new_gradient(self, index: int) -> torch.Tensor:
-        """Memory for this rank's part."""
+        """Allocate memory for this rank's part of a gradient."""
         return torch.empty_like(self._held[index], memory_format=torch.preserve_format)
 
     def _dtype(self, held: torch.Tensor) -> torch.dtype:
@@ -127,7 +129,7 @@ _storage_uses = getattr(torch._C, "_storage_Use_Count", None)
 
 
 def _count_uses(flat: torch.Tensor) -> int:
-    """How many tensors share its memory."""
+    """How many tensors share the memory of `flat`."""
     if _storage_uses is None:
         return 0
     found: int = _storage_uses(flat.untyped_storage()._cdata)
@@ -139,17 +141,19 @@ def _whole(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _sample(flat: torch.Tensor) -> torch.Tensor:
-    """About the sum of the squares."""
+    """Estimate the sum of the squares."""
     rows = flat.numel() // (BLOCK * SAMPLED)
     if rows < LEAST_BLOCKS:
         return _whole(flat)
     blocks = flat[: rows * BLOCK * SAMPLED].view(rows, SAMPLED * BLOCK)[:, :BLOCK]
-    # `vector_norm` takes four times as long for rows that do not follow each other in memory.
+    # `vector_norm` takes four times as long for rows that are not adjacent in memory.
     return (blocks * blocks).sum() * (flat.numel() / blocks.numel())
 
 
 class Reducer:
-    """`exact`: gradients are added as fixed-point integers (`fixed_point.py`); `marks` show how far the sums are."""
+    """Sums the gradients. `exact`: as fixed-point integers (`fixed_point.py`);
+    `marks`: shows how far the sums are.
+    """
 
     def __init__(
         self,
@@ -163,7 +167,7 @@ class Reducer:
         self._micro_batches = 1
         self._scale = 1.0
         self._group: Group | None = None
-        """In which the present sums are launched."""
+        """The group in which the current sums are launched."""
         self._bucket_bytes = bucket_bytes
         self._hooked: dict[int, Any] = {}
         self._plans: dict[tuple[int, ...], _Plan] = {}
@@ -182,9 +186,7 @@ class Reducer:
                 self._hooked[id(parameter)] = hook(self._on_grad)
 
     def begin(self, named: dict[str, torch.nn.Parameter], micro_batches: int) -> None:
-        """A loop over so many micro-batches of all ranks begins: no gradient yet, and `.grad` is
-        None.
-        """
+        """Begin a loop over `micro_batches` of all ranks: there is no gradient yet, and `.grad` is None."""
         self._micro_batches = micro_batches
         self._plan = self._find_plan(named)
         self.watch(self._plan.parameters)
@@ -202,8 +204,8 @@ class Reducer:
         return self._plans[key]
 
     def repeat(self) -> None:
-        """The sums failed: this rank's gradients stay, and more may be added before the next
-        launch.
+        """Prepare to sum again after the sums failed. This rank's gradients stay, and more may be
+        added before the next launch.
         """
         if self._group is not None and self._group.abandoned:
             self._plan.replace_buffers()
@@ -218,7 +220,7 @@ class Reducer:
         self._marks.begin(len(self._plan.buckets))
 
     def backward(self, loss: torch.Tensor, *, overlap: Group | None, scale: float = 1.0) -> None:
-        """One backward. In this rank's last one, `overlap` is the group in which each bucket is
+        """Run one backward. In this rank's last one, `overlap` is the group in which each bucket is
         launched once it is full. `scale`: the loss scale of a GradScaler, which `loss` contains.
         """
         self._scale = scale
@@ -230,7 +232,7 @@ class Reducer:
             self._inside = self._counting = False
 
     def flush(self, group: Group) -> None:
-        """Launch the buckets that are left; parameters without a gradient add zeros."""
+        """Launch the remaining buckets; parameters without a gradient add zeros."""
         self._group = group
         for bucket in self._plan.buckets:
             bucket.missing.clear()
@@ -240,7 +242,7 @@ class Reducer:
         return [0.0 if own is None else 1.0 for own in self._own]
 
     def start_last(self, vector: torch.Tensor) -> None:
-        """Launch the vector's sum behind the buckets."""
+        """Launch the vector's sum after the buckets."""
         assert self._group is not None
         works, self._works = self._works, []
         marks, round = self._marks, self._marks.round
@@ -250,19 +252,21 @@ class Reducer:
         )
 
     def end(self, look: TellMoved = tell_nobody) -> torch.Tensor | None:
-        """The vector's sum, if every sum is complete on every rank; from here on the hooks do nothing."""
+        """Wait for the vector's sum, which is returned if every sum is complete on every rank. From
+        now on the hooks do nothing.
+        """
         assert self._group is not None
         self._open = False
         return self._group.end_last(self._last, look)
 
     @property
     def summed(self) -> bool:
-        """Every bucket's sum is complete, with or without the vector."""
+        """Whether every bucket's sum is complete, with or without the vector."""
         return self._last is not None and bool(self._last.own)
 
     def deliver(self, used: Sequence[float], factor: float, *, scale: float = 1.0) -> None:
-        """Set `.grad` to the reduced gradient × `factor`, or None where no rank had one. `scale`: as
-        in `backward`, the mean over the micro-batches.
+        """Set `.grad` to the reduced gradient × `factor`, or to None if no rank had a gradient.
+        `scale`: as in `backward`, the mean over the micro-batches.
         """
         plan = self._plan
         self._own = [None] * len(plan.parameters)
@@ -283,10 +287,11 @@ class Reducer:
         self._copy(copied, factor, scale)
 
     def measure(self, *, sampled: bool) -> float | None:
-        """Global 2-norm of the gradients that were delivered; alike on all ranks. None: a rank of the unit is lost.
+        """Measure the global 2-norm of the delivered gradients; it is the same on all ranks.
+        None: a rank of the unit is lost.
 
         Args:
-            sampled: An estimate from a 32nd of each large bucket.
+            sampled: estimate it from a 32nd of each large bucket.
         """
         squares = dict.fromkeys(("whole", "shard", "tensor", "both"), 0.0)
         found = list(self._square(_sample if sampled else _whole))
@@ -320,7 +325,7 @@ class Reducer:
         torch._foreach_copy_(parts, sums)
 
     def abandon(self) -> None:
-        """The loop will not end: the hooks do nothing, gradients are dropped."""
+        """Give up a loop that will not end: the hooks do nothing, gradients are dropped."""
         self._open = False
         self._marks.end()
         self._works, self._own = [], [None] * len(self._plan.parameters)

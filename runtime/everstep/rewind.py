@@ -1,10 +1,10 @@
 """The state at the beginning of a step, so that a step that cannot end leaves no trace.
 
 Before its first reduction is applied, a step may change the random states, the buffers that forward
-changes (BatchNorm), the settings of optimizers, and schedules: these are copied when the step begins.
-Parameters and other large state are not copied, so nothing may change them before the inner loop;
-that is checked, in the first step of a process by their content. Buffers above a limit are not
-copied, so forward must not change them; that is checked, too.
+changes (BatchNorm), the settings of optimizers, and schedules. These are copied when the step
+begins. Parameters and other large state are not copied, so nothing may change them before the inner
+loop. That is checked; in the first step of a process by comparing contents. Buffers above a size
+limit are not copied, so forward must not change them; that is checked, too.
 """
 
 from contextlib import AbstractContextManager
@@ -24,7 +24,7 @@ class StepStart:
     """A copy of what a step may change before its first reduction is applied."""
 
     def __init__(self, tracked: Tracked, buffers: Buffers, *, thorough: bool) -> None:
-        """`thorough`: compare contents, too, which costs a pass over the state."""
+        """`thorough`: also compare contents, which costs a pass over the state."""
         self._tracked, self._buffers = tracked, buffers
         self._random = randomness.capture()
         self._small, self._settings = buffers.hold(), SmallState(tracked)
@@ -33,7 +33,7 @@ class StepStart:
         self._contents = _digest(tracked) if thorough else None
 
     def untouched(self) -> bool:
-        """Whether no parameter has changed since."""
+        """Whether no parameter has changed since the step began."""
         return list_versions(self._tracked) == self._versions
 
     def require_untouched(self, step: int) -> None:
@@ -59,15 +59,15 @@ class StepStart:
         randomness.restore(self._random)
 
     def as_it_was(self) -> AbstractContextManager[None]:
-        """A context in which settings and schedules are as they were; buffers and random states stay
-        so.
+        """Restore buffers and random states for good, and return a context in which settings and
+        schedules are as they were, too.
         """
         self._buffers.put_back(self._small)
         randomness.restore(self._random)
         return self._settings.as_it_was()
 
     def check_large(self) -> None:
-        """Raises `Misuse` if forward changed a buffer that is too large to be put back."""
+        """Raises `Misuse` if forward changed a buffer that is too large to be restored."""
         for ref, mark in zip(self._buffers.large, self._large, strict=True):
             if (id(ref.tensor), version_of(ref.tensor)) != mark:
                 size = ref.tensor.numel() * ref.tensor.element_size()
@@ -80,7 +80,7 @@ class StepStart:
 
 
 def fingerprint(tracked: Tracked) -> tuple[Any, ...]:
-    """A value that changes when a tracked parameter or the count of a schedule does."""
+    """A value that changes when a tracked parameter or the count of a schedule changes."""
     counts = [getattr(thing, "last_epoch", None) for _, thing in tracked.objects.values()]
     return (sum(list_versions(tracked).values()), *counts)
 
@@ -91,8 +91,8 @@ def list_versions(tracked: Tracked) -> dict[str, int]:
 
 
 def _digest(tracked: Tracked) -> dict[str, int]:
-    """Name → sum over the bits, of all tracked tensors except buffers and small state. It sees
-    changes through `.data`, too.
+    """Name → sum over the bits, of all tracked tensors except buffers and small state. It also
+    detects changes through `.data`.
     """
     tensors: state.Tensors = {}
     tracked.capture(tensors)

@@ -10,9 +10,7 @@ from everstep_contract.units import ONE_RANK, Mesh
 
 
 def plan_share(rank: int, world: int, count: int) -> range:
-    """The micro-batches of one rank, in a row; the first ranks take one more (32 over 3 ranks: 11,
-    11, 10).
-    """
+    """The consecutive micro-batches of one rank. The first ranks compute one more (32 over 3 ranks: 11, 11, 10)."""
     each, more = divmod(count, world)
     first = rank * each + min(rank, more)
     return range(first, first + each + (rank < more))
@@ -20,13 +18,13 @@ def plan_share(rank: int, world: int, count: int) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter as the bucket plan sees it: alike on all ranks, so all launch the same buckets."""
+    """A parameter as the bucket plan sees it. It is the same on all ranks, so all launch the same buckets."""
 
     elements: int
-    """The most that a rank holds."""
+    """Number of elements per rank that the plan assumes; the same on all ranks."""
     item_bytes: int
     kind: str
-    """Device and dtype of its sum, and the ranks that make it; a bucket holds one kind."""
+    """Device and dtype of its sum, and the ranks that sum; a bucket holds one kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +32,23 @@ class Pass:
     """One forward and backward of a rank."""
 
     index: int
-    """Of the micro-batch."""
+    """Index of the micro-batch."""
     filler: bool = False
     """Computed without weight, only because the other ranks of the unit make a pass."""
 
 
 def plan_passes(share: Sequence[int], passes: int) -> list[Pass]:
-    """A rank's share, and fillers until it has made as many passes as the rest of its unit."""
+    """Plan a rank's share, and fillers until it has made as many passes as the rest of its unit."""
     return extend_passes([], share, passes)
 
 
 def extend_passes(begun: Sequence[Pass], share: Sequence[int], passes: int) -> list[Pass]:
-    """What follows the passes that a rank has begun with: what is new in its share, and fillers. A filler is its last
-    micro-batch once more, or the first of all if it has none.
+    """Plan what follows the passes that a rank has begun: new micro-batches of its share, then
+    fillers. A filler repeats its last micro-batch, or micro-batch 0 if it has none.
 
     Args:
-        share: with what it holds.
-        passes: of its unit in all; 0: as many as it takes.
+        share: its micro-batches, including those that it has begun.
+        passes: total number of passes of its unit; 0: as many as the share needs.
     """
     held = dict.fromkeys(p.index for p in begun if not p.filler)
     new = [index for index in share if index not in held]
@@ -83,15 +81,15 @@ class TensorSize:
 
     name: str
     shape: tuple[int, ...]
-    """Of what lies on this rank."""
+    """Shape of this rank's local tensor."""
     item_bytes: int
     divided: frozenset[str] = frozenset()
-    """The dimensions of the unit over which it is divided; none: each rank holds it whole."""
+    """The dimensions of the unit over which it is divided; empty: each rank holds all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows [first, last) of dimension 0 of what lies on this rank; a tensor without dimensions is one row."""
+    """Rows [first, last) of dimension 0 of this rank's local tensor; a tensor without dimensions is one row."""
 
     name: str
     first: int
@@ -105,7 +103,7 @@ class Part:
     mesh: Mesh = ONE_RANK
     unit: int = 0
     units: int = 1
-    """How many share in the save: all, or one that saves everything."""
+    """How many units share the save: all, or one that saves everything."""
     place: int = 0
 
     @property
@@ -118,11 +116,13 @@ class Part:
         return Part(mesh=self.mesh, place=self.place)
 
     def of_unit(self, unit: int) -> "Part":
-        """That of the same place in another unit: its ranks hold the same as this one."""
+        """The part of the same place in another unit, which holds the same state."""
         return Part(mesh=self.mesh, unit=unit % self.units, units=self.units, place=self.place)
 
     def count_holders(self, divided: frozenset[str]) -> tuple[int, int]:
-        """Which one this rank is of those that hold the same box of a tensor, and how many they are."""
+        """Return this rank's index among the ranks that hold the same box of a tensor,
+        and the number of these ranks.
+        """
         index, count, tensor = self.unit, self.units, self.mesh.tensor
         shard = ("shard", self.place // tensor, self.mesh.shard)
         for name, at, size in (shard, ("tensor", self.place % tensor, tensor)):
@@ -139,11 +139,11 @@ def part_of(mesh: Mesh, rank: int, world: int) -> Part:
 
 
 def plan_part(sizes: Sequence[TensorSize], part: Part) -> list[Rows]:
-    """One rank's part of a save. Each row of each box is in exactly one part of the ranks that hold this box, and
-    their parts have about as many bytes.
+    """Plan one rank's part of a save. Of the ranks that hold a box, each row of the box is in the
+    part of exactly one, and their parts have about the same number of bytes.
 
     Args:
-        sizes: of what lies on this rank, in the same order on all ranks.
+        sizes: of this rank's local tensors, in the same order on all ranks.
     """
     alike: dict[frozenset[str], list[TensorSize]] = {}
     for tensor in sizes:
@@ -156,8 +156,8 @@ def plan_part(sizes: Sequence[TensorSize], part: Part) -> list[Rows]:
 
 
 def _plan_rows(sizes: Sequence[TensorSize], index: int, count: int) -> list[Rows]:
-    """All tensors are laid end to end; holder i of n takes the bytes from i/n to (i+1)/n of them, rounded down to
-    whole rows. Tensors without bytes go to holder 0: a checkpoint has them too.
+    """Lay all tensors end to end. Holder i of n gets the bytes from i/n to (i+1)/n, rounded down to
+    whole rows. Tensors without bytes go to holder 0, because a checkpoint holds them, too.
     """
     total = sum(_bytes(t) for t in sizes)
     low, high = index * total // count, (index + 1) * total // count

@@ -1,8 +1,8 @@
-"""Room for copies of this rank's part, in memory that is taken once and used again.
+"""Memory for copies of this rank's part, which is allocated once and used again.
 
-A slot is a file in memory that stays mapped. A save is a link to it: the agent reads the link and deletes
-it, and a slot without links is free. So neither a new file nor a page fault lies between a step and its
-copy, and a copy that is still uploaded is never written over.
+A slot is a file in memory that stays mapped. A save is a link to it: the agent reads the link and
+deletes it, and a slot without links is free. So no file has to be made and no page fault occurs
+between a step and its copy, and a copy that is still being uploaded is never overwritten.
 """
 
 import mmap
@@ -22,7 +22,9 @@ from everstep_contract import wire
 COUNT = 2
 """One is uploaded while the other is written."""
 MOST = 3
-"""Where near saves are made: a save that is due while two of them are held takes one more, if there is memory."""
+"""The limit where near saves are made: a save that is due while two of them are held gets one
+more slot, if there is memory.
+"""
 Bytes = npt.NDArray[np.uint8]
 _Key = tuple[shares.Part, list[tuple[str, torch.Size, torch.Size, torch.dtype]]]
 
@@ -33,7 +35,7 @@ class Slot:
     room: Bytes
     """[bytes]"""
     pinned: bool
-    """The device copies to it by itself."""
+    """The device copies to it directly."""
 
     @property
     def is_free(self) -> bool:
@@ -46,10 +48,11 @@ class Slot:
 
 
 class Slots:
-    """Not thread-safe.
+    """The slots of one process. Not thread-safe.
 
     Args:
-        folder: in memory; the agent removes what `name` begins once this process has ended.
+        folder: in memory. The agent removes the files whose names begin with `name` once this
+            process has ended.
     """
 
     def __init__(self, folder: str, name: str) -> None:
@@ -58,10 +61,10 @@ class Slots:
         self._made = 0
         self.limit = COUNT
         self._laid: tuple[_Key, tuple[list[staging.StagedRows], int]] | None = None
-        """Of the last part; the next one is mostly the same."""
+        """Layout of the last part; the next part usually has the same."""
 
     def prepare(self, size: int) -> None:
-        """Take the memory for parts of this size, in bytes, before a save needs it. Raises `NoRoom`."""
+        """Allocate the memory for parts of `size` bytes before a save needs it. Raises `NoRoom`."""
         self._remove_smaller(size)
         while len(self._slots) < COUNT and size:
             self._slots.append(self._make(size))
@@ -73,8 +76,9 @@ class Slots:
         part: shares.Part,
         own: Mapping[str, torch.Tensor] = staging.NOTHING,
     ) -> tuple[tuple[wire.StagedTensor, ...], Bytes]:
-        """Copy this rank's part of `tensors`, and its `own`, into a free slot, and link it to `path`. Returns what lies
-        where in the slot, and its bytes, which stay until the link is gone.
+        """Copy this rank's part of `tensors`, and its `own` tensors, into a free slot, and link the
+        slot to `path`. Return where each of them is in the slot, and the slot's bytes, which stay
+        as they are until the link is deleted.
 
         Raises:
             NoRoom: no slot is free, or there is no memory for a larger one.
@@ -101,7 +105,7 @@ class Slots:
         return self._laid[1]
 
     def _take(self, size: int) -> Slot:
-        """A free slot of at least this size."""
+        """Find a free slot of at least this size, or make one."""
         fits = [slot for slot in self._slots if slot.is_free and len(slot.room) >= size]
         if fits:
             return fits[0]
@@ -126,9 +130,9 @@ class Slots:
 
 
 def _copy(source: torch.Tensor, room: Bytes, *, pinned: bool) -> None:
-    """Over on return, but for a copy from a device to pinned memory."""
+    """Copy; complete on return, except for a copy from a device to pinned memory."""
     if source.device.type == "cpu":
-        # numpy copies in the calling thread alone; torch would take all threads of the computation.
+        # numpy copies in the calling thread alone; torch would use the threads that compute.
         np.copyto(room, source.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
     elif pinned:
         there = torch.from_numpy(room).view(source.dtype).view(source.shape)

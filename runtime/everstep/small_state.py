@@ -11,7 +11,7 @@ from everstep.tracked import Tracked
 
 
 class SmallState:
-    """A copy of it."""
+    """A copy of the small state."""
 
     def __init__(self, tracked: Tracked) -> None:
         self._tracked = tracked
@@ -32,7 +32,9 @@ class SmallState:
 
     @contextmanager
     def as_it_was(self) -> Iterator[None]:
-        """Put back while this lasts; what has changed since then stands again afterwards."""
+        """A context in which the state is as it was copied; at its end
+        the present state is restored.
+        """
         now = SmallState(self._tracked)
         self.put_back()
         try:
@@ -42,7 +44,9 @@ class SmallState:
 
 
 def _copy(value: Any) -> Any:
-    """Most settings are plain numbers, and `deepcopy` takes as long for one as for a small dict."""
+    """Copy a setting. Most are plain numbers, and `deepcopy` takes as long
+    for one as for a small dict.
+    """
     return value if type(value) in _PLAIN else copy.deepcopy(value)
 
 

@@ -1,9 +1,10 @@
-"""The training state of one boundary, and what of it is copied at once.
+"""The training state of one boundary, and which of it is copied at once.
 
-Until a step is applied it changes only what is small (`rewind.py`). That is copied at the boundary; the
-parameters of modules, their large buffers and the state of optimizers are listed and copied while the
-next step computes. Should a script change one of these all the same, its version tells. A module with DTensors
-is listed at the boundary: while it computes, FSDP2 has whole parameters in their place.
+Until a step is applied, it changes only small state (`rewind.py`). That is copied at the boundary.
+The parameters of modules, their large buffers and the state of optimizers are listed and copied
+while the next step computes. If a script does change one of these in that time, its version shows
+it. A module with DTensors is listed at the boundary, because FSDP2 replaces them by full parameters
+while it computes.
 """
 
 import copy
@@ -20,12 +21,12 @@ from everstep.tracked import Tracked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """The whole training state as of one boundary; tensors by reference unless cloned."""
+    """The complete training state as of one boundary; tensors by reference unless cloned."""
 
     tree: dict[str, Any]
     tensors: state.Tensors
     own: state.Tensors = field(default_factory=dict)
-    """What this rank has for itself; always copies."""
+    """State that belongs to this rank alone; always copies."""
 
     def cloned(self) -> "Capture":
         copies = {n: copy_to_host(t) for n, t in self.tensors.items()}
@@ -40,7 +41,7 @@ class Snapshot:
     rest: Capture
     """The tree without its objects, and that tree's tensors."""
     objects: dict[str, Capture] = field(default_factory=dict)
-    """Objects that may change at any time, copied whole; modules with DTensors, listed."""
+    """Objects that may change at any time, copied completely; modules with DTensors, listed only."""
     buffers: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     """Module → key in its state_dict → copy of a small buffer."""
     settings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -50,10 +51,12 @@ class Snapshot:
     versions: dict[str, int] = field(default_factory=dict)
     """Tensor that is not copied → its version when it was listed."""
     marked: torch.cuda.Event | None = None
-    """On a device: the boundary in the script's stream, with the copies that were made at it (`device.beside`)."""
+    """On a device: an event in the script's stream, after the copies that were made at
+    the boundary (`device.beside`).
+    """
 
     def list_state(self) -> Capture:
-        """The state as of the boundary, until the step that follows it is applied."""
+        """List the state as of the boundary; possible until the next step is applied."""
         tensors: state.Tensors = {}
         objects = {name: self._list_object(name, tensors) for name in self.tracked.objects}
         tensors |= self.rest.tensors
@@ -61,7 +64,7 @@ class Snapshot:
         return Capture(tree=tree, tensors=tensors, own=self.rest.own)
 
     def find_changed(self, held: Capture) -> str:
-        """Name of a tensor that has changed since; empty: none has."""
+        """Name of a tensor that has changed since the boundary; empty: none has."""
         now = rewind.list_versions(self.tracked)
         for name, version in self.parameters.items():
             if now.get(name) != version:
@@ -69,7 +72,7 @@ class Snapshot:
         return next((n for n, v in self.versions.items() if version_of(held.tensors[n]) != v), "")
 
     def list_now(self, name: str) -> None:
-        """The state of an object that cannot be listed later."""
+        """List the state of an object that cannot be listed later."""
         tensors: state.Tensors = {}
         tree = self._list_object(name, tensors)
         self.objects[name] = Capture(tree=tree, tensors=tensors)
@@ -97,7 +100,7 @@ class Snapshot:
 
 
 def take(tracked: Tracked, buffers: Buffers, rest: Capture) -> Snapshot:
-    """At a boundary. `rest`: the tree without its objects; its tensors are copies."""
+    """Take a snapshot at a boundary. `rest`: the tree without its objects; its tensors are copies."""
     shot = Snapshot(tracked=tracked, rest=rest, parameters=rewind.list_versions(tracked))
     for name, (kind, thing) in tracked.objects.items():
         if not tracked.stays(name):

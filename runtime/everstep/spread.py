@@ -1,4 +1,4 @@
-"""Which ranks sum the gradient of a parameter, and the gradient of one of which each rank holds a part."""
+"""Which ranks sum a parameter's gradient, and a rank's part of the gradient of a parameter that ranks divide."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Spread:
 
     @property
     def place(self) -> str:
-        """Its field of `unit.Squares`."""
+        """The field of `unit.Squares` for its gradient."""
         if self.shard:
             return "both" if self.tensor else "shard"
         return "tensor" if self.tensor else "whole"
@@ -35,19 +35,23 @@ PLAIN = Spread()
 
 
 def find_spread(parameter: torch.Tensor) -> Spread:
-    """FSDP has summed the gradient of a parameter over the dimension "shard" if that divides it."""
+    """Find how a parameter is divided. If the dimension "shard" divides it, FSDP has already summed
+    its gradient over that dimension.
+    """
     divided = _list_sizes(parameter)
     over = Over.REPLICAS if "shard" in divided else Over.SHARERS
     return Spread("shard" in divided, "tensor" in divided, over)
 
 
 def count_planned(parameter: torch.Tensor) -> int:
-    """Elements that a rank holds, alike for every place in the unit: some places hold more or less."""
+    """Number of elements that the bucket plan assumes for each rank, the same for every place in
+    the unit. Some places hold more or fewer.
+    """
     return -(-parameter.numel() // math.prod(_list_sizes(parameter).values()))
 
 
 def _list_sizes(parameter: Any) -> dict[str, int]:
-    """The dimensions that divide it, also those of one rank."""
+    """The dimensions that divide the parameter, with their sizes; also those of one rank."""
     if not is_sharded(parameter):
         return {}
     mesh = parameter.device_mesh
@@ -56,9 +60,9 @@ def _list_sizes(parameter: Any) -> dict[str, int]:
 
 
 def take_local(grad: Any, parameter: Any) -> torch.Tensor:
-    """This rank's part of a gradient, as its parameter lies."""
+    """This rank's part of a gradient, divided like its parameter."""
     if is_sharded(grad) and grad.placements != parameter.placements:
-        # Its sum over the dimension "tensor" may be left to be made. All ranks of that come here.
+        # Its sum over the dimension "tensor" may still be pending. All ranks of it come here.
         grad = grad.redistribute(placements=parameter.placements)
     part = local_of(grad)
     waits = getattr(part, "wait", None)  # of torch's functional collectives
@@ -68,7 +72,7 @@ def take_local(grad: Any, parameter: Any) -> torch.Tensor:
 def require_known(
     named: Mapping[str, torch.Tensor], mesh: "DeviceMesh | None", *, exact: bool
 ) -> None:
-    """Raises `Misuse` for a parameter whose gradients would not be summed.
+    """Raise `Misuse` for a parameter whose gradients would not be summed as they should be.
 
     Args:
         mesh: `job.mesh`; None: the script has not asked for it.
@@ -101,15 +105,15 @@ def _require_known(name: str, parameter: Any, mesh: "DeviceMesh | None") -> None
 
 
 def _is_part(own: Any, mesh: "DeviceMesh") -> bool:
-    """Its dimensions are those of `mesh`, with the same groups."""
+    """Whether the dimensions of `own` are dimensions of `mesh`, with the same groups."""
     known = {name: mesh.get_group(name).group_name for name in mesh.mesh_dim_names or ()}
     names = own.mesh_dim_names or ()
     return bool(names) and all(known.get(n) == own.get_group(n).group_name for n in names)
 
 
 def prepare_fsdp(modules: Mapping[str, torch.nn.Module]) -> None:
-    """FSDP's gradients become plain sums: the loss is weighted already. If the script has computed with a module, its
-    parameters are sharded again.
+    """Make FSDP's gradients plain sums, because the loss is already weighted. If the script has
+    computed with a module, shard its parameters again.
     """
     for root in modules.values():
         for module in root.modules():

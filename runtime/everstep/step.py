@@ -12,7 +12,7 @@ from everstep.step_state import StepState
 
 
 class Step:
-    """Given by `job.steps`; valid until the next one."""
+    """One step, yielded by `job.steps`; valid until the next one."""
 
     def __init__(self, state: StepState) -> None:
         self._state = state
@@ -24,11 +24,11 @@ class Step:
 
     @property
     def loss(self) -> float:
-        """Σ w·loss / Σ w over the global batch of the last inner loop; NaN if every batch was
-        skipped.
+        """Σ w·loss / Σ w over the global batch of the last inner loop;
+        NaN if every batch was skipped.
 
         Raises:
-            Misuse: no inner loop of the step has ended.
+            Misuse: no inner loop of the step has ended yet.
         """
         if not self._state.reductions:
             raise Misuse(
@@ -43,19 +43,21 @@ class Step:
         *,
         overlap: bool = True,
     ) -> Loop:
-        """This rank's micro-batches of the step; when the loop has ended, `.grad` is that of the
-        global batch.
+        """Iterate over this rank's micro-batches of the step. When the loop has ended, `.grad` is
+        the gradient of the global batch.
 
         Each batch needs exactly one `backward` or `skip`.
 
         Args:
             data: a feed that was made before `job.steps`.
-            params: reduce only these (two optimizers: one loop each); gradients of other parameters
-                are dropped. None: all that the tracked optimizers hold.
-            overlap: False: the reduction starts after the last backward, not under it.
+            params: reduce only these parameters and drop the gradients of others (with two
+                optimizers, write one loop for each). None: all parameters that the tracked
+                optimizers hold.
+            overlap: False: the reduction starts after the last backward instead of during it.
 
         Raises:
-            Misuse: another loop of this step has not ended, or the step was marked applied already.
+            Misuse: another loop of this step has not ended, or the step is already marked as
+                applied.
         """
         if not isinstance(data, Batches):
             raise Misuse(f"step.batches({type(data).__name__}): it takes what job.batches returned")
@@ -77,21 +79,23 @@ class Step:
 
         Args:
             loss: one number, the mean over the batch.
-            weight: a number; None: the samples of the batch. Give the number of tokens where
-                samples differ.
-            scaler: a `torch.amp.GradScaler`. `.grad` is then scaled, alike on all ranks, so
-                `scaler.unscale_`, `scaler.step` and `scaler.update` after the loop decide alike.
+            weight: a number. None: the number of samples in the batch. Pass the number of tokens if
+                samples differ in length.
+            scaler: a `torch.amp.GradScaler`. `.grad` is then scaled in the same way on all ranks,
+                so `scaler.unscale_`, `scaler.step` and `scaler.update` after the loop decide the
+                same on every rank.
 
         Raises:
-            Misuse: outside the loop, twice for one batch, or the loss is not one number.
+            Misuse: called outside the loop or twice for one batch, or the loss is not one number.
         """
         self._loop("step.backward").backward(loss, weight, scaler)
 
     def skip(self) -> None:
-        """Leave this batch out; the ledger has it with weight 0.
+        """Leave this batch out; the ledger records it with weight 0.
 
         Raises:
-            Misuse: outside the loop, or the batch has had its `backward` or `skip`.
+            Misuse: called outside the loop, the batch already had its `backward` or `skip`, or
+                several ranks form a unit.
         """
         self._loop("step.skip").skip()
 

@@ -1,6 +1,6 @@
-"""What ends the job between the reduction of a step and its application.
+"""Checks that may end the job after a step's reduction and before the step is applied.
 
-All ranks hold the same sums, so all decide alike and none has to ask another.
+All ranks hold the same sums, so all decide the same, and none has to ask another.
 """
 
 import math
@@ -12,8 +12,8 @@ from everstep_contract.report import Cause
 
 
 def require_finite(step: StepState, feed: Batches, summary: vector.Summary) -> None:
-    """End the job at a loss that is NaN or infinite; the state before the step is saved first,
-    unless that is broken too.
+    """End the job if a loss is NaN or infinite. The state before the step is saved
+    first, unless that is broken, too.
     """
     index = vector.find_not_finite(summary)
     if index is None:

@@ -27,11 +27,13 @@ class StepState:
         self.reductions = 0
         """Inner loops that have ended."""
         self.loss = math.nan
-        """Of the last one."""
+        """Loss of the last inner loop."""
         self.copy: Capture | None = None
-        """The state before the step, kept where a step has several loops."""
+        """The state before the step; kept only if a step has several loops."""
         self.mark: tuple[Any, ...] | None = None
-        """Fingerprint of the state when the step was marked applied; None: it was not yet."""
+        """Fingerprint of the state when the step was marked as applied; None: it is not marked
+        yet.
+        """
 
     def require_loop_ended(self) -> None:
         """Raises `Misuse`."""

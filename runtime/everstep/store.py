@@ -31,10 +31,10 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
         self._prefix = prefix
         self._limit = FORMATION_LIMIT
         self._waited: tuple[str, bytes] | None = None
-        """Key and value of the newest request, if it was a wait: torch then gets that key."""
+        """Key and value of the newest request, if it was a wait: torch gets that key next."""
 
     def enter(self, epoch: int) -> None:
-        """From here on, the keys of this epoch."""
+        """Use the keys of this epoch from now on."""
         self._epoch, self._waited = epoch, None
 
     def set(self, key: str, value: str | bytes) -> None:

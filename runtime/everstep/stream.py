@@ -1,8 +1,8 @@
 """A dataset that can only be iterated, read by place in its endless repetition.
 
-Every rank reads the whole stream and keeps its share. A place means the same sample on every rank
-and after a resume only if the iterable yields the same order each time, which cannot be checked:
-such a run is resumable, not exact.
+Every rank reads the complete stream and keeps its share. A place means the same sample on every
+rank and after a resume only if the iterable yields the same order each time. That cannot be
+checked, so such a run is resumable, not exact.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from everstep.errors import Misuse
 
 
 class Stream:
-    """Raises `Misuse` for an iterable that can be iterated only once, or yields nothing."""
+    """Raises `Misuse` for an iterable that can be iterated only once, or that yields nothing."""
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._name = type(source).__name__

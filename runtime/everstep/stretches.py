@@ -1,6 +1,7 @@
 """How long this rank usually goes without a mark, and how long it may. Pure.
 
-A *stretch* is the time between two marks on the position page while the rank does not wait for others.
+A *stretch* is the time between two marks on the position page. Limits are learnt from stretches in
+which the rank computes, fetches data, or waits for a sum.
 """
 
 import math
@@ -9,16 +10,16 @@ from collections import deque
 from everstep_contract.position import Stretch
 
 STEPS = 300
-"""So many of the last steps count."""
+"""How many of the last steps count."""
 LEARN_EVERY = 10
-"""Steps between two looks at them."""
+"""Steps between two updates of the limits."""
 KNOWN_STEPS = 50
-"""With fewer, no limit is learnt."""
+"""With fewer steps, no limit is learnt."""
 FACTOR = {Stretch.COMPUTE: 3.0, Stretch.FETCH: 10.0, Stretch.SUM: 3.0}
-"""The limit is so many times what 99 of 100 steps do not exceed."""
+"""The limit is this many times what 99 of 100 steps do not exceed."""
 LEAST_SECONDS = {Stretch.COMPUTE: 0.3, Stretch.FETCH: 5.0, Stretch.SUM: 1.0}
-"""Of a sum: a connection that has lost a packet, and two retransmissions of it, is silent for 1.4 s, with one
-for 0.6 s.
+"""No limit is shorter. For a sum: a connection that loses a packet and one retransmission of it is
+silent for 0.6 s; with two retransmissions lost, for 1.4 s.
 """
 
 
@@ -32,7 +33,7 @@ class Stretches:
         self._steps = 0
 
     def add(self, kind: Stretch, seconds: float) -> None:
-        """A stretch of the present step has ended. What is not learnt is left out."""
+        """Add a stretch of the current step that has ended. Kinds without a limit are ignored."""
         if seconds > self._step.get(kind, math.inf):
             self._step[kind] = seconds
 
@@ -47,14 +48,17 @@ class Stretches:
             self._limits[kind] = _choose_limit(kind, longest)
 
     def limit(self, kind: Stretch) -> float:
-        """Seconds without progress of this rank; 0: none is learnt. Of a wait: that of computing."""
+        """Seconds that this rank may go without progress; 0: no limit is learnt. For a wait
+        it is the limit of computing.
+        """
         waits = kind in (Stretch.WAIT, Stretch.SUM)
         return self._limits[Stretch.COMPUTE if waits else kind]
 
     @property
     def group_limit(self) -> float:
-        """Seconds in which nothing moves between the ranks, while all wait for a sum; 0: none is learnt. No shorter
-        than that of a rank, which is to be found first if it is the cause.
+        """Seconds for which nothing may move between the ranks while all wait for a sum; 0: no
+        limit is learnt. It is not shorter than a rank's limit, so that a rank that is the cause is
+        found first.
         """
         return max(self._limits[Stretch.SUM], self._limits[Stretch.COMPUTE])
 

@@ -4,7 +4,8 @@ from everstep_contract.position import PositionPage
 
 
 class SumMarks:
-    """Each launch of sums is a *round* of its own: what gloo's thread still tells of a former one is ignored.
+    """Each launch of sums is a *round* of its own. Late reports of gloo's thread
+    about a former round are ignored.
 
     Args:
         page: None: nothing is written, for tests.
@@ -16,17 +17,17 @@ class SumMarks:
         self._buckets = 0
 
     def begin(self, buckets: int) -> None:
-        """A reduction begins, or begins anew in another group."""
+        """Begin a reduction, or begin it again in another group."""
         self._round, self._buckets = self._round + 1, buckets
         self.join(0)
 
     def join(self, launched: int) -> None:
-        """So many of the buckets and the vector are launched."""
+        """Show how many of the buckets and the vector are launched."""
         if self._page:
             self._page.join_sums(self._round, self._buckets, launched)
 
     def complete(self, round: int, complete: int) -> None:
-        """So many of the buckets are complete; from any thread."""
+        """Show how many of the buckets are complete; from any thread."""
         if self._page:
             self._page.complete_sums(round, complete)
 
@@ -35,6 +36,6 @@ class SumMarks:
         return self._round
 
     def end(self) -> None:
-        """No reduction is under way."""
+        """Show that no reduction is under way."""
         if self._page:
             self._page.leave_sums()

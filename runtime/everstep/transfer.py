@@ -1,10 +1,11 @@
-"""The live training state, handed from a member to a newcomer over a group of two.
+"""Hands the live training state from a member to a newcomer over a group of two.
 
-It is what a checkpoint holds, as of the boundary at which the newcomer joins; nothing is written
-anywhere. Of a tensor that the unit's ranks divide, what lies on the giver is sent: the newcomer has the same place in
-another unit. What the newcomer has already is not sent. Small tensors travel together, large ones alone, in
-pieces and without a copy: each piece that arrives shows that the transfer moves. The giver computes
-meanwhile, so it says at the end whether the state stayed as it was.
+The state is what a checkpoint holds, as of the boundary at which the newcomer joins; nothing is
+written anywhere. Of a tensor that the unit's ranks divide, the giver sends its local tensor: the
+newcomer has the same place in another unit. What the newcomer already holds is not sent. Small
+tensors are sent together, large ones alone, in pieces and without a copy. Each piece that arrives
+shows that the transfer makes progress. The giver computes meanwhile, so at the end it reports
+whether the state stayed as it was.
 """
 
 import json
@@ -25,12 +26,12 @@ NO_DIGESTS: Mapping[str, str] = MappingProxyType({})
 PIECE_BYTES = 2**24
 """No message is larger."""
 PACK_BYTES = 2**20
-"""Tensors are packed into messages of this size; larger ones travel alone. Packing costs a copy on each
-side: with 16 MiB, tensors of 4 MiB took three times as long (256 MiB, one machine).
+"""Tensors are packed into messages of this size; larger ones are sent alone. Packing costs a copy
+on each side: with 16 MiB, tensors of 4 MiB took three times as long (256 MiB, one machine).
 """
 _ABOUT = "newcomer"
-"""Key under which a newcomer tells what it has; one of an older version does not, and takes each tensor
-whole.
+"""Key under which a newcomer reports what it holds. A newcomer of an older version does not, and
+receives each tensor in one piece.
 """
 
 
@@ -43,7 +44,7 @@ class Taken:
     tensors: state.Tensors
     """On the CPU."""
     parts: frozenset[str]
-    """Tensors that the ranks of a unit divide: what is here lies on one of them."""
+    """Tensors that the ranks of a unit divide; `tensors` holds one rank's local tensors of them."""
 
 
 def give(
@@ -54,8 +55,9 @@ def give(
     capture: Capture,
     find_changed: Callable[[], str] = lambda: "",
 ) -> str:
-    """Returns the name of a tensor that has changed meanwhile, as `find_changed` tells: then the newcomer
-    does not use what it has got. Raises `RuntimeError` or `TimeoutError` if the newcomer is lost.
+    """Send the state to the newcomer. Return the name of a tensor that has changed meanwhile, as
+    `find_changed` reports it; then the newcomer does not use what it received. Raises
+    `RuntimeError` or `TimeoutError` if the newcomer is lost.
     """
     pair = forming.form_pair(agent, epoch=epoch, key=key, rank=0)
     keys = store.AgentStore(agent, epoch, f"{key}/")
@@ -93,13 +95,14 @@ def take(
     has: Mapping[str, str] = NO_DIGESTS,
     tell: Callable[[int, int], None] = lambda received, expected: None,
 ) -> Taken:
-    """What the giver holds. Raises as `give`, and `StateError` if it changed while it was sent.
+    """Receive the giver's state. Raises like `give`, and `StateError` if the state changed while it was sent.
 
     Args:
-        own: tensors of the newcomer by name: what fits is received there, into memory that it has
-            touched before, and is not copied again.
-        has: digests of some of these (`held_already.py`): what is the same there is not sent.
-        tell: called with the bytes that have arrived, and with all that will.
+        own: the newcomer's tensors by name. What fits is received into them: this is memory that
+            the newcomer has touched before, and no further copy is needed.
+        has: digests of some of these (`held_already.py`): what is the same on the giver is not
+            sent.
+        tell: called with the number of bytes that have arrived, and of all that will.
     """
     store.AgentStore(agent, epoch, f"{key}/").set(_ABOUT, json.dumps({"has": {**has}}))
     pair = forming.form_pair(agent, epoch=epoch, key=key, rank=1)
@@ -124,12 +127,12 @@ def take(
             sent = torch.split(whole, [len(p) for p in parts])
             for part, filled in zip(parts, sent, strict=True):
                 part.copy_(filled)
-    if head.get("verdict"):  # an older giver waits at the boundary, and has none to tell
+    if head.get("verdict"):  # an older giver waits at the boundary, and sends no verdict
         changed = torch.zeros(1, dtype=torch.int64)
         pair.receive(changed)
         if int(changed):
             raise StateError("the state changed while it was handed over")
-    divided = frozenset(head.get("parts", ()))  # an older giver tells none, and has none
+    divided = frozenset(head.get("parts", ()))  # an older giver sends none, and has none
     return Taken(applied=int(head["applied"]), tree=head["tree"], tensors=tensors, parts=divided)
 
 
@@ -158,12 +161,12 @@ def _fits(tensor: torch.Tensor, dtype: str, shape: Sequence[int]) -> bool:
 
 
 def _to_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of its memory, if that is contiguous and on the CPU; else of a copy."""
+    """A view of the tensor's memory if that is contiguous and on the CPU; otherwise a view of a copy."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _pack(sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of the tensors in each message. Those without bytes need not travel."""
+    """Indices of the tensors in each message. Tensors without bytes are not sent."""
     message: list[int] = []
     filled = 0
     for index, size in enumerate(sizes):

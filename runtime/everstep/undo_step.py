@@ -1,9 +1,9 @@
 """Going back to the boundary before a step that cannot be applied.
 
-Until the first reduction of a step is applied, a step changes only what `rewind.StepStart` puts
-back. A step with several loops applies the first before the second is reduced, so a copy of the
-state before the step is kept on the host, from the second step of a life on. In the first step no
-copy is needed: the state before it is what the life resumed from, which is committed.
+Until the first reduction of a step is applied, a step changes only what `rewind.StepStart` can
+restore. A step with several loops applies the first reduction before the second is complete. So
+from the second step of a life on, a copy of the state before such a step is kept on the host. In
+the first step no copy is needed: the life resumed from the state before it, which is committed.
 """
 
 from typing import NoReturn
@@ -14,14 +14,14 @@ from everstep_contract import wire
 
 
 def keep_copy(step: StepState) -> None:
-    """Keep the state before the step: a later reduction may fail when the first is applied."""
+    """Keep the state before the step: a later reduction may fail after the first is applied."""
     if step.start.untouched():
         with step.start.as_it_was():
             step.copy = step.session.capture().cloned()
 
 
 def save_before(step: StepState) -> None:
-    """Stage the state before the step; every rank decides alike."""
+    """Stage the state before the step; every rank decides the same."""
     session, before = step.session, step.number - 1
     session.end_copy()
     sound, capture = _rewind(step)
@@ -30,9 +30,11 @@ def save_before(step: StepState) -> None:
 
 
 def save_held(step: StepState, asked: wire.SaveHeld) -> None:
-    """Stage the whole state before the step, in which this rank is held; the step goes on from where it is.
+    """Stage the full state before the step in which this rank is held; the step
+    then continues from where it is.
 
-    The save is of the epoch that asked for it: once the next one has begun it counts no more.
+    The save belongs to the epoch that asked for it. Once the next epoch
+    has begun, it no longer counts.
     """
     session = step.session
     if asked.step != step.number - 1:
@@ -54,7 +56,7 @@ def leave(step: StepState, why: str) -> NoReturn:
 
 
 def _rewind(step: StepState) -> tuple[bool, Capture | None]:
-    """Make the state that of the boundary before the step, or give the copy of it; False: the
+    """Go back to the state at the boundary before the step, or return the copy of it. False: the
     state has moved on and there is no copy.
     """
     if step.copy is not None:

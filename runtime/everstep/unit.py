@@ -1,5 +1,6 @@
-"""Several ranks that hold one model: torch's groups of the unit, in which the script's model communicates. They last
-as long as the process; the groups between units are an epoch's (`group.py`).
+"""Several ranks that together hold one copy of the model: torch's groups of the unit, in which the
+script's model communicates. They last as long as the process; the groups between units belong to an
+epoch (`group.py`).
 """
 
 import socket
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 MakeGroup = Callable[[Iterable[int]], Any]
-"""torch's group of these ranks; all of them call it."""
+"""Makes torch's group of these ranks; all of them call it."""
 
 
 class Over(Enum):
@@ -26,12 +27,12 @@ class Over(Enum):
     SHARERS = "sharers"
     """The ranks with the same tensor index: one for each share of the micro-batches."""
     REPLICAS = "replicas"
-    """The ranks of the same place, one in each unit: the sum over a unit's shards is made already."""
+    """The ranks of the same place, one in each unit: the sum over a unit's shards is already made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Squares:
-    """Sums of the squares of the gradients that a rank holds, by the dimensions that divide these."""
+    """Sums of the squares of the gradients that a rank holds, by the dimensions that divide the gradients."""
 
     whole: float = 0.0
     shard: float = 0.0
@@ -44,13 +45,13 @@ class Squares:
 
 
 class Unit:
-    """This rank's unit. torch's default group is the unit's: its ranks are the places in it.
+    """This rank's unit. torch's default group is that of the unit: its ranks are the places in the unit.
 
     Args:
-        dimensions: its groups, by the name of the dimension.
-        device: kind of the devices on which the model lies.
-        sockets: duplicates of all sockets of its groups.
-        keys: the store, which torch asks again if the script makes groups of its own.
+        dimensions: the unit's groups, by the name of the dimension.
+        device: kind of the devices that hold the model.
+        sockets: duplicates of all sockets of the unit's groups.
+        keys: the rendezvous store, which torch uses again if the script makes groups of its own.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class Unit:
         self.device_mesh = build_device_mesh(range(mesh.unit), mesh, groups, device)
 
     def add_squares(self, own: Squares) -> float | None:
-        """The sum over the unit, each part of the model once; alike on all ranks. None: a rank of the unit is lost.
+        """Sum over the unit, with each part of the model once; the same result on all its ranks.
+        None: a rank of the unit is lost.
 
-        A rank that has it knows that all ranks of its unit are at this place.
+        A rank that has the sum knows that all ranks of its unit have come this far.
         """
         try:
             shard, both = self._add("shard", [own.shard, own.both])
@@ -91,7 +93,7 @@ class Unit:
 
 
 def list_sums(mesh: units.Mesh, rank: int, world: int) -> dict[Over | None, range]:
-    """The ranks that sum with this one. None: all ranks; so is an `Over` that is missing."""
+    """The ranks that sum with this one. The key None means all ranks; so does a missing `Over`."""
     found: dict[Over | None, range] = {
         None: range(world),
         Over.REPLICAS: mesh.list_replicas(rank, world),
@@ -102,7 +104,7 @@ def list_sums(mesh: units.Mesh, rank: int, world: int) -> dict[Over | None, rang
 
 
 def form_dimensions(mesh: units.Mesh, place: int, make: MakeGroup) -> dict[str, Any]:
-    """The groups within the unit, also those of one rank: torch wants one for each dimension."""
+    """Form the groups within the unit, also those of one rank, because torch wants one for each dimension."""
     row = place - place % mesh.tensor
     return {
         "shard": make(range(place % mesh.tensor, mesh.unit, mesh.tensor)),
@@ -113,7 +115,7 @@ def form_dimensions(mesh: units.Mesh, place: int, make: MakeGroup) -> dict[str, 
 def build_device_mesh(
     ranks: Sequence[int], mesh: units.Mesh, groups: Sequence[Any], device: str
 ) -> "DeviceMesh":
-    """torch's mesh of one unit."""
+    """Build torch's mesh of one unit."""
     from torch.distributed.device_mesh import DeviceMesh
 
     shape = torch.tensor(ranks).view(mesh.shard, mesh.tensor)
@@ -121,7 +123,7 @@ def build_device_mesh(
 
 
 def make_group(limit: Any) -> MakeGroup:
-    """Makes groups of torch's whose operations have this time limit."""
+    """Return a function that makes torch groups whose operations have this time limit."""
 
     def make(ranks: Iterable[int]) -> Any:
         return dist.new_group(list(ranks), timeout=limit, use_local_synchronization=True)

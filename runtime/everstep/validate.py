@@ -1,4 +1,4 @@
-"""Checks of what a script passes to the API. Each refusal names call, argument, value and fix."""
+"""Checks of what a script passes to the API. Each error names call, argument, value and fix."""
 
 import math
 import operator
@@ -14,7 +14,7 @@ TEXT_LIMIT = 200
 
 
 def whole(what: str, value: Any, least: int | None = None) -> int:
-    """A number of any integer type, numpy's too. Raises `Misuse`."""
+    """Accept a whole number of any integer type, numpy's too. Raises `Misuse`."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -26,7 +26,9 @@ def whole(what: str, value: Any, least: int | None = None) -> int:
 
 
 def number(what: str, value: Any, means: str) -> float:
-    """Finite and not below 0. Raises `Misuse`; `means` ends its sentence."""
+    """Accept a finite number that is not below 0. Raises `Misuse`, in
+    which `means` names the number.
+    """
     try:
         found = math.nan if isinstance(value, (bool, str)) else float(value)
     except (TypeError, ValueError):
@@ -44,14 +46,14 @@ def callable_or_none(what: str, value: Any) -> Callable[..., Any] | None:
 
 
 def flag(what: str, value: Any) -> bool:
-    """numpy's bool too. Raises `Misuse`."""
+    """Accept a bool, numpy's too. Raises `Misuse`."""
     if not isinstance(value, (bool, np.bool_)):
         raise Misuse(f"{what}={value!r}: give True or False")
     return bool(value)
 
 
 def text_or_none(what: str, value: Any) -> str | None:
-    """At most `TEXT_LIMIT` characters, at least one. Raises `Misuse`."""
+    """Accept None, or a text of 1 to `TEXT_LIMIT` characters. Raises `Misuse`."""
     if value is None:
         return None
     if not isinstance(value, str) or not 0 < len(value) <= TEXT_LIMIT:
@@ -60,7 +62,7 @@ def text_or_none(what: str, value: Any) -> str | None:
 
 
 def pin_or_none(what: str, value: Any) -> str | None:
-    """The name of a pinned checkpoint. Raises `Misuse`."""
+    """Accept None, or the name of a pinned checkpoint. Raises `Misuse`."""
     if value is not None and (problem := find_pin_problem(value)):
         raise Misuse(f"{what}: {problem}")
     return value  # type: ignore[no-any-return]

@@ -1,8 +1,9 @@
-"""The vector that is all-reduced last: what every rank must know about the global step, as float64.
-Pure.
+"""The vector that is reduced last: what every rank must know about the
+global step, as float64. Pure.
 
-One rank computes a micro-batch and all others add zeros, so the sums are the values, whatever the
-number of ranks. A rank that holds the sum knows that every member's gradient went into it.
+One rank computes each micro-batch and all others add zeros, so the sums are the values, whatever
+the number of ranks. A rank that holds the vector's sum knows that every member's gradients are in
+the reduced gradients.
 """
 
 import functools
@@ -18,7 +19,7 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Sizes of the parts, in the order in which they lie."""
+    """Sizes of the parts, in their order in the vector."""
 
     micro_batches: int
     samples: int
@@ -49,15 +50,15 @@ def _list_slices(layout: Layout) -> list[slice]:
 @dataclass(frozen=True, slots=True)
 class Parts:
     counts: Numbers
-    """[micro-batches] ranks that computed it"""
+    """[micro-batches] number of ranks that computed it"""
     weights: Numbers
     losses: Numbers
     scales: Numbers
-    """Scale of the GradScaler with which its gradient was made; 1 without one."""
+    """Scale of the GradScaler with which the gradient was made; 1 without one."""
     samples: Numbers
     """[samples] 1 + index in the dataset, 0: nobody fetched it. Exact below 2**53."""
     used: Numbers
-    """[parameters] ranks with a gradient"""
+    """[parameters] number of ranks with a gradient"""
     buffers: Numbers
 
 

@@ -36,22 +36,24 @@ from everstep_contract import env, position, report
 
 WATCH_SECONDS = 0.25
 FAILURE_SECONDS = 8.0
-"""How long an agent with a failure of its own waits for the coordinator to end the job with it."""
+"""How long an agent whose worker reported a failure that ends the job waits for the coordinator to
+end the job with it.
+"""
 STUCK_SECONDS = 60.0
-"""How long an agent whose pod holds a process that survives SIGKILL goes on reporting it; then it
-ends, too. The kubelet shows the exit report only of a terminated container, so the operator reads
-it from the agent.
+"""How long an agent keeps running to report that a process of its pod survives SIGKILL; then the
+agent ends, too. The kubelet shows the exit report of a container only after its end, so until then
+the operator learns this from the agent.
 """
 MARGIN_SECONDS = 3.0
 """Part of the grace period that is reserved for the shutdown itself."""
 
 
 class Agent:
-    """One run of the container. `run` returns the exit report, which is in the termination log by
-    then.
+    """One run of the container. By the time `run` returns the exit report, the report is in the
+    termination log.
 
-    Everything runs on one event loop, in the main thread: the workers' parent-death signal is
-    bound to the thread that forked them.
+    Everything runs on one event loop, in the main thread, because the workers' parent-death signal
+    is bound to the thread that forked them.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Agent:
     # --- start and end ---------------------------------------------------------------------------
 
     async def run(self) -> report.ExitReport:
-        """Raises OSError if the pod's address cannot be bound."""
+        """Run until the agent ends. Raises OSError if the pod's address cannot be bound."""
         self._ended = asyncio.get_running_loop().create_future()
         try:
             store = open_store(self.settings.uri, self.settings.run, self._environ)
@@ -127,8 +129,8 @@ class Agent:
             stack.push_async_callback(_cancel, task)
 
     async def _open_address(self, stack: contextlib.AsyncExitStack) -> None:
-        """The agent's identity contains its port, so until the port is known only the health check
-        is answered.
+        """Bind the pod's address before anything else, because the agent's identity contains the
+        port. Until the API exists, the server answers only the health check.
         """
         settings = self.settings
         self._routes: dict[str, http.Handler] = {}
@@ -198,7 +200,7 @@ class Agent:
         )
 
     def leave(self) -> None:
-        """On SIGTERM: save, and end within the grace period."""
+        """Called on SIGTERM: save, and end within the grace period."""
         if self._leave_by is not None:
             return
         grace = max(1.0, self.settings.grace_seconds - MARGIN_SECONDS)
@@ -270,8 +272,9 @@ class Agent:
         return left
 
     def _stuck(self, now: float, *, ends: bool) -> report.ExitReport | None:
-        """The end of a pod with a process that survives SIGKILL; the report is written as soon as
-        this is known.
+        """Return the exit report if a process survives SIGKILL and the agent must end now;
+        otherwise None. Write the report as soon as such a process is known, even if the agent ends
+        later.
         """
         stuck = self.pod.deaths.stuck
         if stuck is None:
@@ -284,7 +287,7 @@ class Agent:
 
 
 def build_disk_tier(settings: env.AgentEnv) -> FolderTier | None:
-    """Pods of one job on one node share its folder."""
+    """All pods of a job on one node share one folder."""
     if not settings.disk_tier:
         return None
     folder = Path(settings.disk_tier) / settings.run.replace("/", "_")
@@ -297,8 +300,8 @@ def worker_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_former(memory: str) -> position.Position | None:
-    """The furthest worker's position before the container's last restart; the folder survives the
-    restart.
+    """The position of the furthest worker before the container's last restart, read from a folder
+    that survives restarts.
     """
     found = []
     for path in Path(memory).glob("position-*"):
@@ -310,8 +313,9 @@ def read_former(memory: str) -> position.Position | None:
 
 
 def count_incarnation(memory: str) -> int:
-    """The number of this start of the container, counted in a folder that survives restarts. Frees
-    the memory that the last run left behind, but for staged saves whose chunks are known.
+    """Return the number of this start of the container, counted in a folder that survives restarts.
+    Free the memory that the previous start left behind, except for staged saves whose chunks are
+    known.
     """
     folder = Path(memory)
     folder.mkdir(parents=True, exist_ok=True)
@@ -380,7 +384,9 @@ def _split(modules: str) -> tuple[str, ...]:
 
 
 def _cannot_begin(settings: env.AgentEnv, error: OSError) -> report.ExitReport:
-    """No folder in memory, no space in it, or no address: the container's next start may succeed."""
+    """The memory folder is missing or full, or the address cannot be bound: the container's next
+    start may succeed.
+    """
     text = (
         f"the agent cannot start with {settings.memory} and {settings.pod_ip}:{settings.port}: "
         f"{error}"

@@ -1,4 +1,4 @@
-"""What an agent currently knows of the job, shared by its parts."""
+"""What an agent currently knows about the job, shared by its parts."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -12,8 +12,8 @@ from everstep_agent.peers.messages import Levels
 from everstep_contract import levels
 
 OLD_SECONDS = 10.0
-"""A lower revision than the known one is accepted if that one was not repeated for this long:
-another operator has started.
+"""A `wanted` with a lower revision than the known one is accepted if the known one has not been
+repeated for this long: then another operator has started.
 """
 
 
@@ -26,7 +26,7 @@ class AgentState:
     coordinator: Coordinator | None = None
     """Not None: this agent holds the role."""
     rest_until: float = 0.0
-    """A coordinator has failed: no agent takes the role before this time."""
+    """No agent takes the role before this time, because a coordinator has failed."""
     following: Holder | None = None
     """The coordinator that this agent follows; None: there is none, or it is this agent."""
 
@@ -42,7 +42,7 @@ class AgentState:
         return self.wanted_at > 0 or self.published is not None
 
     def take_wanted(self, found: levels.Wanted) -> bool:
-        """Takes the operator's document. Returns whether it is new."""
+        """Store the operator's document, unless it is outdated. Return whether it was stored."""
         now = time.monotonic()
         if found.revision < self.wanted.revision and now - self.wanted_at < OLD_SECONDS:
             return False
@@ -58,7 +58,7 @@ class AgentState:
             self.wanted = found.wanted
 
     def rebuild_published(self) -> Levels:
-        """The coordinator's levels with the operator's present `wanted`."""
+        """The coordinator's newest levels, with the operator's newest `wanted` in them."""
         assert self.published is not None
         return replace(self.published, wanted=self.wanted)
 
@@ -74,7 +74,7 @@ class AgentState:
         return me.slot not in self.wanted.leave and not gone and not rests
 
     def peers(self) -> dict[str, levels.SlotAttempt]:
-        """By address: the operator's list, and the members of the newest epoch."""
+        """Address → pod: the pods in the operator's list and the members of the newest epoch."""
         found = {
             p.address: levels.SlotAttempt(slot=p.slot, attempt=p.attempt) for p in self.wanted.peers
         }

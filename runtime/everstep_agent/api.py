@@ -17,8 +17,8 @@ from everstep_agent.pod.relay import answer_call
 from everstep_contract import codec, levels, names
 
 RELAY_SECONDS = 1.5
-"""Limit for the coordinator to answer a forwarded request of the operator; then the operator gets
-this agent's newest copy.
+"""Limit for the coordinator to answer a forwarded request of the operator. After that, this agent
+answers with its newest copy.
 """
 
 
@@ -44,7 +44,7 @@ class Api:
         }
 
     async def _wanted(self, body: bytes) -> bytes:
-        """From the operator, to any agent."""
+        """The operator sends `Wanted` to any agent."""
         wanted = codec.loads(levels.Wanted, body)
         self._own.want(wanted)
         return codec.dumps(await self._seen(wanted))
@@ -75,9 +75,7 @@ class Api:
         return codec.dumps(self._own.who())
 
     async def _heard(self, body: bytes) -> bytes:
-        """For an agent that is about to coordinate: the newest levels of the coordinator that was
-        lost.
-        """
+        """The newest levels of a lost coordinator, for the agent that is about to take the role."""
         if self._state.published is None:
             raise codec.DecodeError("this agent has not followed a coordinator yet")
         return codec.dumps(self._state.published)
@@ -110,7 +108,9 @@ class Api:
         return codec.dumps(await answer_call(self._own.group, codec.loads(StoreCall, body)))
 
     async def _ledger(self, body: bytes) -> bytes:
-        """For a pod that joins the running epoch."""
+        """The part of the ledger that no manifest covers yet, for a pod that joins the running
+        epoch.
+        """
         call = codec.loads(LedgerCall, body)
         return codec.dumps(fetch_ledger.answer_call(self._own.book, call))
 

@@ -12,12 +12,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NICENESS = 10
-"""About a tenth of a core beside a rank that computes, so a save is never stuck."""
+"""A thread still gets about a tenth of a core that a rank keeps busy, so a save always progresses.
+"""
 MOST_THREADS = 4
 
 
 def _yield_cores() -> None:
-    """Of this thread alone, as Linux has it. A process that is nicer already may not be less so."""
+    """Lower the priority of this thread; on Linux, niceness belongs to a thread. If the process has
+    a higher niceness already, keep it: lowering it needs a privilege.
+    """
     thread = threading.get_native_id()
     own = os.getpriority(os.PRIO_PROCESS, thread)
     os.setpriority(os.PRIO_PROCESS, thread, max(own, NICENESS))
@@ -31,5 +34,5 @@ _threads = ThreadPoolExecutor(
 
 
 async def run(work: Callable[P, R], *args: P.args, **more: P.kwargs) -> R:
-    """As `asyncio.to_thread`, in one of these threads."""
+    """Like `asyncio.to_thread`, but in one of these threads."""
     return await asyncio.get_running_loop().run_in_executor(_threads, partial(work, *args, **more))

@@ -15,8 +15,8 @@ from everstep_agent.command_line import build_parser, parse, split_arguments
 from everstep_contract import env, report
 
 LAST_WORDS_SECONDS = 10.0
-"""Limit at the end of a run on one machine for a blocked terminal to accept the last lines; then
-the process ends without them.
+"""How long a blocked terminal may take to accept the last lines of a run on one machine. Then the
+process ends without them.
 """
 
 
@@ -26,8 +26,8 @@ def main() -> NoReturn:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends without finalizing the interpreter, during which obstore's threads may abort the
-    process.
+    """End the process without finalizing the interpreter, because during finalization obstore's
+    threads may abort the process.
 
     Measured: 21 of 480 processes that read from a store and then ended died of SIGABRT.
     """
@@ -38,7 +38,9 @@ def leave(status: int) -> NoReturn:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command's exit status. Raises SystemExit for --help and for a wrong command line."""
+    """Run the command and return its exit status. Raises SystemExit for --help and for an invalid
+    command line.
+    """
     own, script_args = split_arguments(argv)
     arguments = parse(own)
     if arguments.command == "run":
@@ -100,7 +102,7 @@ def _run_agent(arguments: argparse.Namespace, args: list[str], output: line_writ
 
 
 def add_options(settings: env.AgentEnv, arguments: argparse.Namespace) -> env.AgentEnv:
-    """Those that the command of a container may have."""
+    """Apply the options that the command of a container may have."""
     return dataclasses.replace(
         settings,
         zygote=0 if arguments.no_zygote else settings.zygote,
@@ -109,7 +111,7 @@ def add_options(settings: env.AgentEnv, arguments: argparse.Namespace) -> env.Ag
 
 
 def _report_for_good(settings: env.AgentEnv, message: str) -> int:
-    """An end that no restart of the container can fix, in the form that the operator reads."""
+    """Report an end that no restart of the container can fix, as the operator reads it."""
     found = report.ExitReport(
         cause=report.Cause.SCRIPT_ERROR,
         message=message,

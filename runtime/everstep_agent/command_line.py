@@ -1,4 +1,4 @@
-"""The command line of `everstep`: its options, and what is wrong with a line that cannot be used."""
+"""The command line of `everstep`: its options, and the error messages for an invalid one."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def parse(own: Sequence[str]) -> argparse.Namespace:
-    """Ends the process with the usage message if the command line is invalid."""
+    """Parse the arguments. Ends the process with the usage message if they are invalid."""
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(own)
     if unknown:

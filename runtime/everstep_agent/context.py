@@ -20,6 +20,6 @@ class Context:
     memory: MemoryTier
     line: logline.Log
     disk: FolderTier | None = None
-    """On a disk of the node, if the job names one."""
+    """The tier on a disk of the node; None: the job names no disk."""
     dropped: Callable[[], int] = lambda: 0
     """Lines of this process's output that were dropped because nobody reads it."""

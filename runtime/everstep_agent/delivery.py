@@ -1,4 +1,6 @@
-"""Sends uploaded parts to the coordinator, and again to each new one, until they are committed."""
+"""Sends uploaded parts to the coordinator, and again to each new coordinator, until they are
+committed.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -12,17 +14,19 @@ from everstep_agent.peers.messages import Accepted
 from everstep_agent.waiting import happens, result_unless
 
 AGAIN_SECONDS = 1.0
-"""A part that was not accepted is sent again after this, or at once when there is news."""
+"""A part that was not accepted is sent again after this time, or as soon as another part is
+uploaded.
+"""
 PART_SECONDS = 60.0
-"""Limit for one part to be accepted; then it is sent again. It ends sooner if another agent takes
-the role.
+"""Limit for the coordinator to accept one part; then the part is sent again. The wait ends sooner
+if another agent takes the role.
 """
 Told = tuple[Holder, str]
-"""To whom a part was sent, and with which problem."""
+"""The coordinator to which a part was sent, and the problem that the part then reported."""
 
 
 class Delivery:
-    """`parts`: what is uploaded and not committed."""
+    """`parts`: those that are uploaded and not yet committed."""
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class Delivery:
                     sent[key] = told
 
     async def _send(self, part: Part, holder: Holder) -> bool:
-        """Whether this term of the coordinator has the part now."""
+        """Send the part. Return whether this term of the coordinator now holds it."""
         coordinator = self._state.coordinator
         if coordinator is not None:
             coordinator.term.add_part(part)

@@ -29,7 +29,9 @@ def from_failure(failure: FailureReport) -> report.ExitReport:
 
 
 def decide_left(published: Levels | None, slot: int, attempt: int) -> report.ExitReport | None:
-    """Whether this pod, which was asked to leave, holds no state that the store lacks."""
+    """The exit report of a pod that was asked to leave, once the store holds all its state; None:
+    not yet.
+    """
     left = published.seen.left if published else ()
     found = next((x for x in left if (x.slot, x.attempt) == (slot, attempt)), None)
     if found is None:
@@ -45,7 +47,9 @@ def decide_left(published: Levels | None, slot: int, attempt: int) -> report.Exi
 def decide_fenced(
     wanted: levels.Wanted, slot: int, attempt: int, over: str = ""
 ) -> report.ExitReport | None:
-    """`over`: why the run log gives this pod up, if it does."""
+    """The exit report of a pod that was replaced or given up; None: it was not. `over`: why the run
+    log gives the pod up; empty: it does not.
+    """
     if over:
         return report.ExitReport(cause=report.Cause.FENCED, message=over)
     newer = max((p.attempt for p in wanted.peers if p.slot == slot), default=attempt)
@@ -62,7 +66,9 @@ def left_alone() -> report.ExitReport:
 
 
 def left_late(copied: Mapping[str, int]) -> report.ExitReport:
-    """`copied`: place → the newest step beyond the newest commit that lies there."""
+    """`copied`: where copies of this pod's saves are → the newest step there, if it is later than
+    the newest commit.
+    """
     step = max(copied.values(), default=0)
     text = "left without a commit: the store did not take the save before the notice ended"
     if step:

@@ -21,18 +21,20 @@ HEAD_BYTES = 1 << 20
 TAIL_BYTES = 1 << 16
 """Limit of the newest lines, which are kept once the head is full."""
 DRAIN_SECONDS = 2.0
-"""How long an agent that ends waits for its last lines to be read, before it drops them. Less than
-the reserve in its grace period.
+"""How long an agent that ends waits for its last lines to be read, before it drops them. It is less
+than the part of the grace period that is reserved for the shutdown.
 """
 CHUNK_BYTES = 1 << 16
 
 
 class LineWriter(io.TextIOBase):
-    """A text stream for `fd`. `write` never blocks; the text of one call is kept or dropped as a whole. Thread-safe."""
+    """A text stream for `fd`. `write` never blocks; the text of one call is kept or dropped as a
+    unit. Thread-safe.
+    """
 
     def __init__(self, fd: int) -> None:
         self.dropped = 0
-        """Lines, since the start."""
+        """Lines dropped since the start."""
         self._fd = fd
         self._partial = ""
         self._head: deque[bytes] = deque()
@@ -64,14 +66,14 @@ class LineWriter(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Passes on what was written, an incomplete line included, without waiting."""
+        """Pass on what was written, including an incomplete line, without waiting."""
         with self._changed:
             rest, self._partial = self._partial, ""
             if rest:
                 self._take(rest)
 
     def finish(self, seconds: float) -> None:
-        """Waits until everything is written, at most this long."""
+        """Wait until everything is written, at most `seconds`."""
         self.flush()
         with self._changed:
             self._ends = True
@@ -109,7 +111,7 @@ class LineWriter(io.TextIOBase):
                 self._changed.notify_all()
 
     def _next(self) -> bytes:
-        """Empty: end of output."""
+        """The next bytes to write; empty: the end of the output."""
         with self._changed:
             self._changed.wait_for(lambda: self._head or self._tail or self._ends)
             if not self._head:
@@ -149,7 +151,7 @@ class Output:
 
 @contextlib.contextmanager
 def unblocked(drain: float = DRAIN_SECONDS) -> Iterator[Output]:
-    """Makes sys.stdout and sys.stderr non-blocking for this process; at the end it waits at most
+    """Make sys.stdout and sys.stderr non-blocking for this process. At the end, wait at most
     `drain` seconds for unwritten output.
     """
     former = sys.stdout, sys.stderr

@@ -59,7 +59,7 @@ class Log:
 class Once:
     """Logs a wait once for each kind of trouble, until it has passed.
 
-    The message may name another object at each try, so the kind is compared.
+    Only the kind is compared, because the message may name another object at each try.
     """
 
     def __init__(self, line: Log, event: str) -> None:

@@ -1,4 +1,4 @@
-"""What the parts of an agent need of each other: its report, the newest levels, its identity."""
+"""What the parts of an agent share: its report, the newest levels, its identity."""
 
 import time
 
@@ -19,13 +19,15 @@ class OwnAgent:
     def __init__(self, me: Identity, state: AgentState, pod: Pod) -> None:
         self.me = me
         self.group = GroupStore()
-        """Keys of the process group of an epoch that was started here; kept even if the role moves
-        on.
+        """Keys of the process group of an epoch that this agent started; kept even after another
+        agent has taken the role.
         """
         self.changed = pod.changed
-        """Set whenever the report has news."""
+        """Set whenever there is something new to report."""
         self.lost: set[str] = set()
-        """Addresses of coordinators that this agent has lost, and that have not answered since."""
+        """Addresses of coordinators with which this agent has lost contact, and which have not
+        answered since.
+        """
         self._state = state
         self._pod = pod
 
@@ -33,7 +35,7 @@ class OwnAgent:
         return self._pod.build_report(time.monotonic())
 
     def hear(self, published: Levels) -> None:
-        """From the coordinator that this agent follows, or from its own."""
+        """Apply the levels of the coordinator that this agent follows, or of its own."""
         self._state.take_published(published)
         store = published.epoch.store if published.epoch else ""
         keeper = store or published.address
@@ -41,7 +43,7 @@ class OwnAgent:
         self._pod.apply(published)
 
     def want(self, wanted: levels.Wanted) -> None:
-        """From the operator."""
+        """Apply the operator's document."""
         if not self._state.take_wanted(wanted):
             return
         if self._state.coordinator is not None:
@@ -81,14 +83,14 @@ class OwnAgent:
 
     @property
     def waits_long(self) -> bool:
-        """Whether a local rank has waited for others for long, or has left its group: one of them may be
-        lost.
+        """Whether a local rank has waited for other ranks for a long time, or has left its group: a
+        member may be lost.
         """
         return any(w.waits_long or w.state is State.HELD for w in self.report().workers)
 
     @property
     def informed(self) -> bool:
-        """Whether `wanted` was received: without it an agent does not take the role."""
+        """Whether this agent has received `wanted`. Without it, an agent does not take the role."""
         return self._state.informed
 
     @property

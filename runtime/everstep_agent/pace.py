@@ -1,4 +1,4 @@
-"""How often an agent repeats itself, and the coordinator looks again, while nothing happens."""
+"""How often an agent repeats its report, and the coordinator its checks, while nothing happens."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ LIVELY_SECONDS = 3.0
 
 
 class Pace:
-    """`lively` and `quiet`: seconds between two repetitions soon after news, and without news."""
+    """`lively`: seconds between two repetitions soon after news. `quiet`: the same without news."""
 
     def __init__(
         self, lively: float, quiet: float, clock: Callable[[], float] = time.monotonic
@@ -28,6 +28,6 @@ class Pace:
         return self._lively if is_lively else self._quiet
 
     async def wait_for_news(self, event: asyncio.Event) -> None:
-        """Waits until the event is set, one period at most."""
+        """Wait until the event is set, at most one period."""
         if await happens(event, self.period_seconds):
             self.note_news()

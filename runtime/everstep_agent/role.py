@@ -13,20 +13,24 @@ from everstep_agent.own_agent import OwnAgent
 from everstep_agent.pace import Pace
 
 REPORT_SECONDS = 0.1
-"""Between two reports of the coordinator's own pod without news."""
+"""Seconds between two reports of the coordinator's own pod without news."""
 QUIET_REPORT_SECONDS = 0.5
-"""The same while there is no news for a while."""
+"""The same once there has been no news for a while."""
 YIELD_SECONDS = 1.0
 RIVAL_SECONDS = 5.0
-"""How often an acting coordinator looks for another one: more often than a silent member is given
-up.
+"""How often an acting coordinator looks for another one. This is less than the time after which a
+silent member is given up.
 """
 LINGER_SECONDS = 5.0
-"""How long the coordinator stays after the end, so that operator and agents can read of it."""
+"""How long the coordinator stays after the job's end, so that the operator and the agents can read
+about it.
+"""
 LINGER_POLL_SECONDS = 0.05
 ENDED_SECONDS = 3.0
 HANDOVER_SECONDS = 1.0
-"""The same when only its own pod leaves: others take over."""
+"""Like `LINGER_SECONDS`, but when the role is given up before the job's end: other agents take
+over.
+"""
 
 
 class Role:
@@ -37,8 +41,8 @@ class Role:
         self._line = context.line
 
     async def act(self, has_rival: Callable[[], Awaitable[bool]]) -> None:
-        """Coordinates until another coordinator precedes this one, or this slot has left. Once the
-        job has ended, its last levels stay published until this agent ends.
+        """Coordinate until another coordinator takes precedence, or this slot has left. Once the
+        job has ended, keep the last levels published until this agent ends.
         """
         context = replace(self._context, line=self._line.bind(role="coordinator"))
         coordinator = Coordinator(
@@ -61,7 +65,9 @@ class Role:
     async def _until_over(
         self, coordinator: Coordinator, has_rival: Callable[[], Awaitable[bool]]
     ) -> None:
-        """The role is held as long as these run; all but the pod's own are coordinator code."""
+        """Hold the role until one of these tasks ends. An error in any of them, except in the pod's
+        own (`of_pod`), is a fault of the coordinator's code.
+        """
         term = coordinator.term
         running = asyncio.create_task(coordinator.run())
         until = [
@@ -92,14 +98,18 @@ class Role:
             await asyncio.gather(running, *until, *of_pod, return_exceptions=True)
 
     async def _lay_down(self, term: Term, error: Exception) -> None:
-        """A bug in the coordinator ends neither this pod nor the epoch (`coordinator/faults.py`)."""
+        """Give the role up after a bug in the coordinator's code. The bug ends neither this pod nor
+        the epoch (`coordinator/faults.py`).
+        """
         fault = term.lay_down(error)
         self._line.say("coordinator_failed", message=fault.message, traceback=fault.traceback)
         if not term.ended:
             await self._until_read(term)
 
     async def _hear(self, coordinator: Coordinator) -> None:
-        """This pod reads the levels as the others do, without HTTP."""
+        """Apply the levels in this pod each time they change, as the other pods do, but without
+        HTTP.
+        """
         version = -1
         while True:
             published = await coordinator.term.board.wait_newer(version)
@@ -114,13 +124,13 @@ class Role:
             await pace.wait_for_news(self._own.changed)
 
     async def _until_handed_over(self, term: Term) -> None:
-        """This pod has left."""
+        """Wait until this pod has left."""
         version = -1
         while term.ended or not term.hands_over:
             version = (await term.board.wait_newer(version)).version
 
     async def _hand_over(self, term: Term, running: asyncio.Task[None]) -> None:
-        """Ends when all agents know that this pod has left."""
+        """Hand the role over, and wait until all agents know that this pod has left."""
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         term.hand_over()
@@ -145,7 +155,7 @@ class Role:
                 return
 
     async def linger(self) -> None:
-        """Waits until every agent that follows this coordinator, and the operator, have read its
+        """Wait until every agent that follows this coordinator, and the operator, have read its
         last levels.
         """
         coordinator = self._state.coordinator

@@ -1,7 +1,8 @@
-"""Waits with a limit that never lose a cancellation.
+"""Waits with a time limit that never lose a cancellation.
 
-`asyncio.wait_for` loses one in Python 3.11 if the awaited event happens in the same turn of the
-loop: the task continues, and its canceller waits for ever (seen: an agent that did not end).
+`asyncio.wait_for` loses one in Python 3.11 if the awaited event happens in the same iteration of
+the event loop: the task continues, and whoever cancelled it waits forever (seen: an agent that did
+not end).
 """
 
 import asyncio
@@ -43,12 +44,12 @@ class Change:
         self._next = asyncio.Event()
 
     def fire(self) -> None:
-        """Wakes all current waiters."""
+        """Wake all current waiters."""
         self._next.set()
         self._next = asyncio.Event()
 
     async def until(self, true: Callable[[], bool], seconds: float) -> bool:
-        """Waits for it to become true, at most this long; returns whether it did."""
+        """Wait at most `seconds` for `true` to return true. Return whether it did."""
         try:
             async with asyncio.timeout(seconds):
                 while not true():

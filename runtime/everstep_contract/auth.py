@@ -1,11 +1,11 @@
 """Authentication: a request and its answer each carry a proof of the job's token, which is never
 sent.
 
-A proof is an HMAC-SHA256 with the token as key. It covers the whole exchange, so that a
-recording cannot be replayed: the address that the client called (not forwarded to another
-agent), the server's nonce of the connection and a growing counter (no request twice), the
-client's challenge (no answer twice), method, path, the digest of the body and, in an answer,
-its status. The digest is in a header: a proof is checked before the body is read.
+A proof is an HMAC-SHA256 with the token as key. So that a recorded message cannot be replayed, it
+covers the address that the client called (a request cannot be forwarded to another agent), the
+server's nonce of the connection and a growing counter (no request is accepted twice), the client's
+challenge (no answer is accepted twice), method, path, the digest of the body and, in an answer, its
+status. The digest is in a header, so that the proof is checked before the body is read.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ CHALLENGE = "everstep-challenge"
 DIGEST = "everstep-digest"
 PROOF = "everstep-proof"
 OLD_PROOF = "everstep-mac"
-"""The proof header of one minor version before, over nonce, counter, method, path and body; answers
-had none. Accepted for `WANTED_PATH` only: the agents of one job have the same version, their
-operator may have another.
+"""The proof header of the previous minor version, over nonce, counter, method, path and body;
+answers had no proof. It is accepted for `WANTED_PATH` only: the agents of one job have the same
+version, but their operator may have another.
 """
 
 _RANDOM = re.compile(r"[0-9a-f]{2,64}")
@@ -50,7 +50,7 @@ class Exchange:
     """One request on one connection, and its answer."""
 
     server: str
-    """host:port that the client called; a server knows its own."""
+    """host:port that the client called; a server uses its own address."""
     nonce: str
     counter: int
     challenge: str
@@ -86,7 +86,9 @@ class Signer:
         self._counter = 0
 
     def begin(self, nonce: str) -> None:
-        """A new connection, with its server's nonce. Raises ValueError if the nonce is malformed."""
+        """Begin a new connection with its server's nonce. Raises ValueError if the nonce is
+        malformed.
+        """
         if not _RANDOM.fullmatch(nonce):
             raise ValueError(f"{nonce!r:.80} is not a nonce")
         self._nonce, self._counter = nonce, 0
@@ -150,7 +152,9 @@ class Verifier:
     def accept_as_before(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes
     ) -> Exchange | None:
-        """The same for a client of one minor version before, whose body must be read first."""
+        """The same for a client of the previous minor version. Its proof covers the body itself, so
+        the body must be read first.
+        """
         exchange = self._read(method, path, headers) if path == names.WANTED_PATH else None
         if exchange is None:
             return None

@@ -1,7 +1,7 @@
-"""Frozen dataclasses to JSON and back; invalid input gets an error that names the field.
+"""Converts frozen dataclasses to JSON and back. The error for invalid input names the field.
 
-Unknown fields are ignored (a newer peer may send them), missing ones take their default, wrong
-types are refused.
+Unknown fields are ignored, because a newer peer may send them. Missing fields get their default,
+and wrong types are refused.
 """
 
 import dataclasses

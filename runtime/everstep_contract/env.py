@@ -1,5 +1,5 @@
-"""The environment that the operator (on a laptop: the launcher) gives to an agent, with both
-directions in one class.
+"""The environment that the operator (on a laptop: the launcher) gives to an agent. One class both
+writes and reads it.
 """
 
 import dataclasses
@@ -39,7 +39,9 @@ class AgentEnv:
     workers: int = 1
     """Worker processes in this pod (processes per worker)."""
     mesh: units.Mesh = units.ONE_RANK
-    """How the job's ranks form units, as `shard=2,tensor=1`; the same for all pods of a job, for its life."""
+    """How the job's ranks form units, as `shard=2,tensor=1`; the same for all pods of a job, for
+    its whole life.
+    """
     uri: str
     """Where checkpoints go: s3://bucket/prefix, file:///path, gs://…, az://…"""
     run: str
@@ -56,13 +58,13 @@ class AgentEnv:
     guard_factor: float = 10.0
     guard_action: str = "Note"
     in_place: int = 0
-    """1: members that survive a loss go on in the same step; 0: all restart."""
+    """1: members that survive a loss continue in the same step; 0: all restart."""
     on_loss: str = OnLoss.SHRINK.value
     below_min_seconds: float = 1800.0
     """How long the job may train with fewer pods than its minimum, after losses."""
     max_redo_seconds: float = 30.0
-    """What a loss that leaves no whole copy of the model may cost in training that is computed again: near saves are
-    made accordingly. 0: none are made.
+    """How many seconds of training may be repeated after a loss that leaves no whole copy of the
+    model. Near saves are made as often as this requires. 0: none are made.
     """
     memory: str
     """A folder in memory that survives restarts of the container."""
@@ -73,16 +75,16 @@ class AgentEnv:
     disk_tier: str | None = None
     """A folder on a disk of the node for copies of this pod's saves."""
     disk_seconds: float = 0.0
-    """At least so many seconds between two copies to `disk_tier`."""
+    """The least time in seconds between two copies to `disk_tier`."""
     termination_log: str = "/dev/termination-log"
     zygote: int | None = None
     """0: each worker is a fresh interpreter. Otherwise it is forked from a process that has
     imported torch (pod/README.md of the agent).
     """
     preload: str | None = None
-    """Modules of the user's that the zygote imports, separated by commas."""
+    """The user's modules that the zygote imports, separated by commas."""
     warm: str | None = None
-    """What the zygote imports by itself, in place of torch and what belongs to it: for scripts that
+    """Modules that the zygote imports in place of torch and what belongs to it, for scripts that
     need no torch.
     """
 

@@ -26,7 +26,7 @@ class Order:
     seed: int
     shuffle: bool
     fingerprint: str | None = None
-    """Of the dataset's content; None: not given, so the content is not compared."""
+    """A fingerprint of the dataset's content; None: not given, so the content is not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Segment:
     """Steps that have drawn so far."""
     order: Order
     change: str = ""
-    """Why these samples do not continue the segment before; empty: they do."""
+    """Why these samples do not continue the previous segment; empty: they do."""
 
     @property
     def next_sample(self) -> int:

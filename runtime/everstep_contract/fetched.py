@@ -1,4 +1,4 @@
-"""What `everstep fetch --json` prints: where a checkpoint's files lie now, for `everstep.load`."""
+"""What `everstep fetch --json` prints: where a checkpoint's files are now, for `everstep.load`."""
 
 from dataclasses import dataclass
 
@@ -18,6 +18,6 @@ class Fetched:
     manifest: str
     """Path of the manifest."""
     places: str
-    """Path of a `Places` document: where its chunks lie."""
+    """Path of a `Places` document: where the checkpoint's chunks are."""
     skipped: tuple[Skipped, ...] = ()
     """Newer checkpoints that cannot be read, the newest first."""

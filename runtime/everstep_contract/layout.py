@@ -15,17 +15,19 @@ from everstep_contract import codec
 
 LIMIT_BYTES = 64 * 1024 * 1024
 OWN = "random/"
-"""How the names of tensors begin that each rank has for itself: the states of its random generators.
-They are not compared.
+"""Prefix for the names of tensors that each rank has for itself: the states of its random
+generators. They are not compared.
 """
 LOCAL = "$local/"
-"""The same for the state of `job.track_local`; the rank follows. No tracked name begins so."""
+"""The same for the state of `job.track_local`; the rank follows the prefix. No tracked name begins
+with it.
+"""
 SHOWN = 3
 """How many tensors a message names."""
 
 
 def describe(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
-    """Of (name, dtype, shape)."""
+    """The layout of these tensors, each given as (name, dtype, shape), as JSON."""
     rows = [[name, f"{dtype} {tuple(shape)}"] for name, dtype, shape in sorted(tensors)]
     return json.dumps(rows, separators=(",", ":")).encode()
 
@@ -50,8 +52,8 @@ def unpack(packed: str) -> dict[str, str]:
 
 
 def explain_difference(packed: Mapping[int, str]) -> str:
-    """The tensors that differ, with the ranks of each form; `packed` by rank. Empty: no difference
-    is known.
+    """Which tensors differ, and which ranks have which form. `packed`: rank → packed layout. Empty:
+    no difference is known.
     """
     layouts = {rank: unpack(text) for rank, text in packed.items()}
     names = sorted({name for layout in layouts.values() for name in layout})

@@ -1,8 +1,8 @@
 """The ledger: the samples of each global step. It covers only steps that belong to the run, not
-discarded tries.
+steps that were discarded and taken again.
 
-Every number in it travelled in the step's vector, so each rank holds the same entry and any of
-them can save it.
+Every number in it is part of the step's vector, so each rank holds the same entry and any of them
+can save it.
 """
 
 from collections.abc import Iterable

@@ -57,14 +57,15 @@ class DeadAgent:
     attempt: int
     incarnation: int
     reason: str = ""
-    """Why, in the kubelet's words, such as "OOMKilled, exit status 137". Empty: not told."""
+    """Why it ended, in the kubelet's words, such as "OOMKilled, exit status 137". Empty: not known.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yield:
-    """A pod that the job may leave out, though nothing proves its death: its node and its agent are
-    silent. The word counts only while the claim of `epoch` is the newest in the run log: if the pod
-    lives, and its side has claimed a later epoch, the word is void.
+    """A pod that the job may leave out although nothing proves its death, because its node and its
+    agent are silent. This permission is valid only while the claim of `epoch` is the newest in the
+    run log: if the pod is alive and its side has claimed a later epoch, the permission is void.
     """
 
     slot: int
@@ -76,7 +77,7 @@ class OnLoss(enum.Enum):
     """What the others do when a rank is lost."""
 
     SHRINK = "Shrink"
-    """They go on without it, until it is replaced."""
+    """They continue without it until it is replaced."""
     WAIT = "Wait"
     """They wait for its replacement: the run equals an undisturbed one bit for bit."""
 
@@ -93,8 +94,8 @@ class JobSettings:
     gang_seconds: float | None = None
     keep: int | None = None
     guard_factor: float | None = None
-    """This and `guard_action` take effect with the next epoch, for all its members; the rest at
-    once.
+    """This and `guard_action` take effect with the next epoch, for all its members; all other
+    settings take effect at once.
     """
     guard_action: str | None = None
     in_place: bool | None = None
@@ -111,8 +112,8 @@ class Wanted:
     protocol: int = PROTOCOL
     generation: int = 0
     revision: int = 0
-    """Increases with every change by one operator; a document older than the present one is
-    ignored.
+    """Increases with every change that one operator makes. A document with a lower revision than
+    the current one is ignored.
     """
     min_workers: int = 1
     want_workers: int = 1
@@ -122,7 +123,7 @@ class Wanted:
     leave_reason: str = ""
     hold: tuple[int, ...] = ()
     """Slots that may not join a new epoch for now: their node is suspect and not yet judged. Unlike
-    `leave` it asks for nothing, and a slot that is no longer named may join again.
+    `leave`, it requests nothing, and a slot that is no longer named may join again.
     """
     dead: tuple[DeadAgent, ...] = ()
     gone: tuple[SlotAttempt, ...] = ()
@@ -140,8 +141,8 @@ class Wanted:
     """Takes effect at once; None: as in the pods' environment."""
     settings: JobSettings = field(default_factory=JobSettings)
     pin: str = ""
-    """A checkpoint pinned under this name shall exist; if the run has never had one, one is saved. Empty: none is
-    wanted.
+    """A checkpoint pinned under this name must exist; if the run has never had one, one is saved.
+    Empty: no pin is wanted.
     """
     incident: str = ""
     """Id of the incident that `leave` or `gone` belong to; it is in every log line and phase."""
@@ -233,7 +234,7 @@ class RuntimeIncident:
     """WorkerDied, WorkerHung, Leave, AgentLost, …"""
     message: str
     rung: str = ""
-    """The step of the recovery ladder that ended it: move, restart, …"""
+    """How the job recovered: move, restart, …"""
     slot: int | None = None
     """The first slot that was lost; None: it is not known yet which one broke the group."""
     slots: tuple[int, ...] = ()
@@ -246,7 +247,7 @@ class RuntimeIncident:
     open: bool = True
 
     def concerns(self, slot: int) -> bool:
-        """Whether it covers what happens to this slot in the meantime."""
+        """Whether this incident covers what happens to the slot in the meantime."""
         if self.slot is None and not self.slots:
             return self.cause not in IN_ORDER
         return slot == self.slot or slot in self.slots
@@ -276,8 +277,8 @@ class DeviceDeath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckPod:
-    """A process of this pod survives SIGKILL. It is not proven dead: its slot needs a newer
-    attempt.
+    """A pod with a process that survives SIGKILL. The pod is not proven dead, so its slot needs a
+    newer attempt.
     """
 
     slot: int
@@ -299,7 +300,7 @@ class Seen:
     running: bool = False
     """The epoch has started and its members train."""
     in_place: bool = False
-    """The epoch goes on with workers of the former one, in the same step."""
+    """The epoch continues with workers of the previous one, in the same step."""
     coordinator: SlotAttempt | None = None
     members: tuple[Member, ...] = ()
     step: int = 0
@@ -308,7 +309,9 @@ class Seen:
     loss: float | None = None
     staged: CheckpointRef | None = None
     copied_step: int = 0
-    """Newest step of which each pod's part also lies in another pod's memory; 0: none, or no copies are made."""
+    """Newest step of which each pod's part is also in another pod's memory; 0: none, or no copies
+    are made.
+    """
     kept_step: int = 0
     """Newest step of this epoch that is kept in memory, for a loss that leaves no whole copy of the model; 0: none."""
     committed: CheckpointRef | None = None
@@ -325,7 +328,7 @@ class Seen:
     """Pods in no epoch that could join the running one at once."""
     left: tuple[Left, ...] = ()
     device_deaths: tuple[DeviceDeath, ...] = ()
-    """Those for whose judgment an agent still waits."""
+    """Deaths for which an agent still waits for the operator's judgment."""
     stuck: tuple[StuckPod, ...] = ()
     stopped: Stopped | None = None
     done: bool = False

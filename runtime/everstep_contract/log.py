@@ -47,7 +47,9 @@ class Claim:
 
     epoch: int
     token: str
-    """Random, chosen by the writer: it recognizes its own entry by it when an answer was lost."""
+    """Random, chosen by the writer. If the store's answer is lost, the writer recognizes its own
+    entry by this token.
+    """
     members: tuple[MemberId, ...]
     coordinator: str
     job_uid: str
@@ -78,21 +80,23 @@ class Commit:
     digest: str
     bytes: int = 0
     pins: tuple[str, ...] = ()
-    """Names under which it is pinned: it is not retired before all of them are given up. A name is used
-    once in a run.
+    """Names under which it is pinned: it is not retired until all of them are given up. A run uses
+    each name only once.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retire:
-    """These are given up; any agent may delete the objects at any time after this entry."""
+    """These checkpoints, chunks and pins are given up. Any agent may delete the objects at any time
+    after this entry.
+    """
 
     epoch: int
     token: str
     manifests: tuple[str, ...] = ()
     chunks: tuple[str, ...] = ()
     unpins: tuple[str, ...] = ()
-    """Names that pin nothing any more."""
+    """Names that no longer pin a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,9 @@ from everstep_contract import codec
 
 VERSION = 1
 BLAKE3, BLAKE3_PREFIX = "blake3", "b3-"
-"""The feature that a manifest names if digests of it are BLAKE3, and how those begin."""
+"""The feature that a manifest names if any of its digests is BLAKE3, and the prefix of such
+digests.
+"""
 FEATURES: frozenset[str] = frozenset({BLAKE3})
 """Features that this reader supports; a manifest that names another one is refused."""
 LIMIT_BYTES = 256 * 1024 * 1024
@@ -112,7 +114,7 @@ def decode(raw: bytes) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise codec.DecodeError(f"Manifest: not JSON: {error}") from None
     version = document.get("version", VERSION) if isinstance(document, dict) else VERSION
-    if version != VERSION:  # first: its other fields may have other types
+    if version != VERSION:  # checked first: another version may have other types of fields
         raise codec.DecodeError(f"Manifest: version {version!r:.40}; this reader knows {VERSION}")
     manifest = codec.decode(Manifest, document)
     for problem in problems(manifest):
@@ -182,8 +184,8 @@ def _tensor_problems(tensor: Tensor, sizes: dict[str, int]) -> list[str]:
 
 
 def _find_overlap(tensor: Tensor) -> tuple[int, ...] | None:
-    """Where two pieces overlap: then as many bytes are in no piece, and would be read
-    uninitialized.
+    """Where two pieces overlap; None: nowhere. If two overlap, as many bytes are in no piece, and
+    would be read uninitialized.
     """
     pieces = sorted(tensor.pieces, key=lambda p: p.offsets)
     for i, piece in enumerate(pieces):

@@ -14,7 +14,7 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_SLOT = f"{GROUP}/slot"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 NODE_RACK = "topology.kubernetes.io/rack"
-"""Label of a node: what is lost together with others."""
+"""Label of a node. Nodes with the same value may be lost together."""
 
 ANNOTATION_PROOF = f"{GROUP}/pod-proof"
 """On a worker pod: proof that the operator created it for this slot and attempt."""
@@ -52,5 +52,5 @@ def pod_name(job: str, slot: int, attempt: int) -> str:
 
 
 def incident_id(cause: str, slot: int, attempt: int) -> str:
-    """Id of an interruption without a verdict: the same for every observer, each time."""
+    """Id of an interruption without a verdict. Every observer computes the same id, each time."""
     return f"{cause.lower()}-{slot}-{attempt}"

@@ -1,11 +1,11 @@
-"""A lock in shared memory whose owner's end wakes the one who waits for it.
+"""A lock in shared memory that wakes whoever waits for it when its owner ends.
 
-The kernel releases a robust mutex when its owner begins to exit, before it frees the process's memory.
-`waitpid` returns after that: 75 to 190 µs later for each MB (measured, on a busy machine), so seconds
-later for a large process.
+The kernel releases a robust mutex when its owner begins to exit, before it frees the process's
+memory. `waitpid` returns after that: 75 to 190 µs later for each MB (measured, on a busy machine),
+so seconds later for a large process.
 
-The owner is a thread. That it has ended does not prove that its process runs no more code: whoever is
-woken must look for himself (`everstep_agent.pod.exiting`).
+The owner is a thread. Its end does not prove that its process runs no more code, so whoever is
+woken must check that separately (`everstep_agent.pod.exiting`).
 """
 
 import ctypes
@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None)
 
 
 def create(page: mmap.mmap, offset: int) -> None:
-    """Raises OSError if the system has no such lock."""
+    """Initialize the lock. Raises OSError if the system has no such lock."""
     attributes = (ctypes.c_char * BYTES)()
     _check(_libc.pthread_mutexattr_init(attributes))
     _check(_libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED))
@@ -29,18 +29,18 @@ def create(page: mmap.mmap, offset: int) -> None:
 
 
 def own(page: mmap.mmap, offset: int) -> None:
-    """The calling thread owns the lock until it ends; the page stays mapped. Raises OSError."""
+    """Make the calling thread the owner until it ends; the page stays mapped. Raises OSError."""
     lock = _at(page, offset)
     _check(_libc.pthread_mutex_lock(lock))
     _owned.append(lock)
 
 
 _owned: list[ctypes.Array[ctypes.c_char]] = []
-"""The kernel finds a lock through its owner's memory."""
+"""Keeps the locks mapped, because the kernel finds a lock through its owner's memory."""
 
 
 def wait_owner_ended(path: str, offset: int) -> bool:
-    """Blocks until the owner has ended. False: nobody owns the lock.
+    """Block until the owner has ended. False: nobody owns the lock.
 
     Raises:
         OSError: there is no such file.

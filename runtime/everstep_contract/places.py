@@ -12,9 +12,11 @@ class Place:
     start: int
     bytes: int
     sums: Mapping[str, int] = field(default_factory=dict)
-    """Where the pieces of tensors lie in the chunk (`name_span`) → XXH3 of each (64 bits, seed 0). So a worker checks
-    what it copies, piece by piece, at the speed of the copy. The digest of a chunk (BLAKE3), which takes longer than
-    the copy, was checked when the chunk came here."""
+    """Where a piece of a tensor is in the chunk (`name_span`) → XXH3 of the piece (64 bits, seed
+    0). With these sums a worker checks what it copies, piece by piece, at the speed of the copy.
+    The digest of a chunk (BLAKE3) takes longer than the copy; it was checked when the chunk was
+    fetched.
+    """
 
     def is_at(self, other: "Place") -> bool:
         """Whether both are the same bytes of the same file."""
@@ -28,5 +30,5 @@ class Places:
 
 
 def name_span(at: int, count: int) -> str:
-    """Of `count` bytes from byte `at` of a chunk on."""
+    """The name of the `count` bytes of a chunk that begin at byte `at`."""
     return f"{at}+{count}"

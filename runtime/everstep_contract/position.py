@@ -1,14 +1,15 @@
 """A worker's position in shared memory: the agent can read it while the worker runs, and after its
 death.
 
-One page in a file that agent and worker map. The worker writes each `Position` beside the
-previous one and then sets, in one word, which of the two is the newest: if a worker is
-suspended or killed while it writes, the previous one is intact. A checksum detects a slot that
-was overwritten while it was read, even if the processor reorders stores. Words beside it say when the
-worker last made progress, how long it may take until the next time, and how far it is with the sums of its
-reduction: they cost the worker less than a position. The agent writes one word, the armed boundary. The
-worker also owns a lock in the page, so that its end is known at once. All times are CLOCK_MONOTONIC of the
-host.
+The position is in one page of a file that agent and worker map. The worker writes each `Position`
+next to the previous one and then sets, in one word, which of the two is the newest: if a worker is
+suspended or killed while it writes, the previous one is intact. A checksum detects a position that
+was overwritten while it was read, even if the processor reorders stores.
+
+Further words record when the worker last made progress, how long it may take until it makes
+progress again, and how many sums of its reduction it has launched and completed. These words cost
+the worker less than a position. The agent writes one word, the armed boundary. The worker also owns
+a lock in the page, so that its end is known at once. All times are CLOCK_MONOTONIC of the host.
 """
 
 import enum
@@ -35,7 +36,7 @@ SECONDS = ("step", "data", "wait", "stall", "startup", "evaluate", "pause", "res
 
 
 class Phase(enum.IntEnum):
-    """Of the step that follows `applied`."""
+    """The phase of the step that follows `applied`."""
 
     COMPUTING = 0
     REDUCED = 1
@@ -63,9 +64,10 @@ class Stretch(enum.IntEnum):
     FETCH = 2
     """It fetches the data of a micro-batch."""
     WAIT = 3
-    """For other ranks or the agent."""
+    """It waits for other ranks or for the agent."""
     SUM = 4
-    """For other ranks, in a sum of a step: it looks now and then whether anything moves."""
+    """It waits for other ranks in a sum of a step, and checks now and then whether any data moves.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,17 @@ class Mark:
     """time.monotonic(); 0: there was none."""
     kind: Stretch
     limit: float
-    """Seconds that it has learnt for this kind; 0: none. For a wait that of computing."""
+    """The limit for this kind, in seconds, that the worker has learnt; 0: none. A wait has the
+    limit of computing.
+    """
     looked: float = 0.0
-    """When a worker that waits for a sum looked last, and nothing had moved since the mark."""
+    """The last time at which a worker that waits for a sum checked, and nothing had moved since the
+    mark.
+    """
     group_limit: float = 0.0
-    """Seconds for which nothing may move while all ranks wait for a sum; 0: it has learnt none."""
+    """How many seconds may pass without any data moving while all ranks wait for a sum; 0: the
+    worker has learnt no limit.
+    """
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,7 +100,9 @@ class Position:
     phase: Phase = Phase.APPLIED
     scope: Where = Where.STARTUP
     waiting: bool = False
-    """In a collective or waiting for the agent: also true if another rank hangs."""
+    """Whether the worker is in a collective or waits for the agent. This is also true while another
+    rank hangs.
+    """
     limit_ms: int = 0
     """Time limit of the scope, 0: the default of the scope."""
     since: float = 0.0
@@ -117,7 +127,9 @@ class PositionPage:
         self._words = memoryview(self._page).cast("q")
 
     def own(self) -> None:
-        """The calling thread owns the page until it ends (`wait_owner_ended`); once."""
+        """Make the calling thread the owner of the page until it ends (`wait_owner_ended`). Call
+        this once.
+        """
         owner_lock.own(self._page, _LOCK)
 
     def write(self, position: Position) -> None:
@@ -132,12 +144,14 @@ class PositionPage:
         self._words[_COUNT] = count
 
     def mark(self, at: float, kind: Stretch, limit: float) -> None:
-        """Progress: a stretch of this kind begins. One word at a time, the limit first."""
+        """Record progress: a stretch of this kind begins. Each word is written separately, the
+        limit first.
+        """
         self._words[_LIMIT] = int(limit * 1000)
         self._words[_MARK] = int(at * 1e6) << 3 | kind
 
     def note_look(self, at: float) -> None:
-        """Nothing has moved since the mark."""
+        """Record that nothing has moved since the mark."""
         self._words[_LOOKED] = int(at * 1e6)
 
     def read_mark(self) -> Mark:
@@ -155,16 +169,20 @@ class PositionPage:
         self._words[_GROUP_LIMIT] = int(seconds * 1000)
 
     def join_sums(self, round: int, buckets: int, joined: int) -> None:
-        """So many of the buckets and the vector are launched; `round`: as in `SumMarks`."""
+        """Record how many of the buckets and the vector are launched. `round`: as in `SumMarks`."""
         first, last = min(buckets, _MOST_SUMS), min(joined, _MOST_SUMS)
         self._words[_JOINED] = (round & _ROUNDS) << 32 | first << 16 | last
 
     def complete_sums(self, round: int, complete: int) -> None:
-        """So many of the buckets are complete. From another thread: it writes this word alone."""
+        """Record how many of the buckets are complete. Another thread may call this, because only
+        this method writes the word.
+        """
         self._words[_COMPLETE] = (round & _ROUNDS) << 32 | min(complete, _MOST_SUMS)
 
     def read_sums(self, position: Position) -> Sums | None:
-        """`position`: as read from this page. None: no reduction is under way."""
+        """The sums of the reduction under way; None: there is none. `position`: as read from this
+        page.
+        """
         launched, over = self._words[_JOINED], self._words[_COMPLETE]
         buckets, joined = launched >> 16 & _MOST_SUMS, launched & _MOST_SUMS
         if not launched:
@@ -176,7 +194,7 @@ class PositionPage:
         )  # fmt: skip
 
     def leave_sums(self) -> None:
-        """No reduction is under way."""
+        """Record that no reduction is under way."""
         self._words[_JOINED] = 0
 
     def read(self) -> Position:
@@ -209,7 +227,7 @@ class PositionPage:
 
 
 def wait_owner_ended(path: str) -> bool:
-    """Blocks until the thread that owns the page has ended. False: no thread owns it.
+    """Block until the thread that owns the page has ended. False: no thread owns it.
 
     Raises:
         OSError: there is no such page.

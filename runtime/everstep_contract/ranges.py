@@ -1,4 +1,4 @@
-"""Micro-batches as ranges: short in a document, however many there are."""
+"""Sets of micro-batches as ranges, which stay short in a document however many there are."""
 
 from collections.abc import Iterable
 

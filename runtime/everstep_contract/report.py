@@ -1,8 +1,8 @@
 """The exit report: what remains when job and coordinator are gone.
 
-The agent writes it as JSON (at most 4 KB) to the container's termination message and exits with
-a code from this file. A final end exits 0, so that the kubelet does not restart the container;
-the report says which end it was.
+The agent writes it as JSON (at most 4 KB) to the container's termination message and exits with a
+code from this file. A final end exits with 0, so that the kubelet does not restart the container;
+the report states the cause.
 """
 
 import enum
@@ -28,8 +28,8 @@ class Cause(enum.Enum):
     RUN_EXISTS = "RunExists"
     CONFIG = "BadConfiguration"
     WORKER_DIED = "WorkerDied"
-    """A signal from outside ended the worker (SIGKILL, SIGTERM, …): infrastructure, however often
-    it happens.
+    """A signal from outside ended the worker (SIGKILL, SIGTERM, …). This counts as a fault of the
+    infrastructure, however often it happens.
     """
     WORKER_CRASHED = "WorkerCrashed"
     """A signal that the worker caused itself ended it (SIGSEGV, SIGABRT, SIGBUS, …)."""
@@ -41,7 +41,7 @@ class Cause(enum.Enum):
     NETWORK_FAILED = "NetworkFailed"
     """A collective failed, and no lost member explains it."""
     PROCESS_STUCK = "ProcessStuck"
-    """A worker does not end after SIGKILL: this pod cannot continue, its slot can in another pod.
+    """A worker does not end after SIGKILL. This pod cannot continue; its slot can, in another pod.
     """
     COORDINATOR = "CoordinatorFailed"
     """Coordinator code failed repeatedly: a bug in Everstep."""

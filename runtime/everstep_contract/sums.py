@@ -1,4 +1,6 @@
-"""How far a rank is with the sums of a reduction: its buckets in their order, and the vector behind them."""
+"""How many sums of a reduction a rank has launched and completed: its buckets in order, then the
+vector.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,16 +10,16 @@ from dataclasses import dataclass
 class Sums:
     step: int
     reduction: int
-    """Number of the step's loop, as in the ledger."""
+    """Number of the loop within the step, as in the ledger."""
     buckets: int
     joined: int
-    """So many of the buckets and the vector were launched on this rank."""
+    """How many of the buckets and the vector this rank has launched."""
     complete: int
-    """So many of the buckets are complete on this rank."""
+    """How many of the buckets are complete on this rank."""
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """The sum in which this rank waits, or will wait next. Sums complete in their order."""
+        """The sum in which this rank waits, or will wait next. Sums complete in order."""
         return self.step, self.reduction, self.complete
 
     def describe_wait(self) -> str:
@@ -39,7 +41,9 @@ class Sums:
 
 
 def find_first(waiting: Iterable[Sums]) -> Sums | None:
-    """Where the rank waits that is least far: no rank can complete a later sum before that one."""
+    """The sums of the rank that is furthest behind: no rank can complete a later sum before the one
+    in which that rank waits.
+    """
     return min(waiting, key=lambda s: s.place, default=None)
 
 
@@ -47,8 +51,8 @@ def describe_missed(own: Sums | None, others: Iterable[Sums]) -> str:
     """Which sum a rank holds up; empty: the others wait in none.
 
     Args:
-        own: of that rank; None: it is in no reduction.
-        others: of those that wait.
+        own: sums of that rank; None: it is in no reduction.
+        others: sums of the ranks that wait.
     """
     first = find_first(others)
     if first is None:

@@ -39,8 +39,8 @@ class Start:
     mesh: Mesh = ONE_RANK
     """How the ranks form units; `world` is a whole number of them."""
     unit: str = ""
-    """Prefix of the keys by which the ranks of its unit form the groups that last as long as they do. A unit of other
-    processes has another one. Not used where each rank is a unit.
+    """Prefix of the keys by which the ranks of its unit form the groups that last as long as these
+    ranks. A unit of other processes has another prefix. Not used if each rank is a unit.
     """
     local_rank: int
     local_world: int
@@ -60,8 +60,8 @@ class Start:
     guard_factor: float = 10.0
     guard_action: str = "Note"
     join: bool = False
-    """The epoch runs already: get ready for training (`Tracked`), then take the state of a member
-    (`TakeState`), then wait for `Regroup`. `rank` and `world` are those to be expected.
+    """The epoch already runs: get ready for training (`Tracked`), then receive the state of a
+    member (`TakeState`), then wait for `Regroup`. `rank` and `world` are the expected values.
     """
 
 
@@ -78,7 +78,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regroup:
-    """The next epoch continues the present one in place: form its group, and go on in the same
+    """The next epoch continues the current one in place: form its group, and continue in the same
     step with this share.
     """
 
@@ -90,39 +90,44 @@ class Regroup:
     applied: int
     """Steps up to this one belong to earlier epochs."""
     reductions: int
-    """How many reductions of the former epoch are complete, on every member once `vector` has been
-    applied.
+    """How many reductions of the former epoch are complete. They are complete on every member once
+    `vector` has been applied.
     """
     share: Ranges | None = None
-    """This rank's micro-batches of the next reduction, those included that it holds already; None:
+    """This rank's micro-batches of the next reduction, including those that it already holds; None:
     no member has begun it.
     """
     micro_batches: int = 0
     """Of the next reduction, on all ranks together; 0: not begun."""
     vector: str = ""
-    """The vector of the last of these reductions, for a member that has not got it."""
+    """The vector of the last of these reductions, for a member that lacks it."""
     passes: int = 0
     """How many micro-batches each rank of its unit computes in the next reduction; those beyond its share are
     fillers. 0: no member has begun it, its unit has nothing to compute, or its unit is one rank.
     """
     begun: Ranges | None = None
-    """For a rank that has not begun: what the ranks that compute the same micro-batches began with, which come
-    first; None: none of them has begun. A rank that was told of this reduction before knows their order already.
+    """For a rank that has not begun, while ranks that compute the same micro-batches have: what
+    those began with, which comes first in its order. None: none of them has begun. A rank that
+    received its share of this reduction in an earlier epoch already knows the order.
     """
     begun_passes: int = 0
-    """How many passes these began with, fillers included."""
+    """How many passes those ranks began with, fillers included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveVector:
-    """Answer with a `Standing` that has the vector: a member lacks that of the last reduction."""
+    """Answer with a `Standing` that contains the vector: a member lacks the vector of the last
+    reduction.
+    """
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveHeld:
-    """Save the full state as of the boundary before the step that this worker holds, and go on waiting."""
+    """Save the full state as of the boundary before the step that this worker holds, and keep
+    waiting.
+    """
 
     epoch: int
     step: int
@@ -156,7 +161,9 @@ class Save:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowStack:
-    """Write the stacks of all threads to stderr, and go on: this worker has waited long."""
+    """Write the stacks of all threads to stderr, and continue. Sent to a worker that has waited
+    long.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,27 +209,29 @@ class Standing:
     problem: str = ""
     """Why this rank cannot regroup; empty if it can."""
     vector: str = ""
-    """Of the last complete reduction, if it was asked for: float64 numbers, little-endian, base64."""
+    """The vector of the last complete reduction, if the agent asked for it: float64 numbers,
+    little-endian, base64.
+    """
     passes: int = 0
     """How many micro-batches it has computed or will compute for the next reduction, fillers included; 0: not
     begun.
     """
     unit_lost: bool = False
-    """A collective within its unit has failed: this rank cannot go on, and the unit is lost."""
+    """A collective within its unit has failed: this rank cannot continue, and the unit is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regrouped:
-    """The group of the epoch is formed here."""
+    """This rank has formed the epoch's group."""
 
     epoch: int
     problem: str = ""
-    """Why it could not be formed; empty if it was."""
+    """Why this rank could not form it; empty: it did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakingState:
-    """How many bytes of the state this newcomer has received, and how many it is going to."""
+    """How many bytes of the state this newcomer has received, and how many it expects in all."""
 
     epoch: int
     received: int
@@ -236,7 +245,7 @@ class StateTaken:
     epoch: int
     applied: int
     problem: str = ""
-    """Why it does not; empty if it does."""
+    """Why the newcomer does not hold it; empty: it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +262,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtBoundary:
-    """Request, when the armed boundary is this step. Reply: `BoundaryReply`."""
+    """Request, sent when the armed boundary is this step. Reply: `BoundaryReply`."""
 
     epoch: int
     step: int
@@ -261,10 +270,10 @@ class AtBoundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundaryReply:
-    """`raised`: another boundary was armed, continue. `save`: stage this rank's part here. `near`: as in
-    `Staged`, unless another save is due here. `stay`: then park. `hold`: newcomers join. Tell the standing once the
-    next loop has begun, hand over the state of this boundary if asked (`GiveState`), and complete no sum before
-    `Regroup`.
+    """`raised`: another boundary was armed, so continue. `save`: stage this rank's part here.
+    `near`: as in `Staged`, unless another save is due here. `stay`: park after that. `hold`:
+    newcomers join. In this case report the standing once the next loop has begun, send the state of
+    this boundary if asked (`GiveState`), and complete no sum before `Regroup`.
     """
 
     raised: bool = False
@@ -286,7 +295,7 @@ class BadChunk:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MendedChunk:
     place: Place
-    """Of another copy."""
+    """Where another copy of the chunk is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +312,7 @@ class StagedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartDigests:
-    """What a rank holds of the tensors of one rank's part, in order: a digest of each."""
+    """Digests of one rank's copies of the tensors in one part, in order."""
 
     part: int
     """The rank that stores it."""
@@ -347,11 +356,10 @@ class Staged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
-    """Out of the group after a cut or a failed collective, or at a boundary with `stay`; waits for
-    Save or Exit.
+    """This worker is out of the group, after a cut or a failed collective, or at a boundary with
+    `stay`. It waits for `Save` or `Exit`.
 
-    `step` is the last step applied; `sound` is false if the state cannot be saved as of that
-    step.
+    `step` is the last step applied; `sound` is false if the state cannot be saved as of that step.
     """
 
     epoch: int
@@ -362,7 +370,9 @@ class Parked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """`until` is reached and this rank's part of the last checkpoint is staged; waits for Exit."""
+    """`until` is reached and this rank's part of the last checkpoint is staged; the worker waits
+    for `Exit`.
+    """
 
     epoch: int
     step: int
@@ -370,8 +380,8 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """This worker cannot continue, and why; it exits after this frame. `cause` is a `report.Cause`
-    value.
+    """This worker cannot continue, for this reason; it exits after this frame. `cause` is a
+    `report.Cause` value.
     """
 
     epoch: int
@@ -392,7 +402,9 @@ class StoreSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreGet:
-    """Request. Reply `StoreReply`, held until the key exists or `timeout_ms` is over (then `value` is null)."""
+    """Request. Reply: `StoreReply`, sent once the key exists or `timeout_ms` is over (then `value`
+    is null).
+    """
 
     epoch: int
     key: str

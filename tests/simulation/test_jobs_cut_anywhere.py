@@ -30,7 +30,7 @@ class Story:
     cutter: Cutter = field(default_factory=Cutter)
     verdicts: dict[str, NodeVerdict] = field(default_factory=dict)
     begun: int = 0
-    """Writes until the job trained for the first time."""
+    """Number of writes until the job trained for the first time."""
     checked: int = 0
     """Number of deletions that have been checked."""
 
@@ -82,7 +82,7 @@ class Story:
         return self.cutter.writes > writes + 1
 
     def _check(self) -> None:
-        """What must hold at every moment."""
+        """Check what must hold at every moment."""
         status = self.cluster.job().get("status") or {}
         attempts = {s["slot"]: s["attempt"] for s in status.get("slots") or ()}
         for pod in self.cluster.pods():
@@ -91,8 +91,8 @@ class Story:
             assert attempt <= attempts.get(slot, attempt), "a pod ahead of its count"
 
     def _check_deletions(self) -> None:
-        """A member of the running epoch is deleted only if the job said that it left, or its node
-        is gone.
+        """A member of the running epoch is deleted only if the job reported that it left, or its
+        node is gone.
 
         Checked before the kubelets and the job act, because afterwards the deleted pod is no longer
         a member.
@@ -162,7 +162,7 @@ async def pod_deleted(story: Story) -> None:
 
 async def pod_stuck_on_its_node(story: Story) -> None:
     """After the deletion the former pod's node is the first free one (`free[0]`), so the next pod
-    is bound to it; but its kubelet starts nothing any more.
+    is bound to it. But its kubelet no longer starts anything.
     """
     await story.play(trains)
     story.cluster.stuck_nodes.add("node-0")
@@ -199,7 +199,7 @@ async def scale_down(story: Story) -> None:
 
 
 async def spare_takes_over(story: Story) -> None:
-    """And the lost slot's next pod is the spare."""
+    """The spare replaces the lost pod, and the lost slot's next pod becomes the spare."""
     await _play_with_spare(story)
     story.cluster.kill_node("node-1")
     story.verdicts["node-1"] = a_verdict("node-1", NodeState.GONE)
@@ -286,8 +286,8 @@ async def test_an_operator_killed_at_any_write_leaves_work_that_another_complete
 
 
 async def test_a_job_that_shrinks_keeps_its_spare_wherever_the_operator_is_killed() -> None:
-    """If the operator dies before it has noted the wish, and the job has shrunk meanwhile, the wish has
-    no entry among incidents and recoveries.
+    """If the operator dies before it has noted the request to shrink, and the job shrinks
+    meanwhile, the request has no entry among incidents and recoveries.
     """
     whole = Story()
     await scale_down_with_a_spare(whole)
@@ -320,8 +320,8 @@ async def test_the_pod_that_replaces_another_is_on_another_node_under_another_na
 
 
 async def test_a_former_pod_of_whose_end_no_watch_told_is_deleted_once() -> None:
-    """An API server that comes back has no history: a watch starts again, and does not report what
-    was deleted.
+    """After a restart the API server has no history: the watch starts again, and does not report
+    what was deleted meanwhile.
     """
     story = Story()
     await story.play(trains)

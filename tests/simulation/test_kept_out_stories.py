@@ -1,5 +1,5 @@
-"""Stories of survivors that a claim names, and that have joined another coordinator's epoch by then: they
-cannot enter the claimed one, and hold the only copy of the state.
+"""Stories of survivors that a claim names although they have joined another coordinator's epoch by
+then. They cannot enter the claimed epoch, and they hold the only copy of the state.
 """
 
 from simulation.protocol.led import Led
@@ -19,8 +19,8 @@ def a_step_and_a_loss(faults: tuple[str, ...], rules: Rules) -> Led:
 
 
 def all_survivors_have_joined_a_rivals_epoch(rules: Rules) -> Led:
-    """Pod 0 claims epoch 2, and stands still before anybody is told. Pod 1 takes the role, and has both
-    survivors join epoch 3. Then pod 0 goes on, and pod 1 lays the role down.
+    """Pod 0 claims epoch 2, and stands still before any pod hears of it. Pod 1 takes the role, and
+    asks both survivors to join epoch 3. Then pod 0 continues, and pod 1 gives up the role.
     """
     led = a_step_and_a_loss(("pause",), rules)
     led.hold(f"{C0} steps first", f"{C0} claims, behind", f"{C0} stands still")
@@ -30,8 +30,8 @@ def all_survivors_have_joined_a_rivals_epoch(rules: Rules) -> Led:
 
 
 def the_only_survivor_inside_dies(rules: Rules) -> Led:
-    """Pod 0 claims epoch 2, and loses sight of pod 2, which joins its own epoch 3. Pod 1 enters epoch 2,
-    and loses its worker.
+    """Pod 0 claims epoch 2, and loses its connection to pod 2, which takes the role, too, and joins
+    its own epoch 3. Pod 1 enters epoch 2, and loses its worker.
     """
     led = a_step_and_a_loss(("link", "duel", "worker"), rules)
     led.hold(f"{C0} steps first", f"{C0} claims, behind", f"{C0} loses sight of {C2}")
@@ -43,8 +43,8 @@ def the_only_survivor_inside_dies(rules: Rules) -> Led:
 
 
 def a_claimed_newcomer_dies(rules: Rules) -> Led:
-    """Pod 0 claims epoch 3 of pod 1 and of its own new worker, and stands still. Pod 1 takes the role, and
-    joins its own epoch 4. The new worker enters epoch 3, and dies.
+    """Pod 0 claims epoch 3, with pod 1 and its own new worker, and stands still. Pod 1 takes the
+    role, and joins its own epoch 4. The new worker enters epoch 3, and dies.
     """
     led = begin(2, C0, ("worker", "worker", "pause"), rules)
     led.do(f"{C0} applies", f"{C1} applies", f"{C0} loses its worker", f"{C0} holds epoch 1")

@@ -1,6 +1,4 @@
-"""The searches through the protocol. `README.md` beside this file explains them and their
-variables.
-"""
+"""The searches through the protocol. `README.md` explains them and their variables."""
 
 import os
 import random
@@ -22,7 +20,9 @@ STATES = int(os.environ.get("EVERSTEP_PROTOCOL_STATES", "4000"))
 SECONDS = float(os.environ.get("EVERSTEP_PROTOCOL_SECONDS", "300"))
 SEED = int(os.environ.get("EVERSTEP_PROTOCOL_SEED", str(time.time_ns() % 1_000_000)))
 AMPLE = 3600.0
-"""Quick searches are bounded by states, not by time, in which a busy machine does less."""
+"""Quick searches are bounded by states, not by time, because a busy machine would visit fewer
+states in the same time.
+"""
 LADDER = {
     "all restart": {},
     "in place": {"in_place": True},
@@ -151,7 +151,7 @@ def test_a_variant_of_the_regroup_fails(name: str) -> None:
 
 
 def test_a_vector_that_is_not_keyed_by_its_epoch_is_caught() -> None:
-    """It needs two survivors after the second death, so four ranks."""
+    """The variant fails only with two survivors after the second death, so with four ranks."""
     model = Reducing(Step(keyed=False))
     found = search(model, model.start(4), Bounds(delays=0, seconds=AMPLE))
     print(f"{found.broken or 'nothing broken'} ({found.states} states)")
@@ -174,8 +174,8 @@ def test_random_walks_with_every_fault_keep_every_invariant(losses: str) -> None
 
 
 def test_a_claim_that_is_heard_of_too_late_is_caught_by_the_walk_that_found_it() -> None:
-    """It takes a cut, a pod declared gone too early, a lost answer and a rival in one story: no
-    search of a pair goes there.
+    """The story needs a cut, a pod declared gone too early, a lost answer and a rival. No search of
+    a pair of faults reaches it.
     """
     broken = walk(
         (model := Membership(Rules(look_again=False))), model.start(3, KINDS[:10]), 167602,

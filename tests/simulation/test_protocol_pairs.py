@@ -31,8 +31,8 @@ class Round:
     delays: int
     steps: int
     share: float
-    """Share of all the time. A round that is too large must leave some time to the next one, which
-    also gets what is left over.
+    """Share of the total time. A round that is too large must leave some time to the next one,
+    which also gets the time that earlier rounds did not use.
     """
     first_seconds: float
     """Seconds for each pair at first; pairs that need more are tried again with more."""
@@ -40,9 +40,9 @@ class Round:
     """Number of pairs that must be exhausted when the time is up, including those of earlier runs.
     """
     in_place: bool = False
-    """Whether the survivors of a loss go on in place."""
+    """Whether the survivors of a loss continue in place."""
     newcomers: bool = False
-    """Whether lost ranks are replaced meanwhile."""
+    """Whether lost ranks are replaced while the others continue."""
 
     @property
     def name(self) -> str:

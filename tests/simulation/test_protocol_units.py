@@ -1,5 +1,5 @@
-"""The search through the collectives of a step where ranks form units of two. `README.md` beside this file tells what
-it covers.
+"""The search through the collectives of a step whose ranks form units of two. `README.md` describes
+what it covers.
 """
 
 import os
@@ -20,7 +20,7 @@ from simulation.protocol.unit_regrouping import Interrupted, Unlike, first_level
 SECONDS = float(os.environ.get("EVERSTEP_PROTOCOL_SECONDS", "300"))
 AMPLE = 3600.0
 FAIR_EVERY = 500
-"""Seldom: that nothing can happen any more is found in each state without a fair run."""
+"""Rarely, because a state in which nothing can happen any more is found without a fair run."""
 MESHES = {"shard=2": {"shard": 2}, "tensor=2": {"tensor": 2}}
 UNITS = pytest.mark.parametrize("mesh", MESHES)
 
@@ -113,7 +113,9 @@ def test_a_variant_in_which_newcomers_take_from_any_place_fails(mesh: str) -> No
 
 
 def _grown(mesh: Mesh) -> Iterator[tuple[EpochLevel, tuple[Id, ...]]]:
-    """Of one to three units with one or two new ones, one pod of which may leave."""
+    """Epochs of one to three units that one or two new units join; with each, the members that
+    leave: none, or one.
+    """
     for before in (1, 2, 3):
         for new in (1, 2):
             epoch = first_level(2 * before, mesh)
@@ -126,7 +128,7 @@ def _grown(mesh: Mesh) -> Iterator[tuple[EpochLevel, tuple[Id, ...]]]:
 def _list_other_places(
     epoch: EpochLevel, leaving: tuple[Id, ...], mesh: Mesh
 ) -> Iterator[tuple[EpochMember, int]]:
-    """The newcomers that take from a rank of another place than they will have."""
+    """The newcomers that copy the state of a rank at another place than their own."""
     after = {m.slot: m for m in with_newcomers(epoch.members, epoch.joining, mesh.count_slots(1))}
     for one in plan_transfers(epoch, "key", leaving):
         if mesh.place_of(after[one.slot].first) != mesh.place_of(one.giver):

@@ -8,8 +8,8 @@ from simulation.protocol.search import Bounds, search
 
 @dataclass
 class Graph:
-    """A graph as a model: for each world the worlds that come next. The first one needs no delay,
-    any other one does.
+    """A graph as a model: for each world, the worlds that follow it. The first of them needs no
+    delay, each other one does.
     """
 
     next: dict[str, list[str]]
@@ -31,8 +31,8 @@ class Graph:
 
 
 DETOUR = {"a": ["b", "c"], "b": ["c"], "c": ["d"], "d": ["end"]}
-"""`c` is met first as the second choice of `a`, which is a delay, and then without a delay, after
-`b`.
+"""`c` is reached first as the second choice of `a`, which costs a delay, and then without a delay,
+after `b`.
 """
 
 

@@ -1,5 +1,5 @@
-"""What the rules of a step before its claim are for: stories of so many faults that no search reaches
-them. Each breaks an invariant if its rule is taken away.
+"""Why a step before its claim needs its rules: stories with so many faults that no search reaches
+them. Each breaks an invariant if its rule is removed.
 """
 
 from simulation.protocol import step_first_variants
@@ -23,9 +23,9 @@ def begin(slots: int, coordinator: tuple[int, int], faults: tuple[str, ...], rul
 
 
 def a_rank_that_was_ahead_has_saved(rules: Rules) -> Led:
-    """Pod 1 coordinates, and has taken a step that pod 0 has not. It is to stop, cannot reach pod 0, and
-    saves. Pod 0 has taken the role meanwhile, and holds the epoch. Then they reach each other again,
-    and pod 1 loses its worker.
+    """Pod 1 coordinates, and has taken a step that pod 0 has not taken. It is told to stop the job,
+    cannot reach pod 0, and saves. Meanwhile pod 0 has taken the role, and holds the epoch. Then the
+    two pods reach each other again, and pod 1 loses its worker.
     """
     led = begin(2, C1, ("duel", "link", "stop", "worker"), rules)
     led.do(f"{C1} applies", "job is to stop", f"{C1} hears of the stop", f"{C0} coordinates, too")
@@ -36,8 +36,9 @@ def a_rank_that_was_ahead_has_saved(rules: Rules) -> Led:
 
 
 def a_survivor_is_in_anothers_claim(rules: Rules, *, asked: bool) -> Led:
-    """Pod 2 coordinates, whose worker is dead, as that of pod 3. It stands still while pod 3 claims an
-    epoch for the survivor of a third death, of which nobody hears, because pod 3 is started again.
+    """Pod 2 coordinates; its worker and that of pod 3 are dead, and a third worker dies. While pod
+    2 stands still, pod 3 claims an epoch for the only survivor. Nobody hears of this claim, because
+    pod 3 is started again.
 
     Args:
         asked: pod 2 had asked for an epoch of the same number before it stood still.

@@ -1,1 +1,1 @@
-"""What a save costs the step, beside other checkpoint libraries."""
+"""What a save costs the step, compared with other checkpoint libraries."""

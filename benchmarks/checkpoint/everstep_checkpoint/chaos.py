@@ -1,5 +1,6 @@
-"""ckpt-chaos against Everstep's save path: the agent is killed before it creates, renames or removes a file, or with a
-file half written. The job is started again, and must end with the same state.
+"""Run ckpt-chaos against Everstep's save path. It kills the agent before the agent creates, renames
+or removes a file, or when a file is half written. Then the job is started again, and must end with
+the same state.
 """
 
 import os
@@ -18,13 +19,13 @@ RESUMES = {
 
 
 def play(python: Path, points: int, resume: str, folder: Path) -> bool:
-    """Runs it, and prints its verdicts. Returns whether anything failed.
+    """Run ckpt-chaos and print its verdicts. Returns whether anything failed.
 
     Args:
-        python: of ckpt-chaos's environment.
-        points: how many kills.
+        python: the Python of ckpt-chaos's environment.
+        points: number of kills.
         resume: one of `RESUMES`.
-        folder: for what the runs leave behind.
+        folder: for the files that the runs leave behind.
     """
     print(f"ckpt-chaos, {points} kills, {resume}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""A job of one pod, for ckpt-chaos, which kills the process that it has started: here that is the pod's agent, which
-writes every file of a checkpoint. This process is the operator as well.
+"""A job with one pod, for ckpt-chaos, which kills the process that it has started. Here that
+process is the pod's agent, which writes every file of a checkpoint. It also plays the operator.
 
     chaos_job.py FOLDER [--new-pod]
 
-`--new-pod`: the former pod is lost with its memory. It fails if the run does not go on from its newest commit, or if
-`everstep verify` finds a problem.
+`--new-pod`: the former pod is lost, together with its memory. The job fails if the run does not
+continue from its newest commit, or if `everstep verify` finds a problem.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ RUN = "chaos"
 
 
 async def play(folder: Path, uid: str) -> str:
-    """Runs the job to its end. Returns what is wrong; empty: nothing."""
+    """Run the job to its end. Returns what is wrong; empty: nothing."""
     uri = f"file://{folder}/store"
     (folder / "store").mkdir(parents=True, exist_ok=True)
     log = RunLog(open_store(uri, RUN, {}))

@@ -1,4 +1,4 @@
-"""The script of `chaos_job.py`: a few steps whose result depends on each of them."""
+"""The training script of `chaos_job.py`: a few steps, whose result depends on each of them."""
 
 import sys
 import time
@@ -25,7 +25,7 @@ def main(job: everstep.Job) -> None:
         began = step.number - 1 if began is None else began
         for rows in step.batches(data):
             step.backward(model(rows).square().mean())
-            time.sleep(0.05)  # saves of a job come slower than its store takes them
+            time.sleep(0.05)  # in a real job, saves come more slowly than the store accepts them
         optimizer.step()
     (FOLDER / "began").write_text(str(STEPS if began is None else began))
     final = b"".join(p.detach().numpy().tobytes() for p in model.parameters())

@@ -27,7 +27,7 @@ PEERS = (
 RESULTS = Path("build/bench/checkpoint.json")
 CHAOS = Path("build/bench/chaos")
 STEP_SECONDS = 0.27
-"""Of computation, on one thread: the figures are for steps of 250 ms at least."""
+"""Computation time of a step on one thread: the figures are for steps of 250 ms or more."""
 EVERY = 20
 
 
@@ -112,7 +112,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _save(rows: Sequence[Row]) -> None:
-    """Replaces the results of the same systems and sizes; others stay."""
+    """Write the results. They replace those of the same systems and sizes; others stay."""
     new = [row.to_document() for row in rows]
     held = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     again = {_key(row) for row in new}

@@ -1,4 +1,6 @@
-"""DLRover's flash checkpoint, in a file of its own: it runs on another torch than the other peers."""
+"""DLRover's flash checkpoint, in its own file because it needs another torch version than the other
+peers.
+"""
 
 import multiprocessing
 from contextlib import AbstractContextManager, nullcontext
@@ -13,12 +15,12 @@ LIMIT_SECONDS = 60
 
 
 class DlroverFlash:
-    """Rank 0 copies into shared memory, a process that it starts writes. DLRover's own launcher would start that
-    process before the ranks; both work in the same way.
+    """Rank 0 copies the state into shared memory, and a process that it starts writes the file.
+    DLRover's own launcher would start that process before the ranks; both work in the same way.
     """
 
     def __init__(self, folder: str) -> None:
-        # Forked beside the threads of a process group, the process that writes did not answer (2 ranks).
+        # Forked while a process group's threads ran, the writing process did not answer (2 ranks).
         multiprocessing.set_start_method("spawn", force=True)
         self._checkpointer = DdpCheckpointer(folder)
 
@@ -36,12 +38,12 @@ class DlroverFlash:
             self._checkpointer.wait_latest_checkpoint(timeout=LIMIT_SECONDS)
 
     def load(self, path: str, model: torch.nn.Module) -> None:
-        """As `load_checkpoint` does where shared memory holds nothing."""
+        """Load as `load_checkpoint` does when shared memory holds nothing."""
         found = self._checkpointer.storage.read_state_dict(f"{path}/state", read_func=_read)
         model.load_state_dict(found)
 
     def recall(self, model: torch.nn.Module) -> None:
-        """From shared memory."""
+        """Load from shared memory."""
         model.load_state_dict(self._checkpointer.load_checkpoint())
 
 

@@ -1,4 +1,4 @@
-"""A virtual environment for the peers of each torch, so that none changes the packages of Everstep's own."""
+"""A virtual environment for each torch version of the peers. None changes Everstep's packages."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def find(system: str) -> str:
 
 
 def make(name: str) -> Path:
-    """Make the environment unless it is there. Returns its Python. Raises `CalledProcessError`."""
+    """Create the environment if it is missing. Returns its Python. Raises `CalledProcessError`."""
     folder = FOLDER.absolute() / name
     python, marker = folder / "bin/python", folder / ".complete"
     if marker.exists() and marker.read_text() == " ".join(PINS[name]):

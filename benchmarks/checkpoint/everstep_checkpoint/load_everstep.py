@@ -1,6 +1,7 @@
-"""Loads the newest checkpoint of a run as an agent and a worker do together, once for each rank, all at the same time,
-and writes how long that took: once from the store, then from the memory of the same agent, as after the death of a
-worker. Between them each measures a memcpy of as many bytes, also at the same time.
+"""Load the newest checkpoint of a run as an agent and a worker do together, and write how long it
+took. In each try every rank loads it first from the store, then from the memory of the same agent,
+as after the death of a worker. Then it measures a memcpy of as many bytes. All ranks do each of
+these at the same time.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from everstep_checkpoint import workload
 
 TRIES = 3
 LIMIT_SECONDS = 300.0
-"""For the others to come as far."""
+"""Limit for the other ranks to reach the same point."""
 
 
 def main(uri: str, ranks: int) -> int:
@@ -52,7 +53,7 @@ def load(uri: str, rank: int, together: Barrier) -> None:
 
 
 class Agent:
-    """An agent's store, its run log and its memory. It lives on when its worker dies, and so do they."""
+    """An agent's store, run log and memory, which outlive its worker."""
 
     def __init__(self, uri: str, folder: Path) -> None:
         self._folder = folder
@@ -67,7 +68,9 @@ class Agent:
 
 
 def _restore(agent: Agent, loop: asyncio.Runner, mib: int, together: Barrier) -> float:
-    """Seconds; without those to build the model, and to free what this call used."""
+    """Restore the model. Returns the seconds, without the time to build the model and to free what
+    this call used.
+    """
     together.wait()
     started = time.monotonic()
     fetched = loop.run(agent.fetch())

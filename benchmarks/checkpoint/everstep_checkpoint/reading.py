@@ -1,4 +1,4 @@
-"""What the logs of one run say. Pure."""
+"""Computes the figures of one run from its logs. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,14 @@ from statistics import median
 from everstep_checkpoint.workload import Step
 
 WARM_UP = 5
-"""Steps that no figure but the first save's uses."""
+"""Number of first steps that the medians leave out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run. Times of the slowest rank; None: this system or this size has no such figure."""
+    """One run. Times are those of the slowest rank. None: there is no such figure for this system
+    or size.
+    """
 
     system: str
     mib: int
@@ -22,15 +24,19 @@ class Row:
     stall_ms_p50: float
     stall_ms_p99: float
     slowdown: float
-    """The steps from a save up to half of the way to the next, beside the other half; median."""
+    """Time of the steps in the half interval after a save, divided by that of the other half;
+    median.
+    """
     first_ms: float
     durable_s: float | None
     bytes: int
     restore_gbs: float | None
     memory_gbs: float | None
-    """The same, where the chunks are in the agent's memory already."""
+    """The same when the chunks are already in the agent's memory."""
     limit_gbs: float
-    """A memcpy of as many bytes in the same run; by all ranks at the same time, where these load so."""
+    """Speed of a memcpy of as many bytes in the same run. If the ranks load at the same time, they
+    also copy at the same time.
+    """
     step_ms: float
 
     def to_document(self) -> dict[str, object]:
@@ -47,7 +53,9 @@ class Cost:
 
 
 def judge(ranks: Sequence[Sequence[Step]], every: int) -> Cost:
-    """The cost of the saves, one after each `every` steps, for the slowest rank at each of them."""
+    """The cost of the saves, which follow every `every` steps. For each save the slowest rank
+    counts.
+    """
     each = [_stalls_of(steps, every) for steps in ranks]
     stalls = [max(found) for found in zip(*each, strict=True)]
     lengths = [max(found) for found in zip(*(_lengths(steps) for steps in ranks), strict=True)]
@@ -60,8 +68,8 @@ def judge(ranks: Sequence[Sequence[Step]], every: int) -> Cost:
 
 
 def _stalls_of(steps: Sequence[Step], every: int) -> list[float]:
-    """What each save added to the time outside of the computation: after the step that it follows, and
-    before the next one is applied.
+    """Seconds that each save added outside of the computation: between its step and the next one,
+    and before the update of the next one.
     """
     gaps = {
         last.number: next_.began - last.applied + next_.applying - next_.computed
@@ -72,12 +80,16 @@ def _stalls_of(steps: Sequence[Step], every: int) -> list[float]:
 
 
 def _lengths(steps: Sequence[Step]) -> list[float]:
-    """From each step's beginning to the next one's."""
+    """Seconds from the start of each step to the start of the next one."""
     return [b.began - a.began for a, b in pairwise(steps)]
 
 
 def _compare_halves(lengths: Sequence[float], every: int) -> float:
-    """`lengths[i]` is that of step i + 1. A save after step s lies in the length of step s."""
+    """Divide the time of the steps in the half interval after each save by that of the other half.
+    Returns the median.
+
+    `lengths[i]` is the length of step i + 1. The length of step s includes a save after step s.
+    """
     half = every // 2
     firsts = range(2 * every - 1, len(lengths) - every + 1, every)
     return median(
@@ -86,7 +98,8 @@ def _compare_halves(lengths: Sequence[float], every: int) -> float:
 
 
 def find_durable(walls: Mapping[int, float], written: Mapping[int, float]) -> float | None:
-    """Median seconds from the end of a step to the last file of its checkpoint, the first left out.
+    """Median seconds from the end of a step to the last file of its checkpoint, without the first
+    checkpoint.
 
     Args:
         walls: step → time of day at which it was applied.
@@ -97,10 +110,10 @@ def find_durable(walls: Mapping[int, float], written: Mapping[int, float]) -> fl
 
 
 def judge_loads(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """Source → seconds of the best try, each as long as its slowest rank took.
+    """Source → seconds of the best try. A try takes as long as its slowest rank.
 
     Args:
-        ranks: what each rank has measured: source → seconds of each try.
+        ranks: for each rank, source → seconds of each try.
     """
     return {
         source: min(map(max, zip(*(rank[source] for rank in ranks), strict=True)))

@@ -1,4 +1,4 @@
-"""Runs one system once, and reads what its ranks wrote."""
+"""Runs one system once and reads what its ranks wrote."""
 
 import json
 import os
@@ -22,7 +22,7 @@ EVERSTEP = "everstep"
 
 
 class RunFailed(Exception):
-    """A process ended with an error; the message has the end of the output."""
+    """A process ended with an error; the message contains the end of the output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Size:
 
 
 def play(system: str, size: Size, peers: Path) -> Row:
-    """Run `system` once. `peers`: the Python of their environment. Raises `RunFailed`."""
+    """Run `system` once. `peers`: the Python of the peers' environment. Raises `RunFailed`."""
     folder = Path(tempfile.mkdtemp(prefix="everstep-checkpoint-"))
     try:
         plan = Plan(
@@ -76,7 +76,7 @@ def _run_peer(system: str, plan: Plan, ranks: int, peers: Path) -> None:
 
 
 def _sweep_dlrover(name: str) -> None:
-    """Its shared memory and its sockets, which outlive its processes."""
+    """Remove DLRover's shared memory and sockets, which outlive its processes."""
     for memory in Path("/dev/shm").glob(f"{name}_*"):
         memory.unlink()
     shutil.rmtree(Path("/tmp/ckpt_sock") / name, ignore_errors=True)

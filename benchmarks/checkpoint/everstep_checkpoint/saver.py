@@ -1,4 +1,4 @@
-"""What the benchmark needs of a peer."""
+"""What the benchmark needs from a peer."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
@@ -10,17 +10,17 @@ class Saver(Protocol):
     def save(self, path: str, model: torch.nn.Module) -> None: ...
 
     def guard(self) -> AbstractContextManager[Any]:
-        """Around the update: what is not copied yet must not change."""
+        """A context for the update: state that is not copied yet must not change."""
 
     def close(self) -> None:
-        """Returns when all is written."""
+        """Wait until everything is written."""
 
     def load(self, path: str, model: torch.nn.Module) -> None: ...
 
 
 @runtime_checkable
 class MemorySaver(Protocol):
-    """It keeps the newest state in memory, too."""
+    """A saver that also keeps the newest state in memory."""
 
     def recall(self, model: torch.nn.Module) -> None:
-        """Load it from there."""
+        """Load the state from memory."""

@@ -1,4 +1,4 @@
-"""The loop under Everstep; it saves by itself."""
+"""The training loop under Everstep, which saves by itself."""
 
 import torch
 

@@ -47,7 +47,7 @@ def main(system: str) -> None:
             spent["memory"] = _measure(partial(saver.recall, model))
         workload.write_loads(0, spent)
     dist.barrier()
-    # A process that a peer keeps for its writes must not hold this one, nor outlive it.
+    # A process that a peer keeps for its writes must neither keep this one alive nor outlive it.
     for process in multiprocessing.active_children():
         process.kill()
     sys.stdout.flush()
@@ -55,7 +55,7 @@ def main(system: str) -> None:
 
 
 def _open_saver(system: str, folder: str) -> Saver:
-    if system == DLROVER:  # it is in another environment, and the others are not
+    if system == DLROVER:  # its environment does not have the other peers
         from everstep_checkpoint.dlrover_saver import DlroverFlash
 
         return DlroverFlash(folder)

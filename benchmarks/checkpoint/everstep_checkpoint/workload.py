@@ -21,7 +21,7 @@ class Plan:
     """One run, as the training scripts read it from their environment."""
 
     mib: int
-    """Of parameters."""
+    """MiB of parameters."""
     batch: int
     """Samples of each rank in a step."""
     steps: int
@@ -52,8 +52,9 @@ def compute_loss(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """When its parts began, in seconds of CLOCK_MONOTONIC. Between `computed` and `applying` a system may
-    reduce gradients, or wait for a copy; between `applied` and the next step's `began` it may save.
+    """When the parts of a step began, in seconds of CLOCK_MONOTONIC. Between `computed` and
+    `applying` a system may reduce gradients or wait for a copy. Between `applied` and the next
+    step's `began` it may save.
     """
 
     number: int
@@ -66,7 +67,7 @@ class Step:
 
 
 class Clock:
-    """Writes the steps of one rank."""
+    """Records the steps of one rank, and writes them to a file at the end."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self._path = Path(folder) / f"rank-{rank}.json"
@@ -90,7 +91,7 @@ class Clock:
 
 
 def measure_batch(mib: int, seconds: float) -> int:
-    """Samples of a step that takes about so many seconds on one thread."""
+    """The number of samples with which a step takes about `seconds` on one thread."""
     model, batch = build_model(mib), 8
     for _ in range(8):
         inputs, started = torch.randn(batch, WIDTH), time.monotonic()
@@ -103,7 +104,7 @@ def measure_batch(mib: int, seconds: float) -> int:
 
 
 def measure_memcpy(size: int) -> float:
-    """Seconds; the best of five, on pages that were touched before."""
+    """Seconds of a memcpy of `size` bytes: the best of five, on pages that were touched before."""
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
     spent = []
     for _ in range(5):
@@ -114,5 +115,5 @@ def measure_memcpy(size: int) -> float:
 
 
 def write_loads(rank: int, spent: Mapping[str, Sequence[float]]) -> None:
-    """Source → the seconds of each try to load from it."""
+    """Write the times of a rank's loads. `spent`: source → seconds of each try to load from it."""
     (Path(read_plan().folder) / f"load-{rank}.json").write_text(json.dumps(spent))

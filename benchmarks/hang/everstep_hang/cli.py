@@ -30,11 +30,13 @@ iptables -A OUTPUT -o lo -p tcp -m statistic --mode random --probability "$2" -j
 shift 2
 exec "$@"
 """
-"""In a network namespace of its own."""
+"""Shell script that limits the loopback link and then runs its arguments. It runs in its own
+network namespace.
+"""
 LEARNT_STEPS = 60
-"""With fewer steps no limit was learnt, and the run says nothing."""
+"""With fewer steps no limit was learnt, and the run proves nothing."""
 AT_MOST = 1
-"""So many cuts are allowed."""
+"""How many wrong cuts are allowed: ranks taken for hung, and sums taken for stuck."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +75,7 @@ def _show(lines: Sequence[str], steps: int, options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _burning(count: int) -> Iterator[None]:
-    """Processes that take a core each, as far as there are cores."""
+    """Run `count` busy processes; each takes a core, as far as there are cores."""
     burners = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(count)]
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a run's log tells. Pure."""
+"""Read the cuts from a run's log. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cuts:
     learnt: tuple[str, ...]
-    """The lines of ranks that were cut out by a limit that they had learnt."""
+    """Log lines of ranks that were cut out by a limit that they had learnt."""
     stuck: tuple[str, ...]
-    """Those of sums that were taken for stuck by the limits that all ranks had learnt."""
+    """Log lines of sums that were taken for stuck, by limits that all ranks had learnt."""
     other: tuple[str, ...]
-    """Those of ranks that were lost in another way."""
+    """Log lines of ranks that were lost in another way."""
 
 
 def read_cuts(lines: Iterable[str]) -> Cuts:

@@ -1,5 +1,6 @@
-"""A training script whose steps are now and then slow: slow data, garbage collection, other shapes, saves, evaluations,
-and a pause that nobody announced. What ranks do alone begins at step 60, when they have learnt their limits.
+"""A training script with occasional slow steps: slow data, garbage collection, other shapes, saves,
+evaluations, and an unannounced pause. Delays between steps begin at step 60, when the ranks have
+learnt their limits.
 """
 
 import gc
@@ -32,7 +33,7 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def be_slow(step: int, rank: int) -> None:
-    """What ranks do between two steps."""
+    """Spend extra time between two steps."""
     if step < SLOW_FROM:
         return
     if step % 100 == rank:
@@ -40,7 +41,7 @@ def be_slow(step: int, rank: int) -> None:
         del garbage
         gc.collect()
     if step % 500 == 0:
-        time.sleep(2.0)  # on all ranks, as an export without job.pause
+        time.sleep(2.0)  # on all ranks, like an export without job.pause
 
 
 def main(job: everstep.Job) -> None:

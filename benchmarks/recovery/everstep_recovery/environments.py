@@ -1,4 +1,4 @@
-"""A virtual environment for each peer, so that no peer changes the packages of Everstep's own."""
+"""A virtual environment for each peer, so that no peer changes Everstep's own packages."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ PINS = {
 
 
 def make(name: str) -> None:
-    """Make the environment, unless it is there. Raises `CalledProcessError`; uv says why."""
+    """Create the environment if it is missing. Raises `CalledProcessError`; uv prints why."""
     python = environment(name)
     marker = python.parent.parent / ".complete"
     if marker.exists() and marker.read_text() == " ".join(PINS[name]):

@@ -1,4 +1,4 @@
-"""The model that `bench-recovery` and `bench-steady` train. It uses no system's library."""
+"""The model that `bench-recovery` and `bench-steady` train, without any system's library."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +7,16 @@ import torch
 
 
 def build_model(width: int, layers: int) -> torch.nn.Module:
-    """Linear(width, width) with tanh, so many times; the same in each process."""
+    """`layers` times Linear(width, width) with tanh; the same parameters in each process."""
     torch.manual_seed(0)
     parts = [torch.nn.Linear(width, width) for _ in range(layers)]
     return torch.nn.Sequential(*(part for layer in parts for part in (layer, torch.nn.Tanh())))
 
 
 def shard_model(model: torch.nn.Module, mesh: Any) -> None:
-    """With FSDP2, layer by layer. `mesh`: torch's, of the ranks that shard it; or also of the copies (HSDP)."""
+    """Shard the model with FSDP2, layer by layer. `mesh`: torch's mesh of the ranks that shard it;
+    for HSDP, also of the copies.
+    """
     from torch.distributed.fsdp import fully_shard
 
     for layer in model.children():

@@ -1,4 +1,4 @@
-"""The lines that the ranks wrote, as values. Pure."""
+"""The log lines of the ranks, as values. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ class Line:
 
     t: float
     began: float
-    """When the rank's process began, or last went back to an earlier step: in the middle between the
-    lines before and after that.
+    """When the rank's process began, or last went back to an earlier step. The time of going back
+    is taken as the middle between the lines before and after it.
     """
     pid: int
     step: int
@@ -26,11 +26,11 @@ class Line:
 def parse_lines(records: Iterable[dict[str, Any]]) -> list[Line]:
     """The applied steps, sorted by time.
 
-    The records of a process must be in its own order, its begin first.
+    The records of a process must be in the order in which it wrote them, starting with its begin.
     """
     began: dict[int, float] = {}
     last: dict[int, tuple[int, float]] = {}
-    """Process → its newest step, and when."""
+    """Pid → the newest step of the process, and its time."""
     found: list[Line] = []
     for r in records:
         if r["event"] == "begin":

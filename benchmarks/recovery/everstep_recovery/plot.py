@@ -1,4 +1,4 @@
-"""The runs as a picture: a point for each, on a logarithmic scale of seconds."""
+"""The runs as a picture: a point for each run, on a logarithmic scale of seconds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +16,11 @@ class Point(NamedTuple):
     title: str
     seconds: float
     late: bool
-    """It had not come when the run was stopped after `seconds`."""
+    """It had not happened when the run was stopped after `seconds`."""
 
 
 def list_points(rows: Sequence[Row], column: str) -> list[Point]:
-    """Of the runs that started."""
+    """A point for each run that started."""
     return [
         Point(f"{r['system']} {r['settings']}", r["limit"], late=True)
         if r[column] is None

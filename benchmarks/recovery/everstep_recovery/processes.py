@@ -17,22 +17,24 @@ START_SECONDS = 120.0
 LOOK_SECONDS = 0.05
 END_SECONDS = 10.0
 SETTLED_STEPS = 12
-"""Steps before the first fault: past the first checkpoint, so that no system starts from step 1."""
+"""Steps before the first fault. They include the first checkpoint, so that no system restarts from
+step 1.
+"""
 
 
 class RunFailed(Exception):
-    """The system did not begin to train; the message has the end of its output."""
+    """The system did not begin to train; the message contains the end of its output."""
 
 
 @contextlib.contextmanager
 def started(
     system: System, ranks: int, folder: Path, environ: Mapping[str, str] | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start the system in a session of its own; kill all its processes at the end.
+    """Start the system in its own session; kill all its processes at the end.
 
     Args:
-        folder: of this run alone; its path marks the run's processes.
-        environ: what the training script gets besides.
+        folder: for this run only; its path identifies the run's processes.
+        environ: additional environment variables for the training script.
     """
     out = {workload.OUT: str(folder), workload.STEPS: "100000", **(environ or {})}
     with (folder / "output.txt").open("wb") as sink:
@@ -51,7 +53,7 @@ def started(
 def wait_training(
     process: "subprocess.Popen[bytes]", folder: Path, ranks: int, least: int = SETTLED_STEPS
 ) -> None:
-    """Until every rank has taken `least` steps. Raises `RunFailed`."""
+    """Wait until every rank has taken `least` steps. Raises `RunFailed`."""
     end = time.monotonic() + START_SECONDS
     while True:
         done = {r["rank"] for r in read_records(folder) if r.get("step", 0) >= least}
@@ -64,7 +66,9 @@ def wait_training(
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """What the ranks have logged so far; the records of a process are in its own order."""
+    """What the ranks have logged so far. Each process's records are in the order in which it wrote
+    them.
+    """
     records: list[dict[str, Any]] = []
     for file in folder.glob("*.jsonl"):
         whole = file.read_text().rpartition("\n")[0]
@@ -86,7 +90,8 @@ def list_ranks(folder: Path) -> list[int]:
 def list_own(folder: Path) -> list[int]:
     """The pids of all living processes of the run, whoever is their parent now.
 
-    They are known by their environment, so a pid that a stranger has by now is not among them.
+    They are recognized by their environment, so a pid that another process has reused is not
+    included.
     """
     mark = f"{workload.OUT}={folder}".encode()
     found = []
@@ -114,7 +119,8 @@ def list_tree(root: int) -> list[int]:
 def list_node(root: int, rank: int) -> list[int]:
     """All processes of the rank's node.
 
-    A node is what one child of the first process, `root`, has started: an agent, or the rank itself.
+    A node is a child of the first process, `root`, with everything that it has started. The child
+    is an agent, or the rank itself.
     """
     top = rank
     with contextlib.suppress(OSError):
@@ -135,7 +141,9 @@ def kill(pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def end_all(folder: Path) -> None:
-    """SIGKILL ends stopped processes, too. Some may be started while others are being killed."""
+    """Kill all processes of the run, also stopped ones. This is repeated, because some may be
+    started while others are being killed.
+    """
     end = time.monotonic() + END_SECONDS
     while (left := list_own(folder)) and time.monotonic() < end:
         kill(left)

@@ -1,4 +1,4 @@
-"""What a fault cost, from the lines of all ranks. Pure."""
+"""What a fault cost, from the log lines of all ranks. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Cost:
     steps_lost: int
     """Steps that every member had applied before the fault, and that were taken again."""
     samples_lost: int
-    """Samples that the order had passed and that no step of the final history used."""
+    """Samples that the data order had passed and that no step of the final history used."""
     samples_repeated: int
 
 
@@ -46,8 +46,8 @@ def judge(lines: Sequence[Line], fault: float, size: int) -> Cost:
 def list_history(lines: Sequence[Line]) -> list[Line]:
     """The lines without what was rolled back.
 
-    Once a process that began later, or went back later, takes a step, all lines of that step and of
-    later steps that were written before that no longer count.
+    When a process takes its first step after it began or went back, it rolls back that step and all
+    later ones: their lines no longer count if they were written before it began or went back.
     """
     first = {(line.pid, line.began): line for line in reversed(lines)}
     return [
@@ -60,8 +60,8 @@ def list_history(lines: Sequence[Line]) -> list[Line]:
 def count_samples(history: Sequence[Line], size: int) -> tuple[int, int]:
     """(lost, repeated).
 
-    Each of `size` shards takes every size-th sample of the order. So a shard has lost the samples
-    below the furthest one that it used, if it did not use them.
+    Each of `size` shards takes every size-th sample of the order. A shard has lost the samples that
+    it did not use, up to the furthest one that it used.
     """
     used = Counter(sample for line in history for sample in line.samples)
     furthest: dict[int, int] = defaultdict(lambda: -1)
@@ -75,7 +75,9 @@ def count_samples(history: Sequence[Line], size: int) -> tuple[int, int]:
 
 
 def count_all_unlogged(history: Sequence[Line]) -> int:
-    """Samples that were in a step though no line has them; the newest step's lines may still come."""
+    """Number of samples that were in a step although no line lists them. The newest step is left
+    out, because its lines may still arrive.
+    """
     by_step: dict[int, list[Line]] = defaultdict(list)
     for line in history:
         by_step[line.step].append(line)
@@ -87,10 +89,11 @@ def count_all_unlogged(history: Sequence[Line]) -> int:
 
 
 def count_unlogged(lines: Sequence[Line], missing: int) -> int:
-    """Of the `missing` samples of a step those that were in it, though no line has them.
+    """How many of the `missing` samples of a step were in it, although no line lists them.
 
-    A rank that dies between the sum and its line leaves none. The other lines tell: they name a
-    group of its size, so its gradients were in the sum. It had no more samples than the others.
+    A rank that dies between the sum and its log line leaves no line. But the other lines name a
+    group that includes it, so its gradients were in the sum. It had no more samples than the
+    others.
     """
     world = max(line.world for line in lines)
     absent = world - len({line.rank for line in lines if line.world == world})

@@ -15,9 +15,9 @@ from everstep_recovery.reading import Cost, judge
 from everstep_recovery.systems import System
 
 LEARNT_STEPS = 65
-"""Everstep has learnt by then how long a step takes."""
+"""After this many steps Everstep has learnt how long a step takes."""
 AFTER_STEPS = 5
-"""A run is over after so many steps at full size."""
+"""Number of steps at full size after which a run is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +33,15 @@ class Plan:
 class Fault:
     signal: signal.Signals
     ranks: int = 1
-    """How many get it."""
+    """How many ranks get the signal."""
     node: bool = False
-    """All processes of the rank's node get it."""
+    """All processes of the rank's node get the signal."""
 
     @property
     def warm_up(self) -> int:
-        """Steps before it. What says nothing is found by limits that Everstep has to learn."""
+        """Steps before the fault. Processes that are stopped are found by limits that Everstep must
+        have learnt.
+        """
         return LEARNT_STEPS if self.signal is signal.SIGSTOP else processes.SETTLED_STEPS
 
 
@@ -51,8 +53,8 @@ FAULTS = {
     "SIGKILL of two": Fault(signal=signal.SIGKILL, ranks=2),
     NODE: Fault(signal=signal.SIGSTOP, node=True),
 }
-"""To the others a node without power looks like one whose processes stand still: it says nothing, and its
-connections stay open.
+"""To the other nodes, a node without power looks like one whose processes are stopped: it sends
+nothing, and its connections stay open.
 """
 
 
@@ -87,8 +89,8 @@ def _strike(root: int, folder: Path, plan: Plan) -> float:
 def _wait_whole(
     process: "subprocess.Popen[bytes]", folder: Path, fault: float, plan: Plan, *, never: bool
 ) -> None:
-    """Wait until the group took some steps at full size, the limit is over, or the system ends.
-    `never`: it stays smaller, so a step of any size is enough.
+    """Wait until the group has taken some steps at full size, the limit is over, or the system
+    ends. `never`: the group stays smaller, so steps at any size are enough.
     """
     while time.monotonic() < fault + plan.limit and process.poll() is None:
         lines = read(folder)

@@ -1,4 +1,4 @@
-"""What the time from a fault to the next step was made of, from the lines of all ranks. Pure."""
+"""Splits the time from a fault to the next step, from the log lines of all ranks. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,29 +8,34 @@ from statistics import median
 from everstep_recovery.lines import Line
 
 STEPS = 9
-"""So many of the steps before the fault say what is usual."""
+"""Number of steps before the fault that define the usual length of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """`rest` + `again` cannot be saved, as the dead rank's passes were lost with it; `beyond` could be."""
+    """`rest` + `again` cannot be avoided, because the dead rank's passes were lost with it;
+    `beyond` could be.
+    """
 
     step: float
     """Seconds of an undisturbed step: the median of the steps before the fault."""
     rest: float
-    """Seconds that the step had still to go when the fault fell into it, if it had been as usual."""
+    """Seconds that the interrupted step would still have needed after the fault, if it was as long
+    as usual.
+    """
     passes_again: int
     """The most micro-batches that one member computed beyond its usual number."""
     again: float
     """Seconds of those passes: `passes_again` × the median of the passes before the fault."""
     beyond: float
-    """Seconds to the next step, less `rest` and `again`."""
+    """Seconds to the next step, minus `rest` and `again`."""
 
 
 def split_next_step(lines: Sequence[Line], fault: float, complete: float) -> Split | None:
-    """`lines` sorted by time; `complete`: when all members had applied the next step.
+    """Split the time to the next step. `lines` are sorted by time; `complete`: when all members had
+    applied the next step.
 
-    None: there were too few steps before the fault to say what is usual.
+    None: there were too few lines before the fault to know the usual length of a step.
     """
     before = [line for line in lines if line.t <= fault]
     ends = _list_ends(before)[-STEPS:]
@@ -60,8 +65,8 @@ def _list_ends(before: Sequence[Line]) -> list[float]:
 
 
 def _count_again(before: Sequence[Line], during: Sequence[Line]) -> int:
-    """A step that a process had not applied yet takes the usual number of passes, and what it took
-    beyond that is again; so is all that it took of a step that was applied already.
+    """The most passes that one process computed again. Of a step that it had not applied yet, these
+    are the passes beyond the usual number; of a step that it had applied already, all passes.
     """
     usual = median(len(line.passes) for line in before)
     newest = max(line.step for line in before)

@@ -11,7 +11,7 @@ Command = Callable[[Path, int], list[str]]
 """(folder of the run, number of ranks) → arguments."""
 RENDEZVOUS = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
 RESTARTS = ("--max-restarts", "1000", "--monitor-interval", "0.1")
-"""Of torchrun, and of the launchers made from it."""
+"""Options of torchrun, and of the launchers derived from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +21,15 @@ class System:
     command: Command
     environ: Mapping[str, str] = field(default_factory=dict)
     never_whole: str = ""
-    """Why the group does not become as large as it was; a run then ends with the smaller one."""
+    """Why the group does not return to its full size; a run then ends with the smaller group."""
     dear: bool = False
-    """Left out unless it is asked for: its runs take the whole limit."""
+    """Left out unless requested, because its runs take the whole time limit."""
     sharded: bool = False
     """Two ranks hold one copy of the model together; these systems have a table of their own."""
     variant: bool = False
-    """Left out unless it is asked for: another way inside of the same system."""
+    """Left out unless requested: the same system with another internal method."""
     needs: str = ""
-    """The virtual environment that it runs in; if empty, Everstep's."""
+    """The virtual environment that it runs in; empty: Everstep's."""
 
     @property
     def title(self) -> str:

@@ -1,4 +1,4 @@
-"""The results as tables of Markdown. Pure."""
+"""The results as Markdown tables. Pure."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -22,7 +22,7 @@ def name(row: Row) -> str:
 
 
 def split_by_shard(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Rows of systems whose ranks hold the whole model each, and of those that shard it."""
+    """(rows of systems in which each rank holds the whole model, rows of systems that shard it)."""
     sharded = {s.title for s in SYSTEMS if s.sharded}
     return [r for r in rows if name(r) not in sharded], [r for r in rows if name(r) in sharded]
 
@@ -48,8 +48,8 @@ def build_table(rows: Sequence[Row], ours_title: str = OURS) -> str:
 
 
 def build_split_table(rows: Sequence[Row]) -> str:
-    """What the next step of the systems that keep their step was made of, in ms: medians, and beyond
-    median / p95 / maximum. Empty: no run of them.
+    """The parts of the next step in ms, for the systems that keep their step: medians; for
+    `beyond`, median / p95 / maximum. Empty: there is no such run.
     """
     head = ["system", "ranks", "runs", "step", "rest", "again", "beyond", "within 60"]
     lines = [head]
@@ -69,11 +69,11 @@ def build_split_table(rows: Sequence[Row]) -> str:
 
 
 ALLOWED_MS = 60
-"""A survivor may take so long beyond the rest of its step and the passes that it computes again."""
+"""Limit for a survivor beyond the rest of its step and the passes that it computes again."""
 
 
 def find_p95(values: Sequence[float]) -> float:
-    """The smallest value that 95 % of them do not exceed."""
+    """The smallest value that 95 % of the values do not exceed."""
     return sorted(values)[ceil(0.95 * len(values)) - 1]
 
 

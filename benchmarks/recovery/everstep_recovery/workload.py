@@ -1,4 +1,4 @@
-"""What all systems train, and the log that each rank writes. It uses no system's library."""
+"""What all systems train, and the log that each rank writes, without any system's library."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ MICRO_BATCH = 32
 MICRO_BATCHES = 2
 """Micro-batches per rank and step, at full size."""
 SAMPLES = 100_000_000
-"""More than a run takes, so that each sample should be used at most once."""
+"""More than a run uses, so that each sample should be used at most once."""
 LEARNING_RATE = 0.01
 SAVE_EVERY = 10
 """Steps between checkpoints, for the systems that go back to one."""
@@ -27,9 +27,9 @@ STEPS = "EVERSTEP_RECOVERY_STEPS"
 EXACT = "EVERSTEP_RECOVERY_EXACT"
 """Environment variable: 1 for Everstep's `exact_reduction`."""
 DIGEST_EVERY = "EVERSTEP_RECOVERY_DIGEST_EVERY"
-"""Environment variable: after so many steps each rank logs a digest of its parameters; 0: never."""
+"""Environment variable: steps between two digests of its parameters that a rank logs; 0: none."""
 SHARD = "EVERSTEP_RECOVERY_SHARD"
-"""Environment variable: over how many ranks the model is sharded with FSDP2; 1: each rank holds all of it."""
+"""Environment variable: ranks per FSDP2-sharded copy of the model; 1: each rank holds all of it."""
 
 
 class Numbers(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
@@ -60,7 +60,7 @@ def is_exact() -> bool:
 
 
 def compute_digest(model: torch.nn.Module) -> str:
-    """Of the bytes of all parameters."""
+    """A digest of the bytes of all parameters."""
     whole = hashlib.blake2b(digest_size=16)
     for parameter in model.parameters():
         whole.update(parameter.detach().numpy().data)
@@ -68,9 +68,9 @@ def compute_digest(model: torch.nn.Module) -> str:
 
 
 class StepLog:
-    """One line per step, written at once.
+    """Writes one line per step, at once.
 
-    Its time is CLOCK_MONOTONIC, which all processes of a machine share.
+    Times are CLOCK_MONOTONIC, which all processes of a machine share.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,9 @@ class StepLog:
 
     @contextlib.contextmanager
     def one_pass(self) -> Iterator[None]:
-        """Around forward and backward of one micro-batch; the step's line has the seconds of each."""
+        """Measure forward and backward of one micro-batch. The step's line lists the seconds of
+        each one.
+        """
         began = time.monotonic()
         yield
         self._passes.append(round(time.monotonic() - began, 6))

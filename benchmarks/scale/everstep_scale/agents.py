@@ -1,5 +1,5 @@
-"""The agents of all jobs, each with the real agents' HTTP server: they receive `Wanted` and answer with the `Seen` of a
-job that trains.
+"""The simulated agents of all jobs, behind the real agents' HTTP server: they receive `Wanted` and
+answer with the `Seen` of a job that trains.
 """
 
 import json
@@ -42,7 +42,7 @@ class Agents:
             await server.close()
 
     def _seen(self, job: str, wanted: Mapping[str, Any]) -> Seen:
-        """The group forms when all wanted pods exist."""
+        """The job's report. Its group forms once all wanted pods exist."""
         peers = wanted["peers"]
         if job not in self._began and len(peers) < wanted["want_workers"]:
             return Seen(run=f"default/{job}")

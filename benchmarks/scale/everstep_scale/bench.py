@@ -68,7 +68,7 @@ class Bench:
         return self.phases
 
     async def _read_token(self, pod: Object) -> str:
-        """Read it from the Secret, as a kubelet does for the container's environment."""
+        """Read the token from the Secret, as a kubelet does for the container's environment."""
         variables = pod["spec"]["containers"][0]["env"]
         source = next(v["valueFrom"] for v in variables if v["name"] == env.PREFIX + "TOKEN")
         name, key = source["secretKeyRef"]["name"], source["secretKeyRef"]["key"]
@@ -200,7 +200,7 @@ async def _surely(happens: Callable[[], Awaitable[bool]]) -> bool:
 
 @asynccontextmanager
 async def beside(work: Awaitable[None]) -> AsyncIterator[None]:
-    """Run `work` beside the block; its failure ends the block."""
+    """Run `work` in parallel with the block; if it fails, the block ends."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(_run(work))
         yield

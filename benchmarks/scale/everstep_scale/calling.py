@@ -12,13 +12,15 @@ Call = Callable[[], Awaitable[object]]
 
 
 class Caller:
-    """At most AT_ONCE calls are under way."""
+    """Makes at most AT_ONCE calls at a time."""
 
     def __init__(self) -> None:
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def persist(self, call: Call) -> None:
-        """Retry until it succeeds. If a create's answer was lost, "already exists" counts as success."""
+        """Retry `call` until it succeeds. If a create's answer was lost, "already exists" counts as
+        success.
+        """
         async with self._room:
             answered = await _try(call)
             while not answered:

@@ -85,7 +85,7 @@ async def measure(lab: Lab, size: Size, seconds: float) -> list[Phase]:
 
 
 def find_problems(phases: list[Phase]) -> list[str]:
-    """If nothing changes, there must be no writes by the operator's or the API server's count."""
+    """List the phases without changes in which the operator or the API server counted writes."""
     quiet = [phase for phase in phases if phase.name in ("quiet", "new operator")]
     return [
         f"{phase.name}: {phase.usage.writes} writes, {phase.changed} objects changed; expected none"

@@ -34,7 +34,7 @@ BEFORE = Path(__file__).parent.parent / "before.csv"
 ENTRIES = (1_000, 10_000, 100_000)
 AGENTS = (64, 256, 1024)
 COMMITS = 250
-"""Entries between two claims of the measured log."""
+"""Commits between two claims of the measured log."""
 KEEP = 3
 CHUNKS = 8
 """Chunks of each checkpoint."""

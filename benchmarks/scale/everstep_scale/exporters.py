@@ -1,7 +1,7 @@
 """The exporters of all nodes: pages of the lab's exporter, with a growing energy counter.
 
-One page is rendered; the others differ only in names, so that this process uses little CPU beside the
-measured one.
+Only one page is rendered; the others are copies with other names. So this process uses little CPU
+while the operator is measured.
 """
 
 import time

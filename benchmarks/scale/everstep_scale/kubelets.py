@@ -1,4 +1,4 @@
-"""Simulates the kubelets of all nodes: reports bound pods as running, posts heartbeats."""
+"""Simulated kubelets of all nodes: they report bound pods as running and post heartbeats."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""One HTTP server on many loopback addresses: each stands for a pod."""
+"""One HTTP server on many loopback addresses; each address stands for a pod."""
 
 import socket
 from collections.abc import Awaitable, Callable, Iterable

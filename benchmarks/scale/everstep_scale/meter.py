@@ -54,7 +54,7 @@ def fetch(url: str) -> str:
 
 
 def read_usage(pid: int, page: str) -> Usage:
-    """`page` is the operator's /metrics."""
+    """Read the operator's usage so far. `page` is its /metrics page."""
     calls, troubled = parse_calls(page)
     return Usage(
         calls=calls,

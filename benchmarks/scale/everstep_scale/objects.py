@@ -12,7 +12,7 @@ GPUS = 8
 WORKERS = 2
 _PER_BLOCK = 250
 _EXPORTERS, _WORKERS = 1, 64
-"""Lowest third octet of their addresses; lower ones are used by the lab."""
+"""Lowest third octet of the exporters' and the workers' addresses; the lab uses lower ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Size:
     nodes: int
 
     def check(self) -> None:
-        """Raises ValueError if the jobs do not fit on the nodes or the addresses do not suffice."""
+        """Raise ValueError if the jobs do not fit on the nodes or there are too few addresses."""
         if self.jobs * WORKERS > self.nodes:
             raise ValueError(
                 f"{self.jobs} jobs of {WORKERS} workers with {GPUS} GPUs each need "

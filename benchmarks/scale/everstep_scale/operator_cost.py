@@ -73,7 +73,9 @@ def measure_large_job(pods: int) -> list[Figure]:
 
 
 def measure_waiting_jobs(jobs: int) -> list[Figure]:
-    """Passes per hour of jobs that wait for nodes (from a plan's pause), and a look for rivals."""
+    """Passes per hour of jobs that wait for nodes (computed from a plan's pause), and the cost of
+    one look for rivals.
+    """
     pause = plan(build_unplaced(), NOW).wake_after
     hourly = 0.0 if pause is None else jobs * HOUR / pause
     world, mine = build_half_placed(jobs)
@@ -251,7 +253,7 @@ def find_pods(world: World, job: Object) -> tuple[Pod, ...]:
 
 
 def build_passes(world: World) -> Passes:
-    """Passes that ask neither a cluster nor agents."""
+    """Passes that need neither a cluster nor agents."""
     return Passes(
         port=cast(Kube, None), world=world, agents=cast(Agents, None), key=b"", clock=lambda: NOW,
         figures_seconds=1.0,

@@ -19,7 +19,9 @@ class Phase:
     scraped: int = 0
     """Requests to exporters."""
     changed: int = 0
-    """The operator's objects in the API server that changed; its own count of writes must agree."""
+    """The operator's objects that changed in the API server; the operator's own count of writes
+    must agree.
+    """
 
 
 def render(phases: Sequence[Phase]) -> str:

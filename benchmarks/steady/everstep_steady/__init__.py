@@ -1,1 +1,1 @@
-"""The cost of an undisturbed step, paired with the same loop under stock DDP."""
+"""The cost of an undisturbed step, compared with the same loop under stock DDP."""

@@ -17,17 +17,17 @@ from everstep_steady.marks import TooShort
 from everstep_steady.statistics_of import pair
 
 SYSTEMS = ("everstep", "everstep exact", "ddp", "ddp again")
-"""`everstep exact`: with `exact_reduction`. `ddp again` is the control: its ratio to `ddp` is what the machine
-shows without a difference.
+"""`everstep exact`: with `exact_reduction`. `ddp again` is the control: its ratio to `ddp` shows
+how much two runs of the same program differ on this machine.
 """
 SHARDED = ("everstep", "hsdp", "hsdp again")
-"""The same for a model that is sharded: torch's own is HSDP."""
+"""The same for a sharded model, for which torch's own system is HSDP."""
 RESULTS = Path("build/bench/steady.json")
 TRACE = Path("build/bench/steady-trace.json")
 TRACE_LAYERS = 64
 """64 MiB of gradients: three buckets."""
 SHORTEST = 0.2
-"""Seconds of a block."""
+"""The shortest block that is allowed, in seconds."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def trace() -> int:
-    """One run of two ranks, with a model of several buckets."""
+    """Trace one run of two ranks, with a model of several buckets."""
     path = TRACE.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     extra = {workload.TRACE: str(path), "EVERSTEP_STEADY_LAYERS": str(TRACE_LAYERS)}

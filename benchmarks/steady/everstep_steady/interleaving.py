@@ -1,5 +1,6 @@
-"""Runs all systems side by side, one at a time: the others stand still (SIGSTOP). So each round compares them
-within seconds, and what the machine does from minute to minute meets all alike.
+"""Runs all systems in turn: all are started, but only one runs at a time, and the others are
+stopped (SIGSTOP). So each round compares them within seconds, and changes of the machine from
+minute to minute affect all of them alike.
 """
 
 import random
@@ -12,9 +13,11 @@ from everstep_steady.launching import Running
 from everstep_steady.marks import Block, Measured, measure
 
 SETTLE_SECONDS = 0.2
-"""After a stop, not measured: processes wake up, caches fill, and agents do what fell due meanwhile."""
+"""Time after a stop that is not measured: processes wake up, caches fill, and agents catch up on
+their work.
+"""
 Runs = dict[str, list[Measured]]
-"""By system, one for each round."""
+"""System → its measurements, one per round."""
 
 
 def interleave(
@@ -27,10 +30,11 @@ def interleave(
     tell: Callable[[str], None],
     extra: Mapping[str, str] | None = None,
 ) -> tuple[Runs, dict[str, float]]:
-    """Each system's blocks of so many seconds, and the peak memory of its largest rank in MiB.
+    """Measure each system in blocks of `seconds`. Returns the measurements, and the peak memory of
+    each system's largest rank in MiB.
 
     Args:
-        extra: More environment variables of all systems.
+        extra: Additional environment variables of all systems.
 
     Raises:
         RunFailed: A system does not train.
@@ -56,7 +60,7 @@ def interleave(
 
 @contextmanager
 def _start(system: str, world: int, extra: Mapping[str, str] | None) -> Iterator[Running]:
-    """Up to the end of its warm-up; then it stands still."""
+    """Start the system, and stop its processes (SIGSTOP) after the warm-up. On exit, end it."""
     running = Running(system, world, extra)
     try:
         running.wait_steps(workload.WARM_UP)

@@ -1,4 +1,4 @@
-"""Starts a system, stops it for a while, ends it."""
+"""Starts a system, stops and resumes its processes, and ends it."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ LOOK_SECONDS = 0.1
 
 
 class RunFailed(Exception):
-    """The system does not train, or has lost a rank; the message has the end of its output."""
+    """The system does not train, or has lost a rank; the message contains the end of its output."""
 
 
 class Running:
@@ -34,7 +34,7 @@ class Running:
 
     Args:
         system: One of `cli.SYSTEMS` or `cli.SHARDED`.
-        extra: More environment variables.
+        extra: Additional environment variables.
     """
 
     def __init__(self, system: str, world: int, extra: Mapping[str, str] | None = None) -> None:
@@ -67,7 +67,7 @@ class Running:
             )
 
     def wait_steps(self, count: int) -> None:
-        """Until every rank has taken so many. Raises `RunFailed`."""
+        """Wait until every rank has taken `count` steps. Raises `RunFailed`."""
         until = time.monotonic() + START_SECONDS
         while len(found := self.read()) < self.world or min(map(len, found)) < count:
             if time.monotonic() > until or any(p.poll() is not None for p in self._processes):
@@ -79,7 +79,7 @@ class Running:
         return RunFailed(f"{self.system} with {self.world} ranks: {output[-2000:]}")
 
     def read(self) -> list[Marks]:
-        """Of each rank that has begun."""
+        """The marks of each rank that has begun."""
         return [read_marks(path) for path in self._list_files()]
 
     def freeze(self) -> None:
@@ -91,7 +91,9 @@ class Running:
             process.resume()
 
     def read_agents_cpu(self) -> float:
-        """CPU seconds of the ranks' agents so far; 0 for torch's own, which has none. Raises `RunFailed`."""
+        """CPU seconds of the ranks' agents so far; 0 for torch's own systems, which have none.
+        Raises `RunFailed`.
+        """
         if not self.system.startswith("everstep"):
             return 0.0
         try:
@@ -115,7 +117,7 @@ class Running:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _list_tree(self) -> list[psutil.Process]:
-        """Parents before their children."""
+        """The system's processes, parents before their children."""
         roots = [psutil.Process(p.pid) for p in self._processes if p.poll() is None]
         return [found for root in roots for found in (root, *root.children(recursive=True))]
 

@@ -1,4 +1,4 @@
-"""What the ranks' clocks say of one block of time. Pure, but for `read_marks`."""
+"""What the ranks' clocks show for one block of time. Pure, except `read_marks`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ Marks = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A time in which one system ran and all others stood still."""
+    """A period in which one system ran and all others were stopped."""
 
     system: str
     begin: float
     end: float
     agents_cpu_s: float
-    """CPU seconds of Everstep's agents meanwhile."""
+    """CPU seconds of Everstep's agents in this period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +34,11 @@ class Measured:
 
 
 class TooShort(Exception):
-    """A block holds less than two whole steps of some rank."""
+    """A block holds fewer than two whole steps of some rank."""
 
 
 def measure(block: Block, ranks: Sequence[Marks]) -> Measured:
-    """The steps that lie within the block. Raises `TooShort`."""
+    """Measure the steps that are within the block. Raises `TooShort`."""
     walls, cpu = [], 0.0
     for marks in ranks:
         times = marks[:, 0]

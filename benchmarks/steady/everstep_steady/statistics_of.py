@@ -23,7 +23,7 @@ class Ratio:
 def pair(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> Ratio:
     """The median of the ratios, with an interval by bootstrap over the pairs.
 
-    The two values at an index come from runs side by side in time.
+    The two values at an index were measured close together in time.
     """
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""How much of the reduction lies under the backward pass, from a trace of torch's profiler. Pure.
+"""How much of the reduction overlaps the backward pass, from a trace of torch's profiler. Pure.
 
 The file is a Chrome trace: open it in Perfetto, or in chrome://tracing.
 """
@@ -19,7 +19,7 @@ class Overlap:
 
     reduction_ms: float
     hidden_ms: float
-    """The part of it in which the backward pass still ran."""
+    """The part of `reduction_ms` during which the backward pass still ran."""
 
     def __str__(self) -> str:
         share = self.hidden_ms / self.reduction_ms if self.reduction_ms else 0.0
@@ -30,7 +30,7 @@ class Overlap:
 
 
 def measure_overlap(events: Iterable[Mapping[str, Any]]) -> Overlap:
-    """From the trace's `traceEvents`."""
+    """Measure the overlap from the trace's `traceEvents`."""
     timed = [e for e in events if e.get("ph") == "X"]
     backward = merge(_list_spans(timed, BACKWARD))
     reduction = merge(_list_spans(timed, REDUCTION))
@@ -39,7 +39,7 @@ def measure_overlap(events: Iterable[Mapping[str, Any]]) -> Overlap:
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:
-    """The same time, without overlaps, sorted."""
+    """Merge spans that overlap. Returns them sorted."""
     merged: list[Span] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:

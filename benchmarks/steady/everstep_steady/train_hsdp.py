@@ -1,4 +1,6 @@
-"""The training loop under torch's hybrid sharding (HSDP): FSDP2 over some ranks, and copies of them."""
+"""The training loop under torch's hybrid sharding (HSDP): some ranks shard a copy with FSDP2, and
+there are several copies.
+"""
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
-"""The same training loop without Everstep, for the systems of torch's own.
+"""The same training loop without Everstep, for torch's own systems.
 
-The environment must have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+The environment must contain RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,9 @@ from everstep_steady import workload
 
 
 def train(prepare: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
-    """`prepare`: makes the model that all ranks train together from one that this rank has built."""
+    """Run the loop. `prepare` turns the model that this rank has built into the one that all ranks
+    train together.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = prepare(workload.build_model())

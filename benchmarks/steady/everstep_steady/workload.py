@@ -15,16 +15,16 @@ BATCH = 32
 """Samples per rank and step: one micro-batch."""
 SAMPLES = 4096
 WARM_UP = 20
-"""Steps that are not measured: they have first allocations, connections and bucket plans."""
+"""Steps that are not measured: they include first allocations, connections and bucket plans."""
 MOST_STEPS = 100_000
-"""Training ends when it is stopped, or here."""
+"""Training ends when it is stopped, or at this step."""
 LEARNING_RATE = 0.01
 OUT = "EVERSTEP_STEADY_OUT"
 """Environment variable: the folder for one file of marks per rank."""
 EXACT = "EVERSTEP_STEADY_EXACT"
-"""Not empty: Everstep adds gradients as fixed-point integers."""
+"""Environment variable; not empty: Everstep adds gradients as fixed-point integers."""
 SHARD = "EVERSTEP_STEADY_SHARD"
-"""Over how many ranks the model is sharded with FSDP2; 1: each rank holds all of it."""
+"""Environment variable: ranks per FSDP2-sharded copy of the model; 1: each rank holds all of it."""
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):
@@ -53,12 +53,14 @@ def read_shard() -> int:
 
 
 TRACE = "EVERSTEP_STEADY_TRACE"
-"""Not empty: the file for the trace of rank 0."""
+"""Environment variable; not empty: the file for the trace of rank 0."""
 TRACED_STEPS = 3
 
 
 def start_trace(rank: int) -> torch.profiler.profile | None:
-    """A profiler of the first steps after the warm-up, whose `step` has to be called after each."""
+    """Start a profiler of the first steps after the warm-up. Its `step` must be called after each
+    step. None: no trace is requested from this rank.
+    """
     path = os.environ.get(TRACE)
     if not path or rank != 0:
         return None
@@ -76,8 +78,8 @@ def is_exact() -> bool:
 
 
 class Clock:
-    """Notes the end of each step: time and this process's CPU time, in seconds, in a file that the benchmark
-    reads while the training runs (`marks.py`).
+    """Records the end of each step: time and this process's CPU time, in seconds. It writes them to
+    a file that the benchmark reads while the training runs (`marks.py`).
 
     Call `tick` at the end of each step.
     """

@@ -1,1 +1,1 @@
-"""How much training is left under a fault every few seconds, from the training scripts' own logs."""
+"""How much training is left with a fault every few seconds, from the training scripts' own logs."""

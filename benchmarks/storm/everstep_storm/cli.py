@@ -19,7 +19,7 @@ from everstep_storm.table import Row
 RESULTS = Path("build/bench/storm.json")
 PICTURE = RESULTS.with_suffix(".png")
 CALM_SECONDS = 60.0
-"""Of the undisturbed run of a system whose end is not compared."""
+"""Length of the undisturbed run of a system whose final state is not compared."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The faults of a storm: which, when, of whom. Pure."""
+"""The faults of a storm: their kinds, times and victims. Pure."""
 
 import random
 from dataclasses import dataclass
@@ -20,9 +20,11 @@ MIXES: dict[str, tuple[Kind, ...]] = {
     DEATHS: (Kind.DEATH,),
     MIXED: (*[Kind.DEATH] * 6, *[Kind.HANG] * 3, Kind.NODE),
 }
-"""Name → the kinds of faults, each as often as in this list."""
+"""Name → the kinds of faults; each occurs as often as in this list."""
 JITTER_SECONDS = 0.5
-"""So that a fault meets any moment of a step."""
+"""Each fault is delayed at random by up to this time, so that it can strike at any moment of a
+step.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +33,13 @@ class Strike:
     """Seconds after the storm began."""
     kind: Kind
     place: float
-    """In [0, 1): chooses one of the ranks that live at that moment."""
+    """In [0, 1): chooses one of the ranks that are alive at that moment."""
 
 
 def plan_strikes(mix: str, *, seconds: float, every: float, seed: int) -> tuple[Strike, ...]:
-    """A fault in the middle of each interval, so that the storm begins and ends with training.
+    """Plan a fault in the middle of each interval, so that the storm begins and ends with training.
 
-    The kinds come in shuffled rounds, each of which has the whole mix.
+    The kinds come in shuffled rounds; each round contains the complete mix.
     """
     chance = random.Random(seed)
     kinds: list[Kind] = []

@@ -1,6 +1,7 @@
-"""What a storm left of the training, from the lines of all ranks. Pure.
+"""How much training was done in a storm, from the log lines of all ranks. Pure.
 
-Step s of the order is made of the same `batch` samples in every system, whatever the number of ranks.
+All systems use the samples in the same order: step s consists of the same `batch` samples, whatever
+the number of ranks.
 """
 
 from collections import defaultdict
@@ -17,30 +18,30 @@ class Step:
 
     number: int
     t: float
-    """When its last member had applied it."""
+    """When the last member had applied it."""
     samples: int
-    """Different samples in it."""
+    """Number of samples in it that no earlier step had used."""
     repeated: int
-    """How often samples were in it that this step or an earlier one had used."""
+    """How often it used a sample that this step or an earlier one had used already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     seconds: float
-    """Of the storm."""
+    """Length of the storm."""
     samples: int
-    """Of the final history, each once, in steps that ended within the storm."""
+    """Samples of the final history in steps that ended within the storm, each counted once."""
     steps: int
     """Steps of the final history that ended within the storm."""
     steps_again: int
-    """Steps that all members had applied, and that were taken again."""
+    """Steps that all members had applied and that were taken again."""
     samples_lost: int
-    """Samples of the order up to the last step, that are in no step of the final history."""
+    """Samples of the order, up to the last step, that are in no step of the final history."""
     samples_repeated: int
     pauses: tuple[float | None, ...]
     """Seconds from each fault until all members had applied a new step; None: not within the run."""
     progress: tuple[float, ...]
-    """After 0, 1, 2, … seconds of the storm: samples so far, in whole batches."""
+    """Samples used after 0, 1, 2, … seconds of the storm, in units of a global batch."""
 
     @property
     def samples_per_second(self) -> float:
@@ -50,7 +51,9 @@ class Outcome:
 def judge_storm(
     lines: Sequence[Line], faults: Sequence[float], *, began: float, seconds: float, batch: int
 ) -> Outcome:
-    """`lines` sorted by time; the storm lasted `seconds` from the time `began`."""
+    """Compute the outcome. `lines` are sorted by time; the storm lasted `seconds` from the time
+    `began`.
+    """
     steps = list_steps(list_history(lines), batch)
     within = [step for step in steps if began < step.t <= began + seconds]
     last = steps[-1].number if steps else 0
@@ -67,7 +70,7 @@ def judge_storm(
 
 
 def list_steps(history: Sequence[Line], batch: int) -> list[Step]:
-    """The whole steps of a history, by number."""
+    """The steps of a history, by number; each combines the lines of all its ranks."""
     by_step: dict[int, list[Line]] = defaultdict(list)
     for line in history:
         by_step[line.step].append(line)
@@ -85,7 +88,7 @@ def list_steps(history: Sequence[Line], batch: int) -> list[Step]:
 
 
 def count_again(lines: Sequence[Line]) -> int:
-    """How often a step was complete that had been complete before."""
+    """How often a step was completed that had been completed before."""
     ranks: dict[int, set[int]] = defaultdict(set)
     complete: dict[int, int] = defaultdict(int)
     for line in lines:
@@ -97,7 +100,7 @@ def count_again(lines: Sequence[Line]) -> int:
 
 
 def compare_states(calm: dict[str, str], storm: dict[str, str]) -> tuple[int, list[int]]:
-    """(steps whose state both logged, those of them at which it differs)."""
+    """(number of steps whose state both logged, those of them at which the states differ)."""
     both = sorted((set(calm) & set(storm)), key=int)
     return len(both), [int(step) for step in both if calm[step] != storm[step]]
 

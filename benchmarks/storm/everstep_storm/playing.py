@@ -1,4 +1,4 @@
-"""One run: start a system, let a storm pass over it, let it get back to its full size, end it."""
+"""One run: start a system, expose it to a storm, let it return to its full size, end it."""
 
 import json
 import shutil
@@ -21,11 +21,11 @@ from everstep_storm.systems import Contender
 
 LOOK_SECONDS = 0.1
 WHOLE_SECONDS = 60.0
-"""Limit for the group to get back to its full size after the storm."""
+"""Limit for the group to return to its full size after the storm."""
 STOP_SECONDS = 90.0
 """Limit for Everstep to save and end."""
 DIGEST_STEPS = 100
-"""Between two digests of the state that a rank logs; one takes 15 ms."""
+"""Steps between two digests of the state that a rank logs; a digest takes 15 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Plan:
     seconds: float
     strikes: Sequence[Strike] = ()
     until: int = 0
-    """End the storm earlier, at this step; 0: do not."""
+    """The storm ends early, at this step; 0: it does not."""
 
     @property
     def batch(self) -> int:
@@ -47,14 +47,16 @@ class Played:
     outcome: Outcome
     struck: Sequence[Struck]
     probed: int
-    """Stopped processes that the system left to the benchmark's probe."""
+    """Number of stopped processes that the system left to the benchmark's probe."""
     last_step: int
     states: dict[str, str]
-    """Step → digest of the state after it, if all ranks agree; else their digests in a row."""
+    """Step → digest of the state after it, if all ranks agree; otherwise all their digests,
+    separated by spaces.
+    """
     verify: str = ""
     """What `everstep verify` objects to; empty: nothing, or the run is not Everstep's."""
     problem: str = ""
-    """Why the system ended before the storm did."""
+    """Why the system ended before the storm did; empty: it did not."""
 
 
 def play(contender: Contender, plan: Plan) -> Played:
@@ -85,7 +87,7 @@ def _build_environ(contender: Contender) -> dict[str, str]:
 
 
 def _storm(process: "subprocess.Popen[bytes]", striker: Striker, plan: Plan, began: float) -> str:
-    """Returns why the system has ended; empty: it has not."""
+    """Let the storm pass. Returns why the system ended by itself; empty: it did not."""
     left = list(plan.strikes)
     while (passed := time.monotonic() - began) < plan.seconds:
         if process.poll() is not None:
@@ -102,7 +104,9 @@ def _storm(process: "subprocess.Popen[bytes]", striker: Striker, plan: Plan, beg
 
 
 def _wait_whole(process: "subprocess.Popen[bytes]", striker: Striker, ranks: int) -> None:
-    """Until as many living ranks as at the start have taken a step in a group of that size."""
+    """Wait, at most WHOLE_SECONDS, until as many living ranks as at the start have taken a step in
+    a group of that size.
+    """
     began = time.monotonic()
     last = max((s.t for s in striker.struck), default=0.0)
     while time.monotonic() < began + WHOLE_SECONDS and process.poll() is None:
@@ -115,7 +119,7 @@ def _wait_whole(process: "subprocess.Popen[bytes]", striker: Striker, ranks: int
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """As Ctrl-C: it saves and ends."""
+    """Stop the system as Ctrl-C does: it saves and ends."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         process.wait(STOP_SECONDS)
@@ -160,7 +164,7 @@ def _find_newest(folder: Path) -> int:
 
 
 def _read_newest(folder: Path) -> dict[int, dict[str, Any]]:
-    """Process → its last record of a step."""
+    """Pid → the last record of a step that the process wrote."""
     found: dict[int, dict[str, Any]] = {}
     for file in folder.glob("*.jsonl"):
         with file.open("rb") as source:

@@ -8,7 +8,7 @@ from everstep_recovery.plot import OURS, PEERS
 
 Row = dict[str, Any]
 COLORS = (PEERS, "#c0853a", "#6f8f5a", "#a05a7a")
-"""Of the peers."""
+"""Colors of the peers."""
 
 
 def choose_colors(titles: Sequence[str]) -> Mapping[str, str]:

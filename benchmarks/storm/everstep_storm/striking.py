@@ -1,4 +1,4 @@
-"""Faults on the processes of a run."""
+"""Inflicts faults on the processes of a run."""
 
 import signal
 import time
@@ -9,8 +9,8 @@ from everstep_recovery import processes
 from everstep_storm.faults import Kind, Strike
 
 PROBE_SECONDS = 10.0
-"""A stopped process that its system has not ended by then is ended here, as a liveness probe would
-do: before the next fault, so that each system gets back to its full size.
+"""If a system has not ended a stopped process after this time, the benchmark ends it, as a liveness
+probe would. This is before the next fault, so that each system can return to its full size.
 """
 
 
@@ -21,20 +21,20 @@ class Struck:
     after: float
     """Seconds since the storm began, as planned."""
     pid: int
-    """Of the rank; 0: none was alive."""
+    """Pid of the rank; 0: none was alive."""
 
 
 @dataclass(slots=True)
 class Striker:
-    """Args: `root`: the pid of the process that started all others."""
+    """Inflicts faults on one run. `root`: the pid of the process that started all others."""
 
     folder: Path
     root: int
     struck: list[Struck] = field(default_factory=list)
     probed: int = 0
-    """Stopped processes that had to be ended here."""
+    """Number of stopped processes that the benchmark had to end."""
     _stopped: dict[int, float] = field(default_factory=dict)
-    """Process → when it is ended, if it is still there."""
+    """Pid of a stopped process → when to end it, if it still exists."""
 
     def strike(self, strike: Strike) -> None:
         ranks = [p for p in processes.list_ranks(self.folder) if p not in self._stopped]
@@ -51,7 +51,7 @@ class Striker:
         self.struck.append(_note(strike, pid))
 
     def probe(self) -> None:
-        """End the stopped processes whose time is over."""
+        """End the stopped processes that have been stopped for PROBE_SECONDS."""
         for pid in [p for p, end in self._stopped.items() if time.monotonic() > end]:
             del self._stopped[pid]
             if pid in processes.list_own(self.folder):

@@ -11,9 +11,11 @@ from everstep_storm.faults import MIXES, Kind
 class Contender:
     system: System
     proves: bool = False
-    """It must end with the state of an undisturbed run, and with a ledger that `everstep verify` accepts."""
+    """Whether it must end with the state of an undisturbed run, and with a ledger that `everstep
+    verify` accepts.
+    """
     cannot: Mapping[Kind, str] = field(default_factory=dict)
-    """Faults that cannot be tried with it, and why."""
+    """Kind of fault that cannot be tried with it → why."""
 
     @property
     def title(self) -> str:

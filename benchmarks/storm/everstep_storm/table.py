@@ -1,4 +1,4 @@
-"""The results as a table of Markdown. Pure."""
+"""The results as a Markdown table. Pure."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -23,7 +23,7 @@ def build_table(rows: Sequence[Row], mix: str) -> str:
 
 
 def find_goodput(row: Row, calm: Row) -> float:
-    """Samples a second in the storm, divided by those of the undisturbed run."""
+    """Samples per second in the storm, divided by those of the undisturbed run."""
     ours: float = row["samples"] / row["seconds"]
     theirs: float = calm["samples"] / calm["seconds"]
     return ours / theirs

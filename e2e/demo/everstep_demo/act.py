@@ -17,7 +17,7 @@ from everstep_demo.trial import first_step_of
 
 POLL_SECONDS = 0.2
 USUAL_STEPS = 20
-"""Steps before the fault that tell how long a step usually takes."""
+"""How many steps before the fault are measured to find how long a step usually takes."""
 Noted = tuple[str, str]
 """Id and cause of an incident in the job's status."""
 
@@ -163,7 +163,9 @@ class _Playing:
             self._stage.timeline.say("claimed", f"epoch {entry.epoch}: {members}")
 
     def _is_hit(self, member: MemberId) -> bool:
-        """It is the worker that the fault hit, or, if its pod does not stay, another one in that pod."""
+        """Whether this is the worker that the fault hit or, if its pod does not stay, any worker in
+        that pod.
+        """
         if self._act.pod_stays:
             return member.slot == self._pod.slot and member in self._before
         return member.slot == self._pod.slot and member.attempt <= self._pod.attempt

@@ -1,4 +1,4 @@
-"""The whole demo: job applied, two acts, the job's end, the undisturbed run, the report."""
+"""The complete demo: start a job, play two acts, await its end, run it undisturbed, report."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ class Demo:
         self._watch = RunWatch(uri, f"default/{self._name}", lab.store_environment)
 
     async def play(self) -> dict[str, Any]:
-        """Run everything on the lab, then the comparison; write the report's files and return the report."""
+        """Run everything on the lab and compare; write the report's files and return the report."""
         await self._start()
         incidents: list[Incident] = []
         for number in ACTS:
@@ -168,7 +168,9 @@ class Demo:
 
 
 def build_job(log: StepLog) -> Object:
-    """The example's manifest; its script logs its steps in the demo's folder, which the lab's pods can write."""
+    """The example's manifest; its script logs its steps in the demo's folder, which the lab's pods
+    can write.
+    """
     job: Object = yaml.safe_load(MANIFEST.read_text())
     container = job["spec"]["workers"]["template"]["spec"]["containers"][0]
     container["env"].append({"name": "BYTE_LM_LOG", "value": str(log.folder)})
@@ -177,7 +179,7 @@ def build_job(log: StepLog) -> Object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """The state of the job and its nodes when the job was Complete."""
+    """The state of the job and its nodes when the job became Complete."""
 
     quarantined: tuple[str, ...]
     goodput: float

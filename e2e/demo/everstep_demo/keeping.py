@@ -7,7 +7,7 @@ from everstep_lab import Lab
 
 
 def keep_logs(lab: Lab, folder: Path) -> Path:
-    """Copies logs, pods' output, objects and Events to `folder`, which is emptied first."""
+    """Copy logs, pods' output, objects and Events to `folder`, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(lab.logs, folder)
     for kind in ("rtj", "pods", "nodes", "nodequarantines", "events"):

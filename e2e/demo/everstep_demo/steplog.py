@@ -58,8 +58,8 @@ def find_process(log: Iterable[Applied], rank: int, before: float) -> int | None
 
 
 def list_pauses(log: Iterable[Applied], without: int | None) -> list[tuple[float, float]]:
-    """(end, seconds) between each two steps of all processes but one, ordered by time. A step ends
-    when the last of them has applied it.
+    """(end, seconds) between each two consecutive steps, ordered by time, for all processes except
+    `without`. A step ends when the last of them has applied it.
     """
     ends: dict[int, float] = {}
     for applied in log:

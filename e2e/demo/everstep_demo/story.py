@@ -10,7 +10,7 @@ MOVED = "moved"
 FIRST_STEP = "first new step"
 """The first step of the first epoch that the fault causes."""
 FULL_SIZE = "full size"
-"""The first step of as many workers as before, without the one that the fault hit."""
+"""The first step taken by as many workers as before, not counting the one that the fault hit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import TextIO
 
 
 class Timeline:
-    """Shows the seconds since its creation, and after `fault` also those since then (monotonic)."""
+    """Shows the seconds since its creation, and after `fault` also those since the fault."""
 
     def __init__(self, out: TextIO = sys.stdout) -> None:
         self._out = out

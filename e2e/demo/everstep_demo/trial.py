@@ -140,8 +140,8 @@ class Trial:
         await self._until_full_size(awaited, lambda claim: claim.epoch > epoch, limit)
 
     async def until_replaced(self, pod: Pod, *, limit: float = 90.0) -> None:
-        """Wait until as many workers as the job asks for have taken a step without this pod. In its place is the
-        next attempt of its slot, or a spare.
+        """Wait until as many workers as the job asks for have taken a step without this pod. The
+        next attempt of its slot, or a spare, has taken its place.
         """
 
         def is_without(claim: Claim) -> bool:
@@ -150,7 +150,7 @@ class Trial:
         await self._until_full_size(f"a step at full size without {pod.name}", is_without, limit)
 
     async def nodes(self) -> set[str]:
-        """Of the pods that are members of the newest claim."""
+        """The nodes of the pods that are members of the newest claim."""
         members = {(m.slot, m.attempt) for m in (await self.members()).values()}
         return {p.node for p in await self.board.pods(self.name) if (p.slot, p.attempt) in members}
 
@@ -168,7 +168,7 @@ class Trial:
         await self.until(awaited, stepped, limit=limit)
 
     async def members(self) -> dict[int, MemberId]:
-        """The members of the newest claim, by slot (of several ranks, the last)."""
+        """The members of the newest claim, by slot; for a slot with several ranks, the last one."""
         await self.watch.refresh()
         claim = self.watch.newest_claim
         return {} if claim is None else {m.slot: m for m in claim.members}

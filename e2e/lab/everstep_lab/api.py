@@ -1,4 +1,4 @@
-"""A minimal Kubernetes REST client: takes paths and plain dicts, and has one token and one CA."""
+"""A minimal Kubernetes REST client. It works with paths and plain dicts, one token and one CA."""
 
 import asyncio
 import json
@@ -90,7 +90,7 @@ class Api:
         return await self.patch(path, body, kind=APPLY, fieldManager=owner, force="true")
 
     async def delete(self, path: str, *, grace: int | None = None, uid: str | None = None) -> None:
-        """Delete an object; a missing one is no error. With `uid`, only an object with that uid."""
+        """Delete an object; a missing one is no error. With `uid`, the object's uid must match."""
         options: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
@@ -131,12 +131,10 @@ class Api:
                 yield Event(type=event["type"], object=event["object"])
 
     async def follow(self, path: str, **params: str) -> AsyncIterator[Event]:
-        """List, then watch, without end. After each interruption, list again.
+        """List, then watch, forever. After an error, list again.
 
-        Each list is yielded as one LISTED event.
-
-        Bookmarks are not yielded. Raises `ApiError` only for errors that a retry cannot fix (401,
-        403, 404).
+        Each list is yielded as one LISTED event; bookmarks are not yielded. Raises `ApiError` only
+        for errors that a retry cannot fix (401, 403, 404).
         """
         while True:
             try:
@@ -204,7 +202,10 @@ class Api:
 
 
 class _Answer:
-    """Turns aiohttp's errors and error statuses into this module's, also while the body is read."""
+    """Turns aiohttp's errors and HTTP error statuses into this module's exceptions.
+
+    This includes errors while the body is read.
+    """
 
     def __init__(self, pending: Any) -> None:
         self._pending = pending

@@ -185,7 +185,10 @@ def is_new_enough(version: str) -> bool:
 
 
 def _ready_folder(folder: Path, module: Module) -> Path | None:
-    """None if it has no binary of this module. Raises LabError if it has some but not all."""
+    """Return the folder if it holds all binaries of the module, None if it holds none of them.
+
+    Raises LabError if it holds only some of them, or is not a folder.
+    """
     missing = [name for name in module.binaries if not os.access(folder / name, os.X_OK)]
     if len(missing) == len(module.binaries) and folder.is_dir():
         return None
@@ -220,7 +223,7 @@ def _build(module: Module, go: str, folder: Path, remaining: Remaining, say: Say
     started = time.monotonic()
 
     def tell(count: int, seconds: float) -> str:
-        if not count:  # without a measured pace, the estimate could only grow
+        if not count:  # no progress to measure yet: the estimate would only grow
             return "nothing compiled yet: Go reads the sources, or links packages from its cache"
         share = share_compiled(count, total)
         left = shown(remaining.left(module.cold_seconds, share, seconds))

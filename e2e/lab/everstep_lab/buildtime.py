@@ -9,7 +9,7 @@ Packages in Go's cache are not counted, so a build with a filled cache is quicke
 from dataclasses import dataclass, replace
 
 PRIOR_SECONDS = 30.0
-"""Seconds at the reference pace, added to the measurement so that early values weigh little."""
+"""Seconds at the reference pace, added to the measurement so that its first values count little."""
 COMPILING = 0.85
 """Share of a build's time that compiling takes; linking takes the rest. Assumed, not measured."""
 
@@ -28,7 +28,7 @@ class Remaining:
         return replace(self, done=self.done + work, took=self.took + took)
 
     def left(self, work: float, share: float, elapsed: float) -> float:
-        """Seconds left in total.
+        """The seconds left for all modules.
 
         `share` (0 to 1) of the current module is done; that took `elapsed` seconds on this machine.
         `work` is the reference time of the current module.

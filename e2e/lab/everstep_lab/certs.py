@@ -32,7 +32,7 @@ class Authority:
         self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, stem: str, common_name: str, hosts: Sequence[str] = ()) -> tuple[Path, Path]:
-        """Write `<stem>.crt` and `<stem>.key`: with `hosts` for a server, else for a client."""
+        """Write `<stem>.crt` and `<stem>.key` for a server if it has `hosts`, else for a client."""
         key = ec.generate_private_key(ec.SECP256R1())
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
         builder = (

@@ -85,7 +85,10 @@ class Lab:
             os.close(lock)
 
     def down(self) -> str:
-        """End the lab and remove its files, or what a killed lab left; returns what it found."""
+        """End the lab and remove its files. If a lab was killed, remove what it left.
+
+        Returns a sentence on what was done.
+        """
         if (lock := guardian.take_lock(self.places.lock)) is None:
             self._ask_down()
             self._close_lifeline()
@@ -103,7 +106,7 @@ class Lab:
     def fault(self, node: str, **fields: Any) -> str:
         """Inject a fault.
 
-        Takes fields of `seam.FaultRequest`: gpu, xid, exporter, kill_node, partition.
+        `fields` are those of `seam.FaultRequest`: gpu, xid, exporter, kill_node, partition.
         """
         request = dataclasses.asdict(FaultRequest(**fields))
         return str(self.ask({"do": "fault", "node": node, "fault": request}))

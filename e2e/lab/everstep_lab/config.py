@@ -35,7 +35,7 @@ class LabConfig:
     object_store: str = ""
 
     def check(self) -> None:
-        """Raises LabError if a value is not allowed. The error names the option."""
+        """Raise LabError if a value is not allowed. Its message names the option."""
         if not 0 <= self.nodes <= NODES_MAX:
             raise LabError(f"--nodes {self.nodes}: expected 0 to {NODES_MAX}")
         if not 0 <= self.gpus_per_node <= 16:

@@ -25,7 +25,7 @@ _COMPONENTS = ("kube-controller-manager", "kube-scheduler")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Bearer tokens of the users `admin`, components and nodes."""
+    """Bearer tokens of the user `admin`, of the components and of the nodes."""
 
     admin: str
     components: Mapping[str, str]
@@ -79,7 +79,11 @@ class ControlPlane:
         return f"https://{self._ip}:{self._port}"
 
     async def start(self) -> None:
-        """Start all. Raises LabError with the log's end if one ends or is not ready in time."""
+        """Start the four processes.
+
+        Raises LabError with the end of the log if the API server is not ready in time, or if etcd
+        or the API server ends before that.
+        """
         self._write_files()
         await self._launch()
 
@@ -91,7 +95,7 @@ class ControlPlane:
         self._spawn("kube-scheduler", self._scheduler_flags())
 
     def keep_etcd(self) -> None:
-        """Copy etcd's current data, like a backup. The new copy replaces the last one."""
+        """Copy etcd's current data, like a backup. The new copy replaces the previous one."""
         etcd = self._running["etcd"]
         etcd.send_signal(signal.SIGSTOP)
         try:
@@ -113,7 +117,7 @@ class ControlPlane:
         await self._launch()
 
     def check(self) -> None:
-        """Raises LabError if a process ended unexpectedly."""
+        """Raise LabError if a process ended unexpectedly."""
         for name, process in self._running.items():
             if process.poll() is not None:
                 raise LabError(
@@ -124,7 +128,7 @@ class ControlPlane:
         return {name: process.pid for name, process in self._running.items()}
 
     def stop(self) -> None:
-        """Kill the processes in reverse order by SIGKILL, because their data need not be kept."""
+        """Send SIGKILL to the processes, in reverse order. Their data need not be kept."""
         for process in reversed(self._running.values()):
             procs.stop(process, grace=0.0)
         self._running.clear()

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def remove(root: Path, memory: Path) -> None:
-    """Remove the lab's files. Call it with the lock held.
+    """Remove the lab's files. The caller must hold the lock.
 
     The lock's file is in `root`. It is removed last, because from then on another lab may start and
     use the same names. For the same reason `root` is renamed before it is deleted.
@@ -77,9 +77,9 @@ def _remove_kubeconfig(root: Path) -> None:
 
 
 def remove_leftovers(root: Path, memory: Path) -> str:
-    """End the processes and remove the files of a killed lab; returns what was done.
+    """End the processes and remove the files of a killed lab. Returns what was done.
 
-    Call it with the lock held. The lock's file is kept.
+    The caller must hold the lock. The lock's file is kept.
     """
     killed = procs.kill_all(lambda: procs.marked(root))
     _remove_kubeconfig(root)

@@ -40,7 +40,7 @@ class NodeSet:
             self._tasks.append(asyncio.create_task(node.run(), name=name))
 
     def check(self) -> None:
-        """Raises LabError if a node's task failed."""
+        """Raise LabError if a node's task failed."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and (error := task.exception()):
                 raise LabError(f"{task.get_name()} failed: {error!r}") from error

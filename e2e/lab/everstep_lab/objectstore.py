@@ -55,7 +55,7 @@ class ObjectStore:
         }
 
     def start(self) -> None:
-        """Start the process. `is_ready` tells when it serves. Call `start` from the main thread."""
+        """Start the process, from the main thread. `is_ready` reports whether it serves."""
         if self._process is not None:
             return
         # MinIO treats each top-level folder of its data as a bucket.
@@ -77,7 +77,7 @@ class ObjectStore:
         self._process = procs.spawn(argv, log=self._log, mark=self._data.parent, env=env)
 
     def check(self) -> None:
-        """Raises LabError if the server was started and has ended unexpectedly."""
+        """Raise LabError if the server was started and has ended unexpectedly."""
         if self._process is not None and self._process.poll() is not None:
             raise LabError(
                 f"the object store ended with {self._process.returncode}:\n{procs.tail(self._log)}"
@@ -91,7 +91,10 @@ class ObjectStore:
             return False
 
     def wait(self, seconds: float = _READY_SECONDS) -> None:
-        """Block until it serves. Raises LabError with the log's end if it does not in time."""
+        """Block until the server serves requests.
+
+        Raises LabError with the end of the log if it ends or is not ready in time.
+        """
         end = time.monotonic() + seconds
         while not self.is_ready():
             self.check()
@@ -103,7 +106,7 @@ class ObjectStore:
             time.sleep(0.05)
 
     def stop(self, *, kill: bool = False) -> None:
-        """Stop the server; its data are kept. With `kill`, send SIGKILL: connections break off."""
+        """Stop the server; its data are kept. With `kill`, send SIGKILL: its connections break."""
         if self._process is None:
             return
         if kill and self._process.poll() is None:
@@ -114,7 +117,7 @@ class ObjectStore:
 
 @contextlib.contextmanager
 def minio(folder: Path) -> Iterator[ObjectStore]:
-    """Run a separate server on a free port. Data and log are in `folder`; the caller removes it."""
+    """Run a separate server on a free port. `folder` gets data and log; the caller removes it."""
     binary = build.ensure(build.OBJECT_STORE) / "minio"
     port = places.choose_port("127.0.0.1", 0)
     server = ObjectStore(binary, folder, ip="127.0.0.1", port=port, log=folder / "minio.log")

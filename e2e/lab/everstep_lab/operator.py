@@ -1,6 +1,7 @@
 """The operator's process.
 
-It has a token of its ServiceAccount, and only the CRDs, rights and policies of the chart.
+It authenticates with a token of its own ServiceAccount. The lab installs the CRDs, rights and
+policies of the chart, and no others.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ _CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 class Operator:
     """One `everstep-operator` process.
 
-    A restart keeps its signing key, which is in a Secret in a real cluster.
+    It keeps its signing key over restarts. In a real cluster the key is in a Secret.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Makes text for the terminal from the supervisor's description of the lab. Pure."""
+"""Renders the supervisor's description of the lab as text for the terminal. Pure."""
 
 from collections.abc import Mapping
 from typing import Any

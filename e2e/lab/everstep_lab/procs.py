@@ -26,7 +26,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Let the kernel send `signum` to this process when its parent ends. Call it in the child.
+    """Have the kernel send `signum` to this process when its parent ends. Call it in the child.
 
     The kernel sends the signal when the *thread* that forked ends, so fork from the main thread.
     """
@@ -61,7 +61,7 @@ def spawn(
 
 
 def prefer(pid: int) -> bool:
-    """Give the session of `pid` a higher priority than pods have; False if that is not permitted.
+    """Give the session of `pid` a higher priority than pods. False: that is not permitted.
 
     Each session is a scheduling group (autogroup) with a priority of its own. The priority of the
     process is not changed, because pods would inherit it.
@@ -107,7 +107,7 @@ def descendants(root: int) -> list[int]:
 
 
 def marked(mark: Path | str) -> list[int]:
-    """Running processes of this user that have this mark, without the calling process."""
+    """Running processes of this user that have this mark, except the calling process."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for pid, state, _ in _processes():
@@ -122,7 +122,7 @@ def marked(mark: Path | str) -> list[int]:
 def kill_all(find: Callable[[], list[int]], limit: float = 10.0) -> int:
     """Send SIGKILL to what `find` returns until it returns nothing, for at most `limit` seconds.
 
-    Returns the number of processes.
+    Returns the number of processes killed.
     """
     killed: set[int] = set()
     end = time.monotonic() + limit

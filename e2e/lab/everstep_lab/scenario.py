@@ -56,7 +56,10 @@ class KillRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangRank:
-    """Stop that process by SIGSTOP; it then behaves as in a driver call that never returns."""
+    """Send SIGSTOP to the process that holds the GPU.
+
+    It then behaves as in a driver call that never returns.
+    """
 
 
 Effect = ShowXid | ShowIncident | AddToGpu | SetOnGpu | SetExporter | KillRank | HangRank
@@ -95,8 +98,8 @@ class Scenario:
 def build_course(code: int, chance: random.Random) -> Course:
     """The effects of an XID on one GPU.
 
-    A code without a row in the table has only the effects of `_always`, and the exporter shows it.
-    Raises `ValueError` for a code outside 1 to 185: no driver reports it.
+    For a code without a row in the table, the exporter shows the code, and only the effects of
+    `_always` follow. Raises `ValueError` for a code outside 1 to 185, which no driver reports.
     """
     if not 1 <= code <= 185:
         raise ValueError(f"XID {code}: expected a code from 1 to 185")
@@ -112,7 +115,10 @@ _EXPORTER_ONLY = "the exporter shows the code; the rank continues"
 
 
 def _always(code: int) -> list[Timed]:
-    """Effects of the code alone: at once on the watch ALL, a second later on the device plugin."""
+    """Effects that do not depend on the table.
+
+    If the code concerns them, the watch ALL changes at once and the device plugin a second later.
+    """
     steps = []
     if code in DEVASTATING and code != 79:
         steps.append(
@@ -137,7 +143,7 @@ def _at(at: float, effect: Effect) -> Timed:
 
 
 def _soon(chance: random.Random) -> float:
-    """A delay of less than a second, until the next CUDA call."""
+    """A random delay of less than a second: the time until the next CUDA call."""
     return chance.uniform(0.1, 0.9)
 
 

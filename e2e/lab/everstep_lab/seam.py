@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class LabError(Exception):
-    """An error for the user at the terminal. It says what was found and what to do."""
+    """An error for the user at the terminal. The message states what was found and what to do."""
 
 
 class BadRequestError(LabError):
-    """A fault that cannot be injected. The message names the value and what is possible."""
+    """A fault that cannot be injected. The message names the bad value and the possible ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 It reports its progress on the ready pipe and answers the command line on a unix socket. It stops
 the lab in order at SIGTERM, at `down`, or when its lifeline closes. The lifeline is a pipe from the
-process that started the lab, if the lab must end with that process.
+process that started the lab; it exists only if the lab must end with that process.
 """
 
 import argparse
@@ -144,7 +144,10 @@ class Supervisor:
         return sum(map(is_node_ready, nodes)) == self._config.nodes
 
     async def _create_exporters(self) -> None:
-        """Retry until the namespace exists: the API server creates it shortly after it is ready."""
+        """Create the exporters' DaemonSet. Retry until its namespace exists.
+
+        The API server creates that namespace shortly after it is ready.
+        """
         while True:
             try:
                 await self._api.create(_DAEMONSETS, objects.build_exporters())
@@ -179,7 +182,7 @@ class Supervisor:
                 continue
 
     def _check(self) -> None:
-        """Raises LabError if a part ended unexpectedly: the lab must not continue without it."""
+        """Raise LabError if a part ended unexpectedly: the lab must not continue without it."""
         self._control.check()
         self._store.check()
         self._nodes.check()

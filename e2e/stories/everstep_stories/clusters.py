@@ -16,7 +16,7 @@ from everstep_lab.config import LabConfig
 from everstep_lab.seam import LabError
 
 NODES: Mapping[str, int] = {"core": 3, "all": 4}
-"""Of the cluster, by what is to run: two of four nodes lose power in one story."""
+"""Nodes of the cluster, by the stories to run: in one story two of four nodes lose power."""
 GPUS_PER_NODE = 2
 KINDS = ("kind", "running", "local", "given")
 STORE_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL")
@@ -137,9 +137,9 @@ class Given:
 
 @contextlib.contextmanager
 def open_cluster(kind: str, kubeconfig: str, nodes: int, say: Any) -> Iterator[Cluster]:
-    """Open a cluster of a kind of KINDS, with `nodes` nodes if it is created here, and close it after the block.
+    """Open a cluster (`kind` is one of KINDS), and close it after the block.
 
-    A `running` or `given` cluster is not deleted.
+    A cluster that is created here has `nodes` nodes. A `running` or `given` cluster is not deleted.
 
     Raises:
         LabError: docker, kind or helm is missing, or the cluster did not start (with the reason).

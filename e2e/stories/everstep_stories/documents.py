@@ -30,7 +30,9 @@ BY_HAND = {
 
 
 def list_commands(text: str, heading: str) -> list[str]:
-    """The commands in the section `heading`: lines of code blocks, and inline code that is a whole command."""
+    """The commands in the section `heading`: lines of code blocks, and inline code that is a
+    complete command.
+    """
     section = read_section(text, heading)
     return [*_of_blocks(section), *_inline(section)]
 

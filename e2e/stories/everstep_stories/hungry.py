@@ -1,4 +1,4 @@
-"""A job whose script takes more memory than its containers may use, and what it must look like afterwards."""
+"""A job whose script exceeds its containers' memory limit, and what must be true afterwards."""
 
 import json
 
@@ -10,7 +10,7 @@ from everstep_stories.jobs import BATCH, SCRIPTS_PATH
 from everstep_stories.scene import Scene
 
 STEPS, HUNGRY, SAVED = 120, 31, 30
-"""The job's last step; the step in which the memory does not suffice; the step of the newest save before it."""
+"""The job's last step; the step in which memory runs out; the newest saved step before that."""
 OUT_OF_MEMORY, SIGKILLED = "OOMKilled", 137
 Line = tuple[str, dict[str, str]]
 
@@ -18,9 +18,10 @@ Line = tuple[str, dict[str, str]]
 async def run(
     scene: Scene, name: str, slots: tuple[int, ...]
 ) -> tuple[Trial, dict[int, list[Line]]]:
-    """Run the job to its end: the containers of these slots run out of memory once, and come back in the same pods.
+    """Run the job to its end. The containers of these slots run out of memory once, and restart in
+    the same pods.
 
-    Returns it, and the lines of each slot's last container.
+    Return the job, and the log lines of each slot's last container.
     """
     if not scene.system.by_helm:
         raise NotHereError("the local lab simulates no memory limits; the kind lab has real ones")
@@ -41,7 +42,9 @@ async def run(
 
 
 async def run_rank(scene: Scene, name: str, slot: int) -> Trial:
-    """Run the job to its end: the kernel ends the rank of this slot once, and nothing else of its container."""
+    """Run the job to its end. The kernel kills the rank of this slot once, and no other process of
+    its container.
+    """
     if not scene.system.by_helm:
         raise NotHereError("the local lab simulates no memory limits; the kind lab has real ones")
     trial = await scene.start(_build_job(scene, name, (slot,), whole=False))
@@ -63,7 +66,9 @@ async def _ends_ranks_alone(scene: Scene, node: str) -> bool:
 async def check(
     scene: Scene, trial: Trial, lines: dict[int, list[Line]], slots: tuple[int, ...]
 ) -> None:
-    """The cause is named; saves were adopted, and nothing was restored from the store; no step is lost."""
+    """Check that the cause is named, that the pods adopted their saves and fetched nothing from the
+    store, and that no step is lost.
+    """
     for slot in slots:
         await _check_end(scene, f"{trial.name}-{slot}-1")
         (ready,) = [fields for event, fields in lines[slot] if event == "agent_ready"]
@@ -98,7 +103,7 @@ async def _list_lines(scene: Scene, pod: Pod) -> list[Line]:
 
 
 def _build_job(scene: Scene, name: str, slots: tuple[int, ...], *, whole: bool = True) -> Object:
-    """`whole`: the kernel ends all processes of a container."""
+    """`whole`: the kernel kills all processes of a container, not only one."""
     env = {
         "HUNGRY_UNTIL": str(STEPS),
         "HUNGRY_STEP": str(HUNGRY),
@@ -110,7 +115,8 @@ def _build_job(scene: Scene, name: str, slots: tuple[int, ...], *, whole: bool =
     pod = job["spec"]["workers"]["template"]["spec"]
     (container,) = pod["containers"]
     container["command"] = ["everstep", "run", f"{SCRIPTS_PATH}/hungry.py"]
-    # Requests that equal the limits (QoS Guaranteed): only then can the script choose which process the kernel ends.
+    # Requests that equal the limits (QoS Guaranteed): only then can the script choose which process
+    # the kernel kills.
     amounts = {"cpu": "1", "memory": "1Gi"}
     container["resources"] = {"requests": amounts, "limits": {**amounts, "nvidia.com/gpu": 1}}
     container["volumeMounts"] += [{"name": "scratch", "mountPath": "/scratch"}]

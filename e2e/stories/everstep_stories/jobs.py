@@ -51,8 +51,8 @@ def build_job(
 
 
 def read_llama(steps: int) -> Object:
-    """The manifest of examples/llama, with the image, the bucket and the folder of scripts of the stories, and fewer
-    steps.
+    """The manifest of examples/llama, with the stories' image, bucket and folder of scripts, and
+    `steps` steps.
     """
     job: Object = yaml.safe_load((LLAMA / "job.yaml").read_text())
     job["spec"]["checkpoint"]["uri"] = URI
@@ -65,7 +65,7 @@ def read_llama(steps: int) -> Object:
 
 
 def _fit(job: Object) -> Object:
-    """Mount the scripts, and do what the namespace asks for; returns the container."""
+    """Mount the scripts, and comply with Pod Security "restricted"; return the container."""
     pod = job["spec"]["workers"]["template"]["spec"]
     pod["volumes"] = [{"name": "scripts", "configMap": {"name": SCRIPTS_MAP}}]
     pod["securityContext"] = {

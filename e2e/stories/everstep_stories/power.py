@@ -1,4 +1,4 @@
-"""Jobs whose nodes lose power: one pod on each node at first, and what must hold afterwards."""
+"""Jobs whose nodes lose power, one pod on each node at first, and what must be true afterwards."""
 
 import asyncio
 import contextlib
@@ -18,15 +18,15 @@ REPLACE_SECONDS = 10
 NEVER = 3600
 """A nodeLostSeconds that outlasts the story, so that only the yield can end the wait."""
 WITHIN_SECONDS = 60.0
-"""From the fault to the first new step, at most. Without other work on the machine 20 s are enough, and 5 s with a
-spare: the table at the end has the figures.
+"""Limit for the time from the fault to the first new step. If the machine does no other work, 20 s
+are enough, and 5 s with a spare; the table at the end shows the figures.
 """
 STEPS_BEFORE = 60
 """Enough to learn how long a step takes."""
 
 
 def build_job(scene: Scene, name: str, *, replicas: int, spares: int = 0) -> Object:
-    """Its pods are on different nodes as long as there are enough."""
+    """A job whose pods are on different nodes, as long as there are enough nodes."""
     recovery = {"nodeLostSeconds": NEVER, "replaceAfterSeconds": REPLACE_SECONDS}
     job = scene.build_job(name, replicas=replicas, spec={"recovery": recovery})
     workers = job["spec"]["workers"]
@@ -37,7 +37,9 @@ def build_job(scene: Scene, name: str, *, replicas: int, spares: int = 0) -> Obj
 
 
 async def start(scene: Scene, job: Object) -> Trial:
-    """Start the job on a cluster of NODES free nodes; return once it is whole and steps."""
+    """Start the job on a cluster with NODES free nodes; return once it has its full size and takes
+    steps.
+    """
     await _clear(scene)
     trial = await scene.start(job)
     await trial.until_stepping(limit=180)
@@ -48,7 +50,7 @@ async def start(scene: Scene, job: Object) -> Trial:
 
 
 async def until_size(trial: Trial, size: int, spares: int = 0, *, limit: float = 120.0) -> None:
-    """Wait until the status has so many members, at least so many spares, and no open incident."""
+    """Wait until the status shows `size` members, at least `spares` spares and no open incident."""
 
     async def is_so() -> bool:
         status = (await trial.job())["status"]
@@ -62,7 +64,7 @@ async def until_size(trial: Trial, size: int, spares: int = 0, *, limit: float =
 
 @contextlib.asynccontextmanager
 async def hearing(trial: Trial) -> AsyncIterator[dict[str, str]]:
-    """What the condition Running says within this context: the last message of each reason."""
+    """Collect what the condition Running says within this context: reason → its last message."""
     said: dict[str, str] = {}
     listener = asyncio.create_task(_listen(trial, said))
     try:
@@ -73,7 +75,9 @@ async def hearing(trial: Trial) -> AsyncIterator[dict[str, str]]:
 
 
 def told_of_silence(said: Mapping[str, str]) -> str:
-    """What the job waited for, from what `hearing` has heard; empty: it told nothing."""
+    """What the job waited for, from the messages that `hearing` collected; empty: it reported
+    nothing.
+    """
     return said.get("NodeSilent") or said.get("NodeNotReady") or ""
 
 
@@ -92,8 +96,10 @@ async def find_pod(scene: Scene, trial: Trial, slot: int) -> Pod:
 
 
 async def lose(scene: Scene, trial: Trial, lost: Sequence[Pod]) -> Incident:
-    """Cut the power of the nodes of these pods; return once as many workers as before step again, none of which was
-    restarted. Each lost node is named once, no step is lost, and no other node is cordoned.
+    """Cut the power of these pods' nodes; return once as many workers as before take steps again.
+
+    Check that no other worker was restarted, that each lost node is named once, that no step is
+    lost, and that no other node is cordoned.
     """
     await _keep_leader_off(scene, {pod.node for pod in lost})
     before = await trial.members()
@@ -118,7 +124,7 @@ async def lose(scene: Scene, trial: Trial, lost: Sequence[Pod]) -> Incident:
 
 
 async def _keep_leader_off(scene: Scene, nodes: Collection[str]) -> None:
-    """Let the operator's leader run on another node: its failover is another story's."""
+    """Move the operator's leader to another node: another story tests the operator's failover."""
     if not scene.system.by_helm:
         return
     leader, _ = await scene.system.until_leader()

@@ -8,7 +8,7 @@ from everstep_stories.scene import Scene
 
 
 async def find_rank(scene: Scene, pod: Pod) -> str:
-    """The pid, in its container, of the rank that trains in the pod."""
+    """The pid of the rank that trains in the pod, as seen in its container."""
     if not scene.system.by_helm:
         raise NotHereError("`kubectl exec` is not simulated by the local lab")
     said = await scene.kubectl("logs", pod.name)

@@ -56,10 +56,11 @@ class Scene:
         limit: float = 150.0,
         pod_stays: bool = False,
     ) -> Incident:
-        """Inject the fault on the slot's pod; return once all workers step again, and record the figures.
+        """Inject the fault on the slot's pod; return once all workers take steps again, and record
+        the figures.
 
-        `pod_stays`: the slot's next worker runs in the same pod. Raises AssertionError with the job's
-        state if there is no new step within `limit` seconds.
+        `pod_stays`: the slot's next worker runs in the same pod. Raises AssertionError with the
+        job's state if there is no new step within `limit` seconds.
         """
         known = await trial.steps_lost()
 
@@ -124,8 +125,8 @@ class Scene:
         """Check that every sample was used as often as it should be.
 
         Args:
-            dataset: its samples.
-            batch: samples of a step.
+            dataset: the number of samples in the dataset.
+            batch: the number of samples in a step.
         """
         account = build_account(await trial.watch.ledger(), dataset=dataset, batch=batch)
         self.recorder.outcome.samples_lost = account.lost
@@ -135,7 +136,9 @@ class Scene:
         return account
 
     async def verify(self, trial: Trial) -> str:
-        """Run `everstep verify` as a user with the store's credentials; what it says. It must find no problem."""
+        """Run `everstep verify` as a user with the store's credentials; it must find no problem.
+        Return its output.
+        """
         said = await asyncio.to_thread(self._verify, f"{URI}/{self.namespace}/{trial.name}")
         self.recorder.say("verify", said.strip().splitlines()[-1])
         return said

@@ -17,7 +17,8 @@ RELEASE, NAMESPACE = "everstep", "everstep-system"
 APP_VERSION = "0.1.0"
 LEASE = "everstep-operator"
 SELECTOR = f"app.kubernetes.io/name=everstep-operator,app.kubernetes.io/instance={RELEASE}"
-# Armed, as in the README. Two of three nodes may be cordoned, and status is updated often enough for tests.
+# Not observe-only, as in the README. Two of three nodes may be cordoned, and status is updated
+# often enough for tests.
 VALUES = {
     "observeOnly": False,
     "cordonBudget": "2",

@@ -8,8 +8,10 @@ from everstep_stories.scene import Scene
 
 
 async def until_reported(trial: Trial, *, limit: float, reason: str = "") -> Object:
-    """Wait until the condition CheckpointHealthy is False, with this reason if one is given; returns it. The run log,
-    which cannot be read now, is not used.
+    """Wait until the condition CheckpointHealthy is False, with this reason if one is given; return
+    the condition.
+
+    This does not use the run log, which cannot be read while the store fails.
     """
     health: Object | None = None
     try:
@@ -30,7 +32,9 @@ def _is_bad(health: Object | None, reason: str) -> bool:
 
 
 async def check_recovery(scene: Scene, trial: Trial, epoch: int) -> None:
-    """Start the store. Commits continue in the same epoch, the condition is True again, and no sample is lost."""
+    """Start the store. Check that commits continue in the same epoch, that the condition is True
+    again, and that no sample is lost.
+    """
     committed = trial.watch.committed
     await scene.start_store()
 

@@ -1,4 +1,4 @@
-"""As tiny.py, but two ranks hold the model together: FSDP2 over `job.mesh["shard"]`."""
+"""Like tiny.py, but two ranks together hold the model: FSDP2 over `job.mesh["shard"]`."""
 
 import os
 import time

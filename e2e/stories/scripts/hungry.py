@@ -1,5 +1,5 @@
-"""The script of the out-of-memory stories: in step HUNGRY_STEP, and once only, each pod whose slot is in HUNGRY_SLOTS
-takes more memory than its container may use.
+"""The script of the out-of-memory stories: in step HUNGRY_STEP each pod whose slot is in
+HUNGRY_SLOTS takes more memory than its container may use. Each pod does so only once.
 """
 
 import os
@@ -18,7 +18,7 @@ WHOLE = os.environ["HUNGRY_WHOLE"] == "1"
 EATEN = Path("/scratch/eaten")
 """On an emptyDir, so that it outlives the container."""
 STEP_SECONDS, ALONE_SECONDS, SAVE_SECONDS = 0.05, 0.4, 1.0
-"""A pod that is alone steps slowly, so that the other one comes back before the end."""
+"""A pod that trains alone takes slow steps, so that the other one comes back before the end."""
 
 
 def main(job: everstep.Job) -> None:
@@ -39,14 +39,16 @@ def main(job: everstep.Job) -> None:
 
 
 def slot() -> str:
-    """Of this pod, which is named <job>-<slot>-<attempt>."""
+    """The slot of this pod, which is named <job>-<slot>-<attempt>."""
     return platform.node().rsplit("-", 2)[1]
 
 
 def eat() -> None:
-    """With cgroup v2 the kubelet makes the kernel end all processes of the container. With cgroup v1 the kernel ends
-    only the one with the highest score, which is this one. If all are to end, the container's first process gets the
-    highest score, because all others end with it.
+    """Take memory until the kernel kills this process.
+
+    With cgroup v2 the kubelet makes the kernel kill all processes of the container. With cgroup v1
+    the kernel kills only the one with the highest score, which is this one. If all are to end, the
+    container's first process gets the highest score, because all others end with it.
     """
     EATEN.touch()
     if WHOLE:

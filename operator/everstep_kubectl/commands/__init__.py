@@ -1,1 +1,1 @@
-"""One module for each group of commands: read, decide in a pure module, show."""
+"""One module for each group of commands: it reads, decides in a pure module, and prints."""

@@ -1,4 +1,4 @@
-"""`checkpoints ls|verify|restore|unpin JOB`: read where the keys are, in the cluster."""
+"""`checkpoints ls|verify|restore|unpin JOB`: reads the run in the cluster, where the keys are."""
 
 import argparse
 import contextlib
@@ -27,7 +27,7 @@ def ls(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def verify(arguments: argparse.Namespace, cluster: Cluster) -> int:
-    """1: the run has a gap."""
+    """Return 1 if the run has a gap."""
     from everstep_kubectl import checkpoints, readerpod
 
     job = cluster.get(JOBS, arguments.job).object()
@@ -37,7 +37,7 @@ def verify(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def restore(arguments: argparse.Namespace, cluster: Cluster) -> int:
-    """The new job's manifest goes to standard output, all else to standard error."""
+    """Print the new job's manifest to standard output, and everything else to standard error."""
     from everstep_kubectl import documents, readerpod
 
     job = cluster.get(JOBS, arguments.job).object()
@@ -67,7 +67,9 @@ def unpin(arguments: argparse.Namespace, cluster: Cluster) -> int:
 def _read(
     arguments: argparse.Namespace, cluster: Cluster, job: Object, command: list[str]
 ) -> tuple[int, Any]:
-    """Exit status (0 or 1) and what the pod printed. Raises ClusterError with its last words."""
+    """Exit status (0 or 1) and what the pod printed. Raises ClusterError with the pod's last
+    message.
+    """
     from everstep_kubectl import readerpod
 
     try:
@@ -88,7 +90,9 @@ def _read(
 
 
 def parse_log(name: str, status: int, words: str, log: str) -> Any:
-    """The last line is the answer. Raises ClusterError with the pod's words if there is none."""
+    """The answer, which is the last line. Raises ClusterError with the pod's message if there is
+    none.
+    """
     last = (log.strip().splitlines() or [""])[-1]
     if status in (0, 1) and last.startswith("{"):
         return json.loads(last)

@@ -1,4 +1,4 @@
-"""`drill JOB`: delete one pod by its UID, watch the recovery, say how it went."""
+"""`drill JOB`: deletes one pod by its UID, watches the recovery, and reports how it went."""
 
 import argparse
 import json
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
-    """1: steps were lost, or it had not recovered when the time was over; 2: it was not played."""
+    """Return 1 if steps were lost, or if the job had not recovered when the time was over. If no
+    drill was possible, the exit status is 2.
+    """
     from everstep_kubectl import drill, incidents
 
     job = cluster.get(JOBS, arguments.job).object()

@@ -1,4 +1,4 @@
-"""`report [JOB]`: a support bundle. What could not be read is said in it, and stops nothing."""
+"""`report [JOB]`: a support bundle. It lists what could not be read, and is written even so."""
 
 import argparse
 import time
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
 def _fetch_objects(
     cluster: Cluster, asked: "Iterable[bundle.Question]", problems: list[str]
 ) -> dict[str, list[Object]]:
-    """By path; what cannot be read is missing."""
+    """Path → objects; what cannot be read is missing."""
     found: dict[str, list[Object]] = {}
     for part in _batches(list(asked)):
         readings = [(q, _begin(cluster, q.arguments)) for q in part]

@@ -1,4 +1,4 @@
-"""What is shown, once it is there: a table, JSON or YAML."""
+"""Shows a result as a table, JSON or YAML."""
 
 import argparse
 from collections.abc import Callable

@@ -33,7 +33,9 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def optional(reading: Reading) -> list[Object]:
-    """Quarantines are cluster-scoped: who may see the job need not be allowed to see them."""
+    """The quarantines, if the user may read them. They are cluster-scoped, so the right to read the
+    job does not include them.
+    """
     try:
         return reading.items()
     except ClusterError:

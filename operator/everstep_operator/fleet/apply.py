@@ -1,5 +1,5 @@
-"""Performs the plan's actions in order, each with its Event once it is done. No decisions: the next
-pass observes the result.
+"""Applies a plan's actions in order, and writes each action's Event once it is done. It decides
+nothing: the next pass observes the result.
 """
 
 import hashlib
@@ -67,9 +67,10 @@ class Outcome:
 async def apply_plan(
     port: Port, actions: Iterable[Action], now: float, events: Port | None = None
 ) -> Outcome:
-    """`events` writes the Events, if that takes another identity than nodes do.
+    """Apply the actions. `events` writes the Events if they need another identity than nodes do.
 
-    Raises `kube.KubeError` except conflicts; what was done before stays done.
+    Raises `kube.KubeError`, except `Conflict` and `Gone`, which end the plan. What was done before
+    stays done.
     """
     outcome = Outcome()
     for action in actions:
@@ -122,8 +123,8 @@ Told = CreateQuarantine | PatchSpec | PatchNode | Tell
 
 
 async def _tell(port: Port, action: Told, kind: str, name: str, now: float) -> None:
-    """An Event's name is computed from its text, so a repeated one is written once. A failure is
-    ignored.
+    """Log the action and write its Event. The Event's name is computed from its text, so that a
+    repeated one is written once. A failure is only logged.
     """
     if not action.reason:
         return
@@ -142,8 +143,9 @@ async def _tell(port: Port, action: Told, kind: str, name: str, now: float) -> N
 def build_event(
     kind: str, name: str, reason: str, message: str, *, warning: bool, now: float
 ) -> dict[str, Any]:
-    """About a node. Its UID in an Event is its name, as the kubelet and `kubectl describe node`
-    have it."""
+    """An Event about a node, or about a namespace. As UID it has the object's name, as the kubelet
+    writes it for nodes and `kubectl describe node` expects it.
+    """
     digest = hashlib.sha256(f"{reason}\n{message}".encode()).hexdigest()[:16]
     at = to_rfc3339(now)[:-5] + "Z"
     return {

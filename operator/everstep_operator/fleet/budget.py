@@ -1,7 +1,7 @@
 """The cordon budget: how many nodes Everstep may cordon at once, and which of the faulty ones.
 
-It limits jobs, too: for them a verdict beyond the budget is only a suspicion. A bad driver or a
-bad DCGM roll-out convicts every node; without this rule every job would leave every node.
+It also limits what jobs do: for them a verdict beyond the budget is only a suspicion. A bad driver
+or a bad DCGM roll-out convicts every node; without this rule every job would leave every node.
 """
 
 import math
@@ -31,7 +31,7 @@ TENTH = Budget(share=0.1)
 
 
 def parse_budget(text: str) -> Budget:
-    """ "10%" or "3"."""
+    """Parse "10%" or "3"."""
     if text.endswith("%"):
         return Budget(share=int(text[:-1]) / 100)
     return Budget(number=int(text))
@@ -49,15 +49,17 @@ def count_room(roster: Roster, standing: Mapping[str, Quarantine], budget: Budge
 def choose_admitted(
     candidates: Iterable[Finding], room: int, before: frozenset[str]
 ) -> frozenset[str]:
-    """Faulty nodes, most urgent first. A node that was admitted stays so: a job that has started to
-    leave it must not be called back because another node is worse.
+    """Choose the nodes that the budget admits; `candidates` are in order of urgency.
+
+    A node that was admitted before stays admitted: a job that has started to leave it must not be
+    called back because another node is worse.
     """
     ordered = sorted(candidates, key=lambda finding: finding.node not in before)
     return frozenset(finding.node for finding in ordered[: max(0, room)])
 
 
 def by_urgency(findings: Iterable[Finding], nodes: Mapping[str, NodeFacts]) -> tuple[Finding, ...]:
-    """Those that convict a node: gone before leaving, then the oldest."""
+    """The findings that convict a node: GONE before LEAVING, then the oldest first."""
     convicted = [f for f in findings if f.convicting and f.node in nodes]
     return tuple(sorted(convicted, key=_urgency))
 

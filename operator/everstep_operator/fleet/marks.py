@@ -1,7 +1,7 @@
 """What is written on a node: merge patches, built from the version that was read.
 
-A patch carries the resourceVersion, because the list of taints is replaced as a whole: if the
-node changed in the meantime, the API server refuses and the next pass tries again. Taints and
+A patch carries the resourceVersion, because the complete list of taints is replaced: if the node
+changed in the meantime, the API server rejects the patch and the next pass tries again. Taints and
 annotations of others are kept.
 """
 
@@ -43,7 +43,7 @@ def _is_ours(node: NodeFacts, quarantine: Quarantine) -> bool:
 
 
 def is_marked(node: NodeFacts, quarantine: Quarantine) -> bool:
-    """Annotation, taint and cordon are present and match this quarantine as it is now."""
+    """Whether annotation, taint and cordon are present and match this quarantine as it is now."""
     mark = node.mark
     return (
         node.unschedulable
@@ -112,7 +112,7 @@ def _others(node: NodeFacts) -> list[Mapping[str, Any]]:
 def _without_missing(
     node: NodeFacts, answered: Iterable[Evidence], present: frozenset[str]
 ) -> list[str]:
-    """Releasing a node with a missing GPU accepts the node without it, unless it is back."""
+    """The GPUs expected after a release: a missing GPU is no longer expected, unless it is back."""
     missing = {one.gpu for one in answered if one.kind == MISSING} - present
     return [uuid for uuid in node.expected if uuid not in missing]
 

@@ -1,4 +1,6 @@
-"""What a fleet pass remembers for the next one. Soft state: without it nothing is released wrongly."""
+"""What a fleet pass remembers for the next one. It is soft state: if it is lost, no node is
+released wrongly.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,18 +12,18 @@ from everstep_operator.quarantines import Quarantine
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetMemory:
     alive: Mapping[str, Quarantine] = field(default_factory=lambda: MappingProxyType({}))
-    """The last copy of every quarantine that this operator has seen, until its deletion is handled:
-    these are in force, whatever the last list shows.
+    """The last copy of every quarantine that this operator has seen, until its deletion has been
+    handled. These are in force, whatever the last list shows.
     """
     absent_since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     deleted: frozenset[str] = frozenset()
-    """Absent ones whose deletion a watch has reported."""
+    """Absent quarantines whose deletion a watch has reported."""
     lost: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Absent ones that were not deleted, with the reason: they are recreated, and not released
-    while they are absent.
+    """Absent quarantines that were not deleted → why they were lost. They are recreated, and their
+    nodes are not released in the meantime.
     """
     repaired_at: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """By node."""
+    """Node → when its mark was last repaired."""
     admitted: frozenset[str] = frozenset()
     """Faulty nodes that the cordon budget admits although no NodeQuarantine says so (yet): see
     `budget`.
@@ -29,7 +31,7 @@ class FleetMemory:
 
 
 def with_deleted(memory: FleetMemory, quarantine: Quarantine) -> FleetMemory:
-    """A watch saw it deleted: it existed until then."""
+    """Record that a watch saw the quarantine deleted: it existed until then."""
     return replace(
         memory,
         alive=MappingProxyType({quarantine.name: quarantine, **memory.alive}),
@@ -40,7 +42,9 @@ def with_deleted(memory: FleetMemory, quarantine: Quarantine) -> FleetMemory:
 def remember(
     memory: FleetMemory, there: Mapping[str, Quarantine], absent: frozenset[str], now: float
 ) -> FleetMemory:
-    """After a successful list. What exists again was not deleted; what is settled is dropped."""
+    """Update the memory after a successful list. What exists again was not deleted; what is settled
+    is dropped.
+    """
     alive = {name: q for name, q in memory.alive.items() if name in absent} | dict(there)
     since = {name: memory.absent_since.get(name, now) for name in absent}
     lost = {name: reason for name, reason in memory.lost.items() if name in absent}

@@ -32,10 +32,10 @@ class Definition:
     """The CRD of NodeQuarantine. It is read only when an object is absent."""
 
     creatable: bool = True
-    """A NodeQuarantine could be created now. While a CRD is being deleted, none can."""
+    """Whether a NodeQuarantine could be created now. While a CRD is being deleted, none can."""
     created_at: float | None = None
-    """Seconds since the Unix epoch. An object created before this vanished with a former
-    definition. None: unknown.
+    """Seconds since the Unix epoch; None: unknown. An absent object that was created earlier
+    vanished with a former definition.
     """
 
 
@@ -70,7 +70,7 @@ def shows_more(finding: Finding, facts: NodeFacts) -> bool:
 class Observed:
     roster: Roster
     quarantines: tuple[Quarantine, ...] | None
-    """None: they could not be listed, `unreadable` says why."""
+    """None: they could not be listed; `unreadable` says why."""
     unreadable: str = ""
     definition: Definition = SERVED
     findings: Findings = NOTHING_FOUND

@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 
 
 class FleetPasses:
-    """`nodes` writes nodes and nothing else."""
+    """`nodes` writes nodes and NodeQuarantines, and reads their CRD; `port` lists NodeQuarantines
+    and writes Events.
+    """
 
     def __init__(
         self,
@@ -42,12 +44,14 @@ class FleetPasses:
         self._listed = False
         """NodeQuarantines have been listed once, or their kind does not exist."""
         self.planned = False
-        """A pass has been planned after that. Until then `memory` may lack quarantines, and may hold some that the
-        former leader has released.
+        """A pass has been planned since then. Before that, `memory` may lack quarantines, and may
+        hold some that the former leader has released.
         """
 
     def note_deleted(self, quarantine: Mapping[str, Any]) -> None:
-        """It existed until now, even if it appeared and vanished between two passes."""
+        """Record a deleted quarantine: it existed until now, even if it appeared and vanished
+        between two passes.
+        """
         try:
             self.memory = with_deleted(self.memory, to_quarantine(quarantine))
         except QuarantineError as error:
@@ -82,7 +86,9 @@ class FleetPasses:
         return [action for action in actions if not isinstance(action, Tell) or action not in told]
 
     async def _list(self) -> tuple[tuple[Quarantine, ...] | None, str]:
-        """Read from the API server: a stale mirror must not decide whether an object is absent."""
+        """The quarantines as the API server lists them: a stale mirror must not decide whether one
+        is absent. If they cannot be listed: None and the reason.
+        """
         try:
             objects, _ = await self._port.list(kube.QUARANTINES)
         except kube.KubeError as error:

@@ -3,10 +3,11 @@
 Only an intended deletion releases a node; any number may be deleted at once. A deletion is
 intended if a watch reported it (or only a few objects vanished from a fresh list) while their
 CRD stayed unchanged. Deleting a CRD deletes its objects one by one, with ordinary events: so
-the CRD must accept new objects, and must be older than the absent object. Everything else is a
-loss, and what was lost is recreated, so that it can be deleted again: many objects that vanish
-without events (etcd restored to an older state), a replaced CRD, a mark whose object this
-operator never saw.
+the CRD must accept new objects, and must be older than the absent object.
+
+Everything else is a loss: many objects that vanish without events (etcd restored to an older
+state), a replaced CRD, a mark whose object this operator never saw. What was lost is recreated,
+so that it can be deleted again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,7 +50,9 @@ def find_absent(
 
 
 def _is_settled(quarantine: Quarantine, nodes: Mapping[str, NodeFacts]) -> bool:
-    """Nothing is left to do: its node is gone or another machine, or records the answer."""
+    """Whether nothing is left to do: the node is gone, is another machine, or has recorded the
+    evidence as answered.
+    """
     node = nodes.get(quarantine.node)
     if node is None or not binds(quarantine, node):
         return True
@@ -84,8 +87,8 @@ def _list_nodes(absent: frozenset[str], roster: Roster, memory: FleetMemory) -> 
 def _note_lost(
     memory: FleetMemory, definition: Definition, policy: Policy, now: float
 ) -> FleetMemory:
-    """A lost object stays so until it is back: while many are recreated one by one, the remaining
-    ones must not count as deleted.
+    """Record the lost objects. Each stays lost until it is back: while many are recreated one by
+    one, the remaining ones must not count as deleted.
     """
     if not definition.creatable:
         return memory
@@ -105,13 +108,13 @@ def _is_older(quarantine: Quarantine, definition: Definition) -> bool:
 
 
 def _ripe(memory: FleetMemory, seconds: float, now: float) -> list[str]:
-    """Seen by this operator, and absent for this long."""
+    """Quarantines that this operator has seen, and that have been absent for this long."""
     return [n for n, at in memory.absent_since.items() if n in memory.alive and now - at >= seconds]
 
 
 def _silent(memory: FleetMemory, definition: Definition) -> set[str]:
-    """Those whose deletion no watch reported. If the CRD cannot be read, its deletion may explain
-    any event.
+    """Absent quarantines whose deletion no watch reported. If the CRD cannot be read, no report
+    counts, because the CRD may have been deleted.
     """
     told = memory.deleted if definition.created_at is not None else frozenset[str]()
     return {name for name in memory.absent_since if name in memory.alive} - told
@@ -153,8 +156,8 @@ def build_probe(now: float) -> Quarantine:
 
 
 def choose_nodes(name: str, roster: Roster, memory: FleetMemory) -> tuple[NodeFacts, ...]:
-    """Nodes with its mark, and the node that it was written for if the answer is not recorded there
-    yet.
+    """The nodes that this quarantine's release must change: those with its mark, and the node for
+    which it was written, if the answer is not recorded there yet.
     """
     found = {node.name: node for node, mark in list_marks(roster) if mark.quarantine == name}
     held = memory.alive[name]

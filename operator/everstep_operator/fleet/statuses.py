@@ -1,4 +1,4 @@
-"""The whole status of a NodeQuarantine, from the object and its node."""
+"""The complete status of a NodeQuarantine, from the object and its node."""
 
 from typing import Any
 

@@ -26,7 +26,7 @@ class View:
     """Convicted nodes without a quarantine with `cordon` yet, for which the budget has room."""
 
     def is_waiting(self, node: NodeFacts) -> bool:
-        """A quarantine of this node is absent and not yet decided on."""
+        """Whether a quarantine of this node is absent and has not been decided on yet."""
         return node.name in self.losses.waiting_nodes
 
 

@@ -1,7 +1,7 @@
 """The findings of all nodes, updated node by node.
 
-A round of scrapes examines every watched node, because time counts, too (a silence, the end of
-a doubt). Between two rounds only nodes with news are examined.
+After a round of scrapes every watched node is examined, because a finding can also change with
+time alone (a silence, the end of a doubt). Between two rounds only nodes with news are examined.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,8 +28,8 @@ class Examiner:
         self._telling: set[str] = set()
         self._unlisted: set[str] = set()
         self.judged_at: Mapping[str, float] = {}
-        """Node → earliest sampling time (monotonic clock) of the values on which it was judged
-        last.
+        """Node → the earliest time (monotonic clock) at which the values behind its last judgment
+        were sampled.
         """
 
     @property
@@ -46,7 +46,9 @@ class Examiner:
                 )
 
     def note_death(self, node: str, now: float) -> bool:
-        """Whether the node is watched, so that a later page can explain the death."""
+        """Record a rank's death; return whether the node is watched, so that a later page can
+        explain the death.
+        """
         memory = self.memories.get(node)
         if memory is None or memory.last_good is None:
             return False

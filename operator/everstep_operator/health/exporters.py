@@ -16,7 +16,7 @@ from everstep_operator.settings import Settings
 RELIST_SECONDS = 60.0
 """Exporter pods rarely move; a failed scrape lists them at once."""
 SHOWN = 5
-"""How many false exporters the log names: any user can create them."""
+"""How many untrusted exporters the log names: any user can create such pods."""
 
 
 class Exporters:
@@ -44,7 +44,10 @@ class Exporters:
         await self._scraper.close()
 
     async def read(self, roster: Roster, known: Iterable[str]) -> list[Scrape]:
-        """One scrape of each exporter, and a failure for each `known` node that has none. Raises `kube.KubeError`."""
+        """Scrape each exporter once; add a failure for each `known` node that has none.
+
+        Raises `kube.KubeError`.
+        """
         await self._find(roster)
         scrapes = await self._scraper.scrape_all(self._targets.by_node.values())
         scrapes += build_failures(self._targets, known, self._clock())

@@ -1,4 +1,4 @@
-"""The loop: scrape, remember, decide, publish, apply; started and woken by `handlers`.
+"""The loop: scrape, remember, decide, publish, apply. `replica` starts it, `handlers` wakes it.
 
 At every interval all exporters are scraped. After that, and whenever a node or a NodeQuarantine
 changes, fleet passes run until the plan is empty. Nothing in this process's memory is needed
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 PASS_ROUNDS = 12
 """Limit of consecutive passes: create, mark, status and release need five."""
 AGAIN_SECONDS = 1.0
-"""After a conflict that the mirrors do not show yet: nothing else may wake the loop."""
+"""Pause after a conflict that the mirrors do not show yet: perhaps nothing else wakes the loop."""
 WAKE_PAUSE = 0.05
 """Collects changes that come together."""
 
@@ -123,7 +123,7 @@ class HealthLoop:
             await asyncio.sleep(due - time.monotonic())
 
     async def _pass_for_ever(self) -> None:
-        await self._looked.wait()  # a node that has not been examined must not count as sound
+        await self._looked.wait()  # a node that has not been examined must not count as healthy
         while True:
             wake_after = await self._pass_safely()
             try:
@@ -135,7 +135,7 @@ class HealthLoop:
             self._woken.clear()
 
     async def _pass_safely(self) -> float:
-        """Seconds until the next look."""
+        """Run the passes, log their failure; return the seconds until the next passes."""
         try:
             return await self.pass_once()
         except kube.KubeError as error:
@@ -158,7 +158,10 @@ class HealthLoop:
         metrics.note_ages(ages, self._clock)
 
     async def pass_once(self) -> float:
-        """Passes until the plan is empty. Raises `kube.KubeError`."""
+        """Run passes until the plan is empty; return the seconds until the next passes.
+
+        Raises `kube.KubeError`.
+        """
         async with self._lock:
             begun = time.monotonic()
             done: list[str] = []

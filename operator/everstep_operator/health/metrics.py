@@ -73,7 +73,7 @@ class HealthMetrics:
                 self._seconds.observe(scrape.seconds)
 
     def note_ages(self, good: Mapping[str, float | None], clock: Callable[[], float]) -> None:
-        """`good`: by node, when its last good page was asked for; None: never."""
+        """`good`: node → when its last good page was requested; None: never."""
         self._ages.clear()
         for node, at in good.items():
             if at is not None:

@@ -14,7 +14,7 @@ class FailureKind(enum.Enum):
     UNPARSABLE = "unparsable"
     TOO_LARGE = "too-large"
     BROKEN = "broken"
-    """The connection ended in the middle."""
+    """The connection broke, or the answer was malformed."""
     ABSENT = "absent"
     """There is no exporter pod on the node any more."""
     CONTESTED = "contested"

@@ -3,7 +3,7 @@
 Most of a page is not needed, so a byte filter picks the lines of the metrics that the rules
 name. Plain lines are read by one regular expression; all others (escapes, unusual spaces,
 errors) are left to prometheus_client's parser. (Measured on a page of 480 series, 132 KB: the
-parser takes 26 ms for the whole, the filter 0.09 ms; see `benchmarks/exporter_page.py`.)
+parser takes 26 ms for the full page, the filter 0.09 ms; see `benchmarks/exporter_page.py`.)
 """
 
 import math
@@ -17,15 +17,15 @@ from prometheus_client.samples import Sample
 ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
 ALWAYS = (ENERGY, TEMPERATURE)
-"""Always read: one dates the page, the other shows GPUs that have no other series."""
+"""Always read: the first dates the page, the second shows GPUs that have no other series."""
 Metrics = Mapping[str, str]
 """Metric → the label whose number distinguishes its series; "" for none. `Rules.metrics` lists what
 the rules read.
 """
 
 BLANK_INT32 = 0x7FFFFFF0
-"""DCGM's numbers for "no value" start here (dcgm_structs.h); this exporter leaves such series out,
-others may not.
+"""DCGM's numbers for "no value" start here (dcgm_structs.h). dcgm-exporter leaves such series out;
+other exporters may not.
 """
 BLANK_FLOAT = 2.0**47
 
@@ -38,7 +38,7 @@ _PAIR = re.compile(r'(\w+)="([^"]*)"')
 
 
 class PageError(ValueError):
-    """The text is not a page of a dcgm-exporter; `empty` if there is none at all."""
+    """The text is not a page of a dcgm-exporter; `empty`: there is no text at all."""
 
     def __init__(self, message: str, *, empty: bool = False) -> None:
         super().__init__(message)
@@ -47,14 +47,14 @@ class PageError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """One page's values for one GPU; None for a metric that the exporter does not give."""
+    """One page's values for one GPU; None for a metric that the exporter does not export."""
 
     uuid: str
     index: str = ""
     values: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    """Metric → code → value, for the metrics that were asked for; code 0 for those without a label."""
+    """Metric → code → value, for the requested metrics; code 0 for those without a label."""
     energy: float | None = None
-    """Millijoules since the driver was loaded: it increases even when the GPU idles."""
+    """Millijoules since the driver was loaded; it increases even while the GPU is idle."""
     pods: frozenset[str] = frozenset()
     """"namespace/name"."""
 
@@ -68,7 +68,7 @@ class Page:
 
 
 def parse_page(body: bytes, metrics: Metrics) -> Page:
-    """Tolerates unreadable lines, as long as others can be read.
+    """Parse a page. Unreadable lines are tolerated, as long as others can be read.
 
     Raises:
         PageError: empty, or not a page of a dcgm-exporter.

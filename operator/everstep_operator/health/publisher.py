@@ -32,7 +32,7 @@ class Publisher:
         self._decided_at: Mapping[str, float] = {}
 
     def publish(self, sources: Sources, memory: FleetMemory, now: float) -> None:
-        """An absent quarantine binds its node until its release or return is decided."""
+        """An absent quarantine stays in force until its release or recreation is decided."""
         held = Held(
             quarantines=tuple(memory.alive.values()),
             admitted=memory.admitted,

@@ -1,4 +1,4 @@
-"""Reads exporters over HTTP. Silence is a signal, so a failure is a value."""
+"""Reads exporters over HTTP. Silence is a signal, so a failure is returned as a value."""
 
 import asyncio
 import hashlib
@@ -38,7 +38,7 @@ class Scraper:
             await self._session.close()
 
     async def scrape_all(self, targets: Iterable[Target]) -> list[Scrape]:
-        """All concurrently, at most `CONCURRENT` at a time."""
+        """Scrape all targets concurrently, at most `CONCURRENT` at a time."""
         targets = tuple(targets)
         self._forget_others(targets)
         return list(await asyncio.gather(*(self.scrape(target) for target in targets)))

@@ -2,8 +2,8 @@
 
 A latching gauge shows a value long after the fault, so what counts is its *onset*: when it
 appeared, and whether it was seen to appear or was already present. An onset lasts until the
-exporter clears it (a reset or a reboot clears the latch); a code that a later one replaces
-stays, because the gauge holds only the last XID.
+exporter clears it (a reset or a reboot clears the latch). A code that a later one replaces in the
+gauge stays, because the gauge holds only the last XID.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Limits:
     same_fault: float = 45.0
     """Gauge and windowed count of one fault may arrive this far apart."""
     frozen: float = 120.0
-    """If no GPU of a node has used energy for this long, its values are frozen."""
+    """If no GPU of a node has used energy for this long, the exporter's values count as frozen."""
     doubt: float = 60.0
     """How long a death keeps its node suspect while no page can clear it."""
     sampling: float = 30.0
@@ -103,7 +103,10 @@ def remember(
 
 
 def of_this_boot(memory: NodeMemory, facts: NodeFacts, rules: Rules) -> NodeMemory:
-    """Latches, counters and absences end with the boot; the list of GPUs stays with the machine."""
+    """The memory without what ended with an earlier boot: latches, counters and absences.
+
+    Faults that outlive a boot stay. The list of GPUs stays as long as the machine is the same.
+    """
     if memory.machine != facts.machine:
         return NodeMemory(machine=facts.machine, boot=facts.boot)
     if memory.boot == facts.boot:
@@ -176,7 +179,7 @@ class _Fold:
     def _onsets(
         self, gpu: GpuMemory, changes: Mapping[str, Change], at: float
     ) -> dict[FaultKey, Onset]:
-        """A fault on the first page that shows its GPU was present, not seen to appear."""
+        """A fault on the first page that shows its GPU counts as present, not as seen to appear."""
         ended = {(kind, code) for kind, change in changes.items() for code in change.ended}
         held = {key: onset for key, onset in gpu.onsets.items() if key not in ended}
         for kind, change in changes.items():
@@ -199,8 +202,10 @@ def _read(rule: Rule, gpu: GpuMemory, sample: GpuSample) -> Change:
 def _sampled(
     memory: NodeMemory, scrape: Scrape, page: Page, moved: bool, limits: Limits
 ) -> tuple[float | None, float | None]:
-    """Earliest sampling time, by both clocks. Exporters answer from their last sample; an increase
-    of energy since the last page dates it.
+    """The earliest time at which the page's values were sampled, by both clocks.
+
+    Exporters serve their last sample. If a GPU's energy has increased since the last page, the
+    sample is newer than the request for that page.
     """
     if moved:
         return memory.last_good, memory.good_steady

@@ -1,8 +1,8 @@
-"""Pods that do not start, of any job, as a signal about the node. Pure except for its memory.
+"""Pods that fail to start, of any job, as a signal about their node. Pure except for its memory.
 
-It makes the node suspect and nothing more: a kubelet, a disk, a network or the pods themselves
-may be at fault. A job that fails on many nodes is evidence about itself, not about them. The
-jobs keep the record (in their status) and report it again after a restart.
+The signal makes the node suspect and nothing more: a kubelet, a disk, a network or the pods
+themselves may be at fault. A job that fails on many nodes is evidence about itself, not about
+them. The record is kept in the jobs' statuses, and reported again after a restart.
 """
 
 from collections.abc import Mapping

@@ -113,8 +113,7 @@ def _name_of(pod: Pod) -> str:
 
 
 def _port_of(spec: Mapping[str, object], default: int) -> int:
-    """The container port called "metrics", else the default if the pod names it, else its only
-    one."""
+    """The container port called "metrics", else the pod's only port, else the default."""
     containers = spec.get("containers")
     ports = [
         port

@@ -40,7 +40,7 @@ class Held:
 def choose_verdicts(
     roster: Roster, findings: Findings, held: Held, now: float
 ) -> dict[str, NodeVerdict]:
-    """A mark on a node represents its quarantine while that is lost, or cannot be read."""
+    """A mark on a node stands in for its quarantine while that is lost or cannot be read."""
     marked = {node.name: from_mark(node, mark) for node, mark in list_marks(roster)}
     standing = marked | choose_standing(roster.nodes, held.quarantines)
     verdicts = {}
@@ -60,8 +60,8 @@ def _choose_verdict(
     held: Held,
     now: float,
 ) -> NodeVerdict | None:
-    """Conviction precedes suspicion, which precedes silence. The cordon budget also limits jobs:
-    beyond it a verdict is a suspicion.
+    """Conviction precedes suspicion, which precedes silence. The cordon budget also limits what
+    jobs do: beyond it a verdict is only a suspicion.
     """
     admitted = finding.node in held.admitted
     if quarantine is not None:

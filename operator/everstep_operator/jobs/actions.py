@@ -19,7 +19,7 @@ class CreateSecret:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckTemplate:
-    """A dry run of the first pod: some template errors only the API server can find."""
+    """A dry run of the first pod: only the API server can find some template errors."""
 
     body: dict[str, Any]
     reason: str
@@ -34,7 +34,7 @@ class CreatePod:
     reason: str
     message: str
     spare: bool = False
-    """If it is refused, nothing else has to wait."""
+    """The pod is a spare: if it is refused, nothing else has to wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +64,14 @@ class Plan:
 
     actions: tuple[Action, ...] = ()
     status: JobStatus
-    """The whole status as it should be."""
+    """The complete status as it should be."""
     counts: bool = False
     """The status raises a counter: it is written with the observed resourceVersion, and the pass
     ends.
     """
     wanted: Wanted | None = None
-    """What to tell the agents until the next pass; None: nothing, stop asking."""
+    """The document for the agents until the next pass; None: they are no longer asked."""
     events: tuple[EventDraft, ...] = ()
     wake_after: float | None = None
-    """Seconds until the next look, even if nothing changes."""
+    """Seconds until the next pass, even if nothing changes; None: only a change causes it."""
     notes: dict[str, str] = field(default_factory=dict)

@@ -1,6 +1,7 @@
-"""Where a pod may run and where it prefers to: what Everstep adds to its affinity. Pure.
+"""The terms that Everstep adds to a pod's affinity: where it may run, and where it prefers to run.
+Pure.
 
-The user's own terms are kept. Of a pod that exists nothing of this can be changed.
+The user's own terms are kept. The affinity of an existing pod cannot be changed.
 """
 
 from collections.abc import Sequence
@@ -17,14 +18,16 @@ NODE_NVLINK = "nvidia.com/gpu.clique"
 """Nodes with the same value of this label, which NVIDIA's GPU operator sets, reach each other over NVLink."""
 NODE_ZONE = "topology.kubernetes.io/zone"
 NEAR = {NODE_HOST: 100, NODE_NVLINK: 80, names.NODE_RACK: 60, NODE_ZONE: 40}
-"""How much each mate in the same domain draws a pod. Each domain lies in the next one, and its weight comes on top."""
+"""Weight with which each mate in the same domain attracts a pod. Each domain is inside the next
+one, so the weights add up.
+"""
 APART = {names.NODE_RACK: 50, NODE_HOST: 50}
-"""How much each of the job's other pods repels a spare."""
+"""Weight with which each of the job's other pods repels a spare."""
 
 
 def exclude_nodes(pod_spec: Body, nodes: Sequence[str]) -> None:
-    """The terms are alternatives, so each of them must exclude the nodes. A matchField takes one
-    value.
+    """The template's terms are alternatives, so each of them must exclude the nodes. A matchField
+    takes only one value.
     """
     if not nodes:
         return
@@ -44,22 +47,23 @@ def shun_nodes(pod_spec: Body, nodes: Sequence[str]) -> None:
 
 
 def draw_to_mates(pod_spec: Body, job_uid: str, mates: Sequence[int]) -> None:
-    """Only a preference: a pod that finds no room beside its mates runs elsewhere."""
+    """Only a preference: a pod that finds no room near its mates runs elsewhere."""
     if mates:
         pods = _pods_of(job_uid, "In", mates)
         _prefer(pod_spec, "podAffinity", [_weigh(w, pods, domain) for domain, w in NEAR.items()])
 
 
 def keep_apart(pod_spec: Body, job_uid: str, mates: Sequence[int]) -> None:
-    """What takes the job's other pods away should not take the spare: all but its mates, with which it trains or does
-    not. Not another zone: a spare that trains would slow all others down.
+    """A fault that takes the job's other pods away should not take the spare. The spare does not
+    avoid its mates: it can train only together with them. Nor does it prefer another zone: once it
+    trains there, it would slow down all other ranks.
     """
     pods = _pods_of(job_uid, "NotIn", mates)
     _prefer(pod_spec, "podAntiAffinity", [_weigh(w, pods, domain) for domain, w in APART.items()])
 
 
 def _pods_of(job_uid: str, operator: str, slots: Sequence[int]) -> Body:
-    """Selects pods of the job; without slots all of them."""
+    """A selector for the job's pods by slot; without `slots`, for all of them."""
     found: Body = {"matchLabels": {names.LABEL_JOB_UID: job_uid}}
     if slots:
         values = [str(slot) for slot in slots]

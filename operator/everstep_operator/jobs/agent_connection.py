@@ -26,12 +26,12 @@ class Said:
 
 
 class AgentConnection:
-    """One agent, with what the next round needs to know of it."""
+    """The connection to one agent, with what the next round needs to know about the agent."""
 
     def __init__(self, address: str, token: str) -> None:
         self._connection = Connection(address, token)
         self.answered = False
-        """An answer came from this address, as far as known from an agent."""
+        """An answer came from this address; as far as is known, an agent of the job gave it."""
         self.unproven = False
         """The newest answer had no valid proof."""
         self.revision = 0

@@ -1,8 +1,8 @@
 """The operator's side of the two level documents: posts `Wanted`, keeps the newest `Seen`. Never
 blocks a pass.
 
-One task per job asks its agents every second. They get what the last pass decided, until the
-next pass decides otherwise.
+One task per job asks its agents every second. They get what the last pass decided, until a later
+pass decides otherwise.
 """
 
 import asyncio
@@ -19,8 +19,9 @@ from everstep_operator.jobs.reports import Heard, JobReport
 
 Key = tuple[str, str]
 SLOW_SECONDS = 0.5
-"""Nobody waits longer for an agent that does not answer (its node may have lost power): what the others say, and
-what they have to be told, comes in between. Its own answer, or its failure, is taken in a later round.
+"""How long a round waits for an agent that does not answer (its node may have lost power). Then it
+uses the other agents' answers, and the next round can send them a new document. The slow agent's
+answer, or its failure, is taken in a later round.
 """
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class JobSession:
-    """What one job is told, and its newest report."""
+    """The document for one job, and the job's newest report."""
 
     token: str
     wanted: Wanted
@@ -37,7 +38,9 @@ class JobSession:
     connections: dict[str, AgentConnection] = field(default_factory=dict)
     newest: Heard | None = None
     proven: bool = False
-    """An agent of the job has proved an answer to this process: from now on all must."""
+    """An agent of the job has proved an answer to this process: from now on all answers need a
+    proof.
+    """
     task: asyncio.Task[None] | None = None
     asking: dict[str, asyncio.Task[Heard | None]] = field(default_factory=dict)
     """Requests under way, by address."""
@@ -47,7 +50,7 @@ class JobSession:
 
 class Agents:
     """All sessions. `heard` is called with a job's key when its report has changed in anything but
-    figures.
+    figures, or when an address begins to give unproven answers.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Agents:
         self._revision = 0
 
     def tell(self, key: Key, token: str, wanted: Wanted, pods: dict[str, str]) -> None:
-        """From now on the job is told this; `pods` maps addresses to pod UIDs."""
+        """From now on send this document to the job's agents; `pods` maps addresses to pod UIDs."""
         held = self._sessions.get(key)
         if held is None or held.token != token:
             self.forget(key)
@@ -77,7 +80,9 @@ class Agents:
             held.stirred.set()
 
     def _numbered(self, wanted: Wanted) -> Wanted:
-        """Revisions also grow across restarts of the operator: they start from the clock."""
+        """Give the document the next revision. Revisions start from the clock, so they also grow
+        across restarts of the operator.
+        """
         self._revision = max(self._revision + 1, time.time_ns() // 1_000_000)
         return replace(wanted, revision=self._revision)
 
@@ -152,7 +157,7 @@ class Agents:
         return self._judge(held, connection, said)
 
     def _judge(self, held: JobSession, connection: AgentConnection, said: Said) -> Heard | None:
-        """The valid part of an answer (see `reports`)."""
+        """The part of an answer that counts; None: no part of it does (see `reports`)."""
         at = time.monotonic() - said.seen.age_ms / 1000
         if said.proven:
             connection.answered = held.proven = True
@@ -175,7 +180,7 @@ class Agents:
 
 
 async def _take_answers(asking: dict[str, asyncio.Task[Heard | None]]) -> list[Heard]:
-    """Those that are there within SLOW_SECONDS; the other requests stay under way."""
+    """The answers that arrive within SLOW_SECONDS; the other requests continue."""
     if asking:
         await asyncio.wait(asking.values(), timeout=SLOW_SECONDS)
     answered = [address for address, task in asking.items() if task.done()]

@@ -1,5 +1,5 @@
-"""The attempts of a job's slots: counted before the action, recorded while their pod exists,
-removed when over.
+"""The attempts of a job's slots. A new attempt is counted before the operator acts on it, pods are
+recorded in status while they exist, and pods of former attempts are deleted.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from everstep_operator.model_status import SlotStatus
 def plan_count(
     observed: Observed, records: Sequence[SlotStatus], decisions: Sequence[Decision], now: float
 ) -> Plan:
-    """Count first: attempts and restarts rise, and the pass ends."""
+    """Count first: this plan raises attempts and restarts in status, and the pass ends."""
     raises = {d.slot: d for d in decisions if isinstance(d, Raise)}
     raised = [
         membership.apply_raise(r, raises[r.slot], now) if r.slot in raises else r for r in records
@@ -35,8 +35,8 @@ def note_pods(
     decisions: Sequence[Decision],
     now: float,
 ) -> list[SlotStatus]:
-    """Records what must be known of a pod after it has vanished, and since when it has been asked
-    to leave.
+    """Record what must be known about a pod once it has vanished, and since when its slot has been
+    asked to leave.
     """
     leaves = {d.slot: d for d in reversed(decisions) if isinstance(d, Leave) and not d.hold}
     return [_note_pod(observed, r, leaves.get(r.slot), now) for r in records]
@@ -54,14 +54,15 @@ def _note_pod(
         if leave and not leave.spare
         else _open_incident(observed, record),
     }
-    # Of thousands of slots few change in one pass, and a copy costs more than all that is decided of a slot.
+    # Of thousands of slots, few change in one pass, and a copy costs more than all decisions about
+    # a slot.
     same = all(getattr(record, name) == value for name, value in noted.items())
     return record if same else record.model_copy(update=noted)
 
 
 def _open_incident(observed: Observed, record: SlotStatus) -> str | None:
-    """The open incident moves the slot until it trains again, or is a spare, or need not leave any
-    more.
+    """The incident that moves the slot, until the slot trains again, is a spare, or no longer has
+    to leave.
     """
     trained = observed.whole or observed.is_member(record.slot, record.attempt)
     trains = observed.running and trained
@@ -69,7 +70,9 @@ def _open_incident(observed: Observed, record: SlotStatus) -> str | None:
 
 
 def plan_former(observed: Observed, records: Sequence[SlotStatus]) -> tuple[Action, ...]:
-    """Deletes pods of attempts that are over: fenced, reported as gone to the job, and now deleted."""
+    """Delete pods of former attempts. They are fenced, and `wanted.gone` has reported them to the
+    job.
+    """
     current = {r.slot: r for r in records}
     found: list[Action] = []
     for pod in observed.pods:

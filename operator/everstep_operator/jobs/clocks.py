@@ -1,6 +1,6 @@
 """How long a state has lasted, as observed by this process.
 
-No other host's clock is used, and a new process starts from zero: it measures how long it has
+No other host's clock is used. A new process starts from zero: it measures only how long it has
 waited itself. Entries that no longer apply are dropped at the next reading.
 """
 
@@ -14,7 +14,7 @@ from everstep_operator.values import NodeState
 
 @dataclass(slots=True)
 class Clocks:
-    """Of one job. `now`: seconds of this operator's clock."""
+    """The clocks of one job. `now`: seconds of this operator's clock."""
 
     _since: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -27,7 +27,7 @@ class Clocks:
 
 
 def measure(clocks: Clocks, observed: Observed, now: float) -> Observed:
-    """The observation, with how long its pods have been waiting and for what."""
+    """The observation, completed with how long its pods have waited and for what."""
     pods = observed.pods
     unplaced = [p.uid for p in pods if not p.node and p.scheduling]
     suspected = [p.uid for p in pods if _is_suspected(observed, p)]
@@ -40,7 +40,7 @@ def measure(clocks: Clocks, observed: Observed, now: float) -> Observed:
 
 
 def _list_starting(clocks: Clocks, observed: Observed, now: float) -> list[str]:
-    """UIDs of pods that have a node and are not up, or not long enough to count as started."""
+    """UIDs of pods that have a node and are not up, or not for long enough to count as started."""
     spec = observed.job.spec
     steady = min(starts.STEADY_SECONDS, spec.recovery.startup_seconds) if spec else 0.0
     living = [p for p in observed.pods if p.node and not p.over and not p.deleting]

@@ -1,9 +1,11 @@
-"""When a job that waits for room has to be looked at again though nothing has happened. Pure.
+"""When a job that waits for room gets its next pass if nothing happens. Pure.
 
-Such a job (its pods find no node, or a quota keeps them out, and no epoch of it has begun) may wait for days, and
-there may be thousands. What it waits for wakes it: its pods, its spec, a verdict on a node that its pods shut out,
-the readiness of a node that it holds, another job. What is left is time: each limit of `README.md` that may run in
-such a job has a line here. Looking between two of them finds nothing to do.
+The pods of such a job find no node, or a quota keeps them out, and the job has not begun its first
+epoch. It may wait for days, and there may be thousands of such jobs. What it waits for wakes it:
+its pods, its spec, a verdict on a node that its pods exclude, the readiness of a node that it
+holds, or another job. Otherwise only time changes anything: each limit in the table of waits in the
+operator's `README.md` that may apply to such a job has a line here. A pass between two of these
+limits would find nothing to do.
 """
 
 from collections.abc import Iterator
@@ -13,13 +15,17 @@ from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.jobs.stamps import to_seconds
 
 MARGIN_SECONDS = 0.5
-"""Limits are over when more time than that has passed."""
+"""Added to each limit, because a limit is exceeded only after it, not exactly at it."""
 UNHEARD_SECONDS = 10.0
-"""Between two looks at a job whose agents have fallen silent: that they answer again is no event."""
+"""Between two passes of a job whose agents have fallen silent: no event reports that they answer
+again.
+"""
 
 
 def waits_for_room(observed: Observed, now: float) -> bool:
-    """No part of it trains or has trained, and it cannot get what it lacks by itself."""
+    """Whether the job has had no epoch yet, and a pod of it has no node or is refused by the API
+    server.
+    """
     status, seen = observed.job.status, observed.seen
     if status.epoch or (seen is not None and seen.epoch):
         return False
@@ -29,7 +35,7 @@ def waits_for_room(observed: Observed, now: float) -> bool:
 
 
 def find_next(observed: Observed, now: float) -> float | None:
-    """Seconds until its next limit; None: only an event can change anything."""
+    """Seconds until the job's next limit; None: only an event can change anything."""
     moments = (*_of_job(observed, now), *_of_pods(observed, now))
     return min(
         (m + MARGIN_SECONDS - now for m in moments if m + MARGIN_SECONDS > now), default=None
@@ -87,7 +93,7 @@ def _of_placed(observed: Observed, pod: Pod, now: float) -> Iterator[float]:
 
 
 def _of_silent(observed: Observed, pod: Pod, now: float) -> Iterator[float]:
-    """Its container runs and its agent has not answered."""
+    """Limits of a pod whose container runs and whose agent has not answered."""
     spec, asked = observed.job.spec, observed.asked_for.get(pod.uid, 0.0)
     assert spec is not None
     assert pod.running_since is not None

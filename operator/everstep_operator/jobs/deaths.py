@@ -1,9 +1,9 @@
-"""The ends of containers and ranks that are reported to `health`, each once. Pure except for its
-memory.
+"""Reports the ends of containers and ranks to `health`, each once. Pure, except that it remembers
+what it has reported.
 
-The memory does not grow with the age of a job: an entry for a pod is kept only while the pod
-exists (no other will have its UID), and of the job's incidents only the newest are kept. An end
-that is reported twice costs one more scrape of its node.
+The memory does not grow with the age of a job: an entry for a pod is kept only while the pod exists
+(no other pod will have its UID), and of the job's incidents only the newest are kept. An end that
+is reported twice costs one more scrape of its node.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ REMEMBERED = 256
 class ToldDeaths:
     _of_pods: frozenset[str] = frozenset()
     _of_incidents: Mapping[str, str] | None = None
-    """None before the first observation: what was already so is not new."""
+    """None before the first observation: deaths that it shows are not new."""
 
     def take_new(self, observed: Observed) -> list[str]:
         """Nodes on which something has died since the last call; one entry for each death."""

@@ -1,7 +1,8 @@
-"""A loss that the job has mended without the operator bears the verdict that comes on its node. Pure.
+"""Links a loss from which the job has recovered by itself to the verdict that comes later on the
+lost pod's node. Pure.
 
-A spare takes the lost slot's place, and the slot may be given up before its node is judged: then no
-decision about the slot names the verdict. The slot's record still tells the lost pod's node.
+If a spare takes the lost slot's place, the slot may be given up before its node is judged. Then no
+decision about the slot names the verdict, but the slot's record still has the lost pod's node.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +17,16 @@ from everstep_operator.model_status import Incident, SlotStatus
 from everstep_operator.values import NodeState
 
 ECHO_SECONDS = 120.0
-"""A rank that died within this time before its node's verdict died of the same fault."""
+"""A rank that died within this time before its node's verdict counts as killed by the same fault.
+"""
 CONVICTED = frozenset({NodeState.LEAVING, NodeState.GONE})
 
 
 def link_verdicts(
     observed: Observed, incidents: Sequence[Incident], now: float
 ) -> Sequence[Incident]:
-    """Incidents whose slot has been given its next attempt since; the others are linked by the decision
-    that moves the slot.
+    """Link incidents whose slot has got its next attempt since. All others are linked by the
+    decision that moves the slot.
     """
     if not observed.verdicts:
         return incidents
@@ -51,15 +53,18 @@ def _linked(
 
 
 def _is_planned(incident: Incident, record: SlotStatus) -> bool:
-    """A planned change, in which nothing was lost. A pod that is deleted because its node is lost tells the others
-    that it leaves, too, perhaps before they hear that it is gone: that is not planned.
+    """Whether the incident is a planned change, in which nothing was lost. A pod that is deleted
+    because its node is lost also announces its leave to the other pods, perhaps before they learn
+    that it is gone: such a leave is not planned.
     """
     of_its_deletion = names.incident_id(DELETED, record.slot, record.attempt - 1)
     return incident.cause in IN_ORDER and incident.id != of_its_deletion
 
 
 def _find_lost_node(observed: Observed, record: SlotStatus, began: float) -> str | None:
-    """None: the lost pod may be the slot's present one, and a decision about it names the verdict."""
+    """The node of the lost pod. None: the lost pod may be the slot's present one; then a decision
+    about it names the verdict.
+    """
     pod = observed.pod_of(record.slot, record.attempt)
     if pod is None:
         return record.former_node if record.pod_uid is None else None

@@ -1,13 +1,13 @@
-"""To which incident a decision about a slot belongs, and which incidents are of one fault. Pure.
+"""Which incident a decision about a slot belongs to, and which incidents come from one fault. Pure.
 
-One fault has one id, from whichever side noticed it first. A slot keeps the incident that moves
-it until it trains again; what happens to it in the meantime is part of the same interruption.
-Slots that lose one node share one incident, because the id of a node's fault is chosen from all
+One fault has one id, from the side that noticed it first. A slot keeps the incident that moves it
+until it trains again; what happens to it in the meantime is part of the same interruption. Slots
+that lose the same node share one incident, because the id of a node's fault is chosen from all
 slots on that node.
 
-A fault may interrupt the training twice: its GPU kills a rank, the others go on in place, and the
-verdict on the node comes seconds later and moves the slot. These are two entries of
-`status.incidents` with one `quarantine`, and they are counted and told as one.
+A fault may interrupt the training twice: a faulty GPU kills a rank, and the other ranks continue in
+place; seconds later comes the verdict on the node, which moves the slot. `status.incidents` then
+has two entries with the same `quarantine`, which are counted and reported as one.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,9 @@ DELETED = "PodDeleted"
 
 
 def group_by_fault(incidents: Iterable[Incident]) -> list[list[Incident]]:
-    """The incidents that one quarantine explains, or that have one id, in the order of the list."""
+    """Group the incidents by fault: those with the same quarantine, or with the same id if they
+    have none, in the order of the list.
+    """
     faults: dict[str, list[Incident]] = {}
     for incident in incidents:
         faults.setdefault(incident.quarantine or incident.id, []).append(incident)
@@ -34,9 +36,11 @@ def group_by_fault(incidents: Iterable[Incident]) -> list[list[Incident]]:
 def choose_incident(
     observed: Observed, record: SlotStatus, cause: str, node: str, verdict: str
 ) -> str:
-    """In this order: the incident that already moves the slot; one that moves other slots off that
-    node; the job's open incident; the verdict's; else an id that is the same in every pass.
-    `verdict`: incident of the verdict that asks for it.
+    """The id of the first of these that exists: the incident that already moves the slot; one that
+    moves other slots off that node; the job's open incident; the verdict's incident. Otherwise a
+    computed id, which is the same in every pass.
+
+    `verdict`: the incident of the verdict that asks for the decision; empty: no verdict does.
     """
     if record.incident:
         return record.incident
@@ -67,7 +71,7 @@ def _is_shared(observed: Observed, pod: Pod, cause: str, node: str) -> bool:
 
 
 def _moves_others(observed: Observed, cause: str, node: str) -> str:
-    """The open incident that moves other slots for the same reason."""
+    """Id of the open incident that moves other slots for the same reason; empty: there is none."""
     for incident in observed.job.status.incidents:
         if not incident.open or incident.attempt is None:
             continue
@@ -80,7 +84,9 @@ def _moves_others(observed: Observed, cause: str, node: str) -> str:
 
 
 def _lived(observed: Observed, slots: set[int], cause: str) -> str:
-    """The job's open incident. One in which it has lost several nodes at once belongs to the first one's fault."""
+    """The id of the job's open incident; empty: there is none. If the job has lost several nodes at
+    once in it, the incident belongs to the fault of the first node.
+    """
     told = observed.seen.incidents if observed.seen else ()
     of_node = budgets.is_node_cause(cause)
 

@@ -71,7 +71,9 @@ def derive_proof(keys: JobKeys, slot: int, attempt: int) -> str:
 
 
 def build_owner(key: Key, uid: str, status: Object, keys: JobKeys) -> Owner:
-    """`status` is the job's from the API server; an unreadable one has recorded nothing."""
+    """`status` is the job's status from the API server; an unreadable one contains no recorded
+    pods.
+    """
     namespace, name = key
     slots = status.get("slots")
     recorded = _list_recorded(slots if isinstance(slots, list) else ())

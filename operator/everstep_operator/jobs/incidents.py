@@ -1,11 +1,11 @@
-"""The last interruptions with the time of each phase: the operator's observations and the job's
-measurements under one id. Pure.
+"""The job's last interruptions: the operator's observations (marks) and the job's measurements
+(phases) under one id. Pure.
 
-One fault is one incident, however many slots it moves; `faults` decides to which one a decision
-belongs. Two ids meet only if both sides noticed something before they learned of each other;
-the record then keeps both (`job_id`). A death that the job had already recovered from when the
-verdict came stays an entry of its own, with the verdict's `quarantine`: both are counted and told
-as one (`faults.group_by_fault`).
+One fault is one incident, however many slots it moves; `faults` decides which incident a decision
+belongs to. An incident has two ids only if the operator and the job each noticed something before
+they learned of each other; the record then keeps both (`job_id`). If the job had already recovered
+from a death when the verdict came, the death stays an entry of its own, with the verdict's
+`quarantine`: both entries are counted and reported as one (`faults.group_by_fault`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ KEPT = 10
 MOST = 64
 """Limit of all incidents; open ones are kept up to this limit."""
 POD_LOST = frozenset({"AgentLost", "CoordinatorLost", "Gone"})
-"""Causes with which the job reports that it has lost a whole pod."""
+"""Causes with which the job reports the loss of a complete pod."""
 UNEXPLAINED = frozenset({"GroupBroken", "GroupStuck", "CoordinatorLost"})
 """Causes that name no member: a more precise cause may follow."""
 
@@ -44,7 +44,7 @@ def build_incidents(
     for runtime in told:
         incidents = _with_runtime(incidents, runtime, now, observed.job.status.step or 0)
     for decision in decisions:
-        # A spare has taken the slot's place already, and this `seen` is the first that tells of it.
+        # A spare has already taken the slot's place, and this `seen` is the first to report it.
         if isinstance(decision, Leave | Raise) and decision.spare:
             incidents = [_explained(i, decision, now) for i in incidents]
     linked = link_verdicts(observed, _folded(incidents), now)
@@ -52,7 +52,9 @@ def build_incidents(
 
 
 def _keep(incidents: Sequence[Incident]) -> list[Incident]:
-    """The newest one from the job stays, so that what it reported before is not taken for new."""
+    """Drop old closed incidents. The newest one with phases stays, so that what the job reported
+    before it is not mistaken for new.
+    """
     closed = [i for i in incidents if not i.open]
     told = [i for i in closed if i.phases]
     kept = {id(i) for i in (*closed[-KEPT:], *told[-1:])}
@@ -62,7 +64,9 @@ def _keep(incidents: Sequence[Incident]) -> list[Incident]:
 def _recent(
     incidents: Sequence[Incident], told: Sequence[RuntimeIncident]
 ) -> Sequence[RuntimeIncident]:
-    """The known ones and those reported after them: entries dropped as too old do not return."""
+    """The job's incidents that are known, and those reported after them: entries that were dropped
+    as too old do not return.
+    """
     known = {i.id for i in incidents} | {i.job_id for i in incidents}
     last = max((k for k, runtime in enumerate(told) if runtime.id in known), default=-1)
     return [runtime for k, runtime in enumerate(told) if k > last or runtime.id in known]
@@ -78,7 +82,7 @@ def _with_decision(
         return incidents
     if isinstance(decision, Raise) and not decision.counted:
         return incidents
-    if decision.spare and decision.cause in UNCOUNTED:  # no loss: it is not needed any more
+    if decision.spare and decision.cause in UNCOUNTED:  # not a loss: the spare is no longer needed
         return incidents
     if decision.spare and not any(_is_same_loss(i, decision, now) for i in incidents):
         return [_explained(i, decision, now) for i in incidents]
@@ -103,7 +107,7 @@ def _moved(decision: Leave | Raise) -> MovedSlot:
 
 
 def _joined(incident: Incident, decision: Leave | Raise) -> Incident:
-    """Another slot that the same fault moves; a slot is added once."""
+    """Add another slot that the same fault moves; each slot is added once."""
     moved = list_moved(incident)
     if not incident.open or any(m.slot == decision.slot for m in moved):
         return incident
@@ -115,8 +119,8 @@ def _explains(decision: Leave | Raise, told: Incident) -> bool:
 
 
 def _is_same_loss(told: Incident, decision: Leave | Raise, now: float) -> bool:
-    """The job reports it, and this decision is about the same: it is still open, or the job lost the
-    whole pod and went on in place before the operator knew.
+    """Whether the job's incident `told` and this decision are about the same loss: the incident is
+    still open, or the job lost a complete pod and continued in place before the operator knew.
     """
     if list_moved(told) or not _explains(decision, told):
         return False
@@ -126,7 +130,9 @@ def _is_same_loss(told: Incident, decision: Leave | Raise, now: float) -> bool:
 
 
 def _explained(incident: Incident, decision: Leave | Raise, now: float) -> Incident:
-    """The cause of an interruption from which the job had recovered before the verdict."""
+    """Give the verdict's quarantine to an interruption from which the job had recovered before the
+    verdict.
+    """
     began = to_seconds(incident.started_at) or 0.0
     of_the_job = not list_moved(incident) and incident.slot == decision.slot
     if not (of_the_job and decision.verdict and now - began <= ECHO_SECONDS):
@@ -135,8 +141,8 @@ def _explained(incident: Incident, decision: Leave | Raise, now: float) -> Incid
 
 
 def _absorbed(opened: Incident, told: Incident, *, charged: str | None = None) -> Incident:
-    """The job lost a rank, and now the cause is known: one incident, which began when the job
-    noticed.
+    """Merge the job's report of a loss into the incident that explains it: one incident, which
+    began when the first of the two did.
     """
     return opened.model_copy(
         update={
@@ -169,8 +175,8 @@ def _opened(observed: Observed, decision: Leave | Raise, now: float) -> Incident
 
 
 def _folded(incidents: Sequence[Incident]) -> list[Incident]:
-    """The job noticed a loss before it knew which slot it was, or reports one that it has mended
-    already: that belongs to the open move of the slot.
+    """Merge the job's reports of a loss into the open move of the slot: the job noticed the loss
+    before it knew the slot, or has already recovered from it.
     """
     found = list(incidents)
     for told in incidents:
@@ -184,16 +190,18 @@ def _folded(incidents: Sequence[Incident]) -> list[Incident]:
 
 
 def _takes_up(move: Incident, told: Incident) -> bool:
-    """The job has reported nothing else of that move."""
+    """Whether the report belongs to this move: the move is open, concerns the slot, and has no
+    other report of the job yet.
+    """
     began, moved = to_seconds(told.started_at) or 0.0, to_seconds(move.started_at) or 0.0
     free = move.open and not move.phases and move.job_id is None
     return free and moved - began <= ECHO_SECONDS and _concerns(move, told.slot)
 
 
 def _with_shares(incidents: Sequence[Incident], told: Sequence[RuntimeIncident]) -> list[Incident]:
-    """Several nodes lost at once are one interruption for the job, and a fault of each node for the
-    operator. What the job has measured is the first one's; the others are moves that interrupted
-    nothing more.
+    """Several nodes lost at once are one interruption for the job, but one fault per node for the
+    operator. What the job has measured belongs to the first node's incident; the others are moves
+    that interrupted nothing more.
     """
     return [
         i.model_copy(update={"rung": "move", "steps_lost": 0})
@@ -212,7 +220,9 @@ def _is_share(move: Incident, runtime: RuntimeIncident, incidents: Sequence[Inci
 
 
 def _with_plain_moves(incidents: Sequence[Incident]) -> list[Incident]:
-    """A move that interrupted nothing: the job had gone on without the slot when the verdict came."""
+    """Mark each move that interrupted nothing: the job had already continued without the slot when
+    the verdict came.
+    """
     mended = {i.quarantine for i in incidents if not i.open and i.phases} - {None}
     return [
         i.model_copy(update={"rung": "move", "steps_lost": 0})
@@ -228,8 +238,8 @@ def _with_plain_moves(incidents: Sequence[Incident]) -> list[Incident]:
 def _with_runtime(
     incidents: list[Incident], runtime: RuntimeIncident, now: float, reached: int
 ) -> list[Incident]:
-    """The job's own record of an interruption is merged into the operator's with the same id, or
-    the same slot and time.
+    """Merge the job's own record of an interruption into the operator's with the same id, or into
+    an open one of the same slot; otherwise add it.
     """
     at = next((k for k, i in enumerate(incidents) if runtime.id in (i.id, i.job_id)), None)
     if at is None and runtime.open:
@@ -242,7 +252,9 @@ def _with_runtime(
 
 
 def _explained_late(mended: Incident, incidents: Sequence[Incident]) -> Incident:
-    """Reported after the verdict but already recovered: link it to that quarantine."""
+    """Link an interruption that the job reports after the verdict, although it has already
+    recovered, to the verdict's quarantine.
+    """
     under_way = [i for i in incidents if i.open and _concerns(i, mended.slot)]
     why = next((i.quarantine for i in under_way if i.quarantine), None)
     return mended.model_copy(update={"quarantine": why}) if why and not mended.open else mended
@@ -253,7 +265,9 @@ def _concerns(incident: Incident, slot: int | None) -> bool:
 
 
 def _may_be(incident: Incident, runtime: RuntimeIncident) -> bool:
-    """The same slot; a leave that the job started by itself (SIGTERM) may not name one."""
+    """Whether both are about the same slot. A leave that the job started by itself (SIGTERM) may
+    not name one.
+    """
     if runtime.slot is None:
         return runtime.cause == "Leave" and bool(list_moved(incident))
     return incident.slot == runtime.slot or _concerns(incident, runtime.slot)
@@ -267,8 +281,8 @@ def _of_runtime(runtime: RuntimeIncident, now: float) -> Incident:
 
 
 def _merged(incident: Incident, runtime: RuntimeIncident, reached: int) -> Incident:
-    """`open` of an incident that moves a slot is the operator's to set; of any other it is the
-    job's, and so are the texts.
+    """Merge the job's report into the incident. If the incident moves a slot, the operator sets
+    `open` and the texts; otherwise the job does.
 
     What a former coordinator reported is kept: its successor may be new to the job.
     """
@@ -287,7 +301,7 @@ def _merged(incident: Incident, runtime: RuntimeIncident, reached: int) -> Incid
 
 
 def _words(runtime: RuntimeIncident) -> dict[str, object]:
-    """The cause may become known later."""
+    """The job's texts, which change if the cause becomes known later."""
     return {
         "cause": runtime.cause[:64],
         "message": runtime.message[:2048],

@@ -1,9 +1,10 @@
-"""How much of a job moves at once. Pure; it takes decisions about single slots and defers some.
+"""How much of a job moves at once. Pure; it takes the decisions about single slots and defers some
+of them.
 
-A wrong verdict is rarely alone: a bad driver, a bad DCGM roll-out, or a control plane without
-contact to its kubelets convicts every node at the same time. So a job that still answers leaves
-at most max(1, 10 %) of its nodes at a time, and the next ones once it trains again. Moves with
-a deadline (a pod being deleted) and pods that are gone are not limited.
+A wrong verdict rarely comes alone: a bad driver, a bad DCGM roll-out, or a control plane that has
+lost contact with its kubelets convicts every node at the same time. So a job that still answers
+leaves at most max(1, 10 %) of its nodes at a time, and the next ones once it trains again. Moves
+with a deadline (a pod being deleted) and pods that are gone are not limited.
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,10 @@ from everstep_operator.jobs.observed import Observed
 from everstep_operator.model_status import SlotStatus
 
 LEAVING_SHARE = 10
-"""A tenth."""
+"""A job leaves one of so many nodes at a time: a tenth."""
 LIMITED = frozenset({"NodeLeaving", "NodeLost"})
-"""Causes of a leave that is requested because of the node. Others are a user's request or have a
-deadline.
+"""Causes with which the operator requests a leave because of the node. Other leaves are a user's
+request or have a deadline.
 """
 
 
@@ -27,7 +28,7 @@ def limit_decisions(
 
 
 def count_allowed(observed: Observed) -> int:
-    """How many nodes may be being left at once."""
+    """How many nodes the job may leave at once."""
     nodes = {p.node for p in observed.pods if p.node and not p.over}
     return max(1, len(nodes) // LEAVING_SHARE)
 
@@ -48,7 +49,7 @@ def _limit_leaving(
 
 
 def _moving(observed: Observed, records: Sequence[SlotStatus]) -> set[str]:
-    """Nodes that have been left while the job does not train again yet."""
+    """Nodes that slots have left, as long as the job does not train again."""
     if observed.running:
         return set()
     return {r.former_node for r in records if r.former_node and r.cause in LIMITED}
@@ -59,10 +60,10 @@ def _wait_for_turn(decision: Leave) -> Stay:
 
 
 def _pace_rescheduling(observed: Observed, decisions: list[Decision]) -> list[Decision]:
-    """A replaced pending pod shows whether a node that is free again has room for this job.
+    """Replace one pending pod for each node that was released.
 
-    So there is one such pod for each of these nodes; the next is replaced once one of them is
-    scheduled.
+    The new pod shows whether that node has room for this job. The next pending pod is replaced once
+    this one is scheduled.
     """
     again = [d for d in decisions if isinstance(d, Raise) and d.freed]
     if not again:

@@ -25,7 +25,9 @@ SHM_VOLUME = "everstep-shm"
 GRACE_SECONDS = 60
 """terminationGracePeriodSeconds if the template has none: time to save on SIGTERM."""
 LONGEST_MARGIN = 5.0
-"""How much of that a kubelet and a container that ends may take, in seconds; at most a tenth."""
+"""How many seconds of the grace period are left to the kubelet and to the container's end; at most
+a tenth of it.
+"""
 STAY_ANNOTATIONS = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
@@ -39,8 +41,8 @@ _FACTORS = {
 
 
 def secret_name(job_name: str, uid: str) -> str:
-    """Contains the UID: an existing Secret of that name can only be the operator's, which may not
-    read it.
+    """Contains the UID, so an existing Secret of that name can only be the operator's. The operator
+    may not read it.
     """
     return f"{job_name}-everstep-{uid[:8]}"
 
@@ -94,7 +96,7 @@ def build_selector(job_name: str) -> str:
 
 
 def find_conflict(template: Mapping[str, Any]) -> str:
-    """A conflict of the template with Everstep's additions, naming both; empty if there is none."""
+    """Describe a conflict between the template and Everstep's additions; empty if there is none."""
     spec = template.get("spec") or {}
     containers = spec.get("containers") or []
     if not containers:
@@ -146,12 +148,12 @@ def build_pod(
     mates: Sequence[int] = (),
     spare: bool = False,
 ) -> Body:
-    """The template must have no conflict.
+    """The template must have no conflict (`find_conflict`).
 
     Args:
         avoid: nodes on which the pod must not run.
         shun: nodes on which it runs only if there is no other.
-        mates: slots beside whose pods it prefers to run, because they form a unit with it.
+        mates: slots that form a unit with it; it prefers to run close to their pods.
         spare: it prefers a rack and a node without other pods of the job than its mates.
     """
     template = copy.deepcopy(dict(job.raw_template))
@@ -248,7 +250,7 @@ def build_env(job: Job, spec: JobSpec, slot: int, attempt: int, grace: float) ->
 
 
 def choose_agent_grace(grace: float) -> float:
-    """How long an agent may take for its last save, of a pod's grace period in seconds."""
+    """How many seconds of a pod's grace period its agent may use for its last save."""
     return max(1.0, grace - min(LONGEST_MARGIN, grace / 10))
 
 
@@ -278,7 +280,7 @@ def _add_volume(
 
 
 def _sum(own: str | int, more: str) -> str | int:
-    """A value that is no quantity is kept: the API server rejects it and names the field."""
+    """A value that is not a quantity is kept: the API server rejects it and names the field."""
     try:
         return str(to_bytes(str(own)) + to_bytes(more))
     except ValueError:
@@ -294,6 +296,6 @@ def to_bytes(quantity: str) -> int:
 
 
 def to_number(quantity: str) -> float:
-    """A Kubernetes quantity; nan if it is none."""
+    """The value of a Kubernetes quantity; nan if it is not one."""
     match = re.fullmatch(r"\+?([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", quantity)
     return float(match[1]) * _FACTORS.get(match[2], math.nan) if match else math.nan

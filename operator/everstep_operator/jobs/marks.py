@@ -1,7 +1,7 @@
-"""When an incident reached which phase, as the operator observed it. Pure.
+"""When an incident reached each mark, as the operator observed it. Pure.
 
-An incident that moves several slots has reached a phase once all of them have; it is asked to
-leave once the first is. Marks are set once and never change.
+An incident that moves several slots has reached a mark once all of them have. The exception is
+`leave`, which is set once the first slot is asked to leave. Marks are set once and never change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +14,8 @@ from everstep_operator.values import NodeVerdict
 
 
 def list_moved(incident: Incident) -> list[MovedSlot]:
-    """The slots that it moves; an older operator wrote one entry for each slot. Empty: the job
-    recovers without a move.
+    """The slots that the incident moves; an older operator wrote one entry for each slot. Empty:
+    the job recovers without a move.
     """
     if incident.slots or incident.slot is None or incident.attempt is None:
         return incident.slots
@@ -47,8 +47,8 @@ def set_marks(
 
 
 def _note_left(observed: Observed, moved: MovedSlot) -> MovedSlot:
-    """Recorded because the pod, and the job's report of it, may be gone before the last slot has
-    left.
+    """Record that the slot has left: its pod, and the job's report of the leave, may be gone before
+    the last slot has left.
     """
     left = moved.left or observed.has_left(moved.slot, moved.attempt)
     return moved if left == moved.left else moved.model_copy(update={"left": left})
@@ -62,7 +62,7 @@ def _list_reached(
     decisions: Sequence[Decision],
     now: float,
 ) -> list[tuple[str, float]]:
-    """Phases with the time at which they were reached."""
+    """Marks with the time at which they were reached."""
     verdict = observed.verdicts.get(incident.node or "")
     found = list(verdict.marks.items()) if verdict and _is_of(incident, verdict) else []
     slots = {m.slot for m in moved}
@@ -95,8 +95,8 @@ def _is_of(incident: Incident, verdict: NodeVerdict) -> bool:
 
 
 def _is_filled(observed: Observed, slot: int, attempts: Mapping[int, int]) -> bool:
-    """Its next pod is a member, or a spare has taken its place; a slot that is no longer wanted needs
-    none.
+    """Whether the slot's next pod is a member, or a spare has taken its place. A slot that is no
+    longer wanted needs neither.
     """
     if slot not in observed.slots.wanted:
         return True

@@ -1,8 +1,10 @@
-"""Which slots form a unit with a slot, where a unit takes several pods: its pods are to run close together. Pure.
+"""Which slots form a unit with a slot, if a unit takes several pods: these pods should run close
+together. Pure.
 
-Slots that form a whole unit of the last epoch stay together. The others form units by the rule by which the job takes
-pods in (`form_units`), so a lost slot's next pod goes to the pods with which it will train. A pod on a node that may be
-lost soon comes last: if a spare can take its place, that belongs to the rest of the unit.
+Slots that formed a complete unit in the last epoch stay together. The other slots form units by the
+same rule by which the job takes pods in (`form_units`), so a lost slot's next pod is placed near
+the pods with which it will train. A pod on a node that may be lost soon comes last: a spare that
+may take its place is then placed near the rest of that unit.
 """
 
 import itertools
@@ -13,7 +15,8 @@ from everstep_contract.units import form_units
 from everstep_operator.jobs.observed import Observed
 
 MOST_MATES = 32
-"""A pod names no more mates than these, the nearest in its unit: a unit may have thousands of pods."""
+"""How many mates a pod names at most, the nearest in its unit: a unit may have thousands of pods.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +24,14 @@ class Seat:
     """A slot's place in its unit."""
 
     unit: tuple[int, ...]
-    """All its slots, in the order of ranks."""
+    """All slots of the unit, in the order of ranks."""
     place: int
 
 
 def find_seats(observed: Observed) -> dict[int, Seat]:
-    """By slot; one that lacks others for a whole unit has none. Empty where a pod holds whole units."""
+    """Slot → its seat. A slot without enough others for a complete unit has no seat. Empty if each
+    pod holds whole units.
+    """
     together, wanted = observed.together, observed.slots.wanted
     if together == 1:
         return {}
@@ -44,11 +49,11 @@ def find_seats(observed: Observed) -> dict[int, Seat]:
 def choose_mates(
     seat: Seat | None, nodes: Mapping[int, str], shunned: Collection[str]
 ) -> tuple[int, ...]:
-    """The slots beside which this slot's next pod is to run, the nearest in the unit first.
+    """The slots near whose pods this slot's next pod should run, the nearest in the unit first.
 
     Args:
         nodes: slot → the node of its present pod.
-        shunned: nodes that the pod is to keep away from: a mate there would draw it to them.
+        shunned: nodes that the pod excludes or avoids: a mate there would attract it to them.
     """
     near = _list_nearest(seat) if seat is not None else ()
     sound = (mate for mate in near if nodes.get(mate) not in shunned)

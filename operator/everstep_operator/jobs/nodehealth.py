@@ -1,9 +1,9 @@
-"""The condition `NodesHealthy`: nodes of the job that look faulty and on which it nevertheless
-stays. Pure.
+"""The condition `NodesHealthy`: nodes that look faulty and on which the job nevertheless stays.
+Pure.
 
-Nodes within the cordon budget are left, as `Recovering` reports. Nodes beyond the budget are
-not, so only this condition reports them. It appears with the first such node; a job that never
-had one does not have the condition.
+The job leaves nodes within the cordon budget, as `Recovering` reports. It stays on nodes beyond the
+budget, so only this condition reports them. The condition appears with the first such node; a job
+that never had one does not have it.
 """
 
 from everstep_operator.jobs.observed import Observed
@@ -17,7 +17,7 @@ NAMED = 3
 
 
 def decide_nodes(observed: Observed) -> tuple[bool, str, str] | None:
-    """Status, reason and message; None: nothing to say."""
+    """Status, reason and message; None: there is nothing to report."""
     if not observed.judged:
         return None
     found = _beyond_budget(observed)

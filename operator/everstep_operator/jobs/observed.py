@@ -1,4 +1,4 @@
-"""What one pass knows of one job: frozen values, made by `observe`, the only input of `plan`."""
+"""What one pass knows about one job: frozen values, made by `observe`, the only input of `plan`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A container that its kubelet reports as terminated: proof."""
+    """A container that its kubelet reports as terminated: proof of its end."""
 
     exit_code: int
     reason: str
@@ -61,7 +61,7 @@ class Pod:
     attempt: int
     phase: str
     reason: str = ""
-    """Of the pod's status: Evicted, NodeLost, Preempting, …"""
+    """The reason in the pod's status: Evicted, NodeLost, Preempting, …"""
     message: str = ""
     node: str = ""
     ip: str = ""
@@ -71,7 +71,7 @@ class Pod:
     avoids: frozenset[str] = frozenset()
     """Nodes that its own affinity excludes, from Everstep or the user."""
     scheduling: str = ""
-    """The scheduler's message why no node fits."""
+    """The scheduler's message about why no node fits."""
     waiting: str = ""
     """Reason why the container is not running: ImagePullBackOff, CrashLoopBackOff, …"""
     waiting_message: str = ""
@@ -104,12 +104,12 @@ class NodeFact:
     """Seconds since this operator first saw it not Ready; None: it is Ready."""
     why: str = ""
     rack: str = ""
-    """Empty: it has no such label."""
+    """The value of the node's rack label; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The API server refused a pod or Secret; its own message."""
+    """A refusal of a pod or Secret by the API server, with its own message."""
 
     invalid: bool
     """The template is invalid (a retry would fail, too); otherwise not allowed at present: quota,
@@ -122,7 +122,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """A job that has nodes and does not train, or lately gave them back; in `Observed` all younger ones together."""
+    """A job that holds nodes without training, or recently gave them back. In `Observed`, one entry
+    combines all younger jobs.
+    """
 
     holds: bool
     gave_back_at: float | None = None
@@ -130,8 +132,9 @@ class Rival:
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What one pass decides on. A plan looks at every slot, so pods, members and leavers are
-    indexed by place: a job of thousands of pods takes as many look-ups, not their square.
+    """What the decisions of one pass are based on. A plan looks at every slot, so pods, members and
+    leavers are indexed by place: the number of look-ups grows with the number of pods, not with its
+    square.
     """
 
     job: Job
@@ -148,8 +151,8 @@ class Observed:
     """UIDs of pods whose address gives answers without a proof of the job's token."""
     nodes: Mapping[str, NodeFact] = field(default_factory=lambda: MappingProxyType({}))
     silent_nodes: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Node → seconds for which its lease has not been renewed while those of others were: all such
-    nodes of the cluster.
+    """Node → seconds for which its lease has not been renewed while leases of other nodes were; all
+    such nodes of the cluster.
     """
     verdicts: Mapping[str, NodeVerdict] = field(default_factory=lambda: MappingProxyType({}))
     starting_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -161,9 +164,11 @@ class Observed:
     suspected_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Pod UID → seconds for which its node has been suspect, as observed by this process."""
     judged: bool = True
-    """The nodes have been judged since this process acts: a node without a verdict is sound."""
+    """The nodes have been judged since this process began to act, so a node without a verdict is
+    healthy.
+    """
     judged_ages: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Node → seconds since the sampling time of the newest page on which its GPUs were judged; no
+    """Node → seconds since the newest exporter page on which its GPUs were judged was sampled; no
     entry: its GPUs are not watched.
     """
     rivals: tuple[Rival, ...] = ()
@@ -171,7 +176,7 @@ class Observed:
     """Slots whose spares are given back now, because a pod of another job waits for room."""
     refusal: Refusal | None = None
     spare_refusal: Refusal | None = None
-    """Of a spare: it keeps no other pod from being created."""
+    """The refusal of a spare; it does not keep other pods from being created."""
     template_checked: bool = False
     """The API server has accepted the first pod of this generation in a dry run."""
 
@@ -200,26 +205,30 @@ class Observed:
         return self._pods.get((slot, attempt))
 
     def newest_attempt(self, slot: int) -> int:
-        """The highest that pods or the job's report mention; 0: none."""
+        """The highest attempt of the slot that pods or the job's report mention; 0: none."""
         return self._newest_attempts.get(slot, 0)
 
     @cached_property
     def whole(self) -> bool:
-        """By the job's last report its epoch runs, and has all its pods: whoever is not in it is a spare."""
+        """Whether, according to the job's last report, its epoch runs and has all its pods. Then
+        every other pod is a spare.
+        """
         spec = self.job.spec
         seen = self.seen is not None and self.seen.running
         return seen and spec is not None and len(self.slots_inside) >= spec.workers.replicas
 
     @cached_property
     def slots_inside(self) -> tuple[int, ...]:
-        """Slots whose present pod is a member, those that are to leave last, with their units."""
+        """Slots whose present pod is a member, in the order in which to keep them: units with a
+        slot that has to leave come last.
+        """
         current = {r.slot: r.attempt for r in self.job.status.slots}
         found = frozenset(s for s, a in self._members if current.get(s, a) == a)
         return order_members(self.units, found, self._leavers, self.together)
 
     @property
     def together(self) -> int:
-        """Slots of a unit; 1: a pod holds whole units."""
+        """Number of slots in a unit; 1: each pod holds whole units."""
         spec = self.job.spec
         return 1 if spec is None else self.mesh.count_slots(spec.workers.processes_per_worker)
 
@@ -229,13 +238,15 @@ class Observed:
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
-        """The slots of each unit by the job's last report, in the order of ranks. Lost ones are missing."""
+        """The slots of each unit according to the job's last report, in the order of ranks. Lost
+        slots are missing.
+        """
         members = self.seen.members if self.seen is not None else ()
         return tuple(list_units(members, self.mesh.unit))
 
     @cached_property
     def slots(self) -> Slots:
-        """Which slots are to have a pod."""
+        """Which slots should have a pod."""
         spec = self.job.spec
         if spec is None:
             return Slots()
@@ -250,7 +261,9 @@ class Observed:
 
     @cached_property
     def spares_wanted(self) -> int:
-        """A node with evidence against it may be lost soon: a job without spares gets one meanwhile."""
+        """How many spares the job should have. While there is evidence against a member's node, the
+        node may be lost soon, so a job without spares gets one.
+        """
         spec = self.job.spec
         if spec is None:
             return 0
@@ -259,8 +272,10 @@ class Observed:
 
     @property
     def _may_lose_a_node(self) -> bool:
-        """Once there is such a spare, it stays until its job has left that node, and until an operator that has just
-        begun to act has judged the nodes. A node on which a rank has died is suspect, too, but without evidence.
+        """Whether a member's node may be lost soon. A spare that was created for this stays until
+        its job has left that node, and until an operator that has just begun to act has judged the
+        nodes. A node on which a rank has died is suspect, too, but without evidence, so it does not
+        count.
         """
         spec = self.job.spec
         if spec is not None and len(self._slots_up) > spec.workers.replicas:
@@ -290,12 +305,12 @@ class Observed:
 
     @property
     def node_of_slot(self) -> dict[int, str]:
-        """The node of each slot's present pod; empty: it has none yet."""
+        """Slot → node of its present pod; empty: the pod has no node yet."""
         return {p.slot: p.node for p in self._current_pods}
 
     @property
     def _slots_holding(self) -> tuple[int, ...]:
-        """Slots that have a pod: those to give up first last."""
+        """Slots that have a pod, in the order in which to keep them."""
         last = {*self._leavers, *self.lent}
         last |= {p.slot for p in self._current_pods if p.node in self._bad_nodes}
         found = {p.slot for p in self._current_pods}

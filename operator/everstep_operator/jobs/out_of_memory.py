@@ -1,4 +1,6 @@
-"""The Event for containers that took more memory than their limit. Pure except for its memory."""
+"""The Event for containers that used more memory than their limit. Pure, except that it remembers
+the ends that it has seen.
+"""
 
 from dataclasses import dataclass
 
@@ -6,16 +8,16 @@ from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.values import EventDraft
 
 REASON = "OOMKilled"
-"""The kubelet's word."""
+"""The kubelet's reason for such an end."""
 
 
 @dataclass(slots=True)
 class ToldOutOfMemory:
     _known: frozenset[str] | None = None
-    """None before the first observation: what was already so is not new."""
+    """None before the first observation: ends that it shows are not new."""
 
     def take_new(self, observed: Observed) -> EventDraft | None:
-        """About the ends since the last call; None: there are none."""
+        """The Event about all ends since the last call; None: there were none."""
         found = {_identify(pod): pod for pod in observed.pods if _is_out_of_memory(pod)}
         known, self._known = self._known, frozenset(found)
         new = [] if known is None else sorted(found.keys() - known)
@@ -28,7 +30,7 @@ def _is_out_of_memory(pod: Pod) -> bool:
 
 
 def _identify(pod: Pod) -> str:
-    """The same before and after the kubelet has restarted the container."""
+    """An id of the newest end, which stays the same when the kubelet restarts the container."""
     return f"{pod.uid}/{pod.restarts + (pod.ended is not None)}"
 
 

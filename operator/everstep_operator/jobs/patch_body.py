@@ -1,7 +1,8 @@
 """The body of a status write: the shorter of two patches with the same result. Pure.
 
-A merge patch contains whole lists: for a job with 2,000 slots all of them, although one has
-changed. A JSON patch names the changed places, so it fits only the object that it was made for.
+A merge patch contains complete lists: for a job with 2,000 slots all of them, although only one has
+changed. A JSON patch contains only what has changed and its path, so it fits only the object for
+which it was made.
 """
 
 import json
@@ -10,18 +11,18 @@ from typing import Any
 
 Operation = dict[str, Any]
 MOST_OPERATIONS = 1000
-"""The API server takes 10,000; long before that a merge patch is the shorter one."""
+"""The API server accepts 10,000; a merge patch is shorter long before that."""
 
 
 def build_bodies(
     version: str, old: Mapping[str, Any], patch: Mapping[str, Any]
 ) -> list[dict[str, Any] | list[Operation]]:
-    """Bodies to try in this order; `patch` is a merge patch (RFC 7386) of the status `old` of that
-    resourceVersion.
+    """The bodies to try, in this order; `patch` is a merge patch (RFC 7386) of the status `old` of
+    that resourceVersion.
 
-    Each contains the version: the API server answers 409 if the object has changed. A JSON
-    patch whose places no longer exist is rejected as invalid before that, so the merge patch
-    follows it.
+    Each body contains the version: the API server answers 409 if the object has changed. A JSON
+    patch with a path that no longer exists is rejected as invalid before that check, so the merge
+    patch follows it.
     """
     whole = {"metadata": {"resourceVersion": version}, "status": dict(patch)}
     lists = any(isinstance(value, list) and old.get(key) for key, value in patch.items())
@@ -41,7 +42,7 @@ def _operation(op: str, path: str, value: Any = None) -> Operation:
 
 
 def _of_object(path: str, old: Mapping[str, Any], patch: Mapping[str, Any]) -> list[Operation]:
-    """From a merge patch: fields that it does not name stay."""
+    """Operations from a merge patch; fields that the patch does not name stay."""
     found: list[Operation] = []
     for key, value in patch.items():
         place = f"{path}/{_escape(key)}"
@@ -64,8 +65,8 @@ def _of_value(path: str, old: Any, new: Any) -> list[Operation]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         found = [_operation("remove", f"{path}/{_escape(k)}") for k in old if k not in new]
         found += _of_object(path, old, new)
-        # Each operation repeats the path: an object with most of its fields changed is replaced as
-        # a whole.
+        # Each operation repeats the path, so an object is replaced as a whole if most of its fields
+        # have changed.
         return found if _size(found) < _size(new) else [_operation("replace", path, new)]
     return [_operation("replace", path, new)]
 

@@ -1,8 +1,9 @@
-"""On which nodes a slot's next pod may be scheduled: never, only if there is no other; and when a
+"""Which nodes a slot's next pod excludes, which it uses only if there is no other, and when a
 pending pod is replaced. Pure.
 
-A pod's affinity cannot be changed: a node that it excludes by name can only be used by a new
-pod. So only a verdict, silence or a failed start excludes a node; a suspicion is a preference.
+A pod's affinity cannot be changed: only a new pod can use a node that the present one excludes by
+name. So only a verdict, silence or a failed start excludes a node; after a suspicion, pods only
+prefer other nodes.
 """
 
 import heapq
@@ -20,20 +21,23 @@ RESCHEDULED = "Rescheduled"
 
 
 NAMED_NODES = 32
-"""Limit of nodes that a pod excludes by name, and of those that it only avoids: each is a field of
+"""How many nodes a pod excludes by name at most, and how many it only avoids: each is a field of
 its own in the pod, which the scheduler evaluates for each node. A cordon keeps pods away by itself,
 so nodes without one come first.
 """
 
 
 def is_left(verdict: NodeVerdict | None) -> bool:
-    """A suspicion is no reason to exclude a node from a pod that may be pending for long."""
+    """Whether jobs have to leave the node. A suspicion is not enough to exclude it from a pod that
+    may be pending for long.
+    """
     return verdict is not None and verdict.state in (NodeState.LEAVING, NodeState.GONE)
 
 
 def nodes_left(observed: Observed) -> tuple[str, ...]:
-    """Those to leave, what matters most first, and those that are silent: until Kubernetes taints
-    such a node, the scheduler takes it for sound. Those with the longest silence have their taint.
+    """Nodes that jobs have to leave, the most important first, and then silent nodes: until
+    Kubernetes taints a silent node, the scheduler considers it healthy. The shortest silence comes
+    first, because after a long one the node has its taint.
     """
     left = _choose_named(verdict for verdict in observed.verdicts.values() if is_left(verdict))
     silent = observed.silent_nodes
@@ -50,12 +54,14 @@ def _choose_named(verdicts: Iterable[NodeVerdict]) -> tuple[str, ...]:
 
 
 def _bound(*kinds: Iterable[str]) -> frozenset[str]:
-    """The first of them."""
+    """The first `NAMED_NODES` of them, each once."""
     return frozenset(itertools.islice(dict.fromkeys(itertools.chain(*kinds)), NAMED_NODES))
 
 
 def _rank(verdict: NodeVerdict) -> tuple[bool, bool, float, str]:
-    """First nodes without a cordon, then the worst, then the newest."""
+    """Sort key: nodes without a cordon first, then those beyond the cordon budget, then those with
+    the newest verdict.
+    """
     marks = verdict.marks
     return "cordon" in marks, not verdict.over_budget, -marks.get("verdict", 0.0), verdict.node
 
@@ -63,9 +69,11 @@ def _rank(verdict: NodeVerdict) -> tuple[bool, bool, float, str]:
 def nodes_to_avoid(
     left: Sequence[str], shared: Sequence[str], record: SlotStatus, now: float
 ) -> frozenset[str]:
-    """`left` from `nodes_left`, `shared` from `starts.list_shared`: the same for all slots of a job.
+    """Nodes that the slot's next pod excludes. `left` comes from `nodes_left`, `shared` from
+    `starts.list_shared`; they are the same for all slots of a job.
 
-    The slot's own failures come first: they are few, and the scheduler would choose the same node again.
+    The slot's own failures come first: they are few, and the scheduler would choose the same node
+    again.
     """
     if record.cause == RESCHEDULED:
         return _bound(left)
@@ -75,8 +83,9 @@ def nodes_to_avoid(
 def nodes_to_shun(
     suspected: Sequence[str], shared: Sequence[str], record: SlotStatus, now: float
 ) -> frozenset[str]:
-    """Those that failed, the one that this slot had to leave (an operator that counted it may have died before it
-    marked the node), and those in suspicion (`nodes_suspected`).
+    """Nodes that the slot's next pod uses only if there is no other: those on which pods failed to
+    start, the one that this slot had to leave (an operator that counted the attempt may have died
+    before it marked the node), and suspect nodes (`nodes_suspected`).
     """
     former = record.former_node if budgets.is_node_cause(record.cause) else None
     own = sorted(starts.find_own(record, now))

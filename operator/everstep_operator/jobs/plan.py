@@ -1,4 +1,4 @@
-"""One pass over one job: a series of guard clauses from what ends it to what keeps it going.
+"""One pass over one job: a series of guard clauses, first those that end the job.
 
 Invariants. Every prefix of a plan is a legal state. A plan that raises a counter or an attempt
 consists of that status write only; the next pass acts on it. No member of the current epoch is
@@ -95,7 +95,9 @@ def _plan_actions(
 
 
 def _choose_pause(observed: Observed, now: float, *, busy: bool) -> float | None:
-    """A change wakes a pass anyway. `busy`: a limit of seconds runs."""
+    """Seconds until the next pass; None: only a change causes it. A change causes a pass in any
+    case. `busy`: a limit of some seconds is running.
+    """
     if busy:
         return BUSY_SECONDS
     if observed.running:
@@ -106,7 +108,9 @@ def _choose_pause(observed: Observed, now: float, *, busy: bool) -> float | None
 
 
 def _resumed(observed: Observed, now: float) -> dict[str, Any]:
-    """What a suspension, or pods that were given back, change in status once the job continues."""
+    """The fields of status that change once the job continues after a suspension, or after its pods
+    were given back.
+    """
     job = observed.job
     spent = failures.suspended_seconds(job, now) if job.status.stopping_since else None
     return {
@@ -169,8 +173,8 @@ def _build_bodies(
 
 
 def _plan_secret(observed: Observed, missing: bool) -> tuple[Action, ...]:
-    """Before the first pods, after a restart of the operator (it may exist), and when a pod cannot
-    find it.
+    """Create the Secret before the first pods, after a restart of the operator (it may exist then),
+    and when a pod cannot find it.
     """
     name = manifests.secret_name(observed.job.name, observed.job.uid)
     lost = any(name in pod.waiting_message for pod in observed.pods)

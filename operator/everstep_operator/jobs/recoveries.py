@@ -1,11 +1,11 @@
-"""What the recoveries of a job have cost: how many, seconds without a step, steps lost, by rung. Pure.
+"""What a job's recoveries have cost, by rung: how many, seconds without a step, steps lost. Pure.
 
-Invariant: an interruption is counted once. Its entry gets `recoverySeconds` in the same status write
-as the totals, and an entry that has it is not counted again, whichever operator looks next. So an
-entry is counted only when it cannot change any more: once both sides say that it is over.
+Invariant: an interruption is counted once. Its entry gets `recoverySeconds` in the same status
+write as the totals, and no operator counts an entry that has it. So an entry is counted only when
+it cannot change any more: once both the operator and the job report that it is over.
 
-What interrupted nothing is not counted (a slot that moved after the others had gone on without it),
-and the end of a job is no recovery.
+A move that interrupted nothing is not counted (the other ranks had continued without the slot
+before), nor is the end of a job.
 """
 
 import math
@@ -17,19 +17,19 @@ from everstep_operator.model_status import Incident, RecoveryTotal
 
 RUNGS = ("regroup", "respawn", "replace", "resize", "restart", "move")
 OTHER = "other"
-"""The rung of a recovery that this operator does not know, from a newer runtime."""
+"""Stands for each rung that this operator does not know because it comes from a newer runtime."""
 BOUNDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0, math.inf)
 """Seconds, upper bounds of the metric's buckets."""
 STEPPING = frozenset({"boundary", "drain"})
 """Phases in which the ranks still step."""
 WHOLE = frozenset({"restart", "regroup", "first_step", "step"})
-"""Phases that only a job that saw the end has measured."""
+"""Phases that the job has measured only if it saw the end of the interruption."""
 
 
 def count(
     old: Sequence[RecoveryTotal], incidents: Sequence[Incident], seen: Seen | None
 ) -> tuple[list[RecoveryTotal], list[Incident]]:
-    """The totals, and the incidents, of which those counted now have their `recovery_seconds`."""
+    """The new totals, and the incidents; those counted now have their `recovery_seconds`."""
     if seen is None:
         return list(old), list(incidents)
     totals, found = {t.rung: t for t in old}, list[Incident]()
@@ -46,21 +46,23 @@ def count(
 
 
 def choose_rung(rung: str | None) -> str:
-    """Where the job has told none, the operator has moved the slot."""
+    """If the job has reported no rung, the operator has moved the slot."""
     if not rung:
         return "move"
     return rung if rung in RUNGS else OTHER
 
 
 def _is_settled(incident: Incident, told_open: Set[str]) -> bool:
-    """Over, not counted yet, and the job has no more to tell."""
+    """Whether the incident is over, not counted yet, and no longer open in the job's report."""
     if incident.open or incident.recovery_seconds is not None:
         return False
     return incident.id not in told_open and incident.job_id not in told_open
 
 
 def _find_seconds(incident: Incident) -> float | None:
-    """Without a step of any rank; None: it interrupted nothing, or nobody has measured it."""
+    """Seconds without a step of any rank. None: the incident interrupted nothing, or nobody has
+    measured it.
+    """
     if any(p.name in WHOLE for p in incident.phases):
         return round(sum(p.ms for p in incident.phases if p.name not in STEPPING) / 1000, 3)
     marks = {m.name: m.seconds for m in incident.marks}

@@ -23,7 +23,9 @@ ASKED_AT_ONCE = 32
 time, in turn.
 """
 ASKED_WHILE_QUIET = 4
-"""For a job that trains and has received everything: its coordinator and some others in turn."""
+"""How many agents are asked while the job trains and has received everything: its coordinator, and
+some others in turn.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +54,8 @@ class JobReport:
 
 
 def choose_newest(answers: Sequence[Heard]) -> Heard | None:
-    """Of one round: proven answers first; then an end, if one reports it; then the highest epoch;
-    then the youngest.
+    """The answer that counts in one round: proven answers come first, then one that reports the end
+    of the job, then the highest epoch, then the youngest.
     """
     return max(answers, key=_rank, default=None)
 
@@ -64,8 +66,9 @@ def _rank(heard: Heard) -> tuple[bool, bool, bool, int, float]:
 
 
 def replaces(new: Heard, held: Heard | None) -> bool:
-    """A coordinator that was cut off may still report an older epoch. A proven answer replaces any
-    unproven one, so a forged high epoch cannot block the real reports.
+    """Whether `new` replaces `held`. A coordinator that was cut off may still report an older
+    epoch, which replaces nothing. A proven answer replaces any unproven one, so a forged high epoch
+    cannot block the real reports.
     """
     if held is None or new.proven != held.proven:
         return held is None or new.proven
@@ -91,7 +94,9 @@ def take_figures(seen: Seen, wanted: Wanted) -> Seen:
 
 
 def without_figures(seen: Seen) -> Seen:
-    """What must start a pass at once; steps and losses are read when they are written."""
+    """The part of a report whose change must start a pass at once. Steps and losses are read when
+    they are written.
+    """
     return replace(
         seen,
         step=0,
@@ -107,8 +112,8 @@ def without_figures(seen: Seen) -> Seen:
 
 
 def choose_addresses(addresses: list[str], turn: int, coordinator: str | None) -> list[str]:
-    """All of a small job; of a large one a moving window. `coordinator`: given while all is quiet;
-    then it and a narrow window suffice.
+    """The agents to ask in this round: all of a small job, a moving window of a large one.
+    `coordinator` is given while all is quiet; then it and a narrow window suffice.
     """
     at_once = ASKED_AT_ONCE if coordinator is None else ASKED_WHILE_QUIET
     if len(addresses) <= at_once:

@@ -1,10 +1,10 @@
 """What counts as a restart, and under which cause. Pure.
 
-Invariant: one fault is one restart under one cause, and `total` is the sum of the causes. A
-fault is everything with one incident id, or that one quarantine explains: a rank that its GPU
-killed, the restart on that GPU and the move away from it are one. So what was charged to the
-worker is charged to the node once the verdict is known; `charged` on the incident records the
-present charge.
+Invariant: one fault is one restart under one cause, and `total` is the sum of the causes. A fault
+comprises all incidents with one id, or with one quarantine: the death of a rank because of its GPU,
+the restart on that GPU and the move away from it are one fault. So what was charged to the worker
+is charged to the node once the verdict is known; `charged` on the incident records the present
+charge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from everstep_operator.model_status import Incident, RecentRestarts, Restarts
 
 NODE_GONE = "NodeGone"
 FREE = IN_ORDER | {"Start", "ScaledDown", "SpareGivenBack", "NoProgress"}
-"""Causes of incidents that are not failures. NoProgress may have been a slow step. Each doubles the limit,
-and a rank beyond `hangSeconds` is WorkerHung.
+"""Causes of incidents that are not failures. NoProgress may have been only a slow step: each
+doubles the limit, and a rank that exceeds `hangSeconds` is WorkerHung.
 """
 FREE_IN_PLACE = frozenset({"GroupStuck"})
-"""The same if the members went on in place: their group had completed steps, and may have been slow only. Where it
-completes none, all restart.
+"""Causes that are not failures if the members continued in place: their group had completed steps,
+and may only have been slow. If it completes none, all ranks restart.
 """
 
 
@@ -64,8 +64,9 @@ def _build(causes: Mapping[str, int], recent: list[RecentRestarts]) -> Restarts:
 
 
 def _choose_cause(entries: Sequence[Incident], attempts: Mapping[int, int]) -> str | None:
-    """A completed move explains the job's interruption, and a node's fault explains a pod's: also where a spare had
-    taken the place, so that nothing was interrupted by the move.
+    """The cause under which a fault is counted. A completed move explains the job's interruption,
+    and a node's fault explains a pod's. This holds even if a spare had taken the place, so that the
+    move interrupted nothing.
 
     None: nothing has been interrupted (yet), or the cause is not known.
     """
@@ -86,5 +87,7 @@ def _has_moved(incident: Incident, attempts: Mapping[int, int]) -> bool:
 
 
 def _is_explained(incident: Incident) -> bool:
-    """While it is open a more precise cause may follow."""
+    """Whether the cause is final: while an incident with an `UNEXPLAINED` cause is open, a more
+    precise cause may follow.
+    """
     return not incident.open or incident.cause not in UNEXPLAINED

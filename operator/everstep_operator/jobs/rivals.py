@@ -1,8 +1,8 @@
-"""Jobs that hold nodes without training, or recently gave them back, by age: which one must give
-back first.
+"""Which job must give its nodes back first: the jobs that hold nodes without training, or recently
+gave them back, by age.
 
-Invariant: of all jobs that hold nodes in vain only the youngest has to give back, so it is the
-only one to wake when the others change. A query is a look-up; a change sorts all.
+Invariant: of all jobs that hold nodes in vain, only the youngest has to give them back, so only the
+youngest is woken when another job changes. A query is a look-up; a change sorts all entries.
 """
 
 import bisect
@@ -35,7 +35,9 @@ class Ranking:
         self.youngest_holder = holders[-1] if holders else None
 
     def find_younger(self, mine: Age) -> tuple[Rival, ...]:
-        """All younger ones, combined: whether any holds nodes, and when the last of them gave back."""
+        """All younger jobs combined in one: whether any holds nodes, and when the last of them gave
+        its nodes back.
+        """
         first = bisect.bisect_right(self._ages, mine)
         if first == len(self._ages):
             return ()
@@ -45,7 +47,7 @@ class Ranking:
 
 
 def _newest_after(entries: Sequence[Entry]) -> list[float | None]:
-    """For each entry, the last time at which it, or a younger one, gave back."""
+    """For each entry, the last time at which its job or a younger one gave its nodes back."""
     found: list[float | None] = []
     newest: float | None = None
     for entry in reversed(entries):
@@ -74,7 +76,7 @@ class Rivals:
         return self._ranking.find_younger(observe.age_of(job))
 
     def refresh(self, mine: Object | None = None, pods: Collection[Pod] = ()) -> None:
-        """Reads what has changed since the last call; `pods` are those of the job `mine`, if known."""
+        """Read what has changed since the last call; `pods` are those of `mine`, if it is given."""
         changed = self._changed_jobs | self._changed_pods
         self._changed_jobs.clear()
         self._changed_pods.clear()
@@ -95,7 +97,7 @@ class Rivals:
         return _build_entry(found[0], self._pods_of(found[0]))
 
     def _note(self, life: str, entry: Entry | None) -> bool:
-        """Whether it changed."""
+        """Store or remove the entry; returns whether that changed anything."""
         if self._entries.get(life) == entry:
             return False
         if entry is None:

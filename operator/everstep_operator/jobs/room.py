@@ -1,9 +1,9 @@
 """Spares that are given back, because a pod of another job has no room to train.
 
-Kubernetes preempts only for a pod of a higher priority, so between jobs of one priority the operator
-has to. Invariants: a waiting pod gets one spare at most, and for a limited time, so one that no room
-can help (a wrong selector) costs little; only pods of Everstep's own jobs count, and only as many as
-their job lacks to be whole.
+Kubernetes preempts pods only for a pod of higher priority, so between jobs of equal priority the
+operator gives a spare back. Invariants: a waiting pod gets one spare at most, and for a limited
+time, so a pod that cannot use the room (its selector is wrong) costs little. Only pods of
+Everstep's own jobs count, and only as many as their job needs to be complete.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ LENT_SECONDS = 60.0
 READ_SECONDS = 2.0
 """How long all jobs use one list of the waiting pods."""
 MOST_NEEDS = 256
-"""Waiting pods that are looked at."""
+"""How many waiting pods are considered at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +59,9 @@ class Grant:
 
 
 def would_fit(need: Need, place: Place) -> bool:
-    """Whether the pod may run on that node, and asks for no more than the spare holds. Of devices
-    alone if it asks for any: a node's CPU and memory are rarely what is short then. Taints are not
-    looked at. A pod of a lower priority has to wait.
+    """Whether the pod may run on the spare's node and requests no more than the spare holds. If it
+    requests devices, only these are compared: CPU and memory are then rarely scarce. Taints are not
+    compared. A pod of lower priority has to wait.
     """
     if need.priority < place.priority:
         return False
@@ -75,7 +75,7 @@ def would_fit(need: Need, place: Place) -> bool:
 def choose_grants(
     needs: Iterable[Need], places: Iterable[Place], grants: Mapping[str, Grant], now: float
 ) -> dict[str, Grant]:
-    """Uid of a waiting pod → the spare that makes room for it; the new ones only."""
+    """UID of a waiting pod → the spare that makes room for it; only new grants."""
     used = {(g.job, g.slot) for g in grants.values() if now - g.at < LENT_SECONDS}
     free = [p for p in places if (p.job, p.slot) not in used]
     found: dict[str, Grant] = {}
@@ -91,8 +91,8 @@ def choose_grants(
 
 @dataclass(slots=True)
 class Room:
-    """What this process has observed and given; a new one starts from zero, which costs a spare at
-    most. `pods_of` returns a job's own pods.
+    """What this process has observed and granted. A new process starts from zero, which costs one
+    spare at most. `pods_of` returns a job's own pods.
     """
 
     world: World
@@ -126,7 +126,7 @@ class Room:
         self._grants = {uid: g for uid, g in self._grants.items() if uid in waiting}
 
     def _list_needs(self) -> Iterator[Need]:
-        """The pods that jobs lack to be whole, the oldest job's first."""
+        """The waiting pods that jobs need to be complete, the oldest job's first."""
         claimed = {job_of(pod) for pod in self.world.pods.group("unplaced", "")}
         jobs = [self.world.jobs.get(key[1], key[0]) for key in claimed if key is not None]
         for job in sorted((j for j in jobs if j is not None), key=observe.age_of):
@@ -159,7 +159,7 @@ def _list_spares(job: Object) -> frozenset[int]:
 
 
 def _count_lacking(job: Object) -> int:
-    """How many pods it lacks to be whole; what else waits is a spare."""
+    """How many pods the job needs to be complete; any other pod that waits is a spare."""
     spec, world = job.get("spec") or {}, (job.get("status") or {}).get("world") or {}
     replicas = int((spec.get("workers") or {}).get("replicas", 1))
     return 0 if spec.get("suspend") else max(0, replicas - int(world.get("ready", 0)))
@@ -178,7 +178,7 @@ def _to_need(obj: Object, pod: Pod, job: Key) -> Need:
 
 
 def sum_requests(pod_spec: Mapping[str, Any]) -> dict[str, float]:
-    """Of all containers. The API server has filled in requests from limits."""
+    """The sum of all containers' requests. The API server has filled in requests from limits."""
     total: dict[str, float] = {}
     for container in pod_spec.get("containers") or ():
         resources = container.get("resources") or {}

@@ -1,8 +1,8 @@
-"""Which slots have a pod, and which of these are spares. Pure.
+"""Which slots should have a pod, and which of these are spares. Pure.
 
-A job has `replicas` pods that train and `spares` that wait for the place of a lost one. A spare that
-has taken it trains on, and the lost slot's next pod is the spare: no slot is a spare by its number,
-and nobody moves back.
+A job has `replicas` pods that train, and `spares` pods that wait to take the place of a lost one. A
+spare that has taken a place keeps it, and the lost slot's next pod becomes the spare. So no slot is
+a spare by its number, and no pod moves back.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from everstep_contract.levels import Member
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
     training: frozenset[int] = frozenset()
-    """Those that train, or are to: `replicas` of them."""
+    """Slots that train or should train: `replicas` of them."""
     spares: frozenset[int] = frozenset()
 
     @property
@@ -31,13 +31,14 @@ def choose_slots(
     replicas: int,
     spares: int,
 ) -> Slots:
-    """First the members, then the other slots that have a pod, then the lowest free numbers.
+    """Choose members first, then other slots that have a pod, then the lowest free numbers.
 
     Args:
         known: all slots that were ever used.
-        members: those that train, the first to keep first. Of more than `replicas` the last ones go,
-            though spares are wanted: a member cannot become one.
-        holding: those that have a pod, the first to keep first.
+        members: slots that train, in the order in which to keep them. If there are more than
+            `replicas`, the last ones are given up, even if spares are wanted: a member cannot
+            become a spare.
+        holding: slots that have a pod, in the order in which to keep them.
     """
     count = replicas + spares
     every = frozenset(range(count))
@@ -52,11 +53,11 @@ def choose_slots(
 
 
 def list_units(members: Iterable[Member], ranks: int) -> list[tuple[int, ...]]:
-    """The slots of each unit of the job's last epoch, in the order of ranks. A unit that takes a part of a pod has
-    that pod's slot.
+    """The slots of each unit of the job's last epoch, in the order of ranks. A unit that is only a
+    part of a pod has that pod's slot.
 
     Args:
-        ranks: ranks of a unit.
+        ranks: number of ranks in a unit.
     """
     found: dict[int, dict[int, None]] = {}
     for member in members:
@@ -67,12 +68,12 @@ def list_units(members: Iterable[Member], ranks: int) -> list[tuple[int, ...]]:
 def order_members(
     units: Iterable[Sequence[int]], inside: frozenset[int], leaving: frozenset[int], together: int
 ) -> tuple[int, ...]:
-    """The slots of `inside`, the first to keep first: whole units, then those that have lost a slot or lose one, each
-    by its lowest slot.
+    """The slots of `inside`, in the order in which to keep them: complete units first, then units
+    that have lost a slot or are about to lose one. Each group is sorted by the units' lowest slots.
 
     Args:
         units: from `list_units`.
-        together: slots of a whole unit.
+        together: number of slots in a complete unit.
     """
 
     def rank(unit: Sequence[int]) -> tuple[bool, int]:

@@ -1,4 +1,4 @@
-"""What the status says of a job's spares. Pure."""
+"""What status reports about a job's spares. Pure."""
 
 from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.jobs.stamps import to_seconds
@@ -6,8 +6,8 @@ from everstep_operator.model_status import SparesStatus
 
 
 def build_spares(observed: Observed) -> SparesStatus | None:
-    """None: the job has none, and none is wanted. A pod that is a spare has no label that says so: a
-    pod may become a member within a second, and the operator has no right to change pods.
+    """None: the job has no spares, and none is wanted. No label marks a pod as a spare: it may
+    become a member within a second, and the operator has no right to change pods.
     """
     spec, seen = observed.job.spec, observed.seen
     if spec is None or spec.suspend:
@@ -28,10 +28,12 @@ def build_spares(observed: Observed) -> SparesStatus | None:
 
 
 def count_seconds(observed: Observed, now: float) -> int | None:
-    """For how long spares have held a node, added up over pods. None: the job has had none.
+    """Seconds for which spares have held a node, added up over pods. None: the job has had no
+    spares.
 
-    The pods that hold one now are taken to have held it since the status was last written: a change of them
-    brings a write about. Whole seconds, as those of `observedAt`, so that nothing counts twice.
+    Pods that hold a node now count as holding it since status was last written, because a change of
+    these pods causes a write. Whole seconds, like those of `observedAt`, so that nothing counts
+    twice.
     """
     old, spares = observed.job.status, observed.slots.spares
     held = sum(p.slot in spares and bool(p.node) and not p.over for p in observed.pods)

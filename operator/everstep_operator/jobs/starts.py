@@ -1,10 +1,10 @@
-"""Pods that did not start: what their record says about nodes, and how long the next attempt waits.
-Pure.
+"""Pods that did not start: which nodes their slot's next pods exclude, and how long the next
+attempt waits. Pure.
 
-Invariant: a failure moves the slot to another node, and never blocks a job permanently. A node
-that failed is excluded for an hour at most, and sooner if the pod finds no other: a node that
-failed is better than none. The waits double, so that neither a bad node nor a bad template is
-retried in a tight loop.
+Invariant: a failure moves the slot to another node, and never blocks a job permanently. A node on
+which a pod failed is excluded for an hour at most, and for less if the pod finds no other: such a
+node is better than none. The waits double, so that neither a bad node nor a bad template is retried
+in a tight loop.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -38,12 +38,13 @@ OF_THE_TEMPLATE = frozenset(
         "CreateContainerConfigError",
     }
 )
-"""Kubelet reasons for a missing image, ConfigMap or Secret: another node would give the same one.
-"""
+"""Kubelet reasons for a missing image, ConfigMap or Secret: another node would report the same."""
 
 
 def is_up(observed: Observed, pod: Pod) -> bool:
-    """Its container runs and its agent has answered."""
+    """Whether its container runs and its agent has answered. A member of a job that trains is up in
+    any case.
+    """
     if observed.running and observed.is_member(pod.slot, pod.attempt):
         return True
     called = pod.uid in observed.callers or observed.is_member(pod.slot, pod.attempt)
@@ -53,8 +54,8 @@ def is_up(observed: Observed, pod: Pod) -> bool:
 def describe_late(observed: Observed, pod: Pod) -> str:
     """Why a pod counts as not started; empty if it is up, or has time left.
 
-    A container that runs without an answer is replaced only while other agents of the job
-    answer: if none does, the fault may be the operator's network.
+    A running container whose agent does not answer is replaced only while other agents of the job
+    answer: if none does, the operator's network may be at fault.
     """
     spec, node = observed.job.spec, observed.nodes.get(pod.node)
     if spec is None or not pod.node or is_up(observed, pod):
@@ -72,7 +73,7 @@ def describe_late(observed: Observed, pod: Pod) -> str:
 
 
 def choose_reason(pod: Pod) -> str:
-    """One word for the record."""
+    """Why the pod failed to start, in one word, for the slot's record."""
     if pod.refused_by_node:
         return pod.reason or "Refused"
     return pod.waiting or ("AgentSilent" if pod.running_since is not None else "ContainerCreating")
@@ -84,7 +85,9 @@ def note_failure(record: SlotStatus, node: str, reason: str, now: float) -> list
 
 
 def _recent(record: SlotStatus, now: float) -> list[StartFailure]:
-    """A time in the future (a clock that was set back) counts, too, unless it is an hour off."""
+    """The failures of the last hour. One in the future (the clock was set back) counts, too, unless
+    it is more than an hour off.
+    """
     ages = ((f, now - (to_seconds(f.at) or 0.0)) for f in record.start_failures)
     return [failure for failure, age in ages if abs(age) < FORGET_SECONDS]
 
@@ -94,7 +97,9 @@ def _against_nodes(record: SlotStatus, now: float) -> Iterator[str]:
 
 
 def count_by_node(records: Sequence[SlotStatus], now: float) -> Mapping[str, int]:
-    """Node → slots whose pods recently failed to start there for reasons that may be the node's."""
+    """Node → number of slots whose pods recently failed to start there for reasons that may be the
+    node's.
+    """
     slots: dict[str, set[int]] = {}
     for record in records:
         for node in _against_nodes(record, now) if record.start_failures else ():
@@ -103,7 +108,9 @@ def count_by_node(records: Sequence[SlotStatus], now: float) -> Mapping[str, int
 
 
 def list_shared(records: Sequence[SlotStatus], now: float) -> tuple[str, ...]:
-    """Nodes that no pod of the job should start on, those that failed most slots first."""
+    """Nodes on which pods of several slots failed, so that no pod of the job should start there.
+    Those with the most slots come first.
+    """
     counted = count_by_node(records, now).items()
     found = [(-slots, node) for node, slots in counted if slots >= SLOTS_AGAINST_A_NODE]
     return tuple(node for _, node in sorted(found))
@@ -114,7 +121,9 @@ def find_own(record: SlotStatus, now: float) -> frozenset[str]:
 
 
 def find_failed(shared: Collection[str], record: SlotStatus, now: float) -> frozenset[str]:
-    """Nodes excluded for the slot's next pod by its own failures."""
+    """Nodes that the slot's next pod excludes: those on which its own pods failed, and the shared
+    ones (`list_shared`).
+    """
     return find_own(record, now) | frozenset(shared)
 
 

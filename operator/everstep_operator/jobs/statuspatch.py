@@ -1,6 +1,4 @@
-"""From the status as it is to the status as it should be: the least merge patch, and whether it is
-worth a write.
-"""
+"""The smallest merge patch from the present status to the new one, and whether to write it now."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,12 +22,13 @@ FIGURES = frozenset(
         "recoveries",
     }
 )
-"""May be some seconds old; everything else is written at once."""
+"""Fields that may be some seconds old; everything else is written at once."""
 
 
 def choose_figures_seconds(least: float, jobs: int, writes_per_second: float) -> float:
-    """Seconds between two writes of a job's figures: with many jobs longer, so that all of them together
-    stay below `writes_per_second` and leave room for what cannot wait.
+    """Seconds between two writes of a job's figures. The interval grows with the number of jobs, so
+    that all of them together stay below `writes_per_second` and leave room for writes that cannot
+    wait.
     """
     return max(least, jobs / writes_per_second)
 
@@ -40,7 +39,9 @@ def to_document(status: JobStatus) -> dict[str, Any]:
 
 
 def build_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """An RFC 7386 merge patch: what is gone becomes null, lists go whole (on the wire: see `patch_body`)."""
+    """An RFC 7386 merge patch: removed fields become null, and lists are complete (what is sent:
+    see `patch_body`).
+    """
     patch: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
         if key not in old:
@@ -56,7 +57,9 @@ def build_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 def decide_patch(
     old: Mapping[str, Any], status: JobStatus, now: float, figures_seconds: float
 ) -> dict[str, Any]:
-    """Empty if nothing is to be written now. Mere figures wait until `figures_seconds` have passed."""
+    """The patch to write now; empty: none. If only figures have changed, they wait until
+    `figures_seconds` have passed since the last write.
+    """
     new = to_document(status)
     new.pop("observedAt", None)
     if "observedAt" in old:
@@ -71,7 +74,7 @@ def decide_patch(
 
 
 def _lasting(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what changes by the mere passing of time."""
+    """The document without the fields that change merely because time passes."""
     passing = ("observedAt", "seconds", "spareSeconds")
     kept: dict[str, Any] = {k: v for k, v in document.items() if k not in passing}
     if isinstance(kept.get("checkpoint"), Mapping):

@@ -1,7 +1,7 @@
-"""A second look before a loss is counted.
+"""A second check before a loss is counted.
 
-The watches are independent streams: the pod watch may mention a node before the node watch
-does, and a list may be older than the status beside it. So what is missing in a mirror is read
+The watches are independent streams: the pod watch may name a node before the node watch does, and a
+list may be older than the status that was read with it. So whatever is missing in a mirror is read
 by name from the API server before its loss is recorded.
 """
 
@@ -13,11 +13,11 @@ from everstep_operator.world import World
 
 
 async def find_unseen(port: Kube, world: World, observed: Observed) -> bool:
-    """Whether a pod or node that the plan takes for lost exists after all; the mirrors then have
-    it.
+    """Whether a pod or node that the plan considers lost exists after all; it is then in the
+    mirrors.
 
-    It starts at the observation, without an `await` in between: the mirrors then still hold
-    what the plan has seen; a watch may fill the gap during the requests.
+    Call it without an `await` after the observation: the mirrors then still hold what the plan has
+    seen. A pod or node that a watch adds during the requests also counts as found.
     """
     pods = {name: world.pods.get(name, observed.job.namespace) for name in _missing_pods(observed)}
     nodes = {pod.node for pod in observed.pods if pod.node} - observed.nodes.keys()
@@ -30,7 +30,7 @@ async def find_unseen(port: Kube, world: World, observed: Observed) -> bool:
 
 
 def _missing_pods(observed: Observed) -> dict[str, str]:
-    """Name → UID of the pods in status that are in no mirror and were not seen to vanish."""
+    """Name → UID of the pods that status records and that are in no mirror."""
     job = observed.job
     return {
         names.pod_name(job.name, record.slot, record.attempt): record.pod_uid
@@ -49,7 +49,7 @@ async def _look_for_pod(port: Kube, world: World, name: str, namespace: str, uid
 
 
 async def _look_for_node(port: Kube, world: World, name: str) -> None:
-    """Listed by name: the operator may list nodes, not get them."""
+    """List by name, because the operator may list nodes, but not get them."""
     items, _ = await port.list(kube.NODES, fields=f"metadata.name={name}")
     for item in items:
         world.nodes.put(item)

@@ -87,10 +87,10 @@ def _peer(pod: Pod, observed: Observed) -> Peer:
 
 
 def _dead(pod: Pod) -> tuple[DeadAgent, ...]:
-    """The newest container run that the kubelet reports as ended; earlier ones ended before it.
+    """The newest container run that the kubelet reports as ended; earlier runs ended before it.
 
-    If it reported a process that survives SIGKILL, its end does not prove the process's end:
-    the others continue once the slot has a new attempt.
+    If its exit report names a process that survives SIGKILL, the container's end does not prove
+    that the process has ended. Then the other pods continue only once the slot has a new attempt.
     """
     ended = None if pod.ended is None or _holds_stuck(pod.ended) else pod.ended
     lives = pod.restarts + (1 if ended is not None else 0)
@@ -110,9 +110,10 @@ def _watched(observed: Observed, current: Sequence[Pod]) -> tuple[int, ...]:
 
 
 def _judged(observed: Observed) -> tuple[str, ...]:
-    """Deaths by device that are older than the page on which their node was judged last.
+    """Ids of the deaths by device that happened before the newest exporter page on which their node
+    was judged.
 
-    Both ages are durations as of now, so no clocks of two hosts are compared.
+    Both ages are durations up to now, so the clocks of two hosts are not compared.
     """
     found = []
     for death in observed.seen.device_deaths if observed.seen else ():

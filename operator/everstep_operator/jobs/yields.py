@@ -1,12 +1,12 @@
-"""Yields: silent pods that the job may leave out before the operator gives their nodes up. Pure.
+"""Yields: silent pods that the job may leave out before the operator gives up their nodes. Pure.
 
 Nothing proves that a silent pod is dead, so its attempt must not rise while it may still take steps
-that nobody else knows. The run log decides that: the operator allows the job to leave the pod out
+that no other pod knows of. The run log decides: the operator allows the job to leave the pod out
 (`wanted.yields`), the job claims an epoch without it if it can, and reports the claim
-(`seen.yielded`). From then on a step of the pod counts no more, and its attempt may rise.
+(`seen.yielded`). From then on the pod's steps no longer count, and its slot's attempt may rise.
 
-Two witnesses must agree on the silence: the node's lease, and the pods of the same job. A job that
-steps needs no yield: whoever is silent takes part in its steps, or is not a member any more.
+Two observers must agree on the silence: the node's lease, and the other pods of the job. A job that
+takes steps needs no yield: a silent pod either takes part in its steps or is not a member any more.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,9 @@ from everstep_operator.model_status import SlotStatus
 
 
 def decide_yields(observed: Observed, records: Sequence[SlotStatus]) -> tuple[Yield, ...]:
-    """For `wanted`. One that the job has used stays until the attempt has risen."""
+    """The yields for `wanted`. A yield that the job has used stays until the slot's attempt has
+    risen.
+    """
     if not observed.silent_nodes or observed.seen is None:
         return ()
     return tuple(_list_yields(observed, records))
@@ -39,7 +41,9 @@ def _list_yields(observed: Observed, records: Sequence[SlotStatus]) -> Iterator[
 
 
 def is_awaited(observed: Observed, slot: int, attempt: int) -> bool:
-    """The job's other pods hear nothing from this member of its last epoch, and take no steps."""
+    """Whether the job's other pods receive nothing from this member of the last epoch, and take no
+    steps.
+    """
     seen = observed.seen
     if seen is None or seen.running or not seen.epoch:
         return False
@@ -47,14 +51,14 @@ def is_awaited(observed: Observed, slot: int, attempt: int) -> bool:
 
 
 def is_node_silent(observed: Observed, node: str) -> bool:
-    """For longer than `recovery.replaceAfterSeconds`."""
+    """Whether the node has been silent for at least `recovery.replaceAfterSeconds`."""
     spec, seconds = observed.job.spec, observed.silent_nodes.get(node)
     return spec is not None and seconds is not None and seconds >= spec.recovery.replace_seconds
 
 
 def describe_left_out(observed: Observed, pod: Pod) -> str:
-    """Why this pod on a silent node may be replaced; empty if it may not: the newest claim is not
-    known to leave it out.
+    """Why this pod on a silent node may be replaced; empty if it may not, because the newest claim
+    is not known to leave it out.
     """
     spec, seen = observed.job.spec, observed.seen
     if spec is None or seen is None or not is_node_silent(observed, pod.node):

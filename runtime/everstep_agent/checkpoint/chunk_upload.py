@@ -1,4 +1,4 @@
-"""Uploads a staged file as chunks, straight from the memory that it lies in, at most `concurrency` at once."""
+"""Uploads a staged file in chunks, straight from its memory, at most `concurrency` at once."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -21,18 +21,19 @@ CONCURRENCY = 4
 
 
 def chunk_key(token: str, step: int, digest: str) -> str:
-    """Contains the claim and the step: a chunk that is uploaded again after a `retire` has another
-    key.
+    """The key contains the claim and the step, so a chunk that is uploaded again after a `retire`
+    has another key.
     """
     return f"chunks/{token[:8]}/{step:010d}/{digest}"
 
 
 class Uploader:
-    """One agent's uploads under one claim. A staged file must not be released before its upload has ended.
+    """One agent's uploads under one claim. A staged file must not be released before its upload has
+    ended.
 
-    Chunks of this agent's newest *committed* save are not uploaded again (frozen layers); call
-    `committed` once the run log has it. No other chunks are reused, because their keys may be
-    retired.
+    Chunks of this agent's newest *committed* save are not uploaded again (frozen layers). Call
+    `committed` once the run log has that save. No other chunks are reused, because their keys may
+    be retired.
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class Uploader:
 
         Args:
             entries: for the lead: the ledger since the newest commit, up to `staged.step`.
-            cuts: of the staged file, if it is cut already.
+            cuts: the staged file's chunks, if they are known already.
 
         Raises:
-            BadStaging: the file does not hold what `staged` says.
+            BadStaging: the file does not match its description in `staged`.
             OSError: it cannot be read.
             StoreError: the store did not take it.
         """
@@ -89,13 +90,13 @@ class Uploader:
         )
 
     def committed(self, epoch: int, step: int) -> None:
-        """The save of (epoch, step) is in the log: its chunks may be reused."""
+        """The save of (epoch, step) is in the log, so its chunks may be reused."""
         if (epoch, step) in self._uploaded:
             self._known = self._uploaded[epoch, step]
         self._uploaded = {k: v for k, v in self._uploaded.items() if k[1] > step}
 
     def disown(self, epoch: int, step: int) -> None:
-        """What was uploaded of this save may not be what was staged: none of it is reused."""
+        """Reuse no chunk of this save: what was uploaded may not be what was staged."""
         self._uploaded.pop((epoch, step), None)
 
     def forget(self) -> None:
@@ -153,7 +154,7 @@ def _tensors(cuts: Iterable[Cut]) -> tuple[Tensor, ...]:
 
 
 def _empty(staged: Staged) -> list[Tensor]:
-    """A tensor without elements has no piece, but a name, a dtype and a shape."""
+    """The tensors without elements. They have no pieces, but a name, a dtype and a shape."""
     return [
         Tensor(name=t.name, dtype=t.dtype, shape=t.shape, pieces=())
         for t in staged.tensors

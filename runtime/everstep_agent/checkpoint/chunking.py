@@ -1,9 +1,9 @@
-"""How a staged file is cut into chunks. Pure.
+"""How a staged file is divided into chunks. Pure.
 
-The invariant: every byte of every tensor is in exactly one piece; each piece is a contiguous
-run of whole rows (or of whole elements) inside one chunk; no chunk exceeds the limit; and a
-piece has the same offset modulo `ALIGN` in its chunk as in the file, so that a mapped chunk can
-be viewed as tensors in place.
+The invariant: every byte of every tensor is in exactly one piece; each piece is a contiguous run of
+complete rows (or of complete elements) inside one chunk; no chunk exceeds the limit; and a piece
+has the same offset modulo `ALIGN` in its chunk as in the file, so that a mapped chunk can be viewed
+as tensors in place.
 """
 
 import math
@@ -44,7 +44,7 @@ class ChunkPlan:
 def plan_chunks(
     tensors: Iterable[StagedTensor], file_bytes: int, limit: int = CHUNK_BYTES
 ) -> list[ChunkPlan]:
-    """Cut the file: boxes in file order, as many to a chunk as fit.
+    """Divide the file into chunks: boxes in file order, as many in a chunk as fit.
 
     Raises:
         BadStaging: an unknown dtype, a box outside its tensor or the file; names the tensor.
@@ -97,10 +97,10 @@ def _whole(tensor: StagedTensor, file_bytes: int) -> Box:
 
 
 def _split(box: Box, limit: int) -> Iterator[Box]:
-    """Boxes of at most `limit` bytes, in file order; an empty one yields nothing.
+    """Boxes of at most `limit` bytes, in file order; an empty box yields none.
 
-    Cut along the first dimension that is longer than one: row-major order makes each cut
-    contiguous.
+    A box is split along the first dimension that is longer than one, so in row-major order each
+    resulting box is contiguous.
     """
     size = box.end - box.start
     if size == 0:

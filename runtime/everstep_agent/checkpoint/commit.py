@@ -1,4 +1,4 @@
-"""Commits complete parts: the manifest first, created once; then its entry in the run log."""
+"""Commits complete parts: creates the manifest first, and then appends its entry to the run log."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ class NotCommitted:
     """NewerClaim, OffLineage, NotNewer, ChunksRetired."""
     message: str
     newest: Commit | None = None
-    """If NotNewer: the commit of this step or a later one, by another coordinator."""
+    """If NotNewer: another coordinator's commit of this step or a later one."""
 
 
 class Committer:
@@ -56,7 +56,7 @@ class Committer:
 
     @property
     def index(self) -> LogIndex:
-        """The log as read."""
+        """The index of the log, as far as it was read."""
         return self._log.index
 
     async def commit(
@@ -72,14 +72,14 @@ class Committer:
         """Commit what `decide_commit` found ready.
 
         Args:
-            token: of the claim under which it is committed; it must be the newest.
+            token: the token of the claim under which it is committed, which must be the newest.
             seconds: the time ledger so far, to be shown with the checkpoint.
-            agents: of these, what agents that may report again had reported.
+            agents: which of these seconds were reported by agents that may report again.
             pins: names under which it is pinned.
 
         Raises:
-            BadSave: the parts do not make a whole.
-            StoreError: nothing is certain then; call again with the same parts.
+            BadSave: the parts do not form a complete state.
+            StoreError: the outcome is unknown: call again with the same parts.
         """
         await self._log.refresh()
         head = next(p for p in parts if p.lead)
@@ -116,7 +116,7 @@ class Committer:
         return NotCommitted(reason=verdict.reason, message=verdict.message, newest=newest)
 
     def _standing(self, epoch: int, step: int) -> Committed | None:
-        """A call that is repeated after an error may find its entry in the log."""
+        """The commit, if it is in the log already: a call may be repeated after an error."""
         found = self._log.index.find_commit(epoch, step)
         return Committed(place=found[0], commit=found[1]) if found else None
 
@@ -169,14 +169,14 @@ class Committer:
                 return Committed(commit=commit, place=outcome.place, notes=tuple(notes))
 
     async def _hold(self, commit: Commit, raw: bytes) -> None:
-        """So that a restore need not read the manifest from the store."""
+        """Keep the manifest in memory, so that a restore need not read it from the store."""
         if self._memory is not None:
             with contextlib.suppress(OSError):  # no room
                 await self._memory.hold_manifest(commit, raw)
 
     async def _put(self, manifest: Manifest, raw: bytes) -> str:
-        """Create-only: a manifest with this name and other content (of a save that was dropped and
-        taken again) stays.
+        """Create the manifest and return its key. A manifest with the same name and other content
+        (of a save that was dropped and taken again) is not overwritten.
         """
         stem = f"manifests/{manifest.epoch:08d}-{manifest.step:010d}-{manifest.writer[:8]}"
         for number in range(1, _NAMES):

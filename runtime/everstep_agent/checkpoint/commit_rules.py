@@ -1,9 +1,9 @@
 """When a save may be committed, and its manifest. Pure.
 
-The invariant: a commit of (epoch, step) names state that every member of that epoch has
-reached, from pieces that all carry this epoch and step and that cover each tensor exactly, in
-chunks that are not retired; no rank tells of other values, or of a parameter that is no number; and it
-extends the newest commit of the lineage.
+The invariant: a commit of (epoch, step) names state that every member of that epoch has reached. It
+consists of pieces that all carry this epoch and step, that cover each tensor exactly, and whose
+chunks are not retired. No rank reports other values, or a parameter that is NaN or infinite. The
+commit extends the newest commit of the lineage.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +46,9 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotFinite:
-    """Parameters or optimizer state hold NaN or infinite values, the same on all ranks: the save is dropped."""
+    """Parameters or optimizer state hold NaN or infinite values, the same on all ranks. The save is
+    dropped.
+    """
 
     message: str
 
@@ -60,8 +62,8 @@ class Differ:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagree:
-    """The ranks hold the same tensors, and different values: nothing of this epoch may be committed any
-    more.
+    """The ranks hold the same tensors with different values. Nothing of this epoch may be committed
+    any more.
     """
 
     epoch: int
@@ -82,8 +84,8 @@ def decide_commit(
 
     Args:
         world: ranks of that epoch.
-        applied: last applied step of each member that still runs; whoever is parked or dead is not
-            in it.
+        applied: last applied step of each member that still runs, without those that are parked or
+            dead.
         mesh: how its ranks form units.
     """
     ours = [p for p in parts if (p.epoch, p.step) == (epoch, step)]
@@ -103,15 +105,15 @@ def decide_commit(
         return Drop(reason="NoLead", message="no part carries the state tree")
     if (odd := find_difference(chosen)) is not None:
         return Disagree(epoch=epoch, difference=odd, message=f"step {step}: {odd.describe()}")
-    # After the comparison: a rank that is alone with it is the odd one, and all go back.
+    # After the comparison: if only one rank has such values, that rank differs, and all go back.
     if bad := list(dict.fromkeys(n for p in chosen for n in p.not_finite)):
         return NotFinite(message=f"NaN or infinite values in {name_tensors(bad)}")
     return Ready(parts=tuple(chosen))
 
 
 def find_whole(parts: Iterable[Part], mesh: Mesh) -> list[Part]:
-    """The parts of the first unit of which every rank has saved all that it holds: together they are
-    the full state, and they need no other unit's. Empty: there is none.
+    """The parts of the first unit of which every rank has saved all that it holds. Together they
+    are the full state, without the parts of other units. Empty: there is no such unit.
 
     Args:
         parts: of one epoch and step.
@@ -123,7 +125,9 @@ def find_whole(parts: Iterable[Part], mesh: Mesh) -> list[Part]:
 
 
 def list_given_up(parts: Iterable[Part], log: LogIndex) -> list[str]:
-    """Keys of chunks that the parts use and the log has retired: they may be deleted at any time."""
+    """Keys of chunks that the parts use although the log has retired them, so they may be deleted
+    at any time.
+    """
     return sorted({c.key for p in parts for c in p.chunks if log.is_retired(c.key)})
 
 
@@ -133,8 +137,10 @@ def _by_rank(parts: Iterable[Part]) -> list[Part]:
 
 
 def _explain_difference(step: int, parts: Sequence[Part]) -> str:
-    """A checkpoint holds one copy of the state, of which each rank stores a share computed from its
-    own list of tensors. So all must have the same tensors, even those that only one of them stores.
+    """How the tensors differ between ranks, for a message; empty: they do not.
+
+    A checkpoint holds one copy of the state. Each rank stores a share that it computes from its own
+    list of tensors. So all ranks must have the same tensors, even those that only one rank stores.
     """
     layouts = {p.rank: p.layout for p in parts if p.layout}
     if len(set(layouts.values())) < 2:
@@ -149,8 +155,8 @@ def _explain_difference(step: int, parts: Sequence[Part]) -> str:
 
 
 def decide_append(commit: Commit, log: LogIndex) -> Verdict:
-    """Whether a commit may still be appended to this log: its claim is the newest, and it extends
-    the lineage.
+    """Whether a commit may still be appended to this log, that is, whether its claim is the newest
+    and it extends the lineage.
     """
     verdict = runlog_rules.may_append(commit, log.newest_claim)
     if not verdict.ok:

@@ -1,4 +1,6 @@
-"""A staged file as chunks, with their digests: before any of them is copied or uploaded."""
+"""Divides a staged file into chunks and computes their digests, before a chunk is copied or
+uploaded.
+"""
 
 import mmap
 import os
@@ -20,10 +22,11 @@ class Cut:
 
 
 async def cut_file(staged: Staged, chunk_bytes: int = CHUNK_BYTES) -> list[Cut]:
-    """Beside the step that follows the save, so it leaves the cores to the ranks.
+    """The chunks of a staged file. Runs in parallel with the next step, so it lets the ranks go
+    first on the cores.
 
     Raises:
-        BadStaging: the file does not hold what `staged` says.
+        BadStaging: the file does not match its description in `staged`.
         OSError: it cannot be read.
     """
     size = os.stat(staged.path).st_size
@@ -35,10 +38,10 @@ async def cut_file(staged: Staged, chunk_bytes: int = CHUNK_BYTES) -> list[Cut]:
 
 
 def map_file(path: str) -> memoryview:
-    """A staged file, which is in memory: nothing is copied. Unmapped with its last user: a thread may be reading
-    after the call that it works for was cancelled.
+    """Map a staged file. It is in memory, so nothing is copied.
 
-    Raises OSError.
+    It stays mapped until its last user is done: a thread may still read it after the call that it
+    works for was cancelled. Raises OSError.
     """
     with open(path, "rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -1,8 +1,9 @@
-"""The digest of a chunk: `b3-` and BLAKE3 in hex; in older runs SHA-256 in hex. And checksums of the tensors in it, by
-which a worker checks what it copies from memory.
+"""The digest of a chunk, and checksums of the tensors in it.
 
-BLAKE3 takes a third of the CPU time where the processor has no instructions for SHA-256 (0.2 and 0.6–1.2 ns a
-byte, AVX-512), XXH3 a sixth of BLAKE3's (0.03).
+The digest is `b3-` and BLAKE3 in hex; in older runs it is SHA-256 in hex. With the checksums (XXH3)
+a worker checks what it copies from memory. On a processor without instructions for SHA-256, BLAKE3
+takes a third of the CPU time of SHA-256 (0.2 and 0.6–1.2 ns a byte, AVX-512). XXH3 takes a sixth of
+the time of BLAKE3 (0.03).
 """
 
 import hashlib
@@ -23,12 +24,12 @@ def compute(body: bytes | memoryview) -> str:
 
 
 def begin(digest: str) -> Hash:
-    """Of the kind that `digest` is."""
+    """A new hash of the same kind as `digest`."""
     return blake3() if digest.startswith(PREFIX) else hashlib.sha256()
 
 
 def find_difference(found: Hash, digest: str) -> str:
-    """Empty if `digest` is that of what `found` was given."""
+    """How the hash `found` differs from `digest`, for a message; empty: it does not."""
     kind, prefix = ("BLAKE3", PREFIX) if digest.startswith(PREFIX) else ("SHA-256", "")
     digits, expected = found.hexdigest(), digest.removeprefix(prefix)
     if digits == expected:
@@ -37,7 +38,7 @@ def find_difference(found: Hash, digest: str) -> str:
 
 
 def sum_pieces(body: bytes | memoryview, spans: Iterable[tuple[int, int]]) -> dict[str, int]:
-    """XXH3 (64 bits) of each piece. `spans`: its first byte, and how many."""
+    """XXH3 (64 bits) of each piece. `spans`: the first byte and the length of each."""
     with memoryview(body) as view:
         return {
             name_span(at, count): xxhash.xxh3_64_intdigest(view[at : at + count])

@@ -1,4 +1,4 @@
-"""Files that are there completely or not at all."""
+"""Files that exist completely or not at all."""
 
 import itertools
 import os
@@ -9,7 +9,7 @@ _numbers = itertools.count()
 
 
 def read_file(path: Path, start: int, count: int) -> bytes | None:
-    """None: the file cannot be read."""
+    """At most `count` bytes of the file, from `start` on; None: it cannot be read."""
     try:
         with path.open("rb") as file:
             return os.pread(file.fileno(), count, start)
@@ -18,9 +18,9 @@ def read_file(path: Path, start: int, count: int) -> bytes | None:
 
 
 def replace_file(path: Path, body: bytes, *, sync: bool = False) -> None:
-    """`sync`: it survives a power failure.
+    """Write `body` to `path`. `sync`: it survives a power failure.
 
-    Raises OSError; then nothing has changed.
+    Raises OSError; then the former file is unchanged.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}-{next(_numbers)}{PART}")
     try:
@@ -38,16 +38,16 @@ def replace_file(path: Path, body: bytes, *, sync: bool = False) -> None:
 
 
 def make_folder(path: Path, *, sync: bool = False) -> None:
-    """With its parents. Raises OSError."""
+    """Create a folder with its parents. Raises OSError."""
     missing = [p for p in path.parents if not p.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    # Also if the folder was there: whoever made it may have been killed before its name was on disk.
+    # Also if the folder exists: its creator may have been killed before its name was on disk.
     for made in (path, *missing) if sync else ():
         sync_folder(made.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """The names in it survive a power failure."""
+    """Make the names in this folder survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Chunks in a folder, a file each: in memory, or on a disk of the node."""
+"""Chunks in a folder, one file per chunk: in memory, or on a disk of the node."""
 
 import asyncio
 import contextlib
@@ -27,29 +27,30 @@ from everstep_contract.manifest import Chunk
 NOTE = ".note"
 LOCK = ".lock"
 ANSWER_SECONDS = 15.0
-"""Limit of an access to the folder, besides a second for each MiB: a disk may hang."""
+"""Limit of an access to the folder, plus one second for each MiB, because a disk may hang."""
 DISK_THREADS = 4
 Change = Callable[[Notes], dict[str, Note]]
 R = TypeVar("R")
 
 
 class FolderTier:
-    """Each file is named by its chunk's digest, and is there completely or not at all. A note of each owner says which
-    chunks it needs. Several agents of one node may share a folder on its disk.
+    """Each file is named by its chunk's digest, and exists completely or not at all. Each owner has
+    a note that says which chunks it needs. Several agents of one node may share a folder on its
+    disk.
 
     Args:
-        run: notes of another run are not believed.
-        sync: what is put survives a power failure.
+        run: notes of another run are ignored.
+        sync: chunks and notes survive a power failure.
     """
 
     def __init__(self, folder: Path, name: str, *, run: str = "", sync: bool = False) -> None:
         self.folder, self.name = folder, name
         self._run, self._sync = run, sync
         self._threads = ThreadPoolExecutor(DISK_THREADS, "everstep-disk") if sync else None
-        """Its own: a disk that hangs takes no thread from anything else."""
+        """Threads of its own, so that a disk that hangs takes no thread from anything else."""
 
     def locate(self, digest: str) -> Path | None:
-        """The file of this chunk, whether it is there or not; None: no chunk can have that name."""
+        """The path of this chunk's file, which may not exist; None: no chunk can have that name."""
         return self.folder / digest if is_name(digest) else None
 
     async def get(self, chunk: Chunk) -> bytes | None:
@@ -75,11 +76,15 @@ class FolderTier:
         )
 
     async def rewind(self, resumed: Resumed) -> None:
-        """Delete what the run does not continue. Raises OSError."""
+        """Delete the saves that the run does not continue. Raises OSError."""
         await self.run(0, self._change, lambda notes: rewind(notes, resumed))
 
     async def run(self, size: int, work: Callable[..., R], *args: object) -> R:
-        """In a thread. `size`: bytes that are read or written. Raises what `work` does, and `TimeoutError`."""
+        """Run `work` in a thread. Raises what `work` raises, and `TimeoutError`.
+
+        Args:
+            size: how many bytes it reads or writes.
+        """
         limit = ANSWER_SECONDS + size / 2**20
         try:
             async with asyncio.timeout(limit):
@@ -90,7 +95,7 @@ class FolderTier:
             raise TimeoutError(errno.ETIMEDOUT, text) from None
 
     def read(self, digest: str, start: int, count: int) -> bytes | None:
-        """Bytes of a chunk, from `start` on, `count` at most; None: it is not here."""
+        """At most `count` bytes of a chunk, from `start` on; None: the chunk is not here."""
         path = self.locate(digest)
         return None if path is None else read_file(path, start, count)
 
@@ -108,7 +113,7 @@ class FolderTier:
             self._change(lambda notes: {})
 
     def read_notes(self) -> dict[str, Note]:
-        """Of this run, by owner."""
+        """The notes of this run, by owner."""
         found = {}
         for path in self.folder.glob(f"*{NOTE}"):
             with contextlib.suppress(OSError, codec.DecodeError):
@@ -133,7 +138,9 @@ class FolderTier:
             self._clear({f"{owner}{NOTE}" for owner in after} | list_kept(after) | {LOCK})
 
     def _clear(self, kept: Collection[str]) -> None:
-        """Frees memory at once: a worker that still maps a removed file keeps it until it ends."""
+        """Delete everything but `kept`, to free memory at once. A worker that still maps a deleted
+        file keeps its bytes until the worker ends.
+        """
         for path in self.folder.iterdir():
             whole = path.name.partition(".")[0] if path.name.endswith(PART) else path.name
             if whole not in kept:
@@ -146,7 +153,7 @@ def is_name(digest: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time decides what is deleted, so that it sees the notes of the others."""
+    """Let one process at a time decide what is deleted, so that it sees the others' notes."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,8 +1,9 @@
 """What the chunks in a tier near the trainer are kept for. Pure.
 
-An owner is whoever needs chunks there: the slot whose part was copied, or a restore. It lists the saves that it still
-needs; a chunk that no owner lists is deleted. A save is named by (epoch, step) and its chunks by digest, not by rank or
-place: so an erasure code may later store other chunks under the same list.
+An owner is whoever needs chunks there: the slot whose part was copied, or a restore. It lists the
+saves that it still needs; a chunk that no owner lists is deleted. A save is named by (epoch, step)
+and its chunks by digest, not by rank or place, so an erasure code could later store other chunks
+under the same list.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +29,9 @@ class Save:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Everything that one owner needs; as a file beside the chunks it tells a successor what it finds."""
+    """Everything that one owner needs. It is stored as a file next to the chunks, so that the
+    agent's successor knows what they are for.
+    """
 
     run: str
     owner: str
@@ -40,8 +43,8 @@ Notes = Mapping[str, Note]
 
 
 def add_saves(notes: Notes, added: Note, since: int) -> dict[str, Note]:
-    """The notes once the owner of `added` needs its saves, too. Saves older than step `since`, which is committed, are
-    needed by nobody.
+    """The notes after the saves of `added` are added for its owner. Saves older than step `since`
+    are removed from all notes: this step is committed, so nobody needs them.
     """
     own = notes.get(added.owner, added)
     merged = replace(own, saves=merge_saves([*own.saves, *added.saves]))
@@ -56,7 +59,7 @@ class Resumed:
     """None: all epochs had the same state at this step."""
     step: int
     by: int | None = None
-    """The epoch that continues; its own saves stay. None: it has none yet."""
+    """The epoch that continues, whose own saves are kept; None: it has none yet."""
 
 
 def rewind(notes: Notes, resumed: Resumed) -> dict[str, Note]:
@@ -65,7 +68,11 @@ def rewind(notes: Notes, resumed: Resumed) -> dict[str, Note]:
 
 
 def continues(save: Save, resumed: Resumed) -> bool:
-    """Whether the run may still need `save`: it is not beyond `resumed`, nor of this step by another epoch."""
+    """Whether the run may still need `save`.
+
+    It does not need saves of steps after `resumed`, or of the same step from another epoch, except
+    those of epoch `resumed.by` or a newer one.
+    """
     if resumed.by is not None and save.epoch >= resumed.by:
         return True
     return save.step < resumed.step or (

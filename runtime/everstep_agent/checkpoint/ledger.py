@@ -20,7 +20,7 @@ class Book:
         self._entries: dict[tuple[int, int], LedgerEntry] = {}
 
     def add(self, entries: Iterable[LedgerEntry]) -> None:
-        """An entry of a newer epoch replaces the entry of the same step, which is void."""
+        """An entry of a newer epoch replaces an older one of the same step, which is void."""
         for entry in entries:
             held = self._entries.get((entry.step, entry.reduction))
             if held is None or held.epoch <= entry.epoch:
@@ -35,7 +35,7 @@ class Book:
         return [self._entries[key] for key in later[:count]]
 
     def replace(self, entries: Iterable[LedgerEntry]) -> None:
-        """By those of another member: this agent has missed steps."""
+        """Replace all entries by those of another member: this agent has missed steps."""
         self._entries = {(e.step, e.reduction): e for e in entries}
 
     def committed(self, step: int) -> None:
@@ -74,10 +74,10 @@ def join_segments(
 
 
 def choose_merge(segments: Sequence[LedgerSegment], sizes: Mapping[str, int]) -> list[str]:
-    """The newest chunks to merge into one, oldest first; empty while they are few.
+    """The newest chunks to merge into one, oldest first; empty while there are only a few.
 
-    Without merging, a manifest would grow by a segment and a chunk with every save. A full
-    chunk is not written again, so the rewriting is bounded: at most `MERGED_BYTES` for each
+    Without merging, a manifest would grow by a segment and a chunk with every save. A full chunk is
+    not written again, so the amount rewritten is bounded: at most `MERGED_BYTES` for each
     `MERGE_FROM` saves.
     """
     chosen: list[str] = []

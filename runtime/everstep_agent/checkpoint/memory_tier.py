@@ -1,8 +1,8 @@
-"""Chunks in this pod's memory: its own saves, where their staged files still lie; and, a file each, what was fetched
-for the last restore and the copies of other pods' saves.
+"""Chunks in this pod's memory. The chunks of its own saves stay in the staged files. Chunks that
+were fetched for the last restore, and copies of other pods' saves, are files of their own.
 
-A note beside each staged file says which chunks lie in it, so that an agent that comes back after SIGKILL or an OOM
-kill of its container adopts what its predecessor held.
+A note next to each staged file lists the chunks in it. So an agent that is restarted after SIGKILL
+or an OOM kill of its container can adopt what its predecessor held.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ from everstep_contract.places import Place
 MANIFEST = "manifest"
 """Owner of the manifest of the newest checkpoint, in the coordinator's pod."""
 NOTE = ".held"
-"""What the name of a note has more than that of its file."""
+"""A note's name is the name of its file, followed by this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A staged file and the chunks that lie in it; its note in the same form."""
+    """A staged file and the chunks in it. The file's note has the same form."""
 
     epoch: int
     step: int
     chunks: Mapping[str, Place]
-    """Digest → where it lies in the file."""
+    """Digest → where the chunk is in the file."""
     unsent: str = ""
     """Digest of the chunk that is the file's `.unsent`; empty: there is none."""
 
@@ -47,8 +47,8 @@ class Held:
 class MemoryTier:
     """
     Args:
-        folder: in memory, for chunks that come from elsewhere.
-        staging: where the agent's predecessor may have left staged files.
+        folder: a folder in memory for chunks that come from elsewhere.
+        staging: the folder where the agent's predecessor may have left staged files.
     """
 
     name = "memory"
@@ -57,32 +57,35 @@ class MemoryTier:
         self.others = FolderTier(folder / "chunks", self.name)
         self._held = list_left(staging) if staging is not None else {}
         self._checked: dict[str, Place] = {}
-        """What this agent has verified since it started."""
+        """The chunks that this agent has verified since it started."""
         self._manifest = next(iter(_find_saves(self.others, MANIFEST)), None)
         self.committed = 0
         """Step of the newest checkpoint, as far as this pod knows."""
         self.kept = 0
         """As `EpochLevel.kept`."""
         self.changed = Change()
-        """Fires when there is news of `list_saves`."""
+        """Fires when `list_saves` may have changed."""
 
     @property
     def since(self) -> int:
-        """Older saves are needed by nobody."""
+        """Nobody needs saves older than this step."""
         return max(self.committed, self.kept)
 
     # --- this pod's own saves --------------------------------------------------------------------
 
     def hold(self, held: Held, path: str) -> None:
-        """Own the staged file at `path`."""
+        """Take over the staged file at `path`."""
         file = Path(path)
         self._held[file] = held
-        with contextlib.suppress(OSError):  # without it a successor reads from elsewhere
+        with contextlib.suppress(OSError):  # without a note, a successor reads from elsewhere
             replace_file(note_of(file), codec.dumps(held))
         self.changed.fire()
 
     async def hold_manifest(self, commit: Commit, raw: bytes) -> None:
-        """Of a checkpoint that this pod's coordinator has committed. Raises OSError."""
+        """Keep the manifest of a checkpoint that this pod's coordinator has committed.
+
+        Raises OSError.
+        """
         chunk = Chunk(digest=commit.digest, key=commit.manifest, bytes=len(raw))
         save = Save(epoch=commit.epoch, step=commit.step, chunks=(chunk,))
         await self.keep(MANIFEST, [save], commit.step)
@@ -96,11 +99,11 @@ class MemoryTier:
         return keeping.merge_saves([*own, *([self._manifest] if self._manifest else [])])
 
     def list_paths(self) -> set[str]:
-        """Of the staged files."""
+        """The paths of the staged files."""
         return {str(path) for path in self._held}
 
     def list_digests(self, path: str) -> set[str] | None:
-        """Of the chunks in this staged file; None: it is not held."""
+        """The digests of the chunks in this staged file; None: the file is not held."""
         held = self._held.get(Path(path))
         return None if held is None else set(held.chunks) - {held.unsent}
 
@@ -121,7 +124,7 @@ class MemoryTier:
         return bool(old)
 
     def release_oldest(self, but: Collection[str] = ()) -> bool:
-        """As `release_before`, of the oldest step."""
+        """As `release_before`, but only for the oldest step."""
         steps = [held.step for path, held in self._held.items() if str(path) not in but]
         return bool(steps) and self.release_before(min(steps) + 1, but)
 
@@ -134,19 +137,21 @@ class MemoryTier:
     # --- any chunk -------------------------------------------------------------------------------
 
     def find(self, digest: str) -> Place | None:
-        """Where a chunk lies that was verified when it came here. Whoever reads it checks it again."""
+        """Where a chunk is that was verified when it came here; None: it is not here. Its reader
+        checks it again.
+        """
         staged = (held.chunks[digest] for held in self._held.values() if digest in held.chunks)
         return self._checked.get(digest) or next(staged, None)
 
     def note(self, chunk: Chunk, sums: Mapping[str, int]) -> Place:
-        """This chunk was verified here. `sums`: as in `Place`."""
+        """Note that this chunk was verified here, and return its place. `sums`: as in `Place`."""
         file = Place(path=str(self.others.folder / chunk.digest), start=0, bytes=chunk.bytes)
         place = replace(self.find(chunk.digest) or file, sums=dict(sums))
         self._checked[chunk.digest] = place
         return place
 
     def distrust(self, digest: str) -> None:
-        """What lies here of this chunk is damaged."""
+        """Forget this chunk, because it is damaged here."""
         self._held = {p: _without(held, digest) for p, held in self._held.items()}
         self._checked.pop(digest, None)
         self.others.remove(digest)
@@ -178,7 +183,7 @@ class MemoryTier:
         self.changed.fire()
 
     async def rewind(self, resumed: Resumed) -> None:
-        """Delete what the run does not continue. Raises OSError."""
+        """Delete the saves that the run does not continue. Raises OSError."""
         for path, held in list(self._held.items()):
             if not keeping.continues(held.to_save(), resumed):
                 self.release(str(path))
@@ -188,7 +193,7 @@ class MemoryTier:
         self._forget()
 
     def read(self, digest: str, start: int, count: int) -> bytes | None:
-        """Bytes of the chunk with this digest, from `start` on, `count` at most; None: it is not here."""
+        """At most `count` bytes of a chunk, from `start` on; None: the chunk is not here."""
         place = self.find(digest)
         if place is None:
             return self.others.read(digest, start, count)
@@ -201,7 +206,7 @@ class MemoryTier:
         return self.others.list_now() | staged
 
     def _forget(self) -> None:
-        """What was checked and is no longer here."""
+        """Forget the verified chunks that are no longer here."""
         here = self._list_now()
         self._checked = {d: place for d, place in self._checked.items() if d in here}
 
@@ -212,7 +217,7 @@ def _find_saves(tier: FolderTier, owner: str) -> tuple[Save, ...]:
 
 
 def list_left(staging: Path) -> dict[Path, Held]:
-    """The staged files with a note. What the note says is believed no further than a checksum confirms it."""
+    """The staged files that have a note. A note is trusted only where a checksum confirms it."""
     found = {}
     for note in sorted(staging.glob(f"*{NOTE}")):
         file = note.with_name(note.name.removesuffix(NOTE))

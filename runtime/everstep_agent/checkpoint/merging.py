@@ -1,7 +1,7 @@
 """Merges many small ledger chunks into one, so that a manifest does not grow with every save.
 
-The new chunk holds the same entries, under a key of the claim that writes it. The old ones are
-named only by older manifests, and are retired with them.
+The new chunk holds the same entries, under a key of the claim that writes it. Only older manifests
+still name the old chunks, which are retired with these manifests.
 """
 
 import asyncio
@@ -20,12 +20,13 @@ CONCURRENCY = 4
 
 
 async def merge_ledger(store: ObjectStore, parent: Manifest, *, token: str, step: int) -> Manifest:
-    """The parent, for the manifest of `step`, with its newest ledger chunks as one if they are many.
+    """The parent for the manifest of `step`. If it has many small ledger chunks, the newest of them
+    are merged into one.
 
     Raises:
         Broken: one of them is gone or changed.
-        codec.DecodeError: one of them is no ledger.
-        StoreError: the store cannot say.
+        codec.DecodeError: one of them is not a ledger.
+        StoreError: the store cannot be read or written.
     """
     chunks = {c.digest: c for c in parent.chunks}
     chosen = ledgers.choose_merge(parent.ledger, {d: c.bytes for d, c in chunks.items()})

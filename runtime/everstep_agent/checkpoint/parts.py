@@ -21,8 +21,8 @@ class Part:
     step: int
     rank: int
     whole: bool = False
-    """All that the rank holds (a post-mortem save): with those of its unit's other ranks it is the full
-    state.
+    """It contains everything that the rank holds (a post-mortem save). Together with the parts of
+    its unit's other ranks it is the full state.
     """
     lead: bool = False
     """Carries `state` and `ledger`."""
@@ -31,13 +31,13 @@ class Part:
     state: Any = None
     ledger: tuple[LedgerSegment, ...] = ()
     layout: str = ""
-    """Digest of the names, dtypes and shapes of the rank's whole state."""
+    """Digest of the names, dtypes and shapes of the rank's complete state."""
     packed: str = ""
-    """The layout itself, to name what differs if another rank's digest does."""
+    """The layout itself, to name the difference if another rank has another digest."""
     digests: tuple[PartDigests, ...] = ()
-    """What the rank holds of its own part and of some others', to compare replicas."""
+    """Digests of the rank's own part and of its copy of some other parts, to compare replicas."""
     not_finite: tuple[str, ...] = ()
-    """Tensors in it that hold NaN or infinite values and must not."""
+    """Tensors in it that hold NaN or infinite values although they must not."""
     pins: tuple[str, ...] = ()
     """Names under which the script wants this checkpoint pinned."""
     problem: str = ""

@@ -1,7 +1,7 @@
-"""Pinned checkpoints, as the run log has them. Pure.
+"""Pinned checkpoints, as the run log records them. Pure.
 
-A commit carries the names under which it is pinned, so no retire can come between the two. A `retire`
-entry gives a name up.
+A commit carries the names under which it is pinned, so no retire can come between the two. A
+`retire` entry can remove such a name.
 """
 
 from everstep_agent.runlog.log_index import LogIndex
@@ -14,13 +14,13 @@ class NoPin(ValueError):
 
 
 def build_unpin(log: LogIndex, name: str) -> Retire | None:
-    """The entry that gives this name up; None: it was given up before.
+    """The entry that removes this name; None: it was removed before.
 
-    Whoever appends it uses the newest claim's token: it gives up a name and no state, so it needs no
-    member of that claim.
+    The entry has the newest claim's token. It removes a name and no state, so it need not come from
+    a member of that claim.
 
     Raises:
-        NoPin: the run has no such name. The message lists those that it has.
+        NoPin: the run has no such name. The message lists the names that it has.
     """
     claim = log.newest_claim
     if log.find_pin(name) is None or claim is None:
@@ -32,7 +32,7 @@ def build_unpin(log: LogIndex, name: str) -> Retire | None:
 
 
 def find_pinned(name: str, log: LogIndex) -> Pinned | None:
-    """The checkpoint of this name; None: there is none yet."""
+    """The checkpoint that is or was pinned under this name; None: there is none yet."""
     commit = log.find_pin(name)
     if commit is None:
         return None

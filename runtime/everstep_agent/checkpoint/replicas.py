@@ -1,8 +1,8 @@
 """Whether the ranks hold the same state. Pure.
 
-Each rank tells digests of its own part of a save and of the next two ranks' parts. Ranks that apply the
-same sums to the same state stay equal bit for bit. So a difference is damage (a flipped bit, a broken
-device), or state that each rank has for itself.
+Each rank reports digests of its own part of a save and of the next two ranks' parts. Ranks that
+apply the same sums to the same state stay equal bit for bit. So a difference is damage (a flipped
+bit, a broken device), or state that each rank has for itself.
 """
 
 import base64
@@ -23,10 +23,10 @@ SHOWN = 3
 class Difference:
     tensors: tuple[str, ...]
     ranks: tuple[int, ...]
-    """That differ from the majority; none: there is no majority."""
+    """The ranks that differ from the majority; empty: there is no majority."""
 
     def describe(self) -> str:
-        """Without a full stop."""
+        """For a message, without a full stop."""
         what = name_tensors(self.tensors)
         if self.ranks:
             return f"{name_ranks(list(self.ranks))} differs from the others in {what}"
@@ -39,7 +39,7 @@ def name_tensors(tensors: Sequence[str]) -> str:
 
 
 def find_difference(parts: Sequence[Part]) -> Difference | None:
-    """None: all that was told of this save is equal."""
+    """How the ranks differ in this save; None: all digests that they reported are equal."""
     tensors: list[str] = []
     odd: list[set[int]] = []
     for part in parts:
@@ -74,7 +74,7 @@ def _unpack(values: str) -> tuple[int, ...]:
 
 
 def _find_odd(values: Mapping[int, int]) -> set[int]:
-    """The ranks that a majority is against; empty: there is none."""
+    """The ranks that differ from the majority; empty: there is no majority."""
     (value, count), *_ = Counter(values.values()).most_common(1)
     if 2 * count <= len(values):
         return set()

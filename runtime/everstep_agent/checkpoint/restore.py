@@ -25,10 +25,10 @@ CONCURRENCY = 4
 ASKED_AT_ONCE = 32
 """How many tiers are asked at the same time for what they hold."""
 OWNER = "restore"
-"""In whose name chunks are kept that this pod fetches."""
+"""The owner of the chunks that this pod fetches."""
 PLACES_NAME = "places.json"
 Spans = Collection[tuple[int, int]]
-"""First byte, and how many."""
+"""The first byte and the length of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Fetched:
     manifest: Manifest
     manifest_path: Path
     places: dict[str, Place]
-    """Digest → where the chunk lies; `Fetcher.replace` changes it."""
+    """Digest → where the chunk is; `Fetcher.replace` changes it."""
     places_path: Path
     """The same as a `Places` document."""
     sources: Mapping[str, int]
@@ -48,7 +48,7 @@ class Fetcher:
     """Brings chunks into this pod's memory, from the nearest tier that has them.
 
     Args:
-        memory: this pod's.
+        memory: this pod's memory.
         nearer: tiers to ask before the store, the first one first.
     """
 
@@ -67,12 +67,12 @@ class Fetcher:
         """What each of the nearer tiers held when it was asked."""
 
     async def fetch(self, commit: Commit, folder: Path) -> Fetched:
-        """Bring one checkpoint here, its documents into `folder`. What is here already is kept, anything else
-        removed.
+        """Bring one checkpoint here, and write the places of its chunks into `folder`. Its chunks
+        that are here already are kept; other saves are deleted.
 
         Raises:
             Broken: the manifest or a chunk is gone or not what was committed.
-            StoreError: the store cannot say.
+            StoreError: the store cannot be read.
             OSError: there is no room.
         """
         self._listed = None
@@ -100,8 +100,9 @@ class Fetcher:
         )
 
     async def replace(self, fetched: Fetched, digest: str) -> str:
-        """Bring a chunk again that was damaged where it lay. Returns the tier that it came from. Raises as
-        `fetch`.
+        """Bring another copy of a damaged chunk here. Returns the tier that it came from.
+
+        Raises as `fetch`.
         """
         chunk = next(c for c in fetched.manifest.chunks if c.digest == digest)
         tier, place = await self.bring(chunk, list_spans(fetched.manifest)[digest])
@@ -109,7 +110,10 @@ class Fetcher:
         return tier
 
     async def bring(self, chunk: Chunk, spans: Spans) -> tuple[str, Place]:
-        """The tier that a chunk came from, and where it lies now. Raises as `fetch`."""
+        """Bring a chunk here. Returns the tier that it came from, and where it is now.
+
+        Raises as `fetch`.
+        """
         async with self._turns:
             place = self._memory.find(chunk.digest)
             if place and all(name_span(*span) in place.sums for span in spans):
@@ -126,7 +130,10 @@ class Fetcher:
             raise Broken(problem)
 
     async def find_manifest(self, commit: Commit) -> tuple[Manifest, bytes]:
-        """The manifest, and the document as it was committed. Raises `Broken` and `StoreError` as `fetch`."""
+        """The manifest, and the document as it was committed.
+
+        Raises `Broken` and `StoreError` as `fetch`.
+        """
         chunk = Chunk(digest=commit.digest, key=commit.manifest, bytes=LIMIT_BYTES)
         problem = f"{commit.manifest} is gone"
         async for tier in self._list_tiers(commit.digest):
@@ -140,7 +147,9 @@ class Fetcher:
         raise Broken(problem)
 
     async def _list_tiers(self, digest: str) -> AsyncIterator[Tier]:
-        """Those to be asked for a chunk. The nearer ones are asked what they hold once memory lacks one."""
+        """The tiers to ask for a chunk. The nearer ones are asked what they hold only once this
+        pod's memory lacks a chunk.
+        """
         yield self._memory
         async with self._asking:
             if self._listed is None:
@@ -168,7 +177,11 @@ def choose_chunks(manifest: Manifest) -> list[Chunk]:
 
 
 def list_spans(manifest: Manifest, objects: Collection[str] = ()) -> dict[str, Spans]:
-    """Digest → where the pieces of tensors lie in the chunk. `objects`: only those of these tracked objects."""
+    """Digest → where the pieces of tensors are in the chunk.
+
+    Args:
+        objects: only pieces of these tracked objects; empty: of all.
+    """
     found: dict[str, set[tuple[int, int]]] = {}
     for tensor in manifest.tensors:
         if objects and tensor.name.partition("/")[0] not in objects:
@@ -180,7 +193,7 @@ def list_spans(manifest: Manifest, objects: Collection[str] = ()) -> dict[str, S
 
 
 async def fetch_verified(store: ObjectStore, chunk: Chunk) -> bytes:
-    """For work that no step waits for.
+    """Read a chunk from the store and verify it, for work that no step waits for.
 
     Raises:
         Broken: the chunk is missing or does not match its digest.

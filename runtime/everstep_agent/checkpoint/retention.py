@@ -1,7 +1,7 @@
-"""Which checkpoints were read back, and retiring old ones: the `retire` entry first, then the
-deletion.
+"""Records which checkpoints were read back, and retires old ones: first the `retire` entry, then
+the deletion.
 
-Only a checkpoint that was read back and found complete counts as good; the rules are in
+Only a checkpoint that was read back and found complete counts as good. The rules are in
 `retention_rules`.
 """
 
@@ -33,14 +33,16 @@ Read = Callable[[Commit, Mapping[int, Chunk]], Awaitable[None]]
 
 @dataclass(slots=True)
 class Checked:
-    """What was read back for this coordinator so far."""
+    """What was read back for this coordinator."""
 
     good: dict[str, Manifest] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
-    """Manifest key → why."""
+    """Manifest key → why it is not complete."""
     chunks: set[str] = field(default_factory=set)
     pinned: dict[str, Manifest] = field(default_factory=dict)
-    """Of pinned checkpoints, which stay for long: read once, whether they are complete or not."""
+    """Manifests of pinned checkpoints, complete or not. These checkpoints stay for long, so each
+    manifest is read only once.
+    """
 
 
 class Retention:
@@ -70,10 +72,11 @@ class Retention:
         return dict(self._checked.broken)
 
     async def check(self, commit: Commit, read: Read) -> str:
-        """Has a checkpoint read back, manifest and chunks. Returns why it is not complete, or an
-        empty string.
+        """Have a checkpoint read back, manifest and chunks. Returns why it is not complete; empty:
+        it is.
 
-        Chunks that an earlier check has read are not read again: a key is written only once.
+        Chunks that an earlier check has read are not read again, because a key is written only
+        once.
         """
         try:
             manifest = await fetch_manifest(self._store, commit)
@@ -88,8 +91,8 @@ class Retention:
         return ""
 
     async def retire(self, token: str) -> Retire | None:
-        """Retires what `choose_retired` names: appends the entry, then deletes. None: nothing to
-        retire, or another claim is newer.
+        """Retire what `choose_retired` names: append the entry, then delete. None: there is nothing
+        to retire, or another claim is newer.
         """
         newest = self._log.newest_claim
         if newest is None or newest.token != token:
@@ -118,8 +121,8 @@ class Retention:
         return entry
 
     async def _kept(self, chosen: Collection[Commit]) -> list[Manifest] | None:
-        """None: one of them cannot be read, so the chunks that it needs are unknown and nothing may
-        be deleted.
+        """The manifests that stay. None: one of them cannot be read, so the chunks that it needs
+        are unknown, and nothing may be deleted.
         """
         staying = self._staying(chosen)
         found = [(c, await self._manifest(c)) for c in staying]
@@ -143,7 +146,7 @@ class Retention:
         return found
 
     async def delete(self, entry: Retire) -> None:
-        """Deletes what a `retire` entry names. Idempotent; any agent may do it at any time. Places
+        """Delete what a `retire` entry names. Idempotent: any agent may do it at any time. Entries
         of the log are never deleted, whatever the entry names.
         """
         for key in entry.manifests:
@@ -159,12 +162,12 @@ class Retention:
             await self._store.delete(key)
 
     async def sweep(self, newest: int = 3) -> None:
-        """Completes deletions that a former coordinator may not have finished."""
+        """Complete deletions that a former coordinator may not have finished."""
         for entry in self._log.index.retires[-newest:]:
             await self.delete(entry)
 
     async def collect(self, token: str) -> Retire | None:
-        """Retires leftovers of saves that were never committed."""
+        """Retire leftovers of saves that were never committed."""
         newest = self._log.index.newest_resumable
         claim = self._log.newest_claim
         kept = await self._kept(())

@@ -1,7 +1,7 @@
 """Which checkpoints are kept, and what may be deleted. Pure.
 
-The invariant: the newest good checkpoint is never retired, nor anything newer, nor one that is pinned;
-and nothing that is kept names a retired object. A checkpoint is pinned by its own commit only, so no
+The invariant: the newest good checkpoint, any newer one and any pinned one are never retired, and
+nothing that is kept names a retired object. A checkpoint is pinned only by its own commit, so no
 retire can be decided between the two.
 """
 
@@ -28,7 +28,7 @@ def choose_retired(log: LogIndex, good: Collection[str], keep: int) -> list[Comm
     one, except those that are pinned.
 
     Args:
-        good: keys of manifests that were read back and found whole.
+        good: keys of manifests of checkpoints that were read back and found complete.
         keep: how many good ones stay, at least 1.
     """
     if keep < 1:
@@ -46,8 +46,8 @@ def build_retire(
     given_up: Iterable[tuple[Commit, Manifest | None]],
     kept: Iterable[Manifest],
 ) -> Retire:
-    """The entry for these; a chunk that a kept manifest names is not included. None: a manifest
-    that cannot be read.
+    """The entry that retires `given_up`, without chunks that a kept manifest names. A manifest is
+    None if it cannot be read.
     """
     stays = {c.key for m in kept for c in m.chunks}
     pairs = list(given_up)
@@ -63,11 +63,12 @@ def build_retire(
 def choose_garbage(
     keys: Iterable[str], named: Collection[str], log: LogIndex, step: int
 ) -> Garbage:
-    """Of these keys those that nothing names and nothing will: a save of a step that is not after
-    the newest commit's can no longer be committed. A listing that lags behind only misses some.
+    """Those of `keys` that nothing names, now or later. A save can no longer be committed unless
+    its step is after the newest commit's. If the listing is stale, only some garbage is missed.
 
     Args:
         named: chunks of the manifests that stay.
+        step: the step of the newest commit.
     """
     loose = (
         k for k in keys if k not in named and not log.is_committed(k) and not log.is_retired(k)

@@ -1,6 +1,6 @@
-"""Where a checkpoint's chunks may lie, the nearest place first: this pod's memory, a disk of its node, other pods'
-memory, the store. Each chunk is verified by its digest, wherever it comes from; so a tier may be wrong, but cannot do
-harm.
+"""Where a checkpoint's chunks may be, the nearest place first: this pod's memory, a disk of its
+node, other pods' memory, the store. Each chunk is verified by its digest, wherever it comes from,
+so a tier with wrong content does no harm.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ class Tier(Protocol):
         """For the log."""
 
     async def get(self, chunk: Chunk) -> bytes | None:
-        """Its bytes, not verified yet; None: this tier does not hold it.
+        """The chunk's bytes, not verified yet; None: this tier does not hold it.
 
         Raises:
             Broken: this tier is the last that could have held it, and what it has is unusable.
@@ -34,22 +34,23 @@ class Tier(Protocol):
         """Hold a chunk, completely or not at all.
 
         Raises:
-            OSError, StoreError: it is not held: there is no room, the tier is read-only or cannot be reached.
+            OSError, StoreError: it is not held, because there is no room, or the tier is read-only
+                or cannot be reached.
         """
 
 
 class NearTier(Tier, Protocol):
-    """A tier that has no room for everything: it holds what its owners say that they need (`keeping`). From the store
-    only the run log's retention deletes.
+    """A tier that has no room for everything. It holds what its owners say that they need
+    (`keeping`). From the store, chunks are deleted only by the run log's retention.
     """
 
     async def list(self) -> Collection[str]:
-        """Digests of what it holds. Raises OSError if it cannot tell."""
+        """The digests of the chunks that it holds. Raises OSError if it cannot tell."""
 
     async def keep(self, owner: str, saves: Sequence[Save], since: int) -> None:
-        """`owner` needs these saves, too; comes before the `put` of their chunks. Saves older than step `since`, the
-        newest commit, are needed by nobody. What nobody needs is deleted.
+        """`owner` needs these saves, too. To be called before the `put` of their chunks.
 
+        Nobody needs saves older than step `since`, the newest commit. What nobody needs is deleted.
         Raises OSError.
         """
 
@@ -77,10 +78,10 @@ class StoreTier:
         await self._store.put(chunk.key, body)
 
     async def check(self, chunk: Chunk) -> None:
-        """Read it, and hold nothing of it.
+        """Verify a chunk in the store, without keeping it in memory.
 
         Raises:
-            Broken: it is gone, or does not match its digest.
+            Broken: the chunk is gone, or does not match its digest.
         """
         try:
             count, found = await self._store.hash(chunk.key, partial(digest.begin, chunk.digest))
@@ -93,7 +94,7 @@ class StoreTier:
 
 
 def find_problem(chunk: Chunk, body: bytes | None) -> str:
-    """Why `body` is not that chunk; empty: it is."""
+    """Why `body` is not this chunk; empty: it is."""
     if body is None:
         return f"{chunk.key} is gone"
     found = digest.begin(chunk.digest)

@@ -1,8 +1,9 @@
-"""Saves that were staged, and whose upload was not finished when their agent ended.
+"""Saves that were staged, but whose upload was not finished when their agent ended.
 
-A file beside the staged one says what was to be uploaded, so that the agent's successor can do it. It is copied to the
-other tiers as a chunk of the save, so that any pod that finds all chunks can do it, too. Whether such a save is
-committed is decided by the coordinator (`coordinator/unfinished.py`).
+A record next to the staged file says what was to be uploaded, so that the agent's successor can do
+it. The record is copied to the other tiers as a chunk of the save, so that any pod that finds all
+chunks can do it, too. The coordinator decides whether such a save is committed
+(`coordinator/unfinished.py`).
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from everstep_contract.manifest import Chunk
 from everstep_contract.places import Place
 
 NAME = ".unsent"
-"""What its name has more than that of the staged file."""
+"""A record's name is the name of the staged file, followed by this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class Unsent:
     bytes: int = 0
     """Size of the staged file."""
     chunks: tuple[str, ...] = ()
-    """Digests of its chunks, in the order in which they lie there."""
+    """Digests of its chunks, in the order of the file."""
 
     @property
     def key(self) -> tuple[int, int, int, bool]:
@@ -45,14 +46,14 @@ def unsent_of(file: Path) -> Path:
 
 
 def write_unsent(unsent: Unsent) -> dict[str, Place]:
-    """The digest of what was written, and where it lies. Raises OSError."""
+    """Write the record. Returns its digest, and where it is. Raises OSError."""
     path, body = unsent_of(Path(unsent.staged.path)), codec.dumps(unsent)
     replace_file(path, body)
     return {digest.compute(body): Place(path=str(path), start=0, bytes=len(body))}
 
 
 def read_unsent(staging: Path) -> tuple[Unsent, ...]:
-    """What a predecessor left in this folder."""
+    """The saves that the agent's predecessor left in this folder."""
     found = []
     for path in sorted(staging.glob(f"*{NAME}")):
         file = path.with_name(path.name.removesuffix(NAME))
@@ -65,7 +66,10 @@ def read_unsent(staging: Path) -> tuple[Unsent, ...]:
 
 
 def read_copied(tier: FolderTier) -> tuple[Unsent, ...]:
-    """What pods have copied there completely; it has no staged file yet. Raises OSError."""
+    """The saves that pods have copied completely to this tier. They have no staged file yet.
+
+    Raises OSError.
+    """
     there = tier.list_now()
     saves = [save for note in tier.read_notes().values() for save in note.saves]
     records = (c for save in saves for c in save.chunks if c.digest in save.unsent)
@@ -84,7 +88,7 @@ def _read_record(tier: FolderTier, record: Chunk) -> Unsent | None:
 
 
 def rebuild(unsent: Unsent, tier: FolderTier, path: Path) -> Unsent:
-    """With a staged file at `path`, which is made of the chunks in `tier`.
+    """Rebuild the staged file at `path` from the chunks in `tier`. Returns the save with this file.
 
     Raises:
         BadStaging: the chunks are not what was staged.

@@ -1,7 +1,8 @@
-"""A clock that stands still while this process does.
+"""A clock that does not advance while this process is stopped.
 
-Who was stopped (a paused virtual machine, a suspended laptop, a machine without a free core) has heard
-nobody meanwhile. Its first look at the others' reports would take all of them for silent.
+A process that was stopped (a paused virtual machine, a suspended laptop, a machine without a free
+core) has received no reports in that time. Without this clock, its first look at the reports would
+take all other agents for silent.
 """
 
 import asyncio
@@ -10,11 +11,11 @@ from collections.abc import Callable
 
 LOOK_SECONDS = 0.5
 STOPPED_SECONDS = 2.0
-"""A longer time between two looks counts as this much."""
+"""A longer time between two reads of the clock counts as this much."""
 
 
 class AwakeClock:
-    """Call it for the time in seconds, as of `time.monotonic` less the time that does not count."""
+    """Calling it returns `time.monotonic` minus the time that does not count, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -28,7 +29,7 @@ class AwakeClock:
         return now - self._left_out
 
     async def run(self) -> None:
-        """Looks again and again, so that only a stop leaves a long time between two looks."""
+        """Read the clock regularly, so that only a stop leaves a long time between two reads."""
         while True:
             self()
             await asyncio.sleep(LOOK_SECONDS)

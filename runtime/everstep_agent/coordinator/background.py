@@ -1,4 +1,4 @@
-"""Background work: nothing in the training waits for it."""
+"""Background work: training never waits for it."""
 
 import asyncio
 from collections.abc import Awaitable

@@ -1,9 +1,9 @@
 """Armed boundaries: how all ranks do something at the same step without a message that could get
 lost. Pure.
 
-A boundary counts once every member's agent has acknowledged it while its worker's step was below
-it. If a worker is already past it, the coordinator raises it, each time by more: steps may be
-shorter than the latency of a report.
+A boundary takes effect once every member's agent has acknowledged it while its workers' steps were
+below it. If a worker is already past the boundary, the coordinator raises it, each time by more,
+because steps may be shorter than the latency of a report.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -23,7 +23,7 @@ def arm(
     near: bool = False,
     margin: int = 1,
 ) -> Boundary:
-    """The first boundary, `margin` steps ahead of the furthest worker."""
+    """A new boundary, `margin` steps ahead of the furthest worker."""
     return Boundary(step=max(steps, default=0) + margin, stay=stay, hold=hold, near=near)
 
 
@@ -48,8 +48,8 @@ def advance(
 
 
 def is_held_at(boundary: Boundary | None, standing: Standing | None) -> bool:
-    """Whether a rank is held because newcomers join, and not because it has failed to complete the step
-    that ends there.
+    """Whether a rank holds because newcomers join at this boundary, and not because it has failed
+    to complete the step that ends there.
     """
     if boundary is None or standing is None:
         return False
@@ -58,7 +58,7 @@ def is_held_at(boundary: Boundary | None, standing: Standing | None) -> bool:
 
 def is_save_due(seconds: int, *, since_last: float, busy: bool) -> bool:
     """Whether a save at an interval in seconds is due now. Intervals in steps need no coordinator:
-    ranks compute them.
+    the ranks compute them.
     """
     return seconds > 0 and not busy and since_last >= seconds
 
@@ -76,11 +76,13 @@ def why_stay(
 ) -> str:
     """Why the epoch should end at a boundary: Stop, Leave, Shrink, Grow, or empty.
 
-    The coordinator's own slot counts even if it is no member: where all restart, an epoch ends with
-    its coordinator, so that it, too, leaves only at a boundary. A growth by restart costs all ranks. A job that lost
-    several slots to one fault therefore waits for all of them before it grows: at most `gang`
-    seconds, of which `waited` have passed since the first was ready. `returning`: workers wait to
-    replace the lost ranks of members in place, which restarts nobody.
+    The coordinator's own slot counts even if it is no member: if all ranks restart, an epoch ends
+    with its coordinator, so the coordinator, too, leaves only at a boundary.
+
+    Growing by a restart interrupts all ranks. A job that lost several slots to one fault therefore
+    waits for all of them before it grows: at most `gang` seconds, of which `waited` have passed
+    since the first slot was ready. `returning`: workers are ready to replace members' lost ranks in
+    place, which restarts nobody.
     """
     if wanted.stop is not levels.Stop.NONE:
         return "Stop"
@@ -94,7 +96,9 @@ def why_stay(
 
 
 def _is_surplus(leaving: Collection[int], members: Sequence[EpochMember], want: int) -> bool:
-    """Whether the job is to be as large without these slots. With spares, a slot's number does not tell."""
+    """Whether enough members remain without these slots. A slot's number does not show that if
+    there are spares.
+    """
     inside = {m.slot for m in members}
     return bool(inside & {*leaving}) and len(inside - {*leaving}) >= want
 
@@ -105,7 +109,7 @@ def is_resize(
     reports: Iterable[AgentReport],
     lost: Collection[Id] = (),
 ) -> bool:
-    """Whether members leave only because fewer are wanted: nothing is lost that could be waited for.
+    """Whether members leave only because fewer are wanted, so that there is no loss to wait for.
 
     Args:
         lost: members whose pods are lost.
@@ -120,8 +124,8 @@ def is_resize(
 def why_renew(wanted: levels.Wanted, epoch: EpochLevel) -> str:
     """Why the epoch should be followed by one with the same members: Edit, or empty.
 
-    Settings that all members must share cannot change within an epoch: ranks would save at
-    different steps, or stop at different losses.
+    Settings that all members must share cannot change within an epoch: otherwise ranks would save
+    at different steps, or stop at different losses.
     """
     edited = (
         (wanted.save_every_steps, epoch.save_every_steps),

@@ -1,5 +1,5 @@
 """Appends the claims of an epoch that stepped first (rule 3), in the background. A successor of the
-coordinator appends the very same entries: they are part of the epoch's level.
+coordinator appends the same entries, because they are part of the epoch's level.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from everstep_contract.log import Claim
 
 
 def start(term: Term) -> None:
-    """Claims what the running epoch has not claimed yet, unless that is under way."""
+    """Start appending the claims that the running epoch still lacks, unless this is under way."""
     if _find_oldest(term) is not None and (term.claiming is None or term.claiming.done()):
         term.claiming = term.background.start(_claim_all(term))
 
 
 async def settle(term: Term) -> None:
-    """Returns when nothing is left to claim: any other claim comes after these."""
+    """Wait until no claim is missing: any other claim must come after these."""
     while _find_oldest(term) is not None:
         start(term)
         assert term.claiming is not None
@@ -42,7 +42,7 @@ async def _claim_all(term: Term) -> None:
             append = partial(term.run_log.append, claim, after=len(index))
             outcome = await term.persist(append)
             if isinstance(outcome, Lost):
-                continue  # it has read what was written meanwhile, and decides anew
+                continue  # `append` has read what was written meanwhile: decide again
         _note(term, claim)
 
 
@@ -61,7 +61,7 @@ def _note(term: Term, claim: Claim) -> None:
 
 
 async def _refuse(term: Term, claim: Claim, why: str) -> None:
-    """Another claim stands, so nothing of this epoch can be committed: it is over."""
+    """Another claim is in the log, so nothing of this epoch can be committed: the epoch is over."""
     term.line.say("claim_refused", epoch=claim.epoch, message=why)
     await fence.check_fence(term)
     if not term.ended:

@@ -1,11 +1,11 @@
-"""Reads the next place of the log to see whether the run is still this job's (rule 5)."""
+"""Reads the next place of the log to check whether the run still belongs to this job (rule 5)."""
 
 from everstep_agent.coordinator.term import Term
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract import report
 
 FENCE_SECONDS = 10.0
-"""How often the next place of the log is read; rule 5 allows 30."""
+"""How often the next place of the log is read; rule 5 allows 30 s."""
 
 
 async def check_fence(term: Term) -> None:

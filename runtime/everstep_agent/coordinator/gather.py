@@ -41,9 +41,9 @@ class Round:
 
 
 async def gather(term: Term, cause: str) -> EpochLevel | None:
-    """The next epoch, claimed. None: the job ends, this pod no longer belongs to the job, or
-    workers of an epoch that this coordinator did not know of are alive; `term` then holds that
-    epoch.
+    """Gather members and claim the next epoch. Returns None if the job ends, if this pod no longer
+    belongs to the job, or if workers of an epoch that this coordinator did not know of are alive;
+    in the last case `term` then holds that epoch.
     """
     number = rounds.next_number(log_epoch(term), term.reports.all(), term.state.burnt)
     turn = Round(number=number, opened=term.now(), numbered_at=term.now())
@@ -117,8 +117,9 @@ def _renew(term: Term, turn: Round) -> None:
 
 
 def _adopt(term: Term) -> bool:
-    """Adopts an epoch that this coordinator did not know of, or that a claim left, if workers of it
-    are alive: their state may exist nowhere else, so it is recovered first.
+    """Adopts an epoch whose workers are alive although this coordinator did not know of it, or
+    although a newer claim continues it. Their state may exist nowhere else, so it is recovered
+    first.
     """
     held = rounds.find_unheard(term.recent(), term.epoch, term.run_log.newest_claim)
     if held is None:
@@ -130,14 +131,14 @@ def _adopt(term: Term) -> bool:
 
 
 def log_epoch(term: Term) -> int:
-    """The highest number of an epoch in the log, or of the running one, which may step first."""
+    """The highest epoch number in the log, or the running epoch's, which may step before its claim."""
     running = term.epoch.number if term.epoch is not None else 0
     return max(running, term.run_log.index.next_epoch - 1)
 
 
 def _ends_here(term: Term, turn: Round) -> bool:
-    """Ends that need no epoch: a failure that an agent found by itself, or a stop when no member
-    can hold unsaved state.
+    """End the job where this needs no epoch: after a failure that an agent found by itself, or on a
+    stop when no member can hold unsaved state.
     """
     unheard = term.list_unheard()
     spoken = rounds.list_reported(unheard, term.reports.all())
@@ -181,7 +182,7 @@ async def _claim(
 
 
 def _judge(term: Term, number: int, start: rounds.Start, cause: str) -> log.Claim | rounds.Wait:
-    """The claim, if the log as just read allows it."""
+    """The claim, if the log as read just now allows it."""
     chain = runlog_rules.chain_of(term.run_log.claims, term.newest_commit())
     return judge_claim(term, term.run_log.claims, number, start.members, chain, cause)
 
@@ -196,8 +197,8 @@ def judge_claim(
     *,
     token: str = "",
 ) -> log.Claim | rounds.Wait:
-    """The claim of an epoch of these members, if `claims` allow it: those of the log as read, and
-    those that are to be appended before this one.
+    """The claim of an epoch of these members, if `claims` allow it. `claims`: those in the log as
+    read, and those that are to be appended before this one.
     """
     newest = claims[-1] if claims else None
     ids = tuple(i for m in members for i in m.ids())

@@ -1,7 +1,9 @@
-"""Which ranks are cut out because they have exceeded the limit that they learnt from their own steps. Pure.
+"""Which ranks are cut out because they have exceeded the limit that they have learnt from their own
+steps. Pure.
 
-An agent knows that a rank makes no progress; only here it is known that the others wait for it. If most ranks make
-none, or some still compute, nobody is cut out: they may all do something slow.
+An agent knows that a rank makes no progress; only the coordinator knows whether the others wait for
+it. If most ranks make no progress, or some still compute, nobody is cut out: they may all do
+something slow.
 """
 
 from collections.abc import Iterable
@@ -12,14 +14,14 @@ from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
 from everstep_agent.peers.epoch_level import EpochLevel, Hung, Stage
 
 LEAST_SECONDS = 0.3
-"""No wait: no rank learns a shorter limit."""
+"""The shortest limit that a rank learns."""
 CALM_SECONDS = 600.0
-"""No wait: after so long without such a cut the limits are the learnt ones again."""
+"""After this long without such a cut, the learnt limits apply again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Each cut by a learnt limit may have been wrong: it doubles the limits of all ranks."""
+    """A cut by a learnt limit may have been wrong, so each one doubles the limits of all ranks."""
 
     cut_at: tuple[float, ...] = ()
 
@@ -37,16 +39,18 @@ class _Rank:
     unit: int
     worker: WorkerReport
     age: float
-    """Of its report, in seconds."""
+    """Age of its report, in seconds."""
 
 
 def list_hung(
     epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]], factor: float
 ) -> tuple[Hung, ...]:
-    """Where all others wait for them. The ranks of a unit wait for each other in collectives that look like computing,
-    so one that stops takes the others beyond their limits: if it is known to be stopped, only that one is named, and
-    the others of its unit count as waiting. So does one whose node falls silent: as long as that may be so, nobody of
-    the unit is named.
+    """The ranks that are beyond their limits while all others wait for them.
+
+    The ranks of a unit wait for each other in collectives that look like computing, so a rank that
+    stops takes the others of its unit beyond their limits, too. If it is known which rank is
+    stopped, only that one is named, and the others of its unit count as waiting. A rank whose node
+    falls silent has the same effect: as long as that may be the case, no rank of its unit is named.
 
     Args:
         reports: with their age in seconds.
@@ -69,7 +73,7 @@ def list_hung(
 
 
 def _list_ranks(epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]]) -> list[_Rank]:
-    """Those that live."""
+    """The ranks that are alive."""
     known = list(reports)
     ages = {r.id: age for r, age in known}
     return [
@@ -81,8 +85,8 @@ def _list_ranks(epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]])
 
 
 def _is_heard(mate: _Rank, hung: _Rank, factor: float) -> bool:
-    """Whether the agent of a mate in its unit has spoken since `hung` exceeded its limit: by its own word, or because
-    it found the mate beyond its own limit, too.
+    """Whether the agent of `mate`, a rank of the same unit, has reported since `hung` exceeded its
+    limit, or has itself found `mate` beyond its limit, too.
     """
     since = (hung.worker.overdue - factor) * LEAST_SECONDS
     return mate.slot == hung.slot or mate.worker.overdue >= factor or mate.age < since

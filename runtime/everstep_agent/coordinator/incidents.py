@@ -45,7 +45,7 @@ class Incident:
         return began.mark("detect", now)
 
     def begin(self, since: float) -> "Incident":
-        """Moves the beginning before `detect`, if it is found to be earlier."""
+        """Extends the phase `detect` if the incident is found to have begun earlier."""
         first, *rest = self.level.phases or (levels.Phase(name="detect", ms=0),)
         missed = round((self.since - since) * 1000) - sum(p.ms for p in (first, *rest))
         if missed <= 0 or first.name != "detect":
@@ -69,12 +69,12 @@ class Incident:
         return replace(self, level=replace(level, slots=tuple(dict.fromkeys((*known, *slots)))))
 
     def resumes(self, step: int, lost: int) -> "Incident":
-        """`lost` more steps must be repeated, from `step`."""
+        """Notes that `lost` more steps must be repeated, from `step`."""
         level = replace(self.level, step=step, steps_lost=self.level.steps_lost + lost)
         return replace(self, level=level, resume=step)
 
     def finds(self, step: int) -> "Incident":
-        """A later save than the one that it resumes from: fewer steps are repeated."""
+        """Notes a later save than the one to resume from: fewer steps are repeated."""
         gained = min(self.level.steps_lost, max(0, step - self.level.step))
         return self.resumes(step, -gained) if gained else self
 
@@ -105,7 +105,7 @@ class Incidents:
         return self._with(self.current and self.current.mark(phase, now))
 
     def take_rung(self, rung: str) -> "Incidents":
-        """By which rung of the recovery ladder the open incident was recovered."""
+        """Notes by which rung the open incident was recovered."""
         current = self.current
         return self._with(current and replace(current, level=replace(current.level, rung=rung)))
 
@@ -139,7 +139,7 @@ class Incidents:
 
     @property
     def resumed(self) -> bool:
-        """The next epoch runs; only its first step is missing."""
+        """Whether the next epoch runs and only its first step is missing."""
         phases = self.current.level.phases if self.current else ()
         return any(p.name == "restart" for p in phases)
 

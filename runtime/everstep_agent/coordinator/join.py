@@ -1,6 +1,7 @@
-"""Newcomers join a running epoch: its members hold from a boundary on, the newcomers take their state, the
-next epoch is claimed with those that hold it. The members go on without one that is lost, or whose
-transfer stands still. Members that are asked to leave end there, too.
+"""Newcomers join a running epoch: its members hold at a boundary, the newcomers copy their state,
+and the next epoch is claimed with the newcomers that hold it. The members continue without a
+newcomer that is lost or whose transfer makes no progress. Members that are asked to leave end at
+the same boundary.
 """
 
 import asyncio
@@ -22,15 +23,16 @@ from everstep_agent.peers.places import with_newcomers
 from everstep_contract import levels
 
 JOIN_SECONDS = 10.0
-"""Limit for the members to be promised to the next epoch; then the boundary is tried again."""
+"""Limit for the members to join the next epoch; then the boundary is tried again."""
 
 
 async def admit(term: Term, leaving: tuple[Id, ...] = ()) -> None:
-    """All members hold at the boundary. Returns when the next epoch is published, or when a member
-    is lost (the caller finds the break).
+    """Let newcomers join while all members hold at the boundary. Returns when the next epoch is
+    published, or when a member is lost (the caller finds the break).
 
     Args:
-        leaving: members that leave there; what they hold is committed, or others hold it, too.
+        leaving: members that leave at this boundary; their state is committed, or others hold it,
+            too.
     """
     epoch = term.running
     term.mark("boundary")
@@ -47,7 +49,7 @@ async def admit(term: Term, leaving: tuple[Id, ...] = ()) -> None:
 
 
 async def _let_leave(term: Term, leaving: tuple[Id, ...]) -> None:
-    """Until their workers have ended: only then may a claim leave them out."""
+    """Wait until the leaving members' workers have ended: only then may a claim leave them out."""
     if not leaving or _is_broken(term):
         return
     term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
@@ -64,7 +66,7 @@ def _have_left(term: Term) -> bool:
 
 
 async def _wait_taken(term: Term, leaving: Collection[Id]) -> tuple[EpochMember, ...]:
-    """The newcomers that hold the state, once nobody else is about to."""
+    """Wait for the transfers. Returns the newcomers that hold the state once no more are expected."""
     joining, boundary = term.running.joining, term.running.boundary
     assert boundary is not None
     progress: dict[Id, transfer_rules.Progress] = {}
@@ -86,13 +88,13 @@ async def _wait_taken(term: Term, leaving: Collection[Id]) -> tuple[EpochMember,
 def _list_failing_mates(
     epoch: EpochLevel, rest: Sequence[EpochMember], failed: Mapping[Id, str]
 ) -> dict[Id, str]:
-    """A unit joins whole or not at all."""
+    """The newcomers whose unit has a pod that cannot join: a unit joins whole or not at all."""
     mates = join_rules.list_mates(epoch, failed)
     return {m.id: "another pod of its unit cannot join" for m in rest if m.id in mates - {*failed}}
 
 
 def _is_called_away(term: Term, leaving: Collection[Id]) -> bool:
-    """The job is to stop, or another member has to leave: nobody waits for newcomers any longer."""
+    """Whether to stop waiting for newcomers: the job is to stop, or another member has to leave."""
     asked = {*boundary_turn.list_leaving(term)} - {*leaving}
     return bool(asked) or term.wanted.stop is not levels.Stop.NONE
 
@@ -104,13 +106,13 @@ def _say_not_joined(term: Term, rest: Sequence[EpochMember], failed: Mapping[Id,
 
 
 async def _wait_joined(term: Term) -> None:
-    """Until all members are promised to the next epoch, whoever else is in it."""
+    """Wait until all members that stay have joined the next epoch, whoever else is in it."""
     while not (join_rules.have_joined(term.running, term.recent()) or _is_broken(term)):
         await term.tick()
 
 
 def _is_broken(term: Term) -> bool:
-    """A member is lost that was not to leave."""
+    """Whether a member is lost that was not asked to leave."""
     epoch = term.running
     found = list_breaks(
         epoch,

@@ -1,9 +1,9 @@
 """Which workers join a running epoch in place, and the epoch that follows. Pure.
 
-They are those of another pod, or they replace the ranks that a member has lost. They get ready beside
-the running epoch, so nobody waits for their start. Then all members hold from one boundary on, until
-each newcomer has taken the state of one of them: they compute their share of the next step, and do not
-reduce it. Where ranks form units, whole units join: the processes of one get ready together.
+They are workers of another pod, or they replace the ranks that a member has lost. They get ready
+while the epoch runs, so nobody waits for their start. Then all members hold at one boundary until
+each newcomer has copied the state of one of them: they compute their share of the next step, but do
+not reduce it. If ranks form units, whole units join: the processes of a unit get ready together.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,8 +32,8 @@ def can_join(epoch: EpochLevel, reports: Iterable[AgentReport]) -> bool:
 
 
 def list_ready(epoch: EpochLevel, reports: Iterable[AgentReport]) -> list[AgentReport]:
-    """The pods that could join, and the members that could replace their lost ranks: a worker waits
-    for each rank that is not in the epoch, or was invited already.
+    """The pods that could join, and the members that could replace their lost ranks: for each rank
+    that is not in the epoch, a worker is ready, or is already invited.
     """
     inside = {m.slot: m for m in epoch.members}
     found = []
@@ -46,7 +46,7 @@ def list_ready(epoch: EpochLevel, reports: Iterable[AgentReport]) -> list[AgentR
 
 
 def list_others(epoch: EpochLevel, ready: Iterable[AgentReport]) -> list[AgentReport]:
-    """Those of `ready` that are no members."""
+    """The pods in `ready` that are no members."""
     return [r for r in ready if epoch.member(*r.id) is None]
 
 
@@ -78,13 +78,13 @@ Block = tuple[EpochMember, ...]
 def list_blocks(
     epoch: EpochLevel, ready: Sequence[AgentReport], coming: Collection[int] = ()
 ) -> list[Block]:
-    """The pods of `ready` that are no members, in whole units, lowest slot first.
+    """The pods in `ready` that are no members, in whole units, lowest slot first.
 
-    The processes of a unit that was invited form groups of their own. So it stays as it is; if one of them has ended,
-    its others are invited again only once they have been replaced, too.
+    The processes of an invited unit form groups of their own, so the unit stays as it is. If one of
+    its processes has ended, the others are invited again only after they, too, have been replaced.
 
     Args:
-        coming: slots whose pods get ready soon.
+        coming: slots whose pods will be ready soon.
     """
     together, others = epoch.slots_together, {r.id: r for r in list_others(epoch, ready)}
     kept = [
@@ -128,7 +128,7 @@ def are_held(epoch: EpochLevel, workers: Sequence[WorkerReport]) -> bool:
 
 
 def list_standings(epoch: EpochLevel, reports: Iterable[AgentReport]) -> dict[int, Standing]:
-    """By rank of `epoch`."""
+    """The members' standings, by rank of `epoch`."""
     return {
         member.ranks[worker.local]: worker.standing
         for member, report in list_inside(epoch, reports)
@@ -144,7 +144,9 @@ def list_staying(epoch: EpochLevel) -> tuple[EpochMember, ...]:
 def choose_joining(
     epoch: EpochLevel, taken: Sequence[EpochMember], want: int
 ) -> tuple[EpochMember, ...]:
-    """Those of `taken` for whom there is room, in whole units: a member that was to leave may stay after all."""
+    """The newcomers in `taken` for which there is room, in whole units: a member that was to leave
+    may stay after all.
+    """
     returning = [m for m in taken if epoch.member(*m.id) is not None]
     apart = list_mates(epoch, {m.id for m in epoch.joining if m not in taken})
     whole = [m for m in taken if m not in returning and m.id not in apart]
@@ -153,13 +155,13 @@ def choose_joining(
 
 
 def have_joined(epoch: EpochLevel, reports: Iterable[AgentReport]) -> bool:
-    """Whether all members that stay are promised to the epoch that continues theirs."""
+    """Whether all members that stay have joined the epoch that continues theirs."""
     joined = {r.id for r in reports if has_joined(epoch, r)}
     return all(m.id in joined for m in list_staying(epoch))
 
 
 def have_left(epoch: EpochLevel, reports: Iterable[AgentReport], lost: Collection[Id] = ()) -> bool:
-    """Whether the workers of all that leave have ended.
+    """Whether the workers of all leaving members have ended.
 
     Args:
         lost: members whose pods are lost.
@@ -181,8 +183,9 @@ def continue_epoch(
     number: int,
     token: str,
 ) -> EpochLevel:
-    """The members of `epoch` that stay, and the newcomers, who all hold the same state at one boundary. What
-    members have begun since they keep; what those had begun that leave is shared out.
+    """The next epoch: the members of `epoch` that stay, and the newcomers, who all hold the same
+    state at one boundary. Members keep the micro-batches that they have begun since; those that
+    leaving members had begun are shared out.
 
     Args:
         standings: of all members that stay, by rank of `epoch`.
@@ -226,20 +229,20 @@ def _list_former(
 
 
 def _waits(report: AgentReport, member: EpochMember | None) -> bool:
-    """Whether a worker waits for each rank that this pod does not have in the epoch."""
+    """Whether a worker is ready for each rank that this pod does not have in the epoch."""
     lives = member.lives if member is not None else (0,) * len(report.fresh)
     return bool(report.fresh) and [not f for f in report.fresh] == [bool(n) for n in lives]
 
 
 def _choose_lives(report: AgentReport, joining: Sequence[EpochMember]) -> tuple[int, ...]:
-    """The workers that are meant; empty: they cannot join in place."""
+    """The lives of the workers to invite; empty: they cannot join in place."""
     if is_invited(report, joining):
         return next(m.lives for m in joining if m.id == report.id)
     return report.fresh if report.in_place else ()
 
 
 def is_invited(report: AgentReport, joining: Sequence[EpochMember]) -> bool:
-    """Invited, and the workers that were meant have not ended since."""
+    """Whether this pod is invited, and the invited workers have not ended since."""
     mine = next((m for m in joining if m.id == report.id), None)
     if mine is None:
         return False

@@ -1,9 +1,10 @@
-"""Workers that a claim names and that are not in its epoch: they are in the one that it continues. Pure.
+"""Workers that a claim names but that are not in its epoch: they are still in the epoch that it
+continues. Pure.
 
-An agent that has joined a later epoch of another coordinator cannot enter this one. It keeps its
-workers, whose state may be the only copy, and reports the epoch that they are in. Since no member
-steps without the others, the claimed epoch has not begun, and theirs can be recovered under its
-claim.
+An agent that has joined a later epoch of another coordinator cannot enter the claimed epoch. It
+keeps its workers, whose state may be the only copy, and reports the epoch that they are in. No
+member steps without the others, so the claimed epoch has not begun, and the workers' epoch can be
+recovered under its claim.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from everstep_contract.log import Claim, MemberId
 
 
 def list_kept_out(reports: Iterable[AgentReport], claim: Claim) -> list[AgentReport]:
-    """Those with such workers."""
+    """The reports of agents that have such workers."""
     former = former_of(claim)
     inside = [r for r in reports if r.epoch == former > 0]
     named = frozenset(claim.members if inside else ())
@@ -25,8 +26,8 @@ def list_kept_out(reports: Iterable[AgentReport], claim: Claim) -> list[AgentRep
 def find_kept_out(
     reports: Iterable[AgentReport], known: EpochLevel | None, claim: Claim
 ) -> EpochLevel | None:
-    """The epoch that such workers are in; None if the coordinator has it, or if workers of the
-    claimed epoch are alive: these hold as much.
+    """The epoch that such workers are in. None if the coordinator knows it already, or if workers
+    of the claimed epoch are alive: these hold as much state.
     """
     told = list(reports)
     if any(r.epoch == claim.epoch and _list_living(r) for r in told):
@@ -38,7 +39,9 @@ def find_kept_out(
 
 
 def is_left_empty(report: AgentReport, known: EpochLevel | None, claim: Claim | None) -> bool:
-    """Whether it was in the claimed epoch that continues the known one, and holds nothing of it."""
+    """Whether the agent was in the claimed epoch (which continues the known one) and holds no state
+    of that epoch.
+    """
     if known is None or claim is None or former_of(claim) != known.number:
         return False
     staged = report.staged or any(w.whole for w in report.workers)

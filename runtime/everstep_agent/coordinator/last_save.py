@@ -1,7 +1,7 @@
 """The save that all ranks wait for: the last one, or one at a boundary where the epoch ends.
 
-Training continues past any other save, and the next one replaces it. Nothing follows this one. If
-it was given up, or does not arrive, one rank saves the whole state, as after a loss.
+Training continues past any other save, and the next save replaces it. No save follows this one. If
+it is given up or does not arrive, one rank saves the full state, as after a loss.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from everstep_agent.peers.agent_report import State, WorkerReport
 from everstep_agent.peers.epoch_level import EpochLevel
 
 LAST_SAVE_SECONDS = 900.0
-"""Limit without a new part while the store works; an upload that makes progress has no limit."""
+"""Limit without a new part while the store works. An upload that makes progress has no limit."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +38,7 @@ def find_awaited(epoch: EpochLevel, workers: Sequence[WorkerReport]) -> int:
 
 
 def why_refused(epoch: EpochLevel, workers: Sequence[WorkerReport], saves: Saves) -> str:
-    """Why the awaited save cannot be committed, and would not be by another rank; empty: no such reason."""
+    """Why the awaited save cannot be committed, whichever rank makes it; empty: no such reason."""
     step, why = saves.not_finite
     if not step or step != find_awaited(epoch, workers):
         return ""

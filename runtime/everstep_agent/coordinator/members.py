@@ -25,7 +25,7 @@ def list_lost(
     """Members whose whole pod is lost: proven dead, or given up by the operator.
 
     Args:
-        over: (slot, attempt), according to the operator.
+        over: (slot, attempt) of pods that are over, according to the operator.
     """
     newest: dict[tuple[int, int], int] = {}
     for report in reports:
@@ -53,7 +53,7 @@ def list_applied(epoch: EpochLevel, reports: Iterable[AgentReport]) -> dict[int,
 
 
 def list_unsaved(epoch: EpochLevel, reports: Iterable[AgentReport]) -> set[int]:
-    """Ranks that were asked to save the whole state, and whose agents report that the save failed."""
+    """Ranks that were asked to save the full state, and whose agents report that the save failed."""
     return {
         m.ranks[w.local] for m, r in list_inside(epoch, reports) for w in r.workers if w.unsaved
     }
@@ -65,8 +65,8 @@ def find_staged(epoch: EpochLevel, reports: Iterable[AgentReport]) -> int:
 
 
 def find_complete(epoch: EpochLevel, reports: Iterable[AgentReport]) -> int:
-    """The newest step whose full state the agents hold, though their workers may be dead: every
-    member has staged its part, or every rank of one unit all that it holds; 0: none.
+    """The newest step whose full state the agents hold, even if their workers are dead: every
+    member has staged its part, or every rank of one unit has staged all that it holds; 0: none.
     """
     inside = list(list_inside(epoch, reports))
     parts = min(r.staged for _, r in inside) if len(inside) == len(epoch.members) else 0
@@ -86,5 +86,7 @@ def find_held(epoch: EpochLevel, reports: Iterable[AgentReport]) -> int:
 def find_copied(
     epoch: EpochLevel, reports: Iterable[AgentReport], slots: Collection[int]
 ) -> int | None:
-    """The newest step whose parts of these slots' pods also lie in other pods' memory; None: of no slots."""
+    """The newest step for which the parts of these slots' pods are also in other pods' memory;
+    None: no member has one of these slots.
+    """
     return min((r.copied for m, r in list_inside(epoch, reports) if m.slot in slots), default=None)

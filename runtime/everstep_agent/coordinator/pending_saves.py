@@ -1,7 +1,7 @@
 """Saves that have parts but no commit yet. Pure.
 
-A save ends in one of three ways: committed, overtaken by a newer one, or given up; the last two are
-logged. Given-up saves are remembered for the ranks that wait for that very step.
+A save ends in one of three ways: it is committed, overtaken by a newer one, or given up; the last
+two are logged. Given-up saves are remembered for the ranks that wait for that very step.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from everstep_contract.layout import name_ranks
 from everstep_contract.units import Mesh
 
 LACKING = 4
-"""Limit on remembered saves that lack a part: it may still arrive."""
+"""Limit on remembered saves that lack a part; the part may still arrive."""
 GIVEN_UP = 16
 """Limit on remembered saves that were given up."""
 Key = tuple[int, int]
@@ -27,7 +27,7 @@ class PendingSaves:
         """(epoch, rank) of full-state saves that were given up."""
 
     def add(self, part: Part) -> str:
-        """The message to log, if any."""
+        """Add a part. Returns the message to log, if any."""
         held = self._parts.setdefault((part.epoch, part.step), {})
         known = held.get(part.key)
         held[part.key] = part
@@ -55,7 +55,7 @@ class PendingSaves:
         return self._parts.get(key, {})
 
     def has_whole(self, epoch: int, step: int, mesh: Mesh) -> bool:
-        """Whether the parts of a whole unit are here."""
+        """Whether the parts of a whole unit have arrived."""
         return bool(find_whole(self.parts(epoch, step), mesh))
 
     def unsaved(self, epoch: int) -> frozenset[int]:

@@ -1,7 +1,7 @@
-"""Names under which a checkpoint is to be pinned, and that the run log does not have yet. Pure.
+"""Names under which a checkpoint is to be pinned, and that are not in the run log yet. Pure.
 
-A name is a level: it stays asked for until a commit carries it, whatever becomes of one save or of one
-coordinator. A run uses each name once, so a request that is repeated finds its checkpoint.
+A name is a level: the request stands until a commit carries the name, whatever happens to a single
+save or a single coordinator. A run uses each name once, so a repeated request finds its checkpoint.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ class Pins:
     """The same for the name in `wanted`."""
 
     def ask(self, names: Iterable[str], step: int, log: LogIndex) -> list[str]:
-        """By the script, for the checkpoint of `step`. Returns what to note."""
+        """Note the script's names for the checkpoint of `step`. Returns messages about used names."""
         notes = []
         for name in names:
             held = log.find_pin(name)
@@ -32,12 +32,12 @@ class Pins:
         return notes
 
     def want(self, name: str, step: int) -> None:
-        """By the operator: another name replaces the last one. `step`: the next that ends."""
+        """Note the operator's name; another name replaces the last one. `step`: the next that ends."""
         if name != self._operator[0]:
             self._operator = name, step
 
     def pinned(self, names: Iterable[str]) -> None:
-        """A commit carries them."""
+        """Note that a commit carries these names."""
         for name in names:
             self._script.pop(name, None)
 

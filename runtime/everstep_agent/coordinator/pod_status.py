@@ -1,5 +1,5 @@
-"""What the operator reports of the job's pods: terminated containers, pods declared gone, current
-attempts. Pure.
+"""What the operator reports about the job's pods: terminated containers, pods declared gone,
+current attempts. Pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,8 +14,8 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodStatus:
-    """The pods' status according to `Wanted`. Read once, so that a question about each of many pods
-    is one look-up.
+    """The pods' status according to `Wanted`. Indexed once, so that a question about a pod takes
+    one look-up.
     """
 
     current: Mapping[int, int]
@@ -28,7 +28,7 @@ class PodStatus:
     """(slot, attempt) → the node of the pod."""
 
     def describe_slot(self, member: EpochMember) -> str:
-        """Its slot, and its node if that is known."""
+        """The member's slot, and its node if that is known."""
         node = self.nodes.get((member.slot, member.attempt), "")
         return f"slot {member.slot} on node {node}" if node else f"slot {member.slot}"
 
@@ -40,12 +40,12 @@ class PodStatus:
         return newest is not None and newest.incarnation >= incarnation
 
     def why_dead(self, slot: int, attempt: int, incarnation: int) -> str:
-        """The kubelet's words; empty if they are not known."""
+        """The reason that the kubelet gave; empty if it is not known."""
         newest = self.dead.get((slot, attempt))
         return newest.reason if newest is not None and newest.incarnation == incarnation else ""
 
     def is_replaced(self, slot: int, attempt: int) -> bool:
-        """A newer attempt of the slot is current."""
+        """Whether a newer attempt of the slot is current."""
         return self.current.get(slot, -1) > attempt
 
     def list_over(self, members: Iterable[EpochMember]) -> frozenset[tuple[int, int]]:

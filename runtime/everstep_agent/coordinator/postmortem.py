@@ -1,12 +1,15 @@
 """Which unit saves after a cut. Pure.
 
-The position is the furthest step that a living member applied or will apply: a rank that holds a
-step's vector (phase *reduced* or later) knows that every member holds the reduced gradient, and
-applying it needs no other unit. A unit whose ranks are all parked there with a sound state saves the
-full state, each rank what it holds, so a dead rank costs no step. If no such unit can save, the
-furthest other one does: this costs one step, while the newest commit would cost all steps since. A
-member that neither reports nor is given up is waited for only if its unit may be whole and no other
-can save: the next claim needs proof of its end anyway.
+The target is the furthest step that a living member has applied or will apply. A rank that holds a
+step's vector (phase *reduced* or later) will apply that step: it knows that every member holds the
+reduced gradient, and applying it needs no other unit.
+
+A unit whose ranks are all parked at the target with a sound state saves the full state, each rank
+what it holds. So a dead rank costs no step. If no such unit can save, the furthest other unit does:
+this costs one step, while going back to the newest commit would cost all steps since.
+
+A member that neither reports nor is given up is waited for only if its unit may be whole and no
+other unit can save. The next claim needs proof of its end anyway.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -69,8 +72,8 @@ def decide_post_mortem(
     """`waited`: seconds since the cut; `patience`: how long to wait for an unreachable member
     though others can save.
 
-    `committed`: newest step committed in this epoch; `failed`: ranks whose own save failed; `ended`: those that were
-    ended because their unit had lost another one.
+    `committed`: newest step committed in this epoch; `failed`: ranks whose own save failed;
+    `ended`: ranks that were ended because their unit had lost another one.
     """
     known = list(ranks)
     living = [r for r in known if r.alive]
@@ -79,8 +82,8 @@ def decide_post_mortem(
     if moving:
         return Wait(message=f"{_name(moving)} has not stopped yet")
     if not living:
-        # The position page outlives its worker: how far a dead rank had come is known, its state is
-        # lost.
+        # The position page outlives its worker, so it is known how far a dead rank had come. Its
+        # state is lost.
         target = max([committed, *(r.applied for r in known)])
         lost = [r for r in known if r.rank not in ended]
         told = _explain(lost, frozenset(), target, mesh) if ended else "no member is alive"
@@ -104,8 +107,8 @@ def decide_post_mortem(
 
 
 def list_hopeless(ranks: Iterable[Rank], mesh: Mesh) -> tuple[int, ...]:
-    """Ranks that live, have not stopped, and whose unit has lost another one: they cannot save, and may wait for it
-    within the unit for ever.
+    """Living ranks that have not stopped and whose unit has lost another rank. They cannot save,
+    and may wait forever for that rank within the unit.
     """
     units = _group(ranks, mesh).values()
     broken = (unit for unit in units if not all(r.alive for r in unit))
@@ -113,14 +116,14 @@ def list_hopeless(ranks: Iterable[Rank], mesh: Mesh) -> tuple[int, ...]:
 
 
 def _list_whole(ranks: Iterable[Rank], mesh: Mesh) -> list[list[Rank]]:
-    """The units of which all ranks are among these, at one step as far as known."""
+    """The units whose ranks are all among these, at one step as far as known."""
     units = _group(ranks, mesh).values()
     whole = (unit for unit in units if len(unit) == mesh.unit)
     return [unit for unit in whole if len({r.reach for r in unit if r.parked}) < 2]
 
 
 def _group(ranks: Iterable[Rank], mesh: Mesh) -> dict[int, list[Rank]]:
-    """By unit."""
+    """The ranks, by unit."""
     units: dict[int, list[Rank]] = {}
     for rank in sorted(ranks, key=lambda r: r.rank):
         units.setdefault(mesh.unit_of(rank.rank), []).append(rank)
@@ -157,7 +160,7 @@ def list_ranks(
     stale: float,
     gone: frozenset[tuple[int, int]] = frozenset(),
 ) -> list[Rank]:
-    """`reports` with their age in seconds; a member that has not reported for `stale` seconds is
+    """`reports`: with their age in seconds. A member that has not reported for `stale` seconds is
     unreachable.
     """
     known = {r.id: (r, age) for r, age in reports}

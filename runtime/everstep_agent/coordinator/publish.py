@@ -39,8 +39,9 @@ class Board:
         return self._levels
 
     def publish(self, document: Levels) -> bool:
-        """Sets version and `seen`. Returns whether anything changed that readers wait for. Of `seen`
-        the document needs only that; the rest is built when something is published, or asked for.
+        """Publish the document with a new version and a fresh `seen`. Returns whether anything
+        changed that readers wait for. The `seen` of `document` needs only the fields that readers
+        wait for; the rest is built when something is published, or asked for.
         """
         if self._sealed or _matter(document) == _matter(self._levels):
             return False
@@ -52,7 +53,9 @@ class Board:
         return True
 
     def seal(self, document: Levels) -> None:
-        """The last document of a coordinator that has failed; nothing is published after it."""
+        """Publish the last document of a term that has failed or hands over; nothing is published
+        after it.
+        """
         self._build_seen = lambda: document.seen
         if not self.publish(document):
             self._set(replace(document, version=self._levels.version))
@@ -70,7 +73,7 @@ class Board:
         return self._levels
 
     async def serve(self, version: int, reader: str) -> bytes:
-        """The same as JSON, encoded once for all readers."""
+        """`wait_newer`, encoded as JSON once for all readers."""
         document = await self.wait_newer(version, reader)
         if self._written is None or self._written[0] is not document:
             self._written = document, codec.dumps(document)
@@ -80,13 +83,13 @@ class Board:
         self._levels, self._built_at = document, time.monotonic()
 
     def serve_seen(self, now: float) -> Seen:
-        """For the operator."""
+        """The current `seen`, for the operator."""
         self._served_at, self._end_served = now, self._levels.end is not None
         return self._build_seen()
 
     def is_read(self, readers: Collection[str], version: int, since: float) -> bool:
-        """Whether these agents have read `version`, and the operator has read after `since`. Once
-        the job has ended, it is enough that both know of the end.
+        """Whether these agents have read `version`, and the operator has read `seen` after `since`.
+        Once the job has ended, it is enough that both know of the end.
         """
         if self._levels.end is not None:
             version, told = self._end_version, self._end_served

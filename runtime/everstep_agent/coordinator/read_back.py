@@ -16,7 +16,7 @@ LOOK_SECONDS = 1.0
 
 
 class ReadBacks:
-    """One at a time.
+    """Runs one read-back at a time.
 
     Args:
         recent: reports of the pods that are not silent.
@@ -35,7 +35,7 @@ class ReadBacks:
         self._news = asyncio.Event()
 
     def hear(self, report: AgentReport) -> None:
-        """Wakes the read-back once a pod has read its share, or found a chunk broken."""
+        """Wakes the read-back once a pod has read its share, or has found a chunk broken."""
         found, level = report.read_back, self.level
         if level is None or found is None or found == self._heard.get(report.id):
             return
@@ -46,7 +46,8 @@ class ReadBacks:
     async def read(
         self, commit: Commit, chunks: Mapping[int, Chunk], uploaders: Mapping[str, int]
     ) -> None:
-        """Returns once every one of these chunks was read from the store, whoever read it.
+        """Have these chunks read back. Returns once each of them was read from the store, by
+        whichever pod.
 
         Args:
             chunks: by their place in the manifest's list.

@@ -13,7 +13,8 @@ from everstep_contract.log import Commit
 from everstep_contract.ranges import list_ranges, to_ranges
 
 SLOW_SECONDS = 150.0
-"""Longer than one chunk takes at the lowest bandwidth (64 s) from a store that needs all the time that it is given."""
+"""Longer than one chunk takes at the lowest bandwidth (64 s) if the store uses up its time limit.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +32,13 @@ class Turn:
     unread: Mapping[int, Unread]
     """Place in the manifest's list → the chunk."""
     readers: Mapping[int, Id] = field(default_factory=dict)
-    """Place → the pod that reads it, or has read it: what is read stays, so the level rarely changes."""
+    """Place → the pod that reads this chunk, or has read it. Chunks that were read stay here, so
+    the level rarely changes.
+    """
     progress: Mapping[Id, float] = field(default_factory=dict)
     """Pod → when it was given a share, or was seen to have read another chunk."""
     slow: frozenset[Id] = frozenset()
-    """They get no share while others can read."""
+    """Pods that get no share while others can read."""
     problem: str = ""
 
     @property
@@ -56,7 +59,8 @@ class Turn:
 
 
 def plan_turn(turn: Turn, reports: Iterable[AgentReport], now: float) -> Turn:
-    """
+    """The turn that follows from these reports.
+
     Args:
         reports: of the pods that are not silent.
     """
@@ -92,8 +96,9 @@ def _note_progress(turn: Turn, unread: Collection[int], now: float) -> dict[Id, 
 def assign(
     unread: Mapping[int, Unread], held: Mapping[int, Id], readers: Collection[Id]
 ) -> dict[int, Id]:
-    """Place → reader. What is held stays. The rest goes to pods in runs of neighbouring chunks, which are short in a
-    document, until each has its part of the bytes.
+    """Place → reader. A chunk keeps the reader that it has in `held`. The rest goes to the pods in
+    runs of neighbouring chunks, which are short in a document, until each pod has its part of the
+    bytes.
     """
     found, loads = dict(held), dict.fromkeys(sorted(readers), 0)
     for place, pod in held.items():

@@ -1,5 +1,5 @@
-"""After a break: cut the process group, find the furthest position, have it saved and committed,
-end the old workers.
+"""After a break: cut the process group, find the furthest step, have its state saved and committed,
+and end the old workers.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ DRAIN_SECONDS = 10.0
 agents is silent; if all report, the limit is `drain_seconds`.
 """
 LOOK_SECONDS = 2.0
-"""Limit for a look at the log, and the time between two while a save is awaited."""
+"""Limit for one read of the log, and the time between two reads while a save is awaited."""
 _GO_BACK = frozenset({"CheckpointBroken", REPLICAS_DIFFER})
 """Causes whose own message says why a step is lost."""
 CODE_OR_DATA = frozenset(c.value for c in report.CODE_OR_DATA)
 
 
 async def recover(term: Term, found: Break) -> str:
-    """Ends the epoch without losing any state that a living rank holds. Returns the cause; may end
+    """End the epoch without losing any state that a living rank holds. Returns the cause; may end
     the job.
     """
     cut_at = term.now()
@@ -58,8 +58,9 @@ async def recover(term: Term, found: Break) -> str:
 
 
 def _write_as_successor(term: Term) -> None:
-    """A coordinator was lost between the claim of an epoch that continues this one in place and its
-    publication: that claim is the newest, so what is saved here is committed under it.
+    """Commit under the claim of an epoch that continues this one, if there is one. A coordinator
+    may have been lost after it claimed such an epoch and before it published it. Then that claim is
+    the newest, so what is saved here must be committed under it.
     """
     epoch, newest = term.running, term.run_log.newest_claim
     members = {i for m in epoch.members for i in m.ids()}
@@ -73,7 +74,9 @@ def cause_of(found: Break) -> Cause:
 
 
 async def _post_mortem(term: Term, found: Break, cut_at: float) -> tuple[postmortem.Nothing, Break]:
-    """The step at which the run stood, why nobody saves it (any more), and the cause as known by then."""
+    """Have the state saved. Returns the step that the run had reached with the reason why nobody
+    saves it (any more), and the cause as known by then.
+    """
     said = ""
     while True:
         now = term.now()
@@ -137,8 +140,9 @@ def _have_saved(term: Term, saver: Saver) -> None:
 def refine(
     term: Term, found: Break, now: float, waited: float, outvoted: Collection[Id] = ()
 ) -> Break:
-    """A death reported only after the group broke is its cause; a second death belongs to the same
-    break. So is a member that is silent and `outvoted`, if no death is known.
+    """The break, with its cause as known by now. A death reported only after the group broke is its
+    cause; a second death belongs to the same break. If no death is known, the same holds for a
+    member that is silent and `outvoted`.
     """
     known = breaks.list_breaks(
         term.running,
@@ -159,8 +163,8 @@ def refine(
 
 
 async def _drain(term: Term) -> None:
-    """The agents of dead workers still hold complete saves, their own parts or copies of others': wait until these are
-    committed, by this coordinator or by another.
+    """Wait for the complete saves that the agents of dead workers still hold, their own parts or
+    copies of others', until these are committed by this coordinator or by another.
     """
     try:
         await _drain_within_limits(term)
@@ -195,8 +199,8 @@ async def _drain_within_limits(term: Term) -> None:
 
 
 def _have_uploaded(term: Term) -> int:
-    """Asks the agents for the newest save that they can complete, near saves and copies of lost pods' included.
-    Returns its step; 0: there is none.
+    """Ask the agents to upload the newest save that they can complete, including near saves and
+    copies of lost pods' parts. Returns its step; 0: there is none.
     """
     found = unfinished.find_save(term)
     if found is None or term.saves.why_given_up(found[0].number, found[1]):
@@ -209,21 +213,21 @@ def _have_uploaded(term: Term) -> int:
 
 
 def _have_looked(term: Term) -> bool:
-    """Whether each member's agent that answers has told what it holds of this epoch."""
+    """Whether each member's agent that answers has reported what it holds of this epoch."""
     epoch = term.running
     told = [r for r in term.recent() if epoch.member(*r.id) is not None]
     return all(r.unsent_of == epoch.number or r.epoch != epoch.number for r in told)
 
 
 async def _look_at_log(term: Term) -> None:
-    """An unreachable member may have committed its state; if so, those steps are not lost."""
+    """Read the log: if an unreachable member has committed its state, those steps are not lost."""
     with contextlib.suppress(StoreError, TimeoutError):
         async with asyncio.timeout(LOOK_SECONDS):
             await term.run_log.refresh()
 
 
 def _settle(term: Term, found: Break, stood: postmortem.Nothing) -> None:
-    """Counts and tells the lost steps, and ends the job if the cause requires it."""
+    """Count and report the lost steps, and end the job if the cause requires it."""
     if found.cause == "CheckpointBroken" and term.running.commit:
         broken = term.running.commit.manifest
         term.change(term.state.pass_over(broken).note(found.text))
@@ -244,8 +248,8 @@ def _settle(term: Term, found: Break, stood: postmortem.Nothing) -> None:
 
 
 def count_repeats(term: Term, found: Break, step: int) -> None:
-    """The same crash or exception in the same step, again and again, is a fault of code or data
-    that no restart repairs.
+    """Count repetitions of this fault, and end the job if there are too many. The same crash or
+    exception in the same step, again and again, is a fault of code or data that no restart repairs.
 
     Any other cause is left to the restart budgets: an infrastructure fault that stops all progress
     also hits the same step each time.

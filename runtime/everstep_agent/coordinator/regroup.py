@@ -1,12 +1,13 @@
-"""After a loss: the survivors keep their step and go on in the next epoch. If they cannot, or not
-soon enough, the epoch is restarted (`recover.py`), which is the next rung of the ladder. Silence is no
-loss: the survivors keep their step until the silent member answers, is given up, or is outvoted
-(`silence_rules.py`). Where ranks form units, the rest of a lost rank's unit is ended first (`unit_losses.py`).
+"""After a loss: the survivors keep their step and continue it in the next epoch. If they cannot, or
+not soon enough, all ranks restart (`recover.py`). Silence is no loss: the survivors keep their step
+until the silent member answers, is given up, or is outvoted (`silence_rules.py`). If ranks form
+units, the rest of a lost rank's unit is ended first (`unit_losses.py`).
 
-If the loss is proven (`step_first_rules.py`), nothing waits for the store: the claim is appended while
-the survivors step (`claim_behind.py`). Else it is appended before they form their group, while they
-finish the micro-batches that they have begun. No time limit ends an append: with the claim in the
-log, the former epoch can commit nothing any more, so its survivors must go on in the new one.
+If the loss is proven (`step_first_rules.py`), nothing waits for the store: the claim is appended
+while the survivors step (`claim_behind.py`). Otherwise it is appended before they form their group,
+while they finish the micro-batches that they have begun. An append has no time limit: once the
+claim is in the log, the former epoch can commit nothing more, so its survivors must continue in the
+new one.
 """
 
 import secrets
@@ -34,17 +35,17 @@ from everstep_contract import levels, log
 from everstep_contract.layout import name_ranks
 
 HOLD_SECONDS = 5.0
-"""Limit for the survivors to tell their standing; then all restart."""
+"""Limit for the survivors to report their standing; then all restart."""
 WORD_SECONDS = 90.0
-"""The same if only silent members are missing: the survivors keep their step until these answer, or until
-the operator gives them up, which takes it `recovery.nodeLostSeconds` (60 by default) at most.
+"""The same if only silent members are missing: the survivors keep their step until these answer, or
+until the operator gives them up, which takes at most `recovery.nodeLostSeconds` (60 by default).
 """
 FORM_SECONDS = 10.0
 """Limit for the survivors to form their group; then all restart."""
 
 
 def why_not(term: Term, found: Break) -> str:
-    """Why this loss must restart the epoch; empty if the survivors may go on in place."""
+    """Why all ranks must restart after this loss; empty if the survivors may continue in place."""
     if found.cause == BELOW_MINIMUM:
         return "the job waits for more pods"
     if term.state.refused:
@@ -61,12 +62,14 @@ def why_not(term: Term, found: Break) -> str:
 
 
 def why_not_taken_up(term: Term) -> str:
-    """The same for an epoch whose coordinator is lost, and whose members have yet to be heard."""
+    """The same for an epoch whose coordinator is lost and whose members have not reported yet."""
     return why_not_wanted(term) or regroup_rules.why_not_now(term.running)
 
 
 def why_not_wanted(term: Term) -> str:
-    """Why the job's settings, or its end, forbid to go on in place with fewer members."""
+    """Why continuing in place with fewer members is not wanted: the job's settings rule it out, or
+    the job is to stop. Empty if it is wanted.
+    """
     if term.wanted.stop is not levels.Stop.NONE:
         return "the job is to stop"
     if not term.settings.in_place:
@@ -79,7 +82,9 @@ def why_not_wanted(term: Term) -> str:
 
 
 def _list_lost(term: Term) -> frozenset[Id]:
-    """Members that need not answer: proven dead, given up by the operator, or silent and outvoted."""
+    """Members that need not answer: proven dead, given up by the operator, left out by a yield, or
+    silent and outvoted.
+    """
     yields = silence_rules.list_yields(term.wanted, term.reports.aged(term.now()))
     yielded = silence_rules.list_yielded(term.running, yields, _newest_claim(term))
     return _list_proven(term) | yielded | list_outvoted(term)
@@ -100,21 +105,21 @@ def list_outvoted(term: Term) -> frozenset[Id]:
 
 
 def _newest_claim(term: Term) -> log.Claim | None:
-    """In the log, or on its way there."""
+    """The newest claim that is in the log, or that is about to be appended."""
     pending = step_first_rules.list_pending(term.running, term.run_log.index)
     return pending[-1] if pending else term.run_log.newest_claim
 
 
 def look_for_silence(term: Term) -> None:
-    """Has the members asked that have fallen silent."""
+    """Have members that have fallen silent asked whether they are alive."""
     now = term.now()
     doubted = silence_rules.list_doubted(term.running, term.reports.aged(now))
     term.silence.doubt(doubted, now)
 
 
 async def regroup(term: Term, found: Break) -> Break | None:
-    """None: the survivors' epoch is published. Else the loss, as known by now: the
-    epoch has to be restarted.
+    """Continue in place after a loss. Returns None if the survivors' epoch is published or the job
+    has ended; otherwise the loss, as known by now, after which all ranks have to restart.
     """
     began = term.now()
     term.open_incident(cause_of(found))
@@ -135,7 +140,7 @@ Planned = tuple[Sequence[EpochMember], regroup_rules.Plan]
 
 
 async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned | str]:
-    """The loss, and how its survivors go on, or why they cannot."""
+    """The loss, and how its survivors continue, or why they cannot."""
     while True:
         _propose(term)
         look_for_silence(term)
@@ -162,7 +167,9 @@ async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned 
 
 
 def _end_lost_units(term: Term, waited: float) -> None:
-    """Has the agents end the ranks whose unit is lost. A death that broke it is first given the time to be reported."""
+    """Have the agents end the living ranks of lost units. A death that broke a unit is first given
+    the time to be reported.
+    """
     epoch = term.running
     ended = unit_losses.list_to_end(
         epoch, term.recent(), _list_lost(term), by_word=waited >= CAUSE_SECONDS
@@ -180,7 +187,7 @@ def _end_lost_units(term: Term, waited: float) -> None:
 
 
 def _have_kept(term: Term) -> None:
-    """One unit saves the state that the survivors hold. Nothing of it is committed unless the epoch is restarted."""
+    """Have one unit save the state that the survivors hold, to be committed only if all restart."""
     epoch = term.running
     failed = members.list_unsaved(epoch, term.reports.all()) | term.saves.unsaved(epoch.number)
     keeper = regroup_rules.choose_keeper(epoch, term.recent(), failed)
@@ -192,7 +199,7 @@ def _have_kept(term: Term) -> None:
 
 
 def _why_not_wait(term: Term, waited: float) -> str:
-    """Why the survivors shall not be waited for any longer."""
+    """Why not to wait for the survivors any longer; empty: wait."""
     if waited < HOLD_SECONDS:
         return ""
     missing = _describe_missing(term)
@@ -209,7 +216,7 @@ def _why_not_wait(term: Term, waited: float) -> str:
 
 
 def _describe_missing(term: Term) -> str:
-    """The silent members, if all others have told how far they are."""
+    """The silent members, if all others have reported their standing; otherwise empty."""
     epoch = term.running
     silent = silence_rules.list_silent(epoch, term.reports.aged(term.now()))
     lost = _list_lost(term) | silent
@@ -249,7 +256,9 @@ async def _go_on(
 
 
 def _propose(term: Term) -> None:
-    """Another coordinator may claim, or have members join a later epoch, at any time."""
+    """Propose the next epoch, again whenever its number is used up: another coordinator may claim,
+    or have members join a later epoch, at any time.
+    """
     number = choose_successor(term)
     if number != term.running.successor:
         term.change(term.state.propose(number, secrets.token_hex(16)))
@@ -268,7 +277,7 @@ def _judge_ahead(
     pending: Sequence[log.Claim],
     cause: str,
 ) -> log.Claim | str:
-    """The claim of an epoch that may step before it is appended, or why it must be claimed first."""
+    """The survivors' claim if they may step before it is appended, or why it must come first."""
     shrink = step_first_rules.Shrink(
         epoch=term.running,
         survivors=survivors,
@@ -298,8 +307,8 @@ def _judge(
 async def claim(
     term: Term, following: Sequence[EpochMember], step: int, cause: str
 ) -> log.Claim | str:
-    """The appended claim of an epoch that continues the running one after `step`, or why there is
-    none.
+    """Append the claim of an epoch that continues the running one after `step`. Returns the claim,
+    or why there is none.
     """
     await claim_behind.settle(term)
     await term.persist(term.run_log.refresh)
@@ -317,8 +326,8 @@ async def claim(
 
 
 def begin(term: Term, epoch: EpochLevel, cause: str) -> None:
-    """Publish the epoch, and claim it if it is not claimed yet. Its keys are kept here, whoever kept
-    the former ones.
+    """Publish the epoch, and claim it if it is not claimed yet. This agent keeps its keys,
+    whichever agent kept those of the former epoch.
     """
     epoch = regroup_rules.note_commit(epoch, term.newest_commit())
     epoch = replace(epoch, store=term.me.address)

@@ -1,11 +1,12 @@
-"""Whether and how the survivors of a loss go on in the same step. Pure.
+"""Whether and how the survivors of a loss continue in the same step. Pure.
 
-Every survivor has told its standing: which reductions of the epoch are complete for it, and which
-micro-batches of the next one it holds or will compute. It keeps what it has; what the lost members
-leave is shared out (`share_rules.py`). If one survivor holds a vector that others lack, these others
-hold the sums to which it belongs (the vector is reduced last), so the vector is handed on. Nobody
-copies state. Where ranks form units, the survivors are the units that have lost no rank
-(`unit_losses.py`); the living ranks of the others are ended first.
+Every survivor has reported its standing: which reductions of the epoch are complete for it, and
+which micro-batches of the next reduction it holds or will compute. It keeps these; the
+micro-batches of the lost members are shared out (`share_rules.py`). If one survivor holds a vector
+that others lack, the others hold the sums to which it belongs, because the vector is reduced last.
+So the vector is handed on, and nobody copies state. If ranks form units, the survivors are the
+units that have lost no rank (`unit_losses.py`); the living ranks of the other units are ended
+first.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -46,7 +47,7 @@ class Plan:
     passes: Mapping[int, int] = field(default_factory=dict)
     """Unit of the former epoch → as in `InPlace`."""
     begun: Mapping[int, share_rules.Begun] = field(default_factory=dict)
-    """Rank that has not begun → what those began with that compute the same micro-batches."""
+    """Rank that has not begun → what the ranks that compute the same micro-batches began with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class AskVector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impossible:
-    """The survivors cannot go on in place: the epoch has to be restarted."""
+    """The survivors cannot continue in place: all ranks have to restart."""
 
     reason: str
 
@@ -70,7 +71,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """All that stay have told how far they are; these ranks of lost units have not ended yet."""
+    """All that stay have reported their standing, but these ranks of lost units have not ended yet."""
 
     ranks: tuple[int, ...]
 
@@ -86,7 +87,7 @@ def why_not_in_place(
     failure: bool,
     lost: Collection[Id] = (),
 ) -> str:
-    """Why a loss must restart the epoch; empty if its survivors may go on in place.
+    """Why all ranks must restart after a loss; empty if the survivors may continue in place.
 
     Args:
         reports: the newest of each agent; one that is silent may yet answer, or be given up.
@@ -115,7 +116,7 @@ def why_not_now(epoch: EpochLevel) -> str:
 def decide_regroup(
     epoch: EpochLevel, reports: Iterable[AgentReport], lost: Collection[Id] = ()
 ) -> tuple[tuple[EpochMember, ...], Decision | Wait | Ending]:
-    """The survivors (without the ranks that their pods have lost), and what follows for them.
+    """The survivors (without the ranks that their pods have lost), and what happens next.
 
     Args:
         reports: the newest of each agent that is not silent.
@@ -143,7 +144,9 @@ def decide_regroup(
 def _why_unknown(
     epoch: EpochLevel, member: EpochMember, report: AgentReport | None, lost_units: Collection[int]
 ) -> str:
-    """What is not known of this member yet; empty: how far each rank is that stays, and which are dead."""
+    """What is not known about this member yet; empty: it is known which of its ranks are dead, and
+    how far those have come that stay.
+    """
     slot = member.slot
     if report is None or len(report.workers) < len(member.ranks):
         return f"slot {slot} has not reported"
@@ -159,7 +162,7 @@ def _why_unknown(
 
 
 def _list_standings(member: EpochMember, report: AgentReport) -> dict[int, Standing]:
-    """By rank, of those that live."""
+    """The standings of this member's living ranks, by rank."""
     return {
         member.ranks[w.local]: w.standing
         for w in report.workers
@@ -176,8 +179,9 @@ def _without_lost(member: EpochMember, staying: Collection[int]) -> EpochMember:
 def choose_keeper(
     epoch: EpochLevel, reports: Iterable[AgentReport], failed: Collection[int]
 ) -> Saver | None:
-    """Which of the units that hold their step saves the state before it, beside the wait for silent members: it then
-    outlives these ranks. None: that step is committed.
+    """Which of the units that hold their step saves the state before that step, while the survivors
+    wait for silent members: the state then outlives these ranks. None: there is nothing to save, or
+    no unit can save it.
 
     Args:
         reports: the newest of each agent that is not silent.
@@ -200,7 +204,7 @@ def choose_keeper(
 
 
 def has_joined(epoch: EpochLevel, report: AgentReport) -> bool:
-    """Whether this member is promised to the successor of the epoch, and to no later one: no other
+    """Whether this member has joined the successor of the epoch, and no later epoch. Then no other
     coordinator can have it in an epoch of its own.
     """
     if not epoch.successor:
@@ -217,9 +221,7 @@ def is_promised_away(epoch: EpochLevel, report: AgentReport) -> bool:
 def choose_successor(
     epoch: EpochLevel, log_epoch: int, reports: Iterable[AgentReport], burnt: int
 ) -> int:
-    """The number of the next epoch: the one that members are asked to join already, unless it is used
-    up.
-    """
+    """The number of the next epoch: the one that members are asked to join, unless it is used up."""
     told = list(reports)
     if any(is_promised_away(epoch, r) for r in told):
         burnt = max(burnt, epoch.successor)
@@ -229,11 +231,12 @@ def choose_successor(
 def why_not_again(
     epoch: EpochLevel, survivors: Sequence[EpochMember], plan: Plan, *, certain: bool = False
 ) -> str:
-    """Why the same members may not go on together; empty if they may, or if some are lost.
+    """Why the same members may not continue together; empty if they may, or if some are lost.
 
-    A group can break, or get stuck, without a death: all have told their standing, so they form it
-    anew. Only if this group has completed a step: where none gets through, the next rung is due. The
-    same holds for a unit that is lost though none of its ranks has died: it was ended, and comes back.
+    A group can break or get stuck without a death. All have reported their standing, so they form
+    the group again, but only if this group has completed a step: if it cannot complete one, all
+    ranks restart. The same holds for a unit that is lost although none of its ranks has died: it
+    was ended, and comes back.
 
     Args:
         certain: a member is known to be lost.
@@ -275,7 +278,7 @@ def continue_epoch(
 
 
 def build_in_place(epoch: EpochLevel, plan: Plan, before: Sequence[int]) -> InPlace:
-    """`before`: by rank of the next epoch, the rank by which `plan` names it."""
+    """`before`: by rank of the next epoch, the rank that it has in `plan`."""
     heads = before[:: epoch.mesh.unit]
     begun = {new: plan.begun[rank] for new, rank in enumerate(before) if rank in plan.begun}
     return InPlace(
@@ -292,14 +295,15 @@ def build_in_place(epoch: EpochLevel, plan: Plan, before: Sequence[int]) -> InPl
 
 
 def note_commit(epoch: EpochLevel, newest: log.Commit | None) -> EpochLevel:
-    """`newest`: of the lineage that this epoch continues. A former coordinator may have committed it
-    without the present one's knowledge; a save of that step would be refused for ever.
+    """Note the newest commit of the lineage that this epoch continues. A former coordinator may
+    have made it without this one's knowledge; without this note, a save of the same step would be
+    refused forever.
     """
     return replace(epoch, committed=max(epoch.committed, newest.step if newest else 0))
 
 
 def plan_regroup(standings: Mapping[int, Standing], mesh: Mesh = ONE_RANK) -> Decision:
-    """How these go on: ranks of whole units.
+    """How these ranks, which form whole units, continue.
 
     Args:
         standings: by rank of the epoch that was cut.

@@ -10,11 +10,11 @@ from everstep_agent.peers.agent_report import AgentReport, WorkerReport
 
 
 class Reports:
-    """The newest report of every container of an agent that ever reported; proof of a death is
-    kept.
+    """The newest report of every container of an agent that ever reported, so that proof of a death
+    is kept.
 
-    Adding one takes constant time. It wakes the coordinator only if there is something to act on;
-    progress of the training alone is read periodically.
+    Adding a report takes constant time. It wakes the coordinator only if there is something to act
+    on; progress of the training alone is read periodically.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,11 @@
 """When the next epoch starts, and with which members. Pure.
 
-An epoch starts with agents whose workers have left their old group and are ready; ranks follow slot
-order, unit by unit (`form_units`). It waits `gang_seconds` for the wanted size, and then starts with fewer
-members if they are enough. Its ranks are whole units. If more are ready, the rest are spares: pods in no
-epoch, which take the place of lost ones.
-An agent may not join if it is declared dead or gone, if its attempt is not its slot's current one, or
-if it is leaving.
+An epoch starts with agents whose workers have left their old group and are ready. Ranks follow slot
+order, unit by unit (`form_units`). The round waits `gang_seconds` for the wanted size, and then
+starts with fewer members if they are enough. The epoch's ranks form whole units. If more pods are
+ready, the rest are spares: pods in no epoch, which take the place of lost ones. An agent may not
+join if it is declared dead or gone, if its attempt is not its slot's current one, or if it is
+leaving.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -75,7 +75,7 @@ def decide_epoch(
 
 
 def _round_down(slots: int, together: int) -> int:
-    """To whole units."""
+    """Round down to whole units."""
     return slots - slots % together
 
 
@@ -94,7 +94,7 @@ def _choose(
 
 
 def list_eligible(reports: Iterable[AgentReport], wanted: levels.Wanted) -> list[AgentReport]:
-    """Sorted by slot; of two attempts of a slot the newer."""
+    """The agents that may join an epoch, by slot; of two attempts of a slot, the newer."""
     newest: dict[int, AgentReport] = {}
     for report in sorted(reports, key=lambda r: (r.slot, r.attempt, r.incarnation)):
         newest[report.slot] = report
@@ -134,7 +134,7 @@ def _start(chosen: Sequence[AgentReport], together: int, message: str) -> Start:
 
 
 def to_member(report: AgentReport, lives: tuple[int, ...]) -> EpochMember:
-    """Not placed yet."""
+    """The member, before it is placed among the others."""
     return EpochMember(
         slot=report.slot,
         attempt=report.attempt,
@@ -152,7 +152,9 @@ def build_proof(
     wanted: levels.Wanted,
     yields: Iterable[levels.Yield] = (),
 ) -> runlog_rules.Proof:
-    """What is known about the end of the newest claim's members, and which may be left out without it."""
+    """What is known about the end of the newest claim's members, and which of them may be left out
+    without such proof.
+    """
     by_id: Mapping[tuple[int, int, int], AgentReport] = {r.id: r for r in reports}
     return runlog_rules.Proof(
         dead=list_ended(claim.members if claim else (), by_id.values()),
@@ -167,7 +169,7 @@ def build_proof(
 def list_ended(
     members: Iterable[log.MemberId], reports: Iterable[AgentReport]
 ) -> frozenset[log.MemberId]:
-    """Of these members, those whose own agents reported their ends."""
+    """Those of `members` whose own agents reported their ends."""
     ended: dict[tuple[int, int, int, int], int] = {}
     for report in reports:
         for end in report.ended:
@@ -204,8 +206,8 @@ def decide_beginning(
 def find_unheard(
     reports: Iterable[AgentReport], known: EpochLevel | None, claim: log.Claim | None
 ) -> EpochLevel | None:
-    """The claimed epoch of workers that are alive and that this coordinator did not know of; or that
-    of workers which cannot enter the claimed one.
+    """The claimed epoch, if workers of it are alive and this coordinator did not know of it.
+    Otherwise the epoch of workers that cannot enter the claimed one (`kept_out.py`).
     """
     told = list(reports)
     if claim is None:
@@ -234,9 +236,12 @@ def list_unheard(
     *,
     job_uid: str,
 ) -> frozenset[tuple[int, int]]:
-    """(slot, attempt) of the claimed epoch's members that may still hold its state, if this
-    coordinator knows of no epoch after `known`: only their agents can report it. Besides, all that
-    report that they are in a later one, which need not be claimed yet, or kept out of the claimed one.
+    """(slot, attempt) of pods that may hold state of an epoch that this coordinator does not know
+    of.
+
+    If the claimed epoch is later than `known`: its members that may still hold its state, because
+    only their agents can report it. Otherwise: all pods that report that they are in a later epoch,
+    which need not be claimed yet, or kept out of the claimed one.
     """
     told = list(reports)
     if claim is None or claim.job_uid != job_uid or claim.epoch <= known:
@@ -268,9 +273,9 @@ ReportedEpoch = tuple[tuple[int, int, int], int]
 def list_reported(
     unheard: Collection[tuple[int, int]], reports: Iterable[AgentReport]
 ) -> frozenset[ReportedEpoch]:
-    """Which of these have reported, and from which epoch. An agent that has just followed this
-    coordinator sends the level that it holds only after it has read that we do not know of that
-    epoch.
+    """Which of these pods have reported, and from which epoch. An agent that has just begun to
+    follow this coordinator sends the epoch that it holds only after it has read that this
+    coordinator does not know of that epoch.
     """
     return frozenset((r.id, r.epoch) for r in reports if (r.slot, r.attempt) in unheard)
 
@@ -284,8 +289,8 @@ def _holds(report: AgentReport, epoch: int) -> bool:
 
 
 def _is_from_epoch(report: AgentReport, epoch: int) -> bool:
-    """Whether the report was made after the epoch, or by an agent that can no longer start it: it
-    may be older than the claim.
+    """Whether the report was made after the epoch, or by an agent that can no longer start it.
+    Otherwise the report may be older than the claim.
     """
     return report.epoch >= epoch or report.cut >= epoch or report.joined > epoch
 

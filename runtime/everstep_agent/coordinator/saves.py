@@ -33,8 +33,8 @@ class Trouble:
 
 
 class Saves:
-    """At most one commit runs at a time. `on_commit` is called after each, on the event loop, with the
-    slots that uploaded its chunks, by their digests.
+    """At most one commit runs at a time. `on_commit` is called after each, on the event loop, with
+    the commit and the slots that uploaded its chunks, by the chunks' digests.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Saves:
         self.impossible = ""
         """Why no checkpoint of this job can be made: its ranks do not hold the same state."""
         self.disagreement: commit_rules.Disagree | None = None
-        """Its ranks do not hold the same values any more: all go back to the newest commit."""
+        """Its ranks no longer hold the same values: all go back to the newest commit."""
         self.not_finite: tuple[int, str] = (0, "")
         """The step of the newest save, and why it was refused, if it held NaN or infinite values."""
         self.committed_at = time.monotonic()
-        """Time of the newest commit; before the first of this term, the time of taking the role."""
+        """Time of this term's newest commit; before the first one, the time of taking the role."""
 
     def add(self, part: Part) -> None:
         self._note(*self.pins.ask(part.pins, part.step, self._committer.index))
@@ -73,7 +73,7 @@ class Saves:
         return self._pending.pending(epoch)
 
     def has_whole(self, epoch: EpochLevel, step: int) -> bool:
-        """Whether the parts of a whole unit are here, which are the full state."""
+        """Whether the parts of a whole unit, which together are the full state, have arrived."""
         return self._pending.has_whole(epoch.number, step, epoch.mesh)
 
     def unsaved(self, epoch: int) -> frozenset[int]:
@@ -89,7 +89,7 @@ class Saves:
         self._pending.drop_older(epoch, step)
 
     def restart(self, epoch: int, step: int) -> None:
-        """All ranks begin `epoch` with the state of this commit."""
+        """Note that all ranks begin `epoch` with the state of the commit of `step`."""
         self.drop_older(epoch, step)
         self.disagreement, self.not_finite = None, (0, "")
 

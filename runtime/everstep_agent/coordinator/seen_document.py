@@ -19,8 +19,8 @@ class Facts:
     run: str
     generation: int = 0
     epoch: int = 0
-    """Newest of this job in the run log, so that a coordinator that has started none yet does not
-    report a lower number.
+    """The job's newest epoch in the run log, so that a coordinator that has started none yet does
+    not report a lower number.
     """
     coordinator: levels.SlotAttempt
     staged: levels.CheckpointRef | None = None
@@ -52,7 +52,7 @@ def build_seen(
     members = _build_members(held_by) if epoch and epoch.stage is not Stage.OVER else ()
     lead = next((r for m, r in held_by if m.node_rank == 0), None)
     held = facts.committed.step if facts.committed else 0
-    # All ranks note the same values: they are the global batch's.
+    # The lead's values stand for all ranks: they are the global batch's.
     told = [*facts.notes, *(lead.notes if lead else ()), *_list_unread([r for r, _ in known])]
     notes = dict.fromkeys(told)
     return levels.Seen(
@@ -101,7 +101,9 @@ def build_seen(
 
 
 def _list_unread(reports: Sequence[AgentReport]) -> Iterator[str]:
-    """Rounded to the leading digit: an exact count would change the document with every line."""
+    """Messages about dropped output. The count is rounded to the leading digit: an exact count
+    would change the document with every line.
+    """
     for report in sorted(reports, key=lambda r: r.slot):
         if report.dropped:
             unit = 10 ** (len(str(report.dropped)) - 1)
@@ -149,12 +151,13 @@ def build_left(
     *,
     coordinator: tuple[int, int] | None,
 ) -> tuple[levels.Left, ...]:
-    """Slots whose pod holds no state that only it has: in no running epoch, and its position is
-    committed, or the running epoch went on from it.
+    """Slots that are asked to leave and whose pod holds no state that exists nowhere else: it is in
+    no running epoch, and its state is committed, or the running epoch continued from it.
 
-    `coordinator`: the pod that counts as inside even if it is no member, because the epoch would end
-    with it; None: its successor can continue the epoch as it is. `unheard`: pods that may hold more
-    state than we know of. A slot stays in the result until its next attempt reports.
+    `coordinator`: the pod that counts as inside even if it is no member, because the epoch would
+    end with it; None: its successor can continue the epoch as it is. `unheard`: pods that may hold
+    state of an epoch that the coordinator does not know of. A slot stays in the result until its
+    next attempt reports.
     """
     newest: dict[int, int] = {}
     for slot, attempt in [(p.slot, p.attempt) for p in wanted.peers] + [

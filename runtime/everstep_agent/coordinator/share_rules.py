@@ -1,9 +1,10 @@
 """Which micro-batches of a reduction that is under way each survivor of a loss computes. Pure.
 
-Each keeps what it has begun; what the lost ones leave goes to those that make the fewest passes, so that the largest
-number of passes is as small as it can be. A pass is a micro-batch, or a filler: all ranks of a unit make the same
-number of passes, and those with fewer micro-batches fill up with passes of weight zero. Ranks with the same
-`Mesh.data_index` compute the same micro-batches in the same order.
+Each survivor keeps what it has begun. The micro-batches of the lost ranks go to the survivors that
+make the fewest passes, so that the largest number of passes is as small as possible. A pass is a
+micro-batch or a filler: all ranks of a unit make the same number of passes, and ranks with fewer
+micro-batches add filler passes of weight zero. Ranks with the same `Mesh.data_index` compute the
+same micro-batches in the same order.
 """
 
 import itertools
@@ -24,7 +25,7 @@ class Begun:
 
     @classmethod
     def of(cls, share: Ranges | None, passes: int = 0) -> "Begun | None":
-        """Of a rank's standing; None: it has not begun."""
+        """From a rank's standing; None: the rank has not begun."""
         if share is None:
             return None
         return cls(share=share, passes=max(passes, len(list_ranges(share))))
@@ -33,11 +34,11 @@ class Begun:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
     shares: Mapping[int, Ranges]
-    """Rank → its whole share; by data index, every micro-batch once."""
+    """Rank → its complete share. Each micro-batch belongs to exactly one data index."""
     passes: Mapping[int, int] = field(default_factory=dict)
     """Unit → how many passes its ranks make; empty: units are single ranks."""
     begun: Mapping[int, Begun] = field(default_factory=dict)
-    """Rank that has not begun → what those began with that compute the same micro-batches."""
+    """Rank that has not begun → what the ranks that compute the same micro-batches began with."""
 
 
 def share_out(
@@ -45,7 +46,7 @@ def share_out(
     micro_batches: int,
     mesh: Mesh = ONE_RANK,
 ) -> Shared | str:
-    """How the reduction goes on, or why it cannot.
+    """How the reduction continues, or why it cannot.
 
     Args:
         begun: by rank, of whole units; None: it has not begun.
@@ -70,7 +71,7 @@ def share_out(
 
 
 def _by_index(begun: Mapping[int, Begun | None], mesh: Mesh) -> dict[int, Begun | None] | str:
-    """By data index: what its ranks have begun; None: none of them has."""
+    """By data index: what its ranks have begun; None: none of them has begun."""
     held: dict[int, Begun | None] = {}
     owner: dict[int, int] = {}
     for rank, found in sorted(begun.items()):
@@ -88,7 +89,9 @@ def _by_index(begun: Mapping[int, Begun | None], mesh: Mesh) -> dict[int, Begun 
 
 
 def give_rest(held: Mapping[int, Begun | None], micro_batches: int) -> dict[int, list[int]]:
-    """Index → what it gets. What nobody holds goes, in runs, to the indices that make the fewest passes."""
+    """Data index → the micro-batches that it gets. Those that nobody holds go, in runs, to the
+    indices that make the fewest passes.
+    """
     taken = {i for found in held.values() if found for i in list_ranges(found.share)}
     rest = [i for i in range(micro_batches) if i not in taken]
     passes = {index: found.passes if found else 0 for index, found in held.items()}
@@ -99,7 +102,7 @@ def give_rest(held: Mapping[int, Begun | None], micro_batches: int) -> dict[int,
 
 
 def _fill(have: Mapping[int, int], more: int) -> dict[int, int]:
-    """How many each gets of `more`, so that the largest total is as small as it can be."""
+    """How many of `more` each index gets, so that the largest total is as small as possible."""
     got = dict.fromkeys(sorted(have), 0)
     for _ in range(more):
         index = min(got, key=lambda i: (have[i] + got[i], i))
@@ -110,7 +113,7 @@ def _fill(have: Mapping[int, int], more: int) -> dict[int, int]:
 def _count_passes(
     held: Mapping[int, Begun | None], more: Mapping[int, list[int]], mesh: Mesh
 ) -> dict[int, int]:
-    """By unit."""
+    """The passes of each unit."""
     passes: dict[int, int] = {}
     for index, found in held.items():
         unit, made = index // mesh.shard, (found.passes if found else 0) + len(more[index])
@@ -121,6 +124,6 @@ def _count_passes(
 def _list_begun(
     begun: Mapping[int, Begun | None], held: Mapping[int, Begun | None], mesh: Mesh
 ) -> dict[int, Begun]:
-    """For the ranks whose siblings have begun without them."""
+    """For each rank that has not begun, what its siblings have begun without it."""
     siblings = {rank: held[mesh.data_index(rank)] for rank, own in begun.items() if own is None}
     return {rank: found for rank, found in siblings.items() if found is not None}

@@ -1,7 +1,7 @@
-"""Asks members that have fallen silent whether they live.
+"""Asks members that have fallen silent whether they are alive.
 
-Asking costs a request, and only while all others wait. So agents need not report more often than they do, and one
-that is slow to report is not taken for dead.
+This costs a request, and only while all others wait. So agents need not report more often than they
+do, and an agent that is slow to report is not taken for dead.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from everstep_agent.peers.epoch_level import EpochMember, Id
 from everstep_agent.peers.messages import After, Who
 
 ASK_SECONDS = 0.35
-"""Limit for an answer: more than a retransmission takes."""
+"""Limit for an answer: longer than a retransmission takes."""
 ATTEMPTS = 2
-"""So many unanswered requests in a row count as silence. Doubled for a while after each member that was left out
-and lives.
+"""This many unanswered requests in a row count as silence. The number is doubled for a while each
+time a member that was left out turns out to be alive.
 """
 AGAIN_SECONDS = 1.0
-"""Before a member that has answered is asked again."""
+"""Pause before a member that has answered is asked again."""
 
 
 class Silence:
@@ -42,11 +42,13 @@ class Silence:
 
     @property
     def unanswered(self) -> frozenset[Id]:
-        """Of those that are doubted now."""
+        """The members in doubt that have not answered."""
         return frozenset(self._unanswered)
 
     def doubt(self, members: Sequence[EpochMember], now: float) -> None:
-        """Only these. Who was doubted before, and has reported since, is believed again."""
+        """Ask these members, and no others. A member that was in doubt before and has reported
+        since is no longer in doubt.
+        """
         ids = {m.id for m in members}
         for ident in [i for i in self._asking if i not in ids]:
             self._asking.pop(ident).cancel()
@@ -56,15 +58,17 @@ class Silence:
                 self._asking[member.id] = asyncio.create_task(self._ask(member, self.attempts(now)))
 
     def attempts(self, now: float) -> int:
-        """After so many requests a member is silent."""
+        """How many unanswered requests make a member silent."""
         return ATTEMPTS * self._patience.factor(now)
 
     def leave_out(self, ids: Iterable[Id]) -> None:
-        """The next epoch goes on without them."""
+        """Note that the next epoch continues without these members."""
         self._left_out |= {*ids} & self._unanswered
 
     def hear(self, report: AgentReport, now: float) -> None:
-        """It lives. If it was left out, that was wrong: from now on members are asked more often."""
+        """Note that this agent is alive. If it was left out, that was wrong: from now on a member
+        is asked more often before it counts as silent.
+        """
         self._presumed -= {report.address}
         if report.id in self._left_out:
             self._left_out.discard(report.id)
@@ -90,7 +94,7 @@ class Silence:
         except PeerError as error:
             if error.refused:
                 return True
-        # Nothing may listen there for a moment: its container is started again.
+        # While its container restarts, nothing listens there for a moment.
         await asyncio.sleep(max(0.0, began + ASK_SECONDS - clock()))
         return False
 

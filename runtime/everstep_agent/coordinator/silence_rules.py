@@ -1,9 +1,10 @@
-"""Which members of an epoch are silent while the others wait for them, and whether the others may go on
-without them. Pure.
+"""Which members of an epoch are silent while the others wait for them, and whether the others may
+continue without them. Pure.
 
-A node that loses its power says nothing: its connections stay open, so the others' collectives wait. Its agent's
-silence proves no death. But the members of an epoch that hold more than half of its claim may claim the next one
-without any proof (rule 2), and what a minority does after that counts nowhere.
+A node that loses its power sends nothing, and its connections stay open, so the others' collectives
+wait. The silence of its agent proves no death. But members that are more than half of the epoch's
+claim may claim the next epoch without any proof (rule 2), and what a minority does after that does
+not count.
 """
 
 import math
@@ -18,17 +19,19 @@ from everstep_contract import levels
 from everstep_contract.log import Claim
 
 QUIET_SECONDS = 0.6
-"""A member that has not reported for so long is asked, if the others have waited for long: a living agent reports
-twice in this time then.
+"""A member that has not reported for this long is asked, if the others have waited for long: in
+that case a living agent reports twice in this time.
 """
 SILENT_SECONDS = 2.0
-"""The same at any time: a living agent reports twice in this time even in a quiet job."""
+"""The same limit, however long the others have waited: a living agent reports twice in this time
+even in a quiet job.
+"""
 
 
 def list_doubted(
     epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]]
 ) -> tuple[EpochMember, ...]:
-    """Members that are to be asked whether they live: they report nothing, and all others wait.
+    """Members to ask whether they are alive: they report nothing, and all others wait.
 
     Args:
         reports: with their age in seconds.
@@ -57,8 +60,9 @@ def list_doubted(
 def _list_judged(
     epoch: EpochLevel, others: Iterable[AgentReport], quiet: Collection[Id]
 ) -> list[WorkerReport]:
-    """The ranks that show whether the quiet members are waited for. Those of their units may wait within the unit,
-    which looks like computing; if there are no others, these count.
+    """The ranks that show whether the others wait for the quiet members. Ranks of the quiet
+    members' units may wait within the unit, which looks like computing, so they count only if there
+    are no others.
     """
     units = list_units_of(epoch, quiet)
     workers = [(m.ranks[w.local], w) for m, r in list_inside(epoch, others) for w in r.workers]
@@ -67,7 +71,7 @@ def _list_judged(
 
 
 def list_silent(epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]]) -> frozenset[Id]:
-    """Members of which nothing was heard for a while, or ever."""
+    """Members that have not reported for a while, or have never reported."""
     heard = {r.id for r, age in reports if age < SILENT_SECONDS}
     return frozenset(m.id for m in epoch.members if m.id not in heard)
 
@@ -75,7 +79,7 @@ def list_silent(epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]])
 def list_yields(
     wanted: levels.Wanted, reports: Iterable[tuple[AgentReport, float]]
 ) -> tuple[levels.Yield, ...]:
-    """The operator's words about pods that are still silent. A pod that speaks is not left out."""
+    """The operator's yields for pods that are still silent. A pod that reports is not left out."""
     if not wanted.yields:
         return ()
     heard = {(r.slot, r.attempt) for r, age in reports if age < SILENT_SECONDS}
@@ -85,7 +89,7 @@ def list_yields(
 def list_yielded(
     epoch: EpochLevel, yields: Iterable[levels.Yield], newest: Claim | None
 ) -> frozenset[Id]:
-    """The members that the operator lets be left out, as long as `newest` is the newest claim."""
+    """The members that the operator's yields allow to leave out while `newest` is the newest claim."""
     given = {(y.slot, y.attempt) for y in yields if newest is not None and y.epoch == newest.epoch}
     return frozenset(m.id for m in epoch.members if m.id[:2] in given)
 
@@ -93,7 +97,7 @@ def list_yielded(
 def list_left_out(
     wanted: levels.Wanted, newest: Claim | None, job_uid: str
 ) -> tuple[levels.Yield, ...]:
-    """The operator's words that the newest claim has made use of."""
+    """The operator's yields that the newest claim has used."""
     if newest is None or newest.job_uid != job_uid:
         return ()
     named = {(m.slot, m.attempt) for m in newest.members}
@@ -105,12 +109,13 @@ def list_left_out(
 def list_outvoted(
     epoch: EpochLevel, newest: Claim | None, silent: Collection[Id], lost: Collection[Id]
 ) -> frozenset[Id]:
-    """The silent members, if the others may claim the next epoch without them and the rest of their units; else none.
+    """The silent members, if the others may claim the next epoch without them and the rest of their
+    units; otherwise none.
 
     Args:
-        newest: the newest claim, in the log or on its way there.
+        newest: the newest claim that is in the log, or that is about to be appended.
         silent: members that do not answer.
-        lost: members whose pods are lost, by proof or by the operator's word.
+        lost: members whose pods are lost, by proof or by the operator's decision.
     """
     if newest is None or newest.epoch != epoch.number or not silent:
         return frozenset()
@@ -120,12 +125,12 @@ def list_outvoted(
 
 
 def _forms_anew(epoch: EpochLevel) -> bool:
-    """Its members form the group of an epoch that goes on in place, which takes no time."""
+    """Whether an epoch that continues in place is forming its group, which takes hardly any time."""
     return epoch.stage is Stage.STARTING and epoch.in_place is not None
 
 
 def _waits(worker: WorkerReport) -> bool:
-    """Whether it can do nothing by itself."""
+    """Whether this rank can do nothing without the others."""
     return worker.state is State.DEAD or (worker.state is State.TRACKED and worker.waiting)
 
 

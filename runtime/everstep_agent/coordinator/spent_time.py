@@ -2,7 +2,7 @@
 
 Each agent counts its own seconds from the start of its container, and reports the sum. A
 checkpoint's manifest holds the run's sum and, separately, what each agent had reported by then. A
-new coordinator can thus replace an agent's old figure by its new one, and no second of an agent
+new coordinator can thus replace an agent's old figure with its new one, and no second of an agent
 that outlives a coordinator counts twice.
 """
 
@@ -25,7 +25,7 @@ class SpentTime:
 
     def update(self, reports: Iterable[AgentReport]) -> "SpentTime":
         """The newest figures of each agent. A container that had been replaced when the checkpoint
-        was written is settled there.
+        was written is already part of `settled`.
         """
         newest = _newest_lives(self.by_agent)
         fresh = {

@@ -49,7 +49,7 @@ class JobState:
     unfinished: EpochLevel | None = None
     """A former epoch whose last save is committed before the next one is claimed."""
     refused: str = ""
-    """Why the running epoch, which stepped first, cannot be claimed; empty: it is, or it can be."""
+    """Why the running epoch, which stepped first, cannot be claimed; empty: nothing prevents it."""
     incidents: Incidents = field(default_factory=Incidents)
     left: tuple[levels.Left, ...] = ()
     strike: Strike = field(default_factory=Strike)
@@ -78,11 +78,11 @@ class JobState:
         return replace(self, burnt=max(number, self.burnt))
 
     def begin_epoch(self, epoch: EpochLevel) -> "JobState":
-        """It is claimed, or it steps first."""
+        """Begin an epoch that is claimed, or that steps first."""
         return replace(self, round=0, epoch=epoch, refused="")
 
     def note_claimed(self, claim: Claim) -> "JobState":
-        """It is in the log."""
+        """Note that this claim is in the log."""
         epoch = self.epoch
         unclaimed = tuple(c for c in epoch.unclaimed if c != claim) if epoch else ()
         return self._with_epoch(unclaimed=unclaimed)
@@ -94,7 +94,9 @@ class JobState:
         return replace(self, unfinished=unfinished)
 
     def adopt_epoch(self, held: EpochLevel) -> "JobState":
-        """Workers are alive of an epoch that this coordinator did not know of, or that a claim left."""
+        """Adopt an epoch whose workers are alive although this coordinator did not know of it, or
+        although a newer claim continues it.
+        """
         return replace(self, round=0, epoch=replace(held, boundary=None))
 
     def run_epoch(self) -> "JobState":
@@ -103,18 +105,18 @@ class JobState:
     # --- a running epoch -------------------------------------------------------------------------
 
     def arm(self, boundary: Boundary) -> "JobState":
-        """A first boundary, or the same one raised or confirmed."""
+        """Set the boundary: a new one, or the same one raised or confirmed."""
         return self._with_epoch(boundary=boundary)
 
     def disarm(self) -> "JobState":
         return self._with_epoch(boundary=None)
 
     def keep(self, step: int) -> "JobState":
-        """All members hold their parts of this step; near saves before it are dropped."""
+        """Note that all members hold their parts of this step; near saves before it are dropped."""
         return self._with_epoch(kept=step)
 
     def commit(self, newest: Commit) -> "JobState":
-        """A checkpoint of this epoch, or of one that it continues, is in the log."""
+        """Note that a checkpoint of this epoch, or of one that it continues, is in the log."""
         epoch = self.epoch
         if epoch is None or newest.epoch > epoch.number or epoch.committed >= newest.step:
             return self
@@ -134,20 +136,22 @@ class JobState:
         )
 
     def propose(self, successor: int, token: str) -> "JobState":
-        """Members that have joined an epoch of this number can be in none of a lower one, and in no
-        other of this number.
+        """Propose the next epoch. Members that have joined it can enter no epoch with a lower
+        number, and no other epoch with this number.
         """
         return self._with_epoch(successor=successor, successor_token=token)
 
     def end_ranks(self, ranks: tuple[int, ...]) -> "JobState":
-        """Ranks of lost units, which their agents end now."""
+        """Have the agents end these ranks of lost units."""
         return self._with_epoch(ended=ranks)
 
     def ask_vector(self, rank: int) -> "JobState":
         return self._with_epoch(asked=rank)
 
     def write_as(self, token: str) -> "JobState":
-        """Commits of this epoch carry the token of a claim that continues it and never began."""
+        """Let commits of this epoch carry the token of a claim that continues this epoch and whose
+        own epoch never began.
+        """
         return self._with_epoch(token=token)
 
     def keep_keys(self, address: str) -> "JobState":
@@ -175,7 +179,7 @@ class JobState:
         return self._with_epoch(saver=saver)
 
     def end_epoch(self, cause: str) -> "JobState":
-        """Its workers end after this."""
+        """End the epoch; its workers end after this."""
         return self._with_epoch(stage=Stage.OVER, boundary=None, saver=None, cause=cause)
 
     def strike_step(self, cause: str, step: int, fault: str = "") -> "JobState":
@@ -197,7 +201,7 @@ class JobState:
         return self._with_epoch(leaving=ids)
 
     def cut_out(self, hung: tuple[Hung, ...]) -> "JobState":
-        """Their agents end these workers, if they still make no progress."""
+        """Have the agents end these workers, if they still make no progress."""
         return self._with_epoch(hung=hung)
 
     def name_incident(self) -> "JobState":
@@ -224,7 +228,7 @@ class JobState:
         return replace(self, stopped=at)
 
     def finish(self, end: End) -> "JobState":
-        """The last thing that this coordinator publishes; set once."""
+        """End the job. This is the last thing that this coordinator publishes, and is set once."""
         return self if self.end is not None else replace(self, round=0, end=end)
 
     # --- derived values
@@ -232,7 +236,7 @@ class JobState:
 
     @property
     def trains(self) -> bool:
-        """An epoch has started and is not over."""
+        """Whether an epoch has started and is not over."""
         return self.epoch is not None and self.epoch.stage is not Stage.OVER
 
     @property

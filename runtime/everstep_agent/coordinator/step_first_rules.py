@@ -1,8 +1,9 @@
 """Whether the survivors of a loss may step before their claim is in the log (rule 3). Pure.
 
-Then nobody else can have claimed the run, or committed a further step, without this coordinator's
-knowledge: such a claim needs one of the survivors, and they are promised to this one; such a commit
-needs a rank that saved after a cut, and its agent tells of the cut.
+They may if nobody else can have claimed the run, or committed a further step, without this
+coordinator's knowledge. Such a claim needs one of the survivors, and they have all joined this
+coordinator's epoch. Such a commit needs a rank that saved after a cut, and its agent reports the
+cut.
 """
 
 from collections.abc import Sequence
@@ -18,10 +19,10 @@ from everstep_contract.log import Claim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shrink:
-    """A loss whose survivors have told how far they are."""
+    """A loss whose survivors have reported their standing."""
 
     epoch: EpochLevel
-    """The one that they leave."""
+    """The epoch that they leave."""
     survivors: Sequence[EpochMember]
     reports: Sequence[AgentReport]
     """The newest of each agent that is not silent."""
@@ -33,18 +34,20 @@ def why_claim_first(shrink: Shrink, log: LogIndex, *, job_uid: str) -> str:
     """Why the survivors' epoch must be claimed before its first step; empty if it may step first.
 
     Args:
-        log: as read, which may be old.
+        log: the log as read, which may be out of date.
     """
     return why_not_proven(shrink, log, job_uid) or why_not_promised(shrink) or why_not_uncut(shrink)
 
 
 def list_pending(epoch: EpochLevel, log: LogIndex) -> tuple[Claim, ...]:
-    """The claims of the epoch's line that are not in the log as read, oldest first."""
+    """The claims of this epoch, and of those that it continues, that are not in the log as far as
+    it was read; oldest first.
+    """
     return tuple(c for c in epoch.unclaimed if log.place_of(c) is None)
 
 
 def why_not_proven(shrink: Shrink, log: LogIndex, job_uid: str) -> str:
-    """Why it is more than a shrink, or leaves out somebody whose own agent reported no end."""
+    """Why this is more than a shrink, or leaves out a member whose own agent reported no end."""
     if whole := sorted(slot for slot, _, _ in shrink.lost):
         return f"the pod of slot {whole[0]} is lost"
     epoch, pending = shrink.epoch, list_pending(shrink.epoch, log)
@@ -77,8 +80,8 @@ def _is_promised(epoch: EpochLevel, report: AgentReport) -> bool:
 
 
 def why_not_uncut(shrink: Shrink) -> str:
-    """Why another coordinator may have committed more than the survivors hold: it has cut the epoch,
-    and a rank that has died since may have saved its state for it.
+    """Why another coordinator may have committed more than the survivors hold: it has cut the
+    epoch, and a rank that has died since may have saved its state for that coordinator.
     """
     epoch = shrink.epoch
     cut = [r.slot for r in shrink.reports if epoch.member(*r.id) and r.cut >= epoch.number]

@@ -14,7 +14,7 @@ STORE_PAUSE_SECONDS = 1.0
 
 class StoreWaits:
     """An unavailable store costs a running job nothing but its next commit, so these calls have no
-    limit: `trouble` names what is waited for, and the operator shows it.
+    time limit. `trouble` is the error for which a call waits; the operator shows it.
 
     `may_fail`: whether errors that a retry cannot fix are raised. Before the first epoch, a start
     with wrong credentials fails at once. Later the workers may hold the only copy of the state, and
@@ -34,7 +34,7 @@ class StoreWaits:
         return next(iter(self._waiting.values()), None)
 
     async def persist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Raises `StoreError` as `may_fail` allows."""
+        """Repeat the call until it succeeds. Raises `StoreError` only as `may_fail` allows."""
         waits = logline.Once(self._line, "store_waits")
         try:
             while True:

@@ -1,7 +1,7 @@
 """Whether a sum is stuck: all ranks wait in it, and nothing moves between them. Pure.
 
-A rank that has stopped is another matter (`hung.py`), and so is an agent that is silent (`silence_rules.py`): each
-of these ends here, as all others then wait, too.
+A rank that has stopped is found by `hung.py`, and a silent agent by `silence_rules.py`, although
+all other ranks then wait, too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,14 +12,15 @@ from everstep_agent.peers.epoch_level import EpochLevel, Stage
 from everstep_contract.sums import find_first
 
 FRESH_SECONDS = 0.6
-"""An older report may be of a rank that has gone on since."""
+"""If a report is older than this, its rank may have moved on since."""
 
 
 def find_stuck(
     epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]], factor: float
 ) -> Break | None:
-    """By the limits that the ranks have learnt. Only in a group that has completed a step: its members then form it
-    anew and go on in place, while one that gets nowhere would have all restart.
+    """Find a stuck sum by the limits that the ranks have learnt. Only a group that has completed a
+    step is judged: its members form the group again and continue in place. In a group that has
+    completed no step, all ranks would have to restart.
 
     Args:
         reports: with their age in seconds.

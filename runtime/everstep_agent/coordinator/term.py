@@ -181,8 +181,8 @@ class Term:
     # --- input from agents and operator
     # -------------------------------------------------------------
 
-    # These run in the tasks of the HTTP server, which a bug here must not break: it ends this term
-    # instead.
+    # These run in the tasks of the HTTP server. A bug here must not break the server: it ends this
+    # term instead.
 
     def take(self, found: AgentReport) -> None:
         with self._guarded():
@@ -233,14 +233,14 @@ class Term:
 
     @property
     def behind(self) -> bool:
-        """An agent was in a newer epoch than this term knows of, and may hold the only copy of its
-        state.
+        """Whether an agent was in a newer epoch than this term knows of, and may hold the only copy
+        of its state.
         """
         return rounds.is_behind(self.recent(), self.epoch, self.run_log.newest_claim)
 
     @property
     def may_hand_over(self) -> bool:
-        """Whether another agent can continue the running epoch, without this pod, as it is."""
+        """Whether another agent can continue the running epoch as it is, without this pod."""
         epoch, recovers = self.epoch, self._state.incidents.current is not None
         if not self.settings.in_place or epoch is None or recovers:
             return False
@@ -381,7 +381,9 @@ class Term:
         self.change(self._state.open_incident(id or self.new_incident(), cause, self.now()))
 
     def new_incident(self) -> str:
-        """The operator's id, if it has opened the incident already, unless that incident is closed."""
+        """The operator's id for the incident, if the operator has opened one that is not known here
+        yet; otherwise a new id.
+        """
         given = self.wanted.incident
         if given and not self._state.incidents.is_known(given):
             return given
@@ -416,8 +418,8 @@ class Term:
         return await self.store_waits.persist(call)
 
     def lay_down(self, error: Exception) -> CoordinatorFault:
-        """This term has failed. Its last document is built from what was published, not from state
-        that may be at fault.
+        """End this term after a fault. Its last document is built from what was published, not from
+        state that may be at fault.
         """
         fault = faults.build_fault(self.me, error)
         last = self.board.levels
@@ -436,7 +438,7 @@ class Term:
         return fault
 
     def hand_over(self) -> None:
-        """Nothing is published after this; the successor continues an epoch that runs as it is."""
+        """Publish this term's last document. The successor continues a running epoch as it is."""
         last = self._build_levels(self._try_to_build_seen())
         self.board.seal(replace(last, laid_down=self.may_hand_over))
 
@@ -448,7 +450,7 @@ class Term:
             self.group.open_epoch(0)
 
     def look_after(self, commit: log.Commit, uploaders: Mapping[str, int]) -> None:
-        """Read it back, then retire older ones, in the background."""
+        """Read the checkpoint back, then retire older ones, in the background."""
         saved = Saved(commit=commit, uploaders=uploaders)
         self.background.start(self.post_commit.look_after(saved))
 

@@ -1,7 +1,7 @@
-"""How newcomers get the state: who takes it from whom, who holds it, and who is not waited for any
-longer. Pure.
+"""How newcomers get the state: which member sends it to which newcomer, which newcomers hold it,
+and which are no longer waited for. Pure.
 
-A transfer may take as long as its state needs: what counts is that it moves.
+A transfer may take as long as the state needs, provided that it makes progress.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from everstep_agent.peers.places import with_newcomers
 STILL_SECONDS = 15.0
 """How long a newcomer may receive nothing; a message has at most 16 MiB (`everstep/transfer.py`)."""
 LOADED_BYTES = 2**27
-"""Of the state that a newcomer has received, it loads at least so many bytes a second."""
+"""A newcomer loads at least this many bytes per second of the state that it has received."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +24,14 @@ class Progress:
     received: int
     """Bytes of the state."""
     since: float
-    """When a report first told so many."""
+    """When a report first gave this number."""
 
 
 def plan_transfers(
     epoch: EpochLevel, key: str, leaving: Collection[Id] = ()
 ) -> tuple[Transfer, ...]:
-    """Each newcomer takes from one member of its place that stays; none gives twice before all of that place have given
-    once.
+    """Each newcomer copies the state from one staying rank that has the same place. No rank sends
+    twice before all staying ranks of its place have sent once.
     """
     mesh = epoch.mesh
     staying = [r for m in epoch.members if m.id not in leaving for r in m.ranks.values()]
@@ -106,7 +106,7 @@ def find_still(
 
 
 def _limit(received: int, expected: int) -> float:
-    """Once all has arrived, the newcomer loads it."""
+    """How long a newcomer may receive nothing. Once all has arrived, it also needs time to load it."""
     loads = expected > 0 and received >= expected
     return STILL_SECONDS + (expected / LOADED_BYTES if loads else 0.0)
 

@@ -1,10 +1,11 @@
-"""A save that every rank of the last epoch had staged when no whole copy of the model was left: the agents upload what
-they hold of it, their own parts or copies of others', and it is committed before the next epoch is claimed. So is the
-full state that a whole unit had staged. Agents that were killed, too, find it when they come back.
+"""A save that every rank of the last epoch had staged when no whole copy of the model was left. The
+agents upload what they hold of it, their own parts or copies of others', and it is committed before
+the next epoch is claimed. The same holds for the full state that a whole unit had staged. Even
+agents that were killed find the save when they come back.
 
-It is committed under the claim of its own epoch, as its coordinator would have done: that claim is still the newest,
-and whoever has staged a step has applied it. So the log's rules hold as they are. A save of which a part is missing is
-dropped.
+It is committed under the claim of its own epoch, as that epoch's coordinator would have done. That
+claim is still the newest, and whoever has staged a step has applied it, so the log's rules hold
+unchanged. A save of which a part is missing is dropped.
 """
 
 from collections.abc import Iterable
@@ -20,8 +21,8 @@ from everstep_contract.units import ONE_RANK, Mesh
 def decide_unfinished(
     claim: log.Claim, committed: int, reports: Iterable[AgentReport], mesh: Mesh = ONE_RANK
 ) -> tuple[EpochLevel, int] | None:
-    """The epoch of the newest claim and the newest step beyond `committed` of which all parts are still there; None:
-    there is no such save.
+    """The epoch of the newest claim, and the newest step beyond `committed` of which all parts are
+    still there; None: there is no such save.
     """
     ranks: dict[tuple[int, bool], set[int]] = {}
     for unsent in (u for r in reports for u in r.unsent):
@@ -71,7 +72,7 @@ def list_members(claim: log.Claim) -> tuple[EpochMember, ...]:
 
 
 async def finish_save(term: Term) -> None:
-    """Has it uploaded and commits it, within `drain_seconds`."""
+    """Have such a save uploaded and commit it, within `drain_seconds`."""
     found = find_save(term)
     if found is None:
         return
@@ -95,13 +96,13 @@ async def finish_save(term: Term) -> None:
 
 
 def _is_open(term: Term, step: int) -> bool:
-    """Whether that step is still the newest to be finished; an older one may be committed before it."""
+    """Whether this step's save is still the newest to finish. An older one may be committed first."""
     found = find_save(term)
     return found is not None and found[1] == step
 
 
 def find_save(term: Term) -> tuple[EpochLevel, int] | None:
-    """The epoch of such a save, and its step."""
+    """The epoch of such a save, and its step; None: there is no such save."""
     if term.saves.disagreement is not None:  # nothing of that epoch may be saved
         return None
     claim, commit = term.run_log.newest_claim, term.newest_commit()

@@ -1,7 +1,7 @@
-"""Which units are lost, and which of their ranks live and have to be ended. Pure.
+"""Which units are lost, and which of their ranks are alive and have to be ended. Pure.
 
-A unit goes on whole or not at all: without one of its ranks the others hold only parts of the model. So the loss of a
-rank is the loss of its unit.
+A unit continues whole or not at all: without one of its ranks the others hold only parts of the
+model. So the loss of a rank is the loss of its unit.
 """
 
 from collections.abc import Collection, Iterable
@@ -14,7 +14,8 @@ from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id
 def list_lost_units(
     epoch: EpochLevel, reports: Iterable[AgentReport], lost: Collection[Id] = ()
 ) -> frozenset[int]:
-    """The units that have lost a rank, or of which a rank tells that a collective within it has failed.
+    """The units that have lost a rank, or in which a rank reports that a collective within the unit
+    has failed.
 
     Args:
         lost: members whose pods are lost.
@@ -48,7 +49,7 @@ def list_living(
     units: Collection[int],
     lost: Collection[Id] = (),
 ) -> tuple[int, ...]:
-    """The ranks of these units that live, as far as reported. Those of members that leave end anyway."""
+    """The living ranks of these units, as far as reported. Those of leaving members end anyway."""
     found = (
         member.ranks[worker.local]
         for member, report in list_inside(epoch, reports)
@@ -66,11 +67,11 @@ def list_to_end(
     *,
     by_word: bool = True,
 ) -> tuple[int, ...]:
-    """The ranks that are ended because their unit is lost, those included that were named before. None is named if all
-    units are lost: nobody goes on in place then.
+    """The ranks to end because their unit is lost, including those that were named before. If all
+    units are lost, no more are named: then nobody continues in place.
 
     Args:
-        by_word: also those of a unit of which no rank is known to be dead.
+        by_word: also name ranks of a unit in which no rank is known to be dead.
     """
     told = list(reports)
     units = list_lost_units(epoch, told, lost)

@@ -18,11 +18,11 @@ from everstep_contract import env, report
 
 HOST = "127.0.0.1"
 OUTPUT_SECONDS = 1.0
-"""Limit for reading the last lines of an agent that has ended; the rest is lost: a process that it
-started may keep its pipes open.
+"""Limit for reading the last lines of an agent that has ended, because a process that it started
+may keep its pipes open. Later lines are lost.
 """
 KILL_SECONDS = 10.0
-"""Limit for an agent to end after SIGKILL. Then it is left behind, and a line names it."""
+"""Limit for an agent to end after SIGKILL. Then it is left behind, and a message names it."""
 CHUNK_BYTES = 1 << 16
 
 Show = Callable[[list[str], bool], None]
@@ -37,7 +37,7 @@ class LocalJob:
     uid: str
     token: str
     folder: Path
-    """In memory."""
+    """A folder in memory."""
     show: Show
 
 
@@ -59,8 +59,8 @@ class AgentProcess:
             self.process.kill()
 
     async def ended(self) -> str:
-        """Waits for its end and its last lines. Returns a message about what is left behind; empty:
-        nothing.
+        """Wait for the process's end and its last lines. Return a message about a process that is
+        left behind; empty: there is none.
         """
         over = asyncio.Event()
         waiting = asyncio.create_task(self.process.wait())
@@ -86,12 +86,12 @@ class AgentProcess:
         return f"exited with status {code}"
 
     def remove_memory(self) -> None:
-        """Its slot's next attempt has its own folder."""
+        """Remove its folder; the slot's next attempt has a folder of its own."""
         shutil.rmtree(self.memory, ignore_errors=True)
 
 
 async def start(job: LocalJob, slot: int, attempt: int) -> AgentProcess:
-    """Raises OSError if the process cannot be started."""
+    """Start an agent. Raises OSError if the process cannot be started."""
     memory = job.folder / f"slot-{slot}-{attempt}"
     memory.mkdir()
     settings = _build_settings(job, slot, attempt, memory)
@@ -140,7 +140,7 @@ def _build_settings(job: LocalJob, slot: int, attempt: int, memory: Path) -> env
 
 
 def build_environ(environ: dict[str, str], settings: env.AgentEnv, workers: int) -> dict[str, str]:
-    """On one machine the ranks use loopback and share the cores, as torchrun's do."""
+    """On one machine the ranks use loopback and share the cores."""
     cores = max(1, (os.cpu_count() or 1) // max(1, workers))
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environ.setdefault("OMP_NUM_THREADS", str(cores))
@@ -148,7 +148,7 @@ def build_environ(environ: dict[str, str], settings: env.AgentEnv, workers: int)
 
 
 async def _copy(reader: asyncio.StreamReader, show: Show, error: bool) -> None:
-    """Runs until the pipe closes. A line longer than 64 KiB is split."""
+    """Show lines until the pipe closes. A line longer than 64 KiB is split."""
     rest = b""
     while chunk := await reader.read(CHUNK_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")

@@ -7,7 +7,7 @@ from everstep_contract import report
 
 INTERRUPTED = 130
 QUIET = (report.Cause.LEFT, report.Cause.AGENT, report.Cause.FENCED)
-"""Ends of a single agent: the job's own end is reported instead, if there is one."""
+"""Ends of a single agent. If the job itself reported its end, that end is shown instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +20,8 @@ class Conclusion:
 def choose_report(
     found: Sequence[report.ExitReport], given_up: report.ExitReport | None = None
 ) -> report.ExitReport | None:
-    """The report of the job as a whole before that of a single agent. Once the launcher has given up, its
-    reason stands: what the agents report that it then kills is a consequence.
+    """Prefer a report about the job to one about a single agent. Once the launcher has given up,
+    its reason counts: the agents that it then kills only report the consequences.
     """
     done = next((r for r in found if r.cause is report.Cause.DONE), None)
     loud = next((r for r in found if r.cause not in QUIET), None)

@@ -1,6 +1,6 @@
-"""A drill: one rank of a sound run is killed, and what followed is shown. Pure.
+"""A drill: one rank of a healthy run is killed, and the recovery is shown. Pure.
 
-It waits for some steps first, so that the figures are not those of a start.
+The drill waits for some steps first, so that the figures do not include the start of the run.
 """
 
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from everstep_contract import levels
 
 STEPS = 10
-"""Steps of the whole group before the kill."""
+"""Steps of all workers together before the kill."""
 
 Life = tuple[int, int, int, int]
 
 
 @dataclass(slots=True, kw_only=True)
 class Drill:
-    """Told of each new `Seen`, in order."""
+    """Receives each new `Seen`, in order."""
 
     workers: int
     rank: int | None = None
@@ -31,7 +31,7 @@ class Drill:
     """Seconds from the kill until all workers trained again; None: they do not yet."""
 
     def choose(self, seen: levels.Seen, pids: Mapping[int, int]) -> int | None:
-        """The pid to kill now, if it is time for that."""
+        """The pid to kill now; None: it is not time yet, or the rank was killed already."""
         if self.rank is not None or not self._is_whole(seen):
             return None
         self.first = seen.step if self.first is None else self.first

@@ -1,7 +1,7 @@
 """`everstep run` without a cluster: acts as the operator for agents on this machine.
 
-It starts one agent per worker on a loopback port, publishes `wanted`, asks twice a second how the job
-stands, replaces a lost agent by the slot's next attempt, and prints what the job reports.
+It starts one agent per worker on a loopback port, publishes `wanted`, polls the job's state twice a
+second, replaces a lost agent by the slot's next attempt, and prints what the job reports.
 """
 
 import asyncio
@@ -25,31 +25,33 @@ from everstep_agent.peers.client import PeerClient, PeerError
 from everstep_contract import levels, names, report
 
 PERIOD_SECONDS = 0.5
-"""Between two checks of running agents; an agent that ends is handled at once."""
+"""Seconds between two checks of running agents; the end of an agent is handled at once."""
 DRILL_PERIOD_SECONDS = 0.05
-"""The same in a drill, whose figures it bounds."""
+"""The same in a drill, where it limits how exact the measured times are."""
 CALL_SECONDS = 3.0
 """Limit for an agent to answer; it is asked again in the next period."""
 LATE_SECONDS = 1.0
-"""A call that ends so long after its limit says nothing about the agent: this process itself stood still (Ctrl-Z, a
-paused machine).
+"""A call that ends this long after its limit proves nothing about the agent: this process itself
+was stopped (Ctrl-Z, a paused machine).
 """
 MISSED_ANSWERS = 2
-"""An agent that has answered before, and misses so many in a row, stands still: it is killed, which proves its
-ranks dead, and replaced.
+"""An agent that has answered before and then misses this many answers in a row is stuck. It is
+killed, which proves that its ranks are dead, and replaced.
 """
 STOP_SECONDS = 60.0
 """Limit for saving after Ctrl-C. Then the agents are killed, as on a second Ctrl-C."""
 END_SECONDS = 20.0
 """Limit for the other agents to end once the first has ended for good. Then they are killed."""
 LOST_AGENTS = 10
-"""How many agents may be lost while the run makes no new step. One more ends it."""
+"""How many agents may be lost while the run makes no new step. One more loss ends the run."""
 INTERRUPTIONS = 20
 """How often the job may be interrupted while it makes no new step (`restartBudgets.worker` on a
 cluster).
 """
 THIS_MACHINE = platform.node() or "localhost"
-"""The node of all agents: a copy in another one's memory would be lost with it."""
+"""The node of all agents. They share it, so a copy in another agent's memory would be lost with the
+original.
+"""
 
 
 def launch(plan: Plan) -> int:
@@ -77,11 +79,11 @@ class Launcher:
         """Rank → pid, as the agents have reported."""
         self._clients: dict[str, PeerClient] = {}
         self._missed: dict[str, int] = {}
-        """Address of an agent that has answered → how many answers in a row are missing since."""
+        """Address of an agent that has answered → how many answers in a row it has missed since."""
         self._told: dict[str, int] = {}
         """Address → the revision of `wanted` that its agent has confirmed."""
         self._round_at = self._began
-        """When all agents were asked."""
+        """When all agents were last asked."""
         memory_folder.sweep()
         self._memory = memory_folder.create()
         self._job = LocalJob(
@@ -114,7 +116,7 @@ class Launcher:
             await self._clean_up()
 
     def _prepare_store(self) -> None:
-        """Raises OSError, naming the folder."""
+        """Create a local store's folder. Raises OSError, which names it."""
         if self._plan.uri.startswith("file://"):
             os.makedirs(self._plan.uri.removeprefix("file://"), exist_ok=True)
 
@@ -138,13 +140,13 @@ class Launcher:
             await self._wait(DRILL_PERIOD_SECONDS if self._drill else PERIOD_SECONDS)
 
     def _is_late(self, now: float, ended_at: float | None) -> bool:
-        """`ended_at`: when the first agent had ended for good."""
+        """`ended_at`: when the first agent ended for good; None: none has."""
         ends = ended_at is not None and now - ended_at > END_SECONDS
         stops = bool(self._stop_at) and now - self._stop_at > STOP_SECONDS
         return ends or stops or self._interrupts > 1
 
     async def _wait(self, seconds: float) -> None:
-        """Waits for a short time, or until an agent ends."""
+        """Wait at most `seconds`, or until an agent ends."""
         waits = [asyncio.ensure_future(s.process.wait()) for s in self._slots.values() if s.alive]
         if waits:
             await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -177,8 +179,9 @@ class Launcher:
             agent.remove_memory()
 
     def _note_death(self, agent: AgentProcess, found: report.ExitReport | None) -> None:
-        """None of its processes is alive, unless its report says so: then the others can continue
-        only once the slot's next attempt has started.
+        """Record that none of the agent's processes is alive, unless its report says that one
+        survives SIGKILL. In that case the others can continue only once the slot's next attempt has
+        started.
         """
         if found is None or found.cause is not report.Cause.PROCESS_STUCK:
             dead = levels.DeadAgent(slot=agent.slot, attempt=agent.attempt, incarnation=1)
@@ -286,7 +289,9 @@ class Launcher:
         self._revision += 1
 
     def _show(self, lines: list[str], error: bool) -> None:
-        """Output that is not Everstep's is passed on unchanged, in one piece."""
+        """Show an agent's output. Lines that are not Everstep's are passed on unchanged, in one
+        piece.
+        """
         plain: list[str] = []
         for line in lines:
             known = logline.parse_line(line) if error else None
@@ -354,7 +359,9 @@ class Launcher:
 
 
 _REPLACED = frozenset({report.Cause.LEFT, report.Cause.PROCESS_STUCK})
-"""Ends of a pod that are final for it, as on a cluster: its slot continues in another attempt."""
+"""Ends that are final for a pod but not for its slot, which continues in another attempt, as on a
+cluster.
+"""
 
 
 def _lost_report(message: str) -> report.ExitReport:

@@ -1,8 +1,8 @@
 """A run's folder in memory, which exists as long as its launcher.
 
-The launcher holds a lock on it. A folder that is not locked belongs to a launcher that was
-killed, and the next run removes it. Process ids would not do: another container that shares
-/dev/shm cannot see this one's.
+The launcher holds a lock on it. A folder that is not locked belongs to a launcher that was killed,
+and the next run removes it. Process ids would not work: two containers that share /dev/shm cannot
+see each other's.
 """
 
 import fcntl
@@ -14,14 +14,14 @@ from pathlib import Path
 
 PREFIX = "everstep-run-"
 TRIES = 10
-"""Another launcher's sweep may remove a folder before it is locked."""
+"""How often to try: another launcher's sweep may remove a folder before it is locked."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFolder:
     path: Path
     lock: int
-    """A descriptor of the folder; the kernel releases the lock when the process ends in any way."""
+    """A descriptor of the folder; the kernel releases the lock however the process ends."""
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -42,7 +42,7 @@ def create(parent: Path | None = None) -> MemoryFolder:
 
 
 def sweep(parent: Path | None = None) -> None:
-    """Removes the folders of launchers that were killed."""
+    """Remove the folders of launchers that were killed."""
     for path in (parent or find_parent()).glob(f"{PREFIX}*-*"):
         lock = lock_folder(path)
         if lock is not None:
@@ -50,7 +50,7 @@ def sweep(parent: Path | None = None) -> None:
 
 
 def lock_folder(path: Path) -> int | None:
-    """None if another process holds the lock, or the folder no longer exists."""
+    """Lock the folder. None: another process holds the lock, or the folder no longer exists."""
     try:
         found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

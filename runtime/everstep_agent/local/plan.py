@@ -77,7 +77,9 @@ def build_plan(
 
 
 def find_size_problem(workers: int, spares: int, mesh: Mesh) -> str:
-    """Which number is not one of whole units, and what to give instead; empty if both are."""
+    """Which of the two numbers is not a whole number of units, and what to use instead; empty: both
+    are.
+    """
     given = {"--workers": workers, "--spares": spares}
     told = ((f"{name} {count}", mesh.why_not_whole(count)) for name, count in given.items())
     return next((f"{what} {why}" for what, why in told if why), "")

@@ -7,7 +7,7 @@ them. Interruptions without a new step have a cause that no restart fixes.
 from dataclasses import dataclass, replace
 
 WINDOW_SECONDS = 86_400.0
-"""As for the operator's restart budgets: older ones do not count."""
+"""Older interruptions do not count, as in the operator's restart budgets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,9 @@ class Interruptions:
     times: tuple[float, ...] = ()
 
     def reach(self, step: int) -> "Interruptions":
-        """Repeating a step that was taken before is no progress."""
+        """Forget the interruptions if `step` is a new one. Repeating an earlier step is no
+        progress.
+        """
         return Interruptions(step=step) if step > self.step else self
 
     def add(self, now: float, count: int = 1) -> "Interruptions":

@@ -1,7 +1,7 @@
 """Which agents the launcher sends `wanted` to in a period. Pure.
 
-Every agent must know its peers without the help of another, so each receives every revision. One
-answer is enough to see how the job stands: the coordinator's.
+Every agent must know its peers without help from another agent, so each receives every revision.
+The coordinator's answer alone shows the state of the job.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,11 @@ from typing import Protocol, TypeVar
 from everstep_contract import levels
 
 REPEAT_SECONDS = 4.0
-"""Between two rounds in which all agents are asked though nothing is new."""
+"""Seconds between two rounds in which all agents are asked although nothing is new."""
 OLD_MS = 2500
-"""An answer that rests on older reports of the job's agents does not show how the job stands."""
+"""An answer that is based on older reports of the job's agents does not show the job's current
+state.
+"""
 
 
 class Agent(Protocol):
@@ -35,13 +37,14 @@ def choose_agents(
     revision: int,
     since_round: float,
 ) -> list[A]:
-    """Those that lack the newest revision, and the coordinator's; all of them if the coordinator's answer
-    does not show how the job stands.
+    """The agents that lack the newest revision, and the coordinator's. All agents if the last round
+    was at least `REPEAT_SECONDS` ago, or if the coordinator's answer does not show the job's
+    current state.
 
     Args:
         told: address → the revision that its agent has confirmed.
         newest: the newest answer.
-        since_round: seconds since all were asked.
+        since_round: seconds since all agents were last asked.
     """
     lead = newest.coordinator
     place = (lead.slot, lead.attempt) if lead is not None else None

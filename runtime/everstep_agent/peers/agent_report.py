@@ -1,4 +1,4 @@
-"""What each agent reports of its pod and its workers: a level of its own, never a command."""
+"""What each agent reports about its pod and its workers: a level of its own, never a command."""
 
 import enum
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from everstep_contract import levels, wire
 from everstep_contract.sums import Sums
 
 LONG_WAIT = 0.5
-"""A rank that has waited for this much of the time limit that it has learnt waits for long."""
+"""A rank waits for long once it has waited for this share of the limit that it has learnt."""
 
 
 class State(enum.Enum):
@@ -67,7 +67,7 @@ class WorkerReport:
     """Distinguishes two deaths of the same cause: a signal's name, or as in `FailureReport`."""
     failed: FailureReport | None = None
     standing: wire.Standing | None = None
-    """What it told after `HOLD`."""
+    """What it reported after `HOLD`."""
     dead_ms: int | None = None
     """Milliseconds since its death was noticed; for a hang, since the hang began."""
     overdue: float = 0.0
@@ -75,13 +75,13 @@ class WorkerReport:
     stopped: bool = False
     """It makes no progress, and a signal has stopped its process."""
     waited: float = 0.0
-    """1: it has waited for others for that time limit; 0: it does not wait, or has learnt none."""
+    """1: it has waited for others for that limit; 0: it does not wait, or has learnt no limit."""
     still_ms: int = 0
     """Milliseconds for which nothing has moved in the sum that it waits in."""
     still_limit_ms: int = 0
-    """For how long that may be if all ranks wait in the sum, as it has learnt; 0: it has learnt nothing."""
+    """The learnt limit for `still_ms` if all ranks wait in the sum; 0: it has learnt none."""
     sums: Sums | None = None
-    """Of a rank that waits, hangs, or makes no progress; None: it does not, or is in no reduction."""
+    """None: it does not wait, hang, or fail to make progress; or it is in no reduction."""
 
     @property
     def waits_long(self) -> bool:
@@ -92,14 +92,14 @@ class WorkerReport:
         return self.has_stood_still(1)
 
     def has_stood_still(self, factor: float) -> bool:
-        """Nothing has moved in its sum for so many of the limits that it has learnt."""
+        """Whether nothing has moved in its sum for `factor` times the limit that it has learnt."""
         return 0 < self.still_limit_ms * factor <= self.still_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """Every process of this local rank up to number `life` has ended: proof, from their parent
-    process.
+    """Proof, from their parent process, that every process of this local rank up to number `life`
+    has ended.
     """
 
     local: int
@@ -137,7 +137,7 @@ class AgentReport:
     workers: tuple[WorkerReport, ...] = ()
     fresh: tuple[int, ...] = ()
     """`life` of each worker that waits for Start, by local rank; 0: that rank is in an epoch. Empty
-    unless all others are ready.
+    unless the workers of all other ranks are ready.
     """
     ended: tuple[Ended, ...] = ()
     prepared: tuple[int, ...] = ()
@@ -147,9 +147,9 @@ class AgentReport:
     received: int = 0
     """Bytes of the state that these have received so far."""
     expected: int = 0
-    """All that they are going to receive; 0: not known yet."""
+    """Bytes of the state that they will receive in all; 0: not known yet."""
     in_place: bool = False
-    """Its workers can go on in the same step when others are lost."""
+    """Its workers can continue in the same step when others are lost."""
     leaving: bool = False
     """The agent received SIGTERM: this pod ends within its grace period."""
     acked: int = 0
@@ -159,44 +159,50 @@ class AgentReport:
     staged: int = 0
     """Newest step staged by every local worker in this epoch."""
     kept: tuple[int, ...] = ()
-    """Steps of this epoch whose parts of all local workers are here, or uploaded and not committed."""
+    """Steps of this epoch for which the parts of all local workers are here, or are uploaded and
+    not committed.
+    """
     copied: int = 0
-    """Newest step of which this pod's part also lies in another pod's memory."""
+    """Newest step of which this pod's part is also in another pod's memory."""
     cut: int = 0
     """Newest epoch known to this agent as cut or over; if it has not started that epoch by then, it
     never will.
     """
     held: EpochLevel | None = None
-    """The epoch of the living local workers, sent to a coordinator that does not know of it, or whose
-    epoch continues it with them and is one that they cannot enter.
+    """The epoch of the living local workers. Only sent to a coordinator that does not know this
+    epoch, or whose own epoch continues it with these workers, although they cannot enter.
     """
     unsent: tuple[UnsentSave, ...] = ()
-    """Before its first epoch: of its predecessor. Once its epoch is cut: of that epoch."""
+    """Before the agent's first epoch: saves of its predecessor. Once its epoch is cut: saves of
+    that epoch.
+    """
     unsent_of: int = 0
-    """The epoch of which `unsent` lists all that is here; 0: none yet."""
+    """The epoch of which `unsent` lists every save that is here; 0: none yet."""
     former_epoch: int = 0
     former_step: int = 0
     """The position of the workers before this container's last restart."""
     until: int | None = None
     loss: float | None = None
     pins: dict[str, int] = field(default_factory=dict)
-    """Name that the script wants a checkpoint pinned under → its step, until one of this or a later step is
-    committed.
+    """Name under which the script wants a checkpoint pinned → its step. Listed until a checkpoint
+    of this or a later step is committed.
     """
     notes: tuple[str, ...] = ()
     dropped: int = 0
     """Lines of output that were dropped because nobody reads the agent's stdout or stderr."""
     state_bytes: int = 0
     read_back: ReadReport | None = None
-    """None: an agent of a version that reads nothing back for others."""
+    """None: the agent's version reads nothing back for others."""
     broken: BrokenCheckpoint | None = None
     storage_error: levels.StorageError | None = None
     stuck: str = ""
     """Why this pod cannot continue: one of its processes survives SIGKILL."""
     device_deaths: tuple[levels.DeviceDeath, ...] = ()
-    """Deaths by a device for whose judgment this pod waits before it starts the next worker."""
+    """Deaths from device faults. Before it starts the next worker, this pod waits until the
+    operator has judged them.
+    """
     failure: FailureReport | None = None
-    """What ends the job, found by the agent itself (a script that cannot be started, …)."""
+    """A failure that ends the job, found by the agent itself (the script cannot be started, …)."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property

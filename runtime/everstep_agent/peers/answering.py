@@ -1,8 +1,8 @@
 """One request to the agent's server: the proof in its head, its body, the handler, and the proven
 answer.
 
-Only `/healthz` and the nonce need no proof. Any other request without one is answered 401 after at
-most `UNPROVEN_BYTES`.
+Only `/healthz` and the nonce need no proof. Any other request without a proof is answered with 401
+after at most `UNPROVEN_BYTES`.
 """
 
 import json
@@ -15,7 +15,7 @@ from everstep_contract.http.asking import NONCE_PATH
 from everstep_contract.http.channel import BODY_BYTES, UNPROVEN_BYTES, Head
 
 SAY_SECONDS = 60.0
-"""Refused requests are logged at most this often, with their number."""
+"""Refused requests are logged at most once in this time, with their number."""
 Handler = Callable[[bytes], Awaitable[bytes]]
 
 
@@ -25,7 +25,7 @@ class Question:
 
     head: Head
     exchange: auth.Exchange | None = None
-    """None: not proven (yet: a client one minor version older signs the body itself)."""
+    """None: not proven, or not yet (a client one minor version older signs the body itself)."""
     digest: str = ""
 
     @property

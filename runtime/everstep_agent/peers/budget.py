@@ -1,4 +1,4 @@
-"""A limit on how fast copies are sent, so that they do not slow the training down."""
+"""A limit on how fast copies are sent or read, so that they do not slow the training down."""
 
 import asyncio
 import math
@@ -20,7 +20,7 @@ class Budget:
     ) -> None:
         self._rate, self._clock, self._sleep = rate, clock, sleep
         self._free_at = 0.0
-        """Everything that was taken is paid for by then."""
+        """When, at this rate, everything that was taken has been sent."""
 
     def lift(self) -> None:
         """From now on there is no limit."""

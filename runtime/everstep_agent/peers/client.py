@@ -17,8 +17,8 @@ T = TypeVar("T")
 class PeerError(Exception):
     """The peer gave no valid answer.
 
-    `refused`: a peer of this job refuses; `stranger`: the process at that address does not have the
-    job's token. Neither: it cannot be reached.
+    `refused`: a peer of this job has refused the request. `stranger`: the process at that address
+    does not have the job's token. Neither: the peer cannot be reached.
     """
 
     def __init__(self, message: str, *, refused: bool = False, stranger: bool = False) -> None:
@@ -54,8 +54,8 @@ class PeerClient:
         self._connection.close()
 
     async def call(self, path: str, body: Any, answer: type[T], *, timeout: float) -> T:
-        """Raises `PeerError` after `timeout` seconds at the latest, also for an answer that does
-        not decode.
+        """The decoded answer. Raises `PeerError` after `timeout` seconds at the latest, also for an
+        answer that cannot be decoded.
         """
         raw = await self.fetch(path, body, timeout=timeout)
         try:
@@ -64,8 +64,10 @@ class PeerClient:
             raise PeerError(f"{self.address}{path}: {error}", refused=True) from None
 
     async def fetch(self, path: str, body: Any, *, timeout: float) -> bytes:
-        """The body of the answer. `body`: a document, or bytes as they are. Raises `PeerError` after `timeout` seconds
-        at the latest.
+        """The body of the answer. Raises `PeerError` after `timeout` seconds at the latest.
+
+        Args:
+            body: a document, or bytes that are sent as they are.
         """
         raw = body if isinstance(body, bytes) else codec.dumps(body)
         where = f"{self.address}{path}"
@@ -94,7 +96,7 @@ def _judge(where: str, found: Answer) -> bytes:
 
 
 class Pool:
-    """Clients to many addresses, for calls that may be held and must not wait for each other."""
+    """Clients for many addresses, for calls that may be held and must not wait for each other."""
 
     def __init__(self, token: str) -> None:
         self._token = token

@@ -1,4 +1,6 @@
-"""An epoch as its coordinator publishes it: its members, how it continues the former one, and what is asked of them."""
+"""An epoch as its coordinator publishes it: its members, how it continues the former epoch, and
+what the members are asked to do.
+"""
 
 import enum
 from dataclasses import dataclass
@@ -17,8 +19,8 @@ class Stage(enum.Enum):
     STARTING = "starting"
     RUNNING = "running"
     HOLD = "hold"
-    """The process group is closed; the workers keep their step, tell their standing, and wait for an
-    epoch that continues this one in place, or for `CUT`.
+    """The process group is closed. The workers keep their step, report their standing, and wait for
+    an epoch that continues this one in place, or for `CUT`.
     """
     CUT = "cut"
     """The process group is closed: leave the collective, park, wait for the post-mortem save."""
@@ -38,7 +40,9 @@ class EpochMember:
     first: int
     """The lowest of its ranks."""
     lives: tuple[int, ...]
-    """By local rank; 0: that one was lost, and its next worker is not in the epoch."""
+    """The lives of its workers, by local rank; 0: that rank was lost, and its next worker is not in
+    the epoch.
+    """
     address: str
 
     @property
@@ -72,7 +76,7 @@ class Boundary:
     step: int
     stay: bool = False
     hold: bool = False
-    """Newcomers join there: the members hold until they have the state."""
+    """Newcomers join there: the members hold until the newcomers have the state."""
     near: bool = False
     """The save there is a near one."""
     confirmed: bool = False
@@ -80,16 +84,16 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saver:
-    """The unit that saves the full state after a cut: each of its ranks its own part."""
+    """The unit that saves the full state after a cut. Each of its ranks saves its own part."""
 
     rank: int
-    """The unit's first."""
+    """The unit's first rank."""
     step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BegunBefore:
-    """What those began with that compute the same micro-batches as a rank of this epoch."""
+    """What the ranks began with that compute the same micro-batches as `rank` of this epoch."""
 
     rank: int
     share: Ranges
@@ -113,7 +117,7 @@ class InPlace:
     passes: tuple[int, ...] = ()
     """By unit of this epoch; empty: its units are single ranks, or no member has begun."""
     begun: tuple[BegunBefore, ...] = ()
-    """For ranks that have not begun, while others have that compute the same micro-batches."""
+    """For ranks that have not begun, although others that compute the same micro-batches have."""
 
     def find_begun(self, rank: int) -> BegunBefore | None:
         return next((b for b in self.begun if b.rank == rank), None)
@@ -121,7 +125,7 @@ class InPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A member hands its state to a worker of a pod that joins."""
+    """A member sends its state to a worker that joins."""
 
     giver: int
     """Rank in the running epoch."""
@@ -133,7 +137,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hung:
-    """A worker that its agent shall end if it still makes no progress: all others wait for it."""
+    """A worker that its agent must end if it still makes no progress, because all others wait."""
 
     slot: int
     local: int
@@ -154,34 +158,36 @@ class EpochLevel:
     in_place: InPlace | None = None
     """None: its members are new processes, which restore `commit`."""
     joining: tuple[EpochMember, ...] = ()
-    """Workers that are invited to join this running epoch: other pods, and those that take the place
-    of a member's lost ranks.
+    """Workers that are invited to join this running epoch: those of other pods, and those that take
+    the place of a member's lost ranks.
     """
     transfers: tuple[Transfer, ...] = ()
     asked: int | None = None
-    """The rank that has to give its vector (stage HOLD)."""
+    """The rank that has to send its vector (stage HOLD)."""
     successor: int = 0
-    """Number of the epoch that shall continue this one in place, while its members are asked how far
-    they are: who answers has joined it, and enters no epoch of a lower number. 0: none.
+    """Number of the epoch that will continue this one in place, while the members are asked how far
+    they are. An agent that answers has joined that epoch and enters no epoch with a lower number.
+    0: none.
     """
     successor_token: str = ""
     """Token of that epoch's claim: another coordinator may ask for the same number."""
     unclaimed: tuple[log.Claim, ...] = ()
-    """Claims that are not known to be in the log, oldest first: of epochs that this one continues, and
-    its own. Its members step; nothing of it is committed before its claim. Empty: it is claimed.
+    """Claims that are not known to be in the log, oldest first: those of epochs that this one
+    continues, and its own. Its members step in the meantime, but nothing of this epoch is committed
+    before its claim. Empty: it is claimed.
     """
     leaving: tuple[Id, ...] = ()
-    """Ids of members that leave: their workers end now, and the others go on in place."""
+    """Ids of members that leave: their workers end now, and the others continue in place."""
     ended: tuple[int, ...] = ()
-    """Ranks that live and whose unit has lost a rank: their agents end them, because a unit goes on whole or not at
-    all (stage HOLD), or because they can save nothing (stage CUT).
+    """Living ranks whose unit has lost a rank. Their agents end them, because a unit continues
+    whole or not at all (stage HOLD), or because they can save nothing (stage CUT).
     """
     saver: Saver | None = None
     committed: int = 0
     """Newest step committed on this epoch's lineage."""
     kept: int = 0
-    """The newest step of which all members hold their parts: older near saves are dropped. Of an epoch whose save is
-    finished: its step.
+    """The newest step of which all members hold their parts; older near saves are dropped. In a
+    former epoch whose save is being finished (`Levels.unfinished`): the step of that save.
     """
     save_every_steps: int | None = None
     """The same for all members, whenever their pods were created; None: each uses its own
@@ -203,24 +209,26 @@ class EpochLevel:
         return next((m for m in self.members if m.id == ident), None)
 
     def place_after(self, former: int, id: Id) -> EpochMember | None:
-        """The place of this pod, if it goes on in place from epoch `former`."""
+        """The pod's place, if this epoch continues epoch `former` in place; None: it has none."""
         continues = self.in_place is not None and self.in_place.former == former
         return self.member(*id) if continues else None
 
     @property
     def resume(self) -> int:
-        """The step that was applied last when it began."""
+        """The last step that was applied when the epoch began."""
         if self.in_place is not None:
             return self.in_place.applied
         return self.commit.step if self.commit else 0
 
     @property
     def claimed(self) -> int:
-        """Number of the newest epoch in its line whose claim is known to be in the log."""
+        """Number of the newest epoch in its lineage whose claim is known to be in the log."""
         return self.unclaimed[0].chain[-1].epoch if self.unclaimed else self.number
 
     def follows(self, claim: log.Claim) -> bool:
-        """Whether the claim is its own, or one that its claims outside the log come after."""
+        """Whether `claim` is the epoch's own, is one of `unclaimed`, or is the one in the log that
+        `unclaimed` follows.
+        """
         own = self.token == claim.token or claim in self.unclaimed
         return own or (bool(self.unclaimed) and self.claimed == claim.epoch)
 
@@ -235,7 +243,7 @@ class EpochLevel:
 
     @property
     def slots_together(self) -> int:
-        """Pods are members in multiples of this."""
+        """The number of pods in the epoch is a multiple of this."""
         return max((self.mesh.count_slots(len(m.lives)) for m in self.members), default=1)
 
     @property

@@ -23,37 +23,37 @@ from everstep_agent.peers.messages import Accepted, After, Levels, Who
 from everstep_contract import levels
 
 WHO_SECONDS = 1.5
-"""Limit for a peer to answer whom it follows; then it counts as unreachable, and the choice is made
-without it.
+"""Limit for a peer to answer whom it follows. After it the peer counts as unreachable, and the
+choice is made without it.
 """
 URGENT_WHO_SECONDS = 0.4
 """The same while a local rank has waited for others for long."""
 LOST_WHO_SECONDS = 0.1
 """The same for a coordinator that this agent has just lost."""
 REPORT_SECONDS = 3.0
-"""Limit for the coordinator to accept a report; then it counts as lost, and the agent looks for
-another.
+"""Limit for the coordinator to accept a report. After it the coordinator counts as lost, and the
+agent looks for another.
 """
 URGENT_SECONDS = 0.7
 """The same while a local rank has waited for others for long: the coordinator's node may be lost."""
 LOOK_SECONDS = 0.1
-"""Between two looks at how urgent an answer is."""
+"""Pause between two looks at how urgent an answer is."""
 LEVELS_SECONDS = 6.0
-"""Limit for its levels, which it holds for `LONG_POLL_SECONDS` at most; then it counts as lost, and
-the agent looks for another.
+"""Limit for the coordinator's levels, which it holds for `LONG_POLL_SECONDS` at most. After it the
+coordinator counts as lost, and the agent looks for another.
 """
 HEARTBEAT_SECONDS = 0.25
-"""Between two reports without news of this pod."""
+"""Pause between two reports if this pod has no news."""
 QUIET_HEARTBEAT_SECONDS = 1.0
-"""The same while there is no news of the job at all."""
+"""The same while there is no news in the whole job."""
 SEARCH_SECONDS = 0.2
-"""Between two searches for a coordinator."""
+"""Pause between two searches for a coordinator."""
 URGENT_SEARCH_SECONDS = 0.05
 """The same while a local rank has waited for others for long."""
 
 
 class Here(Protocol):
-    """What following needs of its agent."""
+    """What the follower needs from its agent."""
 
     me: Identity
     changed: asyncio.Event
@@ -112,7 +112,7 @@ class Follower:
             await asyncio.sleep(URGENT_SEARCH_SECONDS if urgent else SEARCH_SECONDS)
 
     async def close(self) -> None:
-        """Closes the search's connections: an agent that follows a coordinator needs none to the
+        """Close the search's connections: an agent that follows a coordinator needs none to the
         other peers.
         """
         for client in self._asking.values():
@@ -126,8 +126,8 @@ class Follower:
         return not self._choose(await self._ask_all(), 0.0).act
 
     async def _caught_up(self, answers: Mapping[str, Answer]) -> bool:
-        """Before it takes the role, reads the newest epoch from one of its members, whose state may
-        be the only copy.
+        """Read the newest epoch from one of its members before taking the role: the members' state
+        may be the only copy. Returns whether this agent knows the newest epoch now.
         """
         who = choose_witness(answers, known=self._here.known_epoch)
         if who is None:
@@ -166,8 +166,8 @@ class Follower:
         return Answer(slot=place.slot, attempt=place.attempt, address=address, who=who)
 
     async def _follow(self, address: str) -> bool:
-        """Follows until the coordinator is lost or gives up the role; returns whether it ever
-        answered.
+        """Follow the coordinator until it is lost or gives up the role. Returns whether it ever
+        accepted a report.
         """
         heard = False
         async with (
@@ -192,7 +192,7 @@ class Follower:
         return heard
 
     async def _exchange(self, reporting: PeerClient, hearing: PeerClient, term: str) -> None:
-        """Both directions, until one fails. Raises `PeerError`."""
+        """Report and read levels until one of the two fails. Raises `PeerError`."""
         tasks = [
             asyncio.create_task(self._keep_reporting(reporting, term)),
             asyncio.create_task(self._keep_reading(hearing)),

@@ -14,12 +14,12 @@ from everstep_agent.peers.messages import Who
 TURN_SECONDS = 0.7
 """How long an agent waits for each agent that precedes it before it takes the role."""
 DOUBT_SECONDS = 5.0
-"""How long an agent waits if a peer still follows a coordinator that it cannot reach itself."""
+"""How long an agent waits if a peer still follows a coordinator that the agent cannot reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who has the coordinator's role, and in which term: a new term must be sent everything again."""
+    """Who has the coordinator's role, and in which term: a new term needs everything again."""
 
     address: str
     """Empty: this agent."""

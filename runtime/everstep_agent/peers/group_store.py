@@ -1,5 +1,5 @@
-"""The keys of one epoch's process group: what `torch.distributed` calls its store, kept by the
-coordinator's agent.
+"""The keys of one epoch's process group, which `torch.distributed` calls its store. The
+coordinator's agent keeps them.
 
 No rank hosts the rendezvous, so it survives the death of any rank. Values are base64 text, as in
 the wire format.
@@ -9,9 +9,7 @@ from everstep_agent.waiting import Change
 from everstep_contract import wire
 
 HOLD_SECONDS = 10.0
-"""How long a `StoreGet` is held until its key is set; then the caller asks again, until its own
-limit.
-"""
+"""How long a `StoreGet` waits for its key. Then the caller asks again, until its own limit."""
 OVER = "the epoch is over"
 
 
@@ -22,15 +20,15 @@ class GroupStore:
         self._changed = Change()
 
     def open_epoch(self, epoch: int) -> None:
-        """From now on only this epoch's keys exist; requests waiting for an older epoch's fail. 0:
-        none.
+        """From now on only this epoch's keys exist. Requests that wait for keys of an older epoch
+        fail. 0: no epoch.
         """
         self._epoch, self._values = epoch, {}
         self._changed.fire()
 
     async def answer(self, frame: object, epoch: int) -> wire.StoreReply | None:
-        """None: the key of a held get does not exist yet, and the request's time is not over; ask
-        again.
+        """The reply; None: the key of a held get does not exist yet, and the request's own limit is
+        not reached, so the caller must ask again.
         """
         if epoch != self._epoch:
             return wire.StoreReply(error=OVER)

@@ -1,7 +1,7 @@
 """The agent's HTTP server: its connections and their time limits. `answering` handles one request.
 
-The most that unauthenticated clients can make it hold: a head and `UNPROVEN_BYTES` on each of at
-most `UNPROVEN_CONNECTIONS`, each for at most `PROVE_SECONDS`.
+Unauthenticated clients can make it hold at most one head and `UNPROVEN_BYTES` on each of
+`UNPROVEN_CONNECTIONS` connections, each for at most `PROVE_SECONDS`.
 """
 
 import asyncio
@@ -20,22 +20,23 @@ from everstep_contract.http.channel import Channel, Head, Malformed, join_addres
 __all__ = ["Handler", "Server"]
 
 PROVE_SECONDS = 10.0
-"""Limit for a new connection to prove the token; then it is closed."""
+"""Limit for a new connection to prove the token. After it the connection is closed."""
 UNPROVEN_CONNECTIONS = 1024
-"""Limit of connections without proof (or a quarter of the open-files limit, if that is less);
-beyond it the oldest is closed.
+"""Limit of connections without proof (or a quarter of the open-files limit, if that is less).
+Beyond it the oldest is closed.
 """
 KEEPALIVE_SECONDS = 75.0
-"""Limit for the next request on a proven connection; then it is closed, and its client opens
-another.
+"""Limit for the next request on a proven connection. After it the connection is closed, and its
+client opens another.
 """
 BODY_SECONDS = 60.0
-"""Limit for a request's body; then the connection is closed, and its client asks again."""
+"""Limit for a request's body. After it the connection is closed, and its client asks again."""
 SEND_SECONDS = 30.0
-"""Limit for sending an answer; then the connection is closed: its client has gone or is suspended.
+"""Limit for sending an answer. After it the connection is closed, because its client has gone or is
+suspended.
 """
 CLOSE_SECONDS = 1.0
-"""Limit for pending answers when the agent ends; then their connections are closed."""
+"""Limit for pending answers when the agent ends. After it their connections are closed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +57,8 @@ class Caller:
         return BODY_SECONDS if self.proven else self._seconds_to_prove()
 
     def _seconds_to_prove(self) -> float:
-        """The limit counts from the start of the connection, so sending a byte now and then does
-        not extend it.
+        """Counted from the start of the connection, so a client cannot extend the limit by sending
+        a byte now and then.
         """
         return max(0.0, self.since + PROVE_SECONDS - time.monotonic())
 
@@ -80,7 +81,9 @@ class Server:
         self.address = ""
 
     async def open(self, host: str, port: int) -> None:
-        """Raises OSError if `host` cannot be bound; port 0 takes a free one (see `port`)."""
+        """Start to listen; port 0 takes a free one (see `port`). Raises OSError if `host` cannot be
+        bound.
+        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
         listener.setblocking(False)
@@ -90,7 +93,7 @@ class Server:
         self._accepting = asyncio.create_task(accept_connections(listener, self._take, self._say))
 
     async def close(self) -> None:
-        """Pending answers get `CLOSE_SECONDS`; then every connection is closed."""
+        """Give pending answers `CLOSE_SECONDS`, then close every connection."""
         if self._listener is None or self._accepting is None:
             return
         self._accepting.cancel()
@@ -132,8 +135,9 @@ class Server:
             self._unproven.pop(caller, None)
 
     async def _exchange(self, caller: Caller) -> bool:
-        """One request and its answer; returns whether to keep the connection. Raises OSError,
-        `Malformed`.
+        """Serve one request. Returns whether to keep the connection.
+
+        Raises OSError, `Malformed`.
         """
         async with asyncio.timeout(caller.head_seconds()):
             head = await caller.channel.read_head()

@@ -1,4 +1,4 @@
-"""This pod's memory as a tier of the others: what they ask for, and the copies that they send."""
+"""This pod's memory as a tier for other pods: they read its chunks, and send it copies."""
 
 import asyncio
 import errno
@@ -21,11 +21,13 @@ from everstep_contract import codec
 from everstep_contract.manifest import LIMIT_BYTES
 
 PIECE_BYTES = 4 * 2**20
-"""In one answer: to sign it takes the sender's loop a few milliseconds."""
+"""The most bytes in one answer. Signing them takes the sender's loop a few milliseconds."""
 RESERVE_BYTES = 16 * 2**20
-"""Copies leave so much of the memory for documents and positions."""
+"""Copies leave this much of the memory for documents and positions."""
 SENDERS = 16
-"""So many pods may be in the middle of a chunk; the rest of a pod that is gone is dropped then."""
+"""How many pods may be in the middle of a chunk. Beyond that, the oldest incomplete chunk is
+dropped, because its pod may be gone.
+"""
 END = b"\n"
 
 
@@ -33,7 +35,7 @@ class LocalTier(Protocol):
     """A tier of this pod."""
 
     def read(self, digest: str, start: int, count: int) -> bytes | None:
-        """Bytes of a chunk, from `start` on, `count` at most; None: it is not here."""
+        """At most `count` bytes of a chunk, from `start` on; None: the chunk is not here."""
 
     async def list(self) -> Collection[str]: ...
 
@@ -41,7 +43,7 @@ class LocalTier(Protocol):
 class Incoming:
     """
     Args:
-        memory: takes the copies.
+        memory: holds the copies.
         disk: another tier of this pod that the others may read.
     """
 
@@ -49,7 +51,7 @@ class Incoming:
         self._memory = memory
         self._tiers: list[LocalTier] = [memory, *([disk] if disk is not None else [])]
         self._parts: dict[str, tuple[str, bytearray]] = {}
-        """Owner → digest and bytes of the chunk that it sends now."""
+        """Owner → the chunk that it is sending: its digest, and the bytes received so far."""
 
     async def read(self, raw: bytes) -> bytes:
         """The bytes that a `ChunkCall` asks for; none if the chunk is not held."""
@@ -64,7 +66,7 @@ class Incoming:
         return b""
 
     async def take(self, raw: bytes) -> bytes:
-        """Answers a `PieceCall`."""
+        """Take one piece of a chunk (`PieceCall`)."""
         document, _, body = raw.partition(END)
         return await _answer(self._take(codec.loads(PieceCall, document), body))
 

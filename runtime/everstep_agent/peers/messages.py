@@ -1,8 +1,8 @@
-"""The documents between agents: the coordinator's levels, questions and answers. What an agent reports of itself is
-in `agent_report`, an epoch in `epoch_level`.
+"""The documents between agents: the coordinator's levels, questions and answers. What an agent
+reports about itself is in `agent_report`, an epoch is in `epoch_level`.
 
-None of them is a command: one that is lost, duplicated or late has the same content as the next
-one.
+None of them is a command. If a document is lost, the next one has the same content, and one that is
+duplicated or late does no harm.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from everstep_contract.ledger import LedgerEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The end of the job for every agent: each writes it as its exit report."""
+    """The end of the job. Every agent writes it as its exit report."""
 
     cause: str
     message: str
@@ -44,21 +44,27 @@ class Levels:
     round: int = 0
     """Number of the epoch being gathered; free agents join it. 0: none."""
     claimed: int = 0
-    """The oldest epoch whose workers may go on, by the run log: anything that an older one left running
-    is over.
+    """The oldest epoch whose workers may continue, according to the run log. Workers that an older
+    epoch left running must end.
     """
     epoch: EpochLevel | None = None
     unfinished: EpochLevel | None = None
-    """A former epoch: whoever came back with saves of it that were not uploaded uploads them under its token."""
+    """A former epoch. Agents that hold saves of it that were not uploaded upload them under its
+    token.
+    """
     read_back: ReadBack | None = None
-    """The checkpoint that is read back now, and who reads what."""
+    """The checkpoint that is being read back, and which pod reads what."""
     wanted: levels.Wanted = field(default_factory=levels.Wanted)
     seen: levels.Seen = field(default_factory=levels.Seen)
     end: End | None = None
     faults: tuple[CoordinatorFault, ...] = ()
-    """Faults of the job's coordinators, oldest first, until one has run for long enough without."""
+    """Faults of the job's coordinators, oldest first, until a coordinator has run for long enough
+    without a fault.
+    """
     laid_down: bool = False
-    """The last document of a coordinator that has failed: its epoch goes on without one."""
+    """This is the last document of a coordinator that has failed. Its epoch continues without a
+    coordinator.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +78,7 @@ class After:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """Answer to a report or a part; if not `acting`, look for another coordinator."""
+    """Answer to a report or a part. If it is not `acting`, look for another coordinator."""
 
     acting: bool
     term: str = ""
@@ -98,7 +104,7 @@ class Who:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerCall:
-    """To the agent of a member: its ledger entries that no manifest covers yet, after this place."""
+    """Asks a member's agent for its ledger entries after this place that no manifest covers yet."""
 
     step: int = 0
     reduction: int = -1
@@ -108,7 +114,7 @@ class LedgerCall:
 class LedgerAnswer:
     entries: tuple[LedgerEntry, ...] = ()
     more: bool = False
-    """There are later ones: ask again, after the last of these."""
+    """There are later entries: ask again, from the last of these on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,6 @@
-"""Whose memory holds the copy of whose saves. Pure: all pods compute the same from the members; nobody assigns it."""
+"""Which pod's memory holds the copies of which pod's saves. Pure: all pods compute the same result
+from the members, so nobody has to assign it.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -18,13 +20,15 @@ class PodPlace:
 
 
 def choose_partners(pods: Iterable[PodPlace]) -> dict[int, PodPlace]:
-    """Slot → the pod that holds its copy: in another rack if there are two, else on another node. A slot has none if
-    all pods are on one node. Each pod holds one copy, unless more than half of the pods are in one place.
+    """Slot → the pod that holds its copy: in another rack if there are several racks, on another
+    node otherwise. If all pods are on one node, no slot has a partner. Each pod holds one copy,
+    unless more than half of the pods are in one place.
     """
     order = sorted(pods, key=lambda p: (p.rack, p.node, p.slot))
     racks = {p.rack for p in order}
     places = [p.rack if len(racks) > 1 and "" not in racks else p.node for p in order]
-    # Pods of one place lie together in this order, so a turn by the largest place's size leads out of each.
+    # Pods of one place are neighbours in this order, so a shift by the size of the largest place
+    # leads every pod out of its own place.
     turn = max(Counter(places).values(), default=0)
     found = {}
     for at, pod in enumerate(order):
@@ -36,7 +40,9 @@ def choose_partners(pods: Iterable[PodPlace]) -> dict[int, PodPlace]:
 
 
 def list_places(members: Iterable[EpochMember], peers: Iterable[Peer]) -> list[PodPlace]:
-    """`peers`: as the operator gives them. Where it names no node, each pod counts as one of its own."""
+    """`peers`: as the operator lists them. A pod for which it names no node counts as a node of its
+    own.
+    """
     known = {(p.slot, p.attempt): p for p in peers}
     found = []
     for member in members:

@@ -1,5 +1,5 @@
-"""The memory of another pod, as a tier: what it staged, restored or copied need not be read from the store, and what it
-holds for this pod outlives this pod's node.
+"""The memory of another pod as a tier. What that pod has staged, restored or copied need not be
+read from the store, and what it holds for this pod survives the loss of this pod's node.
 """
 
 import errno
@@ -24,16 +24,16 @@ from everstep_contract.manifest import Chunk
 READ_PATH, TAKE_PATH = "/v1/chunk", "/v1/chunk-piece"
 LIST_PATH, KEEP_PATH, DROP_PATH = "/v1/chunks-held", "/v1/chunks-kept", "/v1/chunks-dropped"
 SENT_BYTES = 2**20
-"""In one request, so that a copy is spread over the time that its budget gives it."""
+"""The most bytes in one request, so that a copy is spread over the time that its budget allows."""
 CALL_SECONDS = 5.0
-"""Limit of one question; a peer that does not answer is not asked for a chunk again."""
+"""Limit of one request. A peer that does not answer is not asked for a chunk again."""
 
 
 class PeerTier:
     """
     Args:
-        owner: in whose name this pod sends chunks.
-        budget: of what it sends; None: no limit.
+        owner: the name under which this pod sends chunks.
+        budget: limits how fast this pod sends them; None: no limit.
     """
 
     name = "peer"
@@ -72,7 +72,7 @@ class PeerTier:
         await self._ask(DROP_PATH, DropCall(owner=owner))
 
     async def _ask(self, path: str, body: Any) -> TierAnswer:
-        """Raises OSError: what the other pod says, or that it says nothing."""
+        """The answer. Raises OSError: the other pod has failed to do it, or does not answer."""
         try:
             found = await self._pool.call(
                 self.address, path, body, TierAnswer, timeout=CALL_SECONDS
@@ -107,8 +107,8 @@ def build_routes(served: incoming.Incoming) -> dict[str, Handler]:
 
 
 def choose_order(addresses: Sequence[str], own: str) -> list[str]:
-    """The other pods, those behind this one in the order of slots first: so pods that restore together ask
-    different ones.
+    """The other pods, beginning with those after this one in the order of slots. So pods that
+    restore at the same time ask different pods first.
     """
     if own not in addresses:
         return list(addresses)

@@ -1,8 +1,9 @@
 """Which rank each worker of an epoch has. Pure.
 
-Where each rank is a unit, ranks follow the order of slots, and of local ranks in a pod. A unit that spans several pods
-is a block of pods which stays together and in order for as long as its processes live: its groups last as long, so none
-of them may get another place in it. Blocks follow the order of their lowest slots.
+If each rank is a unit, ranks follow the order of slots, and within a pod the order of local ranks.
+A unit that spans several pods is a block of pods. The block stays together and in order for as long
+as its processes live, because the unit's groups last as long, and no process may change its place
+in them. Blocks follow the order of their lowest slots.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ def place_members(members: Iterable[EpochMember], together: int = 1) -> tuple[Ep
     """These pods, each with its place.
 
     Args:
-        together: so many that follow each other form a block.
+        together: this many consecutive pods form a block.
     """
     listed = list(members)
     blocks = [listed[at : at + together] for at in range(0, len(listed), together)]

@@ -1,5 +1,5 @@
-"""Reading a checkpoint back, as documents: which pod reads which chunks (of the coordinator's levels), and what a pod
-has read (of its report).
+"""The documents for reading a checkpoint back: which pod reads which chunks (in the coordinator's
+levels), and what a pod has read (in its report).
 """
 
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ class ReadBack:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadReport:
     manifest: str = ""
-    """Of the checkpoint that this pod read from last."""
+    """Key of the manifest of the checkpoint that this pod read from last; empty: none."""
     read: Ranges = ()
-    """Places of the chunks that it found in the store as the manifest names them."""
+    """Places of the chunks that it has read, and that are as the manifest describes them."""
     left: int = 0
     """How many chunks of its share it has not read yet."""
     problem: str = ""

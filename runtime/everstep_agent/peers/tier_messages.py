@@ -8,7 +8,9 @@ from everstep_contract.manifest import Chunk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkCall:
-    """For `count` bytes of a chunk, from `start` on; the answer is the bytes, none if it is not held."""
+    """Asks for `count` bytes of a chunk, from `start` on. The answer is these bytes; empty: the
+    chunk is not held.
+    """
 
     digest: str
     start: int
@@ -17,7 +19,9 @@ class ChunkCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceCall:
-    """Hold this piece of a chunk; its bytes follow the document (`incoming.pack`). The answer is a `TierAnswer`."""
+    """Hold this piece of a chunk. Its bytes follow the document (`incoming.pack`). The answer is a
+    `TierAnswer`.
+    """
 
     owner: str
     chunk: Chunk
@@ -32,7 +36,7 @@ class KeepCall:
     owner: str
     saves: tuple[Save, ...]
     since: int
-    """Step of the newest commit: older saves are needed by nobody."""
+    """Step of the newest commit. Nobody needs older saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +48,12 @@ class DropCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListCall:
-    """For the digests of all chunks in this pod's memory. The answer is a `TierAnswer`."""
+    """Asks for the digests of all chunks in this pod's memory. The answer is a `TierAnswer`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierAnswer:
     digests: tuple[str, ...] = ()
     error: int = 0
-    """`errno` of what was asked and not done; 0: it was done."""
+    """`errno` of the failed request; 0: it was done."""
     message: str = ""

@@ -1,5 +1,5 @@
-"""The agent's half of an armed boundary: it acknowledges the boundary while every local worker is
-below it. Also orders the save after a cut.
+"""The agent's part in an armed boundary: it acknowledges the boundary if no local worker has
+reached it yet. Also orders the saves after a cut and during a hold.
 """
 
 from collections.abc import Iterable
@@ -17,10 +17,10 @@ class Arming:
         self.acked = 0
 
     def arm(self, level: EpochLevel, workers: Iterable[Worker]) -> bool:
-        """Arms first and reads the positions second, so a worker that is below the boundary cannot
-        miss it.
+        """Arm the level's boundary in every worker, and acknowledge it if none has reached it yet.
 
-        Returns whether there is something to report.
+        The positions are read after arming, so a worker that is found before the boundary cannot
+        miss it. Returns whether there is something to report.
         """
         step = level.boundary.step if level.boundary and level.live else 0
         if step == self.acked:
@@ -34,14 +34,14 @@ class Arming:
         return True
 
     def passed(self, level: EpochLevel | None, workers: Iterable[Worker]) -> int:
-        """Furthest local step, reported only for a boundary that could not be acknowledged."""
+        """The furthest local step if the boundary could not be acknowledged; 0 otherwise."""
         boundary = level.boundary if level else None
         if boundary is None or boundary.step == self.acked:
             return 0
         return max((w.position().applied for w in workers), default=0)
 
     def answer(self, level: EpochLevel, workers: Iterable[Worker]) -> None:
-        """Answers workers that wait at a boundary: it is confirmed, or it was raised."""
+        """Answer the workers that wait at a boundary, once it is confirmed or was raised."""
         boundary = level.boundary if level.live else None
         for worker in workers:
             if worker.asking is None or not worker.alive:
@@ -63,7 +63,7 @@ class Arming:
 
 
 def order_save(level: EpochLevel, workers: Iterable[Worker], now: float) -> None:
-    """Orders the chosen ranks' save once they are parked; once per step."""
+    """Order the chosen ranks to save, once they are parked and only once per step."""
     saver = level.saver
     if saver is None:
         return
@@ -75,7 +75,7 @@ def order_save(level: EpochLevel, workers: Iterable[Worker], now: float) -> None
 
 
 def order_held_save(level: EpochLevel, workers: Iterable[Worker]) -> None:
-    """Orders the chosen ranks' save while they hold their step; once per step."""
+    """Order the chosen ranks to save while they hold their step, only once per step."""
     saver = level.saver
     if saver is None:
         return

@@ -17,8 +17,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 class Copier:
     """
     Args:
-        owner: in whose name the tier keeps the copies.
-        pause: awaited between two saves that are copied.
+        owner: the name under which the tier keeps the copies.
+        pause: awaited each time that all saves have been copied.
         on_copied: called when `copied` has changed.
     """
 
@@ -78,7 +78,7 @@ class Copier:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            await self._tier.drop(self._owner)  # the older one is still in this pod's memory
+            await self._tier.drop(self._owner)  # this pod's memory still holds the older save
             await self._copy(saves[-1:])
 
     async def _copy(self, saves: tuple[Save, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Where this pod's saves are copied to: the memory of another pod, and a disk of the node if there is one."""
+"""Copies this pod's saves to the memory of another pod and, if the node has one, to a disk."""
 
 import asyncio
 import contextlib
@@ -34,14 +34,17 @@ class Copies:
         rate = context.settings.peer_bandwidth
         self._budget = Budget(rate) if rate > 0 else None
         self._epoch, self._revision, self._partner = 0, -1, ""
-        """For which the targets were chosen, and the address of the other pod."""
+        """The epoch and revision that the targets were chosen for; the other pod's address."""
         self._hurried = asyncio.Event()
         self._to_peer: Copier | None = None
         self._to_disk: Copier | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def aim(self, level: EpochLevel, wanted: levels.Wanted) -> None:
-        """Copy to the pod that the members of this epoch assign. Does nothing if it is known."""
+        """Copy to the pod that the members of this epoch determine.
+
+        Does nothing if it was called before with the same epoch and revision.
+        """
         if (level.number, wanted.revision) == (self._epoch, self._revision):
             return
         if level.number != self._epoch:
@@ -79,14 +82,14 @@ class Copies:
         )
 
     async def _rewind(self, level: EpochLevel) -> None:
-        """Drop what lies beyond the step that this epoch continues from."""
+        """Drop the saves that this epoch does not continue."""
         epoch = level.commit.epoch if level.commit and not level.in_place else None
         resumed = Resumed(epoch=epoch, step=level.resume, by=level.number)
         self._memory.committed = min(self._memory.committed, level.resume)
         self._memory.kept = 0
         for tier in (self._memory, self._disk):
             if tier is not None:
-                with contextlib.suppress(OSError):  # the next copy says why it cannot be written
+                with contextlib.suppress(OSError):  # the next copy reports the same error
                     await tier.rewind(resumed)
 
     def hurry(self) -> None:
@@ -108,12 +111,12 @@ class Copies:
 
     @property
     def peer_step(self) -> int:
-        """The newest step whose save lies in another pod's memory, too; 0: none."""
+        """The newest step whose save is also in another pod's memory; 0: none."""
         return self._to_peer.copied if self._to_peer else 0
 
     @property
     def disk_step(self) -> int:
-        """The newest step whose save lies on the node's disk, too; 0: none."""
+        """The newest step whose save is also on the node's disk; 0: none."""
         return self._to_disk.copied if self._to_disk else 0
 
     async def close(self) -> None:

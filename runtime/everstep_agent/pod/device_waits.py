@@ -1,10 +1,10 @@
-"""The wait between a worker's death by its device and the slot's next worker. Pure; times are
-time.monotonic().
+"""The wait between a worker's death from a device fault and the start of the slot's next worker.
+Pure; times are time.monotonic().
 
-The verdict on a broken GPU needs a scrape, which takes longer than a restart: a worker that started
+The verdict on a broken GPU needs a scrape, which takes longer than a restart. A worker that started
 at once would use the same GPU again. So the next worker waits until the operator has judged a
-scrape made after the death; by then it has asked a slot on a broken GPU to leave. On a node whose
-GPUs are not watched, nothing waits.
+scrape made after the death. If the GPU is broken, the operator has by then asked the slot to leave
+the node. On a node whose GPUs are not watched, no worker waits.
 """
 
 from collections.abc import Collection, Iterable
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from everstep_contract import levels
 
 JUDGMENT_SECONDS = 45.0
-"""Limit of this wait; then the worker starts without a judgment, because a silent operator or
-exporter must not keep a slot empty.
+"""Limit of this wait. After it the worker starts without a judgment, because an operator or
+exporter that does not answer must not keep a slot empty.
 """
 
 

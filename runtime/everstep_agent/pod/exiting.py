@@ -1,8 +1,8 @@
-"""The death of a worker by SIGKILL, proven while the kernel still frees its memory.
+"""Proves that SIGKILL has ended a worker, while the kernel still frees its memory.
 
-The lock that the worker owns on its page wakes a thread here; the flags of its threads prove that none of them
-runs user code any more. A process that is killed can be reaped only later: after 75 to 190 µs for each
-MB of its memory.
+The worker owns a lock in its page. When the kernel releases it, a thread wakes up here. The flags
+of the worker's threads then prove that none of them runs user code any more. The process can be
+reaped only later: after 75 to 190 µs for each MB of its memory.
 """
 
 import asyncio
@@ -18,20 +18,22 @@ from everstep_contract import position
 
 PF_EXITING = 0x4
 _FLAGS, _EXIT_CODE = 6, 49
-"""Fields of `/proc/PID/stat`, counted from the state, which follows the name."""
+"""Indices of fields in `/proc/PID/stat`, counted from the state, which follows the name."""
 PROOF_SECONDS = 1.0
-"""Limit for the threads of a killed process to begin their exit; one that the kernel does not let go is
-waited for like any other process.
+"""Limit for the threads of a killed process to begin their exit. A process that the kernel keeps
+for longer is waited for like any other process.
 """
 LOOK_SECONDS = 0.0005
-"""Between two looks at their flags."""
+"""Pause between two looks at the threads' flags."""
 
 
 def watch_killed(path: str, pid: int, tell: Callable[[], None]) -> None:
-    """Calls `tell` on the running event loop once this child is killed, if that is known before it can be reaped.
+    """Call `tell` on the running event loop once this child is proven to be killed.
+
+    Does not call it if the child ends in another way, or is reaped before there is a proof.
 
     Args:
-        path: of the page whose lock the child owns.
+        path: the page whose lock the child owns.
     """
     loop = asyncio.get_running_loop()
 
@@ -58,9 +60,9 @@ def _wait_killed(path: str, pid: int) -> bool:
 
 
 def is_killed(pid: int) -> bool:
-    """Whether this process has got SIGKILL, and none of its threads runs user code any more."""
+    """Whether SIGKILL has ended this process: none of its threads runs user code any more."""
     try:
-        # Once this is its exit code, no thread of it can start another one.
+        # Once the process has this exit code, none of its threads can start another one.
         if int(read_stat(f"/proc/{pid}")[_EXIT_CODE]) != signal.SIGKILL:
             return False
         threads = os.listdir(f"/proc/{pid}/task")

@@ -1,6 +1,6 @@
-"""The ledger of a pod that joins a running epoch: it has missed steps, so it takes the entries of a member's agent.
+"""Copies the ledger from a member's agent to a pod that joins a running epoch.
 
-Any member's agent may have to write the ledger with the next save.
+The pod has missed steps, and any member's agent may have to write the ledger with the next save.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from everstep_contract.ledger import LedgerEntry
 
 PATH = "/v1/ledger"
 ENTRIES = 500
-"""In one answer."""
+"""The most entries in one answer."""
 CALL_SECONDS = 5.0
-"""Limit of one question; then it is asked again, until the members go on without this pod."""
+"""Limit of one request. It is repeated until the members continue without this pod."""
 PAUSE_SECONDS = 0.2
 
 
@@ -32,7 +32,7 @@ class LedgerFetcher:
         self.done = False
 
     def ask(self, key: str, address: str) -> None:
-        """Once for each `key`, which is that of a transfer."""
+        """Fetch the ledger from this address, once for each `key`, which is that of a transfer."""
         if key != self._key:
             self.forget()
             self._key = key
@@ -70,6 +70,6 @@ class LedgerFetcher:
 
 
 def answer_call(book: Book, call: LedgerCall) -> LedgerAnswer:
-    """The member's half."""
+    """The member's answer."""
     found = book.after(call.step, call.reduction, ENTRIES + 1)
     return LedgerAnswer(entries=tuple(found[:ENTRIES]), more=len(found) > ENTRIES)

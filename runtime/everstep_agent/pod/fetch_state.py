@@ -24,7 +24,7 @@ T = TypeVar("T")
 Then = Callable[[Fetched | None, float], Awaitable[None]]
 """Receives what was fetched, and the seconds it took."""
 Waits = Callable[[levels.StorageError | None], None]
-"""Receives the error that is waited for, and None once it has passed."""
+"""Receives the error that delays the work, and None once it has passed."""
 
 
 class Restorer:
@@ -61,8 +61,8 @@ class Restorer:
         self._begin(self._run(commit, then))
 
     def mend(self, bad: wire.BadChunk, reply: Callable[[Place], None]) -> None:
-        """A worker found a chunk of the checkpoint damaged: the place of another copy, once there is one. Without
-        one the checkpoint is `broken`.
+        """A worker found a damaged chunk: call `reply` with the place of another copy, once one is
+        here. If there is no other copy, the checkpoint is `broken`.
         """
         if self._fetched is not None and bad.digest in self._fetched.places:
             self._begin(self._mend(self._fetched, bad, reply))
@@ -99,7 +99,7 @@ class Restorer:
     async def _mend(
         self, fetched: Fetched, bad: wire.BadChunk, reply: Callable[[Place], None]
     ) -> None:
-        async with self._mending:  # several workers may find the same
+        async with self._mending:  # several workers may report the same chunk
             if fetched.places[bad.digest].is_at(bad.place):
                 self._memory.distrust(bad.digest)
                 try:
@@ -135,13 +135,13 @@ async def persist(work: Callable[[], Awaitable[T]], what: str, folder: Path, on_
         try:
             found = await work()
         except StoreError as error:
-            # Even a denied access is no evidence against the checkpoint: falling back to an older
-            # one would lose steps.
+            # Even "access denied" is no evidence against the checkpoint, and falling back to an
+            # older one would lose steps.
             on_wait(error.to_level())
             await asyncio.sleep(RETRY_SECONDS)
         except OSError as error:
-            # Nor is a full folder: workers that still map the last checkpoint's files free space as
-            # they end.
+            # A full folder is no evidence either: workers that still map the last checkpoint's
+            # files free space when they end.
             text = f"no room for {what} in {folder}: {error}; {MORE_ROOM}"
             on_wait(levels.StorageError(kind="NoRoom", message=text))
             await asyncio.sleep(RETRY_SECONDS)

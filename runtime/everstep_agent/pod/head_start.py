@@ -1,7 +1,8 @@
-"""The survivors of a loss go first: the lost rank's next worker starts once they have ended their step, or
-after a moment. Pure.
+"""Gives the survivors of a loss a head start. The lost rank's next worker starts once they have
+completed their step, or after `HEAD_START_SECONDS`. Pure.
 
-Where every core computes, its start (a fork, the script's imports, the model) would make that step longer.
+If all cores are busy, the start of a worker (a fork, the script's imports, the model) would slow
+that step down.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ def begin(published: Levels | None, now: float) -> HeadStart:
 
 
 def lasts(start: HeadStart | None, published: Levels, now: float) -> bool:
-    """Whether the next worker has to wait. It has not if the epoch is cut: all restart then."""
+    """Whether the next worker still has to wait. It need not if the epoch is cut: all restart."""
     if start is None or now >= start.since + HEAD_START_SECONDS:
         return False
     level = published.epoch

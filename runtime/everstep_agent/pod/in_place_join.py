@@ -1,6 +1,8 @@
-"""Joining a running epoch: an invited pod gets its fresh workers ready beside it, they take the state
-of members, and its agent takes the ledger of one of theirs. So does a member that has lost some of
-its ranks; its agent has the ledger.
+"""How a pod joins a running epoch.
+
+The invited pod gets its fresh workers ready while the epoch runs. They copy the state of members,
+and the agent copies the ledger of a member's agent. A member that has lost some of its ranks does
+the same for the ranks' next workers, but its agent has the ledger already.
 """
 
 import time
@@ -31,10 +33,12 @@ class InPlaceJoin:
         self._ledger = ledger
         self._line = line
         self._has_ledger = False
-        """As a member: its workers replace lost ranks."""
+        """This pod is a member, and its fresh workers replace lost ranks."""
 
     def find_place(self, level: EpochLevel | None) -> EpochMember | None:
-        """The place of this pod, if the epoch goes on with the workers that got ready for it."""
+        """This pod's place in an epoch that continues with the workers that got ready for it; None:
+        there is none.
+        """
         if level is None or level.in_place is None:
             return None
         mine, prepared = level.member(*self._me.id), self._workers.prepared_lives()
@@ -43,9 +47,11 @@ class InPlaceJoin:
         return mine if all(n in (0, m) for n, m in zip(prepared, mine.lives, strict=True)) else None
 
     def follow(self, level: EpochLevel | None) -> None:
-        """Does what the invitation asks for. Workers that got ready are replaced if there is none any
-        more, or if another worker that it names has ended: it will be renewed with the next ones. So they are if
-        their unit is of other processes now: its groups have been formed.
+        """Do what the invitation asks for.
+
+        Workers that got ready are replaced if the invitation is gone, or if another worker that it
+        names has ended: the next invitation will name new workers. They are also replaced if their
+        unit now consists of other processes, because they have formed the unit's groups already.
         """
         invited = level.joining if level is not None and level.live else ()
         mine = next((m for m in invited if m.id == self._me.id), None)
@@ -78,7 +84,7 @@ class InPlaceJoin:
                 worker.send(wire.TakeState(epoch=level.number, key=transfer.key))
 
     def give(self, level: EpochLevel) -> None:
-        """Newcomers take the state of this pod's workers, where the epoch says so."""
+        """Make this pod's workers send their state to newcomers, as the epoch's transfers say."""
         for transfer in level.transfers:
             for worker in self._workers.current.values():
                 if worker.rank == transfer.giver and transfer.key not in worker.orders:
@@ -101,20 +107,20 @@ class InPlaceJoin:
         )
 
     def count_bytes(self) -> tuple[int, int]:
-        """Of the state: how many have arrived for all its workers, and how many are to."""
+        """How many bytes of the state all joining workers have received, and how many they will."""
         taking = [w.taking for w in self._workers.fresh.values() if w.joins and w.taking]
         return sum(t.received for t in taking), sum(t.expected for t in taking)
 
     @property
     def step(self) -> int | None:
-        """The step whose state all workers and the agent hold; None: not yet."""
+        """The step whose state all joining workers and the agent hold; None: they do not yet."""
         if not self._ledger.done and not self._has_ledger:
             return None
         steps = {worker.taken for worker in self._workers.fresh.values() if worker.joins}
         return steps.pop() if len(steps) == 1 else None
 
     def enter(self, mine: EpochMember) -> None:
-        """The workers that got ready are members of the epoch."""
+        """Make the workers that got ready members of the epoch."""
         self._ledger.forget()
         for worker in self._workers.enter(mine.lives):
             worker.state = State.HELD

@@ -108,7 +108,7 @@ class Pod:
         self._hang_watch = HangWatch(self.workers, self._touch, line)
         given = hang.Limits(step=settings.hang_seconds, startup=settings.startup_seconds)
         self._limits_by: tuple[levels.Wanted | None, hang.Limits] = None, given
-        """The document that they follow from, and the limits."""
+        """The document that the limits were computed from (None: the settings), and the limits."""
         self._joining = InPlaceJoin(settings, context.me, self.workers, self._ledger_fetcher, line)
 
     async def open(self) -> None:
@@ -127,7 +127,7 @@ class Pod:
         self._touch()
 
     def list_copied(self) -> dict[str, int]:
-        """Where this pod's saves lie besides the store → the newest step there."""
+        """Place other than the store → newest uncommitted step that this pod has saved there."""
         own = max((save.step for save in self.memory.list_saves()), default=0)
         found = {
             "this pod's memory": own,
@@ -221,7 +221,7 @@ class Pod:
         self._enter_in_place(level, mine)
 
     def _continue_in_place(self, level: EpochLevel) -> None:
-        """The local workers are members of an epoch that continues theirs."""
+        """Enter `level` with the local workers, if it continues their epoch in place."""
         mine = self._find_place(level)
         cut = any(w.alive and w.cut_at is not None for w in self.workers.current.values())
         if mine is not None and level.number >= self.joined and not cut:
@@ -234,8 +234,9 @@ class Pod:
 
     @property
     def _kept_out(self) -> bool:
-        """The newest epoch has a place for the local workers, and they did not enter it: they have joined
-        a later one, or another coordinator has cut theirs. Nothing ends them until their state is saved.
+        """Whether the newest epoch has a place for the local workers that they did not take: they
+        have joined a later epoch, or another coordinator has cut theirs. Nothing ends them until
+        their state is saved.
         """
         level = self._newest.epoch if self._newest is not None else None
         return level is not None and self._find_place(level) is not None
@@ -263,7 +264,7 @@ class Pod:
         self.workers.ensure_fresh({*self._held_back, *self._list_staying()})
 
     def _list_staying(self) -> set[int]:
-        """Local ranks whose worker goes on."""
+        """Local ranks whose worker continues."""
         current = self.workers.current.items()
         return {n for n, w in current if w.alive and w.cut_at is None and not w.asked}
 
@@ -337,7 +338,7 @@ class Pod:
             self.relay.take(worker, envelope)
             return
         if not worker.alive and not isinstance(frame, (wire.Applied, wire.Staged)):
-            return  # on its way when the worker was killed; only what it has done still counts
+            return  # sent before the worker was killed; only completed work still counts
         match frame:
             case wire.Hello():
                 worker.state, worker.ready_at = State.READY, time.monotonic()
@@ -405,7 +406,7 @@ class Pod:
 
     def _applied(self, worker: Worker, frame: wire.Applied) -> None:
         worker.applied = frame
-        # A step that ended the former epoch may be marked applied when this one has begun.
+        # The last step of the former epoch may be marked applied after this one has begun.
         level = self.level
         ended = level.resume if level is not None and level.in_place is not None else 0
         if frame.epoch == self.epoch or frame.step <= ended:
@@ -416,7 +417,7 @@ class Pod:
             self._touch()
 
     def _unsaved(self, staged: wire.Staged, rank: int) -> None:
-        """Reported, so that another rank may be asked to save."""
+        """Report a full-state save that failed, so that another rank can be asked to save."""
         for worker in self.workers.current.values():
             if worker.rank == rank and staged.whole:
                 worker.unsaved, worker.whole = True, 0
@@ -454,7 +455,7 @@ class Pod:
         return self._restorer.sources
 
     def look(self, now: float) -> None:
-        """Does what is due by time alone."""
+        """Do what depends on time alone."""
         self._hang_watch.look(self._limits, now, self._node)
         for worker in self.workers.find_stuck(now):
             self.deaths.survives_kill(worker)
@@ -470,7 +471,7 @@ class Pod:
         return True
 
     def look_at_progress(self) -> float:
-        """Returns the seconds until the next look."""
+        """Look at the workers' progress. Returns the seconds until the next look."""
         return self._hang_watch.look_at_progress(self._limits.step)
 
     @property
@@ -480,7 +481,7 @@ class Pod:
     @property
     def _limits(self) -> hang.Limits:
         wanted, limits = self._limits_by
-        if wanted is not self.deaths.wanted:  # many looks for each document
+        if wanted is not self.deaths.wanted:  # computed once for each document
             wanted = self.deaths.wanted
             live = apply_wanted(self.settings, wanted)
             limits = hang.Limits(step=live.hang_seconds, startup=live.startup_seconds)

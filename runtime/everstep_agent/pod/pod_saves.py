@@ -1,4 +1,6 @@
-"""The saves of this pod's workers: where they go from staging on, and what an earlier life of the agent left unsent."""
+"""The saves of this pod's workers from staging on, and those that the agent's predecessor had not
+uploaded when it ended.
+"""
 
 import os
 from collections.abc import Callable, Mapping
@@ -18,8 +20,8 @@ from everstep_contract import levels, wire
 class PodSaves:
     """
     Args:
-        listener: hears of each part, and of each save that is lost.
-        on_news: the coordinator has to hear news.
+        listener: is called with each part, and with each save that is lost.
+        on_news: called when the coordinator needs a new report.
     """
 
     def __init__(
@@ -31,9 +33,13 @@ class PodSaves:
         self._unfinished = UnfinishedSaves(Path(context.settings.memory) / "staging", copies)
         self._epoch = 0
         self.uploads: Uploads | None = None
-        """Of the present epoch; before the first one, of the epoch whose saves are finished."""
+        """The uploads of the present epoch. Before the agent's first epoch: those of the former
+        epoch whose saves it finishes.
+        """
         self.pins: dict[str, int] = {}
-        """What the script wants pinned and may not be yet: kept here, a save may be dropped."""
+        """Pins that the script has requested → their steps, until they are committed. Kept here,
+        because the save that carries them may be dropped.
+        """
 
     async def open(self) -> None:
         await self._unfinished.find()
@@ -46,19 +52,19 @@ class PodSaves:
     # --- epochs ----------------------------------------------------------------------------------
 
     def enter(self, epoch: int, token: str) -> None:
-        """The local workers are in this epoch now. What they staged before is no longer sent."""
+        """The local workers enter this epoch. What they staged before is no longer uploaded."""
         self._epoch = epoch
         if self.uploads is not None:
             self.uploads.retire()
         self.uploads = self._open_uploads(token)
 
     async def end(self) -> None:
-        """Before the next epoch's workers start: what is being sent is cancelled."""
+        """Cancel the uploads, before the next epoch's workers start."""
         if self.uploads is not None:
             await self.uploads.close()
 
     def follow(self, level: EpochLevel) -> None:
-        """The present epoch's level."""
+        """Apply the present epoch's level."""
         if self.uploads is not None:
             if level.committed > level.resume:
                 self.uploads.committed(level.number, level.committed)
@@ -66,7 +72,7 @@ class PodSaves:
         self.pins = {name: step for name, step in self.pins.items() if step > level.committed}
 
     def look_for_copies(self, epoch: int) -> None:
-        """Of others' saves of an epoch that is cut."""
+        """Look for copies of other pods' saves of an epoch that is cut."""
         self._unfinished.look_for(epoch, self._on_news)
 
     def finish(self, level: EpochLevel | None) -> None:
@@ -88,7 +94,7 @@ class PodSaves:
     # --- workers ---------------------------------------------------------------------------------
 
     def take(self, worker: Worker, frame: wire.Staged, level: EpochLevel | None) -> None:
-        """A worker has staged a save, or could not."""
+        """A worker has staged a save, or has failed to."""
         self.pins = dict.fromkeys(frame.pins, frame.step) | self.pins
         if frame.whole:
             worker.saving_since = None
@@ -123,12 +129,12 @@ class PodSaves:
 
     @property
     def busy(self) -> bool:
-        """Something is to be uploaded."""
+        """Whether there is something to upload."""
         return self.uploads is not None and self.uploads.busy
 
     @property
     def parts(self) -> Mapping[PartKey, Part]:
-        """Uploaded and not committed."""
+        """The parts that are uploaded and not committed."""
         return self.uploads.parts if self.uploads else {}
 
     @property
@@ -137,11 +143,13 @@ class PodSaves:
 
     @property
     def known(self) -> int:
-        """The cut epoch of which `list_unsent` has the copies of others' saves, too; 0: none."""
+        """The cut epoch for which `list_unsent` includes copies of other pods' saves; 0: none."""
         return self._unfinished.known
 
     def list_held(self, ranks: int) -> tuple[int, ...]:
-        """Steps whose parts of so many local ranks are here, or uploaded and not committed."""
+        """Steps for which the parts of at least `ranks` local ranks are here, or are uploaded and
+        not committed.
+        """
         return self.uploads.list_held(ranks) if self.uploads and ranks else ()
 
     def list_unsent(self) -> tuple[UnsentSave, ...]:
@@ -153,7 +161,9 @@ class PodSaves:
 
 
 def _is_tried_again(worker: Worker, frame: wire.Staged, level: EpochLevel | None) -> bool:
-    """Whether the worker tries this save again: the last one, or one before leaving."""
+    """Whether the worker will try this save again. It does so with the last save of the training,
+    and with a save before it leaves.
+    """
     boundary = level.boundary if level else None
     stays = boundary is not None and boundary.stay and boundary.step <= frame.step
     ends = worker.tracked is not None and worker.tracked.until == frame.step

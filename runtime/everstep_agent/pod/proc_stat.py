@@ -1,4 +1,4 @@
-"""The kernel's word on a process or a thread: /proc/PID/stat."""
+"""Reads what the kernel reports about a process or a thread: /proc/PID/stat."""
 
 import os
 
@@ -6,19 +6,19 @@ LIMIT_BYTES = 4096
 
 
 def read_stat(folder: str) -> list[str]:
-    """Its fields from the state (R, S, D, T, Z, …) on, which follows the name.
+    """The fields of `stat` after the name. The first one is the state (R, S, D, T, Z, …).
 
     Args:
         folder: /proc/PID, or /proc/PID/task/TID.
 
     Raises:
-        OSError: it is gone.
+        OSError: the process or thread is gone.
     """
     return read_text(f"{folder}/stat").rpartition(")")[2].split()
 
 
 def read_text(path: str) -> str:
-    """A file of /proc with one line, in a third of the time that a file object takes. Raises OSError."""
+    """Read a small file in a third of the time that a file object takes. Raises OSError."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(file, LIMIT_BYTES).decode(errors="replace")

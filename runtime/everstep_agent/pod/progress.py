@@ -1,10 +1,14 @@
 """How long a worker has made no progress, and how much of that time counts. Pure.
 
-Only time in which the worker could have gone on counts: not the time that it queued for a core, and no more than
-`MOST_SECONDS` between two looks, because the agent did not get to look. A worker that takes CPU time may be slow (a
-compiler, a huge batch), so its time counts a tenth. One that waits for others is watched by itself: it looks whether
-anything moves. If it ceases to look, it counts like one that does not wait. One that a signal has stopped is not slow:
-all its time counts, also where it has learnt no limit.
+* Only time in which the worker could have made progress counts. The time that it queued for a core
+  does not count. Between two looks no more than `MOST_SECONDS` count, because in a longer interval
+  the agent itself did not get to look.
+* A worker that uses CPU time may only be slow (a compiler, a huge batch), so its time counts a
+  tenth.
+* A worker that waits for others checks for itself whether anything moves, so its time does not
+  count. If it stops checking, its time counts like that of a worker that does not wait.
+* A worker that a signal has stopped is not slow: all its time counts, even if it has learnt no
+  limit.
 """
 
 from dataclasses import dataclass, replace
@@ -14,26 +18,26 @@ from everstep_contract.position import Mark, Stretch
 MOST_SECONDS = 0.15
 """A longer time between two looks counts as this much."""
 BUSY_SHARE = 0.1
-"""More of an interval spent on a core is work."""
+"""A worker that spent more than this share of an interval on a core was computing."""
 BUSY_WEIGHT = 0.1
 LOOKS_SECONDS = 0.5
-"""A worker that waits for a sum looks several times in this time."""
+"""A worker that waits for a sum checks several times in this time whether anything moves."""
 STOPPED_SECONDS = 1.0
-"""Limit of a worker that a signal has stopped, where it has learnt none."""
+"""Limit for a worker that a signal has stopped and that has learnt none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Of a worker's main thread, as the kernel counts it."""
+    """How much a worker's main thread uses the cores, as the kernel counts it."""
 
     state: str
     """R, S, D, T, …"""
     on_core: float
-    """Seconds so far."""
+    """Seconds on a core so far."""
     queued: float
-    """Seconds so far that it waited for a core. Not while it still waits."""
+    """Seconds of waiting for a core so far. A wait is added when it has ended."""
     helped: bool = False
-    """Another thread, or a child process, runs."""
+    """Another thread, or a descendant of the process, is running."""
 
     @property
     def stopped(self) -> bool:
@@ -41,7 +45,7 @@ class Usage:
 
     @property
     def stopped_by_signal(self) -> bool:
-        """And not by a debugger that is attached to it."""
+        """Stopped by a signal, not by an attached debugger."""
         return self.state == "T"
 
 
@@ -50,25 +54,28 @@ NO_MARK = Mark(0.0, Stretch.OTHER, 0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Of one worker."""
+    """The progress of one worker."""
 
     mark: Mark = NO_MARK
     looked: float = 0.0
     usage: Usage | None = None
     seconds: float = 0.0
-    """Without progress since the mark, as far as they count."""
+    """Seconds without progress since the mark, as far as they count."""
     seen_before: bool = False
-    """The mark is the one that the look before has found."""
+    """The previous look found the same mark."""
 
     @property
     def limit(self) -> float:
-        """0: there is none."""
+        """How many seconds without progress are allowed; 0: there is no limit."""
         if self.mark.limit > 0 or self.usage is None or not self.usage.stopped_by_signal:
             return self.mark.limit
         return STOPPED_SECONDS
 
     def overdue(self, most: float) -> float:
-        """1: the limit, and no more than `most`, is reached. 0: there is none."""
+        """The seconds without progress, in multiples of the limit; 0: there is no limit.
+
+        A limit above `most` counts as `most`, unless `most` is 0.
+        """
         limit = min(self.limit, most) if most > 0 else self.limit
         return self.seconds / limit if limit > 0 else 0.0
 
@@ -78,26 +85,27 @@ class Progress:
 
     @property
     def stopped_for_long(self) -> bool:
-        """By a signal."""
+        """Stopped by a signal for at least `STOPPED_SECONDS`."""
         stopped = self.usage is not None and self.usage.stopped_by_signal
         return stopped and self.seconds >= STOPPED_SECONDS
 
 
 def waited(mark: Mark, now: float) -> float:
-    """For how long the worker has waited for others, in multiples of the limit that it has learnt."""
+    """How long the worker has waited for others, in multiples of the limit that it has learnt."""
     learnt = mark.kind in (Stretch.WAIT, Stretch.SUM) and mark.limit > 0
     return max(0.0, now - mark.at) / mark.limit if learnt else 0.0
 
 
 def measure_still(mark: Mark) -> float:
-    """Seconds for which the worker has seen nothing move in the sum that it waits in. By its own looks: a worker
-    that gets no core sees nothing.
+    """Seconds for which the worker has seen nothing move in the sum that it waits in.
+
+    Measured by the worker's own looks, because a worker that gets no core sees nothing.
     """
     return max(0.0, mark.looked - mark.at) if mark.kind is Stretch.SUM else 0.0
 
 
 def look(before: Progress, mark: Mark, usage: Usage | None, now: float) -> Progress:
-    """`usage`: None: it is not known."""
+    """The progress after one more look. `usage` is None if it is not known."""
     anew = Progress(mark=mark, looked=now, usage=usage)
     if mark.at != before.mark.at or anew.limit <= 0:
         return anew
@@ -122,7 +130,7 @@ def _count(before: Progress, mark: Mark, usage: Usage | None, now: float) -> flo
 
 
 def _looks(mark: Mark, now: float) -> bool:
-    """Whether a worker that waits can be believed to look; outside of a sum nobody asks it to."""
+    """Whether a worker that waits still checks if anything moves. Outside a sum it need not."""
     return mark.kind is Stretch.WAIT or now - max(mark.at, mark.looked) < LOOKS_SECONDS
 
 

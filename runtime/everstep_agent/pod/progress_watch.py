@@ -10,22 +10,25 @@ from everstep_agent.pod.worker import Worker
 
 LOOK_SECONDS = 0.05
 MOVING_LOOK_SECONDS = progress.MOST_SECONDS
-"""The same, for workers that have made progress since the last look. All of it counts if they stop now."""
+"""Pause for workers that have made progress since the last look. All of it counts if they stop."""
 CALM_LOOK_SECONDS = 0.25
 SHORT_LIMIT_SECONDS = 1.0
-"""No wait: workers with a longer limit, or none, are looked at less often."""
+"""Not a pause: workers with a longer limit, or with none, are looked at less often."""
 TOLD = LONG_WAIT
-"""The coordinator hears of a worker that has waited, or made no progress, for this much of its limit."""
+"""Share of its limit after which a worker that waits, or makes no progress, is reported at once."""
 
 
 class ProgressWatch:
-    """`tell` is called when the coordinator has to hear news."""
+    """`tell` is called when the coordinator needs a new report."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell
 
     def look(self, workers: Iterable[Worker], most: float, now: float | None = None) -> float:
-        """Returns the seconds until the next look. `most`: no limit is longer."""
+        """Look at all workers. Returns the seconds until the next look.
+
+        No learnt limit counts as longer than `most`.
+        """
         now = time.monotonic() if now is None else now
         pause = CALM_LOOK_SECONDS
         for worker in workers:
@@ -56,7 +59,9 @@ class ProgressWatch:
 
 
 def _look_if_stopped(worker: Worker, now: float) -> None:
-    """Nobody waits for it, or it has marked no progress yet."""
+    """Only look whether a signal has stopped the worker: nobody waits for it, or it has marked no
+    progress yet.
+    """
     worker.overdue = worker.waited = worker.still = 0.0
     usage = read_usage(worker.pid, others=False) if worker.in_place else None
     worker.progress = progress.look(worker.progress, progress.NO_MARK, usage, now)

@@ -1,9 +1,9 @@
-"""A worker's requests to the process group's store: answered here if this agent coordinates, else
-forwarded to the coordinator.
+"""A worker's requests to the process group's store: answered here if this agent coordinates,
+forwarded to the coordinator otherwise.
 
-If a key is not set, every other rank waits for it up to the limit of forming a group (300 s). So a
-failed request is repeated. If that does not help, the rank's next request fails: it leaves the
-group, and the coordinator starts another epoch.
+If a key is not set, every other rank waits for it, up to the limit for forming a group (300 s). So
+a failed request is repeated. If that does not help, the rank's next request fails, the rank leaves
+the group, and the coordinator starts another epoch.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from everstep_contract import wire
 
 PATH = "/v1/store"
 STORE_SECONDS = HOLD_SECONDS + 5.0
-"""Limit of one call to the coordinator, which holds a `StoreGet` for `HOLD_SECONDS`; then the call
-is repeated.
+"""Limit of one call to the coordinator, which holds a `StoreGet` for `HOLD_SECONDS`. After it the
+call is repeated.
 """
 REACH_SECONDS = 10.0
-"""Limit for reaching the coordinator again after a failed call; then the request fails, and its
+"""Limit for reaching the coordinator again after a failed call. After it the request fails, and its
 rank leaves the group.
 """
 PAUSE_SECONDS = 0.2
-"""Between two tries."""
+"""Pause between two tries."""
 CUT_POLL_SECONDS = 0.25
 """How soon a pending call is cancelled once its epoch is over."""
 STORE_FRAMES = (
@@ -128,7 +128,7 @@ def _is_over(worker: Worker) -> bool:
 
 
 async def answer_call(group: GroupStore, call: StoreCall) -> StoreAnswer:
-    """The coordinator's half."""
+    """The coordinator's answer."""
     frame = wire.decode(wire.from_text(call.frame)[wire.LENGTH.size :]).frame
     if not isinstance(frame, STORE_FRAMES):
         return StoreAnswer(error=f"{type(frame).__name__} is not a store frame")

@@ -1,5 +1,5 @@
-"""The agent's part of a save: uploads staged files one after the other, and keeps their parts until
-they are committed. A near save is kept as it is, and uploaded only when it is asked for.
+"""The agent's part in a save: it uploads staged files one after the other, and keeps their parts
+until they are committed. A near save is kept as it is, and is uploaded only on request.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from everstep_contract.places import Place
 
 RETRY_SECONDS = 1.0
 WAITING = 2
-"""How many staged saves of one rank may wait in memory; beyond that the oldest is dropped."""
+"""How many staged saves of one rank may wait in memory. Beyond that, the oldest is dropped."""
 
 
 GIVEN_UP = 4
-"""How many saves without this rank's part are reported to the coordinator."""
+"""For each rank, how many saves that miss its part are reported to the coordinator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +40,13 @@ class Job:
 class Listener:
     on_part: Callable[[Part], None]
     on_failed: Callable[[wire.Staged, int], None]
-    """Receives a staged save that cannot be read, and its rank."""
+    """Receives a save that was given up, and its rank."""
     on_held: Callable[[], None]
-    """There is news of `list_held`."""
+    """Called when `list_held` may have changed."""
 
 
 class Uploads:
-    """One per epoch: keys are (epoch, step), void once the epoch's claim is no longer the newest."""
+    """The uploads of one epoch. They are void once the epoch's claim is no longer the newest."""
 
     def __init__(
         self,
@@ -71,27 +71,31 @@ class Uploads:
         self._asked = 0
         """Step of the near save that is to be uploaded; 0: none."""
         self._sending: Job | None = None
-        """The one that is being uploaded."""
+        """The job that is being uploaded."""
         self._hurried = False
-        """Saves come faster than they are committed: the committed one's room goes to the next."""
+        """Saves are staged faster than they are committed, so the next one gets the memory of older
+        saves that do not wait for their upload.
+        """
         self._wake = asyncio.Event()
         self._tasks = {asyncio.create_task(self._run())}
         self.parts: dict[PartKey, Part] = {}
-        """Uploaded and not committed: sent again to a new coordinator."""
+        """The parts that are uploaded and not committed. A new coordinator receives them again."""
         self._layouts: dict[int, tuple[str, str]] = {}
-        """Rank → digest and layout that its worker sent last; each is sent only once."""
+        """Rank → the last digest and layout from its worker, which sends each layout only once."""
         self.error: levels.StorageError | None = None
 
     @property
     def busy(self) -> bool:
-        """Something is to be uploaded."""
+        """Whether there is something to upload."""
         return any(self._is_due(job) for job in self._waiting)
 
     def _is_due(self, job: Job) -> bool:
         return not job.staged.near or job.staged.step == self._asked
 
     def list_held(self, ranks: int) -> tuple[int, ...]:
-        """Steps whose parts of so many local ranks are here, or uploaded and not committed."""
+        """Steps for which the parts of at least `ranks` local ranks are here, or are uploaded and
+        not committed.
+        """
         found: dict[int, set[int]] = {}
         for unsent in self.list_unsent():
             if not unsent.whole:
@@ -99,7 +103,7 @@ class Uploads:
         return tuple(sorted(step for step, held in found.items() if len(held) >= ranks))
 
     def list_unsent(self) -> tuple[UnsentSave, ...]:
-        """What is here, and what is uploaded and not committed."""
+        """The saves that are here, and those that are uploaded and not committed."""
         here = {
             _name(j.staged.epoch, j.staged.step, j.rank, j.staged.whole)
             for j in self._waiting
@@ -109,7 +113,7 @@ class Uploads:
         return tuple(here | sent)
 
     def keep(self, step: int) -> None:
-        """All members hold their parts of this step: older near saves are not needed."""
+        """All members hold their parts of this step: drop the older near saves."""
         if step <= self._kept:
             return
         self._kept = self._memory.kept = step
@@ -151,8 +155,8 @@ class Uploads:
         ]
 
     def _list_idle_parts(self, rank: int) -> list[Job]:
-        """All but the one that is being uploaded: were that one dropped for a newer save, a slow store would never
-        get a whole one.
+        """All but the one that is being uploaded. If that one were dropped for a newer save, a slow
+        store would never receive a complete save.
         """
         return [j for j in self._list_parts(rank, near=False) if j is not self._sending]
 
@@ -166,7 +170,7 @@ class Uploads:
         self._hurried = self._hurried and bool(self._waiting)
 
     def retire(self) -> None:
-        """The epoch is over: what waits is dropped."""
+        """The epoch is over: drop what waits."""
         for task in self._tasks:
             task.cancel()
         for job in list(self._waiting):
@@ -179,14 +183,16 @@ class Uploads:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
-        """This agent ends: what waits is left to its successor."""
+        """This agent ends: leave what waits to its successor."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _cut(self, job: Job) -> None:
-        """From now on its chunks are known: they can be copied, and a successor of this agent finds them."""
+        """Divide the staged file into chunks. From then on they can be copied and uploaded, and the
+        agent's successor finds them.
+        """
         staged = job.staged
         try:
             cuts = await cut_file(staged)
@@ -213,7 +219,10 @@ class Uploads:
         self._listener.on_held()
 
     async def _record(self, job: Job, cuts: list[Cut]) -> dict[str, Place]:
-        """What another agent needs to finish this upload, as a chunk. Empty: there is no room for it."""
+        """Write what another agent needs to finish this upload, as a chunk.
+
+        Empty: the save was dropped, or there is no room for the chunk.
+        """
         staged = job.staged
         if job not in self._waiting:
             return {}
@@ -230,7 +239,10 @@ class Uploads:
             return {}
 
     def _check_unchanged(self, path: str, cuts: list[Cut]) -> None:
-        """A file of the agent's predecessor has the digests that were noted for it. Raises `BadStaging`."""
+        """Check that a file of the agent's predecessor has the digests that were noted for it.
+
+        Raises `BadStaging`.
+        """
         noted = self._memory.list_digests(path)
         if noted is not None and noted != {cut.digest for cut in cuts}:
             raise BadStaging(f"{path} is not what was staged")
@@ -240,7 +252,7 @@ class Uploads:
             while not (ready := self._list_ready()):
                 self._wake.clear()
                 await self._wake.wait()
-            # All ranks wait for a post-mortem save.
+            # A post-mortem save goes first, because all ranks wait for it.
             self._sending = next((j for j in ready if j.staged.whole), ready[0])
             try:
                 await self._upload(self._sending)
@@ -281,11 +293,11 @@ class Uploads:
         self._keep(part)
 
     def give_up(self, staged: wire.Staged, rank: int, problem: str) -> None:
-        """Reports that this part will never come."""
+        """Report that this part will never come."""
         if (staged.epoch, staged.step, rank, staged.whole) not in self.parts:
             self._line.say("save_dropped", step=staged.step, rank=rank, message=problem)
         if staged.near and staged.step != self._asked:
-            return  # the one before it is still here
+            return  # the near save before it is still here
         if not staged.path:  # there was no room for a copy
             self._make_room()
         self._listener.on_failed(staged, rank)
@@ -304,8 +316,10 @@ class Uploads:
                 del self.parts[key]
 
     def yield_room(self, rank: int) -> bool:
-        """To a save of this rank that nothing follows, and that is tried again: the room of a save that waits for
-        nothing, or else of the older of two that wait for the store. Returns whether there was any.
+        """Make room for a save of this rank that will be tried again and that no save follows.
+
+        Drops a save that does not wait for the store or, if there is none, the older of two saves
+        of this rank that do. Returns whether it dropped one.
         """
         if self._memory.release_oldest(self._list_paths()) or self._drop_near():
             return True
@@ -327,7 +341,9 @@ class Uploads:
         self._memory.release(job.staged.path)
 
     def _make_room(self) -> None:
-        """For the next save: of the oldest one here, or else of the copies of others'."""
+        """Make room for the next save: drop the oldest save that does not wait for the store or, if
+        no save is left here, the copies of other pods' saves.
+        """
         waiting = self._list_paths()
         self._hurried = True
         if self._memory.release_oldest(waiting) or self._drop_near():
@@ -336,7 +352,7 @@ class Uploads:
             self._memory.drop_others()
 
     def _drop_near(self) -> bool:
-        """The oldest near save. Returns whether there was any."""
+        """Drop the oldest near save. Returns whether there was one."""
         near = [j for j in self._waiting if j.staged.near]
         oldest = min((j.staged.step for j in near), default=0)
         for job in [j for j in near if j.staged.step == oldest]:

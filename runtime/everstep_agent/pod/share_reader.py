@@ -1,4 +1,4 @@
-"""Reads this pod's share of a checkpoint back, from the store and no other tier."""
+"""Reads this pod's share of a checkpoint back from the store, never from another tier."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ from everstep_contract.ranges import to_ranges
 
 RETRY_SECONDS = 1.0
 UPLOAD_SECONDS = 5.0
-"""How long a chunk is put off for uploads, which may never pause."""
+"""How long a chunk waits for uploads to pause. They may never pause, so the wait is limited."""
 POLL_SECONDS = 0.1
 
 
 class ShareReader:
     """
     Args:
-        budget: of the bytes that are read.
-        uploads: whether this pod uploads now; its uploads go first.
+        budget: limits how fast the share is read.
+        uploads: whether this pod uploads now. Its uploads go first.
         on_news: called when the report has news that the coordinator waits for.
     """
 
@@ -44,7 +44,7 @@ class ShareReader:
         self._waits = logline.Once(line, "read_back_waits")
         self._commit: Commit | None = None
         self._chunks: Sequence[Chunk] | None = None
-        """Of its manifest, once that is read."""
+        """The chunks of its manifest; None: the manifest is not read yet."""
         self._share: list[int] = []
         self._read: set[int] = set()
         self._problem = ""
@@ -52,7 +52,7 @@ class ShareReader:
         self._task: asyncio.Task[None] | None = None
 
     def follow(self, level: ReadBack | None, me: Id) -> None:
-        """Compare the level with what was read, and read what is missing."""
+        """Compare the level with what was read, and read what is missing of this pod's share."""
         if level is None:
             self._stop()
             return

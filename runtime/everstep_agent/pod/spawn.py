@@ -1,9 +1,9 @@
 """Starts worker processes, and detects reliably when one has ended.
 
-A worker leads its own session, so that it can be killed with all its children: a surviving
-duplicate of its sockets (in a forked data loader, say) would delay the peers' notice of its death
-(measured: 6 s instead of 12 ms). It dies with its agent through the parent-death signal, which is
-bound to the forking *thread*: spawn from the main thread only.
+A worker leads its own session, so that it can be killed with all its children. If a child survived
+with a duplicate of the worker's sockets (a forked data loader, say), the peers would notice the
+death later (measured: after 6 s instead of 12 ms). A worker dies with its agent through the
+parent-death signal. This signal is bound to the forking *thread*: spawn from the main thread only.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 REAP_POLL_SECONDS = 0.02
 Limits = tuple[int, int]
-"""Soft and hard."""
+"""Soft and hard limit."""
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
@@ -46,28 +46,28 @@ class Spawner(ABC):
     """Starts workers. `spawn` may wait, on the agent's event loop, but forks in its main thread."""
 
     async def open(self, env: Mapping[str, str], log: logline.Log) -> None:  # noqa: B027
-        """Once, before the first worker. `env`: what all workers have in their environment."""
+        """Called once, before the first worker. `env`: the variables that all workers get."""
 
     @abstractmethod
     async def spawn(self, env: Mapping[str, str]) -> Spawned:
-        """Raises OSError if no process can be started now. If it is cancelled there is none.
+        """Start one worker. Raises OSError if no process can be started now.
 
-        The caller notes the pid before it awaits anything else: a child that nobody has noted is
-        reaped as an orphan.
+        If the call is cancelled, no worker is left. The caller must note the pid before it awaits
+        anything else, because a child that nobody has noted is reaped as an orphan.
         """
 
     async def close(self) -> None:  # noqa: B027
-        """Ends processes of its own, workers excluded."""
+        """End the spawner's own processes, but not the workers."""
 
     @property
     def pids(self) -> Collection[int]:
-        """Processes of its own, which it reaps itself."""
+        """The spawner's own processes, which it reaps itself."""
         return ()
 
 
 class SubprocessSpawner(Spawner):
-    """Runs the user's script with the agent's own interpreter. `open_files`: its limits of open
-    files.
+    """Runs the user's script with the agent's own interpreter. `open_files`: limits of open files
+    for the script.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class ForkSpawner(Spawner):
     """Forks this process and calls `target`: no interpreter start, no imports. Closes every
     descriptor above stderr first.
 
-    Objects of the parent are never collected in the child. One that closes a descriptor (a socket in
-    a reference cycle, say) would close whatever has that number in the child: a collective whose
-    socket is gone waits for ever, without an error.
+    The child never garbage-collects objects of the parent. An object that closes a descriptor (a
+    socket in a reference cycle, say) would close whatever has that number in the child. A
+    collective whose socket is closed in this way waits for ever, without an error.
     """
 
     def __init__(self, target: Callable[[], None]) -> None:
@@ -172,9 +172,10 @@ def die_with(parent: int) -> Callable[[], None]:
 
 
 def raise_open_files() -> Limits:
-    """Raises the soft limit of open files to the hard limit: the coordinator has two connections to
-    each pod, and container runtimes start with 1024. Returns the former limits, for the workers
-    (`select` fails beyond 1024).
+    """Raise the soft limit of open files to the hard limit: the coordinator has two connections to
+    each pod, and container runtimes start with 1024.
+
+    Returns the former limits, for the workers (`select` fails beyond 1024).
     """
     former = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (former[1], former[1]))
@@ -182,7 +183,7 @@ def raise_open_files() -> Limits:
 
 
 def become_subreaper() -> None:
-    """Makes orphaned descendants our children, so that they can be reaped."""
+    """Make orphaned descendants our children, so that they can be reaped."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -192,8 +193,8 @@ def kill_group(pid: int) -> None:
 
 
 def reap(pid: int) -> int | None:
-    """Wait status of a child that has ended. Its process group is killed before the pid is released
-    for reuse.
+    """The wait status of a child that has ended; None: unknown. Its process group is killed before
+    the pid is released for reuse.
     """
     kill_group(pid)
     try:
@@ -204,7 +205,7 @@ def reap(pid: int) -> int | None:
 
 
 def reap_orphans(ours: set[int]) -> None:
-    """Reaps ended children that are not workers (adopted orphans)."""
+    """Reap ended children that are not ours (adopted orphans)."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -217,7 +218,7 @@ def reap_orphans(ours: set[int]) -> None:
 
 
 async def wait_ended(pid: int) -> None:
-    """Waits until the child is a zombie; does not reap it."""
+    """Wait until the child is a zombie, without reaping it."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:

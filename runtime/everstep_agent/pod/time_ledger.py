@@ -1,5 +1,5 @@
-"""Where the seconds of this pod's ranks went: the worker's page while it runs, the agent's own
-clock before and after. Pure.
+"""Where the seconds of this pod's ranks went. The worker accounts for them in its page while it
+trains, the agent before and after. Pure.
 """
 
 from everstep_contract.position import Position
@@ -14,10 +14,10 @@ class TimeLedger:
         self._settled: dict[str, float] = {}
         self._pages: dict[tuple[int, int], dict[str, float]] = {}
         self._resting: dict[int, float] = {}
-        """Since when a local rank has had no worker that trains."""
+        """Local rank → since when it has had no worker that trains."""
 
     def page(self, local: int, life: int, position: Position) -> None:
-        """Adds what the worker itself has accounted for since its Start."""
+        """Note what the worker itself has accounted for since its Start."""
         self._pages[local, life] = dict(position.seconds)
 
     def rest(self, local: int, now: float) -> None:
@@ -25,11 +25,11 @@ class TimeLedger:
         self._resting.setdefault(local, now)
 
     def tail(self, local: int, life: int, spent: float, category: str) -> None:
-        """Adds those of the `spent` seconds since Start that the worker did not account for."""
+        """Charge those of the `spent` seconds since Start that the worker did not account for."""
         self.charge(category, spent - sum(self._pages.get((local, life), {}).values()))
 
     def cut(self, now: float) -> None:
-        """Until `now`, no one had acted on the loss of the resting ranks."""
+        """Charge the resting ranks' time until `now` to `detect`: nobody had acted on the loss."""
         for local, since in self._resting.items():
             self.charge("detect", now - since)
             self._resting[local] = now
@@ -38,7 +38,7 @@ class TimeLedger:
         return local in self._resting
 
     def begin(self, now: float, *, restore: float, first: bool) -> None:
-        """All local ranks start; `restore` seconds of their rest were a download."""
+        """All local ranks start. A download took `restore` seconds of their rest."""
         for since in self._resting.values():
             waited = now - since
             self.charge("restore", min(restore, waited))

@@ -1,6 +1,9 @@
-"""Saves that agents of this job had staged and not uploaded when they ended, as far as this pod can finish them: those
-of its agent's predecessor, and those whose copies lie in its memory or on its node's disk. Where an epoch is cut and
-this agent lives, its own saves are in its queue, and only the copies of others' count.
+"""Saves that agents of this job had staged but not uploaded when they ended, and that this pod can
+finish.
+
+These are the saves of its agent's predecessor, and those of which this pod's memory or its node's
+disk holds copies. If this agent was alive when an epoch was cut, its own saves are still in its
+queue, so only the copies of other pods' saves count.
 """
 
 import asyncio
@@ -17,14 +20,14 @@ from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.pod.save_queue import WAITING, Uploads
 
 Found = tuple[Unsent, FolderTier | None]
-"""None: its staged file is here."""
+"""A save, and the tier that holds its copy; None: its staged file is here."""
 
 
 class UnfinishedSaves:
     """
     Args:
-        staging: where staged files lie.
-        tiers: where copies of them may lie.
+        staging: the folder of the staged files.
+        tiers: tiers that may hold copies of them.
     """
 
     def __init__(self, staging: Path, tiers: Sequence[FolderTier]) -> None:
@@ -33,9 +36,9 @@ class UnfinishedSaves:
         self._tasks: set[asyncio.Task[None]] = set()
         self._looks_for = 0
         self._uploaded = (0, 0)
-        """Epoch and step of what was last uploaded."""
+        """Epoch and kept step of the last level that was given to `upload`."""
         self.known = 0
-        """The cut epoch whose copies `list` gives; 0: none."""
+        """The cut epoch whose copies `list` contains; 0: none."""
 
     async def find(self) -> None:
         near = await asyncio.to_thread(read_unsent, self._staging)
@@ -43,7 +46,7 @@ class UnfinishedSaves:
         self._found = choose_unsent(near, copied)
 
     def look_for(self, epoch: int, on_known: Callable[[], None]) -> None:
-        """Find the copies of others' saves of an epoch that is cut; once an epoch."""
+        """Find the copies of other pods' saves of an epoch that is cut, once per epoch."""
         if epoch != self._looks_for:
             self._looks_for = epoch
             self._begin(self._look_for(epoch, on_known))
@@ -59,7 +62,10 @@ class UnfinishedSaves:
         return tuple(to_report(unsent) for unsent, _ in self._found)
 
     def upload(self, level: EpochLevel, uploads: Uploads, is_wanted: Callable[[], bool]) -> None:
-        """Upload those of this epoch that are not committed, as long as they are wanted; once."""
+        """Upload the saves of this epoch that are not committed, as long as they are wanted.
+
+        Does nothing if it was called with the same epoch and kept step before.
+        """
         if (level.number, level.kept) == self._uploaded:
             return
         self._uploaded = level.number, level.kept
@@ -92,7 +98,10 @@ class UnfinishedSaves:
             uploads.add(replace(whole.staged, near=False), whole.rank)
 
     async def _bring(self, unsent: Unsent, tier: FolderTier | None) -> Unsent:
-        """With its staged file. Raises as `rebuild`."""
+        """The save with its staged file, which is rebuilt from the copy if there is none here.
+
+        Raises as `rebuild`.
+        """
         if tier is None:
             return unsent
         path = self._staging / choose_name(unsent)
@@ -104,7 +113,7 @@ class UnfinishedSaves:
 
 
 async def _read(tier: FolderTier) -> tuple[Unsent, ...]:
-    with contextlib.suppress(OSError):  # then it cannot be had
+    with contextlib.suppress(OSError):  # then its copies cannot be used
         return await tier.run(0, read_copied, tier)
     return ()
 
@@ -119,8 +128,10 @@ def choose_unsent(
 
 
 def choose_open(found: Iterable[Found], level: EpochLevel) -> list[Found]:
-    """Those of this epoch beyond its newest commit, of the step that it names if it does: of each rank as many of the
-    newest as may wait for the store, the oldest first.
+    """The saves of this epoch that are newer than its newest commit.
+
+    If the level names a kept step, only saves of that step. Of each rank only the newest saves, as
+    many as may wait for the store, the oldest of them first.
     """
     staged: dict[int, list[Found]] = {}
     for each in sorted(found, key=lambda f: (f[0].staged.step, not f[0].staged.whole)):
@@ -132,7 +143,10 @@ def choose_open(found: Iterable[Found], level: EpochLevel) -> list[Found]:
 
 
 def choose_name(unsent: Unsent) -> str:
-    """Of the staged file that is made of copies. Another save's file may be here since an earlier life of the agent."""
+    """The name of a staged file that is rebuilt from a copy.
+
+    It is unique to the save, because a predecessor of the agent may have left other files here.
+    """
     staged = unsent.staged
     kind = "whole" if staged.whole else "part"
     return f"copied-{staged.epoch}-{staged.step}-{unsent.rank}.{kind}"

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process's use of cores."""
+"""How much a process uses the cores, as the kernel reports it."""
 
 import os
 from collections.abc import Iterator
@@ -10,10 +10,11 @@ NANOSECONDS = 1e-9
 
 
 def read_usage(pid: int, *, others: bool) -> Usage | None:
-    """Of the main thread. None: the process is gone, or its kernel does not tell.
+    """The main thread's use of the cores; None: the process is gone, or the kernel does not report
+    it.
 
     Args:
-        others: whether to ask for its other threads and children, too.
+        others: whether to look at its other threads and its descendants, too.
     """
     try:
         main = f"/proc/{pid}/task/{pid}"
@@ -29,8 +30,8 @@ def read_usage(pid: int, *, others: bool) -> Usage | None:
 
 
 def _list_others(pid: int) -> Iterator[str]:
-    """The states of the process's other threads, and of its descendants: data workers are children of a
-    child.
+    """The states of the process's other threads, and of all its descendants, because data workers
+    are children of a child.
     """
     for thread in os.listdir(f"/proc/{pid}/task"):
         folder = f"/proc/{pid}/task/{thread}"

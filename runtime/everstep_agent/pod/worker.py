@@ -1,4 +1,4 @@
-"""What the agent knows of one worker: its process, its place in the epoch, and the frames it sent last."""
+"""What the agent knows about one worker: its process, its place in the epoch, its last frames."""
 
 import asyncio
 import contextlib
@@ -39,13 +39,13 @@ class Worker:
     unit: str = ""
     """The unit whose groups it formed for that (`wire.Start.unit`)."""
     taken: int | None = None
-    """The step whose state it took over from a member."""
+    """The step whose state it has copied from a member; None: none yet."""
     takes_since: float | None = None
-    """When it was told to take that state."""
+    """When it was told to copy that state."""
     taking: wire.TakingState | None = None
-    """How much of it has arrived."""
+    """How much of that state has arrived."""
     orders: set[str] = field(default_factory=set)
-    """Keys of the transfers that it was told of."""
+    """Keys of the transfers that it was told to make."""
     held: int = 0
     """The epoch for which it was told to hold."""
     standing: wire.Standing | None = None
@@ -57,7 +57,7 @@ class Worker:
     whole: int = 0
     """As in `WorkerReport`."""
     stays: bool = False
-    """It was asked to stay at a boundary: that it parks there is no break."""
+    """It was asked to stay at a boundary, so parking there does not count as a break."""
     finished: int = 0
     failed: FailureReport | None = None
     death: faults.Death | None = None
@@ -72,19 +72,21 @@ class Worker:
     still: float = 0.0
     """Seconds for which nothing has moved in the sum that it waits in."""
     told_wait: float = 0.0
-    """Time of the mark after which the coordinator was told that it waits."""
+    """Time of the mark for which the coordinator was told that the worker waits."""
     told_still: float = 0.0
-    """The same of the mark after which nothing has moved for as long as may be."""
+    """Time of the mark for which the coordinator was told that nothing moves."""
     hung: str = ""
     learnt: bool = False
-    """It is hung by the limit that it has learnt, or a signal has stopped it: that uses no restart budget."""
+    """It hangs because it exceeded the limit that it has learnt, or because a signal stopped it.
+    Such a hang uses no restart budget.
+    """
     hung_since: float | None = None
     killed_at: float | None = None
     stuck: str = ""
     """Not empty: it survives SIGKILL. It may hold its device, and is not proven dead."""
     status: int | None = None
     killed_for: str = ""
-    """Why SIGKILL ended it, where the kernel tells."""
+    """Why SIGKILL ended it; empty: not known."""
     last: position.Position = field(default_factory=position.Position)
     last_sums: Sums | None = None
     asking: tuple[int, int] | None = None
@@ -94,17 +96,21 @@ class Worker:
     saving_since: float | None = None
     """Not None: that save is not staged yet."""
     keeping: int | None = None
-    """Step of the save of what it holds that was ordered."""
+    """Step of the save that was ordered while the worker holds its step."""
     unsaved: bool = False
     """What it staged was unusable."""
     killed: asyncio.Event = field(default_factory=asyncio.Event)
-    """None of its threads runs any more; the kernel may still free its memory."""
+    """SIGKILL has ended it: none of its threads runs any more. The kernel may still be freeing its
+    memory.
+    """
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Its process is reaped."""
     order: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Applies this worker's one-way store frames before its later requests."""
     store_errors: dict[int, str] = field(default_factory=dict)
-    """Epoch → why one of its one-way frames was lost: reported with the worker's next request of that epoch."""
+    """Epoch → why one of its one-way frames was lost. Reported with the worker's next request of
+    that epoch.
+    """
 
     @property
     def alive(self) -> bool:
@@ -112,7 +118,7 @@ class Worker:
 
     @property
     def without_group(self) -> bool:
-        """It gets ready to join a running epoch, or was told to leave its group."""
+        """Whether it gets ready to join a running epoch, or was told to leave its group."""
         joins = self.joins != 0 and self.epoch == 0
         return joins or self.cut_at is not None or 0 < self.held == self.epoch
 

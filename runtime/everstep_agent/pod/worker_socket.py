@@ -117,8 +117,8 @@ async def read_frame(reader: asyncio.StreamReader) -> wire.Envelope:
 
 
 def choose_socket_path(folder: str, *, pid: int, descriptor: int) -> str:
-    """The socket's path; if it is too long, the same place through a descriptor of the folder that
-    `pid` holds, so that nothing is created outside the folder.
+    """The socket's path. If it is too long: the same socket through a descriptor of the folder that
+    `pid` holds open, so that nothing is created outside the folder.
     """
     path = os.path.join(folder, SOCKET)
     if len(os.fsencode(path)) <= PATH_LIMIT:

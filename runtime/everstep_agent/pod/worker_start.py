@@ -22,7 +22,7 @@ class Files(Protocol):
 
 
 def is_fresh_wanted(published: Levels, slot: int, over: Collection[bool]) -> bool:
-    """Whether this slot will be in a next epoch, and the present one is `over` for a local worker."""
+    """Whether this slot will be in a next epoch, and the present one is `over` for a local rank."""
     if published.end is not None or published.wanted.stop is not levels.Stop.NONE:
         return False
     if slot in published.wanted.leave:
@@ -37,7 +37,12 @@ def build_start(
     mine: EpochMember,
     fetched: Files | None,
 ) -> wire.Start:
-    """For the pod's worker `local`; `mine`: this pod as a member; `fetched` None: start at step 0."""
+    """`Start` for the pod's worker `local`.
+
+    Args:
+        mine: this pod as a member.
+        fetched: the checkpoint to start from; None: start at step 0.
+    """
     same = _choose_shared(settings, level)
     return wire.Start(
         epoch=level.number,
@@ -68,8 +73,8 @@ def find_member(level: EpochLevel, rank: int) -> EpochMember:
 def build_join(
     settings: env.AgentEnv, local: int, level: EpochLevel, mine: EpochMember
 ) -> wire.Start:
-    """For the pod's fresh worker `local`, invited to the running epoch `level` as `mine`; rank and
-    world are those to be expected.
+    """`Start` for the pod's fresh worker `local`, which is invited to the running epoch `level` as
+    `mine`. Its rank and world are the expected ones.
     """
     members = with_newcomers(level.members, level.joining, level.slots_together)
     expected = replace(level, members=members)
@@ -89,7 +94,7 @@ def name_unit(level: EpochLevel, rank: int) -> str:
 
 
 def build_regroup(local: int, level: EpochLevel, mine: EpochMember) -> wire.Regroup:
-    """For the pod's worker `local`; `mine`: this pod as a member of `level`."""
+    """`Regroup` for the pod's worker `local`. `mine`: this pod as a member of `level`."""
     assert level.in_place is not None
     rank = mine.ranks[local]
     place = level.in_place

@@ -33,9 +33,11 @@ up.
 OUTPUT_SECONDS = 0.5
 """Limit for reading the last lines of a worker that has ended; the rest is lost."""
 KILLED_OUTPUT_SECONDS = 0.01
-"""The same before the death by SIGKILL is reported: its last lines do not tell the cause."""
+"""The same for a worker that SIGKILL has ended: its last lines do not tell the cause."""
 KILLED_FRAMES_SECONDS = 0.001
-"""Limit for reading its last frames, if it is still exiting: its socket and pipes are still open."""
+"""Limit for reading the last frames of a killed worker that is still exiting, while its socket and
+pipes are open.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +51,10 @@ class Place:
 
 
 class WorkerSet:
-    """Not thread-safe: everything runs on the agent's event loop. `on_death` is called once a worker is
-    proven dead, `on_gone` once its process is reaped: a killed one holds its memory and device until then.
+    """Not thread-safe: everything runs on the agent's event loop.
+
+    `on_death` is called once a worker is proven dead, `on_gone` once its process is reaped. A
+    killed worker holds its memory and device until it is reaped.
     """
 
     def __init__(
@@ -103,8 +107,9 @@ class WorkerSet:
         return self._starts.keys()
 
     def ensure_fresh(self, but: Collection[int] = ()) -> None:
-        """Called repeatedly: a start that fails now (no memory, no process slot) is tried again.
-        `but`: local ranks that have to wait.
+        """Start a fresh worker for each local rank that has none, except `but`.
+
+        Called repeatedly, so a start that fails now (no memory, no process slot) is tried again.
         """
         for local in range(self.count):
             if local not in self.fresh and local not in self._starts and local not in but:
@@ -127,17 +132,19 @@ class WorkerSet:
             self._log.say("worker_waits", local=local, message=message)
 
     def heard(self, worker: Worker) -> None:
-        """It has sent Hello, so it owns the lock on its page."""
+        """The worker has sent Hello, so it owns the lock in its page: watch for its death."""
         exiting.watch_killed(worker.page_path, worker.pid, worker.killed.set)
 
     def ready_lives(self) -> tuple[int, ...]:
-        """Of the fresh workers, by local rank; 0: that rank is in an epoch. Empty unless one is ready
-        for each of the others, and no killed process holds their devices.
+        """The lives of the fresh workers, by local rank; 0: that rank is in an epoch.
+
+        Empty unless a worker is ready for each of the other ranks and no killed process still holds
+        their devices.
         """
         return self._fresh_lives(lambda worker: worker.state is State.READY)
 
     def prepared_lives(self) -> tuple[int, ...]:
-        """The same of fresh workers that have got ready to join a running epoch."""
+        """The same for fresh workers that have got ready to join a running epoch."""
         return self._fresh_lives(lambda worker: worker.joins != 0 and worker.tracked is not None)
 
     def _fresh_lives(self, is_ready: Callable[[Worker], bool]) -> tuple[int, ...]:
@@ -158,7 +165,7 @@ class WorkerSet:
         return local in self.current and self.current[local].alive
 
     def prepare(self, lives: Sequence[int], build: Callable[[Worker], wire.Start]) -> None:
-        """These fresh workers get ready to join the running epoch."""
+        """Make these fresh workers get ready to join the running epoch."""
         for worker in [w for w in self.fresh.values() if lives[w.local] == w.life]:
             start = build(worker)
             worker.joins, worker.unit, worker.state = start.epoch, start.unit, State.STARTED
@@ -166,14 +173,14 @@ class WorkerSet:
             worker.send(start)
 
     def recycle(self, epoch: int) -> None:
-        """End fresh workers that got ready for another epoch than this one: they cannot go back."""
+        """End the fresh workers that got ready for another epoch, because they cannot go back."""
         for local, worker in list(self.fresh.items()):
             if worker.joins not in (0, epoch):
                 del self.fresh[local]
                 self._background(self._end(worker))
 
     def enter(self, lives: Sequence[int]) -> list[Worker]:
-        """The fresh workers among these, which are prepared, become members."""
+        """Make the prepared workers with these lives members."""
         entered = [w for w in self.fresh.values() if lives[w.local] == w.life]
         for worker in entered:
             self.current[worker.local] = self.fresh.pop(worker.local)
@@ -207,25 +214,25 @@ class WorkerSet:
                 worker.send(wire.Cut(epoch=epoch))
 
     def hold(self, epoch: int) -> None:
-        """Leave the group and keep the step; once an epoch."""
+        """Make the workers leave their group and keep their step, once per epoch."""
         for worker in self.current.values():
             if worker.alive and worker.held != epoch:
                 worker.held = epoch
                 worker.send(wire.Cut(epoch=epoch, keep=True))
 
     def are_current(self, lives: Sequence[int]) -> bool:
-        """Whether these are the lives of workers in the present epoch; 0: of none."""
+        """Whether the workers in the present epoch have these lives. A life of 0 is ignored."""
         mine = {local: worker.life for local, worker in self.current.items()}
         return all(mine.get(local) == life for local, life in enumerate(lives) if life)
 
     def are_fresh(self, lives: Sequence[int]) -> bool:
-        """The same of fresh workers."""
+        """The same for fresh workers."""
         mine = {local: worker.life for local, worker in self.fresh.items()}
         return all(mine.get(local) == life for local, life in enumerate(lives) if life)
 
     def continue_in(self, lives: Sequence[int], build: Callable[[Worker], wire.Regroup]) -> None:
-        """These workers enter the next epoch in place. One that has died since it was planned is a
-        member, too: its death is one of that epoch.
+        """These workers enter the next epoch in place. A worker that has died since the epoch was
+        planned enters it, too: its death then counts in that epoch.
         """
         self.current = {n: w for n, w in self.current.items() if lives[n] == w.life}
         for worker in self.current.values():
@@ -242,7 +249,7 @@ class WorkerSet:
                 self._background(self._end(worker))
 
     def end_ranks(self, ranks: Collection[int]) -> None:
-        """At once: these ranks cannot go on, and hold nothing that is asked for."""
+        """Kill these ranks at once: they cannot continue, and nobody needs what they hold."""
         for worker in self.current.values():
             if worker.rank in ranks and worker.alive and not worker.asked:
                 worker.asked = True
@@ -250,7 +257,7 @@ class WorkerSet:
                 worker.kill()
 
     def group_over(self) -> bool:
-        """No local worker is in an epoch any more."""
+        """Whether no local worker is in an epoch any more."""
         return all(not w.alive for w in self.current.values())
 
     async def end_all(self) -> None:
@@ -352,7 +359,9 @@ class WorkerSet:
         child.keep = None
 
     async def _wait_dead(self, worker: Worker, copies: list[asyncio.Task[None]]) -> int | None:
-        """Until it is reaped; returns its wait status. Buries it before if it is killed earlier."""
+        """Wait until the worker is reaped; returns its wait status. If the worker is proven to be
+        killed before that, bury it then.
+        """
         gone = asyncio.create_task(spawn.wait_ended(worker.pid))
         killed = asyncio.create_task(worker.killed.wait())
         try:
@@ -382,7 +391,9 @@ class WorkerSet:
         self._on_death(worker)
 
     def _list_slots(self, worker: Worker) -> Iterator[Path]:
-        """Its room for staged copies; a copy that is still uploaded has a name of its own."""
+        """The files that the worker used for staged copies. A copy that is still to be uploaded has
+        another name.
+        """
         return Path(self._memory, "staging").glob(f"slot-{worker.pid}-*")
 
     def _background(self, work: Any) -> None:
@@ -404,7 +415,7 @@ class WorkerSet:
         return found
 
     def put_down(self, worker: Worker, stack_seconds: float) -> None:
-        """Kill it, after it has had so much time to write its stack."""
+        """Kill a worker, after `stack_seconds` in which it can write its stack."""
         self._background(self._put_down(worker, stack_seconds))
 
     async def _put_down(self, worker: Worker, stack_seconds: float) -> None:

@@ -20,10 +20,10 @@ from everstep_agent.waiting import happens
 
 PROGRAM = str(Path(__file__).with_name("zygote_process.py"))
 ANSWER_SECONDS = 5.0
-"""Limit for a warm zygote to fork a worker; about what a fresh interpreter takes."""
+"""Limit for a warm zygote to fork a worker: about the time that a fresh interpreter takes."""
 WARM_SECONDS = 60.0
-"""Limit, from its start, for a zygote to finish its imports. A worker waits for them: it would need
-them as well, and two processes that import side by side are slower than one.
+"""Limit for a zygote to finish its imports, from its start. A worker waits for them: it would need
+the same imports, and two processes that import at the same time are slower than one.
 """
 CHUNK = 1 << 16
 
@@ -66,7 +66,7 @@ class Zygote:
         self.ended = False
         self.status: int | None = None
         self._turn = asyncio.Lock()
-        """One request at a time: the limit of each begins when the zygote can take it."""
+        """One request at a time, so that the limit of each begins when the zygote can handle it."""
         self._began = time.monotonic()
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
@@ -76,7 +76,7 @@ class Zygote:
         self._control.send(json.dumps(order).encode() + b"\n")
 
     async def watch(self, on_warm: Callable[[list[Problem]], None]) -> None:
-        """Until it has ended and is reaped."""
+        """Watch the zygote until it has ended and is reaped."""
         loop = asyncio.get_running_loop()
         text = b""
         with contextlib.suppress(ConnectionError):
@@ -93,7 +93,7 @@ class Zygote:
         self.status = spawn.reap(self.pid)
 
     async def fork(self, env: Mapping[str, str]) -> spawn.Spawned:
-        """A worker with this environment. Raises Unusable."""
+        """Fork a worker with this environment. Raises Unusable."""
         left = max(0.0, WARM_SECONDS - (time.monotonic() - self._began))
         if not await happens(self.settled, left):
             raise Unusable(f"it still imports after {WARM_SECONDS:.0f} s")
@@ -131,7 +131,7 @@ class Zygote:
                 raise Unusable(
                     answer.get("refused", "its end of the connection closed without an answer")
                 )
-            with contextlib.suppress(OSError):  # it has died: its agent sees that as of any worker
+            with contextlib.suppress(OSError):  # it has died, which the agent sees in any case
                 ours.send(b"!")
             pid: int = answer["pid"]
             return pid
@@ -141,7 +141,7 @@ class Zygote:
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """It ends by itself at the end of this connection."""
+        """Close the connection, which makes the zygote end by itself."""
         self._control.close()
 
 
@@ -177,7 +177,7 @@ def _start(program: Program, env: Mapping[str, str], stdin: socket.socket) -> tu
 async def _converse(connection: socket.socket, env: Mapping[str, str]) -> dict[str, Any]:
     """The answer; empty if the other side closed without one."""
     loop = asyncio.get_running_loop()
-    with contextlib.suppress(OSError):  # closed: it has refused without reading
+    with contextlib.suppress(OSError):  # closed: the zygote has refused without reading
         await loop.sock_sendall(connection, json.dumps(dict(env)).encode() + b"\n")
     line = b""
     while not line.endswith(b"\n"):

@@ -1,18 +1,18 @@
 """The zygote's program: it imports what workers import, then forks a worker for each request.
 
-It is run by its path, with the script and its arguments as its own (so `ps` shows them) and the
-agent's socket as stdin. It imports nothing but the standard library and the modules that the agent
+It is run by its path. Its arguments are the script and the script's arguments (so `ps` shows them),
+its stdin is the agent's socket. It imports only the standard library and the modules that the agent
 names. A request is one byte with three descriptors: a socket to the agent, and the worker's stdout
-and stderr. The worker speaks to the agent over that socket alone:
+and stderr. The worker talks to the agent only over that socket:
 
     agent → worker   its environment, a line of JSON
     worker → agent   {"pid": …}, once it is the agent's child; or {"refused": reason}
     agent → worker   one byte: go. Without it the worker ends before it runs any of the user's code
 
-A worker is forked twice. The process between is forked ahead, waits for the request, forks the
-worker and ends, so that the kernel gives the worker to the agent (a sub-reaper), which can then wait
-for it. `clone` with CLONE_PARENT would do the same in one step, but without the fork handlers of
-libc, Python and the libraries.
+A worker is forked twice. An intermediate process is forked ahead and waits for the request. It
+forks the worker and ends, so that the kernel reparents the worker to the agent (a subreaper), which
+can then wait for it. `clone` with CLONE_PARENT would do the same in one step, but without the fork
+handlers of libc, Python and the libraries.
 """
 
 import builtins
@@ -35,13 +35,13 @@ from typing import Any, NoReturn
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 NAME = "everstep-zygote"
-"""In `ps` and `top`; the kernel keeps 15 bytes. Workers are named like an interpreter."""
+"""Name in `ps` and `top`; the kernel keeps 15 bytes. Workers have the name of the interpreter."""
 ADOPTION_SECONDS = 5.0
-"""Limit for the kernel to give a worker to the agent."""
+"""Limit for the kernel to reparent a worker to the agent."""
 PAUSE_SECONDS = 0.5
-"""After a fork that failed."""
+"""Pause after a fork that failed."""
 OVER = 3
-"""Exit status of the process between: the agent has closed the connection."""
+"""Exit status of the intermediate process: the agent has closed the connection."""
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 """A process that holds one of them has initialised a driver, which does not survive a fork."""
 
@@ -67,7 +67,7 @@ def _set_name(name: str) -> None:
 
 
 def warm_up(name: str) -> dict[str, str] | None:
-    """Imports a module; None, or what went wrong. The traceback is on stderr."""
+    """Import a module. Returns None, or what went wrong; the traceback goes to stderr."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # SystemExit too: a module's fault must not end the zygote
@@ -101,7 +101,7 @@ def find_obstacle() -> str:
 
 
 def _take_control() -> socket.socket:
-    """The agent's socket, which is no longer stdin then."""
+    """The agent's socket. stdin, which it was, becomes /dev/null."""
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as null:
         os.dup2(null.fileno(), 0)
@@ -109,7 +109,7 @@ def _take_control() -> socket.socket:
 
 
 def _read_line(connection: socket.socket) -> bytes:
-    """Ends the process if the other side is gone."""
+    """Read one line. Ends the process if the other side is gone."""
     line = b""
     while not line.endswith(b"\n"):
         chunk = connection.recv(1 << 16)
@@ -120,8 +120,8 @@ def _read_line(connection: socket.socket) -> bytes:
 
 
 def _end_idle_threads() -> None:
-    """OpenBLAS starts threads when numpy is imported, and ends them itself before a fork; it starts
-    them again when they are needed.
+    """End idle threads with one fork. OpenBLAS starts threads when numpy is imported, and ends them
+    itself before a fork. It starts them again when they are needed.
     """
     if len(os.listdir("/proc/self/task")) > 1:
         with warnings.catch_warnings(action="ignore"):
@@ -173,7 +173,7 @@ def _fork() -> int:
 
 
 def _fork_worker(control: socket.socket) -> socket.socket:
-    """Waits for a request; returns in its worker, and ends this process."""
+    """Wait for a request. Returns in its worker, and ends this process."""
     reply, *outputs = _take_request(control)
     connection = socket.socket(fileno=reply)
     try:
@@ -204,7 +204,7 @@ def _refuse(reply: socket.socket, reason: str) -> None:
 
 
 def _enter(reply: socket.socket, agent: int) -> None:
-    """Becomes the agent's child, with nothing of the zygote's but its memory."""
+    """Become the agent's child, and keep nothing of the zygote but its memory."""
     os.setsid()
     _set_name(os.path.basename(sys.executable))
     _close_descriptors(reply.fileno())
@@ -224,7 +224,9 @@ def _enter(reply: socket.socket, agent: int) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Waits until it is the child of `parent`. SIGKILL at its end, or now if it has ended already."""
+    """Wait until this process is the child of `parent`, and arrange that it gets SIGKILL when
+    `parent` ends. If `parent` has ended already, exit now.
+    """
     limit = time.monotonic() + ADOPTION_SECONDS
     while os.getppid() != parent:
         if time.monotonic() > limit:
@@ -236,8 +238,8 @@ def _die_with(parent: int) -> None:
 
 
 def _close_descriptors(but: int) -> None:
-    """What a preloaded module has open becomes /dev/null: the module may still use, or close, the
-    number, which must not be a file of the worker's by then.
+    """Replace the descriptors that a preloaded module has open by /dev/null. The module may still
+    use or close their numbers, so these must not become files of the worker.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number in _list_descriptors():
@@ -266,7 +268,7 @@ def _seed() -> None:
 
 
 def _prepare_script(script: str, args: list[str]) -> tuple[CodeType, dict[str, Any]]:
-    """All as `python SCRIPT ARGS…` has it."""
+    """The script's code and its namespace, set up as by `python SCRIPT ARGS…`."""
     sys.argv = [script, *args]
     sys.orig_argv = [sys.executable, script, *args]
     sys.excepthook = _show_exception
@@ -300,7 +302,7 @@ def _give_up(message: str) -> NoReturn:
 def _show_exception(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """As the interpreter does, without this file's frames."""
+    """Show an exception as the interpreter does, without this file's frames."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)

@@ -1,6 +1,6 @@
-"""Starts workers by forking a zygote; wherever that cannot be done, as fresh interpreters.
+"""Starts workers by forking a zygote or, where that is not possible, as fresh interpreters.
 
-A fault of the zygote never fails the job: it costs the seconds that a fresh interpreter takes to
+A fault of the zygote never fails the job. It costs the seconds that a fresh interpreter takes to
 import its libraries, and one line in the log that says why and what to do.
 """
 
@@ -22,24 +22,24 @@ WARM = (
     "everstep",
 )
 """What each worker imports until the end of its first step (measured with `sys.modules`). The first
-optimizer would import torch's compiler, too; `everstep/defer_dynamo.py` spares workers that.
+optimizer would also import torch's compiler, but `everstep/defer_dynamo.py` prevents that.
 """
 WARM_FOR_UNITS = (
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
 )
-"""The same where ranks form units, whose scripts divide the model by torch's means."""
+"""The same for ranks that form units: their scripts shard the model with these modules."""
 PAUSE_SECONDS = (1.0, 5.0, 20.0, 60.0)
 STEADY_SECONDS = 300.0
 COLD_DEATHS = 3
-"""So many zygotes in a row that ended before they were warm: no other is started."""
+"""If this many zygotes in a row ended before they were warm, no more are started."""
 END_SECONDS = 5.0
-"""Limit for a zygote to end after SIGKILL. It is left behind then."""
+"""Limit for a zygote to end after SIGKILL. After it the zygote is left behind."""
 
 
 class ZygoteSpawner(spawn.Spawner):
-    """`fresh` starts the workers that the zygote cannot."""
+    """`fresh` starts the workers that the zygote cannot fork."""
 
     def __init__(self, program: Program, fresh: spawn.Spawner) -> None:
         self._program = program
@@ -97,7 +97,7 @@ class ZygoteSpawner(spawn.Spawner):
     # --- from start to start ---------------------------------------------------------------------
 
     async def _tend(self) -> None:
-        """Starts another zygote for one that has ended."""
+        """Start another zygote whenever one has ended."""
         loop = asyncio.get_running_loop()
         cold = deaths = 0
         while True:
@@ -117,7 +117,7 @@ class ZygoteSpawner(spawn.Spawner):
             self._start()
 
     async def _watch(self) -> bool:
-        """Until this zygote has ended; whether it was warm."""
+        """Watch this zygote until it has ended. Returns whether it was warm."""
         zygote = self._zygote
         if zygote is None:
             return False
@@ -149,7 +149,7 @@ class ZygoteSpawner(spawn.Spawner):
             self._log.say("zygote_output", message=line)
 
     def _say_unused(self, why: str) -> None:
-        """Once until the reason changes, or a worker is forked again."""
+        """Log the reason, but only once until it changes or a worker is forked again."""
         if why != self._said:
             self._said = why
             self._log.say("zygote_unused", message=describe_unused(why, self._program.preload))

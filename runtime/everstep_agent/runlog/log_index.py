@@ -1,7 +1,7 @@
 """The state that follows from the entries of a log. Pure.
 
-Updated with each entry that is read, since a log only grows: a query costs the same after a
-week as after a minute. The rules are in `rules.py`.
+A log only grows, so the state is updated with each entry that is read: a query costs the same after
+a week as after a minute. The rules are in `rules.py`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from everstep_contract.log import Claim, Commit, Done, Entry, Retire
 
 
 class LogIndex:
-    """Entries in the order of their places; `add` takes the next one."""
+    """Entries in the order of their places; `add` appends the next one."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._entries: list[Entry] = []
@@ -96,7 +96,7 @@ class LogIndex:
         return self._entries
 
     def place_of(self, entry: Entry) -> int | None:
-        """The place of this very entry; entries carry their writer's random token."""
+        """The place of exactly this entry; entries carry their writer's random token."""
         return self._places.get(entry)
 
     # --- claims ----------------------------------------------------------------------------------
@@ -140,13 +140,13 @@ class LogIndex:
         return self._commits
 
     def find_commit(self, epoch: int, step: int) -> tuple[int, Commit] | None:
-        """With its place."""
+        """The commit of this step, with its place in the log."""
         place = self._of_step.get((epoch, step))
         found = self._entries[place] if place is not None else None
         return (place, found) if place is not None and isinstance(found, Commit) else None
 
     def is_on_lineage(self, epoch: int, step: int) -> bool:
-        """Whether it belongs to the run that the newest claim continues."""
+        """Whether this step of this epoch belongs to the run that the newest claim continues."""
         return step <= self._lineage.get(epoch, -1)
 
     def resumable(self) -> Iterator[Commit]:
@@ -178,7 +178,7 @@ class LogIndex:
         return {n: c for n, c in kept.items() if c.manifest not in self._retired_manifests}
 
     def find_pin(self, name: str) -> Commit | None:
-        """The commit that was pinned under this name, though it may have been given up since."""
+        """The commit that was pinned under this name, even if it has been given up since."""
         return self._pins.get(name)
 
     def is_pinned(self, commit: Commit) -> bool:
@@ -192,12 +192,12 @@ class LogIndex:
 
     @property
     def retires(self) -> Sequence[Retire]:
-        """Those that give objects up."""
+        """The entries after which objects may be deleted."""
         return self._retires
 
     @property
     def retired_count(self) -> int:
-        """Of manifests."""
+        """The number of retired manifests."""
         return len(self._retired_manifests)
 
     def is_retired(self, key: str) -> bool:

@@ -1,10 +1,10 @@
-"""Which process may write what into the run log (rules 1 to 5). Pure. `log_index.py` holds
-its content.
+"""Which process may write what into the run log (rules 1 to 5). Pure. The log's content is in
+`log_index.py`.
 
-The invariant: at any time only members of the newest claim write. A newer claim is possible
-only when no member that it leaves out can still belong to a majority of the run: they are dead,
-declared gone, of a former job, or a minority. So no commit ever becomes void, and writes of a
-cut-off gang after a newer claim never count.
+The invariant: at any time only members of the newest claim write. A newer claim is possible only
+when no member that it leaves out can still belong to a majority of the run: they are dead, declared
+gone, of a former job, or a minority. So no commit ever becomes void, and writes of a cut-off gang
+after a newer claim never count.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -80,8 +80,8 @@ def may_claim(
 
 
 def is_former_job(newest: Claim, claims: Iterable[Claim], job_uid: str) -> bool:
-    """A job is later than all jobs that claimed before its own first claim; it never takes the run
-    back from a later one.
+    """Whether the newest claim is of a former job. A job is later than all jobs that claimed before
+    its own first claim; it never takes the run back from a later one.
     """
     return newest.job_uid != job_uid and all(c.job_uid != job_uid for c in claims)
 
@@ -128,8 +128,8 @@ def _newest(pairs: Iterable[tuple[Name, int]]) -> dict[Name, int]:
 
 
 def _why_out(member: MemberId, grounds: _Grounds) -> str:
-    """Why `member` may be left out: a proof of its death or the word that it is gone; empty if
-    there is none.
+    """Why `member` may be left out: proof of its death, or the operator's decision; empty if there
+    is neither.
     """
     pod = member.slot, member.attempt
     place = (*pod, member.incarnation, member.rank)
@@ -151,7 +151,9 @@ def _why_out(member: MemberId, grounds: _Grounds) -> str:
 
 
 def holds_majority(newest: Claim, members: Collection[MemberId]) -> bool:
-    """More than half of the claim's members; of exactly half, the half with the lowest slot."""
+    """Whether `members` are more than half of the claim's members; of exactly half, the half with
+    the lowest slot.
+    """
     kept = frozenset(members)
     held = [m for m in newest.members if m in kept]
     if 2 * len(held) != len(newest.members):
@@ -162,9 +164,7 @@ def holds_majority(newest: Claim, members: Collection[MemberId]) -> bool:
 def build_left_out(
     newest: Claim | None, members: Collection[MemberId], proof: Proof
 ) -> tuple[LeftOut, ...]:
-    """For the claim: the slots of the last epoch that the new one does not have, each with its
-    reason.
-    """
+    """For the claim: the slots of the last epoch that are not in the new one, each with its reason."""
     slots = {m.slot for m in members}
     grounds = _build_grounds(members, proof, newest.epoch if newest else 0)
     out: dict[tuple[int, int], str] = {}
@@ -186,13 +186,13 @@ def may_step_first(
     *,
     job_uid: str,
 ) -> Verdict:
-    """Whether an epoch of `members` that continues epoch `former` may step before its claim is in the
-    log: it only shrinks, and the death of each member that it leaves out is proven.
+    """Whether an epoch of `members` that continues epoch `former` may step before its claim is in
+    the log: it only shrinks, and the death of each member that it leaves out is proven.
 
     Args:
         claims: as read, and those that are to be appended before this one.
-        ended: members whose own agents reported their ends. No other proof counts here: who is
-            only known to be gone, or whose agent was started again, may have written under
+        ended: members whose own agents reported their ends. No other proof counts here: a member
+            that is only known to be gone, or whose agent was restarted, may have written under
             another coordinator.
     """
     newest = claims[-1] if claims else None
@@ -208,8 +208,9 @@ def may_step_first(
 
 
 def why_not_behind(claim: Claim, newest: Claim | None) -> str:
-    """Why the claim of an epoch that steps first may not be appended; empty if it may: since it was
-    judged, nobody else has claimed the run. Deaths stay proven, whoever appends it.
+    """Why the claim of an epoch that steps first may not be appended; empty if it may, because
+    nobody else has claimed the run since it was judged. Deaths stay proven, whoever appends the
+    claim.
     """
     former = former_of(claim)
     if newest is not None and newest.epoch == former and newest.job_uid == claim.job_uid:
@@ -256,7 +257,7 @@ def chain_of(claims: Iterable[Claim], resume: Commit | None) -> tuple[ChainLink,
 
 
 def continued_chain(claims: Iterable[Claim], epoch: int, last_step: int) -> tuple[ChainLink, ...]:
-    """The chain of a claim whose members go on with the live state of `epoch` as of `last_step`."""
+    """The chain of a claim whose members continue with the live state of `epoch` as of `last_step`."""
     before = next((c.chain for c in reversed(list(claims)) if c.epoch == epoch), ())
     return (*before, ChainLink(epoch=epoch, last_step=last_step))
 
@@ -275,13 +276,13 @@ def why_behind(newest: Commit | None, chain: Iterable[ChainLink]) -> str:
 
 
 def former_of(claim: Claim) -> int:
-    """Number of the epoch whose state it continues; 0: none."""
+    """Number of the epoch whose state this claim continues; 0: none."""
     return claim.chain[-1].epoch if claim.chain else 0
 
 
 def oldest_living(claims: Sequence[Claim]) -> int:
-    """The oldest epoch whose workers may go on: that of the newest claim; or the one that it continues
-    in place, with workers that need not have entered it yet. 0: nothing is claimed.
+    """The oldest epoch whose workers may continue: the newest claim's epoch, or the one that it
+    continues in place, whose workers need not have entered the new one yet. 0: nothing is claimed.
     """
     if not claims:
         return 0
@@ -296,9 +297,9 @@ def oldest_living(claims: Sequence[Claim]) -> int:
 def find_successor(
     newest: Claim | None, epoch: int, members: Collection[MemberId], job_uid: str
 ) -> Claim | None:
-    """The newest claim, if it continues this epoch in place with some of its members, and perhaps with
-    newcomers. If it never began (its coordinator was lost before it could publish it), what is saved
-    of this epoch is committed under it.
+    """The newest claim, if it continues this epoch in place with some of its members, and perhaps
+    with newcomers. If the claimed epoch never began, because its coordinator was lost before it
+    could publish it, saves of this epoch are committed under that claim.
     """
     if newest is None or newest.job_uid != job_uid:
         return None
@@ -340,7 +341,7 @@ class Gang:
     """The pods of one running epoch, as one of their agents knows them."""
 
     epoch: int
-    """The newest in its line that is claimed."""
+    """The newest epoch in its lineage that is claimed."""
     job_uid: str
     pods: frozenset[tuple[int, int]] = field(default_factory=frozenset)
     """(slot, attempt)"""
@@ -368,7 +369,7 @@ def fenced(newest: Claim | None, gang: Gang) -> Verdict:
 
 
 def why_pod_is_over(newest: Claim | None, job_uid: str, slot: int, attempt: int) -> str:
-    """Why the newest claim gives this pod of the job up; empty if it may still take part."""
+    """Why the newest claim excludes this pod of the job; empty if the pod may still take part."""
     if newest is None or newest.job_uid != job_uid:
         return ""
     for m in newest.members:

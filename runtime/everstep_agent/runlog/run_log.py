@@ -1,9 +1,9 @@
 """The run log as one writer sees it: `log/<n>.json`, each place written once by a create-only PUT,
 never deleted.
 
-An entry goes to the next place after everything that was read, so a writer always knows all
-entries before its own. LIST is not used: its answer may be stale and hide an entry, which a GET
-of the next place cannot.
+An entry goes to the next place after everything that was read, so a writer always knows all entries
+before its own. LIST is not used to find entries: its answer may be stale and hide an entry, which a
+GET of the next place cannot.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class RunLog:
 
         Args:
             after: how many entries were known when this one was decided on. If more have been read
-                since, by whichever task of this process, nothing is tried: decide anew. Give it
+                since, by whichever task of this process, nothing is tried: decide again. Give it
                 with every claim.
 
         `Lost` when somebody else took the place, or when the newest claim is not the entry's own
@@ -123,8 +123,9 @@ class RunLog:
         return Appended(place=place)
 
     async def check_whole(self) -> None:
-        """Whether the log ends where it was read to. A listing may lag, but what it shows has stood:
-        a place beyond the end means that one between was deleted, and is not to be written again.
+        """Verify that the log ends where it was read to. A listing may be out of date, but every
+        place that it shows was written. So a place beyond the end means that one between was
+        deleted, and that one must not be written again.
 
         Raises:
             LogDamaged: names the place that is gone.
@@ -156,7 +157,7 @@ class RunLog:
         )
 
     async def _read_on(self) -> tuple[Entry, ...]:
-        """GETs the next places, more at once the longer the log goes on, until one is free."""
+        """GETs the next places until one is free, with more at once the longer the log goes on."""
         start, width = len(self.index), 1
         while True:
             first = len(self.index)

@@ -1,8 +1,8 @@
-"""Errors of an object store, classified where they enter: code above this package sees no foreign
-error.
+"""Errors of an object store, classified where they enter, so that code above this package sees no
+foreign errors.
 
-`transient` errors may pass by themselves and are worth a retry; the others need a person.
-Messages name the object, the finding and the fix, and contain no secret.
+`transient` errors may pass by themselves and are worth a retry; the others need a person. Messages
+name the object, the finding and the fix, and contain no secret.
 """
 
 import re
@@ -45,15 +45,15 @@ class BadAddress(StoreError):
 
 
 class NoAtomicCreate(StoreError):
-    """Two writers were both told that they had created one object: this store cannot hold a run
-    log.
+    """Two writers were both told that they had created the same object, so this store cannot hold a
+    run log.
     """
 
     kind = "NoAtomicCreate"
 
 
 class TooLarge(StoreError):
-    """An object that Everstep cannot have written: it is not read into memory."""
+    """The object is too large to have been written by Everstep, so it is not read into memory."""
 
     kind = "TooLarge"
 
@@ -68,7 +68,7 @@ class Busy(Unreachable):
 
 
 class Conflict(Unreachable):
-    """409: two writes of one key met; the winner is not known yet."""
+    """409: two writes of one key met, and the winner is not known yet."""
 
     kind = "Conflict"
 
@@ -180,7 +180,7 @@ def _said(text: str, code: str, status: int) -> str:
         message = _first(_MESSAGE, text)
         return f"{status} {code}" + (f" ({message})" if message else "")
     words = _QUERY.sub("", " ".join(text.split()))
-    words = _REQUEST.sub(r"\1: ", words)  # the object was named already; times differ at each try
+    words = _REQUEST.sub(r"\1: ", words)  # drop the object, which is named already, and the time
     return words[:300] or "no answer"
 
 

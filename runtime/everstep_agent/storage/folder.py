@@ -1,11 +1,11 @@
-"""Writes to a folder with the semantics of an object store: an object is there completely or not at
+"""Writes to a folder with the semantics of an object store: an object exists completely or not at
 all, and a confirmed write survives a power failure.
 
 A body is written to the run's staging folder and fsynced there. Then it gets its key by a link
-(create) or a rename (put), and every folder from the key up to the run is fsynced. All of them,
-each time: whether a folder is new cannot be seen, because another writer may have created it a
-moment ago without having fsynced it yet. A killed writer leaves a file only in the staging
-folder, where there are no keys.
+(create) or a rename (put), and every folder from the key up to the run is fsynced. This is done for
+all folders each time. A writer cannot know that a folder it finds was fsynced, because another
+writer may have created it a moment ago. A killed writer leaves a file only in the staging folder,
+where there are no keys.
 """
 
 import os
@@ -17,7 +17,7 @@ from everstep_agent.storage.store import Hash
 
 STAGING = ".staging"
 STALE_SECONDS = 3600.0
-"""Age from which a staging file has no writer any more: a write is given up after two minutes."""
+"""Age at which a staging file has no writer any more: writes are given up after two minutes."""
 PIECE_BYTES = 1 << 20
 _TRIES = 100
 
@@ -31,7 +31,7 @@ def is_staging(key: str) -> bool:
 
 
 def publish(root: Path, staged: str, key: str, *, replace: bool) -> bool:
-    """Gives the object at `staged` its key; False: the key exists, and `replace` is false.
+    """Give the object at `staged` its key. Returns False if the key exists and `replace` is false.
 
     Raises:
         OSError: `FileNotFoundError` if the staging file was removed in the meantime.
@@ -62,8 +62,10 @@ def measure(path: Path) -> int:
 
 
 def hash_file(path: Path, found: Hash) -> int:
-    """Returns the number of bytes. One small buffer serves for all: to take memory for a whole chunk, and to give it
-    back, costs more than the digest.
+    """Feed the file to `found`; returns its size in bytes.
+
+    Reads with one small buffer, because memory for a whole chunk costs more CPU time (to get it and
+    to give it back) than the digest.
     """
     size, buffer = 0, bytearray(PIECE_BYTES)
     with path.open("rb", buffering=0) as file, memoryview(buffer) as view:
@@ -74,8 +76,8 @@ def hash_file(path: Path, found: Hash) -> int:
 
 
 def make(base: Path, folder: Path) -> None:
-    """Creates `folder`, which is below `base`, and all folders between; on return their entries are
-    on disk.
+    """Create `folder`, which is below `base`, and all folders in between. When it returns, their
+    entries are on disk.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for parent in folder.parents:
@@ -85,8 +87,8 @@ def make(base: Path, folder: Path) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Deletes files of killed writers. Ages are measured by the folder's own clock, which may be
-    another host's.
+    """Delete files of killed writers. Their ages are measured by the folder's own clock, which may
+    be that of another host.
     """
     staging = root / STAGING
     if not staging.is_dir():
@@ -112,7 +114,7 @@ def _give_key(source: Path, target: Path, replace: bool) -> bool:
                 return True
             return _link(source, target)
         except FileNotFoundError:
-            # A concurrent delete removed the folder that it had emptied.
+            # A concurrent delete has emptied the folder and removed it.
             if not source.exists():
                 raise
     raise FileNotFoundError(f"{target.parent} was removed {_TRIES} times while it was written to")

@@ -29,10 +29,10 @@ _RETRY: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
 _TIMEOUT = timedelta(seconds=120)
 """Limit of one request: a 64 MiB chunk at 0.6 MB/s."""
 STALL_SECONDS = 15.0
-"""A server that has sent nothing for this long is given up: the request is repeated."""
+"""If a server has sent nothing for this long, the request is given up and repeated."""
 LIMIT_BYTES = 1024**3
-"""Limit of an object that is read. Chunks have at most 64 MiB, a ledger or a manifest possibly
-more.
+"""Limit for the size of an object that is read. Chunks have at most 64 MiB; a ledger or a manifest
+may have more.
 """
 
 
@@ -81,7 +81,7 @@ class ObstoreStore:
             raise AlreadyExists(f"cannot write {self._uri}/{key}: it exists")
 
     async def _sweep(self, root: Path) -> None:
-        """A writer that is killed while this one works leaves something, too."""
+        """Delete leftovers from time to time, because other writers may be killed at any time."""
         now = time.monotonic()
         if now - self._swept > folders.STALE_SECONDS:
             self._swept = now
@@ -166,7 +166,7 @@ async def _read(answer: Any) -> bytes:
 async def _hash(answer: Any, found: Hash) -> tuple[int, Hash]:
     size = 0
     async for part in _limited(answer.stream()):
-        # Not released here: after a cancellation the thread may still read it.
+        # Not released here, because the thread may still read it after a cancellation.
         piece = memoryview(part)
         await aside.run(found.update, piece)
         size += len(piece)
@@ -174,7 +174,7 @@ async def _hash(answer: Any, found: Hash) -> tuple[int, Hash]:
 
 
 async def _limited(stream: Any) -> AsyncIterator[Any]:
-    """Each part of a stream has a time limit, the whole has none. Raises `TimeoutError`."""
+    """Each part of a stream has a time limit, the whole stream has none. Raises `TimeoutError`."""
     parts = aiter(stream)
     while True:
         async with asyncio.timeout(STALL_SECONDS):
@@ -185,12 +185,12 @@ async def _limited(stream: Any) -> AsyncIterator[Any]:
 
 
 def open_memory() -> ObstoreStore:
-    """A store of this process only, for tests."""
+    """A store in this process only, for tests."""
     return ObstoreStore(stores.MemoryStore(), "memory://")
 
 
 def open_folder(address: Address, *, create: bool) -> ObstoreStore:
-    """Raises `BadAddress` if the folder does not exist and must not, or cannot, be created."""
+    """Raises `BadAddress` if the folder does not exist and may not, or cannot, be created."""
     base = Path(address.bucket)
     folder = base / address.prefix
     try:
@@ -208,7 +208,7 @@ def open_folder(address: Address, *, create: bool) -> ObstoreStore:
 
 
 def _require_parent(base: Path) -> None:
-    # If the parent folder is missing, too, the path is a mistake (a volume that is not mounted).
+    # If even the parent folder is missing, the path is a mistake (a volume that is not mounted).
     if not base.parent.is_dir():
         raise BadAddress(
             f"checkpoint.uri file://{base}: there is no folder {base.parent};"

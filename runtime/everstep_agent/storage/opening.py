@@ -9,7 +9,7 @@ from everstep_agent.storage.store import ObjectStore
 
 def open_raw(uri: str, run: str, environ: Mapping[str, str], *, create: bool = True) -> ObjectStore:
     """A store without retries; see `open_store`."""
-    # obstore takes a tenth of a second to import: only processes that open a store pay for it.
+    # Importing obstore takes a tenth of a second: only processes that open a store pay for it.
     from everstep_agent.storage import obstore_store
 
     address = parse_uri(uri, run)
@@ -34,10 +34,10 @@ def open_store(
 
     Args:
         run: may be empty if `uri` is the run's own address.
-        environ: for S3 the keys and the endpoint; what it lacks obstore asks of the cloud identity.
-        create: make the folder of a file:// store if it is not there.
+        environ: for S3 the keys and the endpoint. Without keys, obstore uses the cloud identity.
+        create: create the folder of a file:// store if it does not exist.
 
     Raises:
-        BadAddress: the URI, the run's name or a variable cannot be used; or there is no folder.
+        BadAddress: the URI, the run's name or a variable is invalid, or the folder does not exist.
     """
     return Retrying(open_raw(uri, run, environ, create=create), patience)

@@ -1,13 +1,13 @@
 """Before a run uses a store: does it exist, may the job use it, is its create-only PUT atomic?
 
-A gateway whose PUT is not atomic checks first, then receives the body, and then writes: so one
-writer sends a large body, and another a small one in the meantime.
+A gateway whose PUT is not atomic first checks whether the key exists, then receives the body, and
+then writes. So one writer sends a large body, and another sends a small one in the meantime.
 
-Measured: MinIO and a folder had one winner in 500 of 500 and 150 of 150 races, versitygw 1.8,
-which takes a lock, in 900 of 900. versitygw 1.7 had two winners in 40 to 70 % of such races,
-also on a machine with three times as much work as cores; two bodies of 256 KiB sent at once
-showed it in only 13 % of the races. Beside six processes that keep two cores busy, 31 to 33 of 40 probes
-refused it, otherwise 40 of 40.
+Measured: MinIO had one winner in 500 of 500 races, a folder in 150 of 150, and versitygw 1.8, which
+takes a lock, in 900 of 900. versitygw 1.7 had two winners in 40 to 70 % of such races, also on a
+machine with three times as much work as cores. Two bodies of 256 KiB sent at once showed the fault
+in only 13 % of the races. While six processes kept two cores busy, 31 to 33 of 40 probes refused
+versitygw 1.7, otherwise 40 of 40.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from everstep_agent.storage.errors import AlreadyExists, NoAtomicCreate, NotFoun
 from everstep_agent.storage.store import ObjectStore
 
 FOLDER = "probe"
-"""What a killed probe leaves there, the next coordinator to commit deletes (`Retention`)."""
+"""The next coordinator that commits deletes what a killed probe has left there (`Retention`)."""
 BODY_BYTES = 1 << 20, 16
 LATER_SECONDS = (0.0, 0.001, 0.002, 0.004, 0.008, 0.001, 0.002, 0.004) * 3
 """Delay of the small body in seconds, for each race."""
 DOUBTED = LATER_SECONDS * 3
-"""Further races, once one has found two writers. One is no proof: if another job of this run deletes the
-object between the two writers, both create it.
+"""Further races, once one race has found two winners. One race is no proof: if another job of this
+run deletes the object between the two writes, both writers create it.
 """
 
 
 async def probe(store: ObjectStore) -> list[str]:
-    """Returns warnings as text (for example: keys cannot be deleted).
+    """Test a store. Returns warnings as text (for example: keys cannot be deleted).
 
     Raises:
         NoAtomicCreate: two writers created the same object.
@@ -49,7 +49,7 @@ async def probe(store: ObjectStore) -> list[str]:
 
 
 async def _find_problem(store: ObjectStore, races: Sequence[float], notes: list[str]) -> str:
-    """What the first race proved that proved anything; empty: none did."""
+    """The first problem that a race proved; empty: no race proved one."""
     for later in races:
         key = f"{FOLDER}/{secrets.token_hex(8)}"
         problem = await _race(store, key, later)
@@ -65,13 +65,13 @@ async def _find_problem(store: ObjectStore, races: Sequence[float], notes: list[
 
 
 async def _race(store: ObjectStore, key: str, later: float) -> str:
-    """What it proved against the store, or empty."""
+    """Run one race. Returns the problem that it proved; empty: none."""
     large, small = bodies = [secrets.token_bytes(size) for size in BODY_BYTES]
     created = await asyncio.gather(_create(store, key, large), _create(store, key, small, later))
     try:
         stands = await store.get(key)
     except NotFound:
-        return ""  # tidied away by a coordinator that committed just now: it proves nothing
+        return ""  # deleted by a coordinator that has just committed: the race proves nothing
     return judge_race(bodies, created, stands)
 
 
@@ -85,9 +85,9 @@ async def _create(store: ObjectStore, key: str, body: bytes, later: float = 0.0)
 
 
 def judge_race(bodies: Sequence[bytes], created: Sequence[bool], stands: bytes) -> str:
-    """What a race proved against the store, or empty.
+    """The problem that a race proved; empty: none.
 
-    No winner at all means that the winner's answer was lost.
+    If there is no winner at all, the winner's answer was lost.
     """
     winners = [body for body, won in zip(bodies, created, strict=True) if won]
     if len(winners) > 1:

@@ -1,7 +1,7 @@
-"""Retries while an error may pass: jittered exponential back-off with a deadline, and fewer
-concurrent requests while the store is busy.
+"""Retries requests while an error may pass: with jittered exponential back-off, a deadline, and
+fewer concurrent requests while the store is busy.
 
-A repeated `create` may find the object of its own first try: it then raises `AlreadyExists`, as
+A repeated `create` may find the object of its own first try. It then raises `AlreadyExists`, as
 `ObjectStore` documents.
 """
 
@@ -38,11 +38,11 @@ def choose_delay(tries: int, patience: Patience, chance: float) -> float:
 
 
 class Retrying:
-    """An `ObjectStore` around another. `trouble` is the error that it is waiting for to pass, for
-    the status.
+    """An `ObjectStore` that wraps another. `trouble` is the error that it is waiting out, for the
+    status; None: there is none.
 
-    Bodies pass through windows, one for writing and one for reading; the run log's entries
-    (`create`) and its reader do not wait for chunks.
+    Writes (`put`) and reads (`get`, `hash`) have a window each, so the run log's reader does not
+    wait for uploads. The run log's entries (`create`) have none, so they wait for no chunks.
     """
 
     def __init__(

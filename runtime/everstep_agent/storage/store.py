@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Hash(Protocol):
-    """As those of hashlib and blake3."""
+    """A hash object, as in hashlib and blake3."""
 
     def update(self, data: bytes | memoryview, /) -> object: ...
     def hexdigest(self) -> str: ...
@@ -19,13 +19,13 @@ class ObjectStore(Protocol):
 
     @property
     def uri(self) -> str:
-        """The address of the keys, for people."""
+        """The address of the store, for messages."""
 
     async def put(self, key: str, body: bytes | memoryview) -> None:
-        """Writes, whether or not the key exists."""
+        """Write, whether or not the key exists."""
 
     async def create(self, key: str, body: bytes | memoryview) -> None:
-        """Write only if nothing stands there; of several writers exactly one succeeds.
+        """Write only if the key does not exist. Of several writers exactly one succeeds.
 
         Raises:
             AlreadyExists: also when an earlier try of ours succeeded and its answer was lost.
@@ -36,12 +36,13 @@ class ObjectStore(Protocol):
         """The whole object, at most 64 MiB by convention of the writers. Raises `NotFound`."""
 
     async def hash(self, key: str, begin: Callable[[], Hash]) -> tuple[int, Hash]:
-        """The object's size in bytes, and the hash that `begin` has made, fed with all of them. The object is
-        read piece by piece, which takes less CPU time than `get`. Raises `NotFound`.
+        """The object's size in bytes, and its hash, computed with the hash object from `begin`.
+
+        The object is read piece by piece, which takes less CPU time than `get`. Raises `NotFound`.
         """
 
     async def list(self, prefix: str = "") -> list[str]:
-        """Keys below the folder `prefix`, sorted; may be stale: proves nothing."""
+        """The keys below the folder `prefix`, sorted; the list may be stale and proves nothing."""
 
     async def delete(self, key: str) -> None:
         """Afterwards the key does not exist; no error if it did not exist before."""

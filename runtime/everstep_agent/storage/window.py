@@ -28,7 +28,7 @@ class Window:
         return int(self._limit)
 
     async def run(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Calls it once there is room. Raises what it raises."""
+        """Run `call` once there is room. Raises what `call` raises."""
         while self._under_way >= self.limit:
             self._room.clear()
             await self._room.wait()
@@ -46,7 +46,9 @@ class Window:
         return answer
 
     def _halve(self, seen: int) -> None:
-        """Once for all requests that ran at the same time: they were refused for the same reason."""
+        """Halve the limit once for all requests that ran at the same time: they were refused for
+        the same reason.
+        """
         if seen == self._halvings:
             self._halvings += 1
             self._limit = max(1.0, self._limit / 2)

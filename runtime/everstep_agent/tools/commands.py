@@ -25,7 +25,9 @@ async def read(
     only: tuple[str, ...] = (),
     as_json: bool,
 ) -> int:
-    """The exit status: 0 success, 1 the check failed, 2 it could not be made."""
+    """Run a command. Return its exit status: 0 success, 1 the check failed, 2 the command could not
+    be carried out.
+    """
     try:
         store = _open(run, environ, create=False)
         if command == "verify":
@@ -69,7 +71,7 @@ def _say(as_json: bool, value: object, table: str) -> None:
 
 
 def _verified(found: verify.Verified) -> dict[str, object]:
-    """Without the entries: there is one for each step."""
+    """The result without the ledger's entries, because there is one for each step."""
     return {
         "run": found.run,
         "ok": found.ok,

@@ -1,10 +1,10 @@
 """Whether each feed delivered its samples in order, none lost, none repeated. Pure.
 
-Two records are compared. The ledger names the samples of each step, and travelled with the
-gradients. The feeds' records name the positions from which each step should have taken them.
-Consecutive positions form passes over the dataset, and one pass contains each sample once. So a
-sample that occurs twice in a pass was repeated, and one that is missing from a complete pass
-was lost, whatever the permutation, which is not computed here.
+Two records are compared. The ledger names the samples of each step; its numbers were reduced
+together with the gradients. The feeds' records name the positions from which each step should have
+taken its samples. Consecutive positions form passes over the dataset, and one pass contains each
+sample once. So a sample that occurs twice in a pass was repeated, and one that is missing from a
+complete pass was lost. This is true of any permutation, so the permutation is not computed here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from everstep_contract.ledger import LedgerEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """One step that drew from a feed; a step's loops over one feed share it."""
+    """One step that drew from a feed; all loops over the feed in that step share it."""
 
     step: int
     samples: tuple[int, ...]
@@ -74,7 +74,7 @@ def _list_edits(before: Segment, now: Segment) -> Iterator[str]:
 
 
 def _list_draws(entries: Sequence[LedgerEntry]) -> dict[str, list[Draw]]:
-    """By feed; a second loop over the feed in a step adds nothing."""
+    """The draws of each feed; a second loop over the feed in a step adds none."""
     draws: dict[str, list[Draw]] = {}
     for entry in entries:
         mine = draws.setdefault(entry.feed, [])
@@ -86,7 +86,7 @@ def _list_draws(entries: Sequence[LedgerEntry]) -> dict[str, list[Draw]]:
 def _find_problems(
     feed: str, record: FeedRecord, draws: Sequence[Draw], late: bool
 ) -> Iterator[str]:
-    """`late`: steps before the record's first are accounted for elsewhere."""
+    """`late`: the ledger does not name the feed of earlier steps, which is reported separately."""
     at = 0
     before: Segment | None = None
     passes = Passes(feed)
@@ -131,8 +131,8 @@ class Passes:
         self._order: Order | None = None
         self._place = 0
         self._began = 0
-        """Position at which counting of this pass started; a pass that was joined late is never
-        reported as missing.
+        """Position at which counting of this pass started. A pass that was not counted from its
+        start is never reported as incomplete.
         """
         self._seen: dict[int, int] = {}
         """Sample → step, in the current pass."""

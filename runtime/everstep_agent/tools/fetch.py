@@ -1,6 +1,7 @@
-"""`everstep fetch RUN`: brings a checkpoint's files to this machine, verified, for a reader that has no store.
+"""`everstep fetch RUN`: brings a checkpoint's files to this machine and verifies them, for a reader
+that has no access to the store.
 
-A chunk of a run in a folder stays where it lies.
+If the run is in a local folder, its chunks are not copied.
 """
 
 import asyncio
@@ -33,18 +34,19 @@ class NothingToFetch(Exception):
 async def fetch_checkpoint(
     store: ObjectStore, folder: Path, *, step: int | None = None, only: tuple[str, ...] = ()
 ) -> Fetched:
-    """Into `folder`, which exists.
+    """Fetch a checkpoint into `folder`, which must exist.
 
     Args:
         step: of the checkpoint; None: the newest one that can be read.
-        only: names of tracked objects; none: all of them.
+        only: names of the tracked objects to fetch; empty: all of them.
 
     Raises:
-        NothingToFetch: there is none; the message says what there is.
+        NothingToFetch: no checkpoint can be read, or it lacks a name in `only`; the message says
+            what there is.
         CannotFork: there is no checkpoint of this step.
-        Broken: a part of the checkpoint of this step is gone or changed.
-        StoreError: the store cannot say.
-        OSError: there is no room.
+        Broken: the manifest or a chunk of the checkpoint of `step` is missing or was changed.
+        StoreError: the store failed to answer.
+        OSError: a file cannot be written, for example because there is no room.
     """
     run_log = RunLog(store)
     await run_log.refresh()
@@ -120,14 +122,14 @@ async def _bring(
 
 
 def _find_file(uri: str, key: str) -> Path | None:
-    """The file of a key, if the store is a folder of this machine."""
+    """The file of a key; None: the store is not a folder on this machine."""
     address = parse_uri(uri)
     path = Path(address.bucket, key)
     return path if address.scheme == "file" and path.is_file() else None
 
 
 def describe(found: Fetched) -> str:
-    """For people."""
+    """Describe the result for people."""
     lines = [f"step {s.step} is passed over: {s.why}" for s in found.skipped]
     where = f"{found.manifest} and {found.places} name its parts"
     return "\n".join([*lines, f"step {found.step} of epoch {found.epoch} of {found.run}: {where}"])

@@ -1,8 +1,8 @@
 """Starts another run from an older checkpoint, and lists the checkpoints.
 
-A run log is never rewritten and no commit becomes void, so "back to step N" is a second run. It
-starts with the claims that led to the commit of step N and that commit, and copies the objects
-that the commit needs. Its next claim comes from a job with another UID, as after any former
+A run log is never rewritten and no commit becomes void, so "back to step N" is a second run. Its
+log starts with the claims that led to the commit of step N, and with that commit. The objects that
+the commit needs are copied. The next claim comes from a job with another UID, as after any former
 job. The first run is only read.
 
 The log is written last: until then the new run does not exist, and an interrupted fork can be
@@ -42,7 +42,7 @@ class Listed:
     cause: str
     """Why its epoch was started."""
     pins: tuple[str, ...] = ()
-    """The names under which it is kept."""
+    """The names under which it is pinned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,9 @@ class Catalog:
     job: str
     """namespace/name of the job that claimed the run last."""
     pins: tuple[Pinned, ...] = ()
-    """All that are kept, by name, also of checkpoints that the run does not continue."""
+    """All pins that were not given up, ordered by name, including those of checkpoints that the run
+    does not continue.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ class Forked:
 
 
 async def list_checkpoints(store: ObjectStore) -> Catalog:
-    """From the log alone. Raises `StoreError`."""
+    """List the checkpoints from the run log alone. Raises `StoreError`."""
     run_log = RunLog(store)
     await run_log.refresh()
     pins = run_log.index.pins
@@ -98,9 +100,10 @@ async def fork_run(store: ObjectStore, target: ObjectStore, step: int) -> Forked
     """Copy the checkpoint of `step` to `target` and begin a run log there.
 
     Raises:
-        CannotFork: no such checkpoint, or another run is at `target`.
-        Broken: a part of the checkpoint is gone or changed; it may have been retired meanwhile.
-        StoreError: a store cannot say.
+        CannotFork: there is no such checkpoint, or another run is at `target`.
+        Broken: the manifest or a chunk is missing or was changed; the checkpoint may have been
+            retired meanwhile.
+        StoreError: a store failed to answer.
     """
     run_log, other = RunLog(store), RunLog(target)
     await run_log.refresh()
@@ -129,7 +132,9 @@ def choose_commit(log: LogIndex, step: int) -> Commit:
 
 
 def build_log(log: LogIndex, commit: Commit) -> list[Entry]:
-    """The claims up to the one that committed it, and the commit. Its pins stay with the old run."""
+    """The claims that precede `commit`, and `commit` itself without its pins, which stay with the
+    old run.
+    """
     claims = [e for e in log.entries[: log.place_of(commit)] if isinstance(e, Claim)]
     return [*claims, replace(commit, pins=())]
 
@@ -173,7 +178,7 @@ def build_table(catalog: Catalog) -> str:
 
 
 def _list_apart(catalog: Catalog) -> list[str]:
-    """Pins of checkpoints that the table does not have."""
+    """Pins of checkpoints that are not in the table."""
     listed = {n for c in catalog.checkpoints for n in c.pins}
     return [
         f"pinned as {p.name}: step {p.step} of epoch {p.epoch}, which the run does not continue"

@@ -1,7 +1,7 @@
-"""Gives a pin up: the checkpoint may then be retired as any other.
+"""Gives a pin up: the checkpoint may then be retired like any other.
 
-It needs no job. The entry takes the next place of the log, whoever writes there; a coordinator that wanted
-that place reads it and takes the next one.
+This needs no job, and works while one runs. The entry is appended at the next place of the log. A
+coordinator that wanted the same place reads the entry and appends its own at the place after it.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class Unpinned:
     epoch: int
     step: int
     before: bool
-    """It was given up before."""
+    """Whether the pin had been given up before."""
 
 
 async def unpin(store: ObjectStore, name: str) -> Unpinned:
-    """Raises `NoPin`, `StoreError`."""
+    """Give a pin up. Raises `NoPin`, `StoreError`."""
     run_log = RunLog(store)
     await run_log.refresh()
     while (entry := build_unpin(run_log.index, name)) is not None:
@@ -36,7 +36,7 @@ async def unpin(store: ObjectStore, name: str) -> Unpinned:
 
 
 def describe(found: Unpinned) -> str:
-    """For people."""
+    """Describe the result for people."""
     if found.before:
         return f"{found.name} (step {found.step}) was unpinned before"
     return (

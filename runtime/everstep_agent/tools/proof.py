@@ -1,4 +1,4 @@
-"""What a ledger proves about the run, and what it does not. Pure."""
+"""What a ledger proves about a run, and what it does not. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def _contributed_once(entries: Sequence[LedgerEntry]) -> str:
 
 
 def _one_sample_list(entries: Sequence[LedgerEntry]) -> str:
-    """Loops over one feed in one step (two optimizers) use the same samples."""
+    """All loops over one feed in one step (two optimizers) must use the same samples."""
     first: dict[tuple[int, str], LedgerEntry] = {}
     for entry in entries:
         held = first.setdefault((entry.step, entry.feed), entry)

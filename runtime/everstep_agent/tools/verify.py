@@ -1,9 +1,9 @@
 """`everstep verify RUN`: proves from the store alone how the run was made.
 
-Walks the lineage of the newest commit and checks: every step 1 … N exactly once, every
-micro-batch contributed by exactly one rank, no sample lost or repeated in any pass over the
-data, no change of the order, and the digests of the checkpoint's chunks. It does not recompute
-losses.
+Walks the lineage of the newest commit and checks that every step 1 … N occurs exactly once, that
+exactly one rank contributed each micro-batch, that no sample is lost or repeated in any pass over
+the data, that the order did not change, and that the digests of the checkpoint's chunks match. It
+does not recompute losses.
 """
 
 import asyncio
@@ -32,7 +32,9 @@ class Verified:
     problems: tuple[str, ...]
     """Most important first; empty: everything that can be proved is proved."""
     notes: tuple[str, ...] = ()
-    """Edits of the feeds that changed no sample, and what cannot be proved of an iterable."""
+    """Edits of the feeds that changed no sample, and what cannot be proved about an iterable
+    dataset.
+    """
     steps: int = 0
     epochs: tuple[proof.Segment, ...] = ()
     entries: tuple[LedgerEntry, ...] = ()
@@ -61,8 +63,8 @@ async def load_ledger(store: ObjectStore) -> list[LedgerEntry]:
     commit.
 
     Raises:
-        Broken: the manifest or a chunk of the ledger is gone or changed.
-        StoreError: the store cannot say.
+        Broken: the manifest or a chunk of the ledger is missing or was changed.
+        StoreError: the store failed to answer.
     """
     log = RunLog(store)
     await log.refresh()
@@ -97,7 +99,7 @@ async def verify_run(store: ObjectStore, *, state: bool = True) -> Verified:
         state: also read the checkpoint's tensor chunks and check their digests.
 
     Raises:
-        StoreError: the store cannot say.
+        StoreError: the store failed to answer.
     """
     log = RunLog(store)
     await log.refresh()

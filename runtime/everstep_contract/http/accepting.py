@@ -1,7 +1,7 @@
 """Accepts connections from a listening socket, even while the process is out of file descriptors.
 
-asyncio's own servers then log a traceback for each place of their backlog, and each of these
-starts another retry: 55,000 lines in 7 s (seen with Python 3.11).
+In that case asyncio's own servers log a traceback for each place of their backlog, and each of
+these errors starts another retry: 55,000 lines in 7 s (seen with Python 3.11).
 """
 
 import asyncio
@@ -22,8 +22,8 @@ async def accept_connections(
     take: Callable[[socket.socket], object],
     say: Callable[[str], object],
 ) -> NoReturn:
-    """`take` receives each connection and must not block; `say` a message when accepting stops, and
-    one when it resumes.
+    """Accept connections without end. `take` receives each connection and must not block. `say`
+    receives a message when accepting stops, and one when it resumes.
     """
     loop = asyncio.get_running_loop()
     exhausted = False

@@ -1,4 +1,4 @@
-"""The client: requests on one kept-alive connection; each answer tells whether its sender is
+"""The client: sends requests on one keep-alive connection. Each answer states whether its sender is
 authenticated.
 """
 
@@ -34,11 +34,11 @@ class Answer:
     body: bytes
     """Empty if the sender is not authenticated and the body exceeds `UNPROVEN_BYTES`."""
     proven: bool
-    """Its sender has the job's token and answered this very request."""
+    """Whether its sender has the job's token and answered this very request."""
 
 
 class Connection:
-    """To one address. One request at a time; cancelling one closes the connection."""
+    """A connection to one address, for one request at a time. Cancelling a request closes it."""
 
     def __init__(self, address: str, token: str) -> None:
         self.address = address
@@ -47,7 +47,9 @@ class Connection:
         self._used_at = 0.0
 
     async def ask(self, method: str, path: str, body: bytes) -> Answer:
-        """Raises OSError or ValueError (`Malformed`); the caller limits the total time."""
+        """Send a request and return the answer. Raises OSError or ValueError (`Malformed`); the
+        caller limits the total time.
+        """
         try:
             channel = await self._open()
             answer = await self._ask(channel, method, path, body)
@@ -115,8 +117,8 @@ async def _read_head(channel: Channel) -> Head:
 
 
 async def _read_answer(channel: Channel, head: Head, digest: str | None) -> Answer:
-    """Reads at most `BODY_BYTES` from an authenticated sender, and at most `UNPROVEN_BYTES` from
-    any other.
+    """Read at most `BODY_BYTES` from an authenticated sender, and at most `UNPROVEN_BYTES` from any
+    other.
     """
     if digest is None:
         small = head.length <= UNPROVEN_BYTES

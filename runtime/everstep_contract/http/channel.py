@@ -1,7 +1,7 @@
 """One connection: a head, then a body of a stated length, one exchange after the other.
 
-Only what the caller asked for is read: anything more that an unauthenticated peer sends stays
-in the kernel's buffers and takes none of this process's memory.
+Only what the caller asked for is read: anything more that an unauthenticated peer sends stays in
+the kernel's buffers and uses none of this process's memory.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ HEAD_BYTES = 8 * 1024
 UNPROVEN_BYTES = 8 * 1024
 """Limit of the body from a peer that is not authenticated."""
 BODY_BYTES = 64 * 1024 * 1024
-"""Limit of the body from a peer that is: 2,000 members take 0.2 MiB of `seen`, 1 TiB of chunks 5
-MiB of a part.
+"""Limit of the body from an authenticated peer. For scale: 2,000 members take 0.2 MiB in a `seen`,
+and 1 TiB of chunks takes 5 MiB in a part.
 """
 _END = b"\r\n\r\n"
 _AT_ONCE = 256 * 1024
@@ -104,7 +104,7 @@ class Channel:
         await asyncio.get_running_loop().sock_sendall(self._socket, raw)
 
     def is_idle(self) -> bool:
-        """Still open, as far as known, and without unexpected input."""
+        """Whether the connection is still open, as far as known, and has no unexpected input."""
         try:
             self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -114,8 +114,8 @@ class Channel:
         return False
 
     async def hang_up(self) -> None:
-        """Closes so that what was sent last can still arrive: unread input would reset the
-        connection.
+        """Close the connection so that the bytes sent last can still arrive: unread input would
+        reset the connection, so it is read first.
         """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)

@@ -14,8 +14,8 @@ from everstep_agent.peers.epoch_level import Boundary, EpochMember
 from simulation.protocol.rules import Move
 
 LAST = 6
-"""The run's last step. A boundary is raised further each time, but not as far as this, because
-there are so few raises.
+"""The run's last step. Each raise moves the boundary further, but there are too few raises to reach
+this step.
 """
 
 

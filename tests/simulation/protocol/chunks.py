@@ -40,14 +40,14 @@ class Shelf(NamedTuple):
     doomed: frozenset[str] = frozenset()
     """Keys that a `retire` entry names: anyone may delete them, at any time."""
     named: frozenset[tuple[str, str]] = frozenset()
-    """(manifest, chunk)"""
+    """(manifest, chunk): the chunks that each manifest names."""
     writers: tuple[Writer, ...] = ()
     deletions: int = 3
     crashes: int = 1
 
 
 class Shelves:
-    """`keyed` False: a variant with chunk keys without claim and step."""
+    """`keyed` False: a variant whose chunk keys contain neither claim nor step."""
 
     def __init__(self, *, keyed: bool = True) -> None:
         self.keyed = keyed
@@ -85,7 +85,7 @@ class Shelves:
         return found
 
     def events(self, world: Shelf) -> list[Move]:
-        """A deletion that comes late or is repeated; a writer that is lost with what it held."""
+        """A deletion that arrives late or twice; a writer that is lost with what it held."""
         found = []
         for i, writer in enumerate(world.writers):
             if world.crashes and writer.token:
@@ -128,7 +128,7 @@ class Shelves:
         yield Move("commits step", i, writer.step, after._replace(named=named))
 
     def _tidy(self, world: Shelf, i: int, writer: Writer) -> Iterator[Move]:
-        """Retention, and garbage collection of what nobody committed, from a listing of any age."""
+        """Retention, and garbage collection of uncommitted chunks, with a listing of any age."""
         if writer.listed is None and writer.token:
             listed = _with(world, i, writer._replace(listed=world.keys))
             yield Move("lists the store", i, None, listed)

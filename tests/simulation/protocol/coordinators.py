@@ -107,7 +107,7 @@ def _behind(world: World, one: Coordinator, rules: Rules) -> bool:
 
 
 def _refreshed(world: World, one: Coordinator) -> World:
-    """The coordinator reads what was written meanwhile; if that fences its gang, the gang ends."""
+    """The coordinator reads the new log entries. If they fence its gang, the gang ends."""
     after, level = one._replace(read=len(world.log)), one.level
     if level is not None and level.live:
         newest = runlog_rules.newest_claim(world.entries())
@@ -212,8 +212,8 @@ def _build_epoch(
 
 
 def _hear_of_claim(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
-    """The coordinator sends the claim again, and learns whether its own entry or another one stands
-    there.
+    """The coordinator sends the claim again, and learns whether its own entry or another one has
+    that place in the log.
     """
     assert one.owed is not None
     entry, level = one.owed
@@ -238,7 +238,7 @@ def _hear_of_claim(world: World, one: Coordinator, rules: Rules) -> Iterator[Mov
 
 
 def _restarting(one: Coordinator) -> Coordinator:
-    """An epoch that was held is restarted if it cannot go on in place."""
+    """Cut the epoch if it was held: it cannot continue in place, so it is restarted."""
     level = one.level
     if level is None or level.stage is not Stage.HOLD:
         return one
@@ -250,7 +250,7 @@ def _restarting(one: Coordinator) -> Coordinator:
 
 def _commit(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
     """Commit the complete save, even one that was staged under an older epoch, if the chain of the
-    current claim holds it.
+    current claim contains it.
     """
     level = one.level
     assert level is not None
@@ -331,8 +331,8 @@ def _history_of(world: World, level: EpochLevel, step: int) -> History | None:
 
 
 def _watch(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
-    """A running epoch: it breaks, a member is out of reach, a step is saved, it halts, or it is
-    done.
+    """What happens to a running epoch: it breaks, a member is out of reach, a step is saved, it
+    halts, or it is done.
     """
     found = find_cause(one.kept, one.view, orders_heard(world, one, rules))
     if found == "Leave" and level.boundary is not None and level.boundary.hold:

@@ -1,9 +1,10 @@
-"""The survivors of a loss go on in place: what the coordinator does between the loss and the claim
-of their epoch, and what a pod does when it is told. The runtime's own functions decide.
+"""The survivors of a loss continue in place: what the coordinator does between the loss and the
+claim of their epoch, and what a pod does when it receives a level. The runtime's own functions
+decide.
 
-Left to `reduction.py`: micro-batches and vectors. Here every reduction is a whole step, so a
-survivor that is one step behind holds the sums, and takes that step when it is told the position.
-Left out: a pod that leaves while nobody takes its place.
+`reduction.py` models micro-batches and vectors. Here every reduction is a whole step. So a survivor
+that is one step behind holds the sums, and takes that step when it receives the position. Not
+modelled: a pod that leaves without a replacement.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ from simulation.protocol.world import (
 )
 
 GIVES_UP = "gives up on going on in place in epoch"
-"""A move that takes seconds: the limit within which all survivors must have answered."""
+"""A move that takes seconds: the time limit for the answers of all survivors."""
 Planned = tuple[tuple[EpochMember, ...], regroup_rules.Decision | regroup_rules.Wait]
 
 
@@ -47,12 +48,14 @@ def may_hold(world: World, one: Coordinator, level: EpochLevel, cause: str, rule
 
 
 def may_take_up(level: EpochLevel, rules: Rules) -> bool:
-    """As `regroup.why_not_taken_up`, by a successor that has heard no order of the operator yet."""
+    """As `regroup.why_not_taken_up`, for a successor that has not received an order of the operator
+    yet.
+    """
     return rules.in_place and regroup_rules.why_not_now(level) == ""
 
 
 def go_on(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
-    """From the hold to the claim, or to the restart of all."""
+    """Continue from the hold to the claim, or to the restart of all."""
     level = propose(world, one, level, rules)
     if level != one.level:
         asked = world.with_coordinator(one._replace(kept=keep(level)))
@@ -88,7 +91,9 @@ def _claim_or_step(
 
 
 def may_claim_now(world: World, one: Coordinator, level: EpochLevel) -> bool:
-    """A claim comes after those that are behind, and the log has been read."""
+    """Whether a claim is possible now: the log has been read, the store answers, and no earlier
+    claim is pending.
+    """
     return one.read == len(world.log) and not world.away and not level.unclaimed
 
 
@@ -112,7 +117,7 @@ def claim(
     build: Callable[[int, str], EpochLevel],
     rules: Rules,
 ) -> Iterator[Move]:
-    """As `regroup.claim` and `regroup.begin`: the epoch that `build` makes of its number and token."""
+    """As `regroup.claim` and `regroup.begin`. `build` makes the epoch from its number and token."""
     known = world.entries(one.read)
     claims = [e for e in known if isinstance(e, Claim)]
     reports = [build_report(s) for s in one.view]
@@ -185,7 +190,9 @@ def _plan(level: int, views: tuple[Snap, ...], gone: frozenset[Place]) -> Planne
 
 
 def continues(pod: Pod, level: EpochLevel | None, rules: Rules) -> bool:
-    """As `Pod._continue_in_place`: its worker is a member of an epoch that continues its own."""
+    """As `Pod._continue_in_place`: whether its worker is a member of an epoch that continues its
+    own.
+    """
     snap = pod.snap
     if level is None or (level.number < snap.joined and rules.join_first):
         return False
@@ -193,7 +200,7 @@ def continues(pod: Pod, level: EpochLevel | None, rules: Rules) -> bool:
 
 
 def leaves(snap: Snap, level: EpochLevel) -> bool:
-    """Whether its worker ends so that the others go on without it."""
+    """Whether its worker ends so that the others continue without it."""
     return snap.work in LIVING and (snap.slot, snap.attempt, snap.incarnation) in level.leaving
 
 
@@ -205,8 +212,8 @@ def is_named(snap: Snap, level: EpochLevel | None) -> bool:
 
 
 def enter(pod: Pod, level: EpochLevel) -> Pod:
-    """The worker takes the step that it lacks, under the former epoch, and is in the new one. One
-    that has died meanwhile is a member, too.
+    """The worker takes the step that it lacks, if any, under the former epoch, and enters the new
+    one. A worker that has died meanwhile becomes a member, too.
     """
     snap, in_place = pod.snap, level.in_place
     assert in_place is not None

@@ -35,8 +35,8 @@ def _never_rewritten(before: World, after: World) -> str:
 
 
 def _one_lineage(world: World) -> str:
-    """Each commit extends the training history of the one before it, and holds as many steps as it
-    says.
+    """Each commit belongs to a claimed epoch, extends the training history of the commit before it,
+    and holds as many steps as it states.
     """
     commits = [e for e in world.entries() if isinstance(e, Commit)]
     if any(c.epoch not in _list_claimed(world) for c in commits):
@@ -56,9 +56,9 @@ def _one_claim_a_number(world: World) -> str:
 
 
 def _nothing_passed_over(before: World, after: World) -> str:
-    """A claim leaves out a living member only if that member was declared gone, may be left out after
-    the newest claim, or is outvoted; and it resumes no more than one step behind an outvoted member,
-    which is what that one can have taken alone. It does not resume behind a living member that its
+    """A claim leaves out a living member only if that member was declared gone, may be left out
+    after the newest claim, or is outvoted. The claim resumes at most one step behind an outvoted
+    member, which can have taken one step alone. It does not resume behind a living member that its
     claimer reaches and that nobody gave up.
     """
     claim = after.entries()[-1]
@@ -92,8 +92,8 @@ def _list_claimed(world: World) -> set[int]:
 
 
 def _writes(world: World, pod: Pod, newest: Claim) -> bool:
-    """Whether its worker is of the newest claim, or of an epoch that stepped first and is not claimed
-    yet, or of the one that the newest claim continues with it.
+    """Whether the pod's worker is in the newest claimed epoch, in an epoch that stepped first and
+    is not claimed yet, or in the epoch that the newest claim continues with this worker.
     """
     epoch = pod.snap.epoch
     if epoch == newest.epoch or (epoch > 0 and epoch not in _list_claimed(world)):
@@ -103,13 +103,13 @@ def _writes(world: World, pod: Pod, newest: Claim) -> bool:
 
 
 def _goes_on(pod: Pod, claim: Claim) -> bool:
-    """Whether it is already in the epoch that is claimed, or in one that continues it."""
+    """Whether the pod is already in the claimed epoch, or in one that continues it."""
     level = pod.level
     return level is not None and level.number == pod.snap.epoch and level.follows(claim)
 
 
 def _member(pod: Pod, rank: int) -> MemberId:
-    """Its living worker, as a claim names it."""
+    """The pod's living worker, as a claim names it."""
     snap = pod.snap
     return MemberId(
         slot=snap.slot,
@@ -122,7 +122,7 @@ def _member(pod: Pod, rank: int) -> MemberId:
 
 def _nothing_thrown_away(before: World, after: World) -> str:
     """A worker of the newest epoch is ended only when what it holds is committed, or its pod was
-    declared gone or given up, or it leaves what it holds to others.
+    declared gone or given up, or it leaves and all other living members hold the same.
     """
     entries = before.entries()
     newest = runlog_rules.newest_claim(entries)
@@ -145,7 +145,9 @@ def _nothing_thrown_away(before: World, after: World) -> str:
 
 
 def _leaves_to_others(world: World, pod: Pod) -> bool:
-    """Whether it ends because it leaves, and all members that stay and live hold what it holds."""
+    """Whether the worker ends because it leaves, and all living members that stay hold what it
+    holds.
+    """
     level = pod.level
     if level is None or _ident(pod) not in level.leaving:
         return False
@@ -160,9 +162,9 @@ def _ident(pod: Pod) -> tuple[int, int, int]:
 
 
 def _one_gang_steps(before: World, after: World) -> str:
-    """While a newer epoch steps, a pod steps in an older one only if it was declared gone, or if the
-    newest claim leaves it out. The members of an epoch were all trained by the same steps, and none
-    begins its epoch again behind where it stood.
+    """While a newer epoch steps, a pod steps in an older one only if it was declared gone, or if
+    the newest claim leaves it out. The members of an epoch were all trained by the same steps, and
+    none begins its epoch again behind the step that it had reached.
     """
     for now in after.pods:
         pod = before.pod(now.snap.place)
@@ -188,7 +190,7 @@ def _one_gang_steps(before: World, after: World) -> str:
 
 
 def _stops_with_all_saved(before: World, after: World) -> str:
-    """A coordinator that says that the job has stopped reaches no pod that holds more than is
+    """A coordinator that reports that the job has stopped reaches no pod that holds more than is
     committed.
     """
     entries = after.entries()
@@ -210,7 +212,7 @@ def _stops_with_all_saved(before: World, after: World) -> str:
 
 
 def _leaves_with_all_saved(world: World, move: Move) -> str:
-    """A pod that is said to have left holds nothing that is not committed."""
+    """A pod that is reported to have left holds nothing that is not committed."""
     entries = world.entries()
     newest, pod = runlog_rules.newest_claim(entries), world.pod(move.whom)
     if pod is None or newest is None or pod.snap.place in world.given_up:
@@ -224,12 +226,14 @@ def _leaves_with_all_saved(world: World, move: Move) -> str:
 
 
 def _has_stepped(pod: Pod) -> bool:
-    """Whether the pod has stepped in its epoch; to start from the commit's state is no step."""
+    """Whether the pod has stepped in its epoch. Starting from the commit's state is not a step."""
     return pod.history[-1] == pod.snap.epoch
 
 
 def _is_left_out(world: World, pod: Pod) -> bool:
-    """Whether the newest claim does not name its member. Why it may do so is checked when it is made."""
+    """Whether the newest claim does not name the pod's worker. Whether it may leave it out was
+    checked when the claim was made.
+    """
     newest = runlog_rules.newest_claim(world.entries())
     if newest is None or newest.epoch <= pod.snap.epoch:
         return False
@@ -241,7 +245,7 @@ def _token(pod: Pod) -> str:
 
 
 def _ends_when_fenced(world: World) -> str:
-    """A coordinator that has read a newer claim that names none of its gang does not go on with its
+    """A coordinator that has read a newer claim that names none of its gang does not continue its
     epoch.
     """
     for one in world.coordinators:

@@ -1,4 +1,4 @@
-"""A story of many faults that no search reaches: its moves are named one by one."""
+"""A story with more faults than a search can reach: its moves are named one by one."""
 
 from simulation.protocol.membership import Membership
 from simulation.protocol.rules import Move, Rules
@@ -12,14 +12,16 @@ class Led:
         self.world: World = self.model.start(slots, faults)
 
     def do(self, *moves: str) -> None:
-        """Each is the beginning of a move's text. After it, all are told, and heard."""
+        """Make the moves, each given by the beginning of its text. After each, deliver all levels
+        and reports.
+        """
         for text in moves:
             self.hold(text)
             while quick := [m for m in self.model.moves(self.world) if _is_quick(m)]:
                 self._take(quick[0])
 
     def hold(self, *moves: str) -> None:
-        """The same, and nobody is told or heard."""
+        """Make the moves without delivering levels or reports."""
         for text in moves:
             self._take(self._find(text))
 
@@ -27,7 +29,7 @@ class Led:
         return any(str(m).startswith(text) for m in self._list())
 
     def end(self) -> str:
-        """What breaks in a fair run from here on; empty: the job reaches its end."""
+        """What breaks in a fair run from here on; empty: nothing, and the job reaches its end."""
         return run_fairly(self.model, self.world)
 
     def _find(self, text: str) -> Move:

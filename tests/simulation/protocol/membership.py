@@ -29,12 +29,12 @@ KINDS = (
     "store",
     "yield",
 )
-"""In this order: a worker is killed; an agent is started again; a node is lost (what the operator
-says is true); a pod is declared gone although it still runs; two pods lose each other; one pod
-loses all others; one pod stands still for a while; a rival coordinator appears; a PUT is applied
-and its answer lost; a report comes a second time, later; the operator wants the job saved and
-stopped; the operator wants one pod to save and leave; the store does not answer for a while; the operator lets a pod be
-left out although it still runs.
+"""In this order: a worker is killed; an agent is started again; a node is lost, and the operator
+rightly declares its pod gone; a pod is declared gone although it still runs; two pods lose their
+connection; one pod is cut off from all others; one pod stands still for a while; a rival
+coordinator appears; a PUT is applied but its answer is lost; a report arrives a second time, later;
+the operator wants the job to save and stop; the operator wants one pod to save and leave; the store
+does not answer for a while; a silent pod may be left out although it still runs.
 """
 SLOW = frozenset({TURN, "lays the role down", "is removed", "gets the next attempt"})
 SLOW_KINDS = (
@@ -60,7 +60,7 @@ class Membership:
         return World(pods=first, slots=slots, spares=spares, faults=tuple(sorted(faults)))
 
     def moves(self, world: World) -> list[Move]:
-        """What happens without a fault; quick moves come before slow ones."""
+        """What can happen without a fault; quick moves come before slow ones."""
         found = list(self._moves(world))
         found.sort(key=_is_slow)
         return found
@@ -112,7 +112,7 @@ class Membership:
                 yield Move("is removed", pod.snap.place, None, _lost(world, pod))
 
     def events(self, world: World) -> list[Move]:
-        """Faults, which may strike at any time, and the ends of those that pass by themselves."""
+        """Faults, which may strike at any time, and the ends of faults that pass by themselves."""
         found: list[Move] = []
         if world.links:
             found.append(
@@ -178,7 +178,7 @@ def names(claim: Claim, place: Place) -> bool:
 
 
 def _is_silent(world: World, newest: Claim, place: Place) -> bool:
-    """Whether a coordinator of the claimed epoch tells the operator that this member is silent."""
+    """Whether a coordinator of the claimed epoch reports this member as silent to the operator."""
     running = [c for c in world.coordinators if c.number == newest.epoch and names(newest, place)]
     return any(not world.linked(c.place, place) for c in running)
 

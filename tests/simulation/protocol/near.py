@@ -1,7 +1,7 @@
-"""Model of near saves: two pods on two nodes hold one copy of the model together. Once a near save is kept, the loss of
-all processes or of either node leaves it whole, or a newer one.
+"""Model of near saves: two pods on two nodes hold one copy of the model together. Once a near save
+is kept, the loss of all processes or of either node leaves this save or a newer one complete.
 
-What is kept is decided by the runtime's own `near_saves` and `keeping`.
+The runtime's own `near_saves` and `keeping` decide what is kept.
 """
 
 import math
@@ -22,11 +22,11 @@ class Pod(NamedTuple):
     own: frozenset[int] = frozenset()
     """Steps whose near saves it holds."""
     told: int = 0
-    """The step that it knows to be kept."""
+    """The newest kept step that it has heard of."""
     copies: frozenset[int] = frozenset()
-    """Steps whose parts of the other pod it holds."""
+    """Steps of which it holds the other pod's parts."""
     copied: int = 0
-    """The newest step that the other pod holds of its own, as it reports."""
+    """The newest of its steps of which the other pod holds a copy, as this pod reports it."""
 
 
 class World(NamedTuple):
@@ -37,12 +37,12 @@ class World(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Near:
-    """Each flag that is off makes a variant that must fail."""
+    """The rules. Each flag that is off makes a variant that must fail."""
 
     waits_for_copies: bool = True
-    """A near save is kept once it lies in the partners' memory, too."""
+    """A near save is kept only once it is in the partners' memory, too."""
     keeps_former: bool = True
-    """A pod keeps the former one until it is told that the newer one is kept."""
+    """A pod keeps the former near save until it hears that the newer one is kept."""
 
     def start(self) -> World:
         return World()

@@ -1,6 +1,6 @@
-"""Newcomers join a running epoch in place: what an invited pod does when it is told.
+"""Newcomers join a running epoch in place: what an invited pod does when it receives a level.
 
-Taking the state is one move: the newcomer's worker has it whole, or not at all.
+Copying the state is one move: the newcomer's worker has all of it, or nothing.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from simulation.protocol.world import HELD, IN, Pod, Snap, World
 
 
 def enters(pod: Pod, level: EpochLevel | None) -> bool:
-    """As `InPlaceJoin.find_place`, and what `Pod._join_in_place` asks besides."""
+    """As `InPlaceJoin.find_place`, with the other conditions of `Pod._join_in_place`."""
     snap = pod.snap
     if level is None or level.in_place is None or not snap.ready or level.number < snap.joined:
         return False
@@ -20,7 +20,7 @@ def enters(pod: Pod, level: EpochLevel | None) -> bool:
 
 
 def enter(pod: Pod, level: EpochLevel) -> Pod:
-    """Its worker is a member, with the state that it has taken."""
+    """Its worker becomes a member, with the state that it has copied."""
     snap = pod.snap._replace(
         work=IN, life=pod.snap.life + 1, epoch=level.number, step=len(pod.taken), ready=0, taken=-1,
         joined=level.number, promised=level.token, held=0,

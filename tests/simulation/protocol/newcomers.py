@@ -23,7 +23,7 @@ from simulation.protocol.world import (
 )
 
 TIRED = "goes on without its newcomers, in epoch"
-"""A move that takes seconds: a newcomer's transfer stands still for the limit."""
+"""A move that takes seconds: a newcomer's transfer makes no progress for the time limit."""
 
 
 def invite(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:

@@ -58,8 +58,8 @@ def must_leave(world: World, one: Coordinator, level: EpochLevel) -> bool:
 
 
 def let_go(world: World, one: Coordinator, place: Place, rules: Rules) -> Iterator[Move]:
-    """Once the pod holds nothing that the store lacks, the operator takes it away, and its slot's
-    next attempt follows.
+    """Once the pod holds nothing that the store lacks, the operator removes it, and its slot's next
+    attempt follows.
     """
     claim = runlog_rules.newest_claim(world.entries(one.read))
     if rules.ask_first and (one.read < len(world.log) or world.away):
@@ -77,9 +77,10 @@ def let_go(world: World, one: Coordinator, place: Place, rules: Rules) -> Iterat
 def nobody_unheard(
     world: World, one: Coordinator, reports: Sequence[AgentReport], rules: Rules
 ) -> bool:
-    """Whether the job may stop, by the newest log entry: no pod may hold unsaved state, or patience
-    is over. Patience starts again when such a pod reports. So when it is over, each pod within
-    reach follows this coordinator, was told what it knows, and has answered.
+    """Whether the job may stop, judged with the newest log entry: if no pod possibly holds unsaved
+    state, or once the wait for such pods has ended. The wait begins again when such a pod reports.
+    So when it ends, each of them within reach follows this coordinator, has received its newest
+    level, and has answered.
     """
     if one.read < len(world.log) or world.away:
         return False
@@ -100,8 +101,8 @@ def stopped(world: World, one: Coordinator) -> Move:
 
 
 def has_heard_all(world: World, one: Coordinator, members: set[Place]) -> bool:
-    """Whether all members within reach have been heard. Patience is longer than any report takes,
-    so this holds when patience is over.
+    """Whether all members within reach have been heard. The coordinator waits longer than any
+    report takes, so this holds when its wait has ended.
     """
     pods = [world.pod(place) for place in members if reaches(world, one, place)]
     return all(pod is not None and pod.snap in one.view for pod in pods)

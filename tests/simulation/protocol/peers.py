@@ -14,12 +14,14 @@ from everstep_agent.peers.messages import Who
 from simulation.protocol.world import Coordinator, Place, Pod, World
 
 FOREVER = 1e9
-"""Seconds without a coordinator after which every turn has come and every doubt is over."""
+"""Seconds without a coordinator after which every agent's turn has come, even if peers report that
+they still follow a coordinator.
+"""
 
 
 def follows(world: World, pod: Pod) -> Place | None:
-    """The coordinator that a pod follows: itself if it has the role; else the one that it already
-    follows, while it reaches that one; else its choice.
+    """The coordinator that a pod follows: itself if it has the role; otherwise the one that it
+    already follows, while it reaches it; otherwise its choice.
     """
     place = pod.snap.place
     if not world.coordinators:
@@ -38,8 +40,8 @@ def choose(world: World, pod: Pod, *, alone_for: float) -> Choice:
 
 
 def has_rival(world: World, one: Coordinator) -> bool:
-    """Whether another coordinator within reach precedes this one. Its peers follow from the
-    operator's words that it has heard.
+    """Whether another coordinator within reach precedes this one. This one's peers follow from the
+    operator's messages (`words`) that it has received.
     """
     pod = world.pod(one.place)
     if len(world.coordinators) < 2 or pod is None or one.ended:

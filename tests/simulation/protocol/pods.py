@@ -1,4 +1,4 @@
-"""What a pod does next: its worker steps, it is told its coordinator's levels, or it takes the
+"""What a pod does next: its worker steps, it receives its coordinator's levels, or it takes the
 coordinator's role.
 """
 
@@ -139,7 +139,7 @@ def _compare(pod: Pod, by: Place, level_kept: int, round_: int, known: int, rule
 
 
 def _find_own(pod: Pod, snap: Snap, told: EpochLevel | None) -> EpochLevel | None:
-    """The level of its living worker's epoch, as heard last."""
+    """The level of its living worker's epoch, as last heard."""
     known = (told, kept(pod.own), pod.level)
     living = snap.work in LIVING
     return next((x for x in known if living and x is not None and x.number == snap.epoch), None)

@@ -7,9 +7,9 @@ from simulation.protocol import survivors
 from simulation.protocol.survivors import Kept
 
 BETWEEN, LOOP, OUT, PAST, APPLYING = "between", "loop", "out", "past", "applying"
-"""Where the main thread is: outside a loop; in a loop; past a reduction that failed or does not
-count; past the news of a regroup, not knowing yet whether a vector came with it; in the optimizer's
-step.
+"""Where the main thread is: outside a loop; in a loop; after a reduction that failed or does not
+count; after the news of a regroup, when it is not known yet whether a vector came with it; in the
+optimizer's step.
 """
 VECTOR = "vector"
 NOBODY = survivors.first(0, 0)
@@ -39,11 +39,13 @@ class Rank(NamedTuple):
     """The epoch to which its newest step belongs."""
     told: wire.Standing | None = None
     lacks: bool = False
-    """It was handed the vector of sums that it does not hold."""
+    """It received the vector of sums that it does not hold."""
     passes: tuple[int, ...] = ()
-    """Of a unit: the passes that it has made, each as in `Kept`."""
+    """For ranks of units: the passes that it has made, each as in `Kept`."""
     inside: bool = False
-    """Of a unit: it is in the first pass of `todo`, and waits there for the rest of its unit."""
+    """For ranks of units: it is in the first pass of `todo`, and waits there for the rest of its
+    unit.
+    """
 
 
 class Gang(NamedTuple):
@@ -58,10 +60,10 @@ class Gang(NamedTuple):
     """Vectors that a rank handed over: (rank, epoch, value)."""
     deaths: int = 2
     stuck: str = ""
-    """Why the survivors cannot go on in place."""
+    """Why the survivors cannot continue in place."""
     level: int = 0
-    """Of units: what the coordinator has published, as `world.keep` numbers it."""
+    """With units: the level that the coordinator has published, as numbered by `world.keep`."""
     broken: frozenset[int] = frozenset()
-    """Units within which collectives fail though nobody has died."""
+    """Units within which collectives fail although no rank has died."""
     still: bool = False
     """Nothing can happen any more."""

@@ -1,5 +1,5 @@
-"""Model of the collectives of a step, and of the survivors that go on in it when a rank dies at any
-point.
+"""Model of the collectives of a step, and of the survivors that continue the step when a rank dies
+at any point.
 
 `everstep.membership` decides which reductions are complete for a rank, what it reports, and what it
 does with its orders. `regroup_rules` decides what follows from all reports (`survivors.py`,
@@ -48,7 +48,7 @@ class Step:
     promises: bool = True
     """A rank also reports what it will still compute."""
     rescue_waits: bool = True
-    """A rank that is held takes no vector that was handed to it."""
+    """A rank that is held does not accept a vector that was handed to it."""
     mark_waits: bool = True
     """A rank that is held does not name the epoch of its step yet."""
     rules: Rules = PRODUCT
@@ -205,7 +205,7 @@ class Reducing:
             yield from self._wait(world, rank)
 
     def _wait(self, world: Gang, rank: Rank) -> Iterator[Move]:
-        """It has computed its share."""
+        """What the rank does once it has computed its share."""
         kept = rank.kept
         if kept.rescue is not None and self._may_take(kept):
             yield self._come_out(world, rank)
@@ -228,7 +228,7 @@ class Reducing:
             yield Move("has a collective fail", rank.number, None, with_rank(world, failed))
 
     def _list_summing(self, world: Gang, rank: Rank) -> tuple[int, ...]:
-        """Who takes part in the collective that the rank waits for."""
+        """The ranks that take part in the collective that the rank waits for."""
         return world.members[rank.sent - 1]
 
     def _end(self, world: Gang, rank: Rank) -> Move:
@@ -239,7 +239,7 @@ class Reducing:
         return Move(kind, rank.number, rank.reduced, with_rank(world, after))
 
     def _come_out(self, world: Gang, rank: Rank) -> Move:
-        """After the regroup: the rank is handed the vector, or takes the reduction again."""
+        """After the regroup: the rank receives the vector, or repeats the reduction."""
         after, value = self._act(rank, "take_rescue")
         if value is None:
             again = after._replace(at=LOOP, sent=0, done=0, sums=(0,) * self.step.buckets)

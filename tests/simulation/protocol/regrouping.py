@@ -1,4 +1,4 @@
-"""From the ranks' reports to their orders, by the agent's own functions; cached by arguments."""
+"""Derives the ranks' orders from their reports with the agent's functions; cached by arguments."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -81,7 +81,7 @@ PRODUCT = Rules()
 
 
 class Backmost(Rules):
-    """Variant: the plan has the position of the rank that is furthest behind."""
+    """Variant: the plan uses the position of the rank that is furthest behind."""
 
     def plan(self, decision, reports):  # type: ignore[no-untyped-def]
         if isinstance(decision, Plan):
@@ -91,7 +91,7 @@ class Backmost(Rules):
 
 
 class Twice(Rules):
-    """Variant: what a lost member leaves goes to every survivor."""
+    """Variant: the micro-batches that a lost member leaves go to every survivor."""
 
     def plan(self, decision, reports):  # type: ignore[no-untyped-def]
         if isinstance(decision, Plan) and decision.shares:

@@ -1,4 +1,4 @@
-"""The rules of the protocol, or of a variant that must fail; and what a move is."""
+"""The rules of the protocol, or of a variant that must fail; and the type of a move."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Rules:
     proof_needed: bool = True
     """Rule 2: each member that a claim leaves out is dead or declared gone."""
     claim_first: bool = True
-    """A new epoch's members step only after its claim stands."""
+    """A new epoch's members step only after its claim is in the log."""
     incarnations_count: bool = True
     lives_count: bool = True
     know_before_ending: bool = True
@@ -53,7 +53,7 @@ class Rules:
     survives of it.
     """
     saves_on_chain: bool = True
-    """A staged save is committed under a later claim only if that claim's chain holds it."""
+    """A staged save is committed under a later claim only if that claim's chain contains it."""
     state_on_chain: bool = True
     """A member of a new epoch begins with the state from which its claim continues, not with the
     state that it held.
@@ -63,31 +63,35 @@ class Rules:
     that may hold unsaved state.
     """
     hear_out: bool = True
-    """Before it stops the job, it lets a pod answer that has just come over to it."""
+    """Before a coordinator stops the job, it waits for the answer of a pod that has just begun to
+    follow it.
+    """
     in_place: bool = False
-    """The survivors of a loss go on without a restart."""
+    """The survivors of a loss continue without a restart."""
     newcomers: bool = False
-    """Lost ranks are replaced while the others go on: newcomers join in place."""
+    """Lost ranks are replaced while the others continue: newcomers join in place."""
     take_first: bool = True
-    """A newcomer is claimed once it holds the state of the boundary at which all hold."""
+    """A newcomer is claimed only once it holds the state of the boundary at which all hold."""
     sums_wait: bool = True
-    """From the boundary at which newcomers join, no sum is complete before the next epoch."""
+    """After the boundary at which newcomers join, no sum completes before the next epoch."""
     leave_held: bool = True
-    """A member that leaves while others join ends once all hold at their boundary."""
+    """A member that leaves while others join ends only once all hold at their boundary."""
     silence_is_death: bool = False
     """A variant: members that are out of reach count as lost."""
     yields_expire: bool = True
     """A pod may be left out only while the claim that the operator knew of is the newest."""
     yields_are_of_silent: bool = True
-    """A pod that may be left out, and speaks, is not."""
+    """A pod that may be left out but still reports is not left out."""
     extend_commits: bool = True
-    """Survivors go on in place only if their state extends the newest commit."""
+    """Survivors continue in place only if their state extends the newest commit."""
     know_commits: bool = True
-    """An epoch that goes on in place knows the newest commit of the log, whoever made it."""
+    """An epoch that continues in place knows the newest commit of the log, whoever made it."""
     join_first: bool = True
-    """Before survivors are claimed they join the new epoch: they enter none of a lower number."""
+    """Survivors join the new epoch before it is claimed. From then on they enter no epoch with a
+    lower number.
+    """
     hold_first: bool = True
-    """They leave their group before they tell how far they are."""
+    """Survivors leave their group before they report how far they are."""
     step_first: Callable[..., str] | None = None
     """Why a shrink in place must be claimed before its first step (`step_first.py`); None: as the
     runtime decides.
@@ -95,18 +99,22 @@ class Rules:
     newcomers_claim_first: bool = True
     """An epoch with newcomers is claimed before its first step."""
     named_stay: bool = True
-    """An epoch ends no worker that it names: who cannot enter it keeps its state until that is saved.
+    """An epoch ends no worker that it names: a worker that cannot enter it keeps its state until
+    that is saved.
     """
     log_spares_named: bool = True
-    """Nor does a coordinator that knows only its claim, from the log."""
+    """A coordinator that knows an epoch only from its claim in the log does not end the workers
+    that the claim names.
+    """
     leave_empty: bool = True
-    """Who was in an epoch that never began, and holds nothing of it, does not make a coordinator that
-    goes back to the former one seem behind.
+    """A coordinator that goes back to the former epoch does not count as behind because of a pod
+    that was in an epoch that never began, and that holds nothing of it.
     """
     commit_claimed: bool = True
     """Nothing of an epoch is committed before its claim."""
     by_token: bool = True
-    """Survivors are promised to one coordinator's epoch, not to its number."""
+    """Survivors join one coordinator's epoch, not any epoch of that number."""
     look_again: bool = True
-    """If a coordinator hears late of its own claim, the epoch begins only if no newer claim stands.
+    """If a coordinator learns late that its own claim is in the log, the epoch begins only if there
+    is no newer claim.
     """

@@ -1,5 +1,5 @@
-"""Breadth-first search through every order of events. The first broken invariant comes with the
-moves that led to it.
+"""Breadth-first search through every order of events. The first broken invariant is reported with
+the moves that led to it.
 
 Without a bound the search visits every order. With a bound, everything happens at once and in one
 order, except for as many delays as the bound allows. A delay holds one move back for any time, or
@@ -63,7 +63,7 @@ class Bounds:
     seconds: float = 60.0
     """CPU seconds of this process: the coverage does not depend on who else uses the machine."""
     fair_every: int = 50
-    """One in this many states is run on fairly, without faults, until the run is done."""
+    """From one in this many states, a fair run without faults continues until the run is done."""
 
 
 def search(model: Model, first: Any, bounds: Bounds) -> Found:
@@ -159,8 +159,8 @@ class _Search:
         return True
 
     def _list_next(self, state: State, last: bool) -> Iterable[tuple[Move | None, State, int]]:
-        """The states that can follow. In the last layer no delay is left, so where nothing is held
-        back only one move can follow, besides faults.
+        """The states that can follow. In the last layer no delay is left. So if nothing is held
+        back, only faults and one move can follow.
         """
         if last and self.quick is not None and not state[1]:
             return _first_successors(self.quick, state[0])
@@ -211,8 +211,8 @@ def _successors(
 
 
 def run_fairly(model: Model, world: Any, limit: int = 400) -> str:
-    """Run on without further faults and with every move getting its turn. Returns an empty string
-    if the run reaches its end, else the problem.
+    """Continue without further faults, with every move getting its turn. Returns an empty string if
+    the run reaches its end, else the problem.
     """
     turns: dict[tuple[Any, ...], int] = {}
     story: deque[str] = deque(maxlen=24)
@@ -232,7 +232,7 @@ def run_fairly(model: Model, world: Any, limit: int = 400) -> str:
 
 
 def heals(event: Move) -> bool:
-    """Whether the event is a recovery that comes by itself."""
+    """Whether the event is a recovery that happens by itself."""
     return event.kind in ("reach each other again", "goes on again", "hears, late, of", BACK)
 
 

@@ -24,7 +24,7 @@ from simulation.protocol.rules import JOB, Move, Rules
 from simulation.protocol.world import Coordinator, Place, World, build_report, keep
 
 ANY = "any"
-"""In a variant: the token that every coordinator gives, so that only the number counts."""
+"""In a variant: the token that every coordinator uses, so that only the number counts."""
 
 
 def why_claim_first(
@@ -72,7 +72,7 @@ def begin(
 
 
 def claim_behind(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
-    """As `claim_behind.py`: the oldest claim that is behind is appended, found, or refused."""
+    """As `claim_behind.py`: the oldest pending claim is appended, found, or refused."""
     if world.away or one.read < len(world.log):
         return
     claim = level.unclaimed[0]
@@ -126,7 +126,9 @@ def write_token(one: Coordinator, number: int) -> str:
 
 
 def list_gone(world: World, one: Coordinator, rules: Rules) -> frozenset[Place]:
-    """Members that need not answer: given up by the operator, or silent and outvoted."""
+    """Members that need not answer: declared gone by the operator, silent and outvoted, or silent
+    and left out by the operator's permission.
+    """
     words, level = frozenset(world.words[: one.words]), one.level
     if level is None:
         return words
@@ -145,7 +147,7 @@ def list_gone(world: World, one: Coordinator, rules: Rules) -> frozenset[Place]:
 
 
 def list_yields(world: World, one: Coordinator, rules: Rules) -> tuple[levels.Yield, ...]:
-    """As `silence_rules.list_yields`: a pod within reach is heard."""
+    """As `silence_rules.list_yields`: a pod within reach counts as heard."""
     wanted = wanted_by(world, one, rules)
     aged = [(build_report(s), 0.0 if reaches(world, one, s.place) else NEVER) for s in one.view]
     given = silence_rules.list_yields(wanted, aged if rules.yields_are_of_silent else ())

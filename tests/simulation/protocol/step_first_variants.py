@@ -1,4 +1,6 @@
-"""The rules of a step before its claim (`step_first_rules.py`), each with one of them taken away."""
+"""Variants of the rules for a step before its claim (`step_first_rules.py`), each without one of
+them.
+"""
 
 from dataclasses import replace
 
@@ -10,28 +12,28 @@ from simulation.protocol.rules import JOB
 
 
 def without_proof(shrink: Shrink, log: LogIndex) -> str:
-    """Whoever is out of reach or gone counts as dead."""
+    """Every member that is out of reach or gone counts as dead."""
     return step_first_rules.why_not_promised(
         replace(shrink, reports=_with_lost(shrink))
     ) or step_first_rules.why_not_uncut(shrink)
 
 
 def unpromised(shrink: Shrink, log: LogIndex) -> str:
-    """Also if a member has joined another epoch since."""
+    """Survivors step first even if a member has joined another epoch since."""
     return step_first_rules.why_not_proven(shrink, log, JOB) or step_first_rules.why_not_uncut(
         shrink
     )
 
 
 def after_a_cut(shrink: Shrink, log: LogIndex) -> str:
-    """Also if another coordinator has cut the epoch."""
+    """Survivors step first even if another coordinator has cut the epoch."""
     return step_first_rules.why_not_proven(shrink, log, JOB) or step_first_rules.why_not_promised(
         shrink
     )
 
 
 def _with_lost(shrink: Shrink) -> list[AgentReport]:
-    """Reports in which the lost have joined, too."""
+    """The reports, changed as if the lost members had joined, too."""
     epoch = shrink.epoch
     there = {r.id: r for r in shrink.reports}
     for lost in shrink.lost & there.keys():

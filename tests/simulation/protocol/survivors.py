@@ -47,8 +47,9 @@ GROUPS = [Group(epoch) for epoch in range(8)]
 
 
 class Kept(NamedTuple):
-    """The fields of `Membership`, named without the underscore. A group is given by its epoch, 0: none; a pass by its
-    micro-batch, and a filler by the complement of that (-1: of micro-batch 0).
+    """The fields of `Membership`, named without the underscore. A group is given by its epoch (0:
+    none), a pass by its micro-batch, and a filler by the bitwise complement of its micro-batch (-1:
+    a filler for micro-batch 0).
     """
 
     epoch: int
@@ -84,7 +85,7 @@ def first(rank: int, world: int) -> Kept:
 
 class LateRescue(Membership):
     """A variant: a vector that is handed to a rank counts although the rank is held and has
-    reported that it lacks it.
+    reported that it does not have it.
     """
 
     def take_rescue(self) -> Any:
@@ -114,8 +115,8 @@ class EarlyMark(Membership):
 
 @lru_cache(maxsize=1 << 18)
 def act(kind: type[Membership], kept: Kept, name: str, *args: Any) -> Done:
-    """The state that the method leaves, what it returns, and what it sends. An argument may be a
-    vector, or a group, given by its epoch.
+    """Call a method. Returns the state that it leaves, its result, and what it sends. An argument
+    may be a vector, or a group, which is given by its epoch.
     """
     sent: list[Any] = []
     membership = _restore(kind, kept, sent.append)

@@ -1,8 +1,9 @@
-"""Model of saves in memory and their copies: two pods on two nodes, each with a part that no other has. Once a commit
-is copied, the loss of either node leaves it whole; and nothing of another epoch's chain stays or is committed.
+"""Model of saves in memory and their copies: two pods on two nodes, each with a part that the other
+does not have. Once a commit is copied, it stays complete after the loss of either node. No save off
+the chain of the current epoch is kept or committed.
 
-What a pod keeps is decided by the runtime's own `keeping` and `decide_unfinished`. All pods are killed at once; a pod
-whose node is lost comes back with an empty memory.
+The runtime's own `keeping` and `decide_unfinished` decide what a pod keeps. All pods are killed at
+once; a pod whose node is lost comes back with an empty memory.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from simulation.protocol.rules import Move
 LAST = 3
 SLOTS = 2
 ROOM = 2
-"""A pod has room for so many saves of its own."""
+"""Number of its own saves for which a pod has room."""
 Key = tuple[int, int]
 """(epoch, step)"""
 NOTHING: Key = (0, 0)
@@ -40,13 +41,13 @@ class Pod(NamedTuple):
     own: frozenset[Key] = frozenset()
     """Its staged saves."""
     notes: frozenset[tuple[str, Key]] = frozenset()
-    """Owner and key of what it holds besides."""
+    """(owner, key) of the saves that it holds for others, or has restored."""
 
 
 class World(NamedTuple):
     epoch: int = 1
     resumed: Key = NOTHING
-    """What the present epoch continues from."""
+    """The commit from which the current epoch continues."""
     commits: tuple[Key, ...] = ()
     safe: Key = NOTHING
     """The newest commit that was in two memories, part by part."""
@@ -57,14 +58,14 @@ class World(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Keeping:
-    """Each flag that is off makes a variant that must fail."""
+    """The rules. Each flag that is off makes a variant that must fail."""
 
     until_committed: bool = True
     """A copy stays until a newer save is committed, not only until one is staged."""
     rewinds: bool = True
-    """At an epoch change, what lies beyond the resumed commit is deleted."""
+    """At an epoch change, saves beyond the resumed commit are deleted."""
     by_digest: bool = True
-    """A restore takes the commit's chunks, not the newest copy."""
+    """A restore uses the commit's chunks, not the newest copy."""
 
     def start(self) -> World:
         return World()
@@ -135,7 +136,7 @@ class Keeping:
             yield Move("copies to", i, partner, _note_safe(_with(world, partner, copied)))
 
     def _take(self, partner: Pod, owner: int, pod: Pod) -> Pod:
-        """The partner, once it holds the copies of `owner`."""
+        """The partner, after it has copied the saves of `owner`."""
         saves = tuple(_save(owner, key) for key in sorted(pod.own, key=lambda k: k[1]))
         since = pod.knows if self.until_committed else max(s.step for s in saves)
         note = Note(run="", owner=f"slot-{owner}", saves=saves)
@@ -149,8 +150,8 @@ class Keeping:
             yield Move("the coordinator commits", None, key, _note_safe(after))
 
     def _restart(self, world: World) -> World:
-        """All come back: what all had staged is committed, and the next epoch continues from the
-        newest commit.
+        """All pods come back: what all of them had staged is committed, and the next epoch
+        continues from the newest commit.
         """
         world = self._finish(world)
         resumed = world.commits[-1] if world.commits else NOTHING
@@ -223,7 +224,7 @@ def _to_keys(notes: dict[str, Note]) -> frozenset[tuple[str, Key]]:
 
 
 def _list_parts(i: int, pod: Pod) -> dict[int, set[Key]]:
-    """Part → the saves of which this pod has it."""
+    """Part → the saves of which this pod has that part."""
     digests = {c.digest for key in pod.own for c in _chunks(key, i)} | list_kept(_to_notes(pod))
     found: dict[int, set[Key]] = {}
     for digest in digests:
@@ -233,7 +234,7 @@ def _list_parts(i: int, pod: Pod) -> dict[int, set[Key]]:
 
 
 def _note_safe(world: World) -> World:
-    """Whether each part of the newest commit lies in both memories."""
+    """Note the newest commit as safe if each of its parts is in both memories."""
     if not world.commits:
         return world
     newest, held = world.commits[-1], [_list_parts(i, p) for i, p in enumerate(world.pods)]

@@ -1,8 +1,9 @@
-"""Model of the collectives of a step where ranks form units of two: within a unit each pass is made together, and
-sums are made between units. A rank dies, or a unit's collectives fail, at any point; the units that stay whole go on.
+"""Model of the collectives of a step whose ranks form units of two: the ranks of a unit make each
+pass together, and sums are made between units. At any point a rank may die, or a unit's collectives
+may fail; the units that stay whole continue.
 
-As in `reduction.py` each rank's `Membership` is the product's. What its ranks tell goes through `unit_losses`,
-`regroup_rules` and `build_regroup` (`unit_regrouping.py`).
+As in `reduction.py`, each rank's `Membership` is the product's. The ranks' reports go through
+`unit_losses`, `regroup_rules` and `build_regroup` (`unit_regrouping.py`).
 """
 
 from collections.abc import Iterator
@@ -20,8 +21,8 @@ from simulation.protocol.unit_regrouping import PRODUCT, UnitRules, decide, firs
 from simulation.protocol.world import keep, kept
 
 MEASURING, LOST = "measuring", "lost"
-"""Where the main thread is, besides `ranks.py`: it has the sums, and waits for its unit to measure their norm; a
-collective within its unit has failed.
+"""Where the main thread is, in addition to the places in `ranks.py`: it has the sums, and waits for
+its unit to measure their norm; a collective within its unit has failed.
 """
 
 
@@ -37,7 +38,7 @@ class UnitStep(Step):
     fillers_weigh: bool = False
     """A variant: a filler is added to the sums."""
     breaks: bool = True
-    """A unit's collectives may fail though nobody has died."""
+    """A unit's collectives may fail although no rank has died."""
 
     @property
     def mesh(self) -> Mesh:
@@ -80,7 +81,7 @@ class UnitReducing(Reducing):
         return unit_sums.check(before, move, self.mesh, self.step.micro_batches)
 
     def _unit(self, rank: Rank) -> int:
-        """A process stays at its place of its unit, so this is the same in each epoch."""
+        """A process keeps its place in its unit, so the unit is the same in each epoch."""
         return self.mesh.unit_of(rank.number)
 
     def _is_cut(self, world: Gang, epoch: int) -> bool:
@@ -186,5 +187,5 @@ class UnitReducing(Reducing):
 
 
 def _place(rank: Rank) -> tuple[int, int]:
-    """Of its reduction, in which pass it is, or how many it has made."""
+    """(reduction, number of passes of it that the rank has begun)."""
     return rank.reduced, len(rank.passes) + rank.inside

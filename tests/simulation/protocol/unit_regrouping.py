@@ -1,5 +1,5 @@
-"""From the reports of the ranks of units to their orders, by the agent's own functions; cached by arguments. Each rank
-has a pod of its own, so a unit spans two.
+"""Derives the orders of the ranks of units from their reports with the agent's functions; cached by
+arguments. Each rank has a pod of its own, so a unit spans two pods.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ PRODUCT = UnitRules()
 
 
 class Interrupted(UnitRules):
-    """Variant: the ranks that live go on, whichever units they are of."""
+    """Variant: all living ranks continue, whatever units they belong to."""
 
     def end(self, level: EpochLevel, reports: Sequence[AgentReport]) -> tuple[int, ...]:
         return ()
@@ -48,7 +48,7 @@ class Interrupted(UnitRules):
 
 
 class Unlike(UnitRules):
-    """Variant: the last rank of a unit gets a micro-batch less than its siblings."""
+    """Variant: the last rank of a unit gets one micro-batch fewer than its siblings."""
 
     def decide(
         self, level: EpochLevel, reports: Sequence[AgentReport]
@@ -65,7 +65,7 @@ class Unlike(UnitRules):
 def decide(
     level: int, told: tuple[Told, ...], rules: UnitRules
 ) -> tuple[tuple[int, ...], tuple[int, ...], Decided]:
-    """Which ranks are ended, the numbers of the survivors, and the decision about them."""
+    """The ranks that are ended, the numbers of the survivors, and the decision about them."""
     published, reports = kept(level), [report(t) for t in told]
     ended = rules.end(published, reports)
     survivors, decision = rules.decide(replace(published, ended=ended), reports)

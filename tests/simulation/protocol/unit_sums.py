@@ -29,7 +29,9 @@ def check(before: Gang, move: Move, mesh: Mesh, micro_batches: int) -> str:
 
 
 def _whole(after: Gang, mesh: Mesh) -> str:
-    """The members of the newest epoch are whole units, each rank at its place, none of a unit that has lost a rank."""
+    """The members of the newest epoch are whole units, with each rank at its place, and none of
+    these units has lost a rank.
+    """
     members = after.members[-1]
     dead = {mesh.unit_of(r.number) for r in after.dead}
     for rank, number in enumerate(members):
@@ -41,8 +43,8 @@ def _whole(after: Gang, mesh: Mesh) -> str:
 
 
 def _in_lockstep(after: Gang, rank: Rank, mesh: Mesh) -> str:
-    """Of a unit: who sends has made as many passes as the others that have sent; siblings make the same ones in the
-    same order.
+    """Within a unit, a rank that sends has made as many passes as the others that have sent.
+    Siblings make the same passes in the same order.
     """
     for other in after.ranks:
         if other.number == rank.number or other.reduced != rank.reduced:
@@ -66,7 +68,9 @@ def _entered(rank: Rank) -> tuple[int, ...]:
 
 
 def _once(after: Gang, was: Rank, rank: Rank, mesh: Mesh, micro_batches: int) -> str:
-    """Each micro-batch is in a sum once by data index, and nobody computes what another unit holds that lives."""
+    """Each micro-batch is in a sum once, by data index, and no rank computes a micro-batch that
+    another living unit holds.
+    """
     index = mesh.data_index(rank.number)
     new = rank.held - was.held
     for other in after.ranks if new else ():

@@ -23,7 +23,7 @@ class Unequal(Membership):
 
 
 class FillersCount(Membership):
-    """A rank tells of its fillers as of what it holds."""
+    """A rank reports its fillers as if it held their micro-batches."""
 
     def _describe(self, problem: str) -> Any:
         told, begun = super()._describe(problem), self._begun

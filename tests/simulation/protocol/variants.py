@@ -17,8 +17,8 @@ class Variant:
     delays: int = 0
     spares: int = 0
     walks: int = 0
-    """If not 0: random walks, at most this many, instead of a search, because it takes too many
-    faults in one story.
+    """If not 0: at most this many random walks instead of a search, because the story needs too
+    many faults for a search.
     """
 
 

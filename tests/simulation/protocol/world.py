@@ -1,8 +1,8 @@
 """Values of the protocol's model: the state of a job at one moment, small enough to enumerate.
 
-Each pod has one worker, and there is no clock. A pod knows what it heard: its coordinator's levels.
-A coordinator knows what it has read of the log, the operator's words that reached it (each declares
-a pod gone), and the last report that it got from each pod.
+Each pod has one worker, and there is no clock. A pod knows what it has heard: its coordinator's
+levels. A coordinator knows what it has read of the log, the operator's messages that have reached
+it (`words`: each declares a pod gone), and the last report of each pod.
 """
 
 from functools import lru_cache
@@ -27,8 +27,8 @@ _NUMBERS: dict[Any, int] = {None: 0}
 
 
 def keep(value: Any) -> int:
-    """A number that stands for a value; equal values have the same number. Worlds are compared and
-    hashed millions of times.
+    """A number that stands for a value; equal values have the same number. Worlds consist of such
+    numbers, because they are compared and hashed millions of times.
     """
     number = _NUMBERS.setdefault(value, len(_VALUES))
     if number == len(_VALUES):
@@ -88,7 +88,7 @@ class Snap(NamedTuple):
 
     @property
     def free(self) -> bool:
-        """Its worker has left its group, and a fresh one waits."""
+        """Whether its worker has left its group and a fresh one waits."""
         return self.work not in LIVING and not self.ready
 
 
@@ -126,9 +126,9 @@ class Coordinator(NamedTuple):
     unsaved: frozenset[tuple[int, int]] = frozenset()
     """(epoch, rank) whose save of the full state could not be committed."""
     words: int = 0
-    """How many of the operator's words it has heard."""
+    """How many of the operator's messages it has heard."""
     owed: tuple[int, int] | None = None
-    """(claim, level) that it has sent, not knowing yet whether the claim stands."""
+    """(claim, level) that it has sent without knowing yet whether the claim is in the log."""
     stop: bool = False
     """It has heard that the job must save and stop."""
     leave: Place | None = None
@@ -154,7 +154,7 @@ class World(NamedTuple):
     """Sorted by place; a pod that is gone for good is no longer listed."""
     coordinators: tuple[Coordinator, ...] = ()
     slots: int = 2
-    """How many train."""
+    """How many slots train."""
     spares: int = 0
     words: tuple[Place, ...] = ()
     """Pods that the operator declared gone, in this order; each slot's next attempt follows at
@@ -175,7 +175,7 @@ class World(NamedTuple):
     leave: Place | None = None
     """The operator wants this pod to save and leave."""
     yields: frozenset[Yielded] = frozenset()
-    """The pods that the operator lets be left out."""
+    """The pods that may be left out, with the operator's permission."""
     late: tuple[Place, Snap] | None = None
     """(coordinator, report): a repeated report that is still on its way."""
 

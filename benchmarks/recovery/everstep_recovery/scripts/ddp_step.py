@@ -28,7 +28,7 @@ def accumulate(
     rank: int,
     world: int,
 ) -> list[int]:
-    """Run this rank's micro-batches, reducing with the last; returns the dataset indices used."""
+    """Run this rank's micro-batches and reduce with the last one. Returns the dataset indices."""
     used: list[int] = []
     for number in range(MICRO_BATCHES):
         indices = list_indices(step, number, rank, world)
@@ -58,7 +58,9 @@ def take_steps(
     world: int,
     save: Callable[[int], None],
 ) -> None:
-    """From step `first` to the last one. `save`: called with the step, at an interval, on each rank."""
+    """Take the steps from `first` to the last one. `save` is called with the step, at an interval,
+    on each rank.
+    """
     data, log = workload.Numbers(), workload.StepLog()
     for step in range(first, workload.steps() + 1):
         optimizer.zero_grad()
@@ -70,8 +72,8 @@ def take_steps(
 
 
 def train(path: Path, rank: int, world: int) -> None:
-    """All steps, from the checkpoint at `path` if there is one; rank 0 saves at an interval. The
-    default process group must exist.
+    """Take all steps, starting from the checkpoint at `path` if there is one. Rank 0 saves at an
+    interval. The default process group must exist.
     """
     model = workload.build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=workload.LEARNING_RATE)

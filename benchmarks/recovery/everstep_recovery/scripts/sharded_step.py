@@ -1,4 +1,6 @@
-"""A model that is sharded with FSDP2, as `ddp_step.accumulate` takes it, for the scripts of the peers."""
+"""A model that is sharded with FSDP2, in the form that `ddp_step.accumulate` expects, for the
+scripts of the peers.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +12,9 @@ from everstep_recovery import layers, workload
 
 
 class Sharded:
-    """Gradients are reduced with the last micro-batch of a step, torch's way to accumulate them."""
+    """Gradients are reduced with the last micro-batch of a step, which is torch's way to accumulate
+    them.
+    """
 
     def __init__(self, mesh: Any) -> None:
         self.model: Any = workload.build_model()

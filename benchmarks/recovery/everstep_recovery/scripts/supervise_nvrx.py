@@ -1,8 +1,8 @@
-"""Starts one process per rank for nvidia-resiliency-ext's in-process restart, and keeps the stores,
-so that no rank is needed for them. A process that ends is not started again: the wrapper takes in no
-new process.
+"""Starts one process per rank for nvidia-resiliency-ext's in-process restart, and hosts the stores,
+so that they do not depend on a rank. A process that ends is not started again, because the wrapper
+accepts no new process.
 
-Arguments: the number of ranks; milliseconds for `train_nvrx.py`.
+Arguments: the number of ranks; the interval for `train_nvrx.py` in milliseconds.
 """
 
 import os

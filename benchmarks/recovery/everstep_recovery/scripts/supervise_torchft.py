@@ -1,10 +1,11 @@
 """Runs torchft's lighthouse and the training processes of each replica group.
 
-When one process of a group ends, it kills the others and starts all of them again, as torchelastic would.
+When one process of a group ends, the supervisor kills the others of that group and starts all of
+them again, as torchelastic would.
 
-Arguments: the number of replica groups; milliseconds without a heartbeat until a replica is given up;
-milliseconds between heartbeats; the limit of a collective in milliseconds;
-ranks of a group.
+Arguments: the number of replica groups; milliseconds without a heartbeat until a replica is given
+up; milliseconds between heartbeats; the time limit of a collective in milliseconds; the number of
+ranks per group.
 """
 
 import os
@@ -45,7 +46,9 @@ def main(replicas: int, expiry_ms: int, heartbeat_ms: int, collective_ms: int, s
 
 
 def start(script: Path, replica: int, shard: int, shared: dict[str, str]) -> Group:
-    """One process per rank. Those of a group of several meet at a store, which its first rank opens."""
+    """Start one process per rank. The ranks of a group meet at a store that the group's first rank
+    opens.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     own = {"REPLICA": str(replica), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

@@ -19,7 +19,7 @@ State = dict[str, Any]
 def build_manager(
     group: Any, load: Callable[[State], None], save: Callable[[], State], **more: Any
 ) -> Manager:
-    """`more`: where its ranks meet, if their environment does not say it."""
+    """`more`: where the replica group's ranks meet, if the environment does not define it."""
     return Manager(
         pg=group,
         load_state_dict=load,
@@ -41,13 +41,13 @@ def train(
     place: int = 0,
     over: int = 1,
 ) -> None:
-    """All steps. `place`: of this rank among the `over` ranks of its replica group."""
+    """Take all steps. `place`: this rank's number among the `over` ranks of its replica group."""
     data, log = workload.Numbers(), workload.StepLog()
     while manager.current_step() < workload.steps():
         manager.start_quorum()
         optimizer.zero_grad()
-        # The position in the data follows from the step: a replica that comes back repeats nothing.
-        # The quorum says at which step it joins.
+        # The position in the data follows from the step, so a returning replica repeats nothing.
+        # The quorum decides at which step it joins.
         manager.wait_quorum()
         step = manager.current_step() + 1
         used = accumulate(wrapped, data, log, step, REPLICA * over + place, REPLICAS * over)

@@ -1,7 +1,8 @@
-"""The training script under nvidia-resiliency-ext's in-process restart: stock DDP; the surviving
-processes stay, and their training function starts again from the newest checkpoint, with fewer ranks.
+"""The training script under nvidia-resiliency-ext's in-process restart, with stock DDP. The
+surviving processes stay, and their training function starts again from the newest checkpoint, with
+fewer ranks.
 
-Argument: milliseconds between the looks of its monitors; 0: as it comes (1 s).
+Argument: milliseconds between the checks of its monitors; 0: the default (1 s).
 """
 
 import os
@@ -29,7 +30,7 @@ INTERVALS = (
 
 
 class AbortGloo(inprocess.abort.Abort):  # type: ignore[misc]
-    """Its own abort is for NCCL: it asks for a CUDA device."""
+    """Ends the gloo group. The library's own abort is for NCCL and needs a CUDA device."""
 
     def __call__(self, state: inprocess.state.FrozenState) -> inprocess.state.FrozenState:
         if dist.is_initialized():
@@ -38,7 +39,7 @@ class AbortGloo(inprocess.abort.Abort):  # type: ignore[misc]
 
 
 class OutsideStore(inprocess.store.TCPStore):  # type: ignore[misc]
-    """`supervise_nvrx.py` keeps it, so rank 0 is as any other."""
+    """A store that `supervise_nvrx.py` hosts, so rank 0 is a rank like any other."""
 
     @property
     def critical_ranks(self) -> tuple[int, ...]:

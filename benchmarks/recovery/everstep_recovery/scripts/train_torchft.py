@@ -14,8 +14,9 @@ from everstep_recovery.scripts import torchft_step
 
 
 class RepairedDdp(DistributedDataParallel):  # type: ignore[misc]
-    """torchft 0.2.0 asserts in this hook that a failed reduction has left a future. On torch 2.15 it has
-    not, so survivors die of the assertion; the manager knows of the failure, and skips the step.
+    """Repairs a hook in which torchft 0.2.0 asserts that a failed reduction has left a future. On
+    torch 2.15 there is none, so survivors die of the assertion. Here they continue: the manager
+    knows of the failure and skips the step.
     """
 
     @staticmethod

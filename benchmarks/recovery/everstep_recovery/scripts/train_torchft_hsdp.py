@@ -1,5 +1,6 @@
-"""The training script under torchft, sharded: a replica group's ranks shard its model with FSDP2, and a hook on
-each layer reduces the shards over the groups, as torchft's own test and torchtitan do it.
+"""The training script under torchft, sharded: the ranks of a replica group shard the model with
+FSDP2, and a hook on each layer reduces the shards over the groups, as torchft's own test and
+torchtitan do.
 
 `supervise_torchft.py` starts it.
 """
@@ -22,7 +23,7 @@ def main() -> None:
     over = dist.get_world_size()
     wrapped = Sharded(init_device_mesh("cpu", (over,), mesh_dim_names=("shard",)))
 
-    # A rank sends its own shards to the rank of the same place in the group that comes back.
+    # A rank sends its own shards to the rank at the same place in the group that comes back.
     def load(held: dict[str, Any]) -> None:
         with torch.no_grad():
             for name, parameter in wrapped.model.named_parameters():

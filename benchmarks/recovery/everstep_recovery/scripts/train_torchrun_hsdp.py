@@ -1,5 +1,5 @@
-"""The training script under torchrun, sharded: torch's HSDP; all ranks restart from the newest checkpoint of
-torch.distributed.checkpoint, to which each rank writes its shards.
+"""The training script under torchrun, sharded with torch's HSDP. All ranks restart from the newest
+checkpoint of torch.distributed.checkpoint, to which each rank writes its shards.
 """
 
 import os
@@ -17,11 +17,13 @@ from everstep_recovery.scripts.sharded_step import Sharded
 
 FOLDER = Path(os.environ[workload.OUT], "checkpoints")
 NEWEST = FOLDER / "newest"
-"""The step of the newest whole checkpoint."""
+"""File with the step of the newest complete checkpoint."""
 
 
 def load(wrapped: Sharded) -> int:
-    """The first step to take. SGD without momentum has no state of its own."""
+    """Load the newest checkpoint, if there is one. Returns the first step to take. SGD without
+    momentum has no state of its own.
+    """
     if not NEWEST.exists():
         return 1
     step = int(NEWEST.read_text())

@@ -2,7 +2,8 @@
 
 Names, order, types and help texts are those of dcgm-exporter. Its TYPE lines wrongly call the
 windowed `DCGM_EXP_*` gauges counters; a reader must ignore that. The function `Field.value` returns
-the value for one GPU. None leaves the series out, as the exporter does with DCGM's blank values.
+the value for one GPU. If it returns None, the series is left out, as the exporter does with DCGM's
+blank values.
 """
 
 from collections.abc import Callable

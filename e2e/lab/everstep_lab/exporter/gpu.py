@@ -1,4 +1,4 @@
-"""The state of one simulated GPU, as driver and DCGM report it.
+"""The state of one simulated GPU, as the driver and DCGM report it.
 
 Only the count windows clear by themselves. Other values stay latched until the driver is reloaded.
 Those in the InfoROM (aggregate ECC, remapped rows, a failed remap) remain even after a reload.
@@ -46,7 +46,7 @@ class Gpu:
     """The last XID, latched."""
     xids: tuple[XidEvent, ...] = ()
     health: tuple[HealthIncident, ...] = ()
-    """Latched, newest last. Of several in one watch, the exporter shows only the last."""
+    """Latched, newest last. If a watch has several, the exporter shows only the last of them."""
     sbe_volatile: int = 0
     dbe_volatile: int = 0
     sbe_aggregate: int = 0
@@ -87,7 +87,7 @@ def with_incident(gpu: Gpu, watch: str, level: int, code: str) -> Gpu:
 
 
 def reload_driver(gpu: Gpu, now: float) -> Gpu:
-    """The state after a reboot. A pending remap is done; NVML never clears a failed one."""
+    """The state after a reboot. A pending remap has been done; NVML never clears a failed one."""
     return Gpu(
         index=gpu.index,
         uuid=gpu.uuid,

@@ -25,7 +25,7 @@ class Load:
 
 
 def build_load(gpu: Gpu, *, busy: bool, now: float) -> Load:
-    """The values depend only on the arguments, so that a page can be repeated exactly."""
+    """The values depend only on the arguments, so that a page can be reproduced exactly."""
     wave = math.sin(now / 7.0 + gpu.index * 1.7)
     share = (0.9 + 0.08 * wave) if busy else 0.0
     watts = round(IDLE_WATTS + (BUSY_WATTS - IDLE_WATTS) * share + 2.0 * wave, 3)

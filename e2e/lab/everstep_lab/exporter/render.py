@@ -66,7 +66,7 @@ class Options:
     csv: str = "health"
     """`default` or `health`."""
     hostname_label: str = "Hostname"
-    """Name of the host label. The real exporter calls it `hostname` since May 2026."""
+    """Name of the host label. The real exporter has called it `hostname` since May 2026."""
     pod_labels: bool = True
 
 
@@ -78,7 +78,7 @@ def render(
     now: float,
     options: Options = Options(),
 ) -> str:
-    """The whole page. `holders` is keyed by GPU UUID. `now` is on the clock of `Gpu.xids`."""
+    """The complete page. `holders` is keyed by GPU UUID. `now` is on the clock of `Gpu.xids`."""
     page = _Page(node=node, holders=holders, options=options)
     present = [gpu for gpu in gpus if gpu.present]
     if not present:

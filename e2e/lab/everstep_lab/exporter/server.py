@@ -1,7 +1,7 @@
 """Serves one node's page as dcgm-exporter does, and can fail in the same ways.
 
 The page is rendered once per collect interval; scrapes in between get the same page. Its pod labels
-are those of the previous collect, because the real exporter sees an allocation one sample late.
+are those of the previous collect: the real exporter also sees an allocation one sample late.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ Holders = Mapping[str, Holder]
 
 
 class ExporterServer:
-    """`gpus` and `holders` are called at each collect. `clock` is `Gpu.xids`' clock, in seconds."""
+    """`gpus` and `holders` are called at each collect. `clock` (seconds) is that of `Gpu.xids`."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ExporterServer:
             await self._close()
 
     def restart(self) -> None:
-        """Reset the mode and forget the pod labels, which then appear one collect later."""
+        """Reset the mode and forget the pod labels, which reappear at the second collect."""
         self.mode = "ok"
         self._known = {}
 

@@ -34,7 +34,7 @@ class KindLab:
 
     `with KindLab(LabConfig(nodes=3)) as lab:` creates one and deletes it after the block.
     `KindLab.running()` connects to the one that `everstep-lab up --kind` created. Its methods
-    accept kind's names of nodes (`everstep-worker`, `everstep-worker2`) and the local lab's
+    accept kind's node names (`everstep-worker`, `everstep-worker2`) and those of the local lab
     (`node-1`, `node-2`).
     """
 
@@ -103,7 +103,7 @@ class KindLab:
             self.operator_start()
 
     def down(self) -> str:
-        """Delete cluster, volumes and files, including those of an interrupted `up`."""
+        """Delete the cluster, its volumes and files, including those of an interrupted `up`."""
         there = self.places.cluster in tools.list_clusters()
         self._delete()
         return (
@@ -134,7 +134,7 @@ class KindLab:
         }
 
     def _archives(self, built: Sequence[images.Image]) -> list[Archive]:
-        """The object store runs on the control plane's node, the rest on workers.
+        """One archive for the workers, one for the control plane's node with the object store.
 
         Each node therefore loads only the images that it runs.
         """
@@ -190,7 +190,8 @@ class KindLab:
     def fault(self, node: str, **fields: Any) -> str:
         """Inject a fault.
 
-        Takes fields of `seam.FaultRequest`: gpu, xid, exporter, kill_node, partition, freeze_node.
+        `fields` are those of `seam.FaultRequest`: gpu, xid, exporter, kill_node, partition,
+        freeze_node.
         """
         name, request = self._node(node), FaultRequest(**fields)
         said = []
@@ -226,15 +227,15 @@ class KindLab:
         return store.stop(self)
 
     def objectstore_hang(self) -> str:
-        """The S3 server gives no answer. Only the kind lab has this method."""
+        """Make the S3 server answer no requests. Only the kind lab has this method."""
         return store.hang(self.places.control_plane)
 
     def objectstore_refuse(self) -> str:
-        """The S3 server refuses everybody's keys. Only the kind lab has this method."""
+        """Make the S3 server refuse its clients' keys. Only the kind lab has this method."""
         return store.refuse(self)
 
     def objectstore_start(self) -> str:
-        """Start the S3 server, or mend it."""
+        """Start the S3 server, or undo `objectstore_hang` or `objectstore_refuse`."""
         store.start(self, self.places.control_plane, self.described["secret_key"])
         return f"object store serves {self.store_environment['AWS_ENDPOINT_URL']}"
 
@@ -255,7 +256,7 @@ class KindLab:
         return operator.restart(self)
 
     def operator_logs(self) -> str:
-        """The logs of all replicas. Each line has the name of its pod."""
+        """The logs of all replicas. Each line begins with the name of its pod."""
         return operator.logs(self)
 
     @property

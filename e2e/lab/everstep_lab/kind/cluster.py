@@ -20,7 +20,7 @@ DELETE_SECONDS = 600.0
 
 
 def own_kubeconfig(where: places.KindPlaces) -> Path:
-    """The kubeconfig that kind writes. It has a client certificate; the lab's has a token."""
+    """The kubeconfig that kind writes. It holds a client certificate; the lab's holds a token."""
     return where.root / "kind.kubeconfig"
 
 

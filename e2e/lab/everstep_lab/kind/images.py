@@ -1,4 +1,4 @@
-"""The images of the kind lab, each built if its inputs changed. A label has the inputs' digest."""
+"""The images of the kind lab, each built only if its inputs changed. A label holds their digest."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ class Image:
     target: str = ""
     context: Path = REPOSITORY
     built_on: tuple[str, ...] = ()
-    """Names of other images of `list_images` from which it copies files."""
+    """Names of other images in `list_images` from which this one copies files."""
     part: str = "workers"
     """The nodes that run it: `workers`, `store`, or empty for none."""
 

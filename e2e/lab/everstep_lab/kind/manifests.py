@@ -47,7 +47,8 @@ def _kubeadm(grace_seconds: int) -> str:
             "kind: ClusterConfiguration",
             "etcd:",
             "  local:",
-            "    extraArgs:",  # its data need not outlive the lab, and fsync on a busy disk delays every write
+            # etcd's data need not outlive the lab, and fsync on a busy disk delays every write.
+            "    extraArgs:",
             "    - name: unsafe-no-fsync",
             '      value: "true"',
             "controllerManager:",

@@ -38,8 +38,9 @@ def state(node: str) -> str:
 
 
 def lose_power(node: str) -> str:
-    """Take the node's network away, so that its connections stay open at the other end, and kill its container.
-    `regain` boots it again.
+    """Disconnect the node's network, then kill its container. `regain` boots it again.
+
+    Its connections therefore stay open at the other end.
     """
     tools.docker("exec", node, "ip", "link", "set", "eth0", "down")
     tools.docker("kill", node)
@@ -47,13 +48,13 @@ def lose_power(node: str) -> str:
 
 
 def freeze(node: str) -> str:
-    """Freeze kubelet and pods. Connections stay open. `regain` resumes them."""
+    """Freeze the kubelet and the pods. Connections stay open. `regain` resumes the node."""
     tools.docker("pause", node)
     return "frozen, with kubelet and pods"
 
 
 def cut_off(node: str, control_plane: str) -> str:
-    """Cut node and pods off from the API server, in both directions. Nothing else is affected."""
+    """Cut node and pods off from the API server, in both directions. Other traffic continues."""
     _change_rules("-I", node, control_plane)
     return "cut off from the API server; its processes continue"
 
@@ -70,7 +71,7 @@ def reconnect(node: str, control_plane: str) -> str:
 
 
 def regain(node: str) -> str | None:
-    """Boot the node and wait for its lab-node, or resume it. None if there was nothing to do."""
+    """Resume the node, or boot it and wait for its lab-node. None: there was nothing to do."""
     match state(node):
         case "running":
             return None
@@ -118,7 +119,7 @@ def start_api_server(control_plane: str) -> str:
 
 
 def wait_for(is_true: Callable[[], bool], what: str, seconds: float, every: float = 0.3) -> None:
-    """Wait until `is_true` returns True. After `seconds`, raises LabError, which names `what`."""
+    """Wait until `is_true` returns True. Raises LabError, which names `what`, after `seconds`."""
     end = time.monotonic() + seconds
     while not is_true():
         if time.monotonic() > end:

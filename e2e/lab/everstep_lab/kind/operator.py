@@ -72,7 +72,7 @@ def kill(lab: Cluster) -> str:
 
 
 def leader(lab: Cluster) -> str:
-    """The pod that the Lease names, or else the first one. Raises LabError if none runs."""
+    """The pod that the Lease names, else the first one. Raises LabError if there is none."""
     holder = lab.kubectl(
         "-n", NAMESPACE, "get", "lease", _LEASE, "-o=jsonpath={.spec.holderIdentity}", check=False
     )

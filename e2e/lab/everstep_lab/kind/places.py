@@ -12,7 +12,7 @@ from everstep_lab.places import DEFAULT_NETWORK, Places
 CONTROL_PLANE = "control-plane"
 NAMESPACE = "everstep-lab"
 EXPORTER_NAMESPACE = "kube-system"
-"""In this namespace the operator trusts exporters by default."""
+"""The namespace in which the operator trusts exporters by default."""
 STORE = "object-store"
 STORE_PORT = 9000
 STORE_NODE_PORT = 30900
@@ -57,7 +57,7 @@ class KindPlaces:
 
 
 def choose_node(places: KindPlaces, count: int, name: str) -> str | None:
-    """Find a worker by kind's name or by the local lab's (`node-2`). None if there is none."""
+    """Find a worker by its name in kind or in the local lab (`node-2`). None: there is none."""
     workers = [places.worker(index) for index in range(1, count + 1)]
     if match := re.fullmatch(r"node-([1-9]\d*)", name):
         index = int(match[1])

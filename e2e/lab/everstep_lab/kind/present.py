@@ -1,4 +1,4 @@
-"""Makes text for the terminal from the description of the kind lab. Pure."""
+"""Renders the description of the kind lab as text for the terminal. Pure."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,7 @@
-"""Stops the S3 server of the kind lab, makes it hang or refuse its keys, and mends it. Its data are kept."""
+"""Stops the kind lab's S3 server, makes it hang or refuse its keys, and undoes these faults.
+
+Its data are kept.
+"""
 
 import secrets
 from typing import Protocol
@@ -24,19 +27,22 @@ def stop(lab: Cluster) -> str:
 
 
 def hang(control_plane: str) -> str:
-    """All packets to it are dropped, except those of its node's kubelet: it stays Ready, and nobody gets an answer."""
+    """Drop all packets to the server, except those of its node's kubelet.
+
+    Its pod stays Ready, but no client gets an answer.
+    """
     _iptables(control_plane, "-I")
     return "object store does not answer"
 
 
 def refuse(lab: Cluster) -> str:
-    """Start it with another password, so that it refuses the keys that everybody has."""
+    """Restart the server with another password, so that it refuses its clients' keys."""
     _set_password(lab, secrets.token_hex(16))
     return "object store refuses the keys"
 
 
 def start(lab: Cluster, control_plane: str, password: str) -> None:
-    """Undo all of it."""
+    """Undo `stop`, `hang` and `refuse`."""
     if _is_cut_off(control_plane):
         _iptables(control_plane, "-D")
     _set_password(lab, password)

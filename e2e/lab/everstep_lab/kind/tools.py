@@ -1,4 +1,7 @@
-"""Runs docker, kind, kubectl and helm with a time limit. A missing one is a clear error."""
+"""Finds docker, kind and kubectl, and runs them and helm with a time limit.
+
+If docker or kind is missing, LabError names its installation page.
+"""
 
 import shutil
 import subprocess
@@ -24,7 +27,7 @@ def run(
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command.
 
-    Raises LabError if it does not end in time. With `check`, raises LabError also if it fails, with
+    Raises LabError if it does not end in time. With `check`, also raises LabError if it fails, with
     the end of its output.
     """
     words = [str(part) for part in argv]
@@ -58,7 +61,7 @@ def find(name: str) -> str:
 
 
 def check_engine() -> None:
-    """Raises LabError if the docker engine cannot be used or kind is missing."""
+    """Raise LabError if the docker engine cannot be used or kind is missing."""
     done = run([find("docker"), "info", "--format", "{{.ServerVersion}}"], check=False)
     if done.returncode != 0 or not done.stdout.strip():
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]

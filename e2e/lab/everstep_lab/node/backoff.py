@@ -1,4 +1,4 @@
-"""The kubelet's rule for when a container that ended is restarted.
+"""The kubelet's rule for when a container that has ended is restarted.
 
 The first restart is immediate. Later ones wait 10 s, 20 s, … up to 5 minutes after the container's
 end. A run of 10 minutes resets the delay.

@@ -1,4 +1,4 @@
-"""Wall-clock times for Kubernetes objects. Besides this module, only the shim reads that clock."""
+"""Wall-clock times for Kubernetes objects. On a node, only the shim also reads the wall clock."""
 
 from datetime import UTC, datetime
 

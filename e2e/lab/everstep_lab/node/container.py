@@ -105,7 +105,10 @@ def kill_all(pids: Sequence[int]) -> None:
 
 
 async def start_container(command: Command, spec_file: Path, mark: str) -> ContainerProcess:
-    """Start a container, from the main thread: the shim dies with the thread that started it."""
+    """Start a container.
+
+    Call it from the main thread: the shim dies with the thread that started it.
+    """
     spec = {
         "parent": os.getpid(), "argv": list(command.argv), "env": dict(command.env),
         "cwd": command.cwd, "log": os.fspath(command.log),

@@ -1,4 +1,4 @@
-"""Allocates GPUs to pods, as device plugin and kubelet do. Pure."""
+"""Allocates GPUs to pods, as the device plugin and the kubelet do. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

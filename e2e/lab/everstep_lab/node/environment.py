@@ -37,7 +37,9 @@ class Place:
 
 
 def build_env(container: Object, pod: Object, sources: Sources, place: Place) -> dict[str, str]:
-    """Take `envFrom` first, then `env` in order. `$(NAME)` becomes an earlier variable's value.
+    """The container's environment: `envFrom` first, then `env` in order.
+
+    `$(NAME)` in a value is replaced by the value of an earlier variable.
 
     Raises:
         ConfigError: a required ConfigMap, Secret or key does not exist.
@@ -67,7 +69,7 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 
 
 def field_value(path: str, pod: Object, place: Place) -> str:
-    """A downward API field. Raises `NotSimulatedError` for a field that the lab does not have."""
+    """A downward API field. Raises `NotSimulatedError` if the lab does not support the field."""
     meta, spec = pod["metadata"], pod["spec"]
     keyed = _KEYED.fullmatch(path)
     if keyed:

@@ -1,4 +1,4 @@
-"""Reasons why a pod cannot run on a simulated node, with the kubelet's messages if it has any."""
+"""Reasons why a pod cannot run on a simulated node. Messages are the kubelet's if it has one."""
 
 
 class NotSimulatedError(Exception):
@@ -10,4 +10,4 @@ class ConfigError(Exception):
 
 
 class ImageError(Exception):
-    """The image does not exist. Retried, because the user may edit the file of images."""
+    """The image does not exist. Retried, because the user may edit the file that lists images."""

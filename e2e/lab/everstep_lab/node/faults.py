@@ -23,12 +23,12 @@ from everstep_lab.scenario import (
     ShowXid,
 )
 
-# Seconds from a program's start to its first CUDA call, where it notices a dead GPU. Before that
-# call it imports torch.
+# Seconds from a program's start to its first CUDA call, which fails if the GPU is dead. Until then
+# the program imports torch.
 FIRST_CUDA_CALL = 3.0
 _LOOK = 0.25
 _ONCE = 2.0
-"""An effect that kills a rank only once is skipped if it is later than this, in seconds."""
+"""Seconds. A `KillRank` that is not `lasting` is skipped if it is late by more than this."""
 
 
 class Stage(Protocol):
@@ -40,7 +40,7 @@ class Stage(Protocol):
 
 
 class Gpus:
-    """The node's GPUs and the faults in force on them."""
+    """The node's GPUs and the faults active on them."""
 
     def __init__(self, *, seed: int, node: str, count: int, stage: Stage) -> None:
         self.all = [build_gpu(seed, node, index) for index in range(count)]
@@ -52,8 +52,8 @@ class Gpus:
         """Apply the effects of a fault over time.
 
         `begun` is the fault's start on the monotonic clock. It is in the past if a restarted
-        process continues a fault. The past effects on the GPU are then applied again, but a rank is
-        not killed a second time.
+        process continues a fault. Past effects are then applied again, except a `KillRank` that is
+        not `lasting`.
         """
         self.titles.append(f"GPU {index}, XID {code}: {course.title}")
         self._spawn(self._play(index, course, time.monotonic() if begun is None else begun))

@@ -24,11 +24,11 @@ class Candidate:
 def choose_holder(
     main: int, candidates: Sequence[Candidate], *, position: int, gpus: int
 ) -> Candidate | None:
-    """The process that uses GPU number `position` of the container's `gpus`.
+    """The process that uses GPU number `position` (from 0) of the container's `gpus` GPUs.
 
-    A worker is a process with an agent's socket in its environment whose parent has none. GPUs are
-    assigned to the workers in the order of their local ranks. In a container without workers, the
-    main process holds all GPUs.
+    A worker is a process that has an agent's socket in its environment while its parent has none.
+    GPUs are assigned to the workers in the order of their local ranks. In a container without
+    workers, the main process holds all GPUs.
     """
     known = {candidate.pid: candidate for candidate in candidates}
     workers = [

@@ -19,13 +19,13 @@ class Image:
     folder: Path | None
     """The folder that is copied for each container. None means an empty folder."""
     python: Path
-    """The interpreter behind `python` and `python3`."""
+    """The interpreter that `python` and `python3` start."""
     bin: Path | None
     """A folder of console scripts. It is first on the PATH."""
 
 
 def load_image(images: Path, name: str) -> Image:
-    """Look up an image. Each call reads the file, so that the next retry sees an edit of it.
+    """Look up an image. Each call reads the file again, so that a retry sees the user's edits.
 
     Raises:
         ImageError: the name is not in the file, or its folder or interpreter does not exist.

@@ -183,7 +183,7 @@ class Kubelet:
         self.changed(pod)
 
     def _vanished(self, pod: Pod, document: Object) -> None:
-        """The pod's object no longer exists: end the pod.
+        """End a pod whose object no longer exists.
 
         Its processes get the grace period of the deletion, at least 1 s.
         """
@@ -219,7 +219,7 @@ class Kubelet:
             if (ip := f"{self._spec.pod_prefix}{number}") not in used or len(used) >= _IPS:
                 return ip
 
-    # --- what pods need of their node (pod.Host) ------------------------------------------------
+    # --- what pods need from their node (pod.Host) ----------------------------------------------
 
     async def fetch(self, kind: str, namespace: str, name: str) -> Object | None:
         return await self.link.fetch(kind, namespace, name)

@@ -30,7 +30,7 @@ class Order:
     gpus: Sequence[str]
     mounts: Mapping[str, str]
     folder: Path
-    """The folder of this run: it has the copy of the image, the log and the termination message."""
+    """The folder of this run. It holds the image's copy, the log and the termination message."""
     marks: Mapping[str, str]
 
 
@@ -95,7 +95,7 @@ def _working_dir(wanted: str, paths: Paths, root: Path) -> Path:
 
 
 def _base_env(order: Order, root: Path) -> dict[str, str]:
-    """The variables that image and node set. CUDA is off, because the GPUs exist only as names."""
+    """The variables that image and node set. CUDA is disabled: the GPUs exist only as names."""
     return {
         "PATH": _make_path(order.image, order.folder / "tools"),
         "HOME": os.fspath(root),

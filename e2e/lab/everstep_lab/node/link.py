@@ -1,7 +1,8 @@
-"""The node's connection to the API server: all requests and watches. It can be cut for a partition.
+"""The node's connection to the API server: all requests and watches. A partition cuts it.
 
 A partition loses no state: the node sends levels (a lease, a node status, pod statuses). After the
-partition it sends the current ones again. Events during a partition are lost.
+partition it sends the current ones again. Events created meanwhile wait in a queue; when it
+is full, further ones are dropped.
 """
 
 import asyncio
@@ -147,7 +148,7 @@ class Link:
             self._failed(error)
 
     async def _patient(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Retry until `call` succeeds. An error of the API server is logged only if it is new."""
+        """Retry until `call` succeeds. Log an error only if it differs from the one logged last."""
         told = ""
         while True:
             try:

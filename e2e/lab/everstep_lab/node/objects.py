@@ -14,7 +14,7 @@ from everstep_lab.seam import NodeSpec
 Object = dict[str, Any]
 KUBELET_PORT = 10250
 LEASE_SECONDS = 4
-"""As a kubelet: four times as long as between two renewals."""
+"""Four times the interval between two renewals, as for a kubelet."""
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 EXPORTER_NAMESPACE = "kube-system"
 EXPORTER = "dcgm-exporter"

@@ -32,7 +32,7 @@ class Host(Protocol):
     """Cleared between a power loss and the reboot."""
 
     async def fetch(self, kind: str, namespace: str, name: str) -> Object | None:
-        """A ConfigMap or Secret, None if there is none. Waits while the node is disconnected."""
+        """Fetch a ConfigMap or Secret. Waits while disconnected. None: it does not exist."""
 
     def changed(self, pod: "Pod") -> None: ...
 
@@ -53,7 +53,7 @@ class PodContainer:
 
 
 class Pod:
-    """`run` returns when no container runs or will run again. `terminate` and `kill` end them."""
+    """`run` returns when no container runs or will run again. `terminate` and `kill` end a pod."""
 
     def __init__(self, document: Object, host: Host, folders: volumes.Folders, ip: str) -> None:
         self.document = document
@@ -101,7 +101,7 @@ class Pod:
         return self._stopping.is_set()
 
     def update(self, document: Object) -> None:
-        """Replace the pod's object by the API server's, unless the known one is newer."""
+        """Replace the pod's object with `document`, unless the known one is newer."""
         if _version(document) >= _version(self.document):
             self.document = document
 
@@ -162,7 +162,10 @@ class Pod:
         return True
 
     async def _prepare(self) -> None:
-        """Fetch ConfigMaps and Secrets, create volumes; wait for missing ones until a stop."""
+        """Fetch ConfigMaps and Secrets and create the volumes.
+
+        Retry until none is missing or the pod is stopped.
+        """
         while not self._stopping.is_set():
             try:
                 volumes.check_pod(self.document["spec"])
@@ -210,7 +213,7 @@ class Pod:
             backoff = backoff.next()
 
     async def _command(self, entry: PodContainer) -> containers.Command | None:
-        """Build the command. Returns None if the pod is stopped before that succeeds."""
+        """Build the command; retry after an error. Returns None if the pod is stopped first."""
         while not self._stopping.is_set():
             try:
                 return await self._build_command(entry)

@@ -22,7 +22,7 @@ class Effects:
 
 
 async def probe_container(container: Object, host: str, effects: Effects) -> None:
-    """Probe the container; the caller cancels this when the container ends."""
+    """Probe the container. The caller cancels the task when the container ends."""
     startup = container.get("startupProbe")
     if startup and not await _until(startup, container, host, good=True):
         effects.unhealthy("startup probe failed")
@@ -57,7 +57,7 @@ async def _liveness(container: Object, host: str, effects: Effects) -> None:
 async def _until(
     probe: Object, container: Object, host: str, *, good: bool, forever: bool = False
 ) -> bool:
-    """Probe until it succeeds (or, without `good`, fails) as often in a row as its threshold.
+    """Probe until the probe's threshold of successes in a row (without `good`: failures) is met.
 
     Returns False if `failureThreshold` opposite results in a row come first and `forever` is not
     set.

@@ -15,7 +15,7 @@ EXPORTER_EFFECTS = {
 
 
 def check_request(node: str, gpus: int, request: FaultRequest) -> None:
-    """Raises `BadRequestError` for a bad request. It names the value and what is possible."""
+    """Raise `BadRequestError` for a bad request. It names the bad value and the possible ones."""
     if request.exporter is not None and request.exporter not in EXPORTER_MODES:
         modes = ", ".join(EXPORTER_MODES)
         raise BadRequestError(f"exporter {request.exporter!r}: choose one of {modes}")

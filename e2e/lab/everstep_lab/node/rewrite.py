@@ -17,7 +17,7 @@ _END = r"(?![\w.\-])"
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """`mapping` is from mount path to folder or file on this machine."""
+    """`mapping` maps each mount path to a folder or file on this machine."""
 
     mapping: Mapping[str, str]
 

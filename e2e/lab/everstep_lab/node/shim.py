@@ -2,9 +2,9 @@
 
 It replaces containerd's shim and the container's PID namespace. It is a child subreaper, so that
 all processes of the container stay its descendants. The main process dies with the shim. When the
-main process has ended, the shim kills the rest. When the lab dies, the shim kills all of them and
-exits. It writes the container's log in the CRI format. It imports nothing of this package, because
-it must start in milliseconds.
+main process has ended, the shim kills the rest. When the lab dies, the shim kills all processes of
+the container and exits. It writes the container's log in the CRI format. It imports nothing from
+this package, because it must start in milliseconds.
 """
 
 import contextlib
@@ -144,7 +144,8 @@ class Loop:
     def copy(self, fd: int, name: str) -> bool:
         """Copy what can be read to the log.
 
-        Returns False at the end of the stream, or if it is empty and the main process has ended.
+        Returns False at the end of the stream, or if nothing is left to read and the main process
+        has ended.
         """
         try:
             chunk = os.read(fd, 65536)

@@ -51,7 +51,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Why the node rejected or failed the whole pod."""
+    """Why the node rejected the pod or made it fail."""
 
     reason: str
     message: str

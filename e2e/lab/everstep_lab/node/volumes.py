@@ -28,7 +28,7 @@ class Folders:
 
 
 def check_pod(spec: Object) -> None:
-    """Raises `NotSimulatedError` if the lab cannot run the pod, with a message for its author."""
+    """Raise `NotSimulatedError`, with a message for the pod's author, if the lab cannot run it."""
     for volume in spec.get("volumes") or []:
         if not is_token(volume):
             _check_volume(volume)
@@ -66,7 +66,7 @@ def _check_container(container: Object) -> None:
 
 
 def is_token(volume: Object) -> bool:
-    """Whether it is the token volume that the API server adds to a pod; it stays empty here."""
+    """Whether this is the token volume that the API server adds to a pod. Here it stays empty."""
     return volume["name"].startswith("kube-api-access-") and "projected" in volume
 
 
@@ -104,7 +104,7 @@ def decode_content(kind: str, document: Object) -> dict[str, bytes]:
 
 
 def apply_volumes(pod: Object, sources: Sources, place: Place, folders: Folders) -> None:
-    """Create the volumes' folders. Later changes of ConfigMaps and Secrets are not followed."""
+    """Create the volumes' folders and files. Later changes of their sources are ignored."""
     for volume in pod["spec"].get("volumes") or []:
         path = folders.volume(volume)
         path.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""An error counter: a fault when it increases, or is first seen above 0. It falls when the driver
-is reloaded: earlier errors are then over, and later counts are new.
+"""An error counter: a fault when it increases, or is above 0 when first seen. It falls when the
+driver is reloaded: earlier errors are then over, and later counts are new.
 
-If several metrics (aliases) report it, the largest counts.
+If several metrics (aliases) report it, the largest value counts.
 """
 
 from everstep_operator.health.rules.reading import Change, Reading

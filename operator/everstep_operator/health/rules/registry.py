@@ -1,15 +1,15 @@
 """`rules.csv` as values. One line is one rule; its columns:
 
-kind           of the evidence, in NodeQuarantines and on nodes for good: lower case, with dashes
-logic          the file beside this one whose `read(Reading) -> Change` finds what rises and ends
-metrics        of dcgm-exporter, with spaces between; `METRIC/label` where a label's number tells codes apart
+kind           of the evidence, lower case with dashes; NodeQuarantines and nodes keep it for good
+logic          the file in this folder whose `read(Reading) -> Change` finds codes that rise or end
+metrics        of dcgm-exporter, separated by spaces; `METRIC/label` if a label's number is the code
 reason         of the verdict: one CamelCase word
 verdict        leaving: the node is quarantined; suspect: new pods prefer other nodes
 outlives_boot  yes: neither a reset nor a reboot clears it, so evidence of an earlier boot is the same evidence
 says           the rest of a sentence that begins with "GPU 0 (GPU-…)"
 
-A logic that knows codes may have a `describe(code)`: its words take the place of `says`, and None means
-that the code is held against nobody.
+A logic file for metrics with codes may define `describe(code)`. Its text replaces `says`; None
+means that the code is no evidence.
 """
 
 import csv

@@ -11,7 +11,7 @@ from everstep_operator.health.rules.reading import Change, Reading
 from everstep_operator.health.xids import XidTable, find_xid, load_xids
 
 GAUGES = ("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR")
-"""The name since DCGM 4.6 second; the exporter prints whichever its CSV uses."""
+"""The second is the name since DCGM 4.6; the exporter prints the one that its CSV file uses."""
 COUNT = "DCGM_EXP_XID_ERRORS_COUNT"
 
 

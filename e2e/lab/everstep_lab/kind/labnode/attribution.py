@@ -1,4 +1,4 @@
-"""Finds which pod holds a GPU, from the kubelet, and which process uses it, from /proc."""
+"""Asks the kubelet which pod holds a GPU, and finds in /proc which process uses it."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ log = logging.getLogger("labnode.attribution")
 
 
 class PodResources:
-    """`holders` is the kubelet's last answer. It is asked once a second, as dcgm-exporter does."""
+    """Asks the kubelet once a second, as dcgm-exporter does. `holders` is its last answer."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
@@ -56,7 +56,7 @@ def build_holders(held: Iterable[wire.Held]) -> dict[str, Holder]:
 
 
 def find_holder(uuid: str, processes: Sequence[Candidate]) -> Candidate | None:
-    """The process that uses this GPU. The list of devices in its environment identifies it."""
+    """The process that uses this GPU, identified by the list of devices in its environment."""
     inside = [one for one in processes if uuid in one.env.get(VISIBLE, "").split(",")]
     if not inside:
         return None
@@ -67,7 +67,10 @@ def find_holder(uuid: str, processes: Sequence[Candidate]) -> Candidate | None:
 
 
 def _choose_main(inside: Sequence[Candidate]) -> Candidate:
-    """The container's main process: the oldest whose parent is outside (a probe's is younger)."""
+    """The container's main process: the oldest whose parent is outside the container.
+
+    The parent of an exec probe's process is outside, too, but that process is younger.
+    """
     pids = {one.pid for one in inside}
     outermost = [one for one in inside if one.parent not in pids]
     return max(outermost or inside, key=lambda one: one.age)

@@ -1,6 +1,6 @@
 """Answers the lab's requests to a node: HTTP on a unix socket of the node.
 
-Only users who may run a command in the node's container (`docker exec`) reach the socket. It
+Only users who may run a command in the node's container (`docker exec`) can reach the socket. It
 therefore needs no password and no port.
 """
 
@@ -17,7 +17,7 @@ from everstep_lab.seam import BadRequestError, FaultRequest
 
 
 async def serve(node: LabNode, socket: Path) -> web.AppRunner:
-    """Answer until the runner is cleaned up, with `{"ok": …}` or `{"error": sentence}`."""
+    """Serve until the runner is cleaned up. Answers are `{"ok": …}` or `{"error": sentence}`."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(socket)
     runner = web.AppRunner(build_app(node), access_log=None)

@@ -23,7 +23,7 @@ class Begun:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     boot: str
-    """The machine's boot id. After a reboot monotonic times are invalid and all faults are over."""
+    """The machine's boot id. A reboot invalidates monotonic times and ends all faults."""
     base: tuple[Gpu, ...] = ()
     """The GPUs as they were after the last reload of the driver; empty if they are new."""
     faults: tuple[Begun, ...] = ()
@@ -31,7 +31,7 @@ class State:
 
 
 def load_state(path: Path, boot: str) -> State:
-    """Read the state. It is new if the file is missing or incomplete.
+    """Read the state, or return a new one if the file is missing or incomplete.
 
     After a reboot of the machine, only `base` is kept.
     """

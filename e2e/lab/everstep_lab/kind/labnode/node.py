@@ -106,7 +106,7 @@ class LabNode:
     # --- faults ---------------------------------------------------------------------------------
 
     async def fault(self, request: FaultRequest) -> str:
-        """Inject a fault. Raises BadRequestError, which names the value and what is possible."""
+        """Inject a fault. Raises BadRequestError, which names the value and the possible ones."""
         check_request(self._settings.node, self._settings.gpus, request)
         said = []
         if request.xid is not None:

@@ -120,7 +120,7 @@ def _messages(data: bytes, number: int) -> list[bytes]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the length-delimited fields; skip numbers, also those of a newer kubelet."""
+    """Yield the length-delimited fields. Numbers are skipped, also those of a newer kubelet."""
     at = 0
     while at < len(data):
         tag, at = _read_varint(data, at)
