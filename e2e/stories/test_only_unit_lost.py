@@ -1,5 +1,6 @@
-"""A job is one unit on two nodes, and one of them loses its power. No whole copy of the model is left, and the store
-has no checkpoint: the job goes back to what the pods kept in memory, a part of it from its copy on the other node.
+"""A job is one unit on two nodes, and one of the nodes loses power. No complete copy of the model
+is left, and the store has no checkpoint. The job goes back to the near save in its pods' memory;
+the lost pod's part of it comes from its copy on the other node.
 """
 
 import pytest
@@ -11,8 +12,8 @@ from everstep_stories.scene import Scene
 
 pytestmark = pytest.mark.timeout(400)
 REDO_SECONDS = 6
-STEPS = 10 * REDO_SECONDS
-"""More than the job takes in that time: a step sleeps for 80 ms."""
+STEPS = 13 * REDO_SECONDS
+"""More steps than the job takes in that time: a step sleeps for 80 ms."""
 
 
 async def test_the_job_goes_back_to_the_step_that_its_pods_kept(scene: Scene) -> None:

@@ -9,7 +9,9 @@ from everstep_kubectl import incidents, text
 
 Raw = Mapping[str, Any]
 STALE_SECONDS = 60.0
-"""Figures of a running job are written every 10 s: older ones mean that the operator is not running."""
+"""The figures of a running job are written every 10 s. Older figures mean that the operator is not
+running.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +25,12 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What the interruptions that were recovered by one rung have cost."""
+    """The cost of all interruptions that were recovered by one rung."""
 
     rung: str
     count: int
     seconds: float
-    """Without a step of any rank, all together."""
+    """Seconds in which no rank took a step, in total."""
     steps_lost: int
 
 
@@ -53,18 +55,20 @@ class Job:
     kept_step: int | None
     """Newest step that the pods keep in memory."""
     unsaved: int | None
-    """Steps that would be taken again if all its pods were lost at once."""
+    """Steps that would be taken again if all pods of the job were lost at once."""
     interruptions: int
     by_cause: dict[str, int]
     steps_lost: int
-    """Since the job was created; of an older operator, over the incidents that status still knows."""
+    """Since the job was created. If the operator is older: only for the incidents that status still
+    lists.
+    """
     recoveries: tuple[Recovery, ...]
     """The rung with the most seconds first."""
     goodput: str
     seconds: dict[str, float]
     """Of all workers, by what they were spent on."""
     spare_seconds: int | None
-    """For which spares have held a node; None: there was none."""
+    """Seconds for which spares have held a node; None: there was no spare."""
     run: str
     observed_at: str
     warnings: tuple[str, ...]
@@ -129,7 +133,7 @@ def _build_recoveries(status: Raw) -> tuple[Recovery, ...]:
 
 
 def _count_lost(recoveries: Sequence[Recovery], found: Sequence[incidents.Incident]) -> int:
-    """An incident that is still open is in no total yet."""
+    """The larger of two counts: the totals do not include an incident that is still open."""
     known = sum(i.cost.steps_lost or 0 for i in found)
     return max(known, sum(r.steps_lost for r in recoveries))
 
@@ -166,7 +170,9 @@ def _warnings(raw: Raw, now: float) -> list[str]:
         )
     generation = (raw.get("metadata") or {}).get("generation")
     if generation and status.get("observedGeneration") not in (None, generation):
-        found.append("the operator has not acted on the newest change of the spec yet")
+        found.append(
+            "the newest change of the spec is not in effect yet: some settings wait for the next checkpoint"
+        )
     return found + [str(note) for note in status.get("notes") or ()]
 
 
@@ -232,7 +238,7 @@ def _fields(job: Job, now: float) -> dict[str, object]:
 
 
 def _describe_recovery(job: Job) -> str:
-    """The mean seconds without a step, by rung."""
+    """The mean time without a step, by rung."""
     rungs = ", ".join(
         f"{r.rung} {r.count} × {text.brief(r.seconds / r.count)}" for r in job.recoveries if r.count
     )
@@ -242,7 +248,7 @@ def _describe_recovery(job: Job) -> str:
 
 
 def _describe_time(seconds: Mapping[str, float]) -> str:
-    """Shares of the workers' time; what is below 0.1 % is left out."""
+    """Shares of the workers' time; those below 0.1 % are left out."""
     total = sum(seconds.values())
     shares = {name: 100 * spent / total for name, spent in seconds.items() if total > 0}
     found = sorted(shares.items(), key=lambda share: -share[1])

@@ -21,7 +21,7 @@ class Quarantine:
     state: str
     message: str
     advice: str
-    """The operator's state of the quarantine."""
+    """The operator's message on the state of the quarantine."""
     incident: str
     gpu: str
     decided_at: str
@@ -37,15 +37,15 @@ class Node:
     gpus: int
     allocatable: int
     marked: bool
-    """It carries our cordon."""
+    """Whether it carries Everstep's cordon."""
     answered: tuple[str, ...]
-    """Evidence that a release has answered: it never quarantines the node again."""
+    """Evidence that was answered by a release: it never quarantines the node again."""
     taints: tuple[str, ...]
     quarantines: tuple[Quarantine, ...]
 
     @property
     def verdict(self) -> str:
-        """One word for people."""
+        """The node's state in one word, for people."""
         if not self.exists:
             return "Absent"
         if self.quarantines:
@@ -56,7 +56,7 @@ class Node:
 
 
 def build_nodes(objects: Iterable[Raw]) -> tuple[Node, ...]:
-    """From a list of Nodes and NodeQuarantines: all that either of them names."""
+    """All nodes that are in a list of Nodes and NodeQuarantines, or named in it."""
     listed = list(objects)
     quarantines: dict[str, list[Quarantine]] = {}
     for raw in listed:
@@ -70,7 +70,7 @@ def build_nodes(objects: Iterable[Raw]) -> tuple[Node, ...]:
 
 
 def choose_shown(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Those with GPUs, and all that have a quarantine."""
+    """The nodes with GPUs, and all that have a quarantine."""
     return tuple(n for n in nodes if n.gpus or n.quarantines)
 
 
@@ -131,7 +131,7 @@ def _answered(annotation: str | None) -> list[str]:
 
 
 def is_marked(node: Raw) -> bool:
-    """Whether a quarantine of ours still cordons it."""
+    """Whether the node still carries Everstep's taint or cordon."""
     taints = (node.get("spec") or {}).get("taints") or ()
     annotations = node["metadata"].get("annotations") or {}
     tainted = any(t.get("key") == names.TAINT_QUARANTINE for t in taints)
@@ -173,16 +173,33 @@ def render_why(node: Node, events: Sequence[Raw], now: float) -> str:
         lines += ["", f"quarantine {q.name}", text.block(fields)]
     if node.answered:
         answered = "\n".join(node.answered)
-        lines += ["", text.block({"answered": answered}, ""), "(a release has answered these)"]
+        lines += [
+            "",
+            text.block({"answered": answered}, ""),
+            "(released: these do not quarantine it again)",
+        ]
     if events:
         rows = [[text.age(_last(e), now), e.get("reason"), e.get("message")] for e in events]
         lines += ["", text.table(["AGO", "EVENT", "MESSAGE"], rows)]
     return "\n".join(lines)
 
 
+_LEAVING = "Jobs have left it or are leaving it, and new pods avoid it."
+_WHERE_JOBS_ARE = {
+    "Quarantined": _LEAVING,
+    "Pending": _LEAVING,
+    "OverBudget": "Jobs stay on it, because the cordon budget is spent; new pods prefer other nodes.",
+}
+"""By the state of a quarantine, the strictest first; other states explain themselves."""
+
+
 def _why(node: Node) -> list[str]:
     if node.quarantines:
-        return ["  Jobs have left it or are leaving it, and new pods avoid it."]
+        return [
+            f"  {told}"
+            for state, told in _WHERE_JOBS_ARE.items()
+            if any(q.state == state for q in node.quarantines)
+        ][:1]
     explained = {
         "Absent": "  There is no such node.",
         "NotReady": "  Everstep has nothing against it; its kubelet does not report to the API server.",
@@ -206,7 +223,9 @@ def _last(event: Raw) -> Any:
 
 
 def choose_events(events: Iterable[Raw], node: str, limit: int = 8) -> list[Raw]:
-    """Of the node and of its quarantines, and those that name it, newest last."""
+    """The newest events of the node and its quarantines, and events that name the node, newest
+    last.
+    """
     chosen = [
         e
         for e in events

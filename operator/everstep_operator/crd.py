@@ -90,7 +90,8 @@ def _root(resource: Resource) -> dict[str, Any]:
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            # Without a bound on the name, the cost of its rules counts as unbounded.
+            # Without a limit on the name's length, the API server counts the cost of rules that
+            # use the name as unbounded.
             "metadata": {
                 "type": "object",
                 "properties": {"name": {"type": "string", "maxLength": 253}},
@@ -108,14 +109,14 @@ def build_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The structural schema of a model."""
     document = model.model_json_schema(by_alias=True, mode="validation")
     definitions = document.pop("$defs", {})
-    rules = {cls.__name__: cls.rules for cls in _models(model)}
+    rules = {cls.__name__: cls.rules for cls in _models()}
     schema = _structural(document, definitions, rules, model.__name__)
     assert isinstance(schema, dict)
     return schema
 
 
-def _models(model: type[BaseModel]) -> list[type[ApiModel]]:
-    """Subclasses of `ApiModel` that exist: names of models are unique in this project."""
+def _models() -> list[type[ApiModel]]:
+    """`ApiModel` and all its subclasses. Their names are unique in this project."""
     found: list[type[ApiModel]] = []
     todo: list[type[ApiModel]] = [ApiModel]
     while todo:
@@ -158,7 +159,7 @@ def _structural(
 
 
 def describe_defaults(schema: dict[str, Any]) -> dict[str, Any]:
-    """Adds defaults to the descriptions, because `kubectl explain` does not show them."""
+    """Add the defaults to the descriptions, because `kubectl explain` does not show them."""
     if "properties" in schema:
         told = {k: describe_defaults(v) for k, v in schema["properties"].items()}
         return {**schema, "properties": told}
@@ -191,7 +192,7 @@ def _cel(rule: Rule) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Indents lists and writes no anchors, for readers."""
+    """Indents lists and writes no anchors, so that the files are easy to read."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)

@@ -196,8 +196,8 @@ class Checkpoint(UserInput):
         default=None,
         ge=1,
         le=1_000_000_000,
-        description="Save whenever the step is a multiple of this. A change ends the epoch at "
-        "a checkpoint, and takes effect with the next one.",
+        description="Save whenever the step is a multiple of this. A change takes effect at a checkpoint, from which "
+        "all ranks restart; no step is lost.",
     )
     every_seconds: int | None = Field(
         default=None,
@@ -217,8 +217,8 @@ class Checkpoint(UserInput):
         max_length=63,
         pattern=f"^{names.PIN}$",
         description="Save one checkpoint now and keep it under this name, whatever keep says; status.pinned "
-        "shows it. A run uses a name once: with one that it has already, nothing is saved. "
-        "`kubectl everstep checkpoint` sets it, `kubectl everstep checkpoints unpin` gives the name up.",
+        "shows it. A run uses each name once: if it has this name already, nothing is saved. `kubectl everstep "
+        "checkpoint` sets it; `kubectl everstep checkpoints unpin` removes the pin, and the name stays used.",
     )
     staging_memory: str = Field(
         default="1Gi",
@@ -333,9 +333,10 @@ class Recovery(UserInput):
         default=30,
         ge=0,
         le=86_400,
-        description="How much training a loss may cost that leaves no whole copy of the model: where workers hold "
-        "parts of the model, or there is one worker, pods keep saves in memory accordingly; less often where these "
-        "would delay the steps by more than 1 %. 0: none; such a loss goes back to the newest checkpoint.",
+        description="Seconds of training that may be repeated after a loss that leaves no whole copy of the model. For "
+        "that, pods keep saves in memory if workers hold parts of the model, or if there is one worker; less often "
+        "where they would delay the steps by more than 1 %. 0: no such saves; the job goes back to the newest "
+        "checkpoint.",
     )
     restart_budgets: RestartBudgets = Field(
         default_factory=RestartBudgets,
@@ -359,8 +360,8 @@ class Recovery(UserInput):
         default=300,
         ge=1,
         le=86_400,
-        description="Longest time limit of a step; a longer one counts as a hang and is recovered. A rank "
-        "for which all others wait is cut out sooner, by the limit that it has learnt from its own steps.",
+        description="Time limit of a step. Everstep ends a rank that exceeds it, and recovers. A rank for which all "
+        "others wait is ended sooner, after the limit that it has learnt from its own steps.",
     )
     startup_seconds: int = Field(
         default=600,
@@ -373,16 +374,16 @@ class Recovery(UserInput):
         default=60,
         ge=1,
         le=86_400,
-        description="A node that is unreachable for longer is given up.",
+        description="A node that is not Ready for longer is given up, and its pod is replaced.",
     )
     replace_after_seconds: int | None = Field(
         default=None,
         ge=LEAST_REPLACE_SECONDS,
         le=86_400,
-        description="A node that has renewed no lease for so long while others did, and whose pod is silent "
-        "to the job's other pods, too, is given up sooner if the job can go on without that pod and lose no "
-        f"step. At least {LEAST_REPLACE_SECONDS}, at most nodeLostSeconds; default {DEFAULT_REPLACE_SECONDS}, or "
-        "nodeLostSeconds if that is less.",
+        description="Sooner than nodeLostSeconds: how long a node may go without renewing its lease, while other nodes "
+        "renew theirs and the job's other pods do not hear its pod. Then the pod is replaced, if the job can continue "
+        f"without it and lose no step. At least {LEAST_REPLACE_SECONDS}, at most nodeLostSeconds; default "
+        f"{DEFAULT_REPLACE_SECONDS}, or nodeLostSeconds if that is less.",
     )
     force_delete: bool = Field(
         default=False,
@@ -436,8 +437,8 @@ class JobSpec(UserInput):
     )
     guard: Guard = Field(
         default_factory=Guard,
-        description="The reaction to a spike of loss or gradient norm. A change ends the epoch "
-        "at a checkpoint, and takes effect with the next one.",
+        description="The reaction to a spike of loss or gradient norm. A change takes effect at a checkpoint, from "
+        "which all ranks restart; no step is lost.",
     )
     active_deadline_seconds: int | None = Field(
         default=None,
@@ -466,7 +467,7 @@ def parse_spec(raw: Any) -> JobSpec:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in ("spec", *first["loc"]))
-        raise SpecError(f"{where}: {first['msg']}") from None
+        raise SpecError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 RESOURCE = Resource(

@@ -20,7 +20,8 @@ def _refuse(name: str) -> Rule:
         at=f".{name}",
         cel=f"!has(self.{name})",
         check=lambda parallelism: getattr(parallelism, name) is None,
-        message=f"{name}: not yet, because Everstep divides a model by shard and tensor: leave {name} out",
+        message=f"{name}: not yet supported, because Everstep divides a model only by shard and tensor: "
+        f"leave {name} out",
     )
 
 
@@ -49,8 +50,12 @@ class Parallelism(UserInput):
         le=MOST_OF_A_DIMENSION,
         description="Ranks that divide the computation of each layer. They compute the same micro-batches.",
     )
-    pipeline: int | None = Field(default=None, ge=1, le=4096, description="Not yet: leave it out.")
-    context: int | None = Field(default=None, ge=1, le=4096, description="Not yet: leave it out.")
+    pipeline: int | None = Field(
+        default=None, ge=1, le=4096, description="Not yet supported: leave it out."
+    )
+    context: int | None = Field(
+        default=None, ge=1, le=4096, description="Not yet supported: leave it out."
+    )
 
     @property
     def mesh(self) -> Mesh:

@@ -186,7 +186,12 @@ class Incident(ApiModel):
         description="Cause under which restarts counts it; absent: another incident of the same "
         "fault is counted.",
     )
-    rung: str | None = Field(default=None, max_length=32, description="How it was recovered.")
+    rung: str | None = Field(
+        default=None,
+        max_length=32,
+        description="How it was recovered. regroup: the other ranks "
+        "continued in place; restart: all ranks restarted from a checkpoint; move: a planned move, nothing was lost.",
+    )
     started_at: str = Field(
         max_length=40,
         description="When it began.",
@@ -275,7 +280,11 @@ class JobStatus(ApiModel):
         description="Label selector of the pods, for the scale subresource.",
     )
     run: str | None = Field(default=None, max_length=1300, description="Where the run is stored.")
-    epoch: int | None = Field(default=None, description="Number of the running membership.")
+    epoch: int | None = Field(
+        default=None,
+        description="Number of the running membership epoch: it grows "
+        "when ranks leave or join. It is not a pass over the data.",
+    )
     step: int | None = Field(
         default=None, description="Furthest step that every member has applied."
     )

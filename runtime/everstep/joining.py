@@ -1,5 +1,5 @@
-"""Where members come: from one boundary on, no sum is complete until a newcomer has the state of one of
-them. The members compute their share of the next step meanwhile.
+"""How newcomers join: from one boundary on, no sum is complete until the newcomer holds the state
+of a member. Meanwhile the members compute their share of the next step.
 """
 
 import threading
@@ -15,15 +15,16 @@ from everstep.snapshot import Capture, Snapshot
 from everstep_contract import wire
 
 TELL_SECONDS = 1.0
-"""How often a newcomer tells its agent how much of the state it has."""
+"""How often a newcomer reports to its agent how much of the state it has received."""
 
 
 def let_join(session: Session) -> None:
-    """A member's side, at the boundary. Until the next epoch no sum is complete, so the next step changes
-    only what is small, which is copied here: the state can be handed over beside it.
+    """The member's side, at the boundary. No sum is complete until the next epoch, so the next step
+    changes only small state, which is copied here. The rest can be handed over while that step
+    computes.
 
-    There is no next step after the last one, and a script that changes its state within the loop
-    cannot give it beside one: such a rank waits here.
+    After the last step there is no next one, and a script that changes its state within the loop
+    cannot hand it over during a step: such a rank waits here.
     """
     if session.local.names:
         session.note(
@@ -41,8 +42,9 @@ def let_join(session: Session) -> None:
 
 
 def _follow_orders(session: Session, shot: Snapshot, applied: int) -> None:
-    """Each transfer has a thread of its own: gloo does not return if the newcomer dies while the two
-    connect, and this rank must go on then. What such a thread still reads is used by nobody.
+    """Hand the state over as ordered. Each transfer has a thread of its own: gloo does not return
+    if the newcomer dies while the two connect, and this rank must continue then. Nobody uses what
+    such a thread still reads.
     """
     list_state = cache(shot.list_state)
     while (order := session.membership.next_order()) is not None:
@@ -77,13 +79,13 @@ def _give(
     if torn:
         session.gave_torn = True
         session.note(
-            f"{torn} was changed while a newcomer took it: this rank waits for the next one. Change it "
-            "after the loop over step.batches"
+            f"{torn} was changed while a joining rank copied it. From now on this rank stops its steps while another "
+            "joins. To avoid that, change it after the loop over step.batches"
         )
 
 
 def take_state(session: Session) -> None:
-    """The newcomer's side, before its first step."""
+    """The newcomer's side: take the state of a member before the first step."""
     with session.meter.charging("wait", waiting=True):
         has = _tell_held(session)
         while (order := session.membership.next_order()) is not None:
@@ -94,7 +96,7 @@ def take_state(session: Session) -> None:
 
 
 def _tell_held(session: Session) -> dict[str, str]:
-    """Digests of what may be the same at the members. They step meanwhile."""
+    """Digest what may be the same on the members, which take steps meanwhile."""
     modules = {name for name, _ in session.tracked.of_kind("module")}
     tensors = {
         name: local_of(tensor)

@@ -1,4 +1,4 @@
-"""All that one worker holds between `Start` and its end, and what every part of a step may have to
+"""What one worker holds between `Start` and its end, and what every part of a step may have to
 do: capture, stage, park, fail.
 """
 
@@ -71,7 +71,7 @@ class AgentPort(Protocol):
 
 @dataclass(slots=True)
 class Findings:
-    """What the boundary tells the agent about the step."""
+    """What the boundary reports to the agent about a step."""
 
     loss: float | None = None
     grad_norm: float | None = None
@@ -105,12 +105,12 @@ class Session:
         self.buffers = Buffers(self.tracked)
         self.applied = start.applied
         self.told_epoch = 0
-        """Of the last step that the agent heard of."""
+        """Epoch of the last step that was reported to the agent."""
         self.copier = Copier()
         self._copying = False
-        """It copies, or has copied, what the next step changes."""
+        """The copier has work that reads what the next step changes; `end_copy` has to wait for it."""
         self._grown = False
-        """There is room for what optimizers have made in the first step."""
+        """`prepare_grown` has run, for the state that optimizers created in the first step."""
         self.slots = Slots(start.staging, f"slot-{os.getpid()}-{uuid.uuid4().hex[:8]}-")
         self.staged = start.applied if start.manifest else -1
         """The newest step of which this rank's part is staged; no step is staged twice."""
@@ -122,17 +122,19 @@ class Session:
         self.until: int | None = None
         self.windows: dict[str, tuple[float, ...]] = {}
         self.most_reductions = 0
-        """The most inner loops that a step of this life has had."""
+        """The largest number of inner loops in a step of this life."""
         self.findings = Findings()
         self.feeds = Feeds(self._recorded_feeds(), applied=start.applied, note=self.note)
         self.settled = False
-        """The main thread is in `job.steps`: from here on it parks by itself."""
+        """The main thread has reached `job.steps`; from then on it parks by itself."""
         self.gave_torn = False
-        """A tensor has changed while this rank handed it to a newcomer beside a step: from then on it waits."""
+        """A tensor changed while this rank handed its state to a newcomer during a step. From then
+        on the rank waits at the boundary while it hands over its state.
+        """
         self.step: StepState | None = None
         """The step whose body runs now."""
         self._final: tuple[Any, ...] | None = None
-        """Fingerprint of the state after the last step; None: `until` is not reached."""
+        """Fingerprint of the state after the last step; None: `until` is not reached yet."""
 
     @property
     def epoch(self) -> int:
@@ -149,16 +151,16 @@ class Session:
 
     @property
     def part(self) -> Part:
-        """Of this rank, of a save that all ranks make."""
+        """This rank's part of a save that all ranks make."""
         return part_of(self.start.mesh, self.membership.rank, self.membership.world)
 
     @property
     def lead(self) -> bool:
-        """Whether this rank saves what exists once: the state tree and the ledger."""
+        """Whether this rank saves what exists only once: the state tree and the ledger."""
         return self.membership.rank == 0
 
     def find_mesh(self) -> "DeviceMesh":
-        """`job.mesh`; the first call makes it where each rank is a unit."""
+        """Return `job.mesh`. If each rank is a unit, the first call makes it."""
         if self._device_mesh is None:
             unit = self.membership.group.unit
             if unit is not None:
@@ -179,7 +181,7 @@ class Session:
                 self.tracked.load(list(objects), trees, self.checkpoint.read, self.device)
 
     def track_local(self, objects: dict[str, Any]) -> None:
-        """As `track`, for state that this rank has for itself."""
+        """Like `track`, for state that belongs to this rank alone."""
         self.local.add(objects)
         if self.checkpoint:
             rank, world = self.membership.rank, self.membership.world
@@ -189,13 +191,15 @@ class Session:
                 self.note(note)
 
     def _mend(self, digest: str, place: Place) -> Place:
-        """Another copy of a chunk that is damaged at `place`; if there is none, the agent ends this process."""
+        """Return the place of another copy of a chunk that is damaged at `place`. If there is none,
+        the agent ends this process.
+        """
         reply = self.agent.request(wire.BadChunk(epoch=self.epoch, digest=digest, place=place))
         found: Place = reply.place
         return found
 
     def settle(self, until: int) -> None:
-        """Start-up is over: restore what is left, and tell the agent."""
+        """End the start-up: restore what is left, and report to the agent."""
         self.until = until
         self.feeds.close()
         self.buffers = Buffers(self.tracked)
@@ -218,7 +222,9 @@ class Session:
         self.membership.set_apart("")
 
     def _prepare_saves(self, held: Capture) -> None:
-        """Beside the first step, which applies nothing before."""
+        """Allocate memory for saves, and note what is NaN or infinite from the start. This runs
+        while the first step computes, and is complete before that step is applied.
+        """
         size = lay_out(held.tensors, self.part, held.own)[1]
 
         marked = device.mark()
@@ -235,8 +241,9 @@ class Session:
         self.copier.begin()
 
     def prepare_grown(self) -> None:
-        """After the first step: most optimizers have made their state in it. Beside the next step, which waits for the
-        size only.
+        """Allocate memory for larger saves after the first step, in which most optimizers create
+        their state. This runs while the next step computes, and that step waits only until the size
+        is known.
         """
         if self._grown:
             return
@@ -253,7 +260,7 @@ class Session:
         self.copier.hold(measure)
 
     def _take_room(self, size: int) -> None:
-        """If there is none now, the next save says so."""
+        """Allocate memory for saves. If there is none now, the next save reports that."""
         with contextlib.suppress(NoRoom):
             self.slots.prepare(size)
 
@@ -275,21 +282,21 @@ class Session:
         self._prepare_saves(self.capture())
 
     def finish(self) -> None:
-        """The last step is applied."""
+        """Record that the last step is applied."""
         self.membership.set_apart("it has reached the last step")
         self._final = rewind.fingerprint(self.tracked)
 
     def is_sound(self) -> bool:
-        """Whether the state is still that of the last step applied, so that it may be saved."""
+        """Whether the state is still that of the last applied step, so that it may be saved."""
         mark = self.step.mark if self.step is not None else self._final
         return mark is not None and rewind.fingerprint(self.tracked) == mark
 
     def note(self, text: str) -> None:
-        """A sentence for the job's status; it travels with the next step."""
+        """Add a sentence to the job's status; it is sent with the report of the next step."""
         self.findings.notes.append(text)
 
     def capture(self) -> Capture:
-        """The state as it stands: at a boundary, or once what the step changed was put back."""
+        """Capture the state as it is: at a boundary, or after the changes of a step were undone."""
         tensors: state.Tensors = {}
         objects = self.tracked.capture(tensors)
         rest = self._capture_rest()
@@ -297,11 +304,11 @@ class Session:
         return Capture(tree=tree, tensors=tensors | rest.tensors, own=rest.own)
 
     def take_snapshot(self) -> snapshot.Snapshot:
-        """At a boundary: the state, to be listed and copied beside the next step."""
+        """Take a snapshot at a boundary; its state is listed and copied while the next step computes."""
         return snapshot.take(self.tracked, self.buffers, self._capture_rest())
 
     def _capture_rest(self) -> Capture:
-        """All but the tracked objects. The tensors are copies."""
+        """Capture everything but the tracked objects. The tensors are copies."""
         tensors: state.Tensors = {}
         tree = {
             "version": checkpoint_reader.TREE_VERSION,
@@ -313,23 +320,24 @@ class Session:
         return Capture(tree=tree, tensors=tensors, own=self.local.capture(self.membership.rank))
 
     def stage(self, step: int, capture: Capture | None = None, *, whole: bool = False) -> None:
-        """Copy this rank's part of the state as of `step` and hand it to the agent; if there is no room for the copy,
-        tell the agent that.
+        """Copy this rank's part of the state as of `step` and hand it to the agent. If there is no
+        room for the copy, report that to the agent.
 
         Args:
-            whole: the ranks of this rank's unit save everything; a unit of one rank does so alone.
+            whole: the ranks of this rank's unit save the full state; a unit of one rank does so
+                alone.
         """
         if self._stage(self.epoch, step, capture, whole=whole):
             self.staged = step
 
     def stage_held(self, asked: wire.SaveHeld, capture: Capture) -> None:
-        """As `stage`, whole, for the epoch that asked. If the members go on in place, this save is dropped: the
-        step may be staged again.
+        """Like `stage` with `whole`, for the epoch that asked. If the members continue in place,
+        this save is dropped, so the step may be staged again.
         """
         self._stage(asked.epoch, asked.step, capture, whole=True)
 
     def _stage(self, epoch: int, step: int, capture: Capture | None, *, whole: bool) -> bool:
-        """Whether there was room."""
+        """Return whether there was room."""
         began, path = time.monotonic(), self._new_path(step)
         part = self.part.of_one_unit() if whole else self.part
         with self.meter.charging("stall"):
@@ -360,8 +368,9 @@ class Session:
         return True
 
     def stage_beside(self, step: int, *, near: bool = False) -> None:
-        """As `stage`, while the next step computes: from `begin_copy`, which the loop calls with its first
-        batch, until `end_copy`, which it calls before anything of that step is applied.
+        """Like `stage`, but copy while the next step computes: from `begin_copy`, which the loop
+        calls with its first batch, until `end_copy`, which it calls before anything of that step is
+        applied.
 
         Args:
             near: as in `wire.Staged`.
@@ -388,18 +397,20 @@ class Session:
         self.copier.hold(lambda: self._copy(shot, staged, part))
 
     def begin_copy(self) -> None:
-        """Not before: the interpreter runs one thread at a time, and the boundary would wait for it."""
+        """Start the held copy. Not earlier: the interpreter runs one thread at a time, so the
+        boundary would wait for the copy.
+        """
         self.copier.begin()
 
     def end_copy(self) -> None:
-        """Wait until the copy holds all that the step is about to change."""
+        """Wait until everything that the step is about to change is copied."""
         if self._copying:
             with self.meter.charging("stall"):
                 self.copier.wait_until_read()
             self._copying = False
 
     def _copy(self, shot: snapshot.Snapshot, staged: wire.Staged, part: Part) -> Rest | None:
-        """In the copier's thread. What is left needs the copy alone, so no step waits for it."""
+        """Runs in the copier's thread. The work that it returns needs only the copy, so no step waits for it."""
         try:
             with device.beside(shot.marked):
                 held = shot.list_state()
@@ -420,12 +431,12 @@ class Session:
         def check_and_hand_over() -> None:
             bad = self._finite.list_bad(tensors, room)
             self._hand_over(held, replace(copied, not_finite=bad))
-            self._take_room(len(room))  # the other slot may be smaller still
+            self._take_room(len(room))  # the other slot may still be smaller
 
         return check_and_hand_over
 
     def _drop_copy(self, staged: wire.Staged, problem: str) -> None:
-        """Its slot is free again, and the agent learns why the save fails."""
+        """Free the slot of a failed copy, and report to the agent why the save fails."""
         Path(staged.path).unlink(missing_ok=True)
         self.staged = -1
         self.agent.send(replace(staged, path="", problem=problem, lead=False))
@@ -437,14 +448,14 @@ class Session:
         )
 
     def _describe(self, held: Capture) -> tuple[str, str]:
-        """Digest of the state's layout, and the layout itself if the agent does not have it yet."""
+        """Return the digest of the state's layout, and the layout itself if the agent does not have it yet."""
         described = describe(held.tensors)
         digest = layout.digest(described)
         told, self._layout = self._layout, digest
         return digest, "" if digest == told else layout.pack(described)
 
     def stage_surely(self, step: int) -> None:
-        """As `stage`, for a save that the job waits for: retried, as each upload frees room."""
+        """Stage a save that the job waits for. It is retried, because each upload frees room."""
         self.stage_beside(step)
         with self.meter.charging("stall", waiting=True):
             self.copier.wait()
@@ -463,8 +474,9 @@ class Session:
         return str(Path(self.start.staging) / name)
 
     def lose_unit(self, why: str) -> None:
-        """A collective within this rank's unit has failed: make it fail on the unit's other ranks, too. Where units go
-        on in place, tell the agent, which ends this process, or lets all ranks park: then this returns.
+        """Handle the failure of a collective within this rank's unit: make it fail on the unit's
+        other ranks, too. If units recover in place, report the loss to the agent. The agent then
+        ends this process, or parks all ranks; only in the second case does this method return.
         """
         self.membership.group.cut()
         self.membership.group.cut_unit()
@@ -476,10 +488,10 @@ class Session:
     def park(
         self, step: int, *, sound: bool = True, why: str, capture: Capture | None = None
     ) -> NoReturn:
-        """Leave the group for good, and save if asked, until the agent ends this process."""
+        """Leave the group for good. Save whenever asked, until the agent ends this process."""
         self.membership.group.cut()
         self.membership.group.cut_unit()
-        self.copier.wait()  # it needs nothing of the group, and its save may be the newest
+        self.copier.wait()  # the copy does not need the group, and may be the newest save
         self.agent.send(wire.Parked(epoch=self.epoch, step=step, sound=sound, why=why))
         with self.meter.charging("idle", waiting=True):
             while True:
@@ -488,7 +500,7 @@ class Session:
                     self.stage(step, capture, whole=True)
 
     def fail(self, cause: Cause, message: str, traceback: str = "", *, fault: str = "") -> NoReturn:
-        """Tell the agent why this worker cannot go on, and end it."""
+        """Report to the agent why this worker cannot continue, and end the process."""
         self.copier.wait()
         self.agent.send(
             wire.Failed(
@@ -507,7 +519,7 @@ class Session:
         return self.checkpoint.tree
 
     def _recorded_feeds(self) -> dict[str, feed.FeedRecord] | None:
-        """None: the checkpoint was written by a version that did not record feeds."""
+        """The feeds in the checkpoint. None: it was written by a version that did not record feeds."""
         if self.checkpoint is None:
             return {}
         try:
@@ -518,7 +530,10 @@ class Session:
     def _restore_rest(self, tree: dict[str, Any], fetch: Callable[[str], torch.Tensor]) -> None:
         extra = sorted(set(tree["objects"]) - set(self.tracked.objects))
         if extra:
-            self.note(f"the checkpoint also has {', '.join(extra)}, not tracked now")
+            self.note(
+                f"the checkpoint also has {', '.join(extra)}, which the script does not track: "
+                "it is ignored, and later checkpoints will lack it"
+            )
         if feed.STATE_KEY not in tree and tree["seed"] != self.seed:
             self.note(
                 f"everstep.run(seed=…) was {tree['seed']}, is {self.seed}: feeds that take their "

@@ -1,6 +1,7 @@
 """Tensors of which each rank of a unit holds a box (DTensor). Nothing here issues a collective.
 
-torch's module for them takes long to import, so it is only looked up: before a script has imported it, there is none.
+torch's module for DTensors takes long to import, so it is only looked up: before a script has
+imported it, there are none.
 """
 
 import sys
@@ -17,7 +18,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Where a rank's tensor lies in the logical one: from `offsets` on; one number per dimension."""
+    """Where a rank's local tensor is in the logical tensor: it starts at `offsets`; one number per dimension."""
 
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -25,13 +26,13 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """A wish for a new tensor that is divided as this one, if the stored one has its shape."""
+    """Asks for a new tensor that is divided like this one, if the stored one has the same shape."""
 
     tensor: torch.Tensor
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether it is a DTensor; it may be whole on each rank all the same."""
+    """Whether the value is a DTensor, even one that is complete on each rank."""
     if type(value) in _PLAIN:
         return False
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
@@ -39,7 +40,7 @@ def is_sharded(value: Any) -> bool:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What lies here of a DTensor; a plain tensor itself."""
+    """The local tensor of a DTensor; a plain tensor is returned as it is."""
     if not is_sharded(tensor):
         return tensor
     found: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
@@ -52,20 +53,22 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def with_local(like: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """A tensor divided as `like` is, of which `local` lies here; a plain `like`: `local` itself."""
+    """Make a tensor that is divided like `like` and whose local tensor is `local`. If
+    `like` is plain: `local` itself.
+    """
     if not is_sharded(like):
         return local
     given: Any = like
     spec = given._spec
     if spec.tensor_meta.dtype != local.dtype:
         spec = replace(spec, tensor_meta=spec.tensor_meta._replace(dtype=local.dtype))
-    # Not from_local: that would move it to the device of the mesh.
+    # Not `from_local`, which would move it to the device of the mesh.
     made: torch.Tensor = type(given)(local, spec, requires_grad=False)
     return made
 
 
 def box_of(tensor: torch.Tensor) -> Box:
-    """A plain tensor's is all of it."""
+    """The box that this rank holds; of a plain tensor, all of it."""
     if not is_sharded(tensor):
         return Box((0,) * tensor.dim(), tuple(tensor.shape))
     given: Any = tensor
@@ -81,7 +84,9 @@ def _find_box(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) ->
 
 
 def list_divided(tensor: torch.Tensor) -> frozenset[str]:
-    """The dimensions of the unit over which a DTensor is divided; ranks that differ only in others hold the same."""
+    """List the dimensions of the unit over which a tensor is divided. Ranks that differ only
+    in others hold the same box.
+    """
     if not is_sharded(tensor):
         return frozenset()
     given: Any = tensor
@@ -96,12 +101,12 @@ def _list_divided(mesh: Any, placements: tuple[Any, ...]) -> frozenset[str]:
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether all of it lies on this rank."""
+    """Whether this rank holds all of it."""
     return not list_divided(tensor)
 
 
 def find_problem(tensor: torch.Tensor, unit: Mesh) -> str:
-    """Why a DTensor cannot be saved, with what to do; empty: it can."""
+    """Why a DTensor cannot be saved, and what to do about it; empty: it can be saved."""
     given: Any = tensor
     if any(p.is_partial() for p in given.placements):
         return (
@@ -126,13 +131,16 @@ def find_problem(tensor: torch.Tensor, unit: Mesh) -> str:
     if held != box_of(tensor).lengths or not _is_one_box(given):
         return (
             f"it is a DTensor of shape {tuple(given.shape)} with the placements {_show(given.placements)}, of "
-            f"which this rank holds {held}: that is no box of it. Choose sizes that divide it evenly"
+            f"which this rank holds {held}, which is not one contiguous block of it. Choose sizes that the mesh "
+            "divides evenly"
         )
     return ""
 
 
 def _is_one_box(given: Any) -> bool:
-    """A strided shard is in pieces, unless a later dimension of the mesh divides it where the stride does."""
+    """Whether a rank's part is one box. A strided shard consists of pieces, unless a later
+    dimension of the mesh divides it where the stride does.
+    """
     for at, placement in enumerate(given.placements):
         if (stride := getattr(placement, "split_factor", 1)) == 1:
             continue
@@ -151,13 +159,17 @@ def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def lay_local(local: torch.Tensor, wanted: torch.Tensor | Like | None) -> torch.Tensor:
-    """A tensor divided like the wanted one, of which `local` lies here; `local` itself if that is none."""
+    """Make a tensor that is divided like the wanted one and whose local tensor is `local`.
+    None wanted: `local` itself.
+    """
     like = wanted.tensor if isinstance(wanted, Like) else wanted
     return local if like is None else with_local(like, local)
 
 
 def divide(whole: torch.Tensor, wanted: torch.Tensor | Like | None) -> torch.Tensor:
-    """What lies here of a plain tensor, divided like the wanted one; itself if that is none, or of another shape."""
+    """Divide a plain tensor like the wanted one, and keep this rank's box. The tensor itself if
+    none is wanted, or if the wanted one is plain or has another shape.
+    """
     like = wanted.tensor if isinstance(wanted, Like) else wanted
     if like is None or not is_sharded(like) or is_sharded(whole) or like.shape != whole.shape:
         return whole

@@ -1,4 +1,4 @@
-"""Copying this rank's part of the state into a file in memory, which its agent then owns."""
+"""Copies this rank's part of the state into a file in memory, which its agent then owns."""
 
 import contextlib
 import math
@@ -27,7 +27,7 @@ class NoRoom(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRows:
-    """Where rows of a tensor lie in the staged file."""
+    """Where rows of a tensor are in the staged file."""
 
     rows: shares.Rows
     at: int
@@ -42,8 +42,9 @@ def lay_out(
     part: shares.Part,
     own: Mapping[str, torch.Tensor] = NOTHING,
 ) -> tuple[list[StagedRows], int]:
-    """Where each row of this part lies in the file, then each tensor of this rank's `own`; and the size of the
-    file in bytes. A part of this rank's place: no other lies here.
+    """Plan where each row of this part is in the file, followed by each tensor of this rank's
+    `own`. Also return the size of the file in bytes. The part must be one of this rank's place,
+    because the rank holds no other.
 
     Raises:
         StateError: a DTensor cannot be stored.
@@ -77,7 +78,9 @@ def _count_rows(tensor: torch.Tensor) -> int:
 
 
 def describe(tensors: state.Tensors) -> bytes:
-    """Names, dtypes and shapes, as every rank must have them: a DTensor's shape is that of all of it."""
+    """Describe names, dtypes and shapes, which must be the same on every rank. For a DTensor
+    the shape is the global one.
+    """
     return layout.describe(
         (n, state.dtype_name(t.dtype), tuple(t.shape)) for n, t in tensors.items()
     )
@@ -99,13 +102,13 @@ def write_part(
 
 
 def read_part(path: str) -> npt.NDArray[np.uint8]:
-    """The bytes of a staged file, where they lie."""
+    """The bytes of a staged file, mapped."""
     return np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.empty(0, np.uint8)
 
 
 @contextlib.contextmanager
 def new_file(path: str, size: int) -> Iterator[int]:
-    """The descriptor of a new file with room for `size` bytes. Raises `NoRoom`."""
+    """A context with the descriptor of a new file that has room for `size` bytes. Raises `NoRoom`."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         if size:
@@ -116,8 +119,8 @@ def new_file(path: str, size: int) -> Iterator[int]:
 
 
 def _take_room(descriptor: int, path: str, size: int) -> None:
-    """Reserve the whole file before it is mapped: writing to a mapped page that has no memory is
-    SIGBUS. Raises `NoRoom`.
+    """Reserve the complete file before it is mapped, because a write to a mapped page that has no
+    memory ends in SIGBUS. Raises `NoRoom`.
     """
     try:
         os.posix_fallocate(descriptor, 0, size)
@@ -128,7 +131,8 @@ def _take_room(descriptor: int, path: str, size: int) -> None:
         raise NoRoom(
             f"no room for {size / 2**20:.1f} MiB in {folder}, where"
             f" {found.f_bavail * found.f_frsize / 2**20:.1f} MiB are free"
-            f" ({os.strerror(error.errno or 0)}): raise spec.checkpoint.stagingMemory"
+            f" ({os.strerror(error.errno or 0)}): raise spec.checkpoint.stagingMemory, or without a cluster make room"
+            " there"
         ) from None
 
 

@@ -2,7 +2,7 @@
 
 JSON values stand for themselves. Everything else is an object with one key that begins with `$`:
 `$tensor` (name of a stored tensor), `$array` (the same, numpy), `$tuple`, `$dict` (pairs, for keys
-that are no strings), `$counter`, `$float` (nan, inf, -inf), `$bytes`, `$complex`, `$scalar`
+that are not strings), `$counter`, `$float` (nan, inf, -inf), `$bytes`, `$complex`, `$scalar`
 (numpy), `$dtype`.
 """
 
@@ -20,12 +20,12 @@ from everstep.sharded import is_sharded
 from everstep_contract.manifest import ITEM_BYTES
 
 Tensors = dict[str, torch.Tensor]
-"""By name; a DTensor stands for what of it lies here (`sharded.py`)."""
+"""Tensors by name; a DTensor stands for its local tensor (`sharded.py`)."""
 _PLAIN = frozenset({type(None), bool, int, str})
 
 
 def count_bytes(value: Any) -> int:
-    """Of all tensors in a state."""
+    """Number of bytes of all tensors in a state."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, dict):
@@ -40,10 +40,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def encode(value: Any, path: str, tensors: Tensors) -> Any:
-    """The tree for `value`; its tensors are added to `tensors` under names that begin with `path`.
+    """Encode `value` as a tree; its tensors are added to `tensors` under names that begin with `path`.
 
     Raises:
-        StateError: names the path of what cannot be stored.
+        StateError: something cannot be stored; the message names its path.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -78,9 +78,12 @@ def _tensor(value: torch.Tensor, path: str, tensors: Tensors) -> Any:
     if value.layout != torch.strided or value.is_quantized:
         raise StateError(f"{path}: cannot store a sparse or quantised tensor; make it dense")
     if dtype_name(value.dtype) not in ITEM_BYTES:
-        raise StateError(f"{path}: cannot store a tensor of {value.dtype}")
+        raise StateError(
+            f"{path}: cannot store a tensor of {value.dtype}; convert it, or leave it out of state_dict()"
+        )
     name = _free_name(path, tensors)
-    # A DTensor's `detach` takes its operators' way, a hundred times as long, and nothing here needs it.
+    # A DTensor's `detach` is dispatched like its operators, which takes a hundred times as long;
+    # nothing here needs it.
     tensors[name] = value if is_sharded(value) else value.detach()
     tag = {"$tensor": name}
     return tag if value.device.type == "cpu" else {**tag, "device": value.device.type}
@@ -105,7 +108,9 @@ def _mapping(value: Mapping[Any, Any], path: str, tensors: Tensors) -> Any:
 def _key(key: Any, path: str) -> Any:
     if key is None or isinstance(key, (bool, int, float, str, bytes, tuple)):
         return encode(key, path, {})
-    raise StateError(f"{path}: cannot store the key {key!r:.80} of type {type(key).__name__}")
+    raise StateError(
+        f"{path}: cannot store the key {key!r:.80} of type {type(key).__name__}; use text or numbers as keys"
+    )
 
 
 def _other(value: Any, path: str, tensors: Tensors) -> Any:
@@ -142,10 +147,10 @@ def list_names(tree: Any) -> Iterator[str]:
 
 
 def decode(tree: Any, fetch: Callable[[str], torch.Tensor], device: torch.device) -> Any:
-    """The value of a tree.
+    """Decode a tree.
 
     Args:
-        fetch: gives the tensor of a name.
+        fetch: returns the tensor of a name.
         device: for tensors that were on an accelerator.
 
     Raises:

@@ -11,7 +11,7 @@ from everstep.errors import Misuse, StateError
 from everstep.sharded import Like, is_sharded, local_of
 
 ORDER = ("module", "tensor", "optimizer", "object")
-"""Modules load first: the others may read them."""
+"""Modules are loaded first, because the others may read them."""
 SMALL_BYTES = 64 << 10
 """Limit for the tensors of an object that is copied at every step."""
 
@@ -20,7 +20,7 @@ Read = Callable[[Mapping[str, torch.Tensor | Like | None]], Mapping[str, torch.T
 
 
 def kind_of(name: str, thing: Any) -> str:
-    """Raises `Misuse` for what cannot be tracked."""
+    """Return the kind of an object. Raises `Misuse` if it cannot be tracked."""
     if isinstance(thing, (DistributedDataParallel, DataParallel)):
         raise Misuse(
             f"track({name}=…): {type(thing).__name__} reduces gradients itself; pass the model it "
@@ -56,7 +56,9 @@ class Tracked:
         if name in self.objects:
             raise Misuse(f"track({name}=…): this name is tracked already")
         if "/" in name or name.startswith("$"):
-            raise Misuse(f"track({name}=…): a name must be a plain word")
+            raise Misuse(
+                f"track({name}=…): a name has no / and does not begin with $; choose another"
+            )
         self.objects[name] = (kind_of(name, thing), thing)
         self._parameters = self._small = None
         self._stay.clear()
@@ -86,13 +88,13 @@ class Tracked:
         return dict(found.values())
 
     def find_not_finite(self) -> str:
-        """Name of a parameter that has a NaN or an infinity on this rank; empty: none has."""
+        """Name of a parameter that holds NaN or infinity on this rank; empty: none does."""
         parameters = ((n, local_of(p)) for n, p in self.named_parameters().items())
         return next((n for n, p in parameters if not bool(torch.isfinite(p).all())), "")
 
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Parameters that want a gradient and that a tracked optimizer holds (all, if none is
-        tracked), in order of modules.
+        """Parameters that require a gradient and that a tracked optimizer holds (all, if none is
+        tracked), in the order of the modules.
         """
         held = {
             id(parameter)
@@ -107,7 +109,7 @@ class Tracked:
         }
 
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers that a checkpoint has, each once."""
+        """The buffers that a checkpoint holds, each once."""
         found: dict[int, tuple[str, torch.Tensor]] = {}
         for name, module in self.of_kind("module"):
             kept = module.state_dict(keep_vars=True)
@@ -117,8 +119,8 @@ class Tracked:
         return dict(found.values())
 
     def small_objects(self) -> list[Any]:
-        """Objects whose state may be copied at every step: schedules, counters. Not scalers: to read
-        one waits for the device, and it changes after the inner loop only.
+        """Objects whose state may be copied at every step: schedules, counters. Not scalers:
+        reading one waits for the device, and it changes only after the inner loop.
         """
         if self._small is None:
             found = [
@@ -130,8 +132,8 @@ class Tracked:
         return self._small
 
     def prepare_scalers(self, device: torch.device) -> None:
-        """Give every GradScaler its scale: it makes it with the first loss, and a rank without a
-        micro-batch has none.
+        """Make every GradScaler create its scale. It does so with the first loss, and a rank
+        without a micro-batch has no loss.
         """
         for _, thing in self.of_kind("object"):
             if isinstance(thing, torch.amp.GradScaler):
@@ -144,21 +146,21 @@ class Tracked:
     def capture_one(
         self, name: str, tensors: state.Tensors, own: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The tree of one object. `own`: its state_dict, if that is not to be asked for."""
+        """The tree of one object. `own`: its state_dict; None: the object is asked for it."""
         kind, thing = self.objects[name]
         value = self._state_of(name, kind, thing, own)
         return {"kind": kind, "state": state.encode(value, name, tensors)}
 
     def stays(self, name: str) -> bool:
-        """Whether its large state, and the names of all its state, stay as they are until a step is applied:
-        modules and optimizers whose state_dict is torch's own.
+        """Whether the object's large state, and the names of all its state, stay as they are until
+        a step is applied. That holds for modules and optimizers whose state_dict is torch's own.
         """
         if name not in self._stay:
             self._stay[name] = _is_plain(*self.objects[name])
         return self._stay[name]
 
     def has_sharded(self, name: str) -> bool:
-        """Whether it is a module with DTensors."""
+        """Whether the object is a module with DTensors."""
         if name not in self._sharded:
             kind, thing = self.objects[name]
             self._sharded[name] = kind == "module" and _has_sharded(thing)
@@ -168,7 +170,7 @@ class Tracked:
         """Load the objects named in `new` from the checkpoint's trees.
 
         Args:
-            read: gives tensors by name, in memory that the objects may keep.
+            read: returns tensors by name, in memory that the objects may keep.
 
         Raises:
             StateError: the checkpoint lacks one of them, or its state does not fit.
@@ -182,7 +184,8 @@ class Tracked:
                 )
             if trees[name]["kind"] != kind:
                 raise StateError(
-                    f"track({name}=…): is a {kind}, the checkpoint's is a {trees[name]['kind']}"
+                    f"track({name}=…): this is a {kind}, but the checkpoint has a {trees[name]['kind']} under this "
+                    "name; choose another name, or start a new run"
                 )
             tree = trees[name]["state"]
             tensors = read(
@@ -192,7 +195,7 @@ class Tracked:
             self._load_one(name, kind, thing, value)
 
     def _list_wanted(self, name: str, tree: Any) -> dict[str, torch.Tensor | Like]:
-        """Stored name → the tensor to read it into, or one that it is to be divided like."""
+        """Stored name → the tensor to read it into, or a `Like` for how to divide it."""
         kind, thing = self.objects[name]
         if kind in ("module", "tensor"):
             return dict(_list_own(kind, thing, tree))
@@ -253,6 +256,7 @@ class Tracked:
             raise StateError(
                 f"{name}: its parameter groups are not those of the checkpoint"
                 + (f"; they differ in {', '.join(gone[:5])}" if gone else "")
+                + ". Build it as it was when it was saved, or start a new run"
             )
         numbers = {n: i for i, n in enumerate(n for group in called for n in group)}
         groups = [
@@ -270,16 +274,15 @@ class Tracked:
             if missing:
                 raise Misuse(
                     f"track({name}=…): it holds a parameter of shape {missing[0]} that no tracked "
-                    "module has; "
-                    "track that module too, or before it"
+                    "module has; track that module, too, in the same call or an earlier one"
                 )
             called.append([known[id(p)] for p in group["params"]])
         return called
 
 
 def _list_own(kind: str, thing: Any, tree: Any) -> dict[str, torch.Tensor]:
-    """Stored name → the tensor of the object that it is for, where nothing but a copy is to be made. A module
-    then loads its own tensors, which copies nothing.
+    """Stored name → the object's own tensor to read it into, if loading is nothing but a copy. A
+    module then loads its own tensors, which copies nothing.
     """
     if kind == "tensor":
         return {tree["$tensor"]: thing}
@@ -296,7 +299,9 @@ def _list_own(kind: str, thing: Any, tree: Any) -> dict[str, torch.Tensor]:
 def _list_states(
     tree: Any, parameters: Mapping[str, torch.nn.Parameter]
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Stored name → parameter, of an optimizer's state for DTensors. The count of steps stays plain, as in torch."""
+    """Stored name → parameter, for the parts of an optimizer's state that are divided like a
+    DTensor. The count of steps stays plain, as in torch.
+    """
     for name, values in tree["state"].items():
         parameter = parameters.get(name)
         if parameter is None or not is_sharded(parameter) or not isinstance(values, dict):
@@ -325,7 +330,7 @@ def _is_plain_module(module: torch.nn.Module) -> bool:
         and own._save_to_state_dict is plain._save_to_state_dict
         and own.get_extra_state is plain.get_extra_state
         and not module._state_dict_hooks
-        # FSDP2's puts the shards back in their places, which they have at a boundary.
+        # FSDP2's hook puts the shards back in place; at a boundary they are there already.
         and all(_is_of_fsdp(hook) for hook in module._state_dict_pre_hooks.values())
     )
 

@@ -34,13 +34,14 @@ from everstep_contract.report import Cause
 
 PR_SET_PDEATHSIG = 1
 EXPLAIN_SECONDS = 2.0
-"""How long an exception from a collective waits for the agent to say that a member was lost."""
+"""How long a worker waits, after an exception from a collective, for the agent's message that a member was lost."""
 UNITS_REGROUP_ON_GPUS = False
-"""On one GPU units regrouped in 0.3 s, but in two of four tries the survivors stood still. Probably NCCL's abort of one
-group waited for another group's operation. Now all groups are aborted at once, which has not run on a GPU yet.
+"""On one GPU units regrouped in 0.3 s, but in two of four tries the survivors hung. Probably NCCL's
+abort of one group waited for another group's operation. Now all groups are aborted at once, which
+has not run on a GPU yet.
 """
 TRACEBACK_CHARACTERS = 8000
-"""Of the end of a traceback that the agent gets."""
+"""How much of the end of a traceback is sent to the agent."""
 
 
 class StartUp:
@@ -52,8 +53,8 @@ class StartUp:
         self.agent: agent_socket.AgentSocket | None = None
 
     def on_epoch(self, frame: Any) -> None:
-        """In the socket's thread: the main thread may be in the script's code, so this thread
-        answers the agent.
+        """Called in the socket's thread, which answers the agent because the main thread
+        may be in the script's code.
         """
         membership = self.session.membership if self.session is not None else None
         match frame:
@@ -100,21 +101,21 @@ class StartUp:
 def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = False) -> None:
     """Run `main` as one worker of the job, then end the process.
 
-    Before `main` is called, all random numbers are seeded from `seed`, alike on every rank. In a process
-    that `multiprocessing` has started, a data worker for example, it returns at once: such a process
-    only imports the script.
+    Before it calls `main`, it seeds all random numbers from `seed`, in the same way on every rank.
+    In a process that `multiprocessing` has started, such as a data worker, it returns at once: such
+    a process only imports the script.
 
     Args:
         main: the training script.
         seed: a whole number.
         exact_reduction: add the gradients of micro-batches as fixed-point integers, in units of
-            2**-40: then the run is the same bit for bit whatever the number of ranks, at twice the
-            bytes on the network and more memory for gradients.
+            2**-40. The run is then the same bit for bit, whatever the number of ranks. This sends
+            twice the bytes over the network and needs more memory for gradients.
 
     Raises:
         NotUnderAgent: the process was not started by `everstep run`.
-        Misuse: `main` is no function, `seed` no whole number, `exact_reduction` no bool, or the
-            environment forces a way to form groups that is not known or not possible here.
+        Misuse: `main` is not a function, `seed` not a whole number, `exact_reduction` not a bool,
+            or the environment selects a way to form groups that is unknown or not possible here.
     """
     if data_worker.is_child():
         return
@@ -208,7 +209,7 @@ def _build(
 
 
 def _form_unit(agent: agent_socket.AgentSocket, start: wire.Start) -> Unit | None:
-    """None: each rank is a unit."""
+    """Form the groups of this rank's unit. None: each rank is a unit."""
     if start.mesh.unit == 1:
         return None
     return forming.form_unit(agent, _place(start, start.mesh), f"{start.unit}/")
@@ -239,7 +240,9 @@ def export_ranks(start: wire.Start, environ: MutableMapping[str, str]) -> None:
 
 
 def open_page(environ: Mapping[str, str]) -> PositionPage | None:
-    """Owned by the calling thread, which must be the main thread: it lives as long as the process."""
+    """Open the position page. The calling thread owns it, and must be the main thread, which
+    lives as long as the process.
+    """
     path = environ.get(env.POSITION_FILE)
     if not path:
         return None
@@ -249,10 +252,10 @@ def open_page(environ: Mapping[str, str]) -> PositionPage | None:
 
 
 def _finish(session: Session) -> NoReturn:
-    """`main` has returned."""
+    """End the process after `main` has returned."""
     if session.until is None:
         session.fail(
-            Cause.SCRIPT_ERROR, "main returned without training: job.steps was never called"
+            Cause.SCRIPT_ERROR, "main returned without training: no loop over job.steps(…) ran"
         )
     if not session.finished:
         session.fail(
@@ -272,10 +275,10 @@ def _finish(session: Session) -> NoReturn:
 
 
 def _explain(session: Session, error: BaseException) -> NoReturn:
-    """End after an exception: park if a change of membership explains it, else report it."""
+    """End the process after an exception: park if a change of membership explains it, otherwise report it."""
     text = "".join(traceback.format_exception(error))
     if session.start.mesh.unit > 1 and _of_a_collective(str(error)):
-        # It is the unit's, most likely, and others wait for this rank in other collectives.
+        # Most likely a collective of the unit; others wait for this rank in other collectives.
         session.lose_unit(f"a collective within its unit has failed: {error!r:.200}")
     if session.broken or (_of_a_collective(text) and session.agent.cut.wait(EXPLAIN_SECONDS)):
         _leave(session, f"an error after the epoch ended: {error!r:.200}")
@@ -290,8 +293,8 @@ def _explain(session: Session, error: BaseException) -> NoReturn:
 
 
 def _leave(session: Session, why: str) -> NoReturn:
-    """Park at the boundary before the step, if it is not applied: the collectives of a sharded model fail in its
-    forward and backward, which change nothing that cannot be put back.
+    """Park; at the boundary before the step, if the step is not applied. The collectives of a
+    sharded model fail in its forward and backward, and everything that these change can be undone.
     """
     if session.step is not None and session.step.mark is None:
         undo_step.leave(session.step, why)
@@ -299,14 +302,14 @@ def _leave(session: Session, why: str) -> NoReturn:
 
 
 def describe_place(error: BaseException) -> str:
-    """What tells that an exception is the same as before: its type, and where it was raised."""
+    """Return the exception's type and where it was raised. Two exceptions with the same text count as the same."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     return type(error).__name__ + where
 
 
 def classify_error(session: Session, error: BaseException) -> Cause:
-    """By its type alone; the agent knows the texts of device and network faults."""
+    """Classify an exception by its type alone; the agent knows the texts of device and network faults."""
     if isinstance(error, (Misuse, StateError)):
         return Cause.MISUSE
     if isinstance(error, KeyboardInterrupt):

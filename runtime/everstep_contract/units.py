@@ -1,7 +1,8 @@
-"""Units: the ranks that hold one whole copy of the model together, and the places within one.
+"""Units: the ranks that together hold one whole copy of the model, and the places within a unit.
 
-Ranks of a unit follow each other. Within it the tensor dimension is the inner one, as in torch's
-`init_device_mesh(…, (shard, tensor))`: rank = (unit × shard + shard index) × tensor + tensor index.
+The ranks of a unit are consecutive. Within a unit the tensor dimension is the inner one, as in
+torch's `init_device_mesh(…, (shard, tensor))`: rank = (unit × shard + shard index) × tensor +
+tensor index.
 """
 
 from collections.abc import Collection, Iterable
@@ -29,7 +30,9 @@ class Mesh:
         return rank // self.unit
 
     def place_of(self, rank: int) -> int:
-        """Place in its unit. Ranks of one place hold the same part of the model, one in each unit."""
+        """A rank's place in its unit. The ranks with the same place, one in each unit, hold the
+        same part of the model.
+        """
         return rank % self.unit
 
     def list_unit(self, unit: int) -> range:
@@ -41,11 +44,13 @@ class Mesh:
         return self.list_unit(self.unit_of(rank))
 
     def list_replicas(self, rank: int, world: int) -> range:
-        """The ranks of this rank's place, one in each unit."""
+        """The ranks with the same place as this rank, one in each unit."""
         return range(self.place_of(rank), world, self.unit)
 
     def data_index(self, rank: int) -> int:
-        """Which share of the micro-batches a rank computes; tensor ranks of one shard have the same."""
+        """Index of the share of the micro-batches that a rank computes. The tensor ranks of one
+        shard compute the same share.
+        """
         return rank // self.tensor
 
     def count_shares(self, world: int) -> int:
@@ -56,27 +61,27 @@ class Mesh:
         return range(rank % self.tensor, world, self.tensor)
 
     def counts(self, rank: int) -> bool:
-        """Whether this rank stands for its share in the vector and in the ledger."""
+        """Whether this rank represents its share in the vector and in the ledger."""
         return rank % self.tensor == 0
 
     def count_slots(self, ranks: int) -> int:
-        """The fewest slots of so many ranks that are a whole number of units; one of the two divides
-        the other (`why_not_slots`).
+        """The fewest slots of `ranks` ranks each that form a whole number of units. Of `ranks` and
+        the ranks of a unit, one must be a multiple of the other (`why_not_slots`).
         """
         return max(1, self.unit // ranks)
 
     def why_not_slots(self, ranks: int) -> str:
-        """Why units cannot be laid out on pods of so many ranks; empty if they can."""
+        """Why units cannot be laid out on pods of `ranks` ranks; empty: they can."""
         if self.unit % ranks == 0 or ranks % self.unit == 0:
             return ""
         return f"a unit has {self.unit} ranks ({self}) and a pod {ranks}: one must be a multiple of the other"
 
     def round_down(self, ranks: int) -> int:
-        """The most ranks in whole units."""
+        """The largest number of ranks, at most `ranks`, that is a whole number of units."""
         return ranks - ranks % self.unit
 
     def why_not_whole(self, ranks: int) -> str:
-        """Why so many ranks are no whole number of units, and which numbers are; empty if they are."""
+        """Why `ranks` is not a whole number of units, and which numbers are; empty: it is one."""
         below = self.round_down(ranks)
         if below == ranks:
             return ""
@@ -84,7 +89,7 @@ class Mesh:
         return f"is not a whole number of units of {self.unit} ({self}): use {fix}"
 
     def __str__(self) -> str:
-        """As `parse` takes it."""
+        """The form that `parse` reads."""
         named = {"shard": self.shard, "tensor": self.tensor}
         return ",".join(f"{k}={n}" for k, n in named.items() if n > 1) or "shard=1"
 
@@ -96,13 +101,16 @@ ONE_RANK = Mesh()
 def form_units(
     slots: Iterable[int], together: int, awaited: Collection[int] = ()
 ) -> list[tuple[int, ...]]:
-    """Which of these slots form a unit: neighbours first, then what is left, by number.
+    """Group these slots into units: neighbours first, then the remaining slots by number.
 
     Args:
-        together: slots of a unit (`Mesh.count_slots`). Slots are neighbours if they have the same slot // together.
-        awaited: slots that may get ready soon. Their neighbours wait for them, and form no unit with others.
+        together: slots of a unit (`Mesh.count_slots`). Slots are neighbours if they have the same
+            slot // together.
+        awaited: slots that may become ready soon. Their neighbours wait for them, and do not form a
+            unit with others.
+
     Returns:
-        Whole units only, the lowest slot first.
+        Complete units only, in the order of their lowest slots.
     """
     groups: dict[int, list[int]] = {}
     for slot in sorted(slots):
@@ -116,7 +124,7 @@ def form_units(
 
 
 def parse(text: str) -> Mesh:
-    """Of `shard=2,tensor=2`; what is not named is 1.
+    """Parse a mesh such as `shard=2,tensor=2`; a dimension that is not named is 1.
 
     Raises:
         ValueError: names what is wrong and what to write instead.
@@ -125,7 +133,7 @@ def parse(text: str) -> Mesh:
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, _, number = (p.strip() for p in part.partition("="))
         if name in NOT_YET:
-            raise ValueError(f"{name}: not yet; Everstep divides a model by shard and tensor")
+            raise ValueError(f"{name}: not yet supported; use shard and tensor")
         if name not in DIMENSIONS:
             raise ValueError(
                 f"{name!r} is no dimension; write shard=2, tensor=2 or shard=2,tensor=2"

@@ -29,7 +29,7 @@ def test_so_many_in_a_row_end_the_container():
     tries = [found.died_early(killed()) for _ in range(EARLY_DEATHS)]
     assert tries == [True] * (EARLY_DEATHS - 1) + [False]
     assert found.fatal is not None
-    assert f"before the epoch started, {EARLY_DEATHS} times in a row" in found.fatal.message
+    assert f"{EARLY_DEATHS} workers in a row ended before they could join" in found.fatal.message
 
 
 def test_those_of_a_long_life_do_not_add_up():

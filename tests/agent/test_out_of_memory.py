@@ -91,8 +91,8 @@ def test_what_was_counted_before_is_not_news(tmp_path: Path) -> None:
     [
         ("1073741824", "resources.limits.memory of the container, which is 1.0 GiB"),
         ("536870912", "which is 512 MiB"),
-        ("max", "its node has none left"),
-        (UNLIMITED, "its node has none left"),
+        ("max", "so its node, or a cgroup above it, has none left"),
+        (UNLIMITED, "so its node, or a cgroup above it, has none left"),
     ],
 )
 def test_the_limit_is_named(tmp_path: Path, limit: str, said: str) -> None:

@@ -35,7 +35,7 @@ def test_an_epoch_that_goes_on_in_place_is_told_from_one_that_resumes():
     first = levels.Seen(run="r", epoch=1, committed=AT)
     in_place = levels.Seen(run="r", epoch=2, committed=AT, in_place=True)
     resumed = levels.Seen(run="r", epoch=2, committed=AT)
-    assert terminal.describe_changes(first, in_place) == ["epoch 2: goes on in place"]
+    assert terminal.describe_changes(first, in_place) == ["epoch 2: continues without a restart"]
     assert terminal.describe_changes(first, resumed) == ["epoch 2: resumes from step 50"]
 
 
@@ -46,7 +46,7 @@ def test_an_incident_is_shown_when_it_begins_and_with_its_phases_when_it_ends():
         phases=(levels.Phase(name="first_step", ms=1500),),
     )  # fmt: skip
     quiet, lost = levels.Seen(run="r"), levels.Seen(run="r", incidents=(open_,))
-    assert terminal.describe_changes(quiet, lost) == ["lost: rank 1 killed (WorkerDied)"]
+    assert terminal.describe_changes(quiet, lost) == ["interrupted: rank 1 killed (WorkerDied)"]
     (line,) = terminal.describe_changes(lost, levels.Seen(run="r", incidents=(closed,)))
     assert line == "recovered in 1.50 s from step 12, steps lost: 0 (first step 1.50)"
 

@@ -20,7 +20,7 @@ MISTAKES: dict[str, tuple[str, int]] = {
     "raises_at_once": (r"ScriptError: rank 0 .*FileNotFoundError: no such file: /data/train\.bin", 1),
     "raises_on_one_sample": (r"^everstep: .*sample 17: expected 4 columns, found 3", 1),
     "never_runs": (r"ScriptError: .*it must call everstep\.run\(main\)", 1),
-    "never_steps": (r"ScriptError: .*job\.steps was never called", 1),
+    "never_steps": (r"ScriptError: .*no loop over job\.steps\(…\) ran", 1),
     "breaks_out": (r"Misuse: .*loop over step\.batches did not end \(break.*let the loop end", 1),
     "tracks_nothing": (r"Misuse: .*nothing is tracked; call job\.track\(model=…", 1),
     "wrong_types": (r"Misuse: .*until='1e4': give a whole number, 1 or more", 1),

@@ -106,7 +106,7 @@ async def test_a_node_is_explained_and_released(lab: Lab, shell: Shell, board: B
             await asyncio.sleep(0.2)
     why, release = commands("kubectl everstep why", "kubectl everstep release")
     assert "xid 64" in await shell(why)
-    assert "node-2 is free" in await shell(release)
+    assert "node-2 is released" in await shell(release)
     lab.heal("node-2")
     assert not await marked()
     assert "InUse" in await shell(why)

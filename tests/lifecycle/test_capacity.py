@@ -28,8 +28,8 @@ async def test_of_two_jobs_with_room_for_one_the_younger_gives_its_pods_back_and
         await until("pods of the second", lambda: scene.board.pods("second"))
     await scene.stepping(first)
     message = await scene.told(second, "GangIncomplete")
-    assert "of 3 pods have found a node" in message
-    assert "are made again at" in message
+    assert "of the 3 pods that the job needs" in message
+    assert "creates all again at" in message
     await until("its pods given back", lambda: _no_pods(scene, "second"))
     assert (await first.job())["status"]["restarts"]["total"] == 0
     await scene.board.delete("first")

@@ -31,7 +31,7 @@ async def an_armed_fleet_that_is_disarmed() -> Fleet:
 async def test_a_bad_node_is_told_of_with_what_would_be_done_and_how_to_arm() -> None:
     fleet = a_fleet().break_("node-1")
     message = (await told(fleet))["node-1"].message
-    assert "it would be cordoned and tainted" in message
+    assert "Everstep does not cordon it, because it is in observe-only mode" in message
     assert "observeOnly: false" in message
     assert fleet.cluster.writes == []
     assert fleet.cluster.reasons() == ["GpuFatalXid"]
@@ -47,7 +47,7 @@ async def test_the_same_is_written_once_however_many_passes_there_are() -> None:
 async def test_what_the_budget_would_not_admit_is_told_apart() -> None:
     fleet = a_fleet(budget=1).break_("node-1").break_("node-2", at=1_000_009.0)
     found = await told(fleet)
-    assert "it would be cordoned" in found["node-1"].message
+    assert "Everstep does not cordon it" in found["node-1"].message
     assert "the cordon budget would be spent" in found["node-2"].message
 
 

@@ -53,7 +53,7 @@ def test_a_gang_that_stays_incomplete_gives_its_pods_back_and_says_when_it_tries
     observed = half_placed()
     first = plan(observed, NOW)
     assert first.counts, "written before the deed"
-    assert "1 of 2 pods have found a node within 300 s" in message(first)
+    assert "only 1 of the 2 pods that the job needs" in message(first)
     assert NO_ROOM in message(first)
     counted = plan(after(observed, first), NOW + 1)
     assert counted.counts

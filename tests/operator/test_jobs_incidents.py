@@ -131,7 +131,7 @@ def test_the_last_incident_is_told_as_a_story_and_announced_once() -> None:
     (recovering,) = [c for c in planned.status.conditions if c.type == "Recovering"]
     assert recovering.status == "False"
     for word in (
-        "NodeGone (slot 1)", verdict.message, "recovered by restart, from step 42, 0 steps lost",
+        "NodeGone (slot 1)", verdict.message, "all ranks restarted from a checkpoint, from step 42, 0 steps lost",
         "signal after 0.0 s", "verdict after 1.0 s", "running after 9.0 s",
         "the job measured detect 0.03 s", "[inc-1]",
     ):  # fmt: skip
@@ -158,7 +158,7 @@ def test_a_death_mended_in_place_and_the_move_that_follows_are_told_as_one_fault
     assert announced.incident == "inc-1"
     death, move = announced.message.split("; then ")
     assert "WorkerDied (slot 1)" in death
-    assert "recovered by regroup" in death
+    assert "the others continued in place" in death
     assert "[lm-1]" in death
     assert "NodeGone (slot 1)" in move
     assert "[inc-1]" in move

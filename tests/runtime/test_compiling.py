@@ -105,4 +105,4 @@ async def test_a_rank_that_compiles_while_all_others_wait_is_not_cut_out(tmp_pat
     said = printed.decode()
     assert process.returncode == 0, said
     assert "compiled after" in said
-    assert "lost: rank" not in said, said
+    assert "interrupted: rank" not in said, said

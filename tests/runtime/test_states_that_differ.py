@@ -119,5 +119,5 @@ async def test_values_that_differ_at_the_first_save_fail_the_job(
         ends = await gang.reports(60)
     assert {r.cause for r in ends.values()} == {report.Cause.MISUSE}
     assert "the ranks differ in own, and there is no majority" in ends[0].message
-    assert "Track only what is the same on every rank" in ends[0].message
-    assert ends[0].message.endswith("such state with job.track_local")
+    assert "Track with job.track what is the same on every rank" in ends[0].message
+    assert ends[0].message.endswith("the rest with job.track_local")

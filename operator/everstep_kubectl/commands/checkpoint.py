@@ -1,4 +1,6 @@
-"""`checkpoint JOB --pin NAME`: one field of the spec, and the wait until the checkpoint is in the run."""
+"""`checkpoint JOB --pin NAME`: sets one field of the spec, and waits until the checkpoint is in the
+run.
+"""
 
 import argparse
 import json
@@ -8,7 +10,7 @@ from everstep_kubectl.commands.switch import watch_job
 
 
 def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
-    """1: it did not exist when the time was over, or cannot come."""
+    """Return 1 if the checkpoint did not exist when the time was over, or if it cannot be made."""
     from everstep_contract.names import find_pin_problem
     from everstep_kubectl import pins
 
@@ -17,7 +19,8 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     job = cluster.get(JOBS, arguments.job).object()
     answer = pins.decide_pinned(job, arguments.pin)
     if answer is not None:
-        print(answer.message)
+        before = " already; nothing new was saved" if answer.ok else ""
+        print(f"{answer.message}{before}")
         return 0 if answer.ok else 1
     patch = json.dumps({"spec": {"checkpoint": {"pin": arguments.pin}}})
     call = ("patch", JOBS, arguments.job, "--type=merge", "-p", patch)
@@ -43,6 +46,7 @@ def _await(arguments: argparse.Namespace, cluster: Cluster) -> int:
             shown = line
     print(
         f"{arguments.job}: no checkpoint is pinned as {arguments.pin} after"
-        f" {text.took(arguments.timeout)}; the wish stands: kubectl everstep status {arguments.job}"
+        f" {text.took(arguments.timeout)}; the request stays in the spec. To see why it takes so long: "
+        f"kubectl everstep status {arguments.job}"
     )
     return 1

@@ -35,7 +35,7 @@ def why(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def release(arguments: argparse.Namespace, cluster: Cluster) -> int:
-    """1: the marks were still there when the time was over."""
+    """Return 1 if the cordon or taint was still there when the time was over."""
     listed = cluster.begin("get", QUARANTINES, "-o", "json").items()
     mine = [q for q in listed if q["spec"]["nodeName"] == arguments.node]
     if not mine:
@@ -48,7 +48,8 @@ def release(arguments: argparse.Namespace, cluster: Cluster) -> int:
         cluster.begin("delete", QUARANTINES, quarantine["metadata"]["name"], "--wait=false").text()
     if _until_free(arguments, cluster):
         print(
-            f"{arguments.node} is free; what was found on it is answered: only new evidence takes it again"
+            f"{arguments.node} is released: Everstep's cordon and taint are gone, and the same evidence will not "
+            "quarantine it again"
         )
         return 0
     print(

@@ -1,11 +1,11 @@
-"""`suspend JOB`, `resume JOB`: one field of the spec, and the wait until it is so."""
+"""`suspend JOB`, `resume JOB`: set one field of the spec, and wait until it is in effect."""
 
 import argparse
 import json
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from everstep_kubectl.cluster import API, JOBS, Cluster, Object
+from everstep_kubectl.cluster import API, JOBS, Cluster, ClusterError, Object
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 
@@ -19,7 +19,9 @@ def resume(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def _switch(arguments: argparse.Namespace, cluster: Cluster, *, on: bool) -> int:
-    """1: it was not so when the time was over; the wish stands all the same."""
+    """Return 1 if the job is over, or if it had not reached the state when the time was over. In
+    the second case the request stays in the spec.
+    """
     from everstep_kubectl import jobs
 
     before = cluster.get(JOBS, arguments.job).object()
@@ -58,7 +60,8 @@ def _await(arguments: argparse.Namespace, cluster: Cluster, wanted: str) -> int:
             print(line, flush=True)
             shown = line
     print(
-        f"{arguments.job}: not {wanted} after {text.took(arguments.timeout)}; the wish stands: "
+        f"{arguments.job}: not {wanted} after {text.took(arguments.timeout)}; the request stays in the spec. "
+        "To see why it takes so long: "
         f"kubectl everstep status {arguments.job}"
     )
     return 1
@@ -69,5 +72,5 @@ def watch_job(cluster: Cluster, name: str, seconds: float) -> Iterator[Object]:
     path = f"{API}/namespaces/{cluster.namespace}/resilienttrainingjobs?fieldSelector={field}"
     for kind, job in cluster.watch(path, seconds):
         if kind == "DELETED":
-            return
+            raise ClusterError(f"{name} was deleted")
         yield job

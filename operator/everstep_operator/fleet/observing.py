@@ -23,7 +23,7 @@ from everstep_operator.fleet.view import View, build_view
 from everstep_operator.roster import list_marks
 
 REASON_STANDING = "QuarantineMarkStands"
-HOW_TO_ARM = "To arm: observeOnly: false in the chart's values (--observe-only=false)"
+HOW_TO_ARM = "To change that: observeOnly: false in the chart's values (--observe-only=false)"
 
 
 def plan_observing(observed: Observed, memory: FleetMemory, policy: Policy, now: float) -> Plan:
@@ -53,21 +53,22 @@ def _report_convicted(view: View) -> Iterator[Tell]:
 
 def _report_one(finding: Finding, *, within: bool) -> Tell:
     follows = (
-        "jobs leave the node; with observeOnly=false it would be cordoned and tainted"
+        "jobs leave the node, but Everstep does not cordon it, because it is in observe-only mode"
         if within
-        else "the cordon budget would be spent, so jobs stay on the node and new pods prefer others"
+        else "Everstep is in observe-only mode and would not cordon the node either way, because the cordon budget "
+        "would be spent: jobs stay on the node, and new pods prefer others"
     )
     message = build_message(finding.node, finding.convicting)
     return Tell(
         node=finding.node,
         reason=choose_reason(finding.convicting),
-        message=f"{message}; observing only: {follows}. {HOW_TO_ARM}",
+        message=f"{message}; {follows}. {HOW_TO_ARM}",
     )
 
 
 def _report_orphans(view: View) -> Iterator[Tell]:
-    """With observeOnly=false the object would be recreated; here the message tells how to release
-    the node by hand.
+    """Report marks whose NodeQuarantine is missing. With observeOnly=false the object would be
+    recreated; here the message says how to release the node by hand.
     """
     seen = view.losses.memory.alive.keys() - view.losses.memory.lost.keys()
     for node, mark in list_marks(view.observed.roster):

@@ -2,9 +2,9 @@
 
 1. Without a successful list of quarantines nothing is done.
 
-2. *Count first*: an action that raises the number of quarantined nodes (a NodeQuarantine with
-`cordon`, new or admitted now) is alone in its plan; a later pass that reads it back touches the
-node.
+2. *Count first*: a plan with actions that raise the number of quarantined nodes (a NodeQuarantine
+with `cordon`, new or admitted now) contains no others. A later pass reads the objects back, and
+only that pass changes the nodes.
 
 3. Releases, marks, specs, statuses and expected GPUs, each on its own object, so that every
 prefix of a plan is legal.
@@ -175,8 +175,8 @@ def plan_releases(view: View) -> Iterator[PatchNode]:
                 body=marks.build_release(node, name, answered, finding.present),
                 reason=release.REASON_RELEASED,
                 message=(
-                    f"node {node.name}: NodeQuarantine {name} was deleted; its evidence counts "
-                    "as answered"
+                    f"node {node.name} is released, because NodeQuarantine {name} was deleted; the same evidence will "
+                    "not quarantine it again"
                 ),
             )
 

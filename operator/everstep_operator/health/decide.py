@@ -92,8 +92,12 @@ def _claims(
 
 def _missing(uuid: str, gpu: GpuMemory, facts: NodeFacts, limits: Limits) -> Claim:
     gone = gpu.missing >= limits.missing_scrapes
-    pages = "" if gone else f" {gpu.missing} of {limits.missing_scrapes}"
-    said = f"is missing from{pages} pages of an exporter that answers"
+    said = (
+        f"is missing from the last {limits.missing_scrapes} or more pages of its exporter, which answers"
+        if gone
+        else f"is missing from the last {gpu.missing} pages of its exporter "
+        f"({limits.missing_scrapes} in a row count as a lost GPU)"
+    )
     onset = Onset(at=gpu.missing_since, appeared=gpu.seen)
     return Claim(
         evidence=_evidence(uuid, facts, MISSING, 0, onset, facts.boot),
@@ -105,8 +109,8 @@ def _missing(uuid: str, gpu: GpuMemory, facts: NodeFacts, limits: Limits) -> Cla
 
 
 def _all_missing(memory: NodeMemory, facts: NodeFacts, limits: Limits) -> Iterator[Claim]:
-    """An exporter gives an empty page for a moment while it reloads, and for ever when no GPU is
-    left; the device plugin's count of usable GPUs tells the two apart.
+    """An exporter serves an empty page briefly while it reloads, and permanently when no GPU is
+    left. The device plugin's count of usable GPUs tells the two apart.
     """
     if memory.failure is None or memory.failure.kind is not FailureKind.EMPTY:
         return
@@ -158,7 +162,10 @@ def _silence(memory: NodeMemory, limits: Limits, now: float) -> tuple[str, str]:
         return REASON_SILENT, f"{said}; the state of its GPUs is unknown"
     moved = memory.energy_moved
     if moved is not None and not memory.failures and now - moved > limits.frozen:
-        said = f"the exporter answers, but no value has changed since {shown_time(moved)}"
+        said = (
+            f"the exporter answers, but no GPU's energy counter has risen since {shown_time(moved)}: restart "
+            "dcgm-exporter"
+        )
         return REASON_FROZEN, f"{said}; the state of its GPUs is unknown"
     return "", ""
 
@@ -166,8 +173,10 @@ def _silence(memory: NodeMemory, limits: Limits, now: float) -> tuple[str, str]:
 def _doubt(
     memory: NodeMemory, claims: list[Claim], died_at: float | None, limits: Limits, now: float
 ) -> str:
-    """After a death the node is suspect until a later page shows every GPU. This has a limit: an
-    exporter that is silent for another reason must not keep a slot empty.
+    """Why the node is suspect after a rank's death; empty if it is not.
+
+    It is suspect until a later page shows every GPU, but only for a limited time: an exporter that
+    is silent for another reason must not keep a slot empty.
     """
     watched = memory.last_good is not None
     if died_at is None or not watched or now - died_at > limits.doubt:

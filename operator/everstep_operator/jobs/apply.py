@@ -1,8 +1,8 @@
-"""Performs the plan's actions in order, then one status patch, then the Events. No decisions: the
-next pass observes the result.
+"""Performs the plan's actions in order, then writes one status patch, then the Events. It decides
+nothing: the next pass observes the result.
 
-The Events of a plan that only counts are written after the next plan's actions, because they
-would delay these.
+The Events of a plan that only counts are written after the next plan's actions, so that they do not
+delay these actions.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Outcome:
     refusal: tuple[bool, str] | None = None
     """(permanent, the API server's message): a pod or Secret was rejected."""
     spare_refusal: tuple[bool, str] | None = None
-    """The same for a spare: the plan goes on."""
+    """The same for a spare; the plan continues."""
     template_checked: bool = False
     patched: Mapping[str, Any] | None = None
     """The object as returned by the status patch."""
@@ -59,10 +59,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What may be delayed."""
+    """Limits on writes that may wait."""
 
     figures_seconds: float
-    """Figures alone are written at most this often."""
+    """If only figures have changed, they are written at most this often."""
     untold: tuple[EventDraft, ...] = ()
     """Events of earlier passes."""
 
@@ -70,7 +70,9 @@ class Pace:
 async def apply_plan(
     port: Kube, job: Job, plan: Plan, keys: JobKeys, now: float, pace: Pace
 ) -> Outcome:
-    """Raises `kube.Transient` and `kube.Denied` (except for a pod) to the outer loop."""
+    """Raises `kube.Transient` and `kube.Denied` to the outer loop. A refusal of a pod or Secret is
+    not raised; it is in the outcome.
+    """
     outcome = Outcome()
     for action in plan.actions:
         if await _apply_action(port, job, action, keys, outcome):
@@ -99,7 +101,7 @@ async def _write_events(port: Kube, job: Job, outcome: Outcome, now: float) -> N
 async def _apply_action(
     port: Kube, job: Job, action: Action, keys: JobKeys, outcome: Outcome
 ) -> bool:
-    """Whether it was done."""
+    """Perform one action; returns whether it was done."""
     try:
         await _do(port, job, action, keys)
     except kube.Gone:
@@ -123,8 +125,8 @@ async def _apply_action(
 
 
 def is_template_fault(error: kube.KubeError) -> bool:
-    """Waiting helps against a quota or a policy, but not against Pod Security, which depends on the
-    template alone.
+    """Whether only an edit of the template helps. A quota or a policy may allow the pod later, but
+    Pod Security depends on the template alone.
     """
     return isinstance(error, kube.Invalid) or "violates PodSecurity" in error.message
 
@@ -148,9 +150,9 @@ async def _do(port: Kube, job: Job, action: Action, keys: JobKeys) -> None:
 
 
 async def _create_secret(port: Kube, body: manifests.Body, job: Job) -> None:
-    """An existing one counts as the operator's: its name contains the job's UID, and the operator
-    may not read it. A wrong token in it affects only this job, whose agents would reject the
-    operator.
+    """An existing Secret counts as the operator's: its name contains the job's UID, and the
+    operator may not read it. A wrong token in it affects only this job, whose agents would reject
+    the operator.
     """
     with contextlib.suppress(kube.AlreadyExists):
         await port.create(kube.SECRETS, body, job.namespace)
@@ -159,7 +161,9 @@ async def _create_secret(port: Kube, body: manifests.Body, job: Job) -> None:
 async def _create_pod(
     port: Kube, body: manifests.Body, job: Job, keys: JobKeys, *, dry_run: bool = False
 ) -> None:
-    """A pod that already exists is the result of a repeated create, if it is one of the job's own."""
+    """A pod that already exists counts as the result of an earlier create, if it is one of the
+    job's own.
+    """
     try:
         await port.create(kube.PODS, body, job.namespace, dry_run=dry_run)
     except kube.AlreadyExists:
@@ -174,8 +178,8 @@ async def _create_pod(
 async def _patch_status(
     port: Kube, job: Job, patch: dict[str, Any], urgent: bool, outcome: Outcome
 ) -> None:
-    """With the observed version: a status that was built from an older object is built again, not
-    forced.
+    """The patch carries the observed resourceVersion. If the object has changed since, the status
+    is built again and does not overwrite the change.
     """
     lane = Lane.RECOVERY if urgent else Lane.STATUS
     try:
@@ -188,7 +192,9 @@ async def _patch_status(
 
 
 async def _send_patch(port: Kube, job: Job, patch: dict[str, Any], lane: Lane) -> kube.Object:
-    """If a JSON patch does not fit, the merge patch follows, whose answer names the problem."""
+    """If the API server rejects a JSON patch as invalid, the merge patch follows, and its answer
+    names the problem.
+    """
     *shorter, last = patch_body.build_bodies(job.resource_version, job.raw_status, patch)
     for body in shorter:
         with contextlib.suppress(kube.Invalid):
@@ -199,12 +205,13 @@ async def _send_patch(port: Kube, job: Job, patch: dict[str, Any], lane: Lane) -
 
 
 async def report_failure(port: Kube, job: Job, error: Exception, now: float) -> None:
-    """An Event on the job itself, so that users need not read the operator's log to see that it
+    """Write an Event on the job, so that users need not read the operator's log to see that it
     cannot act.
     """
     found = f"{type(error).__name__}: {error}"
     fix = (
-        "give the operator's ServiceAccount its rights back (helm upgrade)"
+        "if a right is missing: give the operator's ServiceAccount its rights back (helm upgrade); if a quota or an "
+        "admission policy refused it: change that"
         if isinstance(error, kube.Denied)
         else "this is a bug in Everstep: please report it with the operator's log"
     )
@@ -214,7 +221,7 @@ async def report_failure(port: Kube, job: Job, error: Exception, now: float) -> 
 
 
 async def create_event(port: Kube, job: Job, happening: EventDraft, now: float) -> None:
-    """Its name is computed from its text, so a repeated one is written once."""
+    """The Event's name is computed from its text, so a repeated Event is written once."""
     words = "\n".join((job.uid, happening.reason, happening.message, happening.stamp))
     digest = hashlib.sha256(words.encode()).hexdigest()[:16]
     body = {

@@ -1,8 +1,8 @@
 """How many restarts of each kind a job may have within a window. Pure.
 
-Restarts are counted by the hour of a day (for another window: in as many parts), so the record
-does not grow with the age of the job. A part counts until its beginning is older than the
-window: a restart stops counting up to one part early, never late.
+Restarts are counted by the hour if the window is a day, otherwise in as many parts, so the record
+does not grow with the age of the job. A part counts until its beginning is older than the window,
+so a restart may stop counting up to one part early, but never late.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ BUDGETS: Mapping[str, frozenset[str]] = {
 }
 """Field of `recovery.restartBudgets` → causes that count against it."""
 OTHERS = "worker"
-"""The budget of a cause that this operator does not know, from a newer runtime."""
+"""The budget of a cause that this operator does not know because it comes from a newer runtime."""
 PARTS = 24
 
 
@@ -84,7 +84,7 @@ def add_recent(
 
 
 def remove_recent(parts: Sequence[RecentRestarts], cause: str) -> list[RecentRestarts]:
-    """Without the newest restart of this cause."""
+    """The same parts without the newest restart of this cause."""
     held = next((p for p in reversed(parts) if p.cause == cause), None)
     if held is None:
         return list(parts)
@@ -101,7 +101,8 @@ def describe_overrun(restarts: Restarts | None, limits: RestartBudgets, now: flo
             return (
                 f"{sum(found.values())} interruptions of the kind `{name}` within "
                 f"{_describe_window(limits.window_seconds)}, and recovery.restartBudgets.{name} allows "
-                f"{allowed}: {', '.join(f'{cause} {n}' for cause, n in found.items())}"
+                f"{allowed}: {', '.join(f'{cause} {n}' for cause, n in found.items())}. Remove the cause, or raise the "
+                "budget; then create the job again: it resumes from its newest checkpoint"
             )
     return ""
 
@@ -111,5 +112,5 @@ def _describe_window(seconds: int) -> str:
 
 
 def is_node_cause(cause: str | None) -> bool:
-    """Whether it is evidence against the slot's node."""
+    """Whether the cause is evidence against the slot's node."""
     return cause in BUDGETS["node"]

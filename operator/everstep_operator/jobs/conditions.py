@@ -1,4 +1,4 @@
-"""Builds the whole status from what was observed and decided. Conditions and Events use the same
+"""Builds the complete status from what was observed and decided. Conditions and Events use the same
 text.
 """
 
@@ -31,7 +31,7 @@ WISHES = frozenset({"ScaledDown", "SpareGivenBack", "Grow", "Shrink", "Edit"})
 """Causes of a recovery that are not failures."""
 OVER = frozenset({"Complete", "Failed"})
 MOST_CATEGORIES, LONGEST_CATEGORY = 16, 32
-"""Of the time ledger."""
+"""Limits for the time ledger's categories in status."""
 STALE_INTERVALS = 3
 STALE_GRACE_SECONDS = 60.0
 
@@ -96,11 +96,13 @@ def build_status(
 
 
 NOT_ACTED_ON = frozenset({"SpecInvalid", "TemplateConflict", "TemplateInvalid"})
-"""Reasons of `Running` while which an edit has no effect."""
+"""Reasons of `Running` with which an edit of the spec has no effect."""
 
 
 def choose_generation(observed: Observed, story: Story) -> int | None:
-    """Generation of the newest spec in effect: in the operator, and in the job if it runs."""
+    """Generation of the newest spec that is in effect: in the operator and, if the job runs, in the
+    job.
+    """
     job, seen = observed.job, observed.seen
     if any(v.type == "Running" and v.reason in NOT_ACTED_ON for v in story.verdicts):
         return job.status.observed_generation
@@ -111,14 +113,14 @@ def choose_generation(observed: Observed, story: Story) -> int | None:
 
 
 def _window(job: Job) -> float:
-    """Seconds; the default if the spec cannot be read."""
+    """The window of the restart budgets in seconds; the default if the spec cannot be read."""
     budgets = job.spec.recovery.restart_budgets if job.spec else RestartBudgets()
     return float(budgets.window_seconds)
 
 
 def with_story(status: JobStatus, job: Job, story: Story, now: float) -> JobStatus:
-    """The same status with the texts of `story`. If nothing is being recovered, the last recovery
-    is described.
+    """The same status with the texts of `story`. If nothing is being recovered, `Recovering`
+    describes the last recovery.
     """
     types = {verdict.type for verdict in story.verdicts}
     others = [condition for condition in status.conditions if condition.type not in types]
@@ -173,7 +175,9 @@ def _figures(observed: Observed, now: float) -> dict[str, object]:
 
 
 def _pinned(observed: Observed) -> PinnedStatus | None:
-    """Of the name that the spec has now. A coordinator that has not read the log yet reports none."""
+    """The checkpoint pinned under the name that the spec has now. A coordinator that has not read
+    the log yet reports none, so the last known one stays.
+    """
     spec, old, seen = observed.job.spec, observed.job.status.pinned, observed.seen
     wanted = spec.checkpoint.pin if spec else None
     if seen is not None and seen.pinned is not None and seen.pinned.name == wanted:
@@ -211,13 +215,17 @@ def _goodput(seconds: dict[str, float]) -> str | None:
 
 
 def _seconds(seconds: dict[str, float]) -> dict[str, float]:
-    """Of the runtime's categories, whatever its version; so many that status stays small."""
+    """Seconds by the runtime's categories, whatever its version; their number is limited, so that
+    status stays small.
+    """
     names = sorted(name for name in seconds if len(name) <= LONGEST_CATEGORY)
     return {name: round(seconds[name], 1) for name in names[:MOST_CATEGORIES]}
 
 
 def _world(observed: Observed, story: Story) -> WorldStatus:
-    """If the job ran and no agent has answered since, it keeps the members that it had."""
+    """`ready` counts members. A job that ran keeps its last number as long as it counts as running
+    although no agent answers.
+    """
     spec, old = observed.job.spec, observed.job.status.world
     desired = spec.workers.replicas if spec and not spec.suspend else 0
     ready = len({m.slot for m in observed.seen.members}) if observed.seen else 0
@@ -263,7 +271,7 @@ def build_story(
     complete: ConditionDraft | None = None,
     failed: ConditionDraft | None = None,
 ) -> Story:
-    """All six conditions, always in this order; those not given are False with the state's reason."""
+    """All six conditions, always in this order; those not given are False."""
     verdicts = (
         running,
         recovering or ConditionDraft(type="Recovering", status=False, reason=state, message=""),
@@ -280,7 +288,9 @@ def build_story(
 def decide_checkpoint(
     observed: Observed, decisions: Sequence[Decision], now: float
 ) -> ConditionDraft:
-    """Whether the computed steps are saved. Unknown until the first commit."""
+    """The condition CheckpointHealthy: whether the computed steps are saved. Unknown until the
+    first commit.
+    """
     seen = observed.seen
     if any(isinstance(d, Raise) and d.uncommitted for d in decisions):
         message = next(d.message for d in decisions if isinstance(d, Raise) and d.uncommitted)
@@ -341,16 +351,19 @@ def _late(observed: Observed, newest: CheckpointStatus) -> str:
     every = spec.checkpoint.save_seconds if spec else 0
     if not every or newest.age_seconds <= STALE_INTERVALS * every + STALE_GRACE_SECONDS:
         return ""
-    return f"no commit for more than {STALE_INTERVALS} intervals of {every} s: last at step {newest.step}"
+    return (
+        f"no checkpoint has been committed for more than {STALE_INTERVALS} intervals of {every} s "
+        f"(checkpoint.everySeconds); the newest is of step {newest.step}. status.notes and the pods' logs say why"
+    )
 
 
 def build_events(
     old: JobStatus, new: JobStatus, decisions: Sequence[Decision]
 ) -> tuple[EventDraft, ...]:
-    """One for each condition that has become true or changed its reason, and one for each
+    """One Event for each condition that has become true or changed its reason, and one for each
     interruption.
 
-    If two would have the same text, only the one with more detail is created.
+    If two Events would have the same text, only the one with more detail is created.
     """
     found = [h for c in new.conditions if (h := _announced(find_condition(old, c.type), c))]
     found = [h for k, h in enumerate(found) if h.message not in {o.message for o in found[k + 1 :]}]
@@ -385,8 +398,9 @@ def _announced(old: Condition | None, new: Condition) -> EventDraft | None:
 
 
 def _of_recoveries(old: JobStatus, new: JobStatus) -> list[EventDraft]:
-    """One for each fault whose last interruption has ended since; the end of the job is not a
-    recovery. A move that takes up an interruption whose end was told before ends no other.
+    """One Event for each fault whose last interruption has ended since `old`. The end of the job is
+    not a recovery. No second Event follows if a slot moves later because of an interruption whose
+    end was already reported.
     """
     known = {fault[-1].id for fault in incident_summary.list_over(old.incidents)}
     known |= {i.id for i in old.incidents if i.recovery_seconds is not None}
@@ -408,7 +422,7 @@ def describe_leave(decision: Leave) -> str:
 
 
 def _tag(decision: Leave | Raise) -> str:
-    """The incident, and the quarantine's if it has another id."""
+    """The incident's id, and the quarantine's if it has another id."""
     if decision.verdict in ("", decision.incident):
         return decision.incident
     return f"{decision.incident}, quarantine {decision.verdict}"
@@ -427,7 +441,7 @@ def _of_leave(decision: Leave) -> EventDraft:
 def _of_raise(decision: Raise) -> EventDraft:
     return EventDraft(
         reason=decision.cause,
-        message=f"slot {decision.slot} continues as attempt {decision.to}: {decision.message} "
+        message=f"slot {decision.slot} gets a new pod (attempt {decision.to}): {decision.message} "
         f"[{_tag(decision)}]",
         warning=not decision.spare,
         incident=decision.incident,

@@ -21,7 +21,7 @@ NAMED = 3
 
 
 def plan_end(observed: Observed, end: End, now: float) -> Plan:
-    """Records that the job is over; running workers are told to finish from now on."""
+    """Record that the job is over. From the next pass on, running workers are told to finish."""
     records = membership.build_records(observed)
     status = conditions.build_status(observed, records, (), _end_story(observed, end, now), now)
     return Plan(
@@ -44,8 +44,8 @@ def _end_story(observed: Observed, end: End, now: float) -> Story:
 
 
 def plan_finished(observed: Observed, now: float) -> Plan:
-    """Pods are kept for their logs; those that still run are told to finish and, after the drain
-    time, deleted.
+    """Keep the pods for their logs. Those that still run are told to finish, and are deleted after
+    the drain time.
     """
     job = observed.job
     done = conditions.find_condition(job.status, "Complete")
@@ -80,8 +80,8 @@ def _finish(
     if not living:
         return (), left
     if now - ended_at < drain:
-        # If nothing runs there is nothing to save, and the kubelet would restart it again and
-        # again.
+        # A container that does not run has nothing to save, and the kubelet would restart it again
+        # and again.
         idle = [p for p in living if p.running_since is None]
         return _delete(idle, "JobFinished", "the job is over, and nothing runs here"), BUSY_SECONDS
     text = f"the job is over and the pod still runs {drain} s later"
@@ -97,8 +97,8 @@ def _delete(pods: Sequence[Pod], reason: str, message: str) -> tuple[Action, ...
 
 
 def plan_suspend(observed: Observed, now: float) -> Plan:
-    """Stop takes precedence over membership: save at the position, then the pods are deleted; their
-    attempts end first.
+    """A stop takes precedence over membership: the job saves at its position, then the pods'
+    attempts end, and then the pods are deleted.
     """
     job = observed.job
     records = attempts.note_pods(observed, membership.build_records(observed), (), now)
@@ -122,9 +122,9 @@ def plan_suspend(observed: Observed, now: float) -> Plan:
 
 
 def _is_left_behind(observed: Observed, pod: Pod, now: float) -> bool:
-    """The pod is being deleted, its grace period is over, and no kubelet is there to end it. Its
-    attempt is over, so whatever still runs there is fenced, and no other pod can use that node's
-    GPUs either.
+    """Whether the pod's grace period is over, and its node is lost, so that no kubelet can end it.
+    The pod's attempt is over, so whatever still runs there is fenced. No other pod can use that
+    node's GPUs either.
     """
     node = observed.nodes.get(pod.node)
     lost = node is None or node.not_ready_for is not None
@@ -132,7 +132,7 @@ def _is_left_behind(observed: Observed, pod: Pod, now: float) -> bool:
 
 
 def may_end(observed: Observed, since: float | None, now: float) -> bool:
-    """The state is saved, or there is none, or the time to save is over."""
+    """Whether the pods may end: the state is saved, there is none, or the time to save is over."""
     spec, seen = observed.job.spec, observed.seen
     living = [p for p in observed.pods if not p.over and p.running_since is not None]
     if not living or (seen is not None and seen.stopped is not None):
@@ -146,7 +146,7 @@ def may_end(observed: Observed, since: float | None, now: float) -> bool:
 def build_raises(
     observed: Observed, records: Sequence[SlotStatus], cause: str, message: str
 ) -> list[Raise]:
-    """Not counted: no failure."""
+    """The next attempt for each slot; these attempts do not count as failures."""
     return [
         Raise(
             slot=r.slot,
@@ -161,7 +161,9 @@ def build_raises(
 
 def _suspend_story(observed: Observed, now: float, *, over: bool) -> Story:
     checkpoint = observed.job.status.checkpoint
-    safe = f"saved at step {checkpoint.step}" if checkpoint else "nothing was saved"
+    safe = (
+        f"the newest checkpoint is of step {checkpoint.step}" if checkpoint else "nothing was saved"
+    )
     text = f"suspended by spec.suspend; {safe}" if over else "saving, then the pods end"
     if over and observed.pods:
         behind = ", ".join(f"{p.name} on {p.node}" for p in observed.pods[:NAMED])
@@ -188,7 +190,7 @@ def _with_story(
 
 
 def plan_unreadable(observed: Observed, reason: str, message: str, now: float) -> Plan:
-    """Without a readable spec nothing is changed: running pods continue."""
+    """Report a spec that cannot take effect. Nothing else changes: running pods continue."""
     records = list(observed.job.status.slots)
     verdict = ConditionDraft(type="Running", status=False, reason=reason, message=message)
     story = conditions.build_story(

@@ -42,7 +42,9 @@ class Replace:
 
 
 def decide_end(observed: Observed, now: float) -> End | None:
-    """Whether the job is over: checks from certain success to certain failure."""
+    """How the job ends; None: it is not over. The checks go from certain success to certain
+    failure.
+    """
     if end := _done(observed):
         return end
     if end := _failed_by_job_report(observed):
@@ -123,22 +125,24 @@ def _past_deadline(observed: Observed, now: float) -> End | None:
 
 
 def suspended_seconds(job: Job, now: float) -> float:
-    """So far, including the present suspension."""
+    """Seconds that the job has spent suspended so far, including the present suspension."""
     since = to_seconds(job.status.stopping_since) or _suspended_from_birth(job)
     return (job.status.suspended_seconds or 0) + (max(0.0, now - since) if since else 0.0)
 
 
 def _suspended_from_birth(job: Job) -> float | None:
-    """It was created suspended, and no pass has seen it yet."""
+    """The creation time of a job that was created suspended and that no pass has seen yet;
+    otherwise None.
+    """
     asleep = job.spec is not None and job.spec.suspend and job.status.observed_generation is None
     return job.created_at if asleep else None
 
 
 def decide_never_called(observed: Observed, pod: Pod, now: float) -> End | None:
-    """A container from which no agent has ever answered; only before the job's first epoch, and
-    only if no other agent of the job has answered.
+    """Fail the job if the agent of a container has never answered. This applies only before the
+    job's first epoch, and only if no other agent of the job has answered.
 
-    Once one has answered, image and command are known to work: then node or network is at
+    Once one has answered, image and command are known to work. Then the node or the network is at
     fault, and the pod is replaced on another node (`starts`).
     """
     spec = observed.job.spec
@@ -161,14 +165,15 @@ def decide_never_called(observed: Observed, pod: Pod, now: float) -> End | None:
     return End(
         complete=False,
         reason="AgentNeverCalled",
-        message=f"pod {pod.name} runs, but no agent has answered at {pod.ip}:7070 within {limit} s "
-        f"(recovery.startupSeconds); {WRITE_THIS}",
+        message=f"pod {pod.name} runs, but no agent has answered the operator at {pod.ip}:7070 within {limit} s "
+        f"(recovery.startupSeconds), so the job fails. If the command is not everstep: {WRITE_THIS}. If it is: let "
+        "the operator reach port 7070 (NetworkPolicy)",
     )
 
 
 def _may_still_call(observed: Observed) -> bool:
-    """Another pod runs, and this operator has not asked it for long: after its start no agent is
-    known.
+    """Whether a pod runs that this operator has not asked for long: an operator that has just
+    started knows no agent yet.
     """
     spec, asked = observed.job.spec, observed.asked_for
     patience = min(CALL_SECONDS, spec.recovery.startup_seconds) if spec else CALL_SECONDS
@@ -197,8 +202,8 @@ def _words(ended: Ended) -> str:
 
 
 def _fenced(observed: Observed) -> End | None:
-    """Another job has taken over the run. A single pod that is fenced while the job runs is only
-    replaced.
+    """Fail the job if all its pods are fenced: another job has taken over the run. A single pod
+    that is fenced while the job runs is only replaced.
     """
     if observed.running or not observed.pods:
         return None
@@ -217,7 +222,9 @@ def is_fenced(pod: Pod) -> bool:
 
 
 def decide_replacement(observed: Observed, pod: Pod) -> Replace | None:
-    """A pod in which nothing runs any more, or which can never end, although the job is not over."""
+    """Replace a pod in which nothing runs any more, or which can never end, although the job is not
+    over.
+    """
     found = report_of(pod)
     if stuck := _why_stuck(observed, pod):
         return Replace(cause="ProcessStuck", message=f"pod {pod.name}: {stuck}")
@@ -244,9 +251,10 @@ def decide_replacement(observed: Observed, pod: Pod) -> Replace | None:
 
 
 def _why_stuck(observed: Observed, pod: Pod) -> str:
-    """A process that survives SIGKILL keeps its container from ending, so the job's report counts
-    as well as the exit report. Neither proves the process dead: the others continue without it once
-    the slot has a new attempt.
+    """Why the pod can never end; empty if it can. A process that survives SIGKILL keeps its
+    container from ending, so the job's report counts as well as the exit report. Neither proves
+    that the process is dead: the other pods continue without it only once the slot has a new
+    attempt.
     """
     found = report_of(pod)
     if found is not None and found.cause is Cause.PROCESS_STUCK:

@@ -1,8 +1,8 @@
 """A gang that cannot be completed: its pods hold nodes without training.
 
-After `gangSeconds` all of them are given back, and created again after a pause that doubles and
-differs from job to job. Of two jobs that block each other the younger gives back first. Its
-workers' state is saved before: giving back includes a stop.
+After `gangSeconds` the job saves its workers' state and gives all pods back. They are created again
+after a pause that doubles with each try and differs from job to job. Of two jobs that block each
+other, the younger gives its pods back first.
 """
 
 import hashlib
@@ -20,6 +20,8 @@ from everstep_operator.model_status import GangStatus
 PAUSE_SECONDS = 30.0
 LONGEST_PAUSE_SECONDS = 600.0
 REASON = "GangIncomplete"
+OUTLOOK = "; Everstep deletes them"
+"""Begins the part of the message that changes with each try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class GiveBack:
 
 
 def decide_gang(observed: Observed, now: float) -> GiveBack | None:
-    """Whether the pods shall be given back now."""
+    """Decide whether the pods are to be given back now; None: they stay."""
     spec = observed.job.spec
     assert spec is not None
     held, wanted = list_held(observed), spec.workers.least
@@ -40,30 +42,37 @@ def decide_gang(observed: Observed, now: float) -> GiveBack | None:
     if since is None or now - since < limit:
         return None
     reason, words = waiting.describe_wait(observed, membership.build_records(observed), now)
-    text = f"{len(held)} of {wanted} pods have found a node within {limit} s ({reason}: {words})"
+    text = (
+        f"only {len(held)} of the {wanted} pods that the job needs (workers.minReplicas; default: replicas) have found "
+        f"a node within {limit} s (recovery.gangSeconds; {reason}: {words})"
+    )
     return GiveBack(message=text)
 
 
 def list_held(observed: Observed) -> list[Pod]:
-    """Pods that keep other jobs from their nodes."""
+    """Pods that hold a node, so that other jobs cannot use it."""
     return [p for p in observed.pods if p.node and not p.over and not p.deleting]
 
 
 def _lacks_room(observed: Observed, now: float) -> bool:
-    """The missing pods wait for a scheduler, a quota or a policy, not for an image or a script."""
+    """Whether the missing pods wait for a scheduler, a quota or a policy, not for an image or a
+    script.
+    """
     current = {r.slot: r.attempt for r in observed.job.status.slots}
     waits = any(not p.node and p.attempt == current.get(p.slot) for p in observed.pods)
     return waits or waiting.is_held_back(observed, now)
 
 
 def is_giving_back(observed: Observed, now: float) -> bool:
-    """From the decision to the next try."""
+    """Whether the job is between the decision to give its pods back and the next try."""
     gang = observed.job.status.gang
     return gang is not None and now < (to_seconds(gang.retry_at) or 0.0) and not observed.running
 
 
 def plan_first(observed: Observed, decided: GiveBack, now: float) -> Plan:
-    """Written before the action: a restarted operator continues to give the pods back."""
+    """Write the decision before acting on it, so that a restarted operator continues to give the
+    pods back.
+    """
     tries = (observed.job.status.gang.tries if observed.job.status.gang else 0) + 1
     retry = now + build_pause(observed.job.uid, tries)
     gang = GangStatus(tries=tries, since=to_stamp(now), retry_at=to_stamp(retry))
@@ -76,8 +85,8 @@ def plan_first(observed: Observed, decided: GiveBack, now: float) -> Plan:
 
 
 def build_pause(uid: str, tries: int) -> float:
-    """Doubles, plus up to as much again, which is fixed for one try of one job and differs between
-    jobs.
+    """Seconds until the next try. They double with each try; up to as much again is added, a share
+    that is fixed for one try of one job and differs between jobs.
     """
     base: float = min(PAUSE_SECONDS * 2 ** (min(tries, 20) - 1), LONGEST_PAUSE_SECONDS)
     spread = int.from_bytes(hashlib.sha256(f"{uid}/{tries}".encode()).digest()[:4], "big") / 2**32
@@ -85,14 +94,14 @@ def build_pause(uid: str, tries: int) -> float:
 
 
 def plan_giving_back(observed: Observed, now: float) -> Plan:
-    """The state is saved if there is any, then the attempts end, then their pods are deleted."""
+    """Save the state if there is any, then end the attempts, then delete their pods."""
     job, gang = observed.job, observed.job.status.gang
     assert gang is not None
     records = attempts.note_pods(observed, membership.build_records(observed), (), now)
     held = [r for r in records if r.pod_uid is not None]
     running = conditions.find_condition(job.status, "Running")
     story = _story(observed, gang, _said_before(running.message if running else ""), now)
-    # State that cannot be saved is not given up for this.
+    # Without a time limit: state that cannot be saved is never dropped to give pods back.
     if held and ending.may_end(observed, None, now):
         raises = ending.build_raises(observed, held, REASON, "given back")
         plan = attempts.plan_count(observed, records, raises, now)
@@ -109,12 +118,12 @@ def plan_giving_back(observed: Observed, now: float) -> Plan:
 
 def _said_before(message: str) -> str:
     """The reason, without the outlook that `_story` adds again."""
-    return message.partition("; all are given back")[0]
+    return message.partition(OUTLOOK)[0]
 
 
 def _story(observed: Observed, gang: GangStatus, why: str, now: float) -> Story:
     text = (
-        f"{why}; all are given back, so that other jobs can use the nodes, and are made again at "
+        f"{why}{OUTLOOK}, so that other jobs can use the nodes, and creates all again at "
         f"{gang.retry_at} (try {gang.tries + 1})"
     )
     return conditions.build_story(

@@ -5,6 +5,13 @@ from collections.abc import Iterable, Sequence
 from everstep_operator.jobs import faults
 from everstep_operator.model_status import Incident
 
+HOW = {
+    "regroup": "the others continued in place",
+    "restart": "all ranks restarted from a checkpoint",
+    "move": "moved without a loss",
+}
+"""Rung → words for readers who do not know the rungs."""
+
 
 def list_over(incidents: Iterable[Incident]) -> list[list[Incident]]:
     """The faults from which the job has recovered, newest last, each with its incidents."""
@@ -22,7 +29,7 @@ def summarize(fault: Sequence[Incident]) -> str:
 
 
 def _summarize_one(entries: Sequence[Incident]) -> str:
-    """`entries` have one id: an operator of 0.1 wrote one for each slot."""
+    """All `entries` have the same id: an operator of version 0.1 wrote one entry for each slot."""
     first = entries[0]
     parts = [
         f"{first.started_at} {first.cause}{_slots(entries)}: {first.message.rstrip('.')}",
@@ -48,14 +55,14 @@ def _describe_recovery(entries: Sequence[Incident]) -> str:
     rung = next((i.rung for i in entries if i.rung), None)
     step = max((i.resumed_step or 0 for i in entries), default=0)
     lost = [i.steps_lost for i in entries if i.steps_lost is not None]
-    parts = [f"recovered by {rung}"] if rung else ["recovered"]
+    parts = [HOW.get(rung, f"recovered by {rung}") if rung else "recovered"]
     parts += [f"from step {step}"] if step else []
-    parts += [f"{sum(lost)} steps lost"] if lost else []
+    parts += [f"{sum(lost)} step{'' if sum(lost) == 1 else 's'} lost"] if lost else []
     return ", ".join(parts)
 
 
 def _marks(entries: Sequence[Incident]) -> str:
-    """Of the slot that took longest."""
+    """The marks of the entry that took longest."""
     longest = max(entries, key=lambda i: max((m.seconds for m in i.marks), default=0.0))
     marks = sorted(longest.marks, key=lambda m: m.seconds)
     return ", ".join(f"{m.name} after {m.seconds:.1f} s" for m in marks)

@@ -1,5 +1,5 @@
-"""The Event for pods whose address gives answers without a proof of the job's token; once per pod.
-Pure.
+"""The Event for pods whose address gives answers without a proof of the job's token. Each pod is
+reported once. Pure.
 """
 
 from collections.abc import Set
@@ -19,9 +19,9 @@ def describe_unproven(observed: Observed, told: Set[str]) -> EventDraft | None:
     named = ", ".join(f"{p.name} ({p.ip})" for p in found[:NAMED])
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     message = (
-        f"answers at the address of {named}{more} do not prove the job's token: Everstep takes no end, failure or "
-        "leave from them, and goes by the answers that do and by what the kubelets report. Either these pods run an "
-        "Everstep older than the operator (use an image of its version), or the operator's key was changed after the "
-        "job began (create the job anew), or another workload has their address (find out which)"
+        f"{named}{more}: what answers at this address does not prove that it knows the job's token. Everstep ignores "
+        "ends, failures and leaves that it reports. Causes: the image has an older Everstep than the operator (use the "
+        "operator's version); the operator's key was changed after the job began (create the job again); another "
+        "workload has the address (find it)"
     )
     return EventDraft(reason="AnswerNotProven", message=message, warning=True)

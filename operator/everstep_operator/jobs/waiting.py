@@ -14,9 +14,9 @@ from everstep_operator.model import JobSpec
 from everstep_operator.model_status import SlotStatus
 
 REFUSED_SECONDS = 30.0
-"""When a pod that was not allowed (quota, policy) is tried again."""
+"""After how long a pod that was not allowed (quota, policy) is tried again."""
 SILENCE_SECONDS = 30.0
-"""How long a job that ran is taken to run on though no agent answers."""
+"""How long a job that ran counts as running although no agent answers."""
 USUAL_WAITS = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 
@@ -36,13 +36,15 @@ def _still_applies(observed: Observed, refusal: Refusal | None, now: float) -> b
 
 
 def refused_seconds(refusal: Refusal) -> float:
-    """How long it applies: only an edit fixes an invalid template."""
+    """How long a refusal applies. That of an invalid template applies longer, because only an edit
+    fixes it.
+    """
     return REFUSED_SECONDS * (10 if refusal.invalid else 1)
 
 
 def find_since(observed: Observed) -> float | None:
-    """Since when a job that waits for the rest of its gang has waited; None: an older job waits,
-    too, but a younger one has to give back first.
+    """Since when a job has waited for the rest of its gang. None: it does not wait, or a younger
+    job holds nodes in vain and has to give them back first.
     """
     status, spec = observed.job.status, observed.job.spec
     running = conditions.find_condition(status, "Running")
@@ -81,7 +83,9 @@ _BEFORE_START = frozenset({"CreatingPods", "Unschedulable", "TemplateInvalid", "
 
 
 def _was_under_way(observed: Observed) -> bool:
-    """It ran until just now, or is still being recovered; a resumed job starts."""
+    """Whether the job ran until just now, or is still being recovered; a job that was resumed
+    counts as starting.
+    """
     old = observed.job.status
     if not (old.epoch or (observed.seen and observed.seen.epoch)):
         return False
@@ -133,7 +137,8 @@ def decide_running(observed: Observed, records: Sequence[SlotStatus], now: float
     seen = observed.seen
     if observed.running and seen is not None:
         ranks = len(seen.members)
-        text = f"epoch {seen.epoch} runs with {ranks} rank{'' if ranks == 1 else 's'}"
+        who = "1 rank trains" if ranks == 1 else f"{ranks} ranks train"
+        text = f"{who} (membership epoch {seen.epoch})"
         return ConditionDraft(type="Running", status=True, reason="Training", message=text)
     if unheard := _decide_unheard(observed, records):
         return unheard
@@ -159,12 +164,15 @@ def _decide_unheard(observed: Observed, records: Sequence[SlotStatus]) -> Condit
             reason=old.reason,
             message=old.message,
         )
-    text = f"no agent of the job answers the operator for {SILENCE_SECONDS:.0f} s; the pods run"
+    text = (
+        f"no agent of the job has answered the operator for more than {SILENCE_SECONDS:.0f} s. Its pods run, so it may "
+        "still train: look at their logs, and check that the operator can reach port 7070"
+    )
     return ConditionDraft(type="Running", status=None, reason="NoWordFromJob", message=text)
 
 
 def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float) -> tuple[str, str]:
-    """Reason and message; the first that applies."""
+    """Reason and message of the first cause that applies."""
     if is_held_back(observed, now) and observed.refusal is not None:
         invalid = observed.refusal.invalid
         return ("TemplateInvalid" if invalid else "PodRefused"), observed.refusal.message
@@ -186,7 +194,7 @@ def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float)
 
 
 def _describe_node(observed: Observed, pod: Pod, now: float) -> tuple[str, str] | None:
-    """A node that may return is waited for: since when, until when, and which setting decides."""
+    """Waiting for a node that may return: since when, until when, and which setting decides."""
     node, spec = observed.nodes.get(pod.node), observed.job.spec
     if node is None or spec is None or pod.over:
         return None
@@ -205,7 +213,9 @@ def _describe_node(observed: Observed, pod: Pod, now: float) -> tuple[str, str] 
 def _describe_silence(
     observed: Observed, pod: Pod, spec: JobSpec, now: float
 ) -> tuple[str, str] | None:
-    """Its lease has expired, or will, and Kubernetes does not yet call the node not Ready."""
+    """The node's lease has expired, or soon will, and Kubernetes does not report it as not Ready
+    yet.
+    """
     seconds = observed.silent_nodes.get(pod.node)
     if seconds is None:
         return None

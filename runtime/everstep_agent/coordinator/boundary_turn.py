@@ -1,6 +1,6 @@
 """One turn of a running epoch's boundary: arm it, confirm it, raise it, or end the epoch at it.
 
-`boundaries.py` decides.
+The decisions are made in `boundaries.py`.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ from everstep_agent.peers.partners import choose_partners, list_places
 from everstep_contract import levels, names
 
 ARM_SECONDS = 60.0
-"""Limit for all agents to acknowledge; agents acknowledge at once, however long a step takes."""
+"""Limit for all agents to acknowledge a boundary. They do so at once, however long a step takes."""
 REPLACEMENT_SECONDS = 10.0
-"""How long a member that may leave waits for the pod that takes its place to get ready. Its own pod
-leaves at once if it was told to end.
+"""How long a member that may leave waits until the pod that takes its place is ready. Nobody waits
+if a pod has received SIGTERM.
 """
 PIN_SECONDS = 10.0
-"""How long a save that carries a pin may take to be staged before another is taken for it."""
+"""How long the staging of a save that carries a pin may take before another save is made for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,29 +48,29 @@ class Watch:
     """The state that the training loop keeps between two turns."""
 
     began: float
-    """When the epoch began, or went on in place."""
+    """When the epoch began, or was continued in place."""
     save_at: float
-    """When the last save by seconds was done, or given up."""
+    """When the last save at an armed boundary was done, or given up."""
     moved_at: float
     """When any rank's step last advanced."""
     armed_at: float = 0.0
     """When the present boundary was armed."""
     ready_at: float | None = None
-    """Since when a pod could join; None: there is none."""
+    """Since when a pod has been ready to join; None: no pod is."""
     furthest: int = -1
     raises: int = 0
     purpose: str = ""
     """Why the armed boundary ends the epoch (`boundaries.why_stay`); empty: it only saves."""
     move: Move | None = None
-    """Not yet opened as an incident."""
+    """The planned end, as long as it is not opened as an incident."""
     leave_at: int | None = None
-    """The step of the furthest worker when members were asked to leave in place; None: none is."""
+    """The furthest worker's step when members were asked to leave in place; None: none is asked."""
     may_leave_at: float | None = None
-    """Since when these may leave; None: what they hold is not committed yet."""
+    """Since when these members may leave; None: their state is not committed yet."""
     short_since: float | None = None
     """Since when the job has had fewer pods than its minimum; None: it has enough."""
     pin_at: float | None = None
-    """When a save may be taken for a pin; None: none is wanted."""
+    """From when on a save may be made for a pin; None: no pin is due."""
     near: NearSaves
 
     @classmethod
@@ -79,7 +79,7 @@ class Watch:
         return cls(began=now, save_at=now, moved_at=now, armed_at=now, near=near)
 
     def renew(self, now: float) -> "Watch":
-        """For an epoch that goes on in place: what spans several such epochs is kept."""
+        """The watch for an epoch that continues in place: keeps what spans several such epochs."""
         return replace(
             Watch.start(now),
             save_at=self.save_at,
@@ -104,7 +104,7 @@ class Watch:
 
 
 def settle(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> bool:
-    """Whether the epoch is over at its boundary."""
+    """Take one turn. Returns whether the epoch is over at its boundary."""
     epoch = term.running
     boundary = epoch.boundary
     if boundary is None:
@@ -143,13 +143,14 @@ def _disarm(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
 
 
 def _give_up(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
-    """An agent does not answer, though the job may still step: drop the boundary; its purpose is
-    tried again.
+    """Drop the boundary, because an agent does not answer although the job may still step. The
+    boundary's purpose is tried again.
     """
     acked = {r.id for r in term.recent() if r.acked == boundary.step}
     silent = ", ".join(str(m.slot) for m in term.running.members if m.id not in acked)
     text = (
-        f"no agreement on step {boundary.step}: slot {silent} did not answer in {ARM_SECONDS:.0f} s"
+        f"the ranks could not agree to save or stop at step {boundary.step}, because slot {silent} did not answer "
+        f"within {ARM_SECONDS:.0f} s; Everstep tries again at a later step"
     )
     term.line.say("boundary_given_up", step=boundary.step, message=text)
     _disarm(term, watch, boundary, now)
@@ -159,7 +160,7 @@ def _give_up(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
 def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> None:
     epoch, recent = term.running, term.recent()
     if not {m.id for m in epoch.members} <= {r.id for r in recent}:
-        return  # what the silent ones can do is not known, and no boundary would be confirmed
+        return  # it is unknown what silent members can do, and no boundary would be confirmed
     ready = _list_ready(term)
     others = join_rules.list_others(epoch, ready)
     in_place = bool(term.settings.in_place) and join_rules.can_join(epoch, recent)
@@ -189,7 +190,7 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
         if _is_near_due(term, watch, workers, now):
             _arm_at(term, watch, workers, "", now, near=True)
         return
-    # Who joins in place interrupts nobody: that is no incident.
+    # A worker that joins in place interrupts nobody: that is no incident.
     watch.move = None if joins else _describe_move(term, purpose, recent)
     _open_move(term, watch)
     _arm_at(term, watch, workers, purpose, now, hold=joins)
@@ -200,7 +201,7 @@ def _list_ready(term: Term) -> list[AgentReport]:
 
 
 def _list_coming(term: Term, ready: Sequence[AgentReport]) -> frozenset[int]:
-    """Slots whose pods live, are in no epoch, and are about to get ready."""
+    """Slots whose pods are alive, are in no epoch, and will be ready soon."""
     epoch, known = term.running, {r.id for r in ready}
     eligible = rounds.list_eligible(term.recent(), term.wanted)
     outside = (r for r in eligible if r.id not in known and epoch.member(*r.id) is None)
@@ -232,8 +233,8 @@ def _arm_at(
 
 
 def list_leaving(term: Term) -> tuple[Id, ...]:
-    """The members that are asked to leave, and those that cannot go on without them: the rest of their units stays
-    ready, and joins again.
+    """The members that are asked to leave, and those that cannot continue without them: the rest of
+    their units, which stays ready and joins again.
     """
     members = term.running.members
     told = boundaries.list_terminating(members, term.recent(), coordinator=term.me.id)
@@ -242,7 +243,7 @@ def list_leaving(term: Term) -> tuple[Id, ...]:
 
 
 def list_free_to_leave(term: Term, watch: Watch) -> tuple[Id, ...]:
-    """Those of them that leave at the boundary at which others join."""
+    """The leaving members, if they may leave at the boundary at which others join; otherwise none."""
     return list_leaving(term) if watch.may_leave_at is not None else ()
 
 
@@ -254,9 +255,11 @@ def _leave_in_place(
     ready: Sequence[AgentReport],
     now: float,
 ) -> bool:
-    """Whether a pod leaves while the others go on. All save while they train on; once that is
-    committed, the leaving workers end, and the others go on as after a loss. If other pods are ready to
-    take their places, these join in the same epoch.
+    """Let members leave while the others continue. Returns whether this is possible.
+
+    All ranks save while they train. Once the save is committed, the leaving workers end, and the
+    others continue as after a loss. If other pods are ready to take the leaving members' places,
+    they join at the same time.
     """
     if purpose not in ("Leave", "Shrink") or regroup.why_not_wanted(term):
         return False
@@ -265,7 +268,7 @@ def _leave_in_place(
         return False
     if leaving:
         _let_leave(term, watch, workers, purpose, ready, now)
-    # Else only the coordinator's own pod leaves, and it is no member: `note_left` has it hand over.
+    # Else only the coordinator's own pod leaves, which is no member: `note_left` makes it hand over.
     return True
 
 
@@ -297,13 +300,13 @@ def _let_leave(
 
 
 def _replace(term: Term, leaving: Sequence[Id], ready: Sequence[AgentReport]) -> bool:
-    """Whether those who take the places of `leaving` have got ready beside the running epoch."""
+    """Invite pods to take the places of `leaving`. Returns whether these are ready to join."""
     staying = len(term.running.members) - len(leaving)
     return _invite(term, ready, term.wanted.want_workers - staying)
 
 
 def _awaits_replacement(term: Term, watch: Watch, now: float) -> bool:
-    """Whether those who may leave wait for who takes their places, as long as they can."""
+    """Whether the members that may leave still wait for the pods that take their places."""
     told = boundaries.list_terminating(term.running.members, term.recent(), coordinator=term.me.id)
     since = watch.may_leave_at
     late = since is None or now - since > REPLACEMENT_SECONDS
@@ -311,8 +314,8 @@ def _awaits_replacement(term: Term, watch: Watch, now: float) -> bool:
 
 
 def _invite(term: Term, ready: Sequence[AgentReport], missing: int) -> bool:
-    """Whether those who join have got ready beside the running epoch. `missing`: how many other pods
-    are wanted.
+    """Invite newcomers. Returns whether they are ready to join the running epoch. `missing`: how
+    many other pods are wanted.
     """
     epoch = term.running
     joining = join_rules.plan_invitation(
@@ -325,8 +328,8 @@ def _invite(term: Term, ready: Sequence[AgentReport], missing: int) -> bool:
 
 
 def _may_claim_soon(term: Term) -> bool:
-    """Whether an epoch with newcomers could be claimed at once: nobody is to hold while the store is
-    away.
+    """Whether an epoch with newcomers could be claimed at once. Nobody should hold while the store
+    is unavailable.
     """
     away = term.store_waits.trouble or term.context.store.trouble
     return away is None and not term.running.unclaimed
@@ -374,7 +377,7 @@ def _count_stalled(term: Term) -> float:
 
 
 def want_pin(term: Term, workers: Sequence[WorkerReport]) -> None:
-    """Any checkpoint of a step that ends from now on may have the name that the operator asks for."""
+    """Let the checkpoint of any step that ends from now on carry the operator's pin."""
     if len(workers) == term.running.world:
         until = term.board.levels.seen.until
         following = max(w.applied for w in workers) + 1
@@ -382,8 +385,8 @@ def want_pin(term: Term, workers: Sequence[WorkerReport]) -> None:
 
 
 def _is_pin_due(term: Term, watch: Watch, now: float) -> bool:
-    """Whether to save for a pin: no save that would carry it is under way. What the script asks for it
-    saves itself: that is waited for.
+    """Whether to arm a save for a pin, because no save that would carry it is under way. A pin that
+    the script asks for comes with a save of the script's own, which is waited for first.
     """
     epoch, pins = term.running, term.saves.pins
     following = max(term.applied().values(), default=0) + 1
@@ -425,7 +428,7 @@ def _describe_move(term: Term, purpose: str, recent: list[AgentReport]) -> Move 
 
 
 def _open_move(term: Term, watch: Watch) -> None:
-    """Opens it as an incident of its own once the recovery during which it was armed is over."""
+    """Open the planned end as an incident, once the recovery during which it was armed is over."""
     move = watch.move
     if move is None or term.state.incidents.current is not None:
         return
@@ -435,7 +438,9 @@ def _open_move(term: Term, watch: Watch) -> None:
 
 
 def _stay(term: Term, watch: Watch, boundary: Boundary, workers: Sequence[WorkerReport]) -> bool:
-    """All ranks are parked at the boundary and their save is committed: the epoch is over."""
+    """End the epoch once all ranks are parked at the boundary and their save is committed. Returns
+    whether the epoch is over.
+    """
     if not all(w.state in (State.PARKED, State.FINISHED) for w in workers):
         return False
     term.mark("boundary")

@@ -1,9 +1,9 @@
 """Whether a running epoch has lost members, and which. Pure.
 
 Proof (an exit status, a terminated container, a newer incarnation) and the operator's decisions end
-an epoch at once. So does a rank that left its collective by itself, though this proves nobody's
-death: the cause is found while the others leave. A silent agent is only suspected, and not while
-the job's step advances: every member of a process group that makes progress is alive.
+an epoch at once. So does a rank that left its collective by itself. That proves nobody's death: the
+cause is looked for while the other ranks leave. A silent agent is only suspected, and not while the
+job's step advances: every member of a process group that makes progress is alive.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -21,11 +21,11 @@ SILENT_SECONDS = 8.0
 SAVE_LOST = "SaveLost"
 """The last save failed; no member was lost."""
 REPLICAS_DIFFER = "ReplicasDiffer"
-"""The ranks hold different values of the same state: no rank's may be saved."""
+"""The ranks hold different values of the same state: no rank's state may be saved."""
 BELOW_MINIMUM = "BelowMinimum"
 """The survivors of a loss have trained for too long with fewer pods than the job's minimum."""
 STUCK_FACTOR = 1.5
-"""No rank can go on by itself for this many hang limits: the group itself is stuck."""
+"""If no rank can continue by itself for this many hang limits, the group itself is stuck."""
 ENDS_THE_JOB = frozenset(
     c.value
     for c in (
@@ -78,8 +78,8 @@ def find_break(
     hang: float,
     outvoted: Collection[Id] = (),
 ) -> Break | None:
-    """`reports` with their age in seconds; `idle`: seconds since any member's step last advanced;
-    `outvoted`: silent members without which the others may go on.
+    """`reports`: with their age in seconds; `idle`: seconds since any member's step last advanced;
+    `outvoted`: silent members without which the others may continue.
     """
     found = list_breaks(epoch, reports, wanted, idle=idle, hang=hang, outvoted=outvoted)
     return with_others(found[0], found) if found else None
@@ -127,8 +127,8 @@ def find_below_minimum(
     if epoch.in_place is None or len(epoch.members) >= least or short <= limit:
         return None
     text = (
-        f"{len(epoch.members)} of at least {least} pods have trained for {short / 60:.0f} minutes, and "
-        "no replacement has joined; the job waits for one"
+        f"the job has trained with {len(epoch.members)} pods for {short / 60:.0f} minutes and needs at least {least} "
+        "(workers.minReplicas, recovery.belowMinSeconds); it saves, stops and waits for more pods"
     )
     return Break(cause=BELOW_MINIMUM, message=text)
 
@@ -141,7 +141,7 @@ def find_refusal(refused: str) -> Break | None:
 def find_disagreement(
     epoch: EpochLevel, found: Disagree | None, commit: log.Commit | None
 ) -> Break | None:
-    """`commit`: to which all go back; without one there is nothing to go back to."""
+    """`commit`: the checkpoint to which all go back; None: there is nothing to go back to."""
     if found is None or commit is None:
         return None
     odd = (
@@ -184,8 +184,8 @@ def list_breaks(
 
 
 def with_others(first: Break, found: Iterable[Break]) -> Break:
-    """The cause, with the other lost members; after a silence with the other silent ones. An error of
-    the script stands alone.
+    """`first`, together with the other lost members; if it is a silence, together with the other
+    silent members. An error of the script stands alone.
     """
     if first.failure is not None or first.cause == "CheckpointBroken":
         return first
@@ -204,7 +204,7 @@ def with_others(first: Break, found: Iterable[Break]) -> Break:
 
 
 def explain(found: Break, known: Sequence[Break]) -> Break:
-    """The break with its cause replaced by what is known since: a death, else silent agents."""
+    """The break, with its cause replaced by what is known by now: a death, otherwise silent agents."""
     if found.certain:
         return with_others(found, known)
     better = next((b for b in known if b.certain), None)
@@ -221,8 +221,8 @@ def _is_silence(found: Break) -> bool:
 
 
 def _order(found: Break) -> tuple[bool, bool, bool, int]:
-    """A death before its consequences, and before the end of who leaves; a user's error before the
-    death of another rank.
+    """Sort key: a death comes before its consequences, and before the end of a leaving member. A
+    user's error comes before the death of another rank.
     """
     rank = found.rank if found.rank is not None else -1
     return not found.certain, found.cause in levels.IN_ORDER, found.failure is None, rank
@@ -250,7 +250,7 @@ def _of_member(
 ) -> list[Break]:
     slot, name = member.slot, f"{named} (attempt {member.attempt})"
     if pods.is_gone(slot, member.attempt):
-        return [Break(cause="Gone", message=f"{name} was declared gone", slot=slot)]
+        return [Break(cause="Gone", message=f"the operator has given up {name}", slot=slot)]
     if pods.is_dead(*member.id):
         why = pods.why_dead(*member.id)
         text = f"the container of {name} terminated" + (f" ({why})" if why else "")
@@ -387,13 +387,15 @@ def _of_silence(
 def _of_group(
     epoch: EpochLevel, reports: Iterable[AgentReport], idle: float, hang: float
 ) -> list[Break]:
-    """Agents do not report a rank in a collective as hung: here all ranks are in one, or have left it."""
+    """Find a group that is stuck: all its ranks are in a collective, or have left it. Agents report
+    no rank in a collective as hung.
+    """
     workers = [w for r in reports if r.epoch == epoch.number for w in r.workers]
     inside = [w for w in workers if w.state is State.TRACKED and w.waiting]
     through = [w.applied for w in workers if w.state in (State.PARKED, State.FINISHED)]
     if len(inside) + len(through) < len(workers) or idle < hang * STUCK_FACTOR:
         return []
-    # One that has applied the step waits for something else, such as room for its part of the save.
+    # A rank that has applied the step waits for something else, such as room for its part of a save.
     behind = [w for w in inside if not through or w.applied < max(through)]
     if not behind:
         return []

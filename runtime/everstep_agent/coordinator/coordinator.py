@@ -28,7 +28,9 @@ from everstep_agent.storage.probe import probe
 from everstep_contract import levels, report
 
 FAILED = report.Cause.COORDINATOR.value
-LOST = Break(cause="CoordinatorLost", message="its coordinator is gone", certain=False)
+LOST = Break(
+    cause="CoordinatorLost", message="the agent that coordinated the job is gone", certain=False
+)
 
 
 class Coordinator:
@@ -43,9 +45,10 @@ class Coordinator:
         self.term = Term(context, inherited, wanted, group, lost)
 
     async def run(self) -> None:
-        """Runs until every agent knows that the job has ended; cancel it to give up the role.
+        """Run until the job has ended; cancel it to give up the role.
 
-        Raises any exception of coordinator code, background work included: a bug in Everstep.
+        Raises any exception of coordinator code, including background work: such an exception is a
+        bug in Everstep.
         """
         working = asyncio.create_task(self._work())
         beside = [
@@ -54,7 +57,7 @@ class Coordinator:
             asyncio.create_task(self.term.background.wait_failed()),
         ]
         try:
-            # A running job has no end that could be given a limit; every wait inside has its own.
+            # A job may run for any time, so there is no limit here; every wait inside has its own.
             done, _ = await asyncio.wait([working, *beside], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -71,7 +74,7 @@ class Coordinator:
             self.term.end(report.Cause.STORE, str(error))
 
     async def _watch_log(self) -> None:
-        """Runs beside everything else, so an unavailable store blocks nothing."""
+        """Runs in parallel with everything else, so that an unavailable store blocks nothing."""
         began = self.term.now()
         while True:
             await asyncio.sleep(fence.FENCE_SECONDS)
@@ -104,8 +107,8 @@ class Coordinator:
         term.publish()
 
     async def _take_over(self) -> None:
-        """Commits made after the predecessor's last levels count, and its read-back is finished; a
-        newer claim ends the epoch that it published.
+        """Take over the predecessor's epoch: note a commit made after its last levels, finish the
+        read-back of that commit, and check whether a newer claim has replaced the epoch.
         """
         commit = self.term.newest_commit()
         if commit is not None:
@@ -145,7 +148,7 @@ class Coordinator:
                 return
 
     async def _begin(self) -> str:
-        """Why the first epoch of this term is gathered."""
+        """Continue or recover the inherited epoch, if any. Returns the cause of the next epoch."""
         term = self.term
         known = term.state.faults
         if term.state.trains and faults.is_last_try(known):
@@ -161,8 +164,8 @@ class Coordinator:
         return term.epoch.cause if term.epoch is not None else self._begin_again()
 
     def _keep_keys(self) -> None:
-        """From now on the keys of the group are here: the former coordinator may end. Members ask for
-        them only while a group forms or a newcomer takes its state.
+        """Keep the group's keys in this agent from now on, so that the former coordinator may end.
+        Members ask for them only while a group forms or a newcomer copies its state.
         """
         term = self.term
         if term.running.store != term.me.address:
@@ -170,7 +173,7 @@ class Coordinator:
             term.change(term.state.keep_keys(term.me.address))
 
     async def _take_up(self) -> str:
-        """The former coordinator is gone, and its epoch was not over."""
+        """Continue or recover the lost coordinator's epoch. Returns the cause of the next epoch."""
         term = self.term
         why = regroup.why_not_taken_up(term)
         if not why and await regroup.regroup(term, LOST) is None and not term.ended:
@@ -178,7 +181,7 @@ class Coordinator:
         return await recover(term, LOST)
 
     def _begin_again(self) -> str:
-        """No agent told us of an epoch: the log shows whether there was one."""
+        """The next epoch's cause if no agent has reported an epoch; the log shows if there was one."""
         term = self.term
         mine = next((r for r in term.reports.all() if r.slot == term.me.slot), None)
         found = rounds.decide_beginning(

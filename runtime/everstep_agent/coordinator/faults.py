@@ -1,7 +1,7 @@
-"""What follows when coordinator code fails. Pure.
+"""What happens when coordinator code fails. Pure.
 
-No step needs the coordinator, so its failure must not end any training: it gives up the role, the
-epoch goes on, and after a pause an agent takes the role again. That agent may meet the same bug,
+No step needs the coordinator, so its failure must not end the training: it gives up the role, the
+epoch continues, and after a pause an agent takes the role again. That agent may meet the same bug,
 and a job whose coordinator keeps failing cannot save or replace a member. So the last try only
 saves the state and ends the job; if that fails, too, the job ends without a save.
 """
@@ -15,8 +15,8 @@ from everstep_agent.peers.messages import CoordinatorFault, End, Levels
 from everstep_contract import report
 
 REST_SECONDS = (2.0, 8.0, 30.0)
-"""Nobody takes the role for this long after the first fault, the second, …; the last try follows
-the last of them.
+"""How long nobody takes the role after the first fault, the second, …. After the last of these
+pauses comes the last try.
 """
 WINDOW_SECONDS = 600.0
 """After this long without a fault, earlier faults no longer count."""
@@ -25,9 +25,9 @@ TRACE_CHARACTERS = 3000
 
 
 def may_go_on(inherited: Levels) -> bool:
-    """Whether the next coordinator continues the epoch as it is. If ranks may be parked at a
-    boundary, for a purpose that only the former coordinator knew, the epoch ends as after any lost
-    coordinator.
+    """Whether the next coordinator continues the epoch as it is. It does not if ranks may be parked
+    at a boundary for a purpose that only the former coordinator knew: then the epoch ends, as after
+    any loss of a coordinator.
     """
     epoch = inherited.epoch
     return inherited.laid_down and epoch is not None and may_continue(epoch)
@@ -72,7 +72,11 @@ def build_note(faults: Sequence[CoordinatorFault]) -> tuple[str, ...]:
     if not faults:
         return ()
     count = f" (fault {len(faults)} of {len(REST_SECONDS) + 1})"
-    return (f"{describe(faults)}{count}; training continues, and an agent takes the role again",)
+    text = (
+        f"{describe(faults)}{count}. Training continues, and an agent takes over as coordinator. This is a bug in "
+        "Everstep: please report it with the agents' logs"
+    )
+    return (text,)
 
 
 def build_message(faults: Sequence[CoordinatorFault]) -> str:

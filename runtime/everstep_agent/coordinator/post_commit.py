@@ -35,7 +35,7 @@ class PostCommit:
         self.good = good
         """The newest checkpoint that was read back and is complete."""
         self.blocked = ""
-        """Why old checkpoints are not deleted; empty: nothing is in the way."""
+        """Why old checkpoints are not deleted; empty: nothing prevents it."""
         self.notes: tuple[str, ...] = ()
         self._retention, self._read_backs = retention, read_backs
         self._persist = persist
@@ -45,8 +45,11 @@ class PostCommit:
         self._skipped: list[int] = []
 
     async def look_after(self, saved: Saved) -> None:
-        """At most one read-back runs; the newest waits, and each that is pinned. If saves come faster,
-        the ones between are skipped: they do not count as good, and are retired once newer ones are.
+        """Read this checkpoint back, then retire old ones.
+
+        At most one read-back runs at a time. Meanwhile the newest checkpoint waits, and so does
+        each pinned one. If saves come faster than they can be read back, the ones between are
+        skipped: they do not count as good, and are retired once newer ones are good.
         """
         self._skipped += [s.commit.step for s in self._waiting if not s.commit.pins]
         self._waiting = [*(s for s in self._waiting if s.commit.pins), saved]
@@ -59,7 +62,7 @@ class PostCommit:
                 self._log_skipped()
                 try:
                     await self._read_back(found)
-                except StoreError as error:  # the waiting one is read all the same
+                except StoreError as error:  # the waiting ones are read nevertheless
                     refused = error
         finally:
             self._busy = False
@@ -85,12 +88,18 @@ class PostCommit:
         if not skipped:
             return
         which = f"step {skipped[0]}" + (f" to {skipped[-1]}" if len(skipped) > 1 else "")
-        note = f"checkpoints of {which} were not read back: saves come faster than they can be read"
+        note = (
+            f"checkpoints of {which} are committed but not verified: saves come faster than they can be read back. "
+            "Save less often, or raise checkpoint.readBackBandwidth"
+        )
         self.notes = (*self.notes, note)[-NOTES:]
         self._line.say("read_backs_skipped", count=len(skipped), message=note)
 
     def _log_broken(self, commit: log.Commit, problem: str) -> None:
-        note = f"checkpoint of step {commit.step} is broken: {problem}"
+        note = (
+            f"checkpoint of step {commit.step} is broken: {problem}. It does not count for checkpoint.keep, so older "
+            "ones stay. Check the store"
+        )
         self.notes = (*self.notes, note)[-NOTES:]
         self._line.say("checkpoint_broken", step=commit.step, message=problem)
 

@@ -86,7 +86,7 @@ async def train(term: Term) -> str:
 def _find_loss(
     term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float
 ) -> Break | None:
-    """A lost member, or a limit of the epoch that has passed."""
+    """A lost member, or a time limit of the epoch that has passed."""
     epoch, least, began = term.running, term.wanted.min_workers, now - watch.began
     return (
         find_refusal(term.state.refused)
@@ -115,13 +115,15 @@ def _why_impossible(term: Term) -> str:
     if found is None or term.newest_commit() is not None:
         return term.saves.impossible
     return (
-        f"{found.message}, at the first save: this looks like state that each rank has for itself. "
-        "Track only what is the same on every rank, and such state with job.track_local"
+        f"{found.message}. It is the first save, so some tracked state probably belongs to one rank only. "
+        "Track with job.track what is the same on every rank, and the rest with job.track_local"
     )
 
 
 async def _regroup(term: Term, found: Break) -> Break | None:
-    """The loss if its epoch has to be restarted; None: the survivors go on in place."""
+    """Continue in place if possible. Returns the loss if all ranks have to restart; None: the
+    survivors continue in place.
+    """
     why = regroup.why_not(term, found)
     return found if why else await regroup.regroup(term, found)
 
@@ -138,7 +140,7 @@ def _find_break(term: Term, watch: Watch, now: float) -> Break | None:
 
 
 def _find_stuck(term: Term, now: float) -> Break | None:
-    """A sum in which nothing moves, if the members may form their group anew."""
+    """A sum in which nothing moves, if the members may form their group again."""
     found = find_stuck(term.running, term.reports.aged(now), term.patience.factor(now))
     if found is None or regroup.why_not(term, found):
         return None
@@ -162,7 +164,7 @@ def _advance(term: Term, workers: Sequence[WorkerReport], now: float) -> None:
 
 
 def _cut_out(term: Term, now: float) -> None:
-    """A rank that makes no progress, while all others wait for it."""
+    """Have ranks ended that make no progress while all others wait for them."""
     able = all(r.in_place for r in term.recent()) and not regroup.why_not_wanted(term)
     hung = _list_hung(term, now) if able else ()
     if hung != term.running.hung:
@@ -199,8 +201,8 @@ def _all_finished(epoch: EpochLevel, workers: Sequence[WorkerReport]) -> bool:
 
 
 async def _save_again(term: Term, lost: Break, finished: int | None) -> str:
-    """One rank saves the full state. If all ranks have `finished` that step, no further epoch is
-    needed.
+    """Have one rank save the full state. If all ranks have `finished` that step, no further epoch
+    is needed.
     """
     cause = await recover(term, lost)
     if finished is None or term.ended or term.running.committed < finished:

@@ -1,4 +1,4 @@
-"""The launcher's terminal output. Pure: from a change to lines."""
+"""The launcher's terminal output: turns a change into lines. Pure."""
 
 from collections.abc import Mapping
 
@@ -27,13 +27,13 @@ def describe_changes(before: levels.Seen, after: levels.Seen) -> list[str]:
 
 
 def _same_trouble(before: levels.StorageError | None, after: levels.StorageError) -> bool:
-    """Retries may name different objects: one line until the store is back is enough."""
+    """Retries may name different objects, but one line is enough until the store is back."""
     return before is not None and before.kind == after.kind
 
 
 def _resumes(seen: levels.Seen) -> str:
     if seen.in_place:
-        return "goes on in place"
+        return "continues without a restart"
     return f"resumes from step {seen.committed.step}" if seen.committed else "starts at step 0"
 
 
@@ -70,7 +70,7 @@ def _incidents(before: levels.Seen, after: levels.Seen) -> list[str]:
 def _describe_begin(incident: levels.RuntimeIncident) -> str:
     if incident.cause in levels.IN_ORDER:
         return f"{incident.cause.lower()}: {incident.message}"
-    return f"lost: {incident.message} ({incident.cause})"
+    return f"interrupted: {incident.message} ({incident.cause})"
 
 
 def describe_event(event: str, fields: Mapping[str, str]) -> str | None:
@@ -80,8 +80,10 @@ def describe_event(event: str, fields: Mapping[str, str]) -> str | None:
             return f"rank {fields.get('rank')} runs as pid {fields.get('pid')}"
         case "store_waits" | "upload_waits":
             return f"store: {fields.get('message')}"
-        case "worker_hung" | "worker_waits":
-            return f"rank {fields.get('rank')} {fields.get('message')}"
+        case "worker_hung" | "worker_waits" if "rank" in fields:
+            return f"rank {fields['rank']} {fields.get('message')}"
+        case "worker_waits":
+            return f"slot {fields.get('slot')}: {fields.get('message')}"
         case "zygote_unused" | "zygote_import_failed" | "zygote_ended" | "zygote_given_up":
             return f"slot {fields.get('slot')}: {fields.get('message')}"
         case "agent_error":

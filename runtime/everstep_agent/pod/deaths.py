@@ -14,13 +14,13 @@ from everstep_agent.pod.worker_report import Exit, build_exit_failure, build_fai
 from everstep_contract import levels, report, wire
 
 EARLY_DEATHS = 3
-"""This container ends after so many workers in a row were ended by a signal or a fault before they
-joined an epoch.
+"""The container ends after this many workers in a row were ended by a signal or a fault before
+they joined an epoch.
 """
 
 
 class Deaths:
-    """`wanted` is the newest that the agent has received."""
+    """`wanted` is the newest document of this kind that the agent has received."""
 
     def __init__(self, me: Identity, line: logline.Log) -> None:
         self.failure: FailureReport | None = None
@@ -57,7 +57,7 @@ class Deaths:
         self._note_device(worker, worker.failed.cause, worker.failed.message, now)
 
     def died(self, worker: Worker, *, trained: bool, now: float) -> None:
-        """It ended without being asked to."""
+        """The worker ended without being asked to: find out why."""
         if _was_killed(worker):
             worker.killed_for = self._memory.explain(now)
         how, status = worker.exit_text(), worker.status
@@ -89,8 +89,9 @@ class Deaths:
         return faults.classify_signal(self._table, os.WTERMSIG(worker.status), worker.tail.text())
 
     def died_early(self, worker: Worker) -> bool:
-        """It ended before it joined an epoch. Returns whether to try another; a script that ended
-        by itself would do so again.
+        """The worker ended before it joined an epoch. Returns whether to start another one.
+
+        A script that ended by itself would do so again, so it fails the job.
         """
         death = worker.death
         assert death is not None
@@ -101,12 +102,12 @@ class Deaths:
         if self._early < EARLY_DEATHS:
             return True
         how = worker.failed.message if worker.failed else worker.exit_text()
-        text = f"before the epoch started, {self._early} times in a row: {how}"
+        text = f"{self._early} workers in a row ended before they could join the training: {how}"
         self.fatal = FailureReport(cause=death.cause.value, message=text)
         return False
 
     def entered_epoch(self) -> None:
-        """The next workers lived long enough: earlier deaths of others say nothing of the pod."""
+        """Workers have joined an epoch, so the earlier deaths were not the pod's fault."""
         self._early = 0
 
     def survives_kill(self, worker: Worker) -> None:
@@ -133,7 +134,7 @@ class Deaths:
             self._line.say("device_wait", local=worker.local, message=message)
 
     def look(self, now: float) -> bool:
-        """Do what is due by time alone. Returns whether a wait for the operator's judgment has just ended."""
+        """Check what depends on time. Returns whether a wait for the operator's judgment ended."""
         self._memory.look(now)
         slot = self._me.slot
         before, self.waits = (
@@ -147,7 +148,9 @@ class Deaths:
 
 
 def _was_killed(worker: Worker) -> bool:
-    """By SIGKILL, and not by its agent, which would have done it before the death."""
+    """Whether a SIGKILL ended the worker that its agent did not send. If the agent sends one, it
+    notes `killed_at` before the death.
+    """
     by_agent = worker.killed_at is not None and worker.killed_at != worker.dead_at
     return worker.status is not None and spawn.was_killed(worker.status) and not by_agent
 

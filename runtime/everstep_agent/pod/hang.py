@@ -1,8 +1,8 @@
 """When a worker counts as hung. Pure.
 
-A rank that waits for others is not the culprit as long as its group may still answer; a rank that
-does not wait, and exceeds the limit of its scope, is. After the cut no rank may go on waiting
-either: one that does not park is stuck.
+A rank that does not wait for others hangs if it exceeds the limit of its scope. A rank that waits
+for others is not the cause, as long as its group exists. After a cut no rank has a reason to wait:
+one that does not park within `PARK_SECONDS` hangs, too.
 """
 
 from dataclasses import dataclass
@@ -47,15 +47,24 @@ def classify_hang(
     return Hang(
         scope=position.scope.name.lower(),
         seconds=spent,
-        message=f"hung: {spent:.0f} s in {what}, the limit is {limit:.0f} s",
+        message=f"hung: {spent:.0f} s in {what}; the limit is {limit:.0f} s{_name_field(position)}",
     )
+
+
+def _name_field(position: Position) -> str:
+    """The setting that holds the limit; empty for the limit after a cut."""
+    if position.waiting:
+        return ""
+    if position.limit_ms > 0:
+        return " (job.pause(limit=…))"
+    return f" (recovery.{'startupSeconds' if position.scope is Where.STARTUP else 'hangSeconds'})"
 
 
 def describe_long_wait(
     position: Position, *, started: float, limits: Limits, now: float
 ) -> str | None:
-    """What to log about a rank that waits for others, once a rank that does not wait would count as
-    hung; else None.
+    """What to log about a rank that has waited for others longer than a rank may compute; None: it
+    has not.
     """
     spent = now - max(position.since, started)
     if not position.waiting or not 0 < _limit(position, limits) < spent:
@@ -64,7 +73,7 @@ def describe_long_wait(
 
 
 def _describe(position: Position) -> str:
-    """The step or other scope in which a rank is."""
+    """The step or other scope that a rank is in."""
     if position.scope is Where.STEP:
         return f"step {position.applied + 1}"
     return position.scope.name.lower()

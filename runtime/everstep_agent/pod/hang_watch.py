@@ -1,7 +1,8 @@
 """Finds the workers of this pod that hang, and ends them.
 
-By the limits of the job this agent decides alone. By the limits that workers have learnt it only tells how far each
-is beyond: whether one is cut out the coordinator decides, which alone knows whether the others wait for it.
+By the job's limits the agent decides alone. For the limits that workers have learnt, it only
+reports how far each worker is beyond its limit. The coordinator decides whether to cut a worker
+out, because only the coordinator knows whether the others wait for it.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,35 +19,39 @@ from everstep_contract import wire
 STACK_SECONDS = 0.3
 """Limit for a hung worker to write its stack; then it is killed."""
 SHORT_STACK_SECONDS = 0.05
-"""The same for one that is hung by the limit that it has learnt; one that is stopped can write none."""
+"""The same for a worker beyond the limit that it has learnt. A stopped worker cannot write one."""
 
 STOPPED = "stopped"
 """The scope of a worker that a signal has stopped."""
 
 
 class HangWatch:
-    """`tell` is called when the coordinator has to hear news."""
+    """`tell` is called when the coordinator needs a new report."""
 
     def __init__(self, workers: WorkerSet, tell: Callable[[], None], line: logline.Log) -> None:
         self._workers, self._line = workers, line
         self._progress = ProgressWatch(tell)
 
     def look(self, limits: hang.Limits, now: float, node: str = "") -> None:
-        """Against the limits of the job: ends workers that hang, and has those that wait for long show their stacks.
+        """Apply the job's limits: end workers that hang, and make workers that have waited for long
+        show their stacks.
 
         Args:
-            node: of this pod, for the log; empty: not known.
+            node: the pod's node, for the log; empty: not known.
         """
         for worker in self._workers.alive:
             self._end_hung(worker, limits, now, node)
             self._show_long_wait(worker, limits, now)
 
     def look_at_progress(self, most: float) -> float:
-        """Returns the seconds until the next look. `most`: no limit is longer."""
+        """Look at how far workers are beyond the limits that they have learnt.
+
+        Returns the seconds until the next look. No learnt limit counts as longer than `most`.
+        """
         return self._progress.look(self._workers.alive, most)
 
     def end(self, named: Iterable[Hung], slot: int, node: str = "") -> None:
-        """Ends those that the coordinator has named, unless they have gone on since."""
+        """End the workers that the coordinator has named, unless they have made progress since."""
         for found in named:
             worker = self._workers.current.get(found.local) if found.slot == slot else None
             if worker is None or worker.life != found.life or not _may_hang(worker):
@@ -78,7 +83,9 @@ class HangWatch:
         self._line.say(event, rank=worker.rank, pid=worker.pid, **told, message=worker.hung)
 
     def _show_long_wait(self, worker: Worker, limits: hang.Limits, now: float) -> None:
-        """Once in a step or other scope, if it has waited for others as long as a hang would take."""
+        """If a worker has waited for others longer than a worker may compute, make it show its
+        stacks; once in each step or other scope.
+        """
         if worker.state is not State.TRACKED or worker.asked or worker.cut_at is not None:
             return
         position, started = worker.position(), worker.started_at or now
@@ -101,7 +108,10 @@ def _find_hang(worker: Worker, limits: hang.Limits, now: float) -> hang.Hang | N
         return hang.Hang(scope=STOPPED, seconds=spent, message=text)
     silent = now - worker.spawned_at
     if worker.state is State.SPAWNED and silent > limits.startup:
-        text = f"hung: no message for {silent:.0f} s since it was started"
+        text = (
+            f"hung: the script has not called everstep.run within {silent:.0f} s of its start; make its imports "
+            "faster, or raise recovery.startupSeconds"
+        )
         return hang.Hang(scope="startup", seconds=silent, message=text)
     if worker.saving_since is not None and now - worker.saving_since > limits.step:
         spent = now - worker.saving_since

@@ -1,8 +1,8 @@
-"""Whether the kernel ended a process of this container because memory ran out.
+"""Whether the kernel's OOM killer ended a process of this container.
 
-It counts such ends per cgroup, and raises the count before it sends SIGKILL, so that whoever reaps the process sees it
-(Linux, `mm/oom_kill.c`, `__oom_kill_process`). Cgroup v2 has the count in `memory.events`, cgroup v1 in
-`memory.oom_control`.
+The kernel counts OOM kills per cgroup. It increases the count before it sends SIGKILL, so the count
+has risen by the time the process is reaped (Linux, `mm/oom_kill.c`, `__oom_kill_process`). Cgroup
+v2 has the count in `memory.events`, cgroup v1 in `memory.oom_control`.
 """
 
 import math
@@ -12,7 +12,7 @@ from pathlib import Path
 from everstep_agent.pod.proc_stat import read_text
 
 RECENT_SECONDS = 5.0
-"""A worker that SIGKILL ended so soon after the count has risen was ended by the kernel."""
+"""If SIGKILL ends a worker within this time after the count has risen, the OOM killer sent it."""
 UNLIMITED_BYTES = 2**60
 """Cgroup v1 shows the largest multiple of a page instead of "max"."""
 
@@ -28,9 +28,10 @@ class MemoryGroup:
 def find_group(
     mounts: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> MemoryGroup | None:
-    """None: the kernel does not tell.
+    """The memory cgroup of this process; None: the kernel does not show one.
 
-    In a container the mount may show its own cgroup at the top, whatever path `own` names.
+    In a container, the root of the mount may be the container's own cgroup, whatever path `own`
+    names.
     """
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
@@ -59,20 +60,23 @@ class OutOfMemory:
         self._rose_at = -math.inf
 
     def look(self, now: float) -> None:
-        """Note whether the count has risen. Called often: only a recent rise explains a death."""
+        """Note whether the count has risen. Call it often: only a recent rise explains a death."""
         count = self._read_count()
         if count > self._count:
             self._rose_at = now
         self._count = count
 
     def explain(self, now: float) -> str:
-        """What to say of a worker that SIGKILL has just ended. Empty: memory was not the reason."""
+        """Why SIGKILL has just ended a worker, for a message; empty: memory was not the reason."""
         self.look(now)
         if now - self._rose_at > RECENT_SECONDS:
             return ""
         limit = self._read_limit()
         if limit is None:
-            return "out of memory: its node has none left; use less memory in the script"
+            return (
+                "out of memory: the container has no limit of its own, so its node, or a cgroup above it, has none "
+                "left; use less memory in the script"
+            )
         text = f"{limit / 2**30:.1f} GiB" if limit >= 2**30 else f"{limit / 2**20:.0f} MiB"
         return (
             f"out of memory: raise resources.limits.memory of the container, which is {text}, "

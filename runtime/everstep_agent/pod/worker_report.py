@@ -1,4 +1,4 @@
-"""An agent's report of one worker. Pure."""
+"""An agent's report about one worker. Pure."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +15,7 @@ SCOPES = {w: levels.Scope(w.name.lower()) for w in position.Where}
 
 
 class Reported(Protocol):
-    """What the report needs of a worker; implemented by `worker.Worker`."""
+    """What the report needs from a worker; implemented by `worker.Worker`."""
 
     @property
     def local(self) -> int: ...
@@ -64,7 +64,7 @@ class Reported(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a worker ended that did not report a failure."""
+    """The end of a worker that did not report a failure."""
 
     status: int
     tail: str
@@ -125,8 +125,8 @@ def _dead_ms(worker: Reported, now: float) -> int | None:
 def find_unheard_of(
     level: EpochLevel | None, newest: Levels | None, *, kept_out: bool
 ) -> EpochLevel | None:
-    """The local workers' epoch, if the present coordinator does not know of it, or if they are
-    `kept_out` of the one that it publishes.
+    """The local workers' epoch, if the present coordinator does not know it, or if the workers are
+    `kept_out` of the epoch that it publishes; None otherwise.
     """
     if level is None or newest is None or level.stage is Stage.OVER:
         return None
@@ -163,7 +163,9 @@ def build_exit_failure(ended: Exit, table: faults.Table, *, trained: bool) -> Fa
     last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
     trains = ended.tracked and status != 0
     cause = report.Cause.USER_ERROR if trains else report.Cause.SCRIPT_ERROR
-    if status == 0:
+    if status == 0 and ended.tracked:
+        message = f"the script ended with status 0 after step {ended.applied}, before its last step"
+    elif status == 0:
         message = "the script ended without training; it must call everstep.run(main) and loop over job.steps(…)"
     else:
         message = f"the script exited with status {status}" + (f": {last.strip()}" if last else "")

@@ -1,4 +1,4 @@
-"""The address of a run: `<uri>/<run>/`. Pure: uses only its arguments."""
+"""The address of a run: `<uri>/<run>/`. Pure: everything comes from the arguments."""
 
 import re
 from collections.abc import Mapping
@@ -29,10 +29,11 @@ class Address:
 
 
 def check_key(key: str, what: str = "key") -> str:
-    """The key itself, if it can only mean a place below its folder.
+    """The key itself, if it cannot lead out of its folder.
 
     Raises:
-        BadAddress: empty segments, `.`, `..`, or a character outside letters, digits and `._=@+-`.
+        BadAddress: empty segments, `.`, `..`, or a character other than letters, digits and
+            `._=@+-`.
     """
     for segment in key.split("/"):
         if segment in (".", "..") or not _SEGMENT.fullmatch(segment):
@@ -48,7 +49,7 @@ def parse_uri(uri: str, run: str = "") -> Address:
     parts = urlsplit(uri)
     if parts.scheme not in SCHEMES:
         expected = ", ".join(f"{s}://" for s in SCHEMES[:-1])
-        raise BadAddress(f"checkpoint.uri {uri!r}: scheme {parts.scheme!r} is none of {expected}")
+        raise BadAddress(f"checkpoint.uri (--store) {uri!r}: it must begin with one of {expected}")
     if run:
         check_key(run, "checkpoint.run")
     below = unquote(parts.path)
@@ -69,7 +70,7 @@ def parse_uri(uri: str, run: str = "") -> Address:
 def build_s3_config(environ: Mapping[str, str]) -> tuple[dict[str, str], bool]:
     """obstore's settings, and whether plain http is allowed, from the variables that S3 users know.
 
-    With no key in the environment obstore asks the cloud identity (web identity, container or
+    Without a key in the environment, obstore uses the cloud identity (web identity, container or
     instance credentials).
 
     Raises:
