@@ -76,7 +76,13 @@ def test_an_agent_that_holds_nothing_of_the_epoch_that_never_began_is_not_ahead(
     dead = inside(state=State.DEAD)
     assert not rounds.is_behind([dead, outside()], EPOCH, SECOND)
     assert rounds.is_behind([inside()], EPOCH, SECOND)
-    assert rounds.is_behind([replace(dead, staged=7)], EPOCH, SECOND)
+    stood = SECOND.chain[-1].last_step
+    assert not rounds.is_behind([replace(dead, staged=stood)], EPOCH, SECOND), "saved, then ended"
+    saved = a_worker(state=State.DEAD, whole=stood)
+    assert not rounds.is_behind([replace(dead, workers=(saved,))], EPOCH, SECOND)
+    assert rounds.is_behind([replace(dead, staged=stood + 1)], EPOCH, SECOND)
+    further = replace(saved, whole=stood + 1)
+    assert rounds.is_behind([replace(dead, workers=(further,))], EPOCH, SECOND)
     assert rounds.is_behind([dead], EPOCH, FIRST)
     assert rounds.is_behind([dead], None, SECOND)
     assert not rounds.is_behind([outside()], EPOCH, SECOND)

@@ -39,13 +39,14 @@ def find_kept_out(
 
 
 def is_left_empty(report: AgentReport, known: EpochLevel | None, claim: Claim | None) -> bool:
-    """Whether the agent was in the claimed epoch (which continues the known one) and holds no state
-    of that epoch.
+    """Whether the agent was in the claimed epoch (which continues the known one) and holds no
+    further state than that from which the epoch continues: it may have staged that.
     """
     if known is None or claim is None or former_of(claim) != known.number:
         return False
-    staged = report.staged or any(w.whole for w in report.workers)
-    return report.epoch == claim.epoch and not staged and not _list_living(report)
+    staged = max(report.staged, *(w.whole for w in report.workers), 0)
+    further = staged > claim.chain[-1].last_step
+    return report.epoch == claim.epoch and not further and not _list_living(report)
 
 
 def _list_living(report: AgentReport) -> set[MemberId]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from everstep_agent.checkpoint.commit_rules import decide_append
 from everstep_agent.coordinator import postmortem, regroup_rules, rounds
+from everstep_agent.peers.agent_report import AgentReport
 from everstep_agent.peers.epoch_level import EpochLevel, Saver, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
@@ -99,11 +100,16 @@ def _may_commit(world: World, level: EpochLevel | None, rules: Rules) -> bool:
 
 
 def _behind(world: World, one: Coordinator, rules: Rules) -> bool:
-    later = [build_report(s) for s in one.view if s.epoch > one.number]
+    later = [_with_staged(build_report(s)) for s in one.view if s.epoch > one.number]
     if not later or not rules.leave_empty:
         return bool(later)
     newest = runlog_rules.newest_claim(world.entries(one.read))
     return rounds.is_behind(later, one.level, newest)
+
+
+def _with_staged(report: AgentReport) -> AgentReport:
+    """As if each rank had staged its state before it ended, which the model does not track."""
+    return replace(report, staged=max((w.applied for w in report.workers), default=0))
 
 
 def _refreshed(world: World, one: Coordinator) -> World:
