@@ -184,8 +184,8 @@ class Tracked:
                 )
             if trees[name]["kind"] != kind:
                 raise StateError(
-                    f"track({name}=…): this is a {kind}, but the checkpoint has a {trees[name]['kind']} under this "
-                    "name; choose another name, or start a new run"
+                    f"track({name}=…): this is of kind {kind}, but under this name the checkpoint has the kind "
+                    f"{trees[name]['kind']}; choose another name, or start a new run"
                 )
             tree = trees[name]["state"]
             tensors = read(

@@ -217,7 +217,7 @@ async def test_a_worker_that_is_killed_before_it_begins_ends_its_own_container_o
         found = await asyncio.wait_for(gang.tasks[1], 120)
         assert found.cause is report.Cause.WORKER_DIED
         assert found.exit_code() == report.EXIT_TRY_AGAIN
-        assert "3 times" in found.message
+        assert "3 workers in a row" in found.message
         assert not gang.tasks[0].done()
         gang.stub["STUB_MODE"] = ""
         await gang.start(1, 1)

@@ -33,7 +33,9 @@ def grandparent(of: str) -> Iterator[int]:
 
 @pytest.mark.parametrize(("script", "helped"), [(SPINS, True), (WAITS, False)])
 def test_a_process_is_helped_by_a_grandchild_that_runs(script: str, helped: bool) -> None:
+    """It waits itself (state S), once it has started the others."""
     with grandparent(script) as pid:
-        while (usage := read_usage(pid, others=True)) is None or usage.helped != helped:
-            pass
-        assert usage.state == "S"
+        while True:
+            usage = read_usage(pid, others=True)
+            if usage is not None and (usage.helped, usage.state) == (helped, "S"):
+                break
