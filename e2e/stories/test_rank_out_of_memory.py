@@ -22,7 +22,7 @@ async def test_the_incident_names_the_limit(scene: Scene) -> None:
         "killed by signal 9 (SIGKILL), out of memory: raise resources.limits.memory"
         in incident["message"]
     )
-    assert "1.0 GiB" in incident["message"]
+    assert "1.1 GiB" in incident["message"], "the template's 1 Gi, and checkpoint.stagingMemory"
     scene.recorder.outcome.steps_lost = await trial.steps_lost()
     assert scene.recorder.outcome.steps_lost == 0
     assert await scene.board.quarantines() == []

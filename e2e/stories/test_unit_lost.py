@@ -34,5 +34,12 @@ async def test_the_whole_unit_goes_on_and_the_other_joins_again(scene: Scene) ->
     assert (incident["cause"], incident["slot"]) == ("WorkerDied", SLOT), incident
     assert incident["rung"] == "regroup", incident
     assert await scene.board.quarantines() == []
+    recovered = await trial.step()
+
+    async def saved() -> bool:
+        await trial.watch.refresh()
+        return trial.watch.committed > recovered
+
+    await trial.until("a checkpoint after the recovery", saved, limit=60)
     await scene.check_samples(trial)
     await scene.board.delete(NAME)
