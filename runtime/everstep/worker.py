@@ -193,7 +193,7 @@ def _build(
         form=lambda frame: _form(agent, frame, unit),
     )
     if unit is not None and device.own().type == "cuda" and not UNITS_REGROUP_ON_GPUS:
-        membership.stay_in_epoch("ranks of a divided model restart on GPUs")
+        membership.stay_in_epoch("ranks of a sharded model restart on GPUs")
     randomness.seed_all("job", seed)
     try:
         return Session(

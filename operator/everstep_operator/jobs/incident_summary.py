@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from everstep_operator.jobs import faults
 from everstep_operator.model_status import Incident
 
-HOW = {
+OUTCOME_OF_RUNG = {
     "regroup": "the others continued in place",
     "restart": "all ranks restarted from a checkpoint",
     "move": "moved without a loss",
@@ -55,7 +55,7 @@ def _describe_recovery(entries: Sequence[Incident]) -> str:
     rung = next((i.rung for i in entries if i.rung), None)
     step = max((i.resumed_step or 0 for i in entries), default=0)
     lost = [i.steps_lost for i in entries if i.steps_lost is not None]
-    parts = [HOW.get(rung, f"recovered by {rung}") if rung else "recovered"]
+    parts = [OUTCOME_OF_RUNG.get(rung, f"recovered by {rung}") if rung else "recovered"]
     parts += [f"from step {step}"] if step else []
     parts += [f"{sum(lost)} step{'' if sum(lost) == 1 else 's'} lost"] if lost else []
     return ", ".join(parts)

@@ -151,18 +151,21 @@ def to_node(obj: Mapping[str, Any], since: float | None, now: float) -> NodeFact
 
 def describe_not_ready(obj: Mapping[str, Any]) -> str:
     """Why the node is not Ready; empty if it is."""
-    for condition in (obj.get("status") or {}).get("conditions") or ():
-        if condition.get("type") == "Ready":
-            if condition.get("status") == "True":
-                return ""
-            return f"Ready={condition.get('status')}: {condition.get('message') or condition.get('reason')}"
-    return "the node has never reported Ready"
+    ready = _find_ready(obj)
+    if ready is None:
+        return "the node has never reported Ready"
+    if ready.get("status") == "True":
+        return ""
+    return f"Ready={ready.get('status')}: {ready.get('message') or ready.get('reason')}"
 
 
 def find_transition(obj: Mapping[str, Any]) -> str:
-    """When the node's Ready condition last changed its status, as the API server has it. Only compared, because other
-    hosts' clocks are not used. Empty: not reported.
+    """When the node's Ready condition last changed its status, according to the node's object. To be
+    compared only for equality, because the operator uses no other host's clock. Empty: unknown.
     """
+    return str((_find_ready(obj) or {}).get("lastTransitionTime") or "")
+
+
+def _find_ready(obj: Mapping[str, Any]) -> Mapping[str, Any] | None:
     conditions = (obj.get("status") or {}).get("conditions") or ()
-    found = (str(c.get("lastTransitionTime") or "") for c in conditions if c.get("type") == "Ready")
-    return next(found, "")
+    return next((c for c in conditions if c.get("type") == "Ready"), None)

@@ -37,7 +37,7 @@ class Deaths:
         self._line = line
         self._table = faults.load_faults()
         self._early = 0
-        self._memory = OutOfMemory(find_group())
+        self.memory = OutOfMemory(find_group())
 
     @property
     def over(self) -> bool:
@@ -59,7 +59,7 @@ class Deaths:
     def died(self, worker: Worker, *, trained: bool, now: float) -> None:
         """The worker ended without being asked to: find out why."""
         if _was_killed(worker):
-            worker.killed_for = self._memory.explain(now)
+            worker.killed_for = self.memory.explain(now)
         how, status = worker.exit_text(), worker.status
         self._line.say(
             "worker_ended", local=worker.local, life=worker.life, pid=worker.pid, message=how
@@ -135,7 +135,6 @@ class Deaths:
 
     def look(self, now: float) -> bool:
         """Check what depends on time. Returns whether a wait for the operator's judgment ended."""
-        self._memory.look(now)
         slot = self._me.slot
         before, self.waits = (
             self.waits,

@@ -32,32 +32,22 @@ def classify_hang(
     """`started`: when the worker received Start; `cut`: when it received Cut. Times are
     time.monotonic().
     """
-    since = max(position.since, started)
-    limit = _limit(position, limits)
+    since, what = max(position.since, started), _describe(position)
+    limit, setting = _choose_limit(position, limits)
+    named = f" ({setting})"
     if position.waiting:
         if cut is None:
             return None
-        since, limit = cut, min(limit, PARK_SECONDS)
+        since, limit, named = cut, min(limit, PARK_SECONDS), ""
+        what = f"a collective of {what}, after its group was cut,"
     spent = now - since
     if limit <= 0 or spent <= limit:
         return None
-    what = _describe(position)
-    if position.waiting:
-        what = f"a collective of {what}, after its group was cut,"
     return Hang(
         scope=position.scope.name.lower(),
         seconds=spent,
-        message=f"hung: {spent:.0f} s in {what}; the limit is {limit:.0f} s{_name_field(position)}",
+        message=f"hung: {spent:.0f} s in {what}; the limit is {limit:.0f} s{named}",
     )
-
-
-def _name_field(position: Position) -> str:
-    """The setting that holds the limit; empty for the limit after a cut."""
-    if position.waiting:
-        return ""
-    if position.limit_ms > 0:
-        return " (job.pause(limit=…))"
-    return f" (recovery.{'startupSeconds' if position.scope is Where.STARTUP else 'hangSeconds'})"
 
 
 def describe_long_wait(
@@ -67,7 +57,7 @@ def describe_long_wait(
     has not.
     """
     spent = now - max(position.since, started)
-    if not position.waiting or not 0 < _limit(position, limits) < spent:
+    if not position.waiting or not 0 < _choose_limit(position, limits)[0] < spent:
         return None
     return f"waits for other ranks: {spent:.0f} s in {_describe(position)}; its stacks follow"
 
@@ -79,7 +69,10 @@ def _describe(position: Position) -> str:
     return position.scope.name.lower()
 
 
-def _limit(position: Position, limits: Limits) -> float:
+def _choose_limit(position: Position, limits: Limits) -> tuple[float, str]:
+    """The limit of a scope in seconds, and the setting that holds it."""
     if position.limit_ms > 0:
-        return position.limit_ms / 1000
-    return limits.startup if position.scope is Where.STARTUP else limits.step
+        return position.limit_ms / 1000, "job.pause(limit=…)"
+    if position.scope is Where.STARTUP:
+        return limits.startup, "recovery.startupSeconds"
+    return limits.step, "recovery.hangSeconds"

@@ -56,6 +56,7 @@ _V2 = ("memory.events", "memory.max")
 class OutOfMemory:
     def __init__(self, group: MemoryGroup | None) -> None:
         self._group = group
+        self._count = 0
         self._count = self._read_count()
         self._rose_at = -math.inf
 
@@ -84,15 +85,15 @@ class OutOfMemory:
         )
 
     def _read_count(self) -> int:
+        """The same as before if the kernel does not show it now."""
         if self._group is None:
-            return 0
+            return self._count
         try:
             lines = read_text(str(self._group.events)).splitlines()
         except OSError:
-            return 0
-        return next(
-            (int(n) for key, _, n in (x.partition(" ") for x in lines) if key == "oom_kill"), 0
-        )
+            return self._count
+        counts = dict(line.split() for line in lines)
+        return int(counts.get("oom_kill", self._count))
 
     def _read_limit(self) -> int | None:
         try:

@@ -460,6 +460,7 @@ class Pod:
         for worker in self.workers.find_stuck(now):
             self.deaths.survives_kill(worker)
             self._touch()
+        self.deaths.memory.look(now)
         ended = self.deaths.look(now)
         if self._newest is not None and (ended or self._ends_head_start(self._newest, now)):
             self._gone()
