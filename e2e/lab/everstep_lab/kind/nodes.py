@@ -55,7 +55,8 @@ def freeze(node: str) -> str:
 
 def cut_off(node: str, control_plane: str) -> str:
     """Cut node and pods off from the API server, in both directions. Other traffic continues."""
-    _change_rules("-I", node, control_plane)
+    if not is_cut_off(node, control_plane):
+        _change_rules("-I", node, control_plane)
     return "cut off from the API server; its processes continue"
 
 

@@ -31,7 +31,8 @@ def hang(control_plane: str) -> str:
 
     Its pod stays Ready, but no client gets an answer.
     """
-    _iptables(control_plane, "-I")
+    if not _is_cut_off(control_plane):
+        _iptables(control_plane, "-I")
     return "object store does not answer"
 
 

@@ -101,12 +101,13 @@ class Link:
             )
 
     async def fetch(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Fetch a ConfigMap or Secret. Waits while disconnected.
+        """Fetch a ConfigMap or Secret. Waits while disconnected or without an answer.
 
-        Returns None if it does not exist, or if 20 tries have failed.
+        Returns None if it does not exist, or if the API server has forbidden it 20 times.
         """
         path = f"/api/v1/namespaces/{namespace}/{kind.lower()}s/{name}"
-        for _ in range(_FORBIDDEN_TRIES):
+        forbidden = 0
+        while forbidden < _FORBIDDEN_TRIES:
             await self._up.wait()
             try:
                 return await self._api.get(path)
@@ -116,6 +117,7 @@ class Link:
                 # The node authorizer sees a new pod's references later than the node: retry.
                 if error.status not in (403, 429) and error.status < 500:
                     raise
+                forbidden += error.status == 403
             except UnreachableError as error:
                 log.debug("%s: fetch %s: %s", self._spec.name, path, error)
             await asyncio.sleep(_RETRY)
