@@ -17,6 +17,8 @@ from everstep import Job, run
 from everstep_agent import storage
 from everstep_agent.tools.verify import load_ledger
 from everstep_contract import wire
+from everstep_contract.units import Mesh
+from runtime.a_sharded_job import shard_layers
 from runtime.an_agent import LIMIT, Agent, agent
 from runtime.fed_datasets import Augmented, wait_ready
 
@@ -26,6 +28,8 @@ STEPS, WORLD = 10, 3
 def a_script(workers: int, world: int = WORLD) -> Callable[[Job], None]:
     def main(job: Job) -> None:
         model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+        if job._session.start.mesh.shard > 1:
+            shard_layers(model, job.mesh["shard"])
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         job.track(model=model, optimizer=optimizer)
         data = job.batches(
@@ -114,6 +118,19 @@ def test_data_workers_end_with_their_rank_and_the_others_take_over_the_same_batc
         ours.regroup()
         ours.finish()
         assert_exact(ours, undisturbed, [0, 2])
+        assert_ended([pid for pids in list_data_workers(ours).values() for pid in pids])
+
+
+@pytest.mark.usefixtures("warm_for_units")
+def test_a_lost_unit_ends_its_data_workers_and_the_other_unit_takes_over_the_same_batches(
+    tmp_path: Path, undisturbed: list[wire.Applied]
+) -> None:
+    with agent(tmp_path, lambda: run(a_script(1), seed=4), 4, mesh=Mesh(shard=2)) as ours:
+        ours.wait_applied(3, range(4))
+        ours.kill(1)
+        ours.regroup()
+        ours.finish()
+        assert_exact(ours, undisturbed, [2, 3])
         assert_ended([pid for pids in list_data_workers(ours).values() for pid in pids])
 
 
