@@ -28,14 +28,14 @@ async def test_a_missing_key_is_not_found_and_named(store: ObjectStore) -> None:
     with pytest.raises(NotFound, match="log/7"):
         await store.get("log/7")
     with pytest.raises(NotFound, match="log/7"):
-        await store.hash("log/7", hashlib.sha256)
+        await store.stream("log/7", hashlib.sha256)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3 * PIECE_BYTES + 7])
-async def test_an_object_is_hashed_piece_by_piece(store: ObjectStore, count: int) -> None:
+async def test_an_object_is_read_piece_by_piece(store: ObjectStore, count: int) -> None:
     body = random.Random(count).randbytes(count)
     await store.put("chunks/a", body)
-    size, found = await store.hash("chunks/a", hashlib.sha256)
+    size, found = await store.stream("chunks/a", hashlib.sha256)
     assert (size, found.hexdigest()) == (count, hashlib.sha256(body).hexdigest())
 
 

@@ -5,7 +5,7 @@ one at a time.
 from collections.abc import Callable
 
 from everstep_agent.storage.errors import Denied, Unreachable
-from everstep_agent.storage.store import Hash, ObjectStore
+from everstep_agent.storage.store import ObjectStore, S
 
 
 class UnreliableStore:
@@ -46,10 +46,12 @@ class UnreliableStore:
         body = await self.inner.get(key)
         return body[:-1] + bytes([body[-1] ^ 1]) if key in self.corrupt else body
 
-    async def hash(self, key: str, begin: Callable[[], Hash]) -> tuple[int, Hash]:
-        found, body = begin(), await self.get(key)
-        found.update(body)
-        return len(body), found
+    async def stream(
+        self, key: str, begin: Callable[[], S], *, urgent: bool = False
+    ) -> tuple[int, S]:
+        sink, body = begin(), await self.get(key)
+        sink.update(body)
+        return len(body), sink
 
     async def list(self, prefix: str = "") -> list[str]:
         self._reach("list", prefix)

@@ -1,5 +1,6 @@
 """Files that exist completely or not at all."""
 
+import contextlib
 import itertools
 import os
 from pathlib import Path
@@ -22,19 +23,35 @@ def replace_file(path: Path, body: bytes, *, sync: bool = False) -> None:
 
     Raises OSError; then the former file is unchanged.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}-{next(_numbers)}{PART}")
-    try:
-        with part.open("wb") as file:
-            file.write(body)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-    if sync:
-        sync_folder(path.parent)
+    with contextlib.closing(NewFile(path, sync=sync)) as new:
+        new.file.write(body)
+        new.publish()
+
+
+class NewFile:
+    """A file that is written under another name, and becomes `path` once it is complete. `sync`:
+    it then survives a power failure. All methods raise OSError.
+    """
+
+    def __init__(self, path: Path, *, sync: bool = False) -> None:
+        self._path, self._sync = path, sync
+        self._part = path.with_name(f"{path.name}.{os.getpid()}-{next(_numbers)}{PART}")
+        self.file = self._part.open("wb")
+
+    def publish(self) -> None:
+        self.file.flush()
+        if self._sync:
+            os.fsync(self.file.fileno())
+        self.file.close()
+        os.replace(self._part, self._path)
+        if self._sync:
+            sync_folder(self._path.parent)
+
+    def close(self) -> None:
+        """Remove the file if it has not been published."""
+        with contextlib.suppress(OSError):  # what could not be written is lost anyway
+            self.file.close()
+        self._part.unlink(missing_ok=True)
 
 
 def make_folder(path: Path, *, sync: bool = False) -> None:

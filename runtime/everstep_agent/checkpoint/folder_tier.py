@@ -11,7 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from everstep_agent.checkpoint.files import PART, make_folder, read_file, replace_file
+from everstep_agent.checkpoint.files import (
+    PART,
+    NewFile,
+    make_folder,
+    read_file,
+    replace_file,
+)
 from everstep_agent.checkpoint.keeping import (
     Note,
     Notes,
@@ -122,10 +128,16 @@ class FolderTier:
                     found[note.owner] = note
         return found
 
-    def _put(self, chunk: Chunk, body: bytes) -> None:
+    def receive(self, chunk: Chunk) -> NewFile:
+        """As `MemoryTier.receive`."""
         if not is_name(chunk.digest):
             raise OSError(errno.EINVAL, f"{chunk.digest!r} is not the name of a chunk")
-        replace_file(self.folder / chunk.digest, body, sync=self._sync)
+        return NewFile(self.folder / chunk.digest, sync=self._sync)
+
+    def _put(self, chunk: Chunk, body: bytes) -> None:
+        with contextlib.closing(self.receive(chunk)) as new:
+            new.file.write(body)
+            new.publish()
 
     def _change(self, change: Change) -> None:
         make_folder(self.folder, sync=self._sync)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everstep_agent.checkpoint import keeping
-from everstep_agent.checkpoint.files import read_file, replace_file
+from everstep_agent.checkpoint.files import NewFile, read_file, replace_file
 from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.keeping import Resumed, Save
 from everstep_agent.checkpoint.unsent import unsent_of
@@ -149,6 +149,10 @@ class MemoryTier:
         place = replace(self.find(chunk.digest) or file, sums=dict(sums))
         self._checked[chunk.digest] = place
         return place
+
+    def receive(self, chunk: Chunk) -> NewFile:
+        """Return a file for this chunk, which is held once the file is published. Raises OSError."""
+        return self.others.receive(chunk)
 
     def distrust(self, digest: str) -> None:
         """Forget this chunk, because it is damaged here."""

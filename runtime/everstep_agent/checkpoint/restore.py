@@ -5,13 +5,16 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from everstep_agent import aside
 from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.bounded import all_of
+from everstep_agent.checkpoint.digest import Spans
 from everstep_agent.checkpoint.files import replace_file
 from everstep_agent.checkpoint.keeping import Resumed, Save
+from everstep_agent.checkpoint.landing import download
 from everstep_agent.checkpoint.manifests import Broken, read_manifest
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import NearTier, StoreTier, Tier, find_problem
@@ -27,8 +30,6 @@ ASKED_AT_ONCE = 32
 OWNER = "restore"
 """The owner of the chunks that this pod fetches."""
 PLACES_NAME = "places.json"
-Spans = Collection[tuple[int, int]]
-"""The first byte and the length of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +119,7 @@ class Fetcher:
             place = self._memory.find(chunk.digest)
             if place and all(name_span(*span) in place.sums for span in spans):
                 return self._memory.name, place
-            problem = ""
-            async for tier in self._list_tiers(chunk.digest):
+            async for tier in self._list_near(chunk.digest):
                 body = await tier.get(chunk)
                 problem = await asyncio.to_thread(find_problem, chunk, body)
                 if body is not None and not problem:
@@ -127,7 +127,9 @@ class Fetcher:
                         await self._memory.put(chunk, body)
                     sums = await asyncio.to_thread(digest.sum_pieces, body, spans)
                     return tier.name, self._memory.note(chunk, sums)
-            raise Broken(problem)
+            create = partial(self._memory.receive, chunk)
+            sums = await download(self._store, chunk, spans, create)
+            return self._store.name, self._memory.note(chunk, sums)
 
     async def find_manifest(self, commit: Commit) -> tuple[Manifest, bytes]:
         """The manifest, and the document as it was committed.
@@ -147,8 +149,13 @@ class Fetcher:
         raise Broken(problem)
 
     async def _list_tiers(self, digest: str) -> AsyncIterator[Tier]:
-        """The tiers to ask for a chunk. The nearer ones are asked what they hold only once this
-        pod's memory lacks a chunk.
+        async for tier in self._list_near(digest):
+            yield tier
+        yield self._store
+
+    async def _list_near(self, digest: str) -> AsyncIterator[Tier]:
+        """The tiers to ask for a chunk before the store. The nearer ones are asked what they hold
+        only once this pod's memory lacks a chunk.
         """
         yield self._memory
         async with self._asking:
@@ -159,7 +166,6 @@ class Fetcher:
         for tier, digests in self._listed:
             if digest in digests:
                 yield tier
-        yield self._store
 
 
 async def _list_held(tier: NearTier, turns: asyncio.Semaphore) -> Collection[str]:

@@ -3,16 +3,18 @@ node, other pods' memory, the store. Each chunk is verified by its digest, where
 so a tier with wrong content does no harm.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.keeping import Save
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.storage.errors import BadAddress, NotFound, TooLarge
-from everstep_agent.storage.store import Hash, ObjectStore
+from everstep_agent.storage.store import ObjectStore
 from everstep_contract.manifest import Chunk
+
+H = TypeVar("H", bound=digest.Hash)
 
 
 class Tier(Protocol):
@@ -78,19 +80,26 @@ class StoreTier:
         await self._store.put(chunk.key, body)
 
     async def check(self, chunk: Chunk) -> None:
-        """Verify a chunk in the store, without keeping it in memory.
+        """Verify a chunk in the store, without keeping it in memory. Raises as `stream`."""
+        await self.stream(chunk, partial(digest.begin, chunk.digest))
+
+    async def stream(self, chunk: Chunk, begin: Callable[[], H], *, urgent: bool = False) -> H:
+        """Read a chunk piece by piece and verify it. The arguments are those of
+        `ObjectStore.stream`. Returns the sink, which also hashes what it gets.
 
         Raises:
             Broken: the chunk is gone, or does not match its digest.
+            StoreError: the store cannot be read.
         """
         try:
-            count, found = await self._store.hash(chunk.key, partial(digest.begin, chunk.digest))
+            count, found = await self._store.stream(chunk.key, begin, urgent=urgent)
         except NotFound:
             raise Broken(f"{chunk.key} is gone") from None
         except (BadAddress, TooLarge) as error:
             raise Broken(str(error)) from None
         if problem := _compare(chunk, count, found):
             raise Broken(problem)
+        return found
 
 
 def find_problem(chunk: Chunk, body: bytes | None) -> str:
@@ -102,7 +111,7 @@ def find_problem(chunk: Chunk, body: bytes | None) -> str:
     return _compare(chunk, len(body), found)
 
 
-def _compare(chunk: Chunk, count: int, found: Hash) -> str:
+def _compare(chunk: Chunk, count: int, found: digest.Hash) -> str:
     if count != chunk.bytes:
         return f"{chunk.key} has {count} bytes, not {chunk.bytes}"
     differs = digest.find_difference(found, chunk.digest)

@@ -13,7 +13,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from everstep_agent.storage.store import Hash
+from everstep_agent.storage.store import Sink
 
 STAGING = ".staging"
 STALE_SECONDS = 3600.0
@@ -61,8 +61,8 @@ def measure(path: Path) -> int:
     return found.st_size
 
 
-def hash_file(path: Path, found: Hash) -> int:
-    """Feed the file to `found`; returns its size in bytes.
+def stream_file(path: Path, sink: Sink) -> int:
+    """Feed the file to `sink`; returns its size in bytes.
 
     Reads with one small buffer, because memory for a whole chunk costs more CPU time (to get it and
     to give it back) than the digest.
@@ -70,7 +70,7 @@ def hash_file(path: Path, found: Hash) -> int:
     size, buffer = 0, bytearray(PIECE_BYTES)
     with path.open("rb", buffering=0) as file, memoryview(buffer) as view:
         while count := file.readinto(view):
-            found.update(view[:count])
+            sink.update(view[:count])
             size += count
     return size
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from everstep_agent.storage.errors import (
     Unreachable,
     classify_error,
 )
-from everstep_agent.storage.store import Hash
+from everstep_agent.storage.store import S, Sink
 
 _RETRY: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
 """Retries are made by `retrying.Retrying`, where they can be seen and reported."""
@@ -34,6 +34,8 @@ LIMIT_BYTES = 1024**3
 """Limit for the size of an object that is read. Chunks have at most 64 MiB; a ledger or a manifest
 may have more.
 """
+Runner = Callable[..., Awaitable[Any]]
+"""Calls a function in another thread."""
 
 
 class ObstoreStore:
@@ -107,24 +109,27 @@ class ObstoreStore:
         async with asyncio.timeout(STALL_SECONDS + size / 2**20):
             return await asyncio.to_thread(path.read_bytes)
 
-    async def hash(self, key: str, begin: Callable[[], Hash]) -> tuple[int, Hash]:
+    async def stream(
+        self, key: str, begin: Callable[[], S], *, urgent: bool = False
+    ) -> tuple[int, S]:
         check_key(key)
+        run, sink = asyncio.to_thread if urgent else aside.run, begin()
         try:
             if self._folder is not None:
-                return await self._hash_file(self._folder / key, key, begin())
+                return await self._stream_file(self._folder / key, key, sink, run), sink
             async with asyncio.timeout(STALL_SECONDS):
                 answer = await obstore.get_async(self._backend, key)
             self._require_size(key, answer.meta["size"])
-            return await _hash(answer, begin())
+            return await _stream(answer, sink, run), sink
         except Exception as error:
             raise self._ours(error, "read", key) from None
 
-    async def _hash_file(self, path: Path, key: str, found: Hash) -> tuple[int, Hash]:
+    async def _stream_file(self, path: Path, key: str, sink: Sink, run: Runner) -> int:
         async with asyncio.timeout(STALL_SECONDS):
             size = await asyncio.to_thread(folders.measure, path)
         self._require_size(key, size)
         async with asyncio.timeout(STALL_SECONDS + size / 2**20):
-            return await aside.run(folders.hash_file, path, found), found
+            return int(await run(folders.stream_file, path, sink))
 
     def _require_size(self, key: str, size: int) -> None:
         if size > LIMIT_BYTES:
@@ -163,14 +168,15 @@ async def _read(answer: Any) -> bytes:
     return b"".join([bytes(part) async for part in _limited(answer.stream())])
 
 
-async def _hash(answer: Any, found: Hash) -> tuple[int, Hash]:
+async def _stream(answer: Any, sink: Sink, run: Runner) -> int:
+    """Feed the body to `sink`; returns its size in bytes."""
     size = 0
     async for part in _limited(answer.stream()):
         # Not released here, because the thread may still read it after a cancellation.
         piece = memoryview(part)
-        await aside.run(found.update, piece)
+        await run(sink.update, piece)
         size += len(piece)
-    return size, found
+    return size
 
 
 async def _limited(stream: Any) -> AsyncIterator[Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from everstep_agent.storage.errors import Denied, StoreError, Unreachable
-from everstep_agent.storage.store import Hash, ObjectStore
+from everstep_agent.storage.store import ObjectStore, S
 from everstep_agent.storage.window import Window
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Retrying:
     """An `ObjectStore` that wraps another. `trouble` is the error that it is waiting out, for the
     status; None: there is none.
 
-    Writes (`put`) and reads (`get`, `hash`) have a window each, so the run log's reader does not
+    Writes (`put`) and reads (`get`, `stream`) have a window each, so the run log's reader does not
     wait for uploads. The run log's entries (`create`) have none, so they wait for no chunks.
     """
 
@@ -73,8 +73,12 @@ class Retrying:
     async def get(self, key: str) -> bytes:
         return await self._again(lambda: self._reads.run(lambda: self._inner.get(key)))
 
-    async def hash(self, key: str, begin: Callable[[], Hash]) -> tuple[int, Hash]:
-        return await self._again(lambda: self._reads.run(lambda: self._inner.hash(key, begin)))
+    async def stream(
+        self, key: str, begin: Callable[[], S], *, urgent: bool = False
+    ) -> tuple[int, S]:
+        return await self._again(
+            lambda: self._reads.run(lambda: self._inner.stream(key, begin, urgent=urgent))
+        )
 
     async def list(self, prefix: str = "") -> list[str]:
         return await self._again(lambda: self._inner.list(prefix))

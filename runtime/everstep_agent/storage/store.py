@@ -4,14 +4,16 @@ Everything above it works on any store that passes the suite `tests/agent/test_s
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 
-class Hash(Protocol):
-    """A hash object, as in hashlib and blake3."""
+class Sink(Protocol):
+    """Takes an object piece by piece, as a hash object does."""
 
     def update(self, data: bytes | memoryview, /) -> object: ...
-    def hexdigest(self) -> str: ...
+
+
+S = TypeVar("S", bound=Sink)
 
 
 class ObjectStore(Protocol):
@@ -35,10 +37,17 @@ class ObjectStore(Protocol):
     async def get(self, key: str) -> bytes:
         """The whole object, at most 64 MiB by convention of the writers. Raises `NotFound`."""
 
-    async def hash(self, key: str, begin: Callable[[], Hash]) -> tuple[int, Hash]:
-        """The object's size in bytes, and its hash, computed with the hash object from `begin`.
+    async def stream(
+        self, key: str, begin: Callable[[], S], *, urgent: bool = False
+    ) -> tuple[int, S]:
+        """Read the object piece by piece, which takes less CPU time and memory than `get`.
 
-        The object is read piece by piece, which takes less CPU time than `get`. Raises `NotFound`.
+        Args:
+            begin: returns the sink for the pieces; called again if the object is read again. The
+                sink's `update` runs in another thread and must not raise.
+            urgent: a step waits for it; otherwise ranks go first where all cores are busy.
+
+        Returns the object's size in bytes, and the sink that has all of it. Raises `NotFound`.
         """
 
     async def list(self, prefix: str = "") -> list[str]:

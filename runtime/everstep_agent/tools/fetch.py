@@ -5,13 +5,16 @@ If the run is in a local folder, its chunks are not copied.
 """
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
-from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.bounded import all_of
-from everstep_agent.checkpoint.files import replace_file
+from everstep_agent.checkpoint.digest import Spans
+from everstep_agent.checkpoint.files import NewFile, replace_file
+from everstep_agent.checkpoint.landing import download
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
-from everstep_agent.checkpoint.restore import PLACES_NAME, Spans, fetch_verified, list_spans
+from everstep_agent.checkpoint.restore import PLACES_NAME, list_spans
+from everstep_agent.checkpoint.tiers import StoreTier
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage.address import parse_uri
@@ -112,12 +115,10 @@ async def _bring(
     store: ObjectStore, chunk: Chunk, spans: Spans, folder: Path, slots: asyncio.Semaphore
 ) -> Place:
     async with slots:
-        body = await fetch_verified(store, chunk)
-        path = _find_file(store.uri, chunk.key)
-        if path is None:
-            path = folder / chunk.digest
-            await asyncio.to_thread(replace_file, path, body)
-        sums = await asyncio.to_thread(digest.sum_pieces, body, spans)
+        here = _find_file(store.uri, chunk.key)
+        path = here or folder / chunk.digest
+        create = None if here else partial(NewFile, path)
+        sums = await download(StoreTier(store), chunk, spans, create)
         return Place(path=str(path), start=0, bytes=chunk.bytes, sums=sums)
 
 
