@@ -10,9 +10,9 @@ FENCE_SECONDS = 10.0
 
 async def check_fence(term: Term) -> None:
     """Ends the job if another claim has replaced this one. Waits while the store is unavailable."""
-    epoch = term.epoch
     await term.persist(term.run_log.refresh)
     await term.persist(term.run_log.check_kept)
+    epoch = term.epoch  # not before: this term may itself claim the next epoch meanwhile
     if epoch is None:
         return
     gang = runlog_rules.Gang(
