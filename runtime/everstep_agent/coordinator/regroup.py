@@ -12,7 +12,7 @@ new one.
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from everstep_agent.coordinator import (
     boundaries,
@@ -35,7 +35,9 @@ from everstep_contract import levels, log
 from everstep_contract.layout import name_ranks
 
 HOLD_SECONDS = 5.0
-"""Limit for the survivors to report their standing; then all restart."""
+"""Limit for the survivors to report their standing, from the loss on, or since a silent member has
+answered again; then all restart.
+"""
 WORD_SECONDS = 90.0
 """The same if only silent members are missing: the survivors keep their step until these answer, or
 until the operator gives them up, which takes at most `recovery.nodeLostSeconds` (60 by default).
@@ -136,21 +138,40 @@ async def regroup(term: Term, found: Break) -> Break | None:
     return found
 
 
+@dataclass(slots=True, kw_only=True)
+class _Hold:
+    """How long the survivors have held their step."""
+
+    began: float
+    heard_at: float
+    """When a silent member last answered again; from then on it has its time, too."""
+    silent: frozenset[Id] = frozenset()
+
+    def are_late(self, silent: frozenset[Id], now: float) -> bool:
+        """Whether all members but the silent ones have had the time to report their standing."""
+        if self.silent - silent and now - self.began < WORD_SECONDS:
+            self.heard_at = now
+        self.silent = silent
+        return now - self.heard_at >= HOLD_SECONDS
+
+
 Planned = tuple[Sequence[EpochMember], regroup_rules.Plan]
 
 
 async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned | str]:
     """The loss, and how its survivors continue, or why they cannot."""
+    hold = _Hold(began=began, heard_at=began)
     while True:
         _propose(term)
         look_for_silence(term)
         waited = term.now() - began
+        late = hold.are_late(_list_silent(term), term.now())
         found = refine(term, found, term.now(), waited, list_outvoted(term))
         if found.failure is not None:
             return found, f"{found.cause}: the script failed"
-        if why := _why_not_wait(term, waited):
+        if why := _why_not_wait(term, waited) if late else "":
             return found, why
-        if waited >= HOLD_SECONDS:  # only silent members are missing
+        if late:  # only silent members are missing
             _have_kept(term)
         _end_lost_units(term, waited)
         survivors, decision = regroup_rules.decide_regroup(
@@ -199,9 +220,7 @@ def _have_kept(term: Term) -> None:
 
 
 def _why_not_wait(term: Term, waited: float) -> str:
-    """Why not to wait for the survivors any longer; empty: wait."""
-    if waited < HOLD_SECONDS:
-        return ""
+    """Why not to wait for the survivors any longer, who have had their time; empty: wait."""
     missing = _describe_missing(term)
     if not missing:
         return f"the survivors did not answer within {HOLD_SECONDS:g} s"
@@ -217,14 +236,17 @@ def _why_not_wait(term: Term, waited: float) -> str:
 
 def _describe_missing(term: Term) -> str:
     """The silent members, if all others have reported their standing; otherwise empty."""
-    epoch = term.running
-    silent = silence_rules.list_silent(epoch, term.reports.aged(term.now()))
+    epoch, silent = term.running, _list_silent(term)
     lost = _list_lost(term) | silent
     _, decision = regroup_rules.decide_regroup(epoch, term.recent(), lost)
     if isinstance(decision, regroup_rules.Wait):
         return ""
     slots = sorted(slot for slot, _, _ in silent)
     return "slot " + ", ".join(map(str, slots)) if slots else ""
+
+
+def _list_silent(term: Term) -> frozenset[Id]:
+    return silence_rules.list_silent(term.running, term.reports.aged(term.now()))
 
 
 async def _go_on(

@@ -1,0 +1,69 @@
+"""A coordinator's term while members are silent, with reports that the test makes up."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from agent.a_term import a_term
+from agent.given import a_claim, an_epoch, stepping, wanting
+from agent.test_regroup_rules import held
+from everstep_agent.coordinator import regroup, silence_rules
+from everstep_agent.coordinator.breaks import Break
+from everstep_agent.coordinator.term import Term
+from everstep_agent.peers.agent_report import AgentReport
+
+EPOCH = an_epoch(2)
+CLAIM = a_claim(1, token=EPOCH.token, members=tuple(i for m in EPOCH.members for i in m.ids()))
+LOSS = Break(cause="AgentLost", message="slot 0 is silent", slot=0, certain=False)
+HOLD, QUIET = 1.0, 0.4
+
+
+@pytest.fixture
+async def term(monkeypatch: pytest.MonkeyPatch) -> Term:
+    """Of a job whose slot 0 can be outvoted by nobody: it is half of the members, and the lowest."""
+    monkeypatch.setattr(regroup, "HOLD_SECONDS", HOLD)
+    monkeypatch.setattr(silence_rules, "SILENT_SECONDS", QUIET)
+    made = a_term(wanting(2), in_place=1)
+    assert await made.run_log.append(CLAIM)
+    made.change(made.state.begin_epoch(EPOCH))
+    made.take(replace(stepping(0, waiting=True), in_place=True))
+    return made
+
+
+def joined(term: Term, report: AgentReport) -> AgentReport:
+    epoch = term.running
+    return replace(report, joined=epoch.successor, joined_token=epoch.successor_token)
+
+
+async def hold(term: Term, seconds: float, *slots: int) -> None:
+    """Only these members report, and they hold their step."""
+    for _ in range(round(seconds / 0.05)):
+        for slot in slots:
+            term.take(joined(term, held(slot)))
+        await asyncio.sleep(0.05)
+
+
+async def test_a_member_that_answers_again_has_time_to_tell_how_far_it_is(term: Term) -> None:
+    going = asyncio.create_task(regroup.regroup(term, LOSS))
+    await hold(term, 2 * HOLD, 1)
+    assert not going.done(), "the survivor keeps its step"
+    term.take(replace(stepping(0, waiting=True), in_place=True))  # it does not know of the loss yet
+    await hold(term, HOLD / 2, 1)
+    assert not going.done(), "all restart although the member lives"
+    await hold(term, HOLD / 2, 0, 1)
+    assert await asyncio.wait_for(going, 10) is None, "all restart"
+    assert (term.running.number, term.running.world) == (2, 2)
+    await term.close()
+
+
+async def test_it_has_no_more_time_than_the_others(term: Term) -> None:
+    going = asyncio.create_task(regroup.regroup(term, LOSS))
+    await hold(term, 2 * HOLD, 1)
+    until = term.now() + 2 * HOLD
+    while not going.done() and term.now() < until:
+        term.take(replace(stepping(0, waiting=True), in_place=True))
+        await hold(term, 0.05, 1)
+    assert going.done()
+    assert await going is not None, "all restart"
+    await term.close()
