@@ -13,6 +13,7 @@ new one.
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from everstep_agent.coordinator import (
     boundaries,
@@ -330,21 +331,24 @@ async def claim(
     term: Term, following: Sequence[EpochMember], step: int, cause: str
 ) -> log.Claim | str:
     """Append the claim of an epoch that continues the running one after `step`. Returns the claim,
-    or why there is none.
+    or why there is none. Another entry, such as a commit of this epoch that was under way, only
+    means that the claim is judged again.
     """
     await claim_behind.settle(term)
-    await term.persist(term.run_log.refresh)
-    known = len(term.run_log.index)
-    if term.state.refused:
-        return term.state.refused
-    found = _judge(term, term.run_log.claims, following, step, cause)
-    if isinstance(found, rounds.Wait):
-        return found.message
-    outcome = await term.persist(lambda: term.run_log.append(found, after=known))
-    if isinstance(outcome, run_log.Lost):
-        term.change(term.state.burn_round(found.epoch))
-        return outcome.message
-    return runlog_rules.why_overtaken(found, term.run_log.newest_claim) or found
+    while True:
+        await term.persist(term.run_log.refresh)
+        known, newest = len(term.run_log.index), term.run_log.newest_claim
+        if term.state.refused:
+            return term.state.refused
+        found = _judge(term, term.run_log.claims, following, step, cause)
+        if isinstance(found, rounds.Wait):
+            return found.message
+        outcome = await term.persist(partial(term.run_log.append, found, after=known))
+        if not isinstance(outcome, run_log.Lost):
+            return runlog_rules.why_overtaken(found, term.run_log.newest_claim) or found
+        if term.run_log.newest_claim != newest:
+            term.change(term.state.burn_round(found.epoch))
+            return outcome.message
 
 
 def begin(term: Term, epoch: EpochLevel, cause: str) -> None:

@@ -1,0 +1,45 @@
+"""The claim of an epoch that continues the running one, appended to a real log by a coordinator's term."""
+
+import asyncio
+
+from agent.a_term import a_term
+from agent.given import a_claim, a_report, an_epoch, ended, wanting
+from everstep_agent.coordinator import regroup
+from everstep_agent.coordinator.term import Term
+from everstep_contract import log
+
+EPOCH = an_epoch(3)
+FIRST = a_claim(1, token=EPOCH.token, members=tuple(i for m in EPOCH.members for i in m.ids()))
+COMMIT = log.Commit(epoch=1, token=EPOCH.token, step=5, manifest="m", digest="d")
+
+
+async def a_term_that_has_lost_slot_2() -> Term:
+    term = a_term(wanting(3))
+    assert await term.run_log.append(FIRST)
+    term.change(term.state.begin_epoch(EPOCH).propose(2, "next"))
+    term.take(a_report(2, ended=ended(1)))
+    return term
+
+
+async def claim(term: Term, meanwhile: log.Entry) -> log.Claim | str:
+    """The claim, or why there is none, if this entry is appended after the log was read."""
+    claiming = asyncio.create_task(regroup.claim(term, EPOCH.members[:2], 5, "WorkerDied"))
+    await asyncio.sleep(0)  # it has begun to read
+    await term.run_log.append(meanwhile)
+    return await claiming
+
+
+async def test_a_commit_that_was_under_way_does_not_prevent_the_claim() -> None:
+    term = await a_term_that_has_lost_slot_2()
+    found = await claim(term, COMMIT)
+    assert isinstance(found, log.Claim), found
+    assert list(term.run_log.entries) == [FIRST, COMMIT, found]
+    await term.close()
+
+
+async def test_another_claim_does() -> None:
+    term = await a_term_that_has_lost_slot_2()
+    found = await claim(term, a_claim(2, members=FIRST.members[1:], token="rival"))
+    assert isinstance(found, str)
+    assert term.state.burnt == 2, "the number is not used again"
+    await term.close()
