@@ -164,12 +164,12 @@ class Role:
         await self._until_read(coordinator.term)
 
     async def _until_read(self, term: Term) -> None:
-        began = time.monotonic()
+        began = term.now()  # reports have the times of the term's clock
         until = began + (LINGER_SECONDS if term.ended else HANDOVER_SECONDS)
         version = term.board.levels.version
-        while time.monotonic() < until:
+        while term.now() < until:
             # An agent that has not reported for a while has ended: it has read this, or never will.
-            recent = term.reports.recent(time.monotonic(), ENDED_SECONDS)
+            recent = term.reports.recent(term.now(), ENDED_SECONDS)
             others = {r.address for r in recent} - {self._context.me.address}
             if term.board.is_read(others, version, began):
                 return
