@@ -6,12 +6,15 @@ import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from agent.test_run import STUB, pid_of_agent
 from everstep_agent.local import launcher, whom_to_ask
 from everstep_agent.local.plan import build_plan
+from everstep_agent.peers import http
+from everstep_contract import codec, levels, names
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -132,6 +135,35 @@ async def test_an_agent_that_stands_still_is_killed_and_replaced(
     await run.line("agent of slot 1 lost: killed by signal 9")
     assert await running == 0
     assert run.launcher.seen.step == 100
+
+
+async def test_an_agent_that_refuses_connections_is_killed_only_if_it_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that ends closes its address first."""
+    monkeypatch.setattr(launcher, "CALL_SECONDS", 0.5)
+    run = Run(tmp_path)
+
+    async def answer(_: bytes) -> bytes:
+        return codec.dumps(levels.Seen())
+
+    server = http.Server(run.launcher._job.token, {names.WANTED_PATH: answer})
+    await server.open("127.0.0.1", 0)
+    killed: list[int] = []
+    agent = SimpleNamespace(
+        slot=0, alive=True, address=server.address, kill=lambda: killed.append(0)
+    )
+    run.launcher._slots[0] = agent  # type: ignore[assignment]
+    assert await run.launcher._post(agent.address, levels.Wanted()) is not None
+    await server.close()
+    for _ in range(2 * launcher.MISSED_ANSWERS):
+        assert await run.launcher._post(agent.address, levels.Wanted()) is None
+        run.launcher._kill_silent()
+    assert killed == []
+    await asyncio.sleep(launcher.MISSED_ANSWERS * launcher.CALL_SECONDS)
+    run.launcher._kill_silent()
+    assert killed == [0]
+    run.launcher._memory.remove()
 
 
 async def test_no_agent_is_killed_because_the_launcher_stood_still(

@@ -35,8 +35,9 @@ LATE_SECONDS = 1.0
 was stopped (Ctrl-Z, a paused machine).
 """
 MISSED_ANSWERS = 2
-"""An agent that has answered before and then misses this many answers in a row is stuck. It is
-killed, which proves that its ranks are dead, and replaced.
+"""An agent that has answered before, then misses this many answers in a row, and had the full time
+for them, is stuck. It is killed, which proves that its ranks are dead, and replaced. An agent that
+ends refuses connections at first: each call fails at once, and its process needs a moment to end.
 """
 STOP_SECONDS = 60.0
 """Limit for saving after Ctrl-C. Then the agents are killed, as on a second Ctrl-C."""
@@ -78,8 +79,8 @@ class Launcher:
         self._pids: dict[int, int] = {}
         """Rank → pid, as the agents have reported."""
         self._clients: dict[str, PeerClient] = {}
-        self._missed: dict[str, int] = {}
-        """Address of an agent that has answered → how many answers in a row it has missed since."""
+        self._missed: dict[str, list[float]] = {}
+        """Address of an agent that has answered → when the calls began that it has not answered since."""
         self._told: dict[str, int] = {}
         """Address → the revision of `wanted` that its agent has confirmed."""
         self._round_at = self._began
@@ -169,6 +170,7 @@ class Launcher:
         self._say(f"agent of slot {agent.slot}{'' if left else ' lost'}: {how}")
         self._lost = self._lost.add(time.monotonic())
         self._note_death(agent, found)
+        await self._forget(agent.address)
         if self._stop is not levels.Stop.NONE or self.reports:
             self.reports[agent.slot] = found or _lost_report(how)
         elif self._lost.count > LOST_AGENTS:
@@ -187,6 +189,13 @@ class Launcher:
             dead = levels.DeadAgent(slot=agent.slot, attempt=agent.attempt, incarnation=1)
             self._dead.append(dead)
         self._revision += 1
+
+    async def _forget(self, address: str) -> None:
+        """A later agent may get the same port."""
+        self._missed.pop(address, None)
+        client = self._clients.pop(address, None)
+        if client is not None:
+            await client.close()
 
     def _give_up(self, slot: int, text: str) -> None:
         self._given_up = self._given_up or _lost_report(text)
@@ -265,19 +274,29 @@ class Launcher:
         client = self._clients.setdefault(address, PeerClient(address, self._job.token))
         self._told.pop(address, None)
         began = time.monotonic()
-        with contextlib.suppress(PeerError):
+        try:
             seen = await client.call(names.WANTED_PATH, wanted, levels.Seen, timeout=CALL_SECONDS)
-            self._told[address] = wanted.revision
-            self._missed[address] = 0
-            return seen
+        except PeerError as error:
+            self._note_missed(address, began, answered=error.refused)
+            return None
+        self._told[address] = wanted.revision
+        self._missed[address] = []
+        return seen
+
+    def _note_missed(self, address: str, began: float, *, answered: bool) -> None:
+        """`answered`: the agent lives, but its answer is of no use."""
         late = time.monotonic() - began > CALL_SECONDS + LATE_SECONDS
-        if address in self._missed and not late:
-            self._missed[address] += 1
-        return None
+        if answered:
+            self._missed[address] = []
+        elif address in self._missed and not late:
+            self._missed[address].append(began)
 
     def _kill_silent(self) -> None:
         for agent in self._slots.values():
-            if agent.alive and self._missed.get(agent.address, 0) >= MISSED_ANSWERS:
+            missed = self._missed.get(agent.address, [])
+            if not agent.alive or len(missed) < MISSED_ANSWERS:
+                continue
+            if time.monotonic() - missed[0] >= MISSED_ANSWERS * CALL_SECONDS:
                 del self._missed[agent.address]
                 self._say(f"agent of slot {agent.slot} does not answer any more: it is killed")
                 agent.kill()
