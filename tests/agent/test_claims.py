@@ -1,10 +1,15 @@
-"""The claim of an epoch that continues the running one, appended to a real log by a coordinator's term."""
+"""Claims that a coordinator's term appends to a real log: of an epoch that continues the running one, and of one of
+new processes.
+"""
 
 import asyncio
+
+import pytest
 
 from agent.a_term import a_term
 from agent.given import a_claim, a_report, an_epoch, ended, wanting
 from everstep_agent.coordinator import regroup
+from everstep_agent.coordinator.gather import gather
 from everstep_agent.coordinator.term import Term
 from everstep_contract import log
 
@@ -42,4 +47,27 @@ async def test_another_claim_does() -> None:
     found = await claim(term, a_claim(2, members=FIRST.members[1:], token="rival"))
     assert isinstance(found, str)
     assert term.state.burnt == 2, "the number is not used again"
+    await term.close()
+
+
+async def test_a_claim_names_the_workers_that_are_ready_when_the_log_has_been_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store may have been away for long."""
+    term = a_term(wanting(2))
+    refresh = term.run_log.refresh
+
+    async def refresh_late() -> tuple[log.Entry, ...]:
+        term.take(a_report(1, fresh=(2,), ended=ended(1)))
+        return await refresh()
+
+    monkeypatch.setattr(term.run_log, "refresh", refresh_late)
+    gathering = asyncio.create_task(gather(term, "Start"))
+    await asyncio.sleep(0)
+    assert term.state.round == 1
+    for slot in range(2):
+        term.take(a_report(slot))
+    epoch = await asyncio.wait_for(gathering, 10)
+    assert epoch is not None
+    assert [m.lives for m in epoch.members] == [(1,), (2,)]
     await term.close()

@@ -66,7 +66,21 @@ async def gather(term: Term, cause: str) -> EpochLevel | None:
 
 
 async def _try_to_claim(term: Term, turn: Round, cause: str) -> EpochLevel | None:
-    decision = rounds.decide_epoch(
+    decision = _decide(term, turn)
+    if isinstance(decision, rounds.Start):
+        await finish_save(term)
+        if term.ended:
+            return None
+        claimed = await _claim(term, turn, cause)
+        if isinstance(claimed, EpochLevel) or term.ended:
+            return claimed if isinstance(claimed, EpochLevel) else None
+        decision = claimed
+    _say(term, turn, decision)
+    return None
+
+
+def _decide(term: Term, turn: Round) -> rounds.Decision:
+    return rounds.decide_epoch(
         term.recent(),
         term.wanted,
         round=turn.number,
@@ -75,14 +89,6 @@ async def _try_to_claim(term: Term, turn: Round, cause: str) -> EpochLevel | Non
         former=_list_former(term),
         mesh=term.settings.mesh,
     )
-    if isinstance(decision, rounds.Start):
-        await finish_save(term)
-        claimed = await _claim(term, turn.number, decision, cause)
-        if isinstance(claimed, EpochLevel) or term.ended:
-            return claimed if isinstance(claimed, EpochLevel) else None
-        decision = claimed
-    _say(term, turn, decision)
-    return None
 
 
 def _list_former(term: Term) -> frozenset[tuple[int, int]]:
@@ -162,12 +168,13 @@ def stop_here(term: Term) -> None:
     term.end(report.Cause.STOPPED, f"stopped on request; {what}", step=step)
 
 
-async def _claim(
-    term: Term, number: int, start: rounds.Start, cause: str
-) -> EpochLevel | rounds.Wait:
+async def _claim(term: Term, turn: Round, cause: str) -> EpochLevel | rounds.Wait:
     await claim_behind.settle(term)
     await term.persist(term.run_log.refresh)
-    known, commit = len(term.run_log.index), term.newest_commit()
+    start = _decide(term, turn)  # again, because a save or the store may have taken long
+    if isinstance(start, rounds.Wait):
+        return start
+    number, known, commit = turn.number, len(term.run_log.index), term.newest_commit()
     claim = _judge(term, number, start, cause)
     if isinstance(claim, rounds.Wait):
         return claim
