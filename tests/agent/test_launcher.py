@@ -14,7 +14,7 @@ from agent.test_run import STUB, pid_of_agent
 from everstep_agent.local import launcher, whom_to_ask
 from everstep_agent.local.plan import build_plan
 from everstep_agent.peers import http
-from everstep_contract import codec, levels, names
+from everstep_contract import codec, levels, names, report
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -187,6 +187,33 @@ async def test_no_agent_is_killed_because_the_launcher_stood_still(
     assert await running == 0
     assert not [line for line in run.said if "it is killed" in line], run.said
     assert run.launcher.seen.step == 100
+
+
+async def test_when_an_agent_ends_because_its_script_does_not_start_the_others_save(
+    tmp_path: Path,
+) -> None:
+    """The script was edited while the run trained, and a new worker fails before it joins."""
+    run = Run(tmp_path)
+    reports = run.launcher.reports
+    reports[1] = report.ExitReport(cause=report.Cause.SCRIPT_ERROR, message="SyntaxError")
+    agent = SimpleNamespace(
+        slot=0, attempt=0, alive=True, process=SimpleNamespace(wait=asyncio.Event().wait)
+    )
+
+    async def save(body: bytes) -> bytes:
+        if codec.loads(levels.Wanted, body).stop is not levels.Stop.NONE:
+            agent.alive = False
+            reports[0] = report.ExitReport(cause=report.Cause.STOPPED, message="saved")
+        return codec.dumps(levels.Seen())
+
+    server = http.Server(run.launcher._job.token, {names.WANTED_PATH: save})
+    await server.open("127.0.0.1", 0)
+    agent.address = server.address
+    run.launcher._slots[0] = agent  # type: ignore[assignment]
+    assert await asyncio.wait_for(run.launcher._operate(), 5) == 1
+    assert reports[0].cause is report.Cause.STOPPED
+    await server.close()
+    run.launcher._memory.remove()
 
 
 @pytest.mark.long

@@ -40,9 +40,11 @@ for them, is stuck. It is killed, which proves that its ranks are dead, and repl
 ends refuses connections at first: each call fails at once, and its process needs a moment to end.
 """
 STOP_SECONDS = 60.0
-"""Limit for saving after Ctrl-C. Then the agents are killed, as on a second Ctrl-C."""
+"""Limit for saving after Ctrl-C, or after an agent has ended for good by itself. Then the agents are
+killed, as on a second Ctrl-C.
+"""
 END_SECONDS = 20.0
-"""Limit for the other agents to end once the first has ended for good. Then they are killed."""
+"""Limit for the other agents to end once the job has ended. Then they are killed."""
 LOST_AGENTS = 10
 """How many agents may be lost while the run makes no new step. One more loss ends the run."""
 INTERRUPTIONS = 20
@@ -131,6 +133,7 @@ class Launcher:
                 return self._conclude()
             now = time.monotonic()
             ended_at = (ended_at or now) if self.reports else None
+            self._let_others_save()
             if self._is_late(now, ended_at):
                 self._kill_all()
             await self._exchange()
@@ -142,9 +145,20 @@ class Launcher:
 
     def _is_late(self, now: float, ended_at: float | None) -> bool:
         """`ended_at`: when the first agent ended for good; None: none has."""
-        ends = ended_at is not None and now - ended_at > END_SECONDS
+        ends = ended_at is not None and not self._stop_at and now - ended_at > END_SECONDS
         stops = bool(self._stop_at) and now - self._stop_at > STOP_SECONDS
         return ends or stops or self._interrupts > 1
+
+    def _let_others_save(self) -> None:
+        """End the run after a save if an agent has ended by itself: its script does not start, for
+        example because it was edited. The others do not know of that, and train.
+        """
+        seen = self.seen
+        told = seen.done or seen.failure is not None or seen.stopped is not None or seen.fenced
+        alone = any(r.cause in _FOUND_ALONE for r in self.reports.values())
+        if alone and not told and self._stop is levels.Stop.NONE:
+            self._say("an agent cannot start the script any more: the others save and stop")
+            self._stop_run(levels.Stop.FINISH)
 
     async def _wait(self, seconds: float) -> None:
         """Wait at most `seconds`, or until an agent ends."""
@@ -335,8 +349,8 @@ class Launcher:
             self._say("stopping: saving first; press Ctrl-C again to stop at once")
             self._stop_run()
 
-    def _stop_run(self) -> None:
-        self._stop, self._stop_at = levels.Stop.SUSPEND, time.monotonic()
+    def _stop_run(self, stop: levels.Stop = levels.Stop.SUSPEND) -> None:
+        self._stop, self._stop_at = stop, time.monotonic()
         self._revision += 1
 
     def _kill_all(self) -> None:
@@ -381,6 +395,9 @@ _REPLACED = frozenset({report.Cause.LEFT, report.Cause.PROCESS_STUCK})
 """Ends that are final for a pod but not for its slot, which continues in another attempt, as on a
 cluster.
 """
+
+_FOUND_ALONE = frozenset({report.Cause.SCRIPT_ERROR, report.Cause.MISUSE})
+"""Ends of the job that a single agent may find, before its worker joins the others."""
 
 
 def _lost_report(message: str) -> report.ExitReport:
