@@ -42,6 +42,13 @@ def test_a_dead_rank_of_a_pod_that_speaks_waits_for_nothing_else():
     assert doubted(({"state": State.DEAD}, 0.1), (WAITS, 0.1), (COMPUTES, 0.7)) == [2]
 
 
+def test_ranks_that_hold_for_newcomers_wait_for_a_member_that_says_nothing():
+    holds = {"state": State.HELD}
+    assert doubted((holds, 0.1), (holds, 0.2), (holds, 2.1)) == [2]
+    assert doubted((holds, 0.1), (holds, 0.2), (holds, 1.9)) == []
+    assert doubted((holds, 0.1), (COMPUTES, 0.2), (holds, 2.1)) == []
+
+
 def test_of_an_epoch_that_holds_whoever_says_nothing_is_asked():
     ranks = ((COMPUTES, 0.1), (COMPUTES, 0.7), (COMPUTES, NEVER))
     assert doubted(*ranks, stage=Stage.HOLD) == [1, 2]

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from agent.a_term import a_term
-from agent.given import a_claim, an_epoch, stepping, wanting
+from agent.given import a_claim, a_member, a_report, an_epoch, stepping, wanting
 from agent.test_regroup_rules import held
-from everstep_agent.coordinator import regroup, silence_rules
+from everstep_agent.coordinator import join, regroup, silence, silence_rules
 from everstep_agent.coordinator.breaks import Break
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.agent_report import AgentReport
+from everstep_agent.peers.epoch_level import Boundary
 
 EPOCH = an_epoch(2)
 CLAIM = a_claim(1, token=EPOCH.token, members=tuple(i for m in EPOCH.members for i in m.ids()))
@@ -66,4 +67,28 @@ async def test_it_has_no_more_time_than_the_others(term: Term) -> None:
         await hold(term, 0.05, 1)
     assert going.done()
     assert await going is not None, "all restart"
+    await term.close()
+
+
+async def test_newcomers_do_not_delay_the_recovery_from_a_silent_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While they copy the state, all members hold their step. Three members of one job, one of them silent."""
+    monkeypatch.setattr(silence_rules, "SILENT_SECONDS", QUIET)
+    monkeypatch.setattr(silence, "ASK_SECONDS", 0.1)
+    epoch = replace(an_epoch(3), boundary=Boundary(step=5, hold=True, confirmed=True))
+    members = tuple(i for m in epoch.members for i in m.ids())
+    term = a_term(wanting(4), in_place=1)
+    assert await term.run_log.append(a_claim(1, token=epoch.token, members=members))
+    joining = (a_member(3),)
+    term.change(term.state.begin_epoch(replace(epoch, joining=joining)))
+    term.take(held(2))
+    term.take(a_report(3, in_place=True))
+    admitting = asyncio.create_task(join.admit(term))
+    async with asyncio.timeout(10):
+        while not admitting.done():
+            term.take(a_report(3, in_place=True))  # it receives nothing
+            await hold(term, 0.05, 0, 1)
+    assert regroup.list_outvoted(term) == {(2, 0, 1)}
+    assert term.running.number == 1, "the members go on as after any loss"
     await term.close()

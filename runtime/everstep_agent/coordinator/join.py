@@ -112,14 +112,16 @@ async def _wait_joined(term: Term) -> None:
 
 
 def _is_broken(term: Term) -> bool:
-    """Whether a member is lost that was not asked to leave."""
+    """Whether a member is lost that was not asked to leave, or is silent and outvoted."""
     epoch = term.running
+    regroup.look_for_silence(term)
     found = list_breaks(
         epoch,
         term.reports.aged(term.now()),
         term.wanted,
         idle=0.0,
         hang=term.settings.hang_seconds,
+        outvoted=() if regroup.why_not_wanted(term) else regroup.list_outvoted(term),
     )
     leaving = {slot for slot, _, _ in epoch.leaving}
     return any(b.slot not in leaving for b in found)

@@ -130,8 +130,11 @@ def _forms_anew(epoch: EpochLevel) -> bool:
 
 
 def _waits(worker: WorkerReport) -> bool:
-    """Whether this rank can do nothing without the others."""
-    return worker.state is State.DEAD or (worker.state is State.TRACKED and worker.waiting)
+    """Whether this rank can do nothing without the others. In a running epoch, a rank that holds is
+    at a boundary at which newcomers join.
+    """
+    held_or_dead = worker.state in (State.HELD, State.DEAD)
+    return held_or_dead or (worker.state is State.TRACKED and worker.waiting)
 
 
 def _waits_long(worker: WorkerReport) -> bool:
