@@ -147,7 +147,7 @@ async def upload(
 
 
 def read_alone(store: ObjectStore) -> Read:
-    """Reads all chunks by itself, as the pods of a job do together."""
+    """Return a function that reads all chunks alone. In a job, the pods share this work."""
 
     async def read(_: Commit, chunks: Mapping[int, Chunk]) -> None:
         for chunk in chunks.values():

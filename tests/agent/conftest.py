@@ -1,4 +1,4 @@
-"""Stores for the agent's tests, among them a real S3 server (the lab's MinIO, one per session); what is fsynced."""
+"""Stores for the agent's tests, including a real S3 server (the lab's MinIO), and a record of all fsyncs."""
 
 import os
 import secrets

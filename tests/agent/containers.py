@@ -108,7 +108,7 @@ class Container:
 
 
 class Containers:
-    """Does what the kubelet and the operator do for a job of such containers."""
+    """Plays the kubelet and the operator for a job of such containers."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Containers:
         store.mkdir(parents=True, exist_ok=True)
         self.store = str(settings.setdefault("uri", f"file://{store}"))
         self.token = secrets.token_hex(8)
-        """Not that of any other job: two may find the same free port."""
+        """Different for each job, because two jobs may find the same free port."""
         settings["token"] = self.token
         each = [environ or {}] * count if not isinstance(environ, Sequence) else environ
         self.attempt = attempt
@@ -153,7 +153,7 @@ class Containers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep(self, container: Container) -> None:
-        """Do as `restartPolicy: OnFailure`; report each end to the agents, as the operator does."""
+        """Act as `restartPolicy: OnFailure`; report each end to the agents, as the operator does."""
         while True:
             container.start()
             if await container.ended() == report.EXIT_FOR_GOOD:
@@ -186,7 +186,7 @@ class Containers:
 
 
 def free_address() -> str:
-    """A loopback address of its own, so that no other process takes the port before the agent does."""
+    """Return a loopback address that only this job uses, so that no other process takes the port first."""
     host = f"127.{128 + os.getpid() % 100}.{secrets.randbelow(256)}.{1 + secrets.randbelow(254)}"
     with socket.socket() as found:
         found.bind((host, 0))

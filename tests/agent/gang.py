@@ -48,7 +48,7 @@ class Gang:
         }
         self.uid, self.job = uid, job
         self.token = secrets.token_hex(8)
-        """Not that of any other gang: a port that an agent leaves may be another gang's next one."""
+        """Different for each gang, because a later gang may get a port that an agent has left."""
         self.agents: dict[int, Agent] = {}
         self.attempts: dict[int, int] = {}
         self.tasks: dict[int, asyncio.Task[report.ExitReport]] = {}
@@ -107,7 +107,7 @@ class Gang:
         return agent
 
     async def kill(self, slot: int, *, say: bool = True) -> None:
-        """End everything in the pod at once and without a message, as SIGKILL of the agent does."""
+        """End everything in the pod at once, without an exit report, as SIGKILL of the agent does."""
         task, agent = self.tasks.pop(slot), self.agents[slot]
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -206,7 +206,7 @@ class Gang:
 
 
 def fork_script(script: str) -> spawn.Spawner:
-    """Its workers run the script in forks of this process, which has imported most of what it needs."""
+    """Return a spawner that forks this process to run the script; most of its imports are already loaded."""
 
     def run() -> None:
         sys.path.insert(0, str(Path(script).parent))
@@ -246,7 +246,7 @@ async def die_between_two_steps(gang: Gang, slot: int) -> None:
 
 
 async def stop_while_it_computes(worker: Worker) -> None:
-    """Stop it only if it does not wait: a waiting rank may already have contributed to the step."""
+    """Stop the worker while it computes; a waiting rank may already have contributed to the step."""
     while True:
         os.kill(worker.pid, signal.SIGSTOP)
         while not stopped(worker.pid):  # noqa: ASYNC110

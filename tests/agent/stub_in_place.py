@@ -1,7 +1,7 @@
-"""The stub worker, with units that go on in place. It computes nothing: a pass is an entry of a list.
+"""The stub worker, with units that continue in place. It computes nothing: a pass is an entry in a list.
 
-Environment, besides that of `stub_worker`: STUB_ORDERS (a folder: each worker writes what it computed for each step),
-STUB_UNIT_LOST (a file: the worker whose pid is in it tells that a collective of its unit has failed).
+Environment, besides that of `stub_worker`: STUB_ORDERS (a folder in which each worker writes what it computed for each
+step), STUB_UNIT_LOST (a file; the worker whose pid is in it reports that a collective of its unit has failed).
 """
 
 import json
@@ -24,10 +24,10 @@ SUMS = wire.to_text(b"\0" * 8)
 
 
 class Link(stub_worker.Link):
-    """Keeps the frames of an epoch that goes on in place apart."""
+    """Handles the frames that let an epoch continue in place."""
 
     applied = 0
-    """Of the worker: what it gives to newcomers."""
+    """The worker's last applied step, sent to newcomers as the state."""
 
     def __init__(self, path: str) -> None:
         self.keep, self.give_vector = 0, 0
@@ -57,7 +57,7 @@ class Worker(stub_worker.Worker):
         self.reductions, self.told = 0, 0
         self.order: list[int | None] | None = None
         self.assigned: list[int | None] | None = None
-        """The passes of the next loop, if another worker has begun it already."""
+        """The passes of the next loop, if this worker was told them because another one has begun it."""
         self.holds = False
         self.form_unit()
 
@@ -112,7 +112,7 @@ class Worker(stub_worker.Worker):
             self.order = extend([], plan(mesh.data_index(rank), shares), len(plan(first, shares)))
 
     def reduce(self) -> bool:
-        """Whether all ranks are here."""
+        """Return whether all ranks have contributed."""
         epoch, prefix = self.start.epoch, f"sum-{self.reductions}"
         self.link.send(wire.StoreSet(epoch=epoch, key=f"{prefix}/{self.start.rank}", value="eA=="))
         keys = tuple(f"{prefix}/{rank}" for rank in range(self.start.world))
@@ -161,7 +161,7 @@ class Worker(stub_worker.Worker):
         )
 
     def hold(self) -> None:
-        """Until the next epoch goes on."""
+        """Wait until the next epoch continues this one."""
         link = self.link
         while True:
             with link.changed:

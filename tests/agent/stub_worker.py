@@ -1,9 +1,8 @@
-"""A worker without torch. It speaks the agent's wire protocol; it steps, saves and resumes a few
-numbers.
+"""A worker without torch. It speaks the agent's wire protocol, and steps, saves and restores a few numbers.
 
 Its process group is a barrier over the group's store. Its state is one tensor of four float64 (cut
 along dim 0 among the ranks) and the step in the state tree. Environment: STUB_UNTIL, STUB_STEP_MS,
-STUB_IN_PLACE (1: it says that it can keep its step, which it cannot),
+STUB_IN_PLACE (1: it claims that it can keep its step, but it cannot),
 STUB_SAY_LINES (the number of 100-byte lines that it prints on stdout and on stderr at each step),
 STUB_PIN (`STEP:NAME`: what the script asks `job.save` for), STUB_NOT_FINITE (the steps after which its
 state is NaN, separated by commas), STUB_MODE (see `misbehave`).
@@ -38,7 +37,7 @@ LENGTH = 4
 
 
 def values_after(step: int) -> list[float]:
-    """Each different, so that no two ranks save the same bytes."""
+    """All values differ, so that no two ranks save the same bytes."""
     return [step + 1000.0 * i for i in range(LENGTH)]
 
 
@@ -363,8 +362,8 @@ PTRACE_SEIZE, PTRACE_O_TRACEEXIT, PR_SET_PTRACER = 0x4206, 0x40, 0x59616D61
 def outlive_sigkill(flag: str) -> None:
     """Hang so that SIGKILL does not end this process: a tracer stops it on its way out.
 
-    It is then like a process that waits in a driver for a device that never answers. It ends when
-    the file is removed.
+    A process that waits in a driver for a device that never answers behaves the same way. This
+    process ends when the file is removed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long] * 4
@@ -384,7 +383,7 @@ def outlive_sigkill(flag: str) -> None:
 
 
 def misses_part(worker: Worker) -> bool:
-    """With STUB_MODE `noroom:FLAGFILE`, return True for rank 1's first part: it has no room."""
+    """With STUB_MODE `noroom:FLAGFILE`, return True for rank 1's first part, as if it had no room."""
     kind, _, flag = MODE.partition(":")
     if kind != "noroom" or worker.start.rank != 1 or os.path.exists(flag):
         return False

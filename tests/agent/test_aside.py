@@ -25,7 +25,7 @@ async def test_it_returns_and_raises_what_the_work_does() -> None:
 
 
 def test_a_process_that_is_nicer_already_saves_all_the_same() -> None:
-    """Nothing but a right that agents lack would let its threads be less nice."""
+    """An agent may not lower the niceness of its threads."""
     code = "import asyncio; from everstep_agent import aside; print(asyncio.run(aside.run(divmod, 7, 2)))"
     found = subprocess.run(
         ["unshare", "--user", "--map-root-user", "nice", "-n", "19", sys.executable, "-c", code],

@@ -69,7 +69,7 @@ def test_why_an_epoch_ends_at_a_boundary_by_precedence():
 def test_a_member_is_surplus_by_the_size_that_remains_whatever_its_slot():
     steps = [stepping(0), stepping(1)]
     assert why_stay(wanting(1, leave=(1,)), steps) == "Shrink"
-    assert why_stay(wanting(1, leave=(0,)), steps) == "Shrink", "slot 1 goes on"
+    assert why_stay(wanting(1, leave=(0,)), steps) == "Shrink", "slot 1 stays"
     assert why_stay(wanting(1, leave=(0, 1)), steps) == "Leave"
 
 
@@ -81,7 +81,9 @@ def test_an_epoch_ends_at_a_boundary_when_the_coordinator_that_is_no_member_leav
     outside = {"coordinator": (7, 0, 1)}
     assert why_stay(wanting(9, leave=(7,)), [], **outside) == "Leave"
     assert why_stay(wanting(8), [a_report(7, leaving=True)], **outside) == "Leave"
-    assert why_stay(wanting(2), [a_report(7, leaving=True)]) == "", "another that is no member"
+    assert why_stay(wanting(2), [a_report(7, leaving=True)]) == "", (
+        "slot 7 is neither a member nor the coordinator"
+    )
 
 
 def test_members_beyond_a_lower_size_are_no_loss_when_they_leave():
@@ -91,7 +93,9 @@ def test_members_beyond_a_lower_size_are_no_loss_when_they_leave():
     gone = an_epoch(4, leaving=((2, 0, 1), (3, 0, 1)))
     over = [*alive[:2], stepping(2, state=State.DEAD), stepping(3, state=State.DEAD)]
     assert boundaries.is_resize(wanted, gone, over)
-    assert boundaries.is_resize(wanting(2), gone, over), "the operator asks no more"
+    assert boundaries.is_resize(wanting(2), gone, over), (
+        "the request is over, but they left because of it"
+    )
 
 
 def test_it_is_a_loss_if_anything_else_is_lost_or_is_to_be_replaced():

@@ -30,7 +30,7 @@ def test_the_end_of_a_worker_whose_pod_was_let_go_is_no_death():
     found = find(stepping(0), stepping(1, state=State.DEAD), epoch=epoch)
     assert (found.cause, found.slots, found.message) == ("Leave", (1,), "slot 1 has left")
     lost = find(stepping(0, state=State.DEAD), stepping(1, state=State.DEAD), epoch=epoch)
-    assert lost.cause == "WorkerDied", "another one died: that is no leaving"
+    assert lost.cause == "WorkerDied", "a member that did not leave has died"
 
 
 def test_a_hung_worker_that_was_killed_is_named_as_hung():
@@ -192,7 +192,7 @@ def test_a_group_that_a_silent_node_broke_names_the_node():
 
 
 def silent(*ages: float, outvoted: tuple[int, ...] = ()) -> list[breaks.Break]:
-    """Breaks as known of agents that reported so many seconds ago."""
+    """Return the breaks found if the last reports of the agents are this old, in seconds."""
     reports = [(stepping(n), age) for n, age in enumerate(ages)]
     epoch = an_epoch(len(ages))
     left_out = [epoch.members[n].id for n in outvoted]
@@ -215,9 +215,9 @@ def test_a_node_that_is_found_silent_a_moment_after_another_is_named_besides_and
     known = silent(0.1, 0.1, 0.2, 1.5, 1.5, outvoted=(3, 4))
     again = breaks.explain(first, known)
     assert again.slots == (3, 4)
-    assert again.text.startswith(first.text), "so it is added to the incident's message"
+    assert again.text.startswith(first.text), "the incident's message is extended, not replaced"
     later = silent(0.1, 0.1, 0.2, 2.5, 2.5, outvoted=(3, 4))
-    assert breaks.explain(again, later) == again, "ages go on, and nothing else is told"
+    assert breaks.explain(again, later) == again, "only the ages changed, so the text stays"
 
 
 def test_a_node_that_is_found_silent_later_is_named_besides_and_once():

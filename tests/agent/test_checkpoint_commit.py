@@ -106,7 +106,9 @@ def test_a_whole_unit_needs_no_other_and_its_parts_are_mixed_with_no_others() ->
     for incomplete in ([first], [first, of_another], [*shares[:3], second], [first, *shares[3:]]):
         assert isinstance(found(incomplete), Wait), incomplete
     assert found([of_another, second, shares[0], first]) == Ready(parts=(first, second))
-    assert found([*shares, first]) == Ready(parts=tuple(shares)), "a share of each is as good"
+    assert found([*shares, first]) == Ready(parts=tuple(shares)), (
+        "a share of each rank will do, too"
+    )
 
 
 def test_of_any_parts_of_two_units_those_of_one_are_committed_or_a_share_of_each_rank() -> None:
@@ -138,7 +140,7 @@ def test_parts_of_ranks_that_hold_other_tensors_make_no_checkpoint() -> None:
     assert "no checkpoint of step 10 can be made" in found.message
     assert "tensor w is float32 (4,) on rank 0, float32 (5,) on rank 1" in found.message
     whole = decide([part(0, **seen((4,))), part(1, whole=True, lead=True, **seen((5,)))])
-    assert isinstance(whole, Ready), "of one rank alone"
+    assert isinstance(whole, Ready), "one rank's full state needs no other part"
 
 
 def test_a_state_that_is_not_finite_is_not_committed_and_named() -> None:

@@ -26,7 +26,7 @@ def is_over(pid: int) -> bool:
 
 async def until_over(pids: list[int]) -> None:
     async with asyncio.timeout(30):
-        while not all(is_over(p) for p in pids):  # noqa: ASYNC110 processes raise no event here
+        while not all(is_over(p) for p in pids):  # noqa: ASYNC110 a process's end sets no event
             await asyncio.sleep(0.01)
 
 
@@ -56,7 +56,7 @@ async def test_what_is_killed_ends_with_all_it_started_and_goes_on_in_its_next_l
             found = container.report()
             assert found is not None
             assert (found.cause, found.done) == (report.Cause.DONE, True)
-            assert found.incarnation == (2 if hurt else 1), "its folder in memory has outlived it"
+            assert found.incarnation == (2 if hurt else 1), "the memory folder counts it"
             assert container.children() == []
             assert ("adopted=" in container.output.read_text()) == hurt
         lost = sum(i.steps_lost for i in gang.seen.incidents)

@@ -53,7 +53,7 @@ async def test_one_fault_costs_neither_pod_nor_step_nor_epoch(
         assert {r.cause for r in ends.values()} == {report.Cause.DONE}
         assert settle.raised == 1
         assert [c.epoch for c in (await gang.run_log()).claims] == [1], (
-            "the steps went on meanwhile"
+            "the steps must continue without a new epoch"
         )
         await assert_exact(gang, UNTIL)
         assert "event=coordinator_failed" in gang.shown()
@@ -136,7 +136,7 @@ def test_only_a_running_epoch_in_which_nobody_may_be_parked_goes_on() -> None:
         laid_down=True,
     )  # fmt: skip
     assert faults.may_go_on(told)
-    assert not faults.may_go_on(replace(told, laid_down=False)), "it died, perhaps with its rank"
+    assert not faults.may_go_on(replace(told, laid_down=False)), "it may have died with its rank"
     assert not faults.may_go_on(replace(told, epoch=None))
     assert not faults.may_go_on(replace(told, epoch=an_epoch(stage=Stage.STARTING)))
     assert faults.may_go_on(replace(told, epoch=an_epoch(boundary=Boundary(step=7))))
@@ -163,4 +163,4 @@ async def test_an_agent_rests_when_it_hears_of_a_fault_and_only_then() -> None:
     assert not state.may_coordinate(me)
     until = state.rest_until
     state.take_published(replace(told, faults=(a_fault(),), laid_down=True))
-    assert state.rest_until == until, "the same fault, heard once more"
+    assert state.rest_until == until, "the same fault must not start a second rest"

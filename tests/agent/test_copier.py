@@ -1,4 +1,4 @@
-"""When a pod copies its saves to another tier, and what it does there if there is no room for two."""
+"""When a pod copies its saves to another tier, and what it does if there is no room for two."""
 
 import asyncio
 import errno

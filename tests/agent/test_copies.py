@@ -1,4 +1,4 @@
-"""Copies of saves in the memory of other pods: a node that is lost with its memory costs nothing, whoever it was."""
+"""Copies of saves in the memory of other pods: the loss of any one node and its memory costs nothing."""
 
 import asyncio
 import shutil
@@ -14,7 +14,7 @@ from everstep_contract import levels
 
 
 class Reads:
-    """Every key that an agent reads from the store; checkpoints can be refused."""
+    """Records every key that an agent reads from the store; can refuse reads of checkpoints."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -40,7 +40,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
 
 def a_gang(tmp_path: Path, **settings: object) -> Gang:
-    """Three pods of a rank each: each holds a part of the state that no other has staged."""
+    """Three pods of one rank; each stages a part of the state that no other stages."""
     gang = Gang(tmp_path, 3, save_every_steps=12, **settings)
     gang.stub |= {"STUB_UNTIL": "24", "STUB_STEP_MS": "60"}
     return gang
@@ -53,7 +53,7 @@ def is_copied(seen: levels.Seen) -> bool:
 
 
 async def lose_all(gang: Gang, *lost: int) -> None:
-    """Every process is killed, and these nodes are lost with their memory."""
+    """Kill all processes, and delete the memory of the nodes in `lost`."""
     await asyncio.gather(*(gang.kill(slot, say=slot in lost) for slot in range(3)))
     for slot in lost:
         shutil.rmtree(gang.tmp / f"m-{gang.uid}-{slot}-0")
@@ -68,7 +68,7 @@ async def test_the_loss_of_any_node_restores_without_the_store(
     async with a_gang(tmp_path) as gang:
         await gang.until(is_copied)
         reads.keys.clear()
-        # Its manifest tells a coordinator that has nothing else the seconds that were spent.
+        # If the coordinator's memory is lost, the next one reads the seconds spent so far from the manifest.
         reads.refuses = lost != 0
         await lose_all(gang, lost)
         seen = await gang.until(lambda s: s.epoch == 2 and s.running)
@@ -77,11 +77,11 @@ async def test_the_loss_of_any_node_restores_without_the_store(
         assert [key for key in read if key.startswith("chunks/")] == []
         assert len(read) <= (lost == 0), read
         sources = {slot: set(agent.pod.restored_from) for slot, agent in gang.agents.items()}
-        assert sources[lost] == {"peer"}, "it came with an empty memory"
+        assert sources[lost] == {"peer"}, "its memory was empty"
         assert set().union(*sources.values()) == {"memory", "peer"}
         await gang.reports()
         run_log = await gang.run_log()
-        assert [c.epoch for c in run_log.claims] == [1, 2], "one claim is all that is written"
+        assert [c.epoch for c in run_log.claims] == [1, 2], "the restore needs one claim only"
         await assert_exact(gang, 24)
 
 

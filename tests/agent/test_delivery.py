@@ -95,7 +95,7 @@ async def test_a_save_of_the_whole_follows_the_share_of_the_same_step_and_nothin
 
 
 async def test_whoever_takes_the_role_twice_gets_the_parts_twice() -> None:
-    """A second term starts without parts, in this agent as in another one."""
+    """Each term starts without parts, even if the same agent takes the role again."""
     first, second, third = Term("1"), Term("2"), Term("3")
     state: Any = AgentState(coordinator=None)
     async with delivering(state, {WHOLE.key: WHOLE}):
@@ -130,7 +130,7 @@ async def test_a_coordinator_that_stands_still_is_not_waited_for_once_another_ha
 
 
 async def test_a_part_that_another_term_took_is_sent_again() -> None:
-    """The role moved to a newer term before this agent learned of it."""
+    """The role has moved to a newer term, and this agent does not know it yet."""
     term = Term("newer")
     state = AgentState()
     async with an_agent(term) as address, delivering(state, {WHOLE.key: WHOLE}):

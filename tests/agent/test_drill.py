@@ -28,11 +28,11 @@ def incident(**changes: object) -> levels.RuntimeIncident:
 def test_it_kills_the_highest_rank_once_all_have_stepped_for_a_while():
     drill = Drill(workers=3)
     assert drill.choose(seen(0, running=False), PIDS) is None
-    assert drill.choose(seen(7, lives=(1, 1)), PIDS) is None, "one is not there yet"
+    assert drill.choose(seen(7, lives=(1, 1)), PIDS) is None, "one of three is missing"
     assert drill.choose(seen(7), PIDS) is None
     assert drill.choose(seen(6 + STEPS), PIDS) is None
     assert drill.choose(seen(7 + STEPS), PIDS) == 102
-    assert drill.choose(seen(8 + STEPS), PIDS) is None, "once"
+    assert drill.choose(seen(8 + STEPS), PIDS) is None, "it kills only once"
 
 
 def killed() -> Drill:
@@ -46,7 +46,7 @@ def killed() -> Drill:
 
 def test_it_is_over_when_all_train_again():
     drill, old = killed(), incident(id="old", open=False)
-    assert not drill.follow(seen(11, incidents=(old,)), 50.1), "nobody has noticed yet"
+    assert not drill.follow(seen(11, incidents=(old,)), 50.1), "the kill has no incident yet"
     assert not drill.follow(seen(11, incidents=(old, incident())), 50.2)
     closed = incident(open=False)
     assert not drill.follow(seen(14, lives=(1, 1), incidents=(old, closed)), 50.4)

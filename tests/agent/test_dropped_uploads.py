@@ -1,4 +1,4 @@
-"""A save whose room is given away while it is uploaded."""
+"""A save whose memory is reused while it is uploaded."""
 
 import asyncio
 import io
@@ -36,7 +36,7 @@ def an_upload_queue(store: GatedStore, folder: Path, listener: Listener) -> Uplo
 async def test_a_save_that_is_dropped_while_it_is_uploaded_is_never_reported(
     tmp_path: Path,
 ) -> None:
-    """The next save may have been written to its memory, so what the store got may be of both."""
+    """The next save may overwrite the memory during the upload, so the store may get a mix of both."""
     store, parts = GatedStore(), list[Part]()
     heard = asyncio.Event()
 
@@ -50,7 +50,7 @@ async def test_a_save_that_is_dropped_while_it_is_uploaded_is_never_reported(
         staged = [stage(tmp_path, epoch=1, step=step, rank=1, world=2) for step in (3, 6)]
         uploads.add(staged[0], 1)
         await asyncio.wait_for(store.begun.wait(), 30)
-        slot = os.open(staged[0].path, os.O_RDWR)  # the worker has it mapped
+        slot = os.open(staged[0].path, os.O_RDWR)  # as the worker, which has it mapped
         uploads.committed(1, 4)
         os.pwrite(slot, b"!" * 100, 0)  # the next save
         os.close(slot)
@@ -66,7 +66,7 @@ async def test_a_save_that_is_dropped_while_it_is_uploaded_is_never_reported(
 async def test_newer_saves_do_not_take_the_place_of_the_one_that_is_uploaded(
     tmp_path: Path,
 ) -> None:
-    """Else a store that is slower than the saves come would never get a whole one."""
+    """Otherwise a store slower than the interval of saves would never get a whole one."""
     store, parts = GatedStore(), list[Part]()
     heard, lost = asyncio.Event(), list[int]()
 

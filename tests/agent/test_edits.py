@@ -103,7 +103,7 @@ def test_all_members_of_an_epoch_are_told_the_same_units() -> None:
 
 
 async def test_a_shorter_hang_limit_reaches_the_ranks_that_train(tmp_path: Path) -> None:
-    """Their pods were made with a limit of five minutes, longer than this test waits."""
+    """The pods started with a limit of five minutes, longer than this test waits."""
     gang = Gang(tmp_path, 2, hang_seconds=300.0)
     gang.stub["STUB_MODE"] = f"hang:6:{tmp_path}/flag"
     async with gang:

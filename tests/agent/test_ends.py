@@ -105,7 +105,7 @@ async def test_a_worker_that_segfaults_in_the_same_step_again_and_again_ends_the
 
 
 async def test_four_kills_from_outside_in_the_same_step_do_not_end_the_job(tmp_path: Path) -> None:
-    """Like the OOM killer or a failing node: a job without progress is killed in the same step."""
+    """The OOM killer or a failing node kills a job that makes no progress in the same step each time."""
     gang = Gang(tmp_path, 2)
     (tmp_path / "kills").mkdir()
     gang.stub["STUB_MODE"] = f"killed:6:{tmp_path}/kills:4"

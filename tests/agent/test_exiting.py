@@ -1,4 +1,4 @@
-"""A worker that SIGKILL ends is proven dead while the kernel still frees its memory, with real processes."""
+"""A worker ended by SIGKILL is proven dead while the kernel still frees its memory. Uses real processes."""
 
 import asyncio
 import os
@@ -72,7 +72,7 @@ def test_a_process_that_was_reaped_does_not_count(child) -> None:
 
 
 def test_each_thread_has_to_exit(monkeypatch) -> None:
-    """The flags of this process, with the exit code of a killed one."""
+    """All threads but one seem to exit, with the exit code of SIGKILL."""
     read = exiting.read_stat
 
     def stat(folder: str) -> list[str]:
@@ -87,7 +87,7 @@ def test_each_thread_has_to_exit(monkeypatch) -> None:
 
 
 class Slow(Fixture):
-    """The kernel takes its time to free a killed worker's memory."""
+    """The kernel is slow to free a killed worker's memory."""
 
     def __init__(self, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(memory)
@@ -123,7 +123,7 @@ async def test_a_killed_worker_is_dead_before_its_memory_is_free(slow: Slow) -> 
     dead = await slow.death()
     assert dead.exit_text() == "killed by signal 9 (SIGKILL)"
     assert [e.life for e in workers.ended_lives()] == [1]
-    assert pid in workers.pids, "it is still to be reaped"
+    assert pid in workers.pids, "the process is not reaped yet"
     assert not dead.ended.is_set()
 
 

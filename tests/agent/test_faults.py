@@ -147,7 +147,7 @@ def test_every_error_of_cuda_is_judged_as_meant() -> None:
     device = {n for n, k in kinds.items() if k in (faults.Kind.DEVICE, faults.Kind.ABSENT)}
     code = {n for n, kind in kinds.items() if kind is faults.Kind.CODE}
     assert device == DEVICE
-    assert code - {53} == ON_THE_CODE, "53 is 719 in the words of an older CUDA"
+    assert code - {53} == ON_THE_CODE, "53 has the same text as 719 in an older CUDA"
 
 
 def test_every_line_can_match() -> None:

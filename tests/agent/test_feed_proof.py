@@ -49,7 +49,7 @@ def test_another_global_batch_at_the_next_sample_is_in_order_and_noted() -> None
 
 
 def test_samples_used_twice_are_counted_with_both_steps() -> None:
-    """A smaller global batch caused this when the position was computed from the step alone."""
+    """Regression: the position came from the step alone, so a smaller global batch repeated samples."""
     entries = ledger(PASS[:4], PASS[4:], PASS[4:6], PASS[6:])
     segments = (segment(1, 2), segment(3, 2, sample=4, global_batch=2))
     assert problems(entries, *segments) == ["feed 1: step 3 goes on with sample 4, but 8 came next"]

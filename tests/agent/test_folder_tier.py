@@ -75,16 +75,16 @@ async def test_what_a_killed_writer_left_goes_with_the_save_that_it_belonged_to(
     disk = a_disk(tmp_path)
     await disk.keep(OWNER, [a_save(BODY, step=3)], 0)
     left = await asyncio.to_thread(kill_a_writer, disk.folder / a_chunk().digest)
-    assert set(await disk.list()) == set(), "half a chunk is none"
+    assert set(await disk.list()) == set(), "half a chunk must not be listed"
     await disk.keep(OWNER, [a_save(OTHER, step=6)], 3)
-    assert left.exists(), "its writer might live"
+    assert left.exists(), "its writer might still be alive"
     await disk.keep(OWNER, [], 6)
     assert not left.exists()
 
 
 @pytest.fixture
 def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FolderTier]:
-    """Its lock is held, so each change waits for ever."""
+    """A disk whose lock is held, so that each change waits forever."""
     monkeypatch.setattr(folder_tier, "ANSWER_SECONDS", 0.2)
     disk = a_disk(tmp_path)
     disk.folder.mkdir(parents=True)

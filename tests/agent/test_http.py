@@ -1,4 +1,4 @@
-"""The agents' HTTP with real clients and servers: authentication, and what is read before it."""
+"""The agents' HTTP with real clients and servers: authentication, and how much is read before it."""
 
 import asyncio
 import secrets
@@ -75,7 +75,7 @@ async def test_a_wrong_token_is_refused_and_the_agent_says_so_once(
         async with PeerClient(address, "guess") as client:
             with pytest.raises(PeerError, match="401") as caught:
                 await ask(client)
-            assert caught.value.stranger, "who has not our token cannot prove that it refuses us"
+            assert caught.value.stranger, "it refuses without proof of our token"
     assert len(said) == 1
     assert "without proof of the job's token" in said[0]
 
@@ -185,7 +185,7 @@ async def test_the_answer_of_another_agent_that_a_stranger_passes_on_is_not_beli
             with pytest.raises(PeerError) as caught:
                 await ask(client)
         assert caught.value.stranger
-        assert stranger.relayed == ["401"], "the question was for another address: nobody took it"
+        assert stranger.relayed == ["401"], "the request was for another address"
 
 
 async def test_an_answer_that_was_recorded_is_not_believed_a_second_time() -> None:
@@ -356,7 +356,7 @@ async def test_out_of_descriptors_the_server_pauses_says_so_once_and_goes_on() -
                 assert b"ulimit -n" in await process.stdout.readline()
                 await asyncio.sleep(3 * accepting.PAUSE_SECONDS)  # the server retries meanwhile
                 process.stdin.write(b"\n")
-                assert (await asking).acting, "who waited in the backlog is answered"
+                assert (await asking).acting, "a client that waited in the backlog must be answered"
             again = (await process.stdout.readline()).decode().strip()
             assert again == "accepting connections again"
     finally:

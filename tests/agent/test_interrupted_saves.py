@@ -212,7 +212,7 @@ async def test_who_is_told_to_leave_stays_until_the_upload_that_fails_comes_thro
 async def test_a_part_that_cannot_be_had_is_said_and_the_next_save_is_taken(
     tmp_path: Path,
 ) -> None:
-    """Like a pod whose memory is full: one rank's part is missing, once."""
+    """One rank's part is missing once, as if its pod's memory were full."""
     gang = Gang(tmp_path, 2, save_every_seconds=1)
     gang.stub |= {"STUB_UNTIL": "200", "STUB_MODE": f"noroom:{tmp_path}/flag"}
     async with gang:
@@ -240,7 +240,7 @@ async def test_the_coordinator_and_a_rank_of_another_slot_are_lost_at_once(tmp_p
 
 
 def jumping(step: float) -> Callable[[], float]:
-    """Return a wall clock that jumps by `step` seconds at each call, and back when out of range."""
+    """Return a wall clock that jumps by `step` seconds at each call, and restarts when out of range."""
     now = [1_000_000_000.0]
 
     def look() -> float:

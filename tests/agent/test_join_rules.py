@@ -59,10 +59,10 @@ def test_a_member_is_ready_once_a_worker_waits_for_each_rank_that_it_lost():
     epoch = an_epoch(1, members=(a_member(0, lives=(1, 0, 0)),))
     assert is_ready(waiting(0, fresh=(0, 4, 2)), epoch)
     assert not is_ready(waiting(0, fresh=()), epoch)
-    assert not is_ready(waiting(0, fresh=(5, 4, 2)), epoch), "its rank 0 is in the epoch"
+    assert not is_ready(waiting(0, fresh=(5, 4, 2)), epoch), "its rank 0 is still in the epoch"
     assert not is_ready(waiting(0, incarnation=2, fresh=(0, 4, 2)), epoch)
     whole = an_epoch(1, members=(a_member(0, lives=(1, 1, 1)),))
-    assert not is_ready(waiting(0, fresh=(0, 4, 0)), whole), "its death is not dealt with yet"
+    assert not is_ready(waiting(0, fresh=(0, 4, 0)), whole), "the epoch still has the dead rank"
 
 
 def test_a_pod_some_of_whose_ranks_are_in_another_epoch_cannot_join():
@@ -239,7 +239,7 @@ def test_if_nobody_joins_its_part_goes_to_those_who_stay():
 def test_a_newcomer_joins_only_where_there_is_room():
     epoch = leave(an_epoch(3), 1)
     assert [m.slot for m in join_rules.choose_joining(epoch, joining(5, 6), 3)] == [5]
-    assert join_rules.choose_joining(an_epoch(3), joining(5), 3) == (), "nobody leaves after all"
+    assert join_rules.choose_joining(an_epoch(3), joining(5), 3) == (), "nobody leaves: no room"
     broken = an_epoch(2, members=(a_member(0, lives=(1, 0)), a_member(1, lives=(1, 1))))
     back = a_member(0, lives=(0, 4))
     assert join_rules.choose_joining(broken, (back, *joining(5)), 2) == (back,)

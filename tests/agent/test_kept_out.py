@@ -1,4 +1,4 @@
-"""Unit tests: workers that a claim names, and that are in the epoch which it continues."""
+"""Unit tests: workers that the newest claim names but that are still in the epoch before it."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_who_is_not_kept_out(report: AgentReport) -> None:
 
 def test_workers_that_the_claim_names_and_that_did_not_enter_it_are_kept_out() -> None:
     assert kept_out.list_kept_out([outside(), inside()], SECOND) == [outside()]
-    assert kept_out.list_kept_out([outside()], FIRST) == [], "it continues no epoch"
+    assert kept_out.list_kept_out([outside()], FIRST) == [], "this claim continues no epoch"
 
 
 def test_their_epoch_is_recovered_once_nobody_lives_in_the_claimed_one() -> None:
@@ -59,7 +59,7 @@ def test_their_epoch_is_recovered_once_nobody_lives_in_the_claimed_one() -> None
     assert rounds.find_unheard([outside()], None, SECOND) == EPOCH
     assert rounds.find_unheard([outside(), inside()], NEXT, SECOND) is None
     assert rounds.find_unheard([outside(), inside(state=State.DEAD)], NEXT, SECOND) == EPOCH
-    assert rounds.find_unheard([outside()], EPOCH, SECOND) is None, "it is being recovered"
+    assert rounds.find_unheard([outside()], EPOCH, SECOND) is None, "recovery has begun"
 
 
 def test_the_job_does_not_stop_before_they_are_heard() -> None:
@@ -69,7 +69,7 @@ def test_the_job_does_not_stop_before_they_are_heard() -> None:
     over = inside(state=State.DEAD, cut=2)
     assert waits(2, outside(), over) == {(1, 0)}
     assert waits(0, outside(), over) == {(1, 0)}
-    assert waits(1, outside(), over) == frozenset(), "their epoch was recovered"
+    assert waits(1, outside(), over) == frozenset(), "their epoch was recovered already"
 
 
 def test_an_agent_that_holds_nothing_of_the_epoch_that_never_began_is_not_ahead() -> None:
@@ -77,7 +77,9 @@ def test_an_agent_that_holds_nothing_of_the_epoch_that_never_began_is_not_ahead(
     assert not rounds.is_behind([dead, outside()], EPOCH, SECOND)
     assert rounds.is_behind([inside()], EPOCH, SECOND)
     stood = SECOND.chain[-1].last_step
-    assert not rounds.is_behind([replace(dead, staged=stood)], EPOCH, SECOND), "saved, then ended"
+    assert not rounds.is_behind([replace(dead, staged=stood)], EPOCH, SECOND), (
+        "it saved the step, then ended"
+    )
     saved = a_worker(state=State.DEAD, whole=stood)
     assert not rounds.is_behind([replace(dead, workers=(saved,))], EPOCH, SECOND)
     assert rounds.is_behind([replace(dead, staged=stood + 1)], EPOCH, SECOND)
@@ -137,4 +139,4 @@ def test_the_place_of_a_pod_in_an_epoch_that_continues_its_own() -> None:
     assert NEXT.place_after(1, (1, 0, 1)) == NEXT.members[0]
     assert NEXT.place_after(1, (0, 0, 1)) is None
     assert NEXT.place_after(3, (1, 0, 1)) is None
-    assert EPOCH.place_after(0, (1, 0, 1)) is None, "its members are new processes"
+    assert EPOCH.place_after(0, (1, 0, 1)) is None, "this epoch continues no other"

@@ -83,7 +83,7 @@ async def test_a_spare_takes_the_place_of_a_lost_agent(
     async def until_members(
         known: set[tuple[int, int]],
     ) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
-        """(slot, attempt) of two members, other than these, and of the spare that is ready meanwhile."""
+        """Wait for two members other than `known`, and a spare; return (slot, attempt) of both kinds."""
         async with asyncio.timeout(60):
             while True:
                 seen = run.launcher.seen
@@ -101,8 +101,8 @@ async def test_a_spare_takes_the_place_of_a_lost_agent(
     after, _ = await until_members(before)
     lost = max(before)  # ranks follow slot order
     assert lost not in after
-    # Usually the spare takes its place. All ranks restart here, so the slot's next agent can be ready as early, or
-    # both before the survivor; where the others go on in place the spare is first (tests/runtime/test_spares.py).
+    # Usually the spare takes the lost member's place. But all ranks restart here, so the slot's next agent can be ready
+    # as early, or both before the survivor. Recovery in place takes the spare (tests/runtime/test_spares.py).
     assert after <= before | spares | {(lost[0], lost[1] + 1)}
     assert await running == 0
 
@@ -169,8 +169,8 @@ async def test_an_agent_that_refuses_connections_is_killed_only_if_it_does_not_e
 async def test_no_agent_is_killed_because_the_launcher_stood_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after Ctrl-Z and fg: answers that it did not wait for are no misses. The other agent may take the stopped one
-    for lost.
+    """As after Ctrl-Z and fg: a call that timed out while the launcher stood still is no missed answer. The other agent
+    may take the stopped one for lost.
     """
     monkeypatch.setattr(launcher, "CALL_SECONDS", 2.0)
     monkeypatch.setattr(launcher, "LATE_SECONDS", 0.2)
@@ -181,7 +181,7 @@ async def test_no_agent_is_killed_because_the_launcher_stood_still(
     agent = pid_of_agent(int((await run.line(r"rank 1 runs as pid (\d+)"))[1]))
     for _ in range(launcher.MISSED_ANSWERS + 1):
         os.kill(agent, signal.SIGSTOP)
-        await asyncio.sleep(0.7)  # a call waits for its answer
+        await asyncio.sleep(0.7)  # the launcher has called the agent and waits for its answer
         time.sleep(2.5)  # noqa: ASYNC251
         os.kill(agent, signal.SIGCONT)
     assert await running == 0

@@ -24,7 +24,7 @@ async def test_a_round_that_does_not_start_is_burnt_and_another_is_opened() -> N
     gather._renew(term, turn)
     assert (turn.number, term.state.round, term.state.burnt) == (2, 2, 1)
     gather._renew(term, turn)
-    assert turn.number == 2, "the next one has the whole limit"
+    assert turn.number == 2, "the renewed round must get the full limit"
 
 
 def late(waited: float, *reports, trouble: bool = False):
@@ -39,7 +39,7 @@ def test_an_epoch_that_does_not_start_is_broken_and_names_who_has_not_begun() ->
     assert found is not None
     assert (found.cause, found.certain) == ("GroupBroken", False)
     assert "slot 1 has not started epoch 1 in 101 s" in found.message
-    assert late(101.0, started, other, trouble=True) is None, "a store that is away is waited for"
+    assert late(101.0, started, other, trouble=True) is None, "no limit while the store is away"
     assert late(101.0, started, stepping(1, state=State.TRACKED)) is None
 
 
@@ -56,7 +56,7 @@ async def test_a_boundary_that_nobody_confirms_is_given_up_and_said() -> None:
     assert "slot 1 did not answer" in term.state.notes[-1]
 
 
-# --- going on in place
+# --- continuing in place
 
 
 def test_losses_one_after_another_do_not_put_off_saves_by_seconds() -> None:
@@ -73,7 +73,7 @@ def test_a_job_below_its_minimum_is_short_since_the_first_loss_that_made_it_so()
     watch.short(True, 20.0)
     assert watch.renew(500.0).short(True, 520.0) == 500.0
     watch.short(False, 600.0)
-    assert watch.short(True, 700.0) == 0.0, "it had enough pods in between"
+    assert watch.short(True, 700.0) == 0.0, "there were enough pods at 600 s"
 
 
 async def test_a_save_that_is_due_does_not_wait_for_a_newcomer_that_gets_ready() -> None:
@@ -84,7 +84,7 @@ async def test_a_save_that_is_due_does_not_wait_for_a_newcomer_that_gets_ready()
     term.take(a_report(2, fresh=(1,), in_place=True))
     watch, workers = boundary_turn.Watch.start(0.0), [a_worker(), a_worker()]
     boundary_turn.settle(term, watch, workers, 29.0)
-    assert term.running.joining, "invited, and not ready yet"
+    assert term.running.joining, "the newcomer is invited, but not ready"
     assert term.running.boundary is None
     boundary_turn.settle(term, watch, workers, 31.0)
     assert term.running.boundary is not None
@@ -135,12 +135,12 @@ async def test_the_coordinator_s_own_pod_leaves_as_others_do_and_then_hands_over
     boundary_turn.settle(term, watch, [a_worker(), a_worker()], 2.0)
     assert term.running.leaving == ((0, 0, 1),)
     term.note_left()
-    assert not term.hands_over, "its worker is still a member"
+    assert not term.hands_over, "the coordinator's own worker is still a member"
     without = an_epoch(stage=Stage.RUNNING, number=2, members=(a_member(1),))
     over = term.state.incidents.close()
     term.change(term.state.with_incidents(over).begin_epoch(without))
     boundary_turn.settle(term, boundary_turn.Watch.start(0.0), [a_worker()], 3.0)
-    assert term.running.boundary is None, "nobody has to stop for it"
+    assert term.running.boundary is None, "handing over needs no boundary"
     term.note_left()
     assert term.hands_over
     term.hand_over()

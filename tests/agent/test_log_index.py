@@ -66,7 +66,7 @@ def test_an_entry_is_found_by_its_value() -> None:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Entry]:
-    """Logs of claims that resume any earlier commit, of any commits, and of any retirements."""
+    """Logs of claims, commits and retires in any order; each claim resumes any earlier commit."""
     entries: list[Entry] = [claim(1)]
     for _ in range(draw(st.integers(0, 25))):
         newest = [e for e in entries if isinstance(e, Claim)][-1]
@@ -138,7 +138,7 @@ def long_log(count: int) -> LogIndex:
 
 
 def ask(known: LogIndex) -> object:
-    """Query what one turn of the coordinator and one commit query."""
+    """Query all that the coordinator needs for one turn and one commit."""
     return (
         known.newest_resumable, known.newest_claim, known.restarts("uid"), known.done,
         known.next_epoch, known.find_commit(1, 7), known.is_retired("9/1"), len(known.standing),

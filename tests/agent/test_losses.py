@@ -34,7 +34,7 @@ async def test_a_killed_worker_costs_no_step(tmp_path: Path) -> None:
 
 
 async def test_a_restart_reads_no_chunk_from_the_store(tmp_path: Path) -> None:
-    """One pod has staged the whole state; the others get it from there, or hold a copy."""
+    """One pod has staged the whole state. The others read it from that pod, or hold a copy."""
     async with Gang(tmp_path, 3) as gang:
         await gang.until(lambda s: s.step >= 5)
         await die_between_two_steps(gang, 1)
@@ -73,12 +73,12 @@ async def test_a_held_copy_that_was_damaged_is_replaced(tmp_path: Path) -> None:
         for slot in (0, 1):
             await gang.start(slot, 0)
         await gang.reports()
-        assert gang.shown().count("chunk_mended") == 2, "that of a peer is verified on its way"
+        assert gang.shown().count("chunk_mended") == 2, "each pod repairs its own copy only"
         await assert_exact(gang, 20)
 
 
 def damage_held(folder: Path) -> list[Path]:
-    """The staged files that agents hold, all bytes changed."""
+    """Change all bytes of the staged files that agents hold; return the files."""
     files = [note.with_name(note.name.removesuffix(".held")) for note in folder.rglob("*.held")]
     for file in files:
         file.write_bytes(bytes(b ^ 1 for b in file.read_bytes()))
@@ -167,7 +167,7 @@ async def test_a_hung_rank_is_named_killed_and_recovered(tmp_path: Path) -> None
         assert "step 6" in seen.incidents[-1].message
         assert seen.incidents[-1].step == 5
         assert seen.incidents[-1].phases[0].name == "detect"
-        assert seen.incidents[-1].phases[0].ms >= 1000, "the hang itself is part of it"
+        assert seen.incidents[-1].phases[0].ms >= 1000, "the detection includes the hang itself"
         await gang.reports()
         await assert_exact(gang, 20)
 
@@ -175,7 +175,7 @@ async def test_a_hung_rank_is_named_killed_and_recovered(tmp_path: Path) -> None
 async def test_a_node_that_falls_silent_is_named_while_its_end_is_not_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Like a node without power: nothing proves its death until the operator declares it gone."""
+    """As for a node without power, nothing proves its death until the operator declares it gone."""
     for module in ("breaks", "recover"):
         monkeypatch.setattr(f"everstep_agent.coordinator.{module}.SILENT_SECONDS", 1.0)
     async with Gang(tmp_path, 3) as gang:
@@ -243,5 +243,5 @@ async def test_a_pod_whose_slot_has_a_newer_attempt_is_fenced(tmp_path: Path) ->
         assert ends[0].cause is report.Cause.DONE
         entries = (await gang.run_log()).entries
         claimed = next(i for i, e in enumerate(entries) if isinstance(e, log.Claim) and e.epoch > 1)
-        assert all(e.epoch > 1 for e in entries[claimed:]), "nothing of its epoch after the claim"
+        assert all(e.epoch > 1 for e in entries[claimed:]), "epoch 1 wrote after the claim"
         await assert_exact(gang, 20)

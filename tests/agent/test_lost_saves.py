@@ -39,7 +39,9 @@ async def test_a_last_save_that_is_given_up_is_taken_again(tmp_path: Path) -> No
         lost = gang.seen.incidents[-1]
         assert (lost.cause, lost.steps_lost, lost.open) == ("SaveLost", 0, False)
         assert "retired meanwhile" in lost.message
-        assert [c.epoch for c in (await gang.run_log()).claims] == [1], "no epoch was needed for it"
+        assert [c.epoch for c in (await gang.run_log()).claims] == [1], (
+            "the save needs no new epoch"
+        )
         await assert_exact(gang, UNTIL)
 
 

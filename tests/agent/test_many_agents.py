@@ -15,7 +15,7 @@ from everstep_contract import levels
 
 FEW, MANY = 32, 1024
 NOISE = 8
-"""Work that grows with the square of the agents would cost four times what is allowed."""
+"""The allowed factor. Work quadratic in the number of agents would cost four times as much."""
 
 
 def best(call: Callable[[], object]) -> float:
@@ -81,12 +81,12 @@ def test_a_report_costs_the_same_however_many_agents_there_are() -> None:
 def test_a_report_that_says_only_how_far_training_has_come_wakes_nobody() -> None:
     known = Reports()
     known.take(stepping(0, applied=5), 0.0)
-    assert known.changed.is_set(), "an agent that was not heard of before"
+    assert known.changed.is_set(), "the first report of an agent must wake the coordinator"
     known.changed.clear()
     known.take(replace(stepping(0, applied=6, phase=2, waiting=True), seconds={"step": 3.0}), 0.3)
     assert not known.changed.is_set()
     known.take(stepping(0, applied=6, state=State.DEAD, why="killed"), 0.4)
-    assert known.changed.is_set(), "a death is acted on at once"
+    assert known.changed.is_set(), "a death must wake the coordinator"
 
 
 @pytest.mark.parametrize(

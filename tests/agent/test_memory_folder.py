@@ -1,4 +1,4 @@
-"""A run's memory folder is removed by its own launcher, or by another after that one has died."""
+"""A run's memory folder is removed by its launcher, or by another launcher if that one has died."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""This pod's memory: its own staged saves, what a successor adopts of them, and how a checkpoint is restored from the
+"""This pod's memory: its staged saves, which of them the next agent adopts, and how a checkpoint is restored from the
 nearest tier that holds it.
 """
 
@@ -100,7 +100,7 @@ async def test_a_copy_that_has_no_room_gets_that_of_the_oldest_save(tmp_path: Pa
             none = Staged(epoch=1, step=step, path="", tensors=(), problem="full")
             uploads.give_up(none, 0, "full")
             assert [p.exists() for p in paths] == left
-            assert await memory.list(), "the copies of others stay as long as there is more to give"
+            assert await memory.list(), "copies of other pods' saves are deleted last"
         uploads.give_up(none, 0, "full")
         assert not await memory.list()
     finally:
@@ -123,7 +123,7 @@ async def test_the_next_agent_of_a_pod_adopts_what_was_held(tmp_path: Path) -> N
     assert await adopted.get(a_chunk()) == BODY
     assert [save.key for save in adopted.list_saves()] == [(1, 3)]
     await adopted.keep("slot-2", [], 0)
-    assert await is_right(adopted, a_chunk(OTHER)), "so are the copies of other pods' saves"
+    assert await is_right(adopted, a_chunk(OTHER)), "copies of others' saves are adopted"
 
 
 @pytest.mark.parametrize(

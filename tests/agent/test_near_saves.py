@@ -1,4 +1,4 @@
-"""Saves that stay in memory for a loss that leaves no whole copy of the model."""
+"""Saves that stay in memory, for a loss that leaves no whole copy of the model."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def test_they_are_made_where_one_loss_can_take_the_last_copy() -> None:
     assert is_wanted(an_epoch(2, SHARD), LIMIT)
     assert is_wanted(an_epoch(4, SHARD), LIMIT)
     assert is_wanted(an_epoch(1, ONE_RANK), LIMIT)
-    assert not is_wanted(an_epoch(2, ONE_RANK), LIMIT), "the other rank has all of it"
+    assert not is_wanted(an_epoch(2, ONE_RANK), LIMIT), "the other rank has a whole copy"
     assert not is_wanted(an_epoch(2, SHARD), 0)
     assert not is_wanted(an_epoch(2, SHARD, Stage.STARTING), LIMIT)
 
@@ -41,7 +41,7 @@ def test_none_is_made_just_before_a_save_at_an_interval_of_steps() -> None:
 
 
 class Clocked:
-    """Near saves of a job by a clock that stands still."""
+    """Near saves of a job on a clock that only the test moves."""
 
     def __init__(self) -> None:
         self.now, self.stalled = 100.0, 0.0
@@ -59,7 +59,7 @@ class Clocked:
         )
 
     def find_next(self) -> float:
-        """Seconds until the next is due."""
+        """Move the clock until the next one is due; return the seconds."""
         began = self.now
         while not self.is_due():
             self.now += 0.5
@@ -71,9 +71,9 @@ def test_what_a_loss_goes_back_to_is_never_older_than_the_limit() -> None:
     assert job.find_next() == 30
     job.arm(7)
     job.now += 4
-    assert not job.is_due(), "one is under way"
+    assert not job.is_due(), "one is in progress"
     assert job.follow(7) == 7
-    assert job.find_next() == 22, "4 s old already, and the next one takes as long"
+    assert job.find_next() == 22, "30 s less 4 s of age and 4 s for the next save"
 
 
 def test_one_that_takes_long_is_made_half_as_often_at_most() -> None:
@@ -103,7 +103,7 @@ def test_it_is_kept_once_it_lies_in_the_partners_memory_too() -> None:
     job.arm(9)
     assert job.follow(9, copied=7) == 7
     job.now += COPY_FACTOR * LIMIT
-    assert job.follow(9, copied=7) == 9, "copies that never come are not waited for"
+    assert job.follow(9, copied=7) == 9, "the wait for copies has a limit"
 
 
 def test_what_the_former_epoch_kept_is_gone_so_the_next_is_due_at_once() -> None:
@@ -119,7 +119,7 @@ def test_what_the_former_epoch_kept_is_gone_so_the_next_is_due_at_once() -> None
 
 
 def a_gang(folder: Path, **settings: object) -> Gang:
-    """One unit of two pods, whose last save alone is sent to the store by itself."""
+    """One unit of two pods. Only its last save is always uploaded; the near saves stay in memory."""
     gang = Gang(folder, 2, mesh=SHARD, max_redo_seconds=0.4, **settings)
     gang.stub |= {"STUB_UNTIL": "48", "STUB_STEP_MS": "50"}
     return gang
@@ -130,8 +130,8 @@ async def until_kept(gang: Gang, step: int) -> None:
 
 
 async def assert_continued(gang: Gang, least: int) -> None:
-    """From a near save of this step at least. The store had nothing before. An older near save may
-    be committed first.
+    """The job continued from a near save of step `least` or later, and the store had nothing before.
+    An older near save may be committed first.
     """
     await gang.until(lambda s: s.epoch >= 2 and s.running)
     run_log = await gang.run_log()
@@ -157,7 +157,7 @@ async def test_a_killed_rank_of_the_only_unit_costs_the_steps_since_the_last_nea
         assert not list_stored(gang), "a near save is not sent to the store"
         for slot in (0, 1):
             held = list((tmp_path / f"m-uid-1-{slot}-0/staging").glob(f"*{NAME}"))
-            assert 1 <= len(held) <= 3, "older ones are dropped"
+            assert 1 <= len(held) <= 3, "older near saves must be dropped"
         os.kill(gang.worker(1), signal.SIGKILL)
         await assert_continued(gang, 8)
         (incident,) = gang.seen.incidents
@@ -185,7 +185,7 @@ async def test_agents_that_are_killed_too_find_it_when_they_come_back(tmp_path: 
 async def test_a_pod_whose_container_ended_finds_its_part_when_it_comes_back(
     tmp_path: Path,
 ) -> None:
-    """Nobody has a copy of it, so at first the run seems to go back to its beginning."""
+    """No other pod has a copy of its part, so at first the run seems to go back to its beginning."""
     async with a_gang(tmp_path, peer_bandwidth=0) as gang:
         await gang.until(lambda s: s.kept_step >= 8)
         await gang.kill(1)

@@ -1,4 +1,4 @@
-"""What counts of the time in which a rank makes no progress."""
+"""Which part of the time without progress counts against a rank."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ ASLEEP = Usage(state="S", on_core=1.0, queued=0.0)
 
 
 def after(*usages: Usage | None, mark: Mark = MARK, every: float = 0.1) -> Progress:
-    """One look for each of these, at equal distances."""
+    """The progress after one look for each of `usages`, `every` seconds apart."""
     found, now = Progress(), 10.0
     for usage in usages:
         found, now = progress.look(found, mark, usage, now), now + every
@@ -91,7 +91,7 @@ SUM = replace(MARK, kind=Stretch.SUM)
 
 
 def look(mark: Mark, *, until: float, worker_looks: bool = True) -> Progress:
-    """Ten looks a second of the agent, and of a worker that waits for a sum."""
+    """The progress if the agent, and a worker that waits for a sum, look ten times a second."""
     found, now = Progress(), mark.at
     while now <= until:
         found = progress.look(
@@ -113,7 +113,7 @@ def test_one_that_no_longer_looks_is_overdue_like_one_that_computes():
 
 def test_for_how_long_nothing_moves_is_told_by_the_worker_not_by_the_clock():
     assert progress.measure_still(replace(SUM, looked=11.5)) == 1.5
-    assert progress.measure_still(SUM) == 0, "it has not looked since"
+    assert progress.measure_still(SUM) == 0, "the worker has not looked since"
     assert progress.measure_still(replace(MARK, looked=11.5)) == 0
 
 

@@ -14,7 +14,7 @@ async def test_a_save_on_the_way_is_refused_and_the_job_trains_on(tmp_path: Path
         assert seen.refused == "NaN or infinite values in weight"
         assert "no checkpoint of step 10: NaN or infinite values in weight" in seen.notes
         await gang.reports()
-        assert not gang.seen.refused, "a later one was committed"
+        assert not gang.seen.refused, "a later checkpoint was committed, which clears the refusal"
         assert [c.step for c in (await gang.run_log()).commits] == [5, 15, 20]
         await assert_exact(gang, 20)
 

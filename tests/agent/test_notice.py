@@ -1,6 +1,4 @@
-"""SIGTERM of every pod, where the store is too slow for the notice: nothing is lost that a memory or a disk still
-holds.
-"""
+"""All pods get SIGTERM, and the store is too slow for it. Nothing is lost that some memory or disk holds."""
 
 import asyncio
 import time
@@ -18,13 +16,13 @@ from runtime import a_paced_script
 
 NOTICE = 10.0
 GRACE = 9.0
-"""What the operator hands on of such a notice."""
+"""The part of the notice that the operator passes on to the agents."""
 STEPS = 200
 LONG = pytest.mark.long
 
 
 class SlowStore:
-    """Chunks take far longer than the notice, until it is over."""
+    """The upload of a chunk takes far longer than the notice, until the test sets `over`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.over, put = False, Retrying.put
@@ -45,7 +43,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> SlowStore:
 
 
 class OnNodes(Gang):
-    """Each pod finds a disk of its node; the next pods are on each other's nodes."""
+    """Each pod uses its node's disk. A slot's next attempt runs on the other slot's node."""
 
     async def start(self, slot: int, attempt: int, **changes: object) -> Agent:
         disk = self.tmp / f"node-{(slot + attempt) % 2}"
@@ -58,7 +56,7 @@ def paced(gang: Gang) -> Gang:
 
 
 async def leave(gang: Gang, apart: float) -> int:
-    """SIGTERM of both pods. The furthest step that any worker has applied."""
+    """Send SIGTERM to both pods; return the furthest step that any worker has applied."""
     await gang.until(lambda s: s.step >= 5)
     for slot in (0, 1):
         gang.agents[slot].leave()

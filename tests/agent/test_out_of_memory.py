@@ -1,4 +1,4 @@
-"""A rank that the kernel ended for want of memory is told from one that somebody killed."""
+"""Everstep distinguishes a rank that the kernel's OOM killer ended from one that somebody else killed."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ from everstep_agent.pod.out_of_memory import (
 )
 
 UNLIMITED = "9223372036854771712"
-"""What cgroup v1 shows where there is no limit."""
+"""The limit that cgroup v1 shows if none is set."""
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -31,7 +31,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 
 def fake(folder: Path, limit: str = "1073741824") -> MemoryGroup:
-    """No process has been ended yet."""
+    """A memory cgroup of which the kernel has ended no process yet."""
     write(folder, {"memory.events": "low 0\noom 0\noom_kill 0\n", "memory.max": limit + "\n"})
     return MemoryGroup(events=folder / "memory.events", limit=folder / "memory.max")
 
@@ -131,7 +131,7 @@ for now, script in enumerate((others, eat)):
 
 
 def test_the_kernels_own_end_is_recognized(small_group: Path) -> None:
-    """Of two processes that SIGKILL ends, the kernel ends the second one."""
+    """SIGKILL ends two processes; the OOM killer sends it to the second one."""
     told = subprocess.run(
         [sys.executable, "-c", ENDED_BY_THE_KERNEL, str(small_group)],
         capture_output=True, text=True, timeout=60, check=True,

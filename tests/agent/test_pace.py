@@ -1,4 +1,4 @@
-"""Repeated often after news, seldom in a quiet job."""
+"""Calls are frequent after news and rare in a quiet job."""
 
 import asyncio
 

@@ -33,7 +33,7 @@ async def test_of_two_halves_that_reach_the_store_one_goes_on_and_the_other_is_f
     tmp_path: Path, network: Network, least: int
 ) -> None:
     gang = SplitGang(tmp_path, 2, gang_seconds=2.0)
-    # The half that goes on must not finish before the other looks, which would find the job done.
+    # The half that continues must not finish before the other reads the log, or that one finds `done` instead.
     gang.stub |= {"STUB_STEP_MS": "80", "STUB_UNTIL": "100"}
     async with gang:
         gang.want(min_workers=least)
@@ -45,7 +45,7 @@ async def test_of_two_halves_that_reach_the_store_one_goes_on_and_the_other_is_f
         await gang.start(CUT_OFF, 1)
         end = await asyncio.wait_for(zombie, 180)
         assert end.cause is report.Cause.FENCED
-        # It ends by what it finds first: the other half's claim or its slot's next attempt.
+        # It ends because of what it finds first: the other half's claim, or its slot's next attempt.
         words = {"the claim": f"without slot {CUT_OFF}", "the attempt": "attempt 1 of slot"}
         assert sum(text in end.message for text in words.values()) == 1, end.message
         assert not worker.alive
@@ -63,7 +63,7 @@ async def test_a_member_that_was_away_comes_back_with_what_it_alone_holds(
     tmp_path: Path, network: Network
 ) -> None:
     """The link is cut longer than silence may last; meanwhile the other member loses its worker."""
-    # The cut-off half commits what it holds: the other must not wait for that save any more.
+    # The cut-off half commits what it holds. If the other half still waited for that save, the test would time out.
     async with SplitGang(tmp_path, 2, drain_seconds=600) as gang:
         await gang.until(lambda s: s.step >= 5)
         assert gang.seen.coordinator is not None

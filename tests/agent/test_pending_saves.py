@@ -110,9 +110,9 @@ def test_one_that_lacks_a_part_is_lost_at_once(saves: Saves) -> None:
 def test_one_that_does_not_come_is_lost_after_a_while_in_which_nothing_came(saves: Saves) -> None:
     wait, limit = last_save.Wait(), last_save.LAST_SAVE_SECONDS
     assert find(saves, wait, 0.0) is None
-    assert find(saves, wait, limit - 1, trouble=True) is None, "a store that is away is waited for"
+    assert find(saves, wait, limit - 1, trouble=True) is None, "no limit while the store is away"
     saves.add(part(20))
-    assert find(saves, wait, limit + 5) is None, "a part came"
+    assert find(saves, wait, limit + 5) is None, "the new part starts the limit again"
     assert find(saves, wait, 2 * limit) is None
     found = find(saves, wait, 2 * limit + 10)
     assert found is not None
@@ -136,7 +136,7 @@ def test_the_full_state_of_a_unit_is_complete_with_what_each_of_its_ranks_holds(
     def complete(*whole: int) -> int:
         return members.find_complete(epoch, [stepping(s, whole=n) for s, n in enumerate(whole)])
 
-    assert complete(12, 0, 0, 12) == 0, "one of each unit"
+    assert complete(12, 0, 0, 12) == 0, "the two ranks with a full state are of different units"
     assert complete(0, 0, 12, 12) == 12
     assert complete(12, 0, 12, 14) == 12
     assert members.find_complete(epoch, [stepping(2, whole=12)]) == 0

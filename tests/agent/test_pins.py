@@ -1,4 +1,4 @@
-"""Pinned checkpoints: which name a commit gets, what retention leaves alone, and giving a name up."""
+"""Pinned checkpoints: which name a commit gets, what retention keeps, and how a name is removed."""
 
 import json
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_a_name_that_was_given_up_still_shows_its_checkpoint() -> None:
 
 
 def test_a_reader_that_knows_no_pins_can_read_the_log() -> None:
-    """It ignores the fields, so the kinds of entries must stay the four."""
+    """An older reader ignores unknown fields, but not unknown kinds of entries. So pins add no kind."""
     raw = json.loads(log.encode(commit(1, 2, pins=["first"])))
     assert (raw["kind"], raw.pop("pins")) == ("commit", ["first"])
     assert log.decode(json.dumps(raw)) == commit(1, 2)
@@ -93,7 +93,7 @@ def test_a_name_is_used_once_even_if_it_was_given_up() -> None:
     (note,) = pins.ask(["first"], 8, index)
     assert note.startswith("step 8 is not pinned as first: the run has pinned step 2")
     assert pins.list_due(8, index) == []
-    assert pins.ask(["first"], 2, index) == [], "the same request, repeated"
+    assert pins.ask(["first"], 2, index) == [], "a repeated request must not be reported"
 
 
 @pytest.mark.parametrize("name", ["a", "epoch-12", "0", "a" * 63])
@@ -115,7 +115,7 @@ def store() -> UnreliableStore:
 
 
 async def saved(store: ObjectStore, folder: Path) -> ARun:
-    """Steps 2 (pinned), 4 and 6, of which one is kept."""
+    """A run with checkpoints of the steps 2 (pinned), 4 and 6."""
     run = ARun(store, folder)
     await run.claim(1)
     await run.save(2, pins=["first"])
@@ -144,7 +144,7 @@ async def test_retention_keeps_the_chunks_of_a_pin_until_it_is_given_up(
     only = await chunks_of(store, pinned) - await chunks_of(store, newest)
     assert only <= set(await store.list())
     target = open_store("memory://", "", {})
-    assert (await fork.fork_run(store, target, 2)).step == 2, "all of its chunks are there"
+    assert (await fork.fork_run(store, target, 2)).step == 2, "all of its chunks are kept"
     given_up = await tool.unpin(store, "first")
     assert (given_up.step, given_up.before) == (2, False)
     await tidy(run)
@@ -180,9 +180,8 @@ async def test_unpinning_meets_a_coordinator_that_takes_the_same_place(
     entry = build_unpin(log_of_the_tool.index, "first")
     assert entry is not None
     await log_of_the_tool.append(entry)
-    await run.save(
-        8, since=6
-    )  # the coordinator has not read the tool's entry, and takes the next place
+    # The coordinator has not read the tool's entry and appends after it.
+    await run.save(8, since=6)
     assert [type(e).__name__ for e in run.log.entries[-2:]] == ["Retire", "Commit"]
     again = await tool.unpin(store, "first")
     assert again.before
@@ -218,7 +217,7 @@ async def test_the_operator_asks_for_a_checkpoint_and_sees_it(tmp_path: Path) ->
         await gang.reports()
         index = (await gang.run_log()).index
         assert index.pins["before-lunch"].manifest == pinned.manifest
-        assert len([c for c in index.commits if c.pins]) == 1, "it asks all the time, and gets one"
+        assert len([c for c in index.commits if c.pins]) == 1, "the repeated request pins once"
         await assert_exact(gang, 60)
 
 
@@ -229,7 +228,9 @@ async def test_a_script_pins_the_step_that_it_names(tmp_path: Path) -> None:
         await gang.reports()
         index = (await gang.run_log()).index
         assert {n: c.step for n, c in index.pins.items()} == {"epoch-1": 7}
-        assert {c.step for c in index.commits} <= {5, 7, 10, 15, 20, 25, 30}, "no save besides"
+        assert {c.step for c in index.commits} <= {5, 7, 10, 15, 20, 25, 30}, (
+            "only step 7 is saved besides"
+        )
 
 
 async def test_if_the_save_that_a_script_pins_fails_a_later_one_is_pinned(

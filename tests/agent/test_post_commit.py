@@ -1,4 +1,4 @@
-"""Read-backs after commits: one runs, one waits, and the newest wins."""
+"""Read-backs after commits: one runs, and only the newest waits."""
 
 import asyncio
 import io
@@ -16,7 +16,7 @@ NOBODY = ReadBacks(list, lambda: None, time.monotonic)
 
 
 class SlowStore:
-    """Replaces the retention; its reads wait until the test lets them end."""
+    """Replaces the retention. Its reads wait for the test."""
 
     blocked = ""
 
@@ -54,7 +54,7 @@ async def test_saves_that_come_faster_than_they_are_read_back_do_not_queue() -> 
         await asyncio.sleep(0)
         store.may_end.set()
         await asyncio.gather(*works)
-    assert store.read == [1, 8], "what was read when the others came, then the newest"
+    assert store.read == [1, 8], "after the running one, only the newest is read"
     assert after.good is not None
     assert after.good.step == 8
     assert "step 2 to 7" in " ".join(after.notes)

@@ -147,7 +147,7 @@ def test_a_failed_worker_is_as_good_as_dead():
 
 
 def of_units(*steps, committed=120, **changes):
-    """Decide for two units of two ranks, parked at these steps; None: that rank is dead."""
+    """Decide for two units of two ranks that are parked at these steps; None means that the rank is dead."""
     ranks = [
         a_rank(r, 0, alive=False, parked=False, sound=False) if at is None else a_rank(r, at)
         for r, at in enumerate(steps)
@@ -163,7 +163,7 @@ def test_the_first_whole_unit_at_the_furthest_step_saves():
 
 
 def test_a_step_counts_only_if_all_ranks_of_the_unit_have_reached_it():
-    """Rank 0 has applied a step whose vector rank 1 never got: it is lost unless the other unit has it."""
+    """Rank 0 has applied a step whose vector rank 1 never got. The step is lost unless the other unit has it."""
     assert of_units(127, 126, 127, 127) == Saver(rank=2, step=127)
     assert of_units(127, 126, 126, 126) == Saver(rank=2, step=126)
     found = of_units(127, 126, None, 127)
@@ -209,7 +209,7 @@ def test_an_unreachable_rank_is_waited_for_only_if_its_unit_may_be_whole():
     over = of_units(None, 126, None, 126, rank_1=silent(1), waited=900.0)
     assert isinstance(over, postmortem.Nothing)
     behind = of_units(126, 120, None, 126, rank_0=silent(0), waited=900.0)
-    assert isinstance(behind, postmortem.Nothing), "the other of its unit stands at the commit"
+    assert isinstance(behind, postmortem.Nothing), "rank 1 of that unit is not ahead of the commit"
 
 
 def test_tensor_and_shard_ranks_form_one_unit():
@@ -220,7 +220,7 @@ def test_tensor_and_shard_ranks_form_one_unit():
 
 
 def known_as(kind, rank):
-    """A rank of a unit in one of the states in which a decision can find it, all beyond the commit of step 5."""
+    """A rank in one of the possible states, always beyond the commit of step 5."""
     match kind:
         case "dead":
             return a_rank(rank, 6, alive=False, parked=False, sound=False)
@@ -236,7 +236,9 @@ KINDS = ("dead", "silent", "unsound", "failed", "behind", "ahead")
 
 
 def expect(units):
-    """The decision by its definition: a whole unit, furthest first; else a unit that may be whole; else nothing."""
+    """The decision by its definition: the furthest whole unit saves; else wait for a unit that may be whole; else
+    nothing.
+    """
     whole = [(kinds[0], -n) for n, kinds in enumerate(units) if {*kinds} in ({"behind"}, {"ahead"})]
     if whole:
         kind, n = max(whole, key=lambda found: (found[0] == "ahead", found[1]))
@@ -269,5 +271,5 @@ def test_a_rank_that_waits_for_a_lost_one_within_its_unit_is_ended():
     assert postmortem.list_hopeless([parked, lost, *others], Mesh(shard=2)) == ()
     silent = a_rank(1, 5, reachable=False, parked=False)
     assert postmortem.list_hopeless([waits, silent, *others], Mesh(shard=2)) == (), (
-        "it may come back"
+        "the silent rank may come back"
     )

@@ -20,7 +20,7 @@ def test_interruptions_without_a_new_step_add_up() -> None:
 
 
 def test_a_step_that_is_taken_again_is_no_progress() -> None:
-    """Both agents are lost before a checkpoint: each time the run repeats the same steps."""
+    """Both agents are lost before each checkpoint, so the run repeats the same steps."""
     found = Interruptions().reach(50)
     for number in range(3):
         found = found.add(float(number)).reach(40).reach(50)

@@ -1,4 +1,4 @@
-"""All pods of a job read each checkpoint back together: real agents, and a folder as the store."""
+"""The pods of a job read each checkpoint back together. Real agents, with a folder as the store."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from everstep_contract import levels
 
 
 class Traffic:
-    """Which slot wrote and read which chunk. Reads of some slots may be held up, or writes damaged."""
+    """Records which slot wrote and read which chunk. Can delay a slot's reads and damage its writes."""
 
     def __init__(self) -> None:
         self.slot_of: Callable[[Retrying], int] = lambda store: -1
@@ -24,9 +24,9 @@ class Traffic:
         self.read: list[tuple[int, str]] = []
         self.held_up: set[int] = set()
         self.damages: set[int] = set()
-        """Slots whose chunks arrive damaged."""
+        """Slots whose writes are damaged."""
         self.reached = asyncio.Event()
-        """A read was held up."""
+        """Set once a read is delayed."""
 
 
 @pytest.fixture

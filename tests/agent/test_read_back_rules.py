@@ -1,4 +1,4 @@
-"""Who reads which chunks of a checkpoint back: by value."""
+"""Unit tests: which pod reads which chunks of a checkpoint back."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ def begin(*uploaders: int | None, sizes: Sequence[int] = ()) -> Turn:
 
 
 def shares(turn: Turn) -> dict[int, list[int]]:
-    """Slot → places."""
+    """The places to read, by slot."""
     found: dict[int, list[int]] = {}
     for place, (slot, _, _) in sorted(turn.readers.items()):
         found.setdefault(slot, []).append(place)
@@ -79,7 +79,7 @@ def test_what_a_lost_pod_has_not_read_goes_to_the_others_and_nothing_else_moves(
     first = plan_turn(begin(1, 1, 2, 2, 0, 0), [pod(0), pod(1), pod(2)], 0.0)
     read, rest = (places := shares(first)[2])[0], places[1]
     turn = plan_turn(plan_turn(first, [pod(0), pod(1), pod(2, read)], 1.0), [pod(0), pod(1)], 2.0)
-    assert read not in turn.unread, "what it has read stays read"
+    assert read not in turn.unread, "a chunk that the lost pod had read must not be read again"
     assert turn.readers[rest][0] in (0, 1)
     kept = {p: r for p, r in first.readers.items() if p not in (read, rest)}
     assert kept.items() <= turn.readers.items()
@@ -92,7 +92,7 @@ def test_a_pod_without_progress_loses_its_share_and_one_with_progress_does_not()
     assert len(shares(turn)) == 2
     turn = plan_turn(turn, [pod(0, mine[0]), pod(1)], SLOW_SECONDS + 1)
     assert list(shares(turn)) == [0]
-    # It gets nothing back while another can read.
+    # The slow pod gets no share again while another pod can read.
     turn = plan_turn(turn, [pod(0, *mine), pod(1)], SLOW_SECONDS + 2)
     assert list(shares(turn)) == [0]
 

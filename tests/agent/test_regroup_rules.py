@@ -1,4 +1,4 @@
-"""Unit tests: how the survivors of a loss go on in the same step."""
+"""Unit tests: how the survivors of a loss continue in the same step."""
 
 from dataclasses import replace
 
@@ -152,8 +152,8 @@ def test_it_waits_for_a_member_that_has_not_answered(reports, message):
 
 
 def test_no_survivor_counts_before_it_has_joined_the_next_epoch_or_after_it_joined_a_later_one():
-    """Regression: a coordinator that had been cut off claimed an epoch of a worker that trained in
-    the epoch of another coordinator by then.
+    """Regression: a coordinator that had been cut off claimed an epoch with a worker that by then
+    trained in another coordinator's epoch.
     """
     asked = an_epoch(2, stage=Stage.HOLD, successor=7)
     joined = [replace(held(0), joined=7), held(1)]
@@ -166,7 +166,7 @@ def test_no_survivor_counts_before_it_has_joined_the_next_epoch_or_after_it_join
 
 
 def test_the_next_epoch_knows_the_newest_commit_whoever_made_it():
-    """Regression: a save of a step that another coordinator had committed was tried again for ever."""
+    """Regression: a coordinator retried forever to save a step that another one had committed."""
     epoch = an_epoch(2, committed=4)
     commit = Commit(epoch=1, token="t", step=9, manifest="m", digest="d")
     assert regroup_rules.note_commit(epoch, commit).committed == 9
@@ -196,13 +196,13 @@ def test_a_pod_that_lost_some_of_its_ranks_goes_on_with_the_others():
     survivors, plan = regroup_rules.decide_regroup(epoch, reports)
     assert [(m.slot, m.lives) for m in survivors] == [(0, (1, 0, 1)), (1, (0, 1, 0))]
     assert isinstance(plan, Plan)
-    assert sorted(plan.shares) == [0, 2, 4], "ranks of the former epoch"
+    assert sorted(plan.shares) == [0, 2, 4], "the plan must use the ranks of the former epoch"
     after = regroup_rules.continue_epoch(epoch, survivors, plan, number=2, token="n")
     assert after.world == 3
     assert [m.ranks for m in after.members] == [{0: 0, 2: 1}, {1: 2}]
     assert after.in_place is not None
     assert after.in_place.shares == (plan.shares[0], plan.shares[2], plan.shares[4])
-    assert [i.rank for m in after.members for i in m.ids()] == [0, 2, 1], "local ranks, in the log"
+    assert [i.rank for m in after.members for i in m.ids()] == [0, 2, 1], "the log has local ranks"
 
 
 def test_ranks_of_larger_pods_are_counted_through():

@@ -45,8 +45,8 @@ class Worker:
 
 @dataclass
 class Coordinator:
-    """A real server and group store. The next `failures` calls fail: after they took effect if
-    `heard`, before that otherwise.
+    """A real server and group store. The next `failures` calls fail: with `heard` after they took
+    effect, otherwise before.
     """
 
     group: GroupStore = field(default_factory=GroupStore)
@@ -121,7 +121,7 @@ async def test_a_key_that_cannot_be_set_fails_the_ranks_next_request_at_once(
 async def test_a_late_key_of_a_former_epoch_fails_no_request_of_the_present_one(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A formation that a second loss has interrupted may still run in another thread."""
+    """After a second loss, the interrupted formation may still run in another thread."""
     monkeypatch.setattr(relay, "REACH_SECONDS", 0.5)
     scene.coordinator.failures = 1000
     scene.send(replace(SET, epoch=SET.epoch - 1))
@@ -141,7 +141,7 @@ async def test_what_must_not_be_done_twice_is_not_repeated(scene: Scene) -> None
 
 
 async def test_once_its_epoch_is_over_a_rank_waits_for_no_coordinator(scene: Scene) -> None:
-    """A frozen coordinator holds the call, and its successor has cut the epoch."""
+    """A frozen coordinator does not answer the call, and its successor has cut the epoch."""
     scene.coordinator.held = True
     scene.send(GET, 1)
     await asyncio.wait_for(scene.coordinator.came.wait(), 10)

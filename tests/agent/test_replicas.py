@@ -1,4 +1,4 @@
-"""Which ranks differ from the majority, and in what."""
+"""Which ranks' state differs from the majority's, and in which tensors."""
 
 import base64
 import struct
@@ -17,8 +17,8 @@ def told(part: int, *values: int) -> PartDigests:
 
 
 def a_save(world: int, damaged: dict[tuple[int, int], int] | None = None) -> list[Part]:
-    """Part p has the tensors p.a and p.b with the digests 10 and 20; `damaged`: (rank, part) → the
-    digest that this rank tells of that part's b.
+    """Part p has the tensors p.a and p.b with the digests 10 and 20. `damaged` maps (rank, part) to
+    the digest that this rank reports of that part's b instead.
     """
     damaged = damaged or {}
     return [

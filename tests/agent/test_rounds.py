@@ -63,7 +63,7 @@ def test_an_epoch_has_whole_units_and_the_rest_are_spares():
     wanted = wanting(8, min_workers=4)
     reports = [a_report(s) for s in range(8)]
     assert slots_of(decide(reports, wanted, **FOUR)) == list(range(8))
-    assert slots_of(decide(reports[1:], wanted, **FOUR)) == [4, 5, 6, 7], "neighbours"
+    assert slots_of(decide(reports[1:], wanted, **FOUR)) == [4, 5, 6, 7], "neighbors form a unit"
     assert slots_of(decide([reports[s] for s in (0, 2, 3, 6)], wanted, **FOUR)) == [0, 2, 3, 6]
     waits = decide(reports[:3], wanted, **FOUR)
     assert isinstance(waits, rounds.Wait)
@@ -80,7 +80,7 @@ def test_neighbours_form_a_unit_and_what_is_left_forms_others():
     wanted, pairs = wanting(4, min_workers=2), FOUR | {"mesh": Mesh(shard=2)}
     assert slots_of(decide([a_report(s) for s in (0, 2, 3)], wanted, **pairs)) == [2, 3]
     found = decide([a_report(s) for s in (0, 2, 3, 5)], wanted, **pairs)
-    assert slots_of(found) == [0, 5, 2, 3], "units follow their lowest slots"
+    assert slots_of(found) == [0, 5, 2, 3], "units are ordered by their lowest slots"
     assert isinstance(found, rounds.Start)
     assert [(m.node_rank, m.first) for m in found.members] == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
@@ -95,7 +95,7 @@ def test_the_units_of_which_the_most_pods_trained_before_go_on():
     assert chosen(4, 2, 3, 4, 5) == [2, 3, 4, 5]
     assert chosen(4, 1, 4, 5) == [0, 1, 4, 5]
     assert chosen(2, 1, 2, 4, 5) == [4, 5]
-    assert chosen(2, 3, 5) == [2, 3], "the lowest slots of equals"
+    assert chosen(2, 3, 5) == [2, 3], "of equal choices the lowest slots count"
 
 
 def test_pods_that_hold_whole_units_count_one_by_one():
@@ -121,7 +121,7 @@ def test_spares_are_the_pods_beside_a_running_epoch_whose_workers_wait_for_one()
     def spares(epoch, **changes):
         return [r.slot for r in rounds.list_spares(epoch, reports, wanting(2, **changes))]
 
-    assert spares(epoch) == [2], "the next pod of a lost member is none yet"
+    assert spares(epoch) == [2], "the next pod of a lost member is no spare yet"
     assert spares(epoch, leave=(2,)) == []
     assert spares(an_epoch(2, joining=(a_member(2),))) == []
     assert spares(an_epoch(2, stage=Stage.HOLD)) == []

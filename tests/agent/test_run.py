@@ -21,8 +21,8 @@ class Command:
         self.text = ""
 
     async def line(self, pattern: str) -> re.Match[str]:
-        """Return the first matching line, among those already read and those to come: lines of
-        different agents arrive in any order.
+        """Return the first matching line, past or to come. Lines of different agents arrive in any
+        order.
         """
         assert self.process.stdout is not None
         if found := re.search(pattern, self.text):
@@ -185,7 +185,7 @@ def test_units_that_cannot_be_are_told_with_the_fix(
 
 
 async def test_a_unit_that_survives_a_kill_saves_the_run(everstep, tmp_path: Path):
-    """Rank 1 dies while the others wait for it in step 6: both ranks of unit 1 applied step 5."""
+    """Rank 1 dies while the others wait for it in step 6. Both ranks of unit 1 have applied step 5."""
     kills = tmp_path / "kills"
     kills.mkdir()
     once = f"killed:6:{kills}:1"
@@ -232,7 +232,7 @@ async def test_an_agent_that_is_told_to_end_in_a_recovery_costs_no_step(everstep
     assert await command.end() == 0
     assert re.search(r"rank 1 .* killed by signal 9", command.text)
     recoveries = re.findall(r"(?:recovered|moved) in .*", command.text)
-    assert len(recoveries) == 1, f"one recovery for both:\n{command.text}"
+    assert len(recoveries) == 1, f"both losses must be one recovery:\n{command.text}"
     assert "steps lost: 0" in command.text
     assert re.search(r"agent of slot \d: left", command.text)
     verify = await everstep("verify", "everstep-store/stub_worker")

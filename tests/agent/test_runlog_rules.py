@@ -170,10 +170,10 @@ def test_a_pod_is_over_when_the_newest_claim_has_its_successor_or_calls_it_gone(
     assert "attempt 1 of slot 1" in rules.why_pod_is_over(newest, "uid", 1, 0)
     assert "declared gone" in rules.why_pod_is_over(newest, "uid", 2, 0)
     assert rules.why_pod_is_over(newest, "uid", 2, 1) == "", "the next attempt may join"
-    assert rules.why_pod_is_over(newest, "other", 1, 0) == "", "another job's slots are not ours"
+    assert rules.why_pod_is_over(newest, "other", 1, 0) == "", "the claim is another job's"
     assert rules.why_pod_is_over(None, "uid", 1, 0) == ""
     ended = replace(claim(2), left_out=a_left_out("its agent reported its end"))
-    assert rules.why_pod_is_over(ended, "uid", 2, 0) == "", "its next worker may join"
+    assert rules.why_pod_is_over(ended, "uid", 2, 0) == "", "the pod's next worker may join"
 
 
 def a_left_out(why: str) -> tuple[LeftOut, ...]:
@@ -187,8 +187,8 @@ def test_a_claim_that_is_heard_of_late_begins_nothing_once_a_newer_one_stands() 
 
 
 def test_live_state_behind_the_newest_commit_may_not_be_continued() -> None:
-    """Regression: a coordinator that had stood still continued its own epoch behind the checkpoint
-    that another had saved meanwhile, which became void.
+    """Regression: a coordinator that had stood still continued its own epoch behind a checkpoint that
+    another one had committed meanwhile. That checkpoint became void.
     """
     chain = (ChainLink(epoch=1, last_step=10), ChainLink(epoch=2, last_step=15))
     assert "step 16 (epoch 2) is ahead" in rules.why_behind(commit(2, 16), chain)
@@ -212,7 +212,7 @@ def test_a_claim_that_never_began_is_found_by_the_epoch_that_it_continues() -> N
 
 @pytest.mark.parametrize("judge", ["may_claim", "build_left_out"])
 def test_a_claim_is_judged_in_as_many_steps_as_it_has_members(judge: str) -> None:
-    """Half of an epoch is dead: each member is looked up instead of compared with every proof."""
+    """With half of the members dead, each member must be looked up, not compared with every proof."""
 
     def work(size: int) -> int:
         old, new = claim(1, range(size)), [member(s) for s in range(size // 2)]

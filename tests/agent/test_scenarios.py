@@ -66,7 +66,7 @@ async def test_who_leaves_before_a_recoverys_first_step_has_an_incident_of_its_o
         await gang.until(lambda s: s.step >= 1)
         os.kill(gang.worker(1), signal.SIGKILL)
         await gang.until(lambda s: s.epoch == 2 and s.running)
-        assert gang.seen.incidents[-1].open, "its first step is still to come"
+        assert gang.seen.incidents[-1].open, "the first step of epoch 2 is still to come"
         gang.want(leave=(2,), incident="inc-1")
         await gang.until(lambda s: s.left)
         await gang.kill(2, say=False)
@@ -97,7 +97,7 @@ async def test_the_coordinators_own_slot_can_leave(tmp_path: Path) -> None:
 
 
 async def test_a_coordinator_that_leaves_has_its_heir_begin_the_next_epoch(tmp_path: Path) -> None:
-    """If it began that epoch itself, its own leaving would end the epoch again."""
+    """If it began that epoch itself, it would end the epoch again when it leaves."""
     async with Gang(tmp_path, 3) as gang:
         await gang.until(lambda s: s.step >= 3)
         assert gang.seen.coordinator is not None
@@ -163,7 +163,7 @@ async def test_when_all_have_heard_of_the_end_nobody_lingers(tmp_path: Path, sto
             gang.want(stop=levels.Stop.SUSPEND)
         await gang.until(lambda s: s.done or s.stopped)
         began = time.monotonic()
-        gang.want(hazard_per_hour={0: 1.0})  # an outdated message
+        gang.want(hazard_per_hour={0: 1.0})  # too late to matter
         await gang.reports()
         assert time.monotonic() - began < role.LINGER_SECONDS - 1.0
 

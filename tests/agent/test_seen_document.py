@@ -84,10 +84,12 @@ def test_a_coordinator_hands_over_once_its_own_pod_has_left_and_there_are_others
     over, gone = an_epoch(stage=Stage.OVER), (levels.Left(slot=0, attempt=0, epoch=1, step=8),)
     peers = wanting(1, peers=(levels.Peer(slot=1, attempt=0, address="a"),))
     assert seen_document.hands_over((0, 0), gone, wanting(2), over)
-    assert seen_document.hands_over((0, 0), gone, peers, None), "one that has yet to join counts"
-    assert not seen_document.hands_over((0, 0), gone, wanting(1), None), "nobody else is there"
+    assert seen_document.hands_over((0, 0), gone, peers, None), "a pod that has yet to join counts"
+    assert not seen_document.hands_over((0, 0), gone, wanting(1), None), "there is no other pod"
     assert not seen_document.hands_over((0, 0), (), wanting(2), over)
-    assert not seen_document.hands_over((1, 0), gone, wanting(2), over), "another slot has left"
+    assert not seen_document.hands_over((1, 0), gone, wanting(2), over), (
+        "it is slot 0 that has left"
+    )
 
 
 def test_what_every_rank_notes_is_said_once_by_the_first_rank():

@@ -1,4 +1,4 @@
-"""Rules for the source code, checked in the source code."""
+"""Rules for the source code, checked by reading it."""
 
 import ast
 from collections.abc import Iterator

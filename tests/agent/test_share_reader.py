@@ -1,4 +1,4 @@
-"""A pod reads its share of a checkpoint back: from the store, within its budget, after its uploads."""
+"""A pod reads its share of a checkpoint back from the store, within its budget, after its uploads."""
 
 import asyncio
 import io
@@ -86,7 +86,7 @@ async def test_it_reads_its_share_and_nothing_else(store: UnreliableStore, tmp_p
         await rig.until(lambda: not rig.reader.report().left)
         assert rig.reader.report().read == ((0, 2),)
         assert rig.read_keys == rig.chunks[:2]
-        assert rig.slept, "the second chunk is sent once the first is paid for"
+        assert rig.slept, "the second read must wait until the budget allows it"
 
 
 async def test_the_same_level_again_reads_nothing_again_and_a_larger_share_only_the_rest(
@@ -131,7 +131,7 @@ async def test_a_store_that_does_not_answer_is_told_and_waited_for(
         store.away = True
         rig.reader.follow(rig.share(((0, 1),)), ME)
         await rig.until(lambda: rig.reader.error)
-        assert rig.reader.report().problem == "", "that is no evidence against the checkpoint"
+        assert rig.reader.report().problem == "", "the checkpoint may be intact"
         store.away = False
         await rig.until(lambda: not rig.reader.report().left)
         assert rig.reader.error is None
@@ -162,4 +162,4 @@ async def test_after_the_read_back_it_stops_and_still_says_what_it_has_read(
         rig.reader.follow(rig.share(((0, 1),)), ME)
         await rig.until(lambda: not rig.reader.report().left)
         rig.reader.follow(None, ME)
-        assert rig.reader.report().read == ((0, 1),), "another coordinator need not ask again"
+        assert rig.reader.report().read == ((0, 1),), "the next coordinator asks for it"

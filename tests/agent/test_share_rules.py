@@ -1,4 +1,4 @@
-"""Unit tests: who computes what of a reduction that is under way when a unit is lost."""
+"""Unit tests: who computes what in the current reduction after a unit is lost."""
 
 import itertools
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ SHARD, TENSOR, BOTH = Mesh(shard=2), Mesh(tensor=2), Mesh(shard=2, tensor=2)
 
 
 def share_out(held, micro_batches):
-    """Single ranks."""
+    """Share out among units of one rank."""
     shared = share_rules.share_out({r: Begun.of(s) for r, s in held.items()}, micro_batches)
     assert isinstance(shared, Shared)
     assert (shared.passes, shared.begun) == ({}, {})
@@ -46,7 +46,7 @@ def test_a_rank_keeps_a_share_that_is_larger_than_the_others():
 def test_each_micro_batch_once_survivors_keep_theirs_and_the_largest_share_is_smallest(
     micro_batches,
 ):
-    """For every way in which two or three ranks can hold some of the micro-batches."""
+    """For every way in which two or three ranks can hold the micro-batches or leave some to nobody."""
     for ranks in (2, 3):
         for owners in itertools.product(range(-1, ranks), repeat=micro_batches):
             have = [[i for i, o in enumerate(owners) if o == r] for r in range(ranks)]
@@ -71,7 +71,7 @@ def test_fillers_that_a_rank_has_begun_count_as_passes():
     shared = share_rules.share_out(begun, 6, SHARD)
     assert isinstance(shared, Shared)
     assert shared.shares == {0: ((0, 1),), 1: ((1, 3),), 4: ((3, 5),), 5: ((5, 6),)}
-    assert shared.passes == {0: 2, 2: 2}, "by unit: the rest goes where no pass is added"
+    assert shared.passes == {0: 2, 2: 2}, "by unit; the rest must add no pass"
 
 
 def test_ranks_that_compute_the_same_get_the_same_and_the_late_one_begins_as_the_other_did():
@@ -93,7 +93,7 @@ def test_ranks_that_should_compute_the_same_and_do_not_cannot_go_on():
 
 
 class Job:
-    """Units in pods of one rank each. What a rank does with its orders is the product's `Membership`."""
+    """Units in pods of one rank each. The runtime's own `Membership` acts for each rank."""
 
     def __init__(self, mesh: Mesh, units: int, micro_batches: int) -> None:
         world = units * mesh.unit
@@ -106,13 +106,13 @@ class Job:
         ]
 
     def begin(self, which: Iterable[bool]) -> None:
-        """Those of them begin that are between two loops."""
+        """Let the ranks in `which` begin the next loop, unless they are in one."""
         for rank, begins in enumerate(which):
             if begins and self.ranks[rank].begun is None and self.ranks[rank].rescue is None:
                 self.act(rank, "begin", self.micro_batches)
 
     def complete(self, which: Iterable[bool]) -> None:
-        """The reduction that all have begun."""
+        """Let the ranks in `which` complete the current reduction."""
         for rank, completes in enumerate(which):
             if completes:
                 self.act(rank, "complete", self.level.number, (7.0,))
@@ -123,7 +123,7 @@ class Job:
                 self.act(rank, "take_rescue")
 
     def lose(self, unit: int) -> None:
-        """The others go on."""
+        """Lose this unit; the others continue."""
         lost = self.mesh.list_unit_of(unit * self.mesh.unit)
         staying = [r for r in range(len(self.ranks)) if r not in lost]
         plan = self.plan(staying)
@@ -150,13 +150,13 @@ class Job:
         return plan
 
     def act(self, rank: int, name: str, *args: object) -> Any:
-        """What the rank tells."""
+        """Let the rank act; return the first frame that it sends."""
         done = act(Membership, self.ranks[rank], name, *args)
         self.ranks[rank] = done.kept
         return next(iter(done.sent), None)
 
     def check(self) -> None:
-        """Each micro-batch once, in lockstep."""
+        """Assert that each micro-batch is computed once, in lockstep."""
         self.take_vectors([True] * len(self.ranks))
         self.begin([True] * len(self.ranks))
         done: list[int] = []
@@ -201,7 +201,7 @@ def test_so_it_is_after_a_second_loss_before_all_have_begun(mesh: Mesh):
 
 
 def test_so_it_is_while_some_have_yet_to_take_the_vector_of_the_reduction_before():
-    """At two losses in a row: a rank has begun the next one, and its sibling lacks the vector."""
+    """Two losses in a row, in which a rank has begun the next reduction and its sibling lacks the vector."""
     for complete, begun in itertools.product(all_ways(3), repeat=2):
         for taken, later in itertools.product(all_ways(2), repeat=2):
             job = Job(TENSOR, 3, 7)

@@ -19,7 +19,7 @@ NEVER = 99.0
 
 
 def doubted(*ranks: tuple[dict[str, object], float], **changes: object) -> list[int]:
-    """Slots of the members that are asked; ranks with the age of their agents' reports."""
+    """Return the slots of the members that are asked. `ranks` come with the age of their agents' reports."""
     reports = [(stepping(n, **of), age) for n, (of, age) in enumerate(ranks) if age < NEVER]
     return [m.slot for m in silence_rules.list_doubted(an_epoch(len(ranks), **changes), reports)]
 
@@ -54,7 +54,7 @@ def test_of_an_epoch_that_holds_whoever_says_nothing_is_asked():
     assert doubted(*ranks, stage=Stage.HOLD) == [1, 2]
     forms = {"stage": Stage.STARTING, "in_place": InPlace(former=1, applied=5, reductions=5)}
     assert doubted(*ranks, **forms) == [1, 2]
-    assert doubted(*ranks, stage=Stage.STARTING) == [], "new processes take their time"
+    assert doubted(*ranks, stage=Stage.STARTING) == [], "new processes may take long to start"
 
 
 def claim_of(of: EpochLevel, **changes: object) -> log.Claim:
@@ -75,7 +75,7 @@ def test_a_majority_of_the_newest_claim_goes_on_without_the_rest():
     epoch = an_epoch(4)
     newest = claim_of(epoch)
     assert outvoted(epoch, newest, [0]) == [0]
-    assert outvoted(epoch, newest, [2, 3]) == [2, 3], "of two halves the one with the lowest slot"
+    assert outvoted(epoch, newest, [2, 3]) == [2, 3], "the half with the lowest slot wins"
     assert outvoted(epoch, newest, [0, 1]) == []
     assert outvoted(epoch, newest, [3], lost=(1,)) == [3]
     assert outvoted(epoch, newest, [3], lost=(0,)) == [], "a dead member has no vote"
@@ -128,7 +128,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 NOWHERE = "127.0.0.1:1"
-"""Nothing listens there."""
+"""No process listens there."""
 
 
 async def test_who_does_not_answer_is_silent_until_it_reports(brief: None):

@@ -1,4 +1,4 @@
-"""Starting workers and proving their end, with real processes."""
+"""Starts workers and proves their end. Uses real processes."""
 
 import asyncio
 import gc
@@ -74,7 +74,7 @@ def is_gone(pid: int) -> bool:
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not true():  # noqa: ASYNC110 other processes raise no event here
+        while not true():  # noqa: ASYNC110 other processes set no event here
             await asyncio.sleep(0.01)
 
 
@@ -205,7 +205,7 @@ SHOW_LIMITS = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE)
 async def test_the_agent_may_open_all_files_that_it_can_and_the_worker_has_the_limit_as_it_was(
     tmp_path: Path,
 ) -> None:
-    """Container runtimes start with a limit of 1024; a coordinator has two connections per pod."""
+    """Container runtimes set a limit of 1024, and a coordinator has two connections per pod."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lower = (512, before[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, lower)

@@ -24,7 +24,7 @@ def written(spent: SpentTime) -> Manifest:
 def test_an_agent_that_outlives_its_coordinator_counts_once() -> None:
     first = SpentTime().update([told(0, 10.0), told(1, 12.0)])
     heir = read_spent_time(written(first), same_job=True)
-    assert heir.total() == {"step": 22.0}, "before anybody has reported to it"
+    assert heir.total() == {"step": 22.0}, "the sum before the first report"
     assert heir.update([told(1, 15.0)]).total() == {"step": 25.0}
     assert heir.update([told(0, 11.0), told(1, 15.0)]).total() == {"step": 26.0}
 
@@ -36,7 +36,7 @@ def test_what_a_life_that_is_over_has_spent_stays() -> None:
     heir = read_spent_time(written(first), same_job=True)
     assert heir.update([told(0, 10.0), told(1, 4.0, incarnation=2)]).total() == {"step": 26.0}
     again = heir.update([told(1, 12.0)])
-    assert again.total() == {"step": 25.0}, "the older life, heard of late, is settled"
+    assert again.total() == {"step": 25.0}, "the older life, reported late, must not count twice"
 
 
 def test_another_jobs_agents_report_no_more() -> None:

@@ -84,7 +84,7 @@ def test_an_unclaimed_epoch_is_continued_if_its_claim_can_still_follow() -> None
     epoch = replace(EPOCH, number=2, token="t2", successor=3, unclaimed=(second,))
     told = [replace(r, epoch=2, joined=3) for r in (survivor(0), survivor(1), dead(2))]
     assert why(*told, epoch=epoch) == ""
-    assert why(*told, epoch=epoch, claims=(FIRST, second)) == "", "its claim was appended meanwhile"
+    assert why(*told, epoch=epoch, claims=(FIRST, second)) == "", "its claim is in the log now"
     rival = a_claim(2, members=IDS, token="rival")
     assert "continues epoch 1" in why(*told, epoch=epoch, claims=(FIRST, rival))
 
@@ -110,7 +110,7 @@ def test_newcomers_never_step_first() -> None:
 
 
 def test_an_epoch_that_steps_first_is_adopted_and_waited_for() -> None:
-    """A coordinator that knows of neither its claim nor its level."""
+    """The coordinator knows neither the epoch's claim nor its level."""
     second = a_claim(2, members=IDS, chain=(log.ChainLink(epoch=1, last_step=5),))
     level = an_epoch(3, number=2, token="t2", unclaimed=(second,))
     steps = a_report(1, epoch=2, fresh=(), workers=(a_worker(),), held=level)

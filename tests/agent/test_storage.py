@@ -1,4 +1,4 @@
-"""One test suite for every kind of store: memory, a folder, a real S3 server."""
+"""One suite for every kind of store: memory, a folder, a real S3 server."""
 
 import asyncio
 import hashlib

@@ -66,7 +66,7 @@ async def test_what_a_killed_writer_left_is_in_no_list_and_collected(tmp_path: P
     assert left.parent == tmp_path / "run" / ".staging"
     store = open_store(f"file://{tmp_path}", "run", {})
     assert await store.list() == []
-    assert left.exists(), "its writer might live"
+    assert left.exists(), "its writer might still be alive"
     await store.put(KEY, b"y")
     assert await store.list() == [KEY]
     os.utime(left, times=(left.stat().st_atime, left.stat().st_mtime - 2 * 3600))

@@ -20,7 +20,7 @@ class CheckThenPut(UnreliableStore):
 
 
 class TidiedOnce(UnreliableStore):
-    """Another job's coordinator deletes what lies under probe/ between two writers, in one race."""
+    """Another job's coordinator deletes everything under probe/ between two writes of one race."""
 
     tidies = 0
 

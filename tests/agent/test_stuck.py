@@ -29,7 +29,7 @@ async def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def get_stuck(gang: Gang) -> int:
-    """Wait until the process that SIGKILL does not end hangs; return its pid."""
+    """Wait until the worker hangs and SIGKILL cannot end it; return its pid."""
     await gang.until(lambda s: s.step >= 5)
     pid = gang.worker(1)
     await gang.until(lambda _: (gang.tmp / "flag").exists())
@@ -57,9 +57,9 @@ async def test_the_others_save_and_go_on_once_the_operator_has_replaced_the_pod(
 
     early = report.decode((gang.tmp / "report-uid-1-1-0").read_bytes())
     assert early is not None
-    assert early.cause is report.Cause.PROCESS_STUCK, "written while the agent still runs"
+    assert early.cause is report.Cause.PROCESS_STUCK, "the agent writes it before it ends"
     assert not gang.tasks[1].done()
-    assert len((await gang.run_log()).claims) == 1, "it is not proven dead: nobody may leave it out"
+    assert len((await gang.run_log()).claims) == 1, "a process that is not proven dead was left out"
 
     gang.stub["STUB_MODE"] = ""
     gang.agents[3], stuck = gang.agents[1], gang.tasks.pop(1)
@@ -69,7 +69,7 @@ async def test_the_others_save_and_go_on_once_the_operator_has_replaced_the_pod(
     await gang.until(lambda s: s.epoch == 2 and s.running, seconds=60)
     found = await asyncio.wait_for(stuck, 30)
     assert (found.cause, found.exit_code()) == (report.Cause.PROCESS_STUCK, report.EXIT_FOR_GOOD)
-    assert runs(pid), "its agent has ended before it"
+    assert runs(pid), "the agent must end although the process still runs"
     del gang.tasks[3]
     ends = await gang.reports()
     assert {r.cause for r in ends.values()} == {report.Cause.DONE}

@@ -36,7 +36,7 @@ async def test_a_newcomer_saves_what_the_only_survivor_holds_though_that_one_mus
         seen = await gang.until(lambda s: s.left)
         assert (seen.left[0].slot, seen.left[0].attempt) == (living, 0)
         assert seen.left[0].step >= 5
-        assert seen.epoch == 1, "the operator takes no word of an older epoch"
+        assert seen.epoch == 1, "the operator ignores reports of an older epoch"
         await gang.kill(living, say=False)
         gang.want(leave=(), gone=(*gang.wanted.gone, levels.SlotAttempt(slot=living, attempt=0)))
         await gang.start(living, 1)
@@ -48,7 +48,7 @@ async def test_a_newcomer_saves_what_the_only_survivor_holds_though_that_one_mus
 async def test_a_coordinator_that_could_hear_of_no_epoch_adopts_the_one_that_still_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the survivor were too busy to answer when the newcomer asks for a running epoch."""
+    """The survivor seems too busy to answer when the newcomer asks for a running epoch."""
     monkeypatch.setattr(follower, "choose_witness", lambda answers, known: None)
     async with Gang(tmp_path, 2) as gang:
         await gang.until(lambda s: s.step >= 5)
@@ -116,7 +116,7 @@ async def test_when_every_pod_was_replaced_the_operators_incident_goes_on(tmp_pa
 
 async def test_when_every_container_was_restarted_the_steps_lost_are_said(tmp_path: Path) -> None:
     gang = Gang(tmp_path, 2, save_every_steps=8)
-    gang.stub["STUB_STEP_MS"] = "60"  # killed before the next save, which would be finished
+    gang.stub["STUB_STEP_MS"] = "60"  # killed before the next save, which a restart would commit
     async with gang:
         await gang.until(lambda s: s.committed and s.committed.step == 8 and s.step >= 10)
         pages = read_pages(tmp_path)

@@ -1,6 +1,4 @@
-"""The suite that every tier passes: memory, disk, peer and store hold chunks; all but the store delete what nobody
-needs.
-"""
+"""One suite for every tier: memory, disk, peer and store. All but the store delete chunks that nobody needs."""
 
 import asyncio
 import contextlib
@@ -109,7 +107,7 @@ async def test_several_may_put_the_same_chunk_at_once(
 
 
 async def put_again(case: Case, body: bytes) -> None:
-    """Pieces of one owner that meet in a peer's memory are refused, not mixed."""
+    """Put a chunk; a peer refuses it while another piece of the same owner arrives."""
     with contextlib.suppress(BlockingIOError):
         await case.tier.put(a_chunk(body), body)
 
@@ -132,7 +130,7 @@ async def test_a_tier_that_cannot_be_written_says_so(
 def test_a_tier_without_room_refuses_and_keeps_what_it_has(
     tmp_path: Path, make: MakeCase, trouble: str
 ) -> None:
-    """On a tmpfs of 1 MiB in a mount namespace of its own."""
+    """Uses a tmpfs of 1 MiB in a separate mount namespace."""
     script = f'mount -t tmpfs -o size=1m none "{tmp_path}" && exec "$@"'
     apart = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
     if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
@@ -217,7 +215,7 @@ async def test_no_name_leads_out_of_a_tier(
 
 
 async def test_chunks_of_another_epochs_chain_are_deleted(tmp_path: Path, pool: Pool) -> None:
-    """Epoch 8 continues from step 3 of epoch 1; what came beyond it, or of another epoch at this step, is void."""
+    """Epoch 8 continues from step 3 of epoch 1. Later saves, and saves of other epochs at that step, are void."""
     new = b"of epoch 8 itself"
     void = b"of a gang that was cut off"
     for make in (tier_given.memory_case, tier_given.disk_case):

@@ -3,7 +3,7 @@ from everstep_contract.position import Position
 
 
 def test_every_second_of_a_rank_that_died_is_charged_once():
-    """Start at 0, last write of its page at 4, death at 5, cut at 7, next epoch at 10."""
+    """It starts at 0, writes its page last at 4, dies at 5, is cut at 7; the next epoch starts at 10."""
     ledger = TimeLedger()
     ledger.page(0, 1, Position(seconds={"step": 3.0, "wait": 1.0}))
     ledger.tail(0, 1, 5.0, "detect")

@@ -1,4 +1,4 @@
-"""Unit tests: who sends the state to which newcomer, and how long a newcomer is waited for."""
+"""Unit tests: who sends the state to which newcomer, and how long the coordinator waits for a newcomer."""
 
 import pytest
 
@@ -11,7 +11,7 @@ MIB = 2**20
 
 
 def waiting(slot: int, **changes: object):
-    """A pod whose workers take the state."""
+    """A pod whose workers receive the state."""
     return a_report(slot, **({"in_place": True, "fresh": ()} | changes))
 
 
@@ -72,7 +72,7 @@ def test_a_newcomer_that_is_there_is_not_lost():
 
 
 def follow(*told: tuple[float, int], expected: int = 900 * MIB):
-    """The reasons at the end, where slot 2 has told these (time, MiB received)."""
+    """The reasons at the end, after slot 2 has reported these (time, MiB received)."""
     progress: dict = {}
     for now, received in told:
         reports = [waiting(2, received=received * MIB, expected=expected)]

@@ -1,4 +1,4 @@
-"""A save that was staged and not yet uploaded when everything was killed: committed or dropped by the log's rules."""
+"""A save that was staged but not uploaded when everything was killed is committed or dropped by the log's rules."""
 
 import asyncio
 import shutil
@@ -29,7 +29,7 @@ MEMBERS = tuple(
 def decide(
     *saves: tuple[int, int, int], committed: int = 10, whole: bool = False, mesh: Mesh = ONE_RANK
 ) -> int | None:
-    """The step, for saves as (epoch, step, rank) that two pods of two ranks report."""
+    """The step to finish, if two pods of two ranks report these saves: (epoch, step, rank)."""
     told = [UnsentSave(epoch=e, step=s, rank=r, whole=whole) for e, s, r in saves]
     reports = [a_report(0, unsent=tuple(told[::2])), a_report(1, unsent=tuple(told[1::2]))]
     found = decide_unfinished(a_claim(3, members=MEMBERS), committed, reports, mesh)
@@ -68,7 +68,7 @@ def test_what_is_committed_already_is_not_finished_again() -> None:
 
 
 def test_a_save_of_another_epochs_chain_is_not_finished() -> None:
-    """Epoch 2 was cut off when 3 claimed, and 4 never claimed."""
+    """Epoch 2 was cut off when epoch 3 was claimed; epoch 4 was never claimed."""
     for epoch in (2, 4):
         assert decide(*((epoch, 12, rank) for rank in range(4))) is None
 
@@ -77,7 +77,7 @@ def test_a_save_of_another_epochs_chain_is_not_finished() -> None:
 
 
 class Outage:
-    """The store takes no chunk of a step from this one on, until it is over."""
+    """The store refuses the chunks of `step` and later steps until the test sets `over`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
         self.over, put = False, Retrying.put

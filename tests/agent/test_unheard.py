@@ -1,4 +1,4 @@
-"""What a coordinator may conclude if no agent reports the epoch that the run log has."""
+"""What a coordinator may conclude if no agent reports the newest epoch of the run log."""
 
 from agent.given import a_report, an_epoch, stepping, wanting
 from everstep_agent.coordinator import rounds
@@ -33,7 +33,7 @@ def test_whose_workers_are_over_holds_nothing():
 def test_what_somebody_said_before_the_claim_tells_nothing_of_its_epoch():
     assert unheard(a_report(0), a_report(1, joined=1)) == {(0, 0), (1, 0)}
     assert unheard(a_report(0, joined=2), a_report(1, joined=2)) == frozenset(), (
-        "they joined another"
+        "both have joined another epoch"
     )
 
 
@@ -53,7 +53,7 @@ def test_who_comes_over_to_us_has_spoken_anew():
     waits = unheard(a_report(0))
     assert waits == {(0, 0), (1, 0)}
     before = rounds.list_reported(waits, [a_report(0), a_report(2)])
-    assert before == {((0, 0, 1), 0)}, "slot 2 is not waited for"
+    assert before == {((0, 0, 1), 0)}, "slot 2 is no member of the claim"
     assert rounds.list_reported(waits, [stepping(0), a_report(2)]) != before
     assert rounds.list_reported(waits, [a_report(0), stepping(1)]) != before
 

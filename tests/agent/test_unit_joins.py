@@ -17,7 +17,7 @@ PAIRS = Mesh(shard=2)
 
 
 def pairs(*slots: int, pod: int = 1, **changes: object) -> EpochLevel:
-    """Two ranks a unit; units in this order."""
+    """An epoch of units of two ranks, with the slots in this order."""
     members = [a_member(s, lives=(1,) * pod) for s in slots]
     return an_epoch(members=place_members(members, max(1, 2 // pod)), mesh=PAIRS, **changes)
 
@@ -63,11 +63,11 @@ def test_a_slot_waits_for_its_neighbour_if_that_is_about_to_get_ready():
     assert invite(epoch, ready, coming={1, 3}) == []
     assert invite(epoch, [waiting(0), waiting(4)], coming={3}) == [(0, (3,)), (4, (3,))]
     ready += [waiting(3)]
-    assert invite(epoch, ready, coming={1}) == [(2, (3,)), (3, (3,))], "neighbours first"
+    assert invite(epoch, ready, coming={1}) == [(2, (3,)), (3, (3,))], "neighbors come first"
 
 
 def test_if_one_process_of_an_invited_unit_ends_the_other_is_invited_again_once_it_is_replaced():
-    """Its groups were formed with the one that ended."""
+    """The other process formed its groups with the one that ended."""
     epoch = pairs(2, 3, joining=joining(0, 1))
     prepares = waiting(0, fresh=())
     assert invite(epoch, [prepares, waiting(1, fresh=())]) == [(0, (3,)), (1, (3,))]
@@ -161,7 +161,9 @@ def claim_of(epoch: EpochLevel):
 def test_the_units_that_stay_whole_must_be_able_to_claim_without_the_silent_one():
     two, three = pairs(0, 1, 2, 3), pairs(0, 1, 2, 3, 4, 5)
     last, first = two.members[3].id, two.members[0].id
-    assert silence_rules.list_outvoted(two, claim_of(two), {last}, ()) == {last}, "the lowest slot"
+    assert silence_rules.list_outvoted(two, claim_of(two), {last}, ()) == {last}, (
+        "the lowest slot wins"
+    )
     assert silence_rules.list_outvoted(two, claim_of(two), {first}, ()) == frozenset()
     assert silence_rules.list_outvoted(three, claim_of(three), {first}, ()) == {first}
     both = {three.members[0].id, three.members[2].id}
@@ -190,7 +192,7 @@ def test_the_rest_of_a_silent_members_unit_waits_for_it_in_a_way_that_looks_like
 
 
 def hung(*ranks: dict[str, object], age: float = 0.1) -> list[int]:
-    """`age`: of the report of slot 1, in seconds."""
+    """Return the slots that are cut out. `age` is that of slot 1's report, in seconds."""
     reports = [
         (a_report(n, epoch=1, workers=(a_worker(**r),)), age if n == 1 else 0.1)
         for n, r in enumerate(ranks)
@@ -205,15 +207,15 @@ WAITS: dict[str, object] = {"waiting": True}
 
 def test_of_a_unit_that_makes_no_progress_the_rank_that_is_stopped_is_cut_out():
     assert hung(OVERDUE, STOPPED, WAITS, WAITS) == [1]
-    assert hung(OVERDUE, OVERDUE, WAITS, WAITS) == [0, 1], "nobody knows which it is"
+    assert hung(OVERDUE, OVERDUE, WAITS, WAITS) == [0, 1], "either of the two may hang"
     assert hung(WAITS, STOPPED, WAITS, WAITS) == [1]
-    assert hung({}, STOPPED, WAITS, WAITS) == [1], "what its mate computes cannot be completed"
+    assert hung({}, STOPPED, WAITS, WAITS) == [1], "the other cannot complete alone"
     assert hung({}, OVERDUE, WAITS, WAITS) == []
 
 
 def test_a_rank_whose_mate_falls_silent_is_not_taken_for_the_one_that_hangs():
-    assert hung(OVERDUE, WAITS, WAITS, WAITS) == [], "it may wait for its mate within the unit"
+    assert hung(OVERDUE, WAITS, WAITS, WAITS) == [], "it may wait for its mate"
     late = {"overdue": 3.0}
-    assert hung(late, WAITS, WAITS, WAITS) == [0], "its mate has spoken since"
+    assert hung(late, WAITS, WAITS, WAITS) == [0], "its mate has reported since"
     assert hung(late, WAITS, WAITS, WAITS, age=0.7) == []
     assert hung(late, late, WAITS, WAITS, age=0.7) == [0, 1]

@@ -1,4 +1,4 @@
-"""Unit tests: which units a loss takes, which of their ranks are ended, and who goes on."""
+"""Unit tests: which units a loss takes, which of their ranks are ended, and who continues."""
 
 from dataclasses import replace
 
@@ -17,13 +17,13 @@ PAIRS = Mesh(shard=2)
 
 
 def an_epoch_of(pod: int, pods: int, **changes: object) -> EpochLevel:
-    """Two ranks a unit, so many ranks a pod."""
+    """`pods` pods of `pod` ranks each, two ranks per unit."""
     members = place_members(a_member(s, lives=(1,) * pod) for s in range(pods))
     return an_epoch(members=members, mesh=PAIRS, stage=Stage.HOLD, **changes)
 
 
 def a_pod(slot: int, *workers: object) -> AgentReport:
-    """`workers`: by local rank a standing, DEAD, or None for one that has not told."""
+    """`workers` has, by local rank, a standing, DEAD, or None for a worker that has reported nothing."""
     told = []
     for local, found in enumerate(workers):
         held = isinstance(found, Standing)
@@ -80,7 +80,7 @@ def test_if_no_unit_is_whole_nobody_is_ended_and_all_restart():
     assert unit_losses.list_to_end(epoch, reports) == ()
     assert decide(epoch, reports) == ([], Impossible(reason="no unit is whole"))
     both = [a_pod(0, DEAD), a_pod(1, DEAD), a_pod(2, HERE), a_pod(3, HERE)]
-    assert isinstance(decide(epoch, both)[1], Plan), "two ranks of one unit"
+    assert isinstance(decide(epoch, both)[1], Plan), "the dead are of one unit"
 
 
 def test_a_unit_is_lost_by_the_word_of_a_rank_once_a_death_had_time_to_be_told():

@@ -1,6 +1,4 @@
-"""Jobs whose ranks form units of two, with real agents and stub workers: who saves after a loss, and with whom the job
-goes on.
-"""
+"""Units of two ranks, with real agents and stub workers: who saves after a loss, and who continues."""
 
 import os
 import signal
@@ -54,7 +52,7 @@ async def test_the_unit_that_survives_saves_both_its_parts_as_one_commit_and_no_
         assert [(link.epoch, link.last_step) for link in second.chain] == [(1, saved.step)]
         assert [m.slot for m in second.members] == [m.slot for m in first.members]
         found = await read(gang, saved)
-        assert (found.world, boxes(found)) == (4, HALVES), "of one unit, not a share of each rank"
+        assert (found.world, boxes(found)) == (4, HALVES), "one unit must save the whole state"
         await assert_exact(gang, 20)
 
 
@@ -110,7 +108,7 @@ async def test_a_pod_may_hold_a_unit(tmp_path: Path) -> None:
 
 
 SOON = levels.JobSettings(gang_seconds=0.2)
-"""Start smaller at once. Not with all four pods there: whoever is ready first would train without the others."""
+"""Lets the job start smaller at once. Not for a start with all four pods: the first ones ready would train alone."""
 
 
 async def stop(gang: Gang) -> None:
@@ -125,7 +123,7 @@ async def stop(gang: Gang) -> None:
 async def test_the_job_trains_with_the_units_that_are_whole_and_grows_by_whole_units(
     tmp_path: Path,
 ) -> None:
-    """Slot 1's pod is gone and comes back later: until then one of the others is a spare."""
+    """Slot 1's pod is gone and comes back later. Until then one of the others is a spare."""
     gang = pairs(tmp_path)
     gang.stub["STUB_UNTIL"] = "100000"
     async with gang:
@@ -135,7 +133,7 @@ async def test_the_job_trains_with_the_units_that_are_whole_and_grows_by_whole_u
         gang.want(gone=(levels.SlotAttempt(slot=1, attempt=0),), settings=SOON)
         small = await gang.until(lambda s: s.running and len(s.members) == 2 and s.spares)
         later = await gang.until(lambda s: s.step >= small.step + 40)
-        assert later.epoch == small.epoch, "half a unit that is ready restarts nobody"
+        assert later.epoch == small.epoch, "half a unit must not cause a new epoch"
         gang.want(
             settings=levels.JobSettings(gang_seconds=60.0)
         )  # any of the four may be slow to start

@@ -1,6 +1,4 @@
-"""Jobs whose ranks form units, with real agents and stub workers: the whole units go on in place, and the lost
-one comes back whole.
-"""
+"""Units, with real agents and stub workers: the whole units continue in place, and the lost one comes back whole."""
 
 import json
 import os
@@ -74,7 +72,9 @@ class Computed(NamedTuple):
 
 
 def check_orders(folder: Path, steps: int, losses: int) -> None:
-    """No micro-batch twice in a step, in lockstep; all of them, but where a rank died that had computed its own."""
+    """Assert that ranks run in lockstep and no step has a micro-batch twice. A step may lack micro-batches only if a
+    rank that had computed them died.
+    """
     by_step = read_orders(folder)
     last = {c.pid: step for step in sorted(by_step) for c in by_step[step]}
     incomplete = 0
@@ -95,7 +95,9 @@ def check_orders(folder: Path, steps: int, losses: int) -> None:
 
 
 def read_orders(folder: Path) -> dict[int, list[Computed]]:
-    """By step. If a unit is lost when it alone has completed a step, the others complete it in the next epoch."""
+    """Read the orders by step. If a unit is lost after it alone has completed a step, the others complete that step in
+    the next epoch.
+    """
     by_step: dict[int, list[Computed]] = {}
     for file in folder.iterdir():
         for line in file.read_text().splitlines():
@@ -122,7 +124,7 @@ async def test_the_whole_unit_goes_on_and_the_lost_one_comes_back(
         (incident,) = seen.incidents
         assert (incident.cause, incident.rank, incident.rung) == ("WorkerDied", 0, "regroup")
         assert "event=unit_ends" in gang.shown()
-        assert pids(gang) & before >= stays, "the unit that stayed whole"
+        assert pids(gang) & before >= stays, "a process of the whole unit has ended"
         assert len(pids(gang) & before) == mesh.unit
         claims = (await gang.run_log()).claims
         assert [len(c.members) for c in claims] == [4, 2, 4]
@@ -148,7 +150,7 @@ async def test_a_spare_takes_the_place_of_a_lost_pod_in_its_unit(tmp_path: Path)
         gang.want(gone=(levels.SlotAttempt(slot=1, attempt=0),))
         seen = await gang.until(lambda s: s.running and {m.slot for m in s.members} == {0, 2, 3, 4})
         ranks = {m.slot: m.rank for m in seen.members}
-        assert ranks == {0: 0, 4: 1, 2: 2, 3: 3}, "a unit keeps together"
+        assert ranks == {0: 0, 4: 1, 2: 2, 3: 3}, "the spare joins the unit of slot 1"
         check_orders(tmp_path / "orders", await stop(gang), 1)
 
 

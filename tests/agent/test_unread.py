@@ -16,7 +16,7 @@ from everstep_contract import log, report
 
 pytestmark = pytest.mark.timeout(180)
 CHATTER = {"STUB_SAY_LINES": "2000", "STUB_UNTIL": "20"}
-"""20 steps of 200 kB on each stream: more than pipes and queues hold."""
+"""200 kB on each stream in each of 20 steps, which is more than pipes and queues hold."""
 
 
 async def until_done(uri: str, run: str) -> None:
@@ -29,7 +29,7 @@ async def until_done(uri: str, run: str) -> None:
 
 
 async def test_a_log_driver_that_is_stuck_stops_no_agent(tmp_path: Path) -> None:
-    """Each container's stdout and stderr is one end of a pipe from which nobody reads."""
+    """Each container writes stdout and stderr to a pipe that nobody reads."""
     async with Containers(tmp_path, 2, CHATTER) as gang:
         held = []
         for container in gang.all:
@@ -49,7 +49,7 @@ async def test_a_log_driver_that_is_stuck_stops_no_agent(tmp_path: Path) -> None
 
 
 async def test_a_terminal_that_is_stopped_stops_no_run(tmp_path: Path) -> None:
-    """Like Ctrl-S or `| less`: the output, read later, says how many lines are missing."""
+    """As with Ctrl-S or `| less`. The output, read later, says how many lines are missing."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "everstep_agent.cli", "run", "--workers", "2", STUB,
         cwd=tmp_path,

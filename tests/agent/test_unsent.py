@@ -1,4 +1,4 @@
-"""What a pod finds of a save that another one had staged and copied, but not uploaded."""
+"""What a pod finds of a save that another pod had staged and copied, but not uploaded."""
 
 import asyncio
 from dataclasses import replace

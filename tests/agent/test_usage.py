@@ -1,4 +1,4 @@
-"""What the kernel tells of a process's use of cores, of real processes."""
+"""What the kernel reports about the CPU use of real processes."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ WAITS = "echo waits; exec sleep 60"
 
 @contextmanager
 def grandparent(of: str) -> Iterator[int]:
-    """A process that waits, as its child does, for a grandchild that runs this script."""
+    """Start a process that waits, as its child does, for a grandchild that runs `of`."""
     script = f"sh -c '{of}' & wait"
     process = subprocess.Popen(
         ["sh", "-c", f'sh -c "{script}" & wait'],
@@ -25,7 +25,7 @@ def grandparent(of: str) -> Iterator[int]:
     with process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline(), "the grandchild has begun"
+            assert process.stdout.readline(), "the grandchild did not start"
             yield process.pid
         finally:
             os.killpg(process.pid, signal.SIGKILL)
@@ -33,7 +33,7 @@ def grandparent(of: str) -> Iterator[int]:
 
 @pytest.mark.parametrize(("script", "helped"), [(SPINS, True), (WAITS, False)])
 def test_a_process_is_helped_by_a_grandchild_that_runs(script: str, helped: bool) -> None:
-    """It waits itself (state S), once it has started the others."""
+    """The process itself only waits (state S) once it has started the others."""
     with grandparent(script) as pid:
         while True:
             usage = read_usage(pid, others=True)

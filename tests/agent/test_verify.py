@@ -18,7 +18,7 @@ def bad_day() -> UnreliableStore:
 
 
 async def a_disturbed_run(store: UnreliableStore, folder: Path) -> ARun:
-    """Steps 1 to 6 in epoch 1; epoch 2 resumes after step 4 and ends the run with step 9."""
+    """Epoch 1 takes the steps 1 to 6; epoch 2 resumes after step 4 and ends the run with step 9."""
     run = ARun(store, folder)
     await run.claim(1)
     saved = await run.save(4)

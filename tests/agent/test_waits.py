@@ -9,7 +9,7 @@ AGENT = Path(__file__).parents[2] / "runtime" / "everstep_agent"
 LIMITED = re.compile(r"^\| `([\w/.]+)` `(\w+_SECONDS)` \| ([^|]+) \|", re.MULTILINE)
 UNLIMITED = re.compile(r"^\| `([\w/.]+\.py)` `([a-z_]+)` \|", re.MULTILINE)
 AT = {"sleep": 0, "timeout": 0, "wait_for": 1, "happens": 1, "until": 1, "result_unless": 2}
-"""The position of the limit among the arguments, by the name of the called function."""
+"""The limit's position among the arguments of each function."""
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -1,4 +1,4 @@
-"""Workers that are forked from a zygote, with real processes. None of them imports torch."""
+"""Workers forked from a zygote, as real processes. None of them imports torch."""
 
 import asyncio
 import ctypes
@@ -77,14 +77,14 @@ async def zygotes(tmp_path: Path) -> AsyncIterator[Zygotes]:
 
 @pytest.fixture(autouse=True)
 def leave_orphans_alone() -> Iterator[None]:
-    """Undo that a zygote makes this process adopt orphans: other tests do not expect that."""
+    """Stop adopting orphans, which a zygote makes this process do: other tests do not expect it."""
     yield
     ctypes.CDLL(None).prctl(spawn.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(LIMIT):
-        while not true():  # noqa: ASYNC110 other processes raise no event here
+        while not true():  # noqa: ASYNC110 other processes set no event here
             await asyncio.sleep(0.01)
 
 
@@ -223,7 +223,7 @@ async def test_workers_of_one_zygote_draw_different_numbers(zygotes: Zygotes):
     first, second = [(await follow(await spawner.spawn(ENV))).out.split() for _ in range(2)]
     assert len(first) == 2
     assert set(first).isdisjoint(second)
-    assert zygotes.lines("zygote_unused") == [], "numpy's idle threads are no obstacle"
+    assert zygotes.lines("zygote_unused") == [], "numpy's idle threads must not prevent the fork"
 
 
 async def test_what_a_preloaded_module_has_open_is_not_inherited(zygotes: Zygotes):
@@ -258,7 +258,7 @@ SHOW = "import os; print(open('/proc/self/cmdline').read())"
 
 
 async def use(zygotes: Zygotes, spawner: ZygoteSpawner) -> bool:
-    """Start a worker, which runs its script in any case; return whether it was forked."""
+    """Start a worker and wait for its end; return whether it was forked. The script must run either way."""
     end = await follow(await spawner.spawn(ENV))
     assert end.status == 0, end.err
     return zygote.PROGRAM in end.out
@@ -382,7 +382,7 @@ async def test_a_script_that_is_no_source_has_no_zygote(zygotes: Zygotes):
 
 
 async def test_a_start_that_is_cancelled_leaves_no_worker(zygotes: Zygotes):
-    """A forked worker runs nothing of the script before its agent says go."""
+    """A forked worker runs nothing of the script before its agent tells it to go."""
     ran, others = zygotes.folder / "ran", set(children())
     spawner = await zygotes.open(f"open({str(ran)!r}, 'w')")
     await zygotes.said_once("zygote_ready")

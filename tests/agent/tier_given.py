@@ -1,4 +1,4 @@
-"""The tiers that the suite of `test_tiers.py` tries, each with a way to damage what it holds."""
+"""The tiers for the suite in `test_tiers.py`, each with a way to damage what it holds."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
@@ -35,7 +35,7 @@ def a_save(*bodies: bytes, epoch: int = 1, step: int = 3) -> Save:
 
 @contextlib.asynccontextmanager
 async def serving(memory: MemoryTier) -> AsyncIterator[str]:
-    """The address of an agent that serves what it holds."""
+    """Serve the chunks in `memory` as an agent does; yield the address."""
     server = http.Server(TOKEN, peer_tier.build_routes(Incoming(memory)))
     await server.open("127.0.0.1", 0)
     try:
@@ -52,7 +52,7 @@ def place_of(path: Path, body: bytes, start: int = 64) -> Place:
 def hold_in_the_middle(
     memory: MemoryTier, folder: Path, body: bytes, step: int = 3, epoch: int = 1
 ) -> Path:
-    """A staged file in which the chunk begins at byte 64, held by `memory`."""
+    """Stage a file in which the chunk begins at byte 64, and let `memory` hold it."""
     path = folder / f"{epoch}-{step}.part"
     path.write_bytes(b"\1" * 64 + body + b"\2" * 64)
     chunks = {digest.compute(body): place_of(path, body)}
@@ -64,7 +64,7 @@ def hold_in_the_middle(
 class Case:
     tier: Tier
     damage: Callable[[Chunk, bytes], None]
-    """Replaces what lies there of a chunk."""
+    """Replaces the stored bytes of a chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Run by `test_tiers.py` with a tmpfs of 1 MiB as the folder: a tier of this kind without room."""
+"""Run by `test_tiers.py` with a tmpfs of 1 MiB as the folder, so that the tier has no room."""
 
 import asyncio
 import errno
@@ -34,7 +34,7 @@ async def main(kind: str, trouble: str, folder: Path) -> None:
         check(found.value, trouble)
         assert await case.tier.get(a_chunk(refused)) is None
         assert await case.tier.get(a_chunk()) == BODY
-        if trouble == "full":  # what did not fit has left nothing behind
+        if trouble == "full":  # the chunk that did not fit must have left nothing behind
             await case.tier.put(a_chunk(SMALL), SMALL)
     await pool.close()
     print("refused and kept")

@@ -14,7 +14,7 @@ class UnreliableStore:
         self.uri = inner.uri
         self.away = False
         self.lost_answers = 0
-        """The number of next writes that reach the store but whose answers get lost."""
+        """How many of the next writes reach the store, but lose their answers."""
         self.lost_requests = 0
         self.refusals = 0
         self.corrupt: set[str] = set()
