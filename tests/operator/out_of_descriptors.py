@@ -1,4 +1,4 @@
-"""A script: the operator's server in a process that has no free file descriptor until a line
+"""The operator's server as a script, in a process without a free file descriptor until a line
 arrives on stdin.
 
 It prints the server's port, then each log message on a line of its own.

@@ -1,4 +1,4 @@
-"""The CRDs: checked in as generated, small enough, and one declaration for both validators."""
+"""The CRDs are checked in as generated and small enough, and both validators use the same rules."""
 
 import copy
 from typing import Any
@@ -127,6 +127,6 @@ def test_defaults_are_the_documented_ones() -> None:
 
 @pytest.mark.parametrize(("lost", "replaced"), [(60, 25), (20, 20), (5, 10)])
 def test_a_silent_node_is_given_up_no_later_than_a_lost_one(lost: int, replaced: int) -> None:
-    """Only a silence of 10 s or more tells anything."""
+    """A silence shorter than 10 s proves nothing."""
     spec = model.parse_spec(merged(a_spec(), {"recovery": {"nodeLostSeconds": lost}}))
     assert spec.recovery.replace_seconds == replaced

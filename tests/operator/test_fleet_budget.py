@@ -1,4 +1,4 @@
-"""For the jobs, a verdict beyond the cordon budget is a suspicion, armed or observe-only."""
+"""Beyond the cordon budget, jobs treat a verdict as a suspicion, armed or observe-only."""
 
 import pytest
 

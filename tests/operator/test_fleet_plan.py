@@ -1,4 +1,4 @@
-"""Verdicts, nodes and quarantines → cordons, releases, and what is left alone."""
+"""Verdicts, nodes and quarantines → cordons, releases, and what stays untouched."""
 
 import pytest
 

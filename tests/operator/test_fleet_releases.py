@@ -59,7 +59,7 @@ async def test_deletions_that_the_watch_tells_of_late_release_as_well() -> None:
 
 
 async def test_many_that_vanish_without_a_word_are_put_back_and_say_why() -> None:
-    """A list that lacks objects: etcd was restored to an older state, or a storage lost a part."""
+    """A list lacks objects because etcd was restored to an older state, or its storage lost a part."""
     fleet = await (await a_rack()).delete(observed=False)
     assert len(cordoned(fleet)) == 5
     await fleet.settle(15)
@@ -88,7 +88,7 @@ async def test_what_was_put_back_can_be_deleted_for_good() -> None:
 
 
 async def test_a_crd_that_was_deleted_and_made_anew_at_once_releases_nothing() -> None:
-    """The deletion of the CRD deletes every object, each with an ordinary event."""
+    """Deleting the CRD deletes every object, each with an ordinary event."""
     fleet = await a_rack()
     fleet.now += 100
     fleet.cluster.crd_created_at = fleet.now

@@ -58,9 +58,11 @@ async def marks_torn_off(fleet: Fleet) -> None:
 def check_invariants(fleet: Fleet) -> None:
     nodes, quarantines = fleet.cluster.nodes(), fleet.cluster.quarantines()
     marked = [node for node in nodes.values() if node.mark is not None]
-    assert len(marked) <= 2, "never more nodes marked than the budget allows"
-    assert all(n.mark is not None for n in nodes.values() if n.unschedulable), "only by our mark"
-    assert len({q.node for q in quarantines}) == len(quarantines), "one quarantine per node"
+    assert len(marked) <= 2, "more nodes are marked than the budget allows"
+    assert all(n.mark is not None for n in nodes.values() if n.unschedulable), (
+        "a node is cordoned without our mark"
+    )
+    assert len({q.node for q in quarantines}) == len(quarantines), "a node has two quarantines"
     assert sum(q.cordon for q in quarantines) <= 2
 
 

@@ -32,7 +32,7 @@ def unready_for(made: passes.Passes, now: float) -> float | None:
 
 
 def test_a_node_that_was_ready_while_no_job_looked_is_not_ready_since_the_last_time_only() -> None:
-    """Otherwise the next job on the node would consider it lost at once."""
+    """Otherwise the next job on the node would at once consider it lost."""
     made = the_passes(world := World())
     world.nodes.put(a_node(1, "Unknown"))
     assert unready_for(made, 100.0) == 0.0

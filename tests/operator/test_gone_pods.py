@@ -1,4 +1,4 @@
-"""Which pods of a node that lost a GPU are gone, and how long that conclusion holds."""
+"""Which pods of a node are gone after it lost a GPU, and how long that verdict holds."""
 
 from dataclasses import replace
 

@@ -160,7 +160,7 @@ async def test_deleting_the_quarantine_releases_and_old_evidence_does_not_come_b
 async def test_a_standby_that_takes_over_publishes_nothing_of_what_its_leader_has_released(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank dies between its first list and its first plan."""
+    """A rank dies between the new leader's first list and its first plan."""
     await rig.rounds(1)
     await rig.rounds(2, xid=64)
     (released,) = rig.cluster.quarantines()
@@ -204,7 +204,7 @@ async def test_a_restarted_operator_says_the_same_of_the_same_incident(rig: Rig)
 async def test_a_new_leader_under_a_gone_quarantine_spares_the_neighbours(
     rig: Rig, marked_only: bool
 ) -> None:
-    """Only pages that a later leader does not see tell which pod held the lost GPU."""
+    """Only pages that the new leader has not seen tell which pod held the lost GPU."""
     await rig.rounds(2, pod="byte-lm-0-1")
     await rig.rounds(3, uuids=(B,))
     before = rig.receiver.verdicts["node-0"]
@@ -309,7 +309,7 @@ async def test_pods_of_two_slots_that_did_not_start_make_the_node_suspect_and_no
 
 
 async def test_the_time_of_the_last_judged_sample_is_published_with_the_verdicts(rig: Rig) -> None:
-    """It is a monotonic time: that of the page before the one on which the energy had moved."""
+    """It is the monotonic time of the last page before the one on which the energy had changed."""
     begun = time.monotonic()
     await rig.rounds(1)
     assert rig.receiver.judged_at == {}

@@ -1,4 +1,4 @@
-"""A rule is a file and a line of `rules.csv`. A rule added from outside can convict a node, too."""
+"""A rule is a file and a line of `rules.csv`. A rule added from outside can convict a node as well."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

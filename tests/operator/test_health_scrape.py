@@ -1,4 +1,4 @@
-"""Exporters over real HTTP: good pages, every way to fail, and which pods are exporters at all."""
+"""Exporters over real HTTP: good pages, every way to fail, and which pods are exporters."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -143,7 +143,7 @@ async def test_a_change_is_told_at_once_under_a_higher_revision(
 async def test_an_agent_that_does_not_answer_delays_the_word_of_no_other(
     agent: ToyAgent, dialogue: Agents, listener: Listener
 ) -> None:
-    """A node without power: its address accepts nothing, and refuses nothing."""
+    """A node without power neither accepts nor refuses connections."""
     asked: list[asyncio.StreamWriter] = []
     silent = await asyncio.start_server(lambda _, writer: asked.append(writer), "127.0.0.1", 0)
     host, port = silent.sockets[0].getsockname()
@@ -154,7 +154,7 @@ async def test_an_agent_that_does_not_answer_delays_the_word_of_no_other(
     dialogue.tell(KEY, TOKEN, levels.Wanted(leave=(1,)), pods)
     await listener.wait()
     assert agent.told[-1].leave == (1,)
-    assert len(asked) == 1, "its first request is still under way"
+    assert len(asked) == 1, "a second request was sent before the first had an answer"
     await dialogue.close()
     for writer in asked:
         writer.close()

@@ -1,4 +1,4 @@
-"""A job without room gets no pass until what it waits for changes or one of its limits is over."""
+"""A job without room gets no pass until something that it waits for changes or one of its limits is over."""
 
 import random
 from dataclasses import replace
@@ -89,7 +89,7 @@ def some_failures(chance: random.Random) -> list[StartFailure]:
 
 
 def settle(observed: Observed) -> Observed | None:
-    """The observation once passes no longer change the status.
+    """Repeat passes until they no longer change the status; return the observation.
 
     None if a pass has something to do, or the job does not wait for room.
     """

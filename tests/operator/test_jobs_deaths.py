@@ -34,8 +34,8 @@ def test_where_nobody_watches_the_gpus_nothing_is_waited_for() -> None:
 def test_a_death_is_judged_by_a_page_that_was_sampled_later(
     page: float, heard: float, judged: tuple[str, ...]
 ) -> None:
-    """`page` is the age of the page; `heard` is how many seconds ago the job reported a death that
-    was then 4 s old.
+    """`page` is the age of the page. `heard` seconds ago the job reported a death that was then 4 s
+    old.
     """
     told = wanted(judged_ages={"node-1": page, "node-0": 0.0}, seen_age=heard)
     assert told.watched == (0, 1)

@@ -42,7 +42,7 @@ EDITS: dict[str, tuple[dict[str, Any], str, object]] = {
     "guard.factor": ({"guard": {"factor": 12}}, "guard_factor", 12.0),
     "guard.action": ({"guard": {"action": "SaveAndStop"}}, "guard_action", "SaveAndStop"),
 }
-"""Field → (an edit of it, the setting that the job receives, the value of that setting)."""
+"""Field → (an edit of it, the setting that the job receives, its value)."""
 
 
 def edited(generation: int = 2, **spec: Any) -> Observed:
@@ -118,7 +118,7 @@ def test_an_edit_that_nobody_has_confirmed_is_not_claimed() -> None:
     silent = replace(edited(), seen=None, callers=frozenset())
     assert generation(silent) == 1
     older = replace(edited(), seen=a_seen())
-    assert generation(older) == 1, "an agent of an older version does not say"
+    assert generation(older) == 1, "an older agent does not report it"
 
 
 def test_an_edit_that_concerns_no_agent_is_observed_at_once() -> None:

@@ -1,4 +1,4 @@
-"""An Event tells of what has been done: it is written after the actions and the status."""
+"""An Event reports what has been done, so it is written after the actions and the status."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -19,7 +19,7 @@ LEAVES = EventDraft(reason="NodeLeaving", message="slot 0 leaves node-0")
 
 @dataclass
 class Recorded(ToyCluster):
-    """A toy cluster that notes each write in its order."""
+    """A toy cluster that records its writes in order."""
 
     order: list[str] = field(default_factory=list)
 

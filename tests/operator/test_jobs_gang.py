@@ -1,4 +1,4 @@
-"""Pods that hold nodes and cannot train are given back, the younger job's first."""
+"""Pods that hold nodes and cannot train are deleted, the younger job's first."""
 
 from dataclasses import replace
 
@@ -52,18 +52,18 @@ def message(planned: Plan) -> str:
 def test_a_gang_that_stays_incomplete_gives_its_pods_back_and_says_when_it_tries_again() -> None:
     observed = half_placed()
     first = plan(observed, NOW)
-    assert first.counts, "written before the deed"
+    assert first.counts, "status is written before the pods are deleted"
     assert "only 1 of the 2 pods that the job needs" in message(first)
     assert NO_ROOM in message(first)
     counted = plan(after(observed, first), NOW + 1)
     assert counted.counts
     assert counted.status.restarts is not None
-    assert counted.status.restarts.total == 0, "nobody's failure"
+    assert counted.status.restarts.total == 0, "waiting for room is no failure"
     deleted = plan(after(observed, counted), NOW + 2)
     assert [a.name for a in deleted.actions if isinstance(a, DeletePod)] == ["lm-0-1", "lm-1-1"]
     idle = plan(after(observed, deleted, pods=()), NOW + 3)
     assert idle.actions == ()
-    assert message(idle) == message(first), "nothing repeats while nothing changes"
+    assert message(idle) == message(first), "the message must not change while nothing happens"
     assert idle.status.gang is not None
     retry = to_seconds(idle.status.gang.retry_at)
     assert retry is not None
@@ -189,6 +189,6 @@ def test_what_cannot_be_saved_is_not_given_up_to_make_room() -> None:
     asked = replace(observed, job=replace(observed.job, status=status), seen=seen)
     assert status.gang is not None
     retry = to_seconds(status.gang.retry_at) or 0.0
-    assert not plan(asked, retry - 1).counts, "no word of a save, no end"
+    assert not plan(asked, retry - 1).counts, "the job has not reported a save yet"
     assert plan(asked, retry + 1).wanted is not None
-    assert plan(asked, retry + 1).wanted.stop is levels.Stop.NONE, "it goes on waiting"
+    assert plan(asked, retry + 1).wanted.stop is levels.Stop.NONE, "the job must keep waiting"

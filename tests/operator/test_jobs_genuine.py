@@ -95,7 +95,7 @@ def test_labels_say_nothing_about_slot_and_attempt() -> None:
 
 
 def test_a_pod_that_status_has_recorded_needs_no_proof() -> None:
-    """The pod was created before there were proofs, or somebody removed its annotation."""
+    """The pod was created before proofs existed, or somebody removed its annotation."""
     pod = a_pod()
     without_proof(pod)
     assert own(pod, status={"slots": [{"slot": 0, "attempt": 1, "podUid": "u1"}]}) == [(0, 1, "u1")]
@@ -177,7 +177,7 @@ async def test_a_status_that_was_lost_takes_the_attempts_of_genuine_pods_alone()
     cluster._touch(cluster.job())
     await settle(cluster, an_operator(cluster))
     assert attempts(cluster) == [2, 1], (
-        "no attempt is used again, none is believed that nobody asked for"
+        "no attempt may be reused, and a forged attempt must be ignored"
     )
     assert {"lm-0-2", "lm-1-1", "lm-0-999"} <= {p["metadata"]["name"] for p in cluster.pods()}
 

@@ -99,7 +99,7 @@ def test_a_death_that_was_mended_before_the_verdict_came_bears_its_quarantine() 
     assert (died.quarantine, moved.id, moved.quarantine) == ("inc-1", "lm-2", "inc-1")
     died, moved = incidents_after(convicted, NOW + 600)
     assert (died.quarantine, moved.quarantine) == (None, "inc-1"), (
-        "ten minutes later: another fault"
+        "a death ten minutes later is another fault"
     )
 
 
@@ -180,7 +180,7 @@ def test_a_move_after_the_job_went_on_without_the_slot_interrupts_nothing() -> N
         incidents=[i for i in raised.job.status.incidents if i.slots]
     )))  # fmt: skip
     (alone,) = incidents_after(replace(forgot, pods=pods, seen=unlinked), NOW + 9)
-    assert alone.steps_lost is None, "whether the job lost something is not known"
+    assert alone.steps_lost is None, "nobody knows whether the job lost steps"
 
 
 @pytest.mark.parametrize("known", ["before", "after"])
@@ -221,8 +221,8 @@ def test_nodes_lost_at_once_are_a_fault_each_and_one_interruption(is_open: bool)
 
 
 def test_a_loss_whose_slot_is_known_late_belongs_to_the_move_of_that_slot() -> None:
-    """Regression: the successor of a lost coordinator noticed a loss before it heard which pod it was,
-    and what the move had cost was never known.
+    """Regression: the next coordinator noticed the loss of the former one before it knew which pod that
+    was, and the cost of the move was never reported.
     """
     verdicts = {"node-1": a_verdict("node-1", NodeState.GONE)}
     raised = again(an_observation(seen=a_seen(), verdicts=verdicts), NOW)
@@ -237,7 +237,7 @@ def test_a_loss_whose_slot_is_known_late_belongs_to_the_move_of_that_slot() -> N
 
 
 def lost_node(**changes: object) -> Observed:
-    """The group broke and nobody knew because of which rank; node-2 has not been Ready for 61 s."""
+    """The group broke and nobody knows which rank caused it. node-2 has not been Ready for 61 s."""
     broken = told(cause="GroupBroken", message="rank 0: a peer is gone", slot=None, rank=None)
     nodes = {f"node-{s}": NodeFact(name=f"node-{s}") for s in range(3)}
     nodes["node-2"] = NodeFact(name="node-2", not_ready_for=61.0, why="no heartbeat")
@@ -298,7 +298,7 @@ def test_only_the_last_ten_are_kept() -> None:
     observed = an_observation(seen=a_seen(incidents=many))
     found = incidents_after(observed)
     assert [i.id for i in found] == [f"lm-{n}" for n in range(2, 12)]
-    assert incidents_after(again(observed, NOW), NOW + 1) == found, "what was dropped stays away"
+    assert incidents_after(again(observed, NOW), NOW + 1) == found, "a dropped incident came back"
 
 
 def test_a_quiet_pass_changes_no_incident() -> None:

@@ -36,4 +36,4 @@ def test_the_job_is_told_the_interval_that_the_spec_has_now() -> None:
 def test_pods_made_before_and_after_an_edit_save_at_the_same_steps() -> None:
     assert told(40) == 40
     assert told(0) == 0
-    assert told(None) == 25, "an older coordinator says nothing of it"
+    assert told(None) == 25, "an older coordinator does not report it"

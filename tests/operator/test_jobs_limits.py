@@ -146,7 +146,7 @@ def test_a_slot_is_held_out_of_an_epoch_for_a_minute_at_most(
 
 
 def waiting(slots: int, *, avoids: frozenset[str], scouts: int = 0) -> Observed:
-    """A job whose pods have no node; all but the first `scouts` shut out the nodes in `avoids`."""
+    """A job whose pods have no node. All but the first `scouts` exclude the nodes in `avoids`."""
     pods = tuple(
         a_pod(
             s, phase="Pending", node="", running_since=None, scheduling=NO_ROOM,

@@ -1,4 +1,4 @@
-"""Which slots' pods a pod is to run beside, because they form a unit with it."""
+"""Near which slots' pods a pod should run, because they form a unit with it."""
 
 from dataclasses import replace
 from typing import Any
@@ -42,7 +42,7 @@ def observation(
     lost: tuple[int, ...] = (),
     **more: Any,
 ) -> Observed:
-    """`members`: slots in the order of ranks; of the `slots` those of `lost` wait for their second pod."""
+    """`members` has slots in the order of ranks. The slots in `lost` wait for their second pod."""
     workers = {"replicas": 4, **more.pop("workers", {})}
     records = [a_slot(s, 2, pod_uid=None) if s in lost else a_slot(s) for s in range(slots)]
     return an_observation(
@@ -136,7 +136,7 @@ def test_a_pod_names_no_more_mates_than_the_limit() -> None:
 
 
 def drawn(observed: Observed) -> dict[int, list[str]]:
-    """Slot → the slots to which its new pod is drawn."""
+    """Slot → the slots that its new pod prefers to be near."""
     made = [a for a in plan(observed, NOW).actions if isinstance(a, CreatePod)]
     return {a.slot: mates_of(a.body["spec"].get("affinity") or {}) for a in made}
 

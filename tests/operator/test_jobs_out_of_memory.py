@@ -1,4 +1,4 @@
-"""The Event for containers that took more memory than their limit: once for each end."""
+"""The Event for a container that exceeded its memory limit is written once for each end."""
 
 from dataclasses import replace
 

@@ -97,7 +97,7 @@ async def test_a_node_that_the_watch_has_not_told_of_yet_is_not_lost() -> None:
     status = cluster.job()["status"]
     assert [s["attempt"] for s in status["slots"]] == before
     assert status["restarts"]["byCause"] == {}
-    assert operator.world.nodes.get("node-1") is not None, "asked by name, and kept"
+    assert operator.world.nodes.get("node-1") is not None, "the node must be read by name and kept"
 
 
 async def test_a_node_that_the_api_server_has_no_more_is_lost_at_once() -> None:
@@ -145,7 +145,9 @@ async def test_a_pod_that_is_up_for_moments_is_not_started() -> None:
     assert measure(clocks, with_container(up), 300.0).starting_for["uid-0-1"] == 300.0
     assert measure(clocks, down, 310.0).starting_for["uid-0-1"] == 310.0
     assert measure(clocks, with_container(up), 320.0).starting_for["uid-0-1"] == 320.0
-    assert "uid-0-1" not in measure(clocks, with_container(up), 381.0).starting_for, "steadily up"
+    assert "uid-0-1" not in measure(clocks, with_container(up), 381.0).starting_for, (
+        "a container that stays up counts as started"
+    )
     assert measure(clocks, down, 400.0).starting_for["uid-0-1"] == 0.0
 
 

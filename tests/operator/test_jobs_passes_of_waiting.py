@@ -1,4 +1,4 @@
-"""How many passes jobs get while they wait for room: none, until what they wait for changes."""
+"""Jobs that wait for room get no passes until something that they wait for changes."""
 
 from everstep_operator.jobs.waiting import REFUSED_SECONDS
 from waiting_jobs import SPARED, Waiting, start
@@ -26,7 +26,9 @@ async def test_a_node_that_is_released_wakes_the_jobs_whose_pods_shut_it_out() -
     waiting.passes_of.clear()
     waiting.publish()
     await waiting.run(1.0)
-    assert len(waiting.passes_of) == JOBS, "each is made anew, so that it may use the node"
+    assert len(waiting.passes_of) == JOBS, (
+        "each job's pod must be replaced, so that it can use the node"
+    )
     waiting.delete_marked()
     await waiting.run(60.0)
     assert waiting.world.jobs_shutting_out([SPARED]) == set()
@@ -41,7 +43,7 @@ async def test_a_limit_that_is_over_wakes_its_job() -> None:
 
 
 async def test_a_gang_that_waits_for_its_rest_is_looked_at_when_its_limits_are_over() -> None:
-    """The younger job gives its pods back first; the older one keeps waiting."""
+    """The younger job deletes its pods first; the older one keeps waiting."""
     waiting = await start(2)
     for number in range(2):
         waiting.place(f"job-{number:04}-0-1", f"node-{number}")

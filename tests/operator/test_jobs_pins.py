@@ -1,4 +1,4 @@
-"""`checkpoint.pin` is sent to the job as a level, and status shows the checkpoint that has the name."""
+"""The operator sends `checkpoint.pin` to the job as a level, and status shows the checkpoint with that name."""
 
 from typing import Any
 

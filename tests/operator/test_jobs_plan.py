@@ -223,7 +223,9 @@ def test_a_verdict_leaving_asks_the_job_and_deletes_nothing() -> None:
     assert planned.status.slots[1].leaving_since == to_stamp(NOW)
     found = condition(planned, "Recovering")
     (event,) = [e for e in planned.events if e.reason == "NodeLeaving"]
-    assert (event.reason, event.message) == (found.reason, found.message), "told once, in one voice"
+    assert (event.reason, event.message) == (found.reason, found.message), (
+        "Event and condition must say the same"
+    )
     assert found.reason == "NodeLeaving"
     assert found.message.endswith("[inc-1]")
 
@@ -440,7 +442,7 @@ def test_a_status_that_was_lost_reuses_no_attempt() -> None:
         job=a_job(status=JobStatus()), pods=pods, seen=a_seen(((0, 4), (1, 3), (2, 2)))
     )
     assert attempts(plan(observed, NOW))[:1] == [4]
-    assert attempts(plan(observed, NOW))[1] == 4, "attempt 3 was seen and has no pod any more"
+    assert attempts(plan(observed, NOW))[1] == 4, "attempt 3 has existed, though its pod is gone"
 
 
 def test_an_eviction_is_the_pods_and_not_the_jobs_failure() -> None:
@@ -616,7 +618,7 @@ def test_a_container_whose_agent_never_calls_fails_the_job_and_says_what_to_writ
     assert "command: [everstep, run, train.py]" in failed.message
     not_asked_long = replace(observed, asked_for={**asked, "uid-0-1": 20.0})
     assert condition(plan(not_asked_long, NOW), "Failed").status == "False", (
-        "we have only just started"
+        "this operator has asked for 20 s only"
     )
 
 
@@ -625,7 +627,7 @@ def test_an_image_without_everstep_fails_once_nobody_else_can_have_called() -> N
     observed = never_called(
         running_since=None, waiting="CrashLoopBackOff", last_ended=ended, restarts=1
     )
-    assert condition(plan(observed, NOW), "Failed").status == "False", "the others may call yet"
+    assert condition(plan(observed, NOW), "Failed").status == "False", "the others may still call"
     silent = replace(observed, asked_for={f"uid-{s}-1": 31.0 for s in range(1, 3)})
     alone = replace(observed, pods=observed.pods[:1])
     for nobody_else in (silent, alone):
@@ -698,7 +700,7 @@ def test_a_pod_that_stays_on_a_lost_node_does_not_keep_the_job_suspending() -> N
     observed = suspended(pods=(a_pod(1, deleting_until=NOW - 5),), seen=None)
     job = replace(observed.job, status=a_status(slots=slots))
     waits = replace(observed, job=job)
-    assert plan(waits, NOW).status.state == "Suspending", "its kubelet lives and is ending it"
+    assert plan(waits, NOW).status.state == "Suspending", "its kubelet is still ending it"
     away = NodeFact(name="node-1", not_ready_for=100.0, why="no heartbeat")
     lost = plan(replace(waits, nodes={"node-1": away}), NOW)
     assert condition(lost, "Suspended").status == "True"

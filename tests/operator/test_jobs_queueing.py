@@ -1,8 +1,8 @@
 """The contract with a queueing controller (Kueue), which flips `spec.suspend` and reads the status.
 
-A suspended job has no pods. The queue's label is on the job only. What the queue writes into the
-template while the job waits is what the pods get. A number of workers that it changes while the job runs
-(partial admission) is a resize: nobody restarts.
+A suspended job has no pods. The queue's label is on the job only. The pods get what the queue writes into
+the template while the job waits. If the queue changes the number of workers while the job runs (partial
+admission), that is a resize: nobody restarts.
 """
 
 from typing import Any

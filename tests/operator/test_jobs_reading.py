@@ -117,7 +117,7 @@ def test_a_list_shows_what_had_gone_without_an_event() -> None:
     mirror.put(fresh)
     lost = mirror.replace([], "20")
     assert [o["metadata"]["name"] for o in lost] == ["lm-0-1"]
-    assert mirror.get("younger", "team") is not None, "made after the list was taken"
+    assert mirror.get("younger", "team") is not None, "it is newer than the list"
 
 
 def test_figures_of_many_jobs_together_leave_room_for_what_cannot_wait() -> None:

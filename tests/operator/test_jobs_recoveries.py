@@ -1,4 +1,4 @@
-"""What recoveries have cost: each interruption counts once, by its rung."""
+"""The cost of recoveries. Each interruption counts once, by its rung."""
 
 from dataclasses import replace
 from typing import Any
@@ -45,7 +45,7 @@ def an_entry(**changes: Any) -> Incident:
 
 
 def a_move(**changes: Any) -> Incident:
-    """Nobody of the job has told anything: only the operator's marks are known."""
+    """The job has reported nothing, so only the operator's marks are known."""
     marks = [Mark(name=n, seconds=s) for n, s in (("leave", 0.1), ("left", 2.0), ("running", 9.5))]
     fields: dict[str, Any] = {
         "rung": None, "phases": [], "marks": marks, "slot": 1, "attempt": 1,
@@ -119,7 +119,7 @@ def test_it_waits_for_what_the_job_has_still_to_tell(id: str) -> None:
     early = a_seen(incidents=(told(open=True, rung="", phases=phases(("detect", 30))),))
     entry = a_move(id=id, job_id="lm-1" if id == "inc-1" else None)
     assert recoveries.count((), [entry], early) == ([], [entry])
-    assert recoveries.count((), [entry], None) == ([], [entry]), "no agent has answered yet"
+    assert recoveries.count((), [entry], None) == ([], [entry]), "no agent has reported yet"
 
 
 # --- through the passes: once -----------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_a_recovery_is_counted_once_whoever_looks_again() -> None:
 
 
 def test_two_replicas_that_see_the_same_write_the_same() -> None:
-    """The write that comes too late fails with a conflict; even without it nothing would count twice."""
+    """The later write fails with a conflict. Even without that, nothing would count twice."""
     observed = an_observation(seen=a_seen(incidents=(told(),)))
     assert plan(observed, NOW).status.recoveries == plan(observed, NOW + 5).status.recoveries
 
@@ -187,7 +187,7 @@ def test_the_end_of_a_job_is_no_recovery(
 
 
 def test_an_operator_that_is_new_to_a_job_counts_what_status_still_knows() -> None:
-    """Of a job that an operator without these totals has led so far."""
+    """So far the job had an operator that keeps no totals."""
     entries = [an_entry(id=f"lm-{k}") for k in range(3)]
     known = tuple(told(k) for k in range(3))
     job = a_job(status=a_status(incidents=entries))

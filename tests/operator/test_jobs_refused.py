@@ -1,4 +1,4 @@
-"""A save that the job refuses to commit shows in CheckpointHealthy."""
+"""CheckpointHealthy reports a save that the job refuses to commit."""
 
 from everstep_operator.jobs.conditions import find_condition
 from everstep_operator.jobs.plan import plan

@@ -187,7 +187,7 @@ def test_a_death_that_was_mended_before_its_node_s_verdict_is_charged_to_the_nod
     convicted = replace(before, verdicts={"node-1": a_verdict("node-1", NodeState.GONE)})
     moved = again(convicted, NOW + 30)
     assert restarts(moved.job.status) == {"NodeGone": 1}
-    assert restarts(plan(moved, NOW + 31).status) == {"NodeGone": 1}, "charged once"
+    assert restarts(plan(moved, NOW + 31).status) == {"NodeGone": 1}, "the fault must count once"
 
 
 def test_a_death_that_is_heard_of_after_the_verdict_is_not_charged_again() -> None:
@@ -245,7 +245,7 @@ def test_every_cause_that_counts_has_a_budget() -> None:
     }  # fmt: skip
     assert all(budgets.budget_of(cause) in budgets.BUDGETS for cause in runtime)
     known = [cause for causes in budgets.BUDGETS.values() for cause in causes]
-    assert len(known) == len(set(known)), "each in one budget"
+    assert len(known) == len(set(known)), "a cause is in two budgets"
     assert budgets.budget_of("SomethingNew") == "worker"
 
 

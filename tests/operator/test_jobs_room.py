@@ -1,4 +1,4 @@
-"""Spares that are given back, because a pod of another job has no room."""
+"""A job gives up a spare for a pod of another job that has no room."""
 
 from typing import Any
 
@@ -55,7 +55,9 @@ def test_each_waiting_pod_gets_one_spare_and_never_one_of_its_own_job():
     needs, places = [a_need("w-0"), a_need("w-1"), a_need("w-2")], [a_place(3), a_place(4)]
     found = room.choose_grants(needs, places, {}, NOW)
     assert {uid: g.slot for uid, g in found.items()} == {"w-0": 3, "w-1": 4}
-    assert room.choose_grants(needs[:2], places, found, NOW + 9) == {}, "they have theirs"
+    assert room.choose_grants(needs[:2], places, found, NOW + 9) == {}, (
+        "each of them has a spare already"
+    )
     assert room.choose_grants([a_need(job=MINE)], places, {}, NOW) == {}
 
 
@@ -69,7 +71,7 @@ def test_a_spare_that_came_back_may_be_given_to_another_pod_but_not_to_the_same(
 
 
 class Scene:
-    """A job with a spare in slot 1, and one that lacks a pod; each pod asks for one GPU."""
+    """A job with a spare in slot 1, and a job that lacks a pod. Each pod requests one GPU."""
 
     def __init__(self) -> None:
         self.world, self.version = World(), 0
@@ -126,7 +128,7 @@ def test_a_spare_is_given_back_after_some_seconds_until_the_pod_has_a_node():
     assert scene.lent(NOW) == set()
     assert scene.lent(NOW + room.WAITING_SECONDS) == {1}
     scene.put_job(MINE, ready=1, spares={"slots": []})
-    assert scene.lent(NOW + 20) == {1}, "its pod is gone, and is not made again"
+    assert scene.lent(NOW + 20) == {1}, "the spare's pod is gone and must not be created again"
     scene.put_pod(OTHER, 0, node="node-1")
     assert scene.lent(NOW + 25) == set()
 

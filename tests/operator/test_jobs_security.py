@@ -1,4 +1,4 @@
-"""What a worker pod gets so that it may run where Pod Security "restricted" is enforced."""
+"""What a worker pod needs where Pod Security "restricted" is enforced."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Spares: which slots have a pod, what the loss of a spare is worth, and where a spare is placed."""
+"""Spares: which slots have a pod, how the loss of a spare counts, and where a spare is placed."""
 
 from dataclasses import replace
 
@@ -125,7 +125,7 @@ def test_status_tells_the_ready_spares():
 
 
 def test_a_pod_that_waits_and_is_no_longer_wanted_is_given_back_without_an_incident():
-    """A suspicion brought an early spare; then the lost slot's next pod came, and neither trains yet."""
+    """Because of a suspicion the job has a spare. The lost slot's next pod has come, and neither trains yet."""
     slots = [a_slot(0), a_slot(1, 2), a_slot(2), a_slot(3)]
     observed = an_observation(
         job=a_job(spec_with(0), status=a_status(slots=slots)),
@@ -157,9 +157,9 @@ def test_the_seconds_for_which_spares_hold_a_node_are_added_up():
     two = with_spare(spares=2, pods=(0, 1, 2, 3, 4))
     assert spent(two) == 160
     assert spent(two, known=None) == 60
-    assert spent(with_spare(), written=NOW + 5) == 100, "a clock that was set back"
+    assert spent(with_spare(), written=NOW + 5) == 100, "the clock was set back"
     waits = replace(two, pods=(*two.pods[:4], a_pod(4, node="", scheduling="0/3 nodes fit")))
-    assert spent(waits) == 130, "what has no node costs nothing"
+    assert spent(waits) == 130, "a spare without a node costs nothing"
     over = replace(two, pods=(*two.pods[:4], a_pod(4, phase="Failed")))
     assert spent(over) == 130
     assert spent(an_observation(), known=None) is None
@@ -205,7 +205,7 @@ def test_a_spare_on_a_bad_node_leaves_it_at_once_without_an_incident():
 
 
 def test_a_member_that_is_lost_after_a_spare_took_its_place_is_counted_once():
-    """The job has mended the loss before the operator hears of the node."""
+    """The job has recovered before the operator learns of the node's fault."""
     lost = levels.RuntimeIncident(
         id="lm-1",
         cause="AgentLost",
@@ -232,8 +232,10 @@ def test_a_member_that_is_lost_after_a_spare_took_its_place_is_counted_once():
     following = replace(observed, job=a_job(spec_with(1), status=planned.status), verdicts={})
     after = plan(following, NOW + 6)
     assert [(a.slot, a.attempt, a.spare) for a in created(after)] == [(1, 2, True)]
-    assert not any(i.open for i in after.status.incidents), "full size again, without slot 1"
-    assert recovered(planned) + recovered(after) == [], "told once"
+    assert not any(i.open for i in after.status.incidents), (
+        "the job has its full size without slot 1"
+    )
+    assert recovered(planned) + recovered(after) == [], "the recovery was reported already"
     assert next(r for r in after.status.slots if r.slot == 1).incident is None
 
 
@@ -367,7 +369,7 @@ def test_it_takes_the_place_of_the_member_whose_node_breaks():
     for members in (((0, 1), (2, 1)), ((0, 1), (2, 1), (3, 1))):
         job = a_job(status=planned.status)
         following = plan(replace(broken, job=job, seen=a_seen(members)), NOW + 1)
-        assert created(following) == [], "slot 3 is in, or about to be"
+        assert created(following) == [], "slot 3 is a member or will be one"
         assert following.wanted is not None
         assert following.wanted.leave == ()
     assert planned.status.restarts is not None
@@ -390,7 +392,7 @@ def test_a_member_whose_place_a_starting_spare_takes_goes_because_of_its_node():
     assert planned.status.restarts is not None
     assert planned.status.restarts.by_cause == {"NodeGone": 1}
     following = plan(replace(broken, job=a_job(status=planned.status)), NOW + 1)
-    assert created(following) == [], "slot 3 has its place"
+    assert created(following) == [], "slot 3 has taken its place"
 
 
 def test_a_member_on_a_bad_node_that_the_user_takes_away_is_scaled_down():
@@ -478,8 +480,8 @@ def a_mended_loss(**changes):
 
 
 def given_up(**changes):
-    """A job without spares: slot 3, made because node-1 was suspect, took the place of slot 1, and slot 1
-    is given up before the verdict on its node.
+    """A job without spares. Slot 3, created because node-1 was suspect, took the place of slot 1, and slot 1
+    was given up before the verdict on its node.
     """
     seen = a_seen(((0, 1), (2, 1), (3, 1)), incidents=(a_mended_loss(**changes),))
     observed = with_spare(seen=seen, spares=0, ready=())
@@ -492,7 +494,7 @@ def given_up(**changes):
 
 
 def judged_later(observed, after, node="node-1", state=NodeState.GONE):
-    """What the incidents bear once the verdict on the node has come."""
+    """The incidents and their quarantines once the verdict on the node has come."""
     verdicts = {node: a_verdict(node, state, marks={"verdict": NOW + after})}
     status = plan(replace(observed, verdicts=verdicts), NOW + after).status
     return [(i.id, i.quarantine) for i in status.incidents]
@@ -523,10 +525,12 @@ def test_a_mended_loss_is_charged_to_its_node_once_that_is_convicted():
 
 
 def test_a_mended_loss_bears_no_other_verdict():
-    assert judged_later(given_up(), 200) == [("lm-1", None)], "too late: another fault"
-    assert judged_later(given_up(), 20, node="node-4") == [("lm-1", None)], "of another node"
+    assert judged_later(given_up(), 200) == [("lm-1", None)], "so late a verdict is another fault"
+    assert judged_later(given_up(), 20, node="node-4") == [("lm-1", None)], (
+        "the verdict is on another node"
+    )
     assert judged_later(given_up(), 20, state=NodeState.SUSPECT) == [("lm-1", None)]
-    assert judged_later(given_up(cause="Leave"), 20) == [("lm-1", None)], "nothing was lost"
+    assert judged_later(given_up(cause="Leave"), 20) == [("lm-1", None)], "a leave is no loss"
 
 
 def test_a_pod_that_leaves_because_it_is_deleted_with_its_node_bears_the_verdict_too():
@@ -537,7 +541,7 @@ def test_a_pod_that_leaves_because_it_is_deleted_with_its_node_bears_the_verdict
 
 
 def test_a_loss_of_the_slots_next_pod_bears_no_verdict_on_the_node_before():
-    """Its pod runs, or is no more."""
+    """Either the slot's next pod runs, or it is gone as well."""
     slots = [a_slot(0), a_slot(1, 2, node="node-4", former_node="node-1"), a_slot(2)]
     pods = (a_pod(0), a_pod(1, 2, node="node-4"), a_pod(2))
     died = a_mended_loss(cause="WorkerDied", rung="restart")

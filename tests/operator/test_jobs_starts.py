@@ -33,7 +33,7 @@ def with_pod(observed: Observed, slot: int, **changes: Any) -> Observed:
 
 
 def not_up(*, seconds: float = LIMIT + 1, **pod: Any) -> Observed:
-    """A job that has trained; the new pod of slot 1 has not come up on node-4 for `seconds`."""
+    """A job that has trained. The new pod of slot 1 has not started on node-4 for `seconds`."""
     slots = [a_slot(0), a_slot(1, 2, node="node-4"), a_slot(2)]
     fresh = a_pod(1, 2, phase="Pending", node="node-4", running_since=None)
     return an_observation(
@@ -111,11 +111,11 @@ def test_before_the_first_epoch_it_is_replaced_too() -> None:
 
 def test_a_container_whose_agent_alone_does_not_answer_is_replaced() -> None:
     silent = not_up(phase="Running", running_since=NOW - 700, node="node-4")
-    assert not plan(silent, NOW).counts, "we have not asked it yet"
+    assert not plan(silent, NOW).counts, "the operator has not asked it yet"
     asked = replace(silent, asked_for={"uid-1-2": LIMIT + 1.0})
     assert attempts(plan(asked, NOW)) == [1, 3, 1]
     nobody = replace(asked, seen=None, callers=frozenset())
-    assert not plan(nobody, NOW).counts, "nobody answers us: that speaks against us"
+    assert not plan(nobody, NOW).counts, "no agent answers, so the fault may be the operator's"
 
 
 def test_an_agent_that_has_called_is_waited_for_as_long_as_the_job_waits() -> None:
@@ -222,7 +222,7 @@ def test_an_image_that_cannot_be_pulled_speaks_against_the_template_and_not_the_
     records = slots_with((0, image), (1, image))
     assert starts.count_by_node(records, NOW) == {}
     assert failed(records, records[2]) == frozenset()
-    assert failed(records, records[0]) == {"node-4"}, "it may be cached elsewhere"
+    assert failed(records, records[0]) == {"node-4"}, "another node may have the image"
 
 
 def test_only_the_newest_failures_of_a_slot_are_kept() -> None:
@@ -232,7 +232,7 @@ def test_only_the_newest_failures_of_a_slot_are_kept() -> None:
 
 
 def test_a_pod_that_finds_no_other_node_may_use_the_one_that_failed() -> None:
-    """After a pause that doubles: a node that failed once is better than none."""
+    """It may use it after a pause that doubles, because a node that failed once is better than none."""
     failed = a_slot(1, 2, node=None, start_failures=[a_failure("node-4")], cause="PodNotStarted")
     status = a_status(slots=[a_slot(0), failed, a_slot(2)])
     nowhere = {"node": "", "phase": "Pending", "running_since": None, "scheduling": "no room"}
@@ -244,7 +244,9 @@ def test_a_pod_that_finds_no_other_node_may_use_the_one_that_failed() -> None:
     counted = plan(replace(observed, unplaced_for={"uid-1-2": 61.0}), NOW)
     assert attempts(counted) == [1, 3, 1]
     assert counted.status.slots[1].cause == "Rescheduled"
-    assert [f.node for f in counted.status.slots[1].start_failures] == ["node-4"], "still known"
+    assert [f.node for f in counted.status.slots[1].start_failures] == ["node-4"], (
+        "the failure must not be forgotten"
+    )
     assert shut_out(plan(after(observed, counted), NOW + 1)) == []
 
 

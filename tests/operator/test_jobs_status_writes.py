@@ -1,4 +1,4 @@
-"""A status write has only what changed: for one slot of two thousand, a few hundred bytes."""
+"""A status write contains only what changed: a few hundred bytes for one slot of two thousand."""
 
 import json
 from dataclasses import replace

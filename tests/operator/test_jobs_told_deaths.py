@@ -1,4 +1,4 @@
-"""Deaths reported to `health`: each is reported once, and the memory of them does not grow."""
+"""Each death is reported to `health` once, and the record of deaths does not grow."""
 
 from dataclasses import replace
 from typing import Any

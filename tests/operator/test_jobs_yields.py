@@ -29,7 +29,7 @@ YIELD = Yield(slot=2, attempt=1, epoch=1)
 
 
 def a_silent_job(seconds: float = 30.0, seen: Seen | None = None, **changes: Any) -> Observed:
-    """Slot 2 and its node have been silent for that long, and the others take no steps."""
+    """Slot 2 and its node have been silent for `seconds`, and the others take no steps."""
     told = a_seen(members=(), running=False, silent=(LOST,))
     observed = an_observation(seen=seen or told, silent_nodes={"node-2": seconds})
     return replace(observed, **changes)
@@ -96,7 +96,7 @@ def test_the_limit_is_the_jobs_own() -> None:
 
 
 def test_all_slots_of_silent_nodes_are_named() -> None:
-    """Two of three nodes lose power: the last one may go on alone."""
+    """Two of three nodes lose power. The last one may continue alone."""
     silent = (SlotAttempt(slot=1, attempt=1), LOST)
     told = a_seen(members=(), running=False, silent=silent)
     observed = a_silent_job(seen=told, silent_nodes={"node-1": 40.0, "node-2": 40.0})
@@ -140,7 +140,7 @@ def test_it_belongs_to_the_interruption_that_the_job_noticed() -> None:
 
 
 def test_the_next_pod_is_not_placed_on_a_silent_node() -> None:
-    """The scheduler takes it for sound for a while, and there may be other silent nodes."""
+    """For a while the scheduler takes the node for sound. There may be other silent nodes."""
     slots = [a_slot(0), a_slot(1), SlotStatus(slot=2, attempt=2, cause="NodeLost")]
     observed = replace(
         used(),
@@ -180,7 +180,7 @@ def test_a_node_that_is_back_keeps_its_pod() -> None:
 
 
 def test_a_void_word_leaves_the_old_limit() -> None:
-    """The silent side claimed first: the job reports no yield, and the node is lost after a while."""
+    """The silent side claimed first, so the job reports no yield. The node counts as lost later."""
     nodes = {f"node-{s}": NodeFact(name=f"node-{s}") for s in range(3)}
     nodes["node-2"] = NodeFact(name="node-2", not_ready_for=59.0, why="gone")
     assert raised(plan(a_silent_job(110.0, nodes=nodes), NOW)) == []
@@ -193,7 +193,7 @@ def test_a_void_word_leaves_the_old_limit() -> None:
 
 
 def a_pending_job(**changes: Any) -> Observed:
-    """The next pod of slot 2 shuts out node-2, and finds no other node."""
+    """The next pod of slot 2 excludes node-2 and finds no other node."""
     pod = a_pod(
         2, 2, phase="Pending", node="", ip="", running_since=None, scheduling="0/3 nodes",
         avoids=frozenset({"node-2"}),
@@ -219,7 +219,7 @@ def test_a_node_that_is_not_ready_is_not_taken_for_free() -> None:
 
 
 def test_a_pod_names_few_silent_nodes_and_the_newest_first() -> None:
-    """Those that are silent for longer have a taint."""
+    """Nodes that have been silent for longer have a taint."""
     silent = {f"n{i:03}": 1000.0 - i for i in range(500)}
     found = placement.nodes_left(a_silent_job(silent_nodes=silent))
     assert len(found) == placement.NAMED_NODES
@@ -243,7 +243,9 @@ def test_the_condition_says_since_when_and_from_when_on_the_job_may_go_on() -> N
     assert (
         "without slot 2 from 1970-01-12T13:46:45Z on (recovery.replaceAfterSeconds: 25)" in message
     )
-    assert why(a_silent_job(23.0), NOW + 3.0) == (reason, message), "it does not change each second"
+    assert why(a_silent_job(23.0), NOW + 3.0) == (reason, message), (
+        "the message must not change each second"
+    )
 
 
 def test_without_the_jobs_word_it_says_what_kubernetes_will_do() -> None:

@@ -1,4 +1,4 @@
-"""Answers of an API server in trouble, as they arrive over HTTP."""
+"""Answers of a failing API server, as they arrive over HTTP."""
 
 import asyncio
 import logging
@@ -16,9 +16,7 @@ from everstep_operator.scheduler import Scheduler
 
 @pytest.fixture
 async def answers() -> AsyncIterator[list[web.Response]]:
-    """The answers that the server gives next, to any request. The first holds the server's URL in
-    its header `url`.
-    """
+    """The server's next answers, to any request. The first has the server's URL in its header `url`."""
     said: list[web.Response] = []
 
     async def handle(request: web.Request) -> web.Response:
@@ -78,7 +76,9 @@ async def test_a_list_older_than_one_read_before_means_that_etcd_was_restored(
     await port.list(kube.PODS)
     await port.list(kube.PODS)
     await port.list(kube.NODES)
-    assert not port.went_back.is_set(), "pages of one list, the same version, another kind"
+    assert not port.went_back.is_set(), (
+        "pages of one list, an equal version, and another kind are no reason"
+    )
     await port.list(kube.PODS)
     assert port.went_back.is_set()
 

@@ -44,7 +44,7 @@ def test_only_a_record_that_changed_starts_the_wait_anew() -> None:
 
 
 def test_the_holders_clock_is_never_read() -> None:
-    """A renewal counts from when we saw it, even if it claims to be of 2099 or of 1970."""
+    """A renewal counts from when we saw it, even if its time is in 2099 or 1970."""
     for renewed in ("2099-01-01T00:00:00.000000Z", "1970-01-01T00:00:00.000000Z"):
         seen = lease.build_sighting(None, held_by("other", renewed=renewed), 0.0)
         assert decide_lease(seen, "me", 14.9) == Wait(holder="other", seconds=pytest.approx(0.1))
@@ -61,7 +61,7 @@ def test_taking_over_counts_a_transition_and_renewing_does_not() -> None:
 
 @dataclass(slots=True)
 class ToyServer:
-    """Holds one Lease, replaced only at its current version; does not answer while `away`."""
+    """Holds one Lease and replaces it only at its current version. Does not answer while `away`."""
 
     object: dict[str, Any] | None = None
     version: int = 0
@@ -159,7 +159,7 @@ async def test_a_holder_that_dies_is_followed_when_its_lease_is_over_and_never_t
     await two.a.turn()
     await two.b.turn()
     for _ in range(9):
-        await two.pass_time(2, two.b)  # a is silent: its gate closes by itself
+        await two.pass_time(2, two.b)  # a does not run, so its gate closes by itself
         assert len(two.acting()) <= 1
     assert two.acting() == ["b"]
     assert two.server.holder == "b"
@@ -174,7 +174,7 @@ async def test_there_is_a_time_in_which_nobody_acts() -> None:
 
 
 async def test_a_holder_that_wakes_from_a_long_sleep_may_write_nothing() -> None:
-    """After SIGSTOP or on a paused machine: the gate depends on the clock alone, so no task has to
+    """As after SIGSTOP or on a paused machine. The gate depends on the clock alone, so no task has to
     run to close it.
     """
     two = Two()

@@ -33,7 +33,7 @@ async def test_after_a_watch_has_begun_anew_what_was_deleted_meanwhile_is_notice
     )
     watchers.see_node({"type": "MODIFIED", "object": cluster.node("kept")})
     await asyncio.sleep(0)
-    assert world.nodes.get("lost") is not None, "an ordinary event asks for no list"
+    assert world.nodes.get("lost") is not None, "an ordinary event must not cause a list"
     watchers.see_node({"type": None, "object": cluster.node("kept")})
     for _ in range(20):
         await asyncio.sleep(0)

@@ -29,7 +29,7 @@ def a_replica(world: World, *, leads: bool = True) -> Metrics:
 
 
 def read(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
-    """(name of the sample, its other labels' values) → value, of the job team/lm."""
+    """(name of the sample, values of its other labels) → value, for the job team/lm."""
     found = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples if family.name == name else ():
@@ -93,7 +93,7 @@ def test_worker_seconds_are_told_by_category() -> None:
 def test_seconds_of_spares_are_a_counter() -> None:
     name = "everstep_job_spare_seconds"
     assert read(a_replica(a_world(spareSeconds=7200)), name) == {(f"{name}_total",): 7200.0}
-    assert read(a_replica(a_world()), name) == {}, "it has had none"
+    assert read(a_replica(a_world()), name) == {}, "the job has had no spare"
 
 
 def test_goodput_is_a_ratio() -> None:

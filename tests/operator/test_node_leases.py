@@ -1,4 +1,4 @@
-"""The lists of node leases: what they wake, and what is said where they are not allowed."""
+"""Lists of node leases: which jobs they wake, and what is reported where they are not allowed."""
 
 import logging
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""`release-all`: what it undoes, what it leaves alone, and what it says when it fails."""
+"""`release-all`: what it undoes, what it leaves untouched, and what it reports when it fails."""
 
 from typing import Any
 
@@ -100,7 +100,7 @@ async def test_cut_anywhere_and_begun_anew_it_comes_to_the_same_end() -> None:
 
 
 class CutAfter:
-    """The toy cluster; patch or delete number `writes` and all later ones get no answer."""
+    """The toy cluster. The patch or delete number `writes` and all later ones get no answer."""
 
     def __init__(self, cluster: ToyCluster, writes: int) -> None:
         self._cluster, self._end = cluster, len(cluster.writes) + writes - 1

@@ -38,7 +38,7 @@ def lab() -> Iterator[Lab]:
 
 @dataclass(slots=True)
 class Pair:
-    """A leader and a warm standby. If a test ended one of them, `mend` starts another."""
+    """A leader and a warm standby. If a test has ended one of them, `mend` starts another."""
 
     lab: Lab
     config: Path
@@ -48,7 +48,7 @@ class Pair:
     made: int = 2
 
     def mend(self) -> None:
-        """Make whichever replica leads now the `leader`, and wait for a ready standby."""
+        """Set `leader` to the replica that leads now, and wait for a ready standby."""
         if self.leader.process.poll() is not None:
             self.leader, self.standby = self.standby, self.leader
         if self.leader.process.poll() is not None:
@@ -104,7 +104,7 @@ def test_a_standby_is_ready_writes_nothing_and_tells_of_no_job_or_node(pair: Pai
 def test_when_the_leader_is_killed_the_other_acts_after_the_lease(lab: Lab, pair: Pair) -> None:
     pair.leader.kill()
     took = until("the standby leads", pair.standby.leads)
-    assert took > 5, "no sooner than the lease allows: 10 s less the age of the last renewal"
+    assert took > 5, "it may lead only once the lease is over: 10 s after the last renewal"
     cordon(lab, "node-1")
 
 
@@ -121,7 +121,7 @@ def test_a_leader_that_slept_writes_nothing_and_ends_when_it_wakes(lab: Lab, pai
     assert sleeper.process.wait(30) == 1
     assert "is lost" in sleeper.said
     assert "Nothing is written any more" in sleeper.said
-    assert successor.leads(), "the sleeper took nothing back"
+    assert successor.leads(), "the old leader must not lead again"
 
 
 def test_nodes_are_written_under_the_other_identity_alone(lab: Lab, pair: Pair) -> None:
@@ -210,7 +210,7 @@ async def test_a_token_of_the_other_account_is_taken_for_that_account(
 
 
 def build_leases(port: Kube) -> NodeLeases:
-    """Without a pod of a job there is nothing to list them for."""
+    """Leases are listed only if a job has a pod, so there is one."""
     world = World()
     world.pods.put({"metadata": {"name": "lm-0-1", "namespace": "team", "uid": "u"}})
     return NodeLeases(port, world, lambda key: None)

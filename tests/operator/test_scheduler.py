@@ -108,7 +108,7 @@ def test_a_setting_that_cannot_be_used_is_named_with_flag_and_variable() -> None
 
 
 async def test_passes_that_wait_for_the_status_lane_hold_up_no_recovery() -> None:
-    """More passes wait than there are places: the status lane has no token for any of them."""
+    """More passes wait than there are places, because the status lane has no token for any of them."""
     bucket, waiting, recovered = Bucket(qps=0.001, burst=4), set(), asyncio.Event()
     all_wait = asyncio.Event()
     for _ in range(3):

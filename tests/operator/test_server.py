@@ -36,7 +36,7 @@ async def test_out_of_descriptors_a_probe_waits_and_is_answered_and_it_is_said_o
             port = int(await process.stdout.readline())
             asking = asyncio.create_task(session.get(f"http://127.0.0.1:{port}/healthz"))
             assert b"ulimit -n" in await process.stdout.readline()
-            await asyncio.sleep(3 * accepting.PAUSE_SECONDS)  # it retries meanwhile
+            await asyncio.sleep(3 * accepting.PAUSE_SECONDS)  # the server retries meanwhile
             process.stdin.write(b"\n")
             async with await asking as response:
                 assert response.status == 200

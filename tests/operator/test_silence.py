@@ -1,4 +1,4 @@
-"""Which nodes are silent, by leases that are renewed or not, on a clock that the test moves."""
+"""Which nodes are silent, judged by the renewals of their leases. The test moves the clock."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +9,7 @@ from everstep_operator.silence import Silence
 
 LIST = 3.0
 RENEWAL = 10.0
-"""A kubelet's."""
+"""How often a kubelet renews its lease."""
 
 
 def a_lease(node: str, renewed: float, duration: int = 40) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def a_lease(node: str, renewed: float, duration: int = 40) -> dict[str, Any]:
 
 
 class Leases:
-    """Lists every 3 s; each node renews its lease every 10 s, at a moment of its own, while it lives."""
+    """Lists every 3 s. Each living node renews its lease every 10 s, not at the same moment as others."""
 
     def __init__(self, nodes: int, duration: int = 40) -> None:
         self.silence, self.now = Silence(), 0.0
@@ -72,7 +72,7 @@ def test_a_renewal_ends_the_silence() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 50])
 def test_if_no_lease_is_renewed_the_api_server_is_at_fault(nodes: int) -> None:
-    """A cluster of one node cannot tell the two apart."""
+    """With only one node, nobody can tell whether the node or the API server is at fault."""
     leases = Leases(nodes)
     leases.run(60.0)
     everyone = [f"node-{n}" for n in range(nodes)]
@@ -103,7 +103,7 @@ def test_a_silence_that_is_known_goes_on_after_a_pause_of_the_lists() -> None:
     leases.run(30.0, dead=["node-1"])
     before = leases.silent()["node-1"]
     leases.run(30.0, dead=["node-1"], listed=False)
-    assert leases.silent() == {}, "what is not watched is not known"
+    assert leases.silent() == {}, "without lists nobody knows"
     leases.run(LIST, dead=["node-1"])
     assert before <= leases.silent()["node-1"] <= before + 2 * LIST
 

@@ -1,4 +1,4 @@
-"""Every reason that a condition can have is in the page that on-call engineers open."""
+"""The troubleshooting page lists every reason that a condition can have."""
 
 import ast
 import re

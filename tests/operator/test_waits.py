@@ -43,7 +43,7 @@ def read_rows() -> list[list[str]]:
 
 
 def read_limits() -> list[tuple[str, str]]:
-    """(name of the limit, its value in the table)"""
+    """Return (name of the limit, its value in the table)."""
     found = [match for _, limit, _ in read_rows() for match in LIMIT.findall(limit)]
     return [(name, seconds or never) for name, seconds, never in found]
 

@@ -1,4 +1,4 @@
-"""A watch event wakes what it concerns and nothing else."""
+"""A watch event wakes only what it concerns."""
 
 import copy
 from collections.abc import Callable

@@ -14,12 +14,12 @@ from toy_jobs import ToyCluster, ToyJob
 
 KEY = ("team", "lm")
 LOST = ("node-1", 1)
-"""Node and slot."""
+"""The lost node and its slot."""
 
 
 @dataclass
 class YieldingJob(ToyJob):
-    """It leaves silent members out if the operator allows it, and takes their successors in."""
+    """Leaves silent members out if the operator allows it, and lets their next pods join."""
 
     yielded: set[tuple[int, int]] = field(default_factory=set)
 
@@ -76,7 +76,7 @@ class Scene:
                 self.cluster.feed(self.operator.world)
 
     def cut_power(self, node: str) -> None:
-        """Kubernetes does not notice it for a while: the node stays Ready."""
+        """Kubernetes does not notice at once, so the node stays Ready."""
         self.cluster.dead_nodes.add(node)
         self.silent_since[node] = self.cluster.now
 
