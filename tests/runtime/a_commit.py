@@ -1,5 +1,5 @@
-"""What an agent does with staged parts, without a store: it writes chunks under their digests, and
-a manifest.
+"""Does what an agent does with staged parts, but without a store: writes chunks under their digests
+and a manifest.
 """
 
 import hashlib

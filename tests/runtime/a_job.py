@@ -23,7 +23,7 @@ class Ended(BaseException):
 
 
 def take_over(path: str) -> None:
-    """As an agent that has uploaded the file: it is no link to the worker's memory any more."""
+    """Act as an agent that has uploaded the file: replace the link to the worker's slot by a copy."""
     if path:
         shutil.copy(path, f"{path}.copy")
         os.replace(f"{path}.copy", path)

@@ -1,4 +1,4 @@
-"""Trains 60 steps (or PACED_STEPS) of at least 20 ms: long enough to lose the coordinator and find one again."""
+"""Trains 60 steps (or PACED_STEPS) of at least 20 ms, long enough to lose the coordinator and get another one."""
 
 import os
 import time

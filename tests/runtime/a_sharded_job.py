@@ -1,4 +1,4 @@
-"""A script whose model is divided within a unit, and the same gradients from one process and from torch's own HSDP."""
+"""A script whose model is sharded within a unit, with the same gradients from one process and from torch's own HSDP."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ def a_dataset(size: int = 60) -> torch.utils.data.TensorDataset:
 
 
 class Layers(nn.Module):
-    """Its last layer is so small that some ranks of a unit of four hold nothing of it."""
+    """The last layer is so small that some ranks of a unit of four hold nothing of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Layers(nn.Module):
 
 
 class Mixed(nn.Module):
-    """`plain` is not divided, and has buffers; `narrow` is in half precision."""
+    """`plain` is not sharded and has buffers; `narrow` has half precision."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def loss_of(model: Any, batch: Any, names: Sequence[str]) -> torch.Tensor:
 
 
 def shard(layers: Any, mesh: Any) -> None:
-    """As FSDP2's users do: each layer, then the rest."""
+    """Shard as FSDP2's users do: each layer, then the rest."""
     from torch.distributed.fsdp import fully_shard
 
     for part in (layers.up, layers.down, layers):
@@ -67,7 +67,7 @@ def shard(layers: Any, mesh: Any) -> None:
 
 
 def shard_layers(model: nn.Sequential, mesh: Any) -> None:
-    """The same of a model of any linear layers."""
+    """Do the same for a model of any linear layers."""
     from torch.distributed.fsdp import fully_shard
 
     for layer in model:
@@ -77,7 +77,7 @@ def shard_layers(model: nn.Sequential, mesh: Any) -> None:
 
 
 def divide(model: Any, mesh: Any) -> None:
-    """Over the dimensions that are larger than one."""
+    """Shard the model over the dimensions of `mesh` that are larger than one."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -97,7 +97,7 @@ def divide(model: Any, mesh: Any) -> None:
 
 
 def whole(tensor: Any) -> torch.Tensor:
-    """All of a tensor that is divided within the unit."""
+    """Return the full tensor, if it is sharded within the unit."""
     found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return found.detach().clone()
 
@@ -107,7 +107,7 @@ def whole_gradients(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class Beside:
-    """What one process makes of a step, from the same parameters."""
+    """The result of a step in one process, from the same parameters."""
 
     def __init__(self, model: Any, batches: list[Any], names: Sequence[str]) -> None:
         self.model = build()
@@ -129,7 +129,7 @@ def list_batches(job: Job, data: Any, dataset: Any, first: int) -> list[Any]:
 
 
 def gradients_of_hsdp(mesh: Any, batches: list[Any], total: int) -> dict[str, torch.Tensor]:
-    """This rank's parts, from torch's own sums over both dimensions of `mesh`."""
+    """This rank's shards of the gradients, from torch's own sums over both dimensions of `mesh`."""
     layers: Any = build()["divided"]
     shard(layers, mesh)
     for part in (layers.up, layers.down, layers):
@@ -143,7 +143,7 @@ def gradients_of_hsdp(mesh: Any, batches: list[Any], total: int) -> dict[str, to
 
 
 def compute(step: Step, model: Any, data: Any, names: Sequence[str] = BOTH) -> list[Any]:
-    """One loop. Returns the batches of this rank."""
+    """Run one loop; return this rank's batches."""
     seen = []
     for batch in step.batches(data):
         seen.append(batch)
@@ -152,7 +152,7 @@ def compute(step: Step, model: Any, data: Any, names: Sequence[str] = BOTH) -> l
 
 
 def compare(job: Job, folder: Path) -> None:
-    """Steps of which micro-batches even, few and fewer than ranks; what is found is saved by rank."""
+    """Take steps whose micro-batches are even, few, and fewer than the ranks; save the results by rank."""
     model = build()
     divide(model, job.mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -199,7 +199,7 @@ def _beside_hsdp(job: Job, model: Any, seen: list[Any], total: int) -> tuple[Any
 
 
 def introduce(group: Any, ranks: torch.Tensor) -> Any:
-    """Torch's globals then know of this group, which a `DeviceMesh` needs."""
+    """Enter the group in torch's globals, as a `DeviceMesh` needs it."""
     group._set_group_name("between")
     distributed_c10d._register_pg_in_world(
         group,
@@ -213,7 +213,7 @@ def introduce(group: Any, ranks: torch.Tensor) -> Any:
 
 
 def _clip(model: Any, beside: Beside) -> tuple[float, float, Any, Any]:
-    """The parameters that lie alike: torch clips no mixture."""
+    """Clip the parameters with the same layout, because torch cannot clip a mixture."""
     groups = [
         [p for n, p in m.named_parameters() if n.startswith(("divided.up", "divided.down.w"))]
         for m in (model, beside.model)

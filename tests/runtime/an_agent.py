@@ -1,7 +1,7 @@
 """The smallest program that speaks the agent's side of `everstep_contract.wire`, for any number of
 workers.
 
-It keeps the group's keys, records every frame and does what the test says; it makes no decisions.
+It keeps the group's keys, records every frame and does what the test tells it; it makes no decisions.
 Workers are forked from this process, which has imported torch once.
 """
 
@@ -32,8 +32,8 @@ LAST_STEP = "last-step"
 
 
 def await_end() -> None:
-    """In a worker: wait until the test lets it take its last step. However slow the test's own process is, no
-    worker is at the end before.
+    """In a worker, wait until the test lets it take its last step. So no worker ends too early, however slow the
+    test's own process is.
     """
     gate = Path(os.environ[env.POSITION_FILE]).with_name(LAST_STEP)
     limit = time.monotonic() + LIMIT
@@ -69,12 +69,12 @@ class Worker:
 
 
 def _name(frame: Any) -> str:
-    """With its problem, if it tells one."""
+    """The frame's name, and its problem if it has one."""
     return f"{type(frame).__name__} {getattr(frame, 'problem', '')}".strip()
 
 
 class Agent:
-    """`main` runs in each of `world` forked workers; frames are recorded in `workers[rank].frames`."""
+    """Runs `main` in each of `world` forked workers, and records their frames in `workers[rank].frames`."""
 
     def __init__(self, folder: Path, main: Callable[[], None], world: int, **start: Any) -> None:
         self.folder, self.world = folder, world
@@ -146,7 +146,7 @@ class Agent:
                 raise TimeoutError(f"last frames: {found}\n{self.output()[-14000:]}")
 
     def wait_applied(self, step: int, ranks: Sequence[int]) -> None:
-        """Wait until the pages of these ranks show this step; a page wakes nobody."""
+        """Poll until the pages of these ranks show this step."""
         limit = time.monotonic() + LIMIT
         while any(self.workers[r].position.applied < step for r in ranks):
             if time.monotonic() > limit:
@@ -154,7 +154,7 @@ class Agent:
             time.sleep(0.001)
 
     def _show_stacks(self) -> None:
-        """Make workers print their stacks into the output, which the failure's message quotes."""
+        """Make workers print their stacks into the output, which a failure's message quotes."""
         for worker in self.living:
             os.kill(worker.pid, signal.SIGUSR1)
         time.sleep(1.0)
@@ -207,7 +207,7 @@ class Agent:
         return plan
 
     def _end_lost_units(self) -> list[Worker]:
-        """The ranks of the units that are whole; those that live of others are killed."""
+        """Kill the living ranks of units that are not whole; return the others."""
         mesh, living = self._start.mesh, {w.rank for w in self.living}
         for rank in sorted(living):
             if not living.issuperset(mesh.list_unit_of(rank)):
@@ -262,7 +262,7 @@ class Agent:
         assert worker.connection is not None
         while (envelope := self._read(worker.connection)) is not None:
             if isinstance(envelope.frame, wire.StoreGet):
-                # It may wait for a key, and what this worker sends next may be what brings it.
+                # It may wait for a key that this worker sends next.
                 threading.Thread(
                     target=self._reply, args=(worker, envelope), name="a-get", daemon=True
                 ).start()

@@ -17,7 +17,7 @@ from runtime.a_job import Trial
 from runtime.sharded_ranks import Launcher
 
 torch.set_num_threads(1)
-# The first call after a fork makes torch's thread pool anew. Two new threads at once would abort.
+# The first call after a fork creates torch's thread pool again. Two threads that do so at once would abort.
 os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 defer_dynamo.defer_compiler()
 
@@ -26,13 +26,13 @@ WARM = "warm_for_units"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Units last: no other test is to run with torch's compiler loaded."""
+    """Run the tests of units last, because no other test may run with torch's compiler loaded."""
     items.sort(key=lambda item: WARM in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
 def warm_for_units() -> None:
-    """Ranks that are forked from here import nothing more, as from a zygote of a job with units."""
+    """Import what ranks with units need, as their zygote does, so that forked ranks import nothing more."""
     for name in WARM_FOR_UNITS:
         importlib.import_module(name)
 
@@ -52,7 +52,7 @@ def a_trial(tmp_path: Path) -> Callable[..., Trial]:
 
 @pytest.fixture(autouse=True)
 def _workers_of_gangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are the ranks that a test puts in the place of `SubprocessSpawner`."""
+    """A gang's workers come from `SubprocessSpawner`, which a test may replace."""
     monkeypatch.setattr(gang, "fork_script", lambda script: spawn.SubprocessSpawner(script))
 
 
@@ -63,7 +63,7 @@ def _same_random_numbers() -> None:
 
 @pytest.fixture(params=[forming.REINIT, forming.RECONFIGURE])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The test runs with each way to form a group; the workers read it from their environment."""
+    """Run the test with each way to form a group. The workers read it from their environment."""
     if request.param == forming.RECONFIGURE and not forming.can_reconfigure():
         pytest.skip("this torch cannot reconfigure a group")
     monkeypatch.setenv(forming.SETTING, request.param)

@@ -19,7 +19,7 @@ def in_data_worker() -> bool:
 
 
 class Augmented:
-    """Samples that depend on the random numbers of torch, numpy and Python. `fetched`: in this process."""
+    """Samples that depend on the random numbers of torch, numpy and Python. `fetched` counts those of this process."""
 
     def __init__(self, size: int = 48, seconds: float = 0.0) -> None:
         self.size, self.seconds, self.fetched = size, seconds, 0
@@ -43,7 +43,7 @@ class Deadly(Augmented):
 
 
 class Broken(Augmented):
-    """Sample 5 raises; with `only_there` in a data worker only."""
+    """Sample 5 raises, with `only_there` in a data worker only."""
 
     def __init__(self, *, only_there: bool) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Broken(Augmented):
 
 
 class Stuck(Augmented):
-    """A data worker waits for a file before it fetches anything else than sample 0."""
+    """A data worker waits for a file before it fetches any sample but 0."""
 
     def __init__(self, gate: Path) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Stuck(Augmented):
 
 
 class Many(Augmented):
-    """As Hugging Face's: it fetches many samples at once."""
+    """Fetches many samples at once, as Hugging Face's datasets do."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         raise AssertionError("it has __getitems__")
@@ -95,7 +95,7 @@ def first_of(samples: list[Any]) -> Any:
 
 
 def wait_ready(data: Batches) -> None:
-    """Until every data worker takes requests."""
+    """Wait until every data worker accepts requests."""
     assert data._workers is not None
     while not all(worker.ready for worker in data._workers._workers):
         data._workers._receive(None)

@@ -1,4 +1,4 @@
-"""The script of tests that kill ranks at any moment of a step, and what must hold of the others."""
+"""The script for tests that kill ranks at any moment of a step, and the checks of the other ranks."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def a_script(
     after: Callable[[Job, int], None] = lambda job, step: None,
     build: Callable[[Job], nn.Module] = lambda job: a_model(),
 ) -> Callable[[Job], None]:
-    """`before`: called before the first step; `after`: at the end of each."""
+    """`before` is called before the first step, `after` at the end of each."""
 
     def main(job: Job) -> None:
         torch.set_num_threads(1)
@@ -53,13 +53,13 @@ def entries(ours: Agent, rank: int) -> list[wire.Applied]:
 
 
 def states(ours: Agent) -> set[tuple[str, ...]]:
-    """(step, digest of the parameters, next random number) of all ranks."""
+    """Return (step, digest of the parameters, next random number) of all ranks."""
     lines = ours.output().splitlines()
     return {tuple(line.split()[1:]) for line in lines if line.startswith("state ")}
 
 
 def assert_exact(ours: Agent, undisturbed: list[wire.Applied], living: list[int]) -> None:
-    """These ranks ended well and took each step once, with each sample once, equal norms and equal states."""
+    """These ranks ended well. They took each step once, used each sample once, and have equal norms and states."""
     statuses = [ours.workers[r].status for r in living]
     assert statuses == [0] * len(living), f"{statuses}\n{ours.output()[-6000:]}"
     first = entries(ours, living[0])

@@ -1,5 +1,5 @@
-"""Run by `test_room.py` as root of a mount namespace: two ranks train while a tier of theirs, a small tmpfs, is full,
-without inodes, or read-only, and then has room again. Arguments: the tier, the trouble, what is to be told of it, an
+"""Run by `test_room.py` as root of a mount namespace. Two ranks train while one of their tiers, a small tmpfs, is full,
+has no inodes, or is read-only, and then has room again. Arguments: the tier, the trouble, the expected report, an
 empty folder.
 """
 
@@ -28,7 +28,7 @@ AGAIN = {
     "disk": ("event=copied ", " tier=disk "),
     "store": ("event=committed ", ""),
 }
-"""What a line of the log says when a tier takes saves."""
+"""What the log says when a tier accepts saves."""
 
 
 def open_impatient(*given: str) -> Retrying:
@@ -59,7 +59,7 @@ class Mount:
         subprocess.run(["mount", "-o", f"remount,{option}", str(self._path)], check=True)
 
     async def _take_all(self, kind: str) -> None:
-        """Whatever becomes free, as another user of the disk does."""
+        """Take all room that becomes free, as another user of the disk might."""
         number = 0
         while True:
             try:

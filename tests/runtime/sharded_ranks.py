@@ -1,5 +1,5 @@
-"""Ranks that are real processes with real gloo, with a model that FSDP2 and tensor parallelism divide, and a session
-each. They have no agent: what they stage is returned.
+"""Ranks that are real processes with real gloo. Each has a session and a model that FSDP2 and tensor parallelism
+shard. They have no agent; what they stage is returned.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ class Rank:
         return self
 
     def gather(self) -> dict[str, torch.Tensor]:
-        """All state as full tensors; every rank calls it."""
+        """Return all state as full tensors. Every rank must call this."""
         tensors: state.Tensors = {}
         self.session.tracked.capture(tensors)
         whole = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in tensors.items()}
@@ -125,8 +125,8 @@ class Wish:
 
 
 class Launcher:
-    """A process that has imported what ranks need, also torch's compiler, and forks them: no other test is to run with
-    the compiler loaded.
+    """A process that has imported what ranks need, including torch's compiler, and forks them. Other tests must not run
+    with the compiler loaded.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Launcher:
     def run(
         self, folder: Path, mesh: Mesh, world: int, act: Callable[[Rank], Any], **start: Any
     ) -> list[Any]:
-        """What `act`, a function of a module, returns on each rank."""
+        """Return the result of `act`, a function of a module, from each rank."""
         folder.mkdir(parents=True)
         self._asking.send(Wish(folder, mesh, world, act, start))
         assert self._asking.poll(2 * LIMIT)
@@ -152,7 +152,7 @@ class Launcher:
 
 
 def _serve(line: Any) -> NoReturn:
-    """In the launcher's process."""
+    """Runs in the launcher's process."""
     die_with_parent()
     importlib.import_module("torch.distributed.fsdp")
     importlib.import_module("torch._dynamo")
@@ -163,7 +163,7 @@ def _serve(line: Any) -> NoReturn:
 
 
 def _launch(wish: Wish) -> list[int]:
-    """The exit statuses of the ranks."""
+    """Return the exit statuses of the ranks."""
     pids = [os.fork() or _run(wish, rank) for rank in range(wish.world)]
     try:
         return _wait(pids)
@@ -178,7 +178,7 @@ def die_with_parent() -> None:
 
 
 def _wait(pids: list[int]) -> list[int]:
-    """Their exit statuses; -1: still running. They are not reaped, so no other process has got their ids."""
+    """Return their exit statuses; -1 means still running. They stay unreaped, so no other process gets their ids."""
     until = time.monotonic() + LIMIT
     ended: dict[int, int] = {}
     while len(ended) < len(pids) and time.monotonic() < until and not any(ended.values()):
@@ -191,7 +191,7 @@ def _wait(pids: list[int]) -> list[int]:
 
 
 def _run(wish: Wish, rank: int) -> NoReturn:
-    """In a rank's process."""
+    """Runs in a rank's process."""
     status = 1
     try:
         die_with_parent()
@@ -211,7 +211,7 @@ def _run(wish: Wish, rank: int) -> NoReturn:
 
 
 def form_mesh(mesh: Mesh, world: int) -> Any:
-    """The mesh of this rank's unit, as `job.mesh` is."""
+    """Return the mesh of this rank's unit, like `job.mesh`."""
     from torch.distributed.device_mesh import init_device_mesh
 
     shape = (world // mesh.unit, mesh.shard, mesh.tensor)

@@ -1,4 +1,4 @@
-"""Frames to the agent: in order, and those of short steps together."""
+"""Frames to the agent keep their order, and those of short steps are sent together."""
 
 import socket
 import threading

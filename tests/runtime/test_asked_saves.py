@@ -1,4 +1,4 @@
-"""`job.save`: the step that runs now is saved at its end, under the names that the script gives."""
+"""`job.save` saves the current step at its end, under the names that the script gives."""
 
 import asyncio
 import os
@@ -80,7 +80,7 @@ def a_script(job: Job) -> None:
 async def test_a_name_outlives_a_save_that_a_loss_in_place_drops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The survivors go on after the step that asked: nobody asks again."""
+    """The survivors are past the step that called `job.save`, so nobody calls it again."""
     forked = spawn.ForkSpawner(lambda: run(a_script))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
     upload = Uploader.upload

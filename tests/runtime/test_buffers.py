@@ -1,4 +1,4 @@
-"""Small buffers are transferred without any change to their bits."""
+"""The transfer of small buffers changes no bit."""
 
 import math
 import struct

@@ -1,4 +1,4 @@
-"""State that is tracked, staged by several ranks, and read back by any number of ranks."""
+"""Several ranks stage the tracked state, and any number of ranks reads it back."""
 
 import json
 import shutil
@@ -132,7 +132,7 @@ def test_a_module_is_read_into_its_own_tensors(tmp_path: Path) -> None:
 
 
 def test_a_piece_that_lies_scattered_in_its_tensor_is_read(tmp_path: Path) -> None:
-    """As a tensor that is sharded by columns."""
+    """For example, a tensor that is sharded by columns."""
     whole = torch.randn(6, 4)
     parts = []
     for rank in range(2):
@@ -146,7 +146,7 @@ def test_a_piece_that_lies_scattered_in_its_tensor_is_read(tmp_path: Path) -> No
 
 
 def test_pieces_that_lie_otherwise_in_the_file_than_in_the_tensor_are_read(tmp_path: Path) -> None:
-    """Rows of 2,804 bytes: the second rank's rows begin at no multiple of 64 bytes in the tensor."""
+    """A row has 2,804 bytes, so the second rank's rows do not begin at a multiple of 64 bytes."""
     tensors = {"x": torch.randn(1001, 701)}
     reader = Checkpoint(*places_of(commit(tmp_path, staged_by(tmp_path, tensors, 2))))
     into = torch.zeros(1001, 701)
@@ -165,7 +165,7 @@ def test_a_manifest_that_is_broken_is_refused(tmp_path: Path) -> None:
 
 
 class Ema:
-    """An object of the user's own: no module, but it has `state_dict` and `load_state_dict`."""
+    """A user's object that is no module, but has `state_dict` and `load_state_dict`."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {"decay": 0.9, "shadow": [torch.zeros(2)]}

@@ -1,4 +1,4 @@
-"""While torch's compiler works, no limit holds that the rank has learnt from its steps."""
+"""While torch's compiler works, the limits that the rank has learned from its steps do not apply."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ def compile_in_a_step(folder: Path) -> None:
 
 
 def test_a_compilation_is_no_stretch_of_a_step(tmp_path: Path) -> None:
-    """In a fork, so that no other test runs with the compiler loaded."""
+    """Runs in a fork, so that no other test runs with the compiler loaded."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -38,7 +38,7 @@ MakeTrial = Callable[..., Trial]
 
 @pytest.fixture(autouse=True, scope="module")
 def _ends_the_server() -> Iterator[None]:
-    """Ranks that later tests fork from this process could not use it."""
+    """End the fork server. Ranks that later tests fork from this process could not use it."""
     yield
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
@@ -75,9 +75,9 @@ def notes(trial: Trial) -> str:
 
 
 def wait_ended(process: int) -> None:
-    """`process`: a pidfd, closed here."""
+    """Wait for the end of the process of this pidfd, then close the pidfd."""
     try:
-        assert select.select([process], [], [], LIMIT)[0], "it lives on"
+        assert select.select([process], [], [], LIMIT)[0], "the process still runs"
     finally:
         os.close(process)
 
@@ -101,7 +101,7 @@ def test_batches_and_random_numbers_are_those_of_a_feed_without_data_workers(
     data = a_feed(trial, dataset, 2)
     wait_ready(data)
     assert_equal(take_steps(trial, data), undisturbed)
-    assert dataset.fetched == 0, "the data workers have fetched all of it"
+    assert dataset.fetched == 0, "the rank must leave all fetching to the data workers"
     data._workers.close()
 
 
@@ -115,7 +115,9 @@ def test_several_loops_of_a_step_see_the_same_batches_fetched_ahead(
     assert_equal(
         take_steps(trial, data, loops=2), take_steps(alone, a_feed(alone, Augmented(), 0), loops=2)
     )
-    assert dataset.fetched <= 12, "only what the first step's second loop did not announce"
+    assert dataset.fetched <= 12, (
+        "the rank may fetch only the first step's second loop, which was not announced"
+    )
     data._workers.close()
 
 
@@ -195,7 +197,7 @@ def test_an_exception_in_the_data_worker_alone_is_noted(
 
 
 def seconds_per_step(trial: Trial, workers: int) -> float:
-    """The shortest of the later steps, of 6 micro-batches that take 20 ms to fetch and 20 ms to compute each."""
+    """The shortest later step. It has 6 micro-batches, each with 20 ms to fetch and 20 ms to compute."""
     data = a_feed(trial, Augmented(seconds=0.01), workers)
     if workers:
         wait_ready(data)
@@ -226,7 +228,7 @@ def test_what_comes_next_is_fetched_while_the_rank_computes(
             step.backward(trial.model(torch.ones(1, 3)).sum())
         trial.optimizer.step()
     workers.close()
-    assert by_rank == [], "the rank has fetched none"
+    assert by_rank == [], "the rank must fetch nothing itself"
 
 
 @pytest.mark.long  # a ratio of times: it needs a core for the data workers
@@ -258,9 +260,9 @@ def test_what_is_taken_over_waits_for_no_prefetch_of_later_steps(tmp_path: Path)
     with data_workers(fed_datasets.Stuck(gate), 1) as (made, _):
         later = [a_request(i, step=2) for i in (1, 2)]
         made.expect(later)
-        assert made._workers[0].asked[0] == later[0], "it is stuck in a later step"
+        assert made._workers[0].asked[0] == later[0], "the data worker is stuck at a later step"
         made.expect([a_request(7), *later])
-        assert len(made.take(a_request(7))) == 1, "the rank has fetched it"
+        assert len(made.take(a_request(7))) == 1, "the rank fetches it itself"
         gate.touch()
         assert len(made.take(later[0])) == 1
 
@@ -273,7 +275,7 @@ def test_a_batch_of_another_step_is_never_taken() -> None:
         found = made.take(a_request(0, step=1))
         assert torch.equal(found[0], Source(Augmented(), list).fetch(a_request(0, step=1))[0])
         made.expect([a_request(3)])
-        assert not made._fetched, "what is not expected any more is dropped"
+        assert not made._fetched, "a batch that is no longer expected must be dropped"
 
 
 def be_a_rank(connection: Connection, gate: Path) -> None:

@@ -32,7 +32,7 @@ def compare() -> None:
 
 
 def test_steps_are_the_same_with_and_without_the_compiler() -> None:
-    """In a fork, so that no other test runs with the compiler loaded."""
+    """Runs in a fork, so that no other test runs with the compiler loaded."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -1,4 +1,4 @@
-"""Ranks with data workers: they compute what ranks without compute, whoever is lost."""
+"""Ranks with data workers compute the same as ranks without, whichever rank is lost."""
 
 import asyncio
 import os
@@ -60,7 +60,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[wire.Applied]:
 
 
 def list_data_workers(ours: Agent) -> dict[int, list[int]]:
-    """Rank → pids."""
+    """Rank → pids of its data workers."""
     lines = [line.split() for line in ours.output().splitlines() if line.startswith("data workers")]
     return {int(rank): [int(pid) for pid in pids] for _, _, rank, *pids in lines}
 
@@ -74,7 +74,7 @@ def assert_ended(pids: list[int]) -> None:
             continue
         try:
             ended, _, _ = select.select([number], [], [], LIMIT)
-            assert ended, f"data worker {pid} lives on"
+            assert ended, f"data worker {pid} still runs"
         finally:
             os.close(number)
 
@@ -105,7 +105,7 @@ def test_losses_are_equal_to_the_last_bit_with_and_without_data_workers(
         for line in (tmp_path / "output").read_text().splitlines()
         if line.startswith("fetched")
     ]
-    assert sum(fetched) < STEPS * 22 / 2, "the data workers have fetched most of it"
+    assert sum(fetched) < STEPS * 22 / 2, "the ranks fetched more than the data workers"
 
 
 def test_data_workers_end_with_their_rank_and_the_others_take_over_the_same_batches(

@@ -31,7 +31,7 @@ def a_script(job: Job, *, until: int, batch: int, size: int, on_change: str) -> 
 
 
 class Runs:
-    """Several jobs, one after the other, of the same run."""
+    """Several jobs, one after another, of the same run."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Runs:
     async def train(
         self, *, until: int, batch: int = 12, size: int = 48, on_change: str = "Refuse"
     ) -> tuple[report.Cause, str]:
-        """How it ended, and all that was noted."""
+        """Train; return how the job ended, and all notes."""
         script = partial(a_script, until=until, batch=batch, size=size, on_change=on_change)
         forked = spawn.ForkSpawner(lambda: run(script))
         self._monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
@@ -81,7 +81,7 @@ async def test_a_smaller_global_batch_repeats_no_sample_and_verify_says_so(
     samples = half_a_run.samples
     assert Counter(samples[:48]) == Counter(range(48))
     assert max(Counter(samples[48:]).values()) == 1
-    assert samples[48:] != samples[24:48], "the second half of the first pass once more"
+    assert samples[48:] != samples[24:48], "the second pass repeats the order of the first"
     status, shown = await half_a_run.verify()
     assert status == 0
     assert "NOTE    feed 1, step 5: global_batch was 12, is 6" in shown

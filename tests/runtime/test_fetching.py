@@ -1,4 +1,4 @@
-"""What a rank will ask for next, and objects that travel between processes."""
+"""What a rank will request next, and objects that travel between processes."""
 
 from collections import namedtuple
 from typing import Any
@@ -14,7 +14,7 @@ Pair = namedtuple("Pair", "first second")
 
 
 def a_rhythm(*draws: int) -> Rhythm:
-    """After these draws, by step."""
+    """A rhythm after these draws, by step."""
     rhythm = Rhythm()
     for step in draws:
         rhythm.begin_loop(step)

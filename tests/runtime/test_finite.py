@@ -1,4 +1,4 @@
-"""Parameters and optimizer state that are NaN or infinite are named with the save that holds them."""
+"""A save names the parameters and optimizer state in it that are NaN or infinite."""
 
 import threading
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_whole_numbers_and_empty_tensors_always_are() -> None:
 
 
 class Model(torch.nn.Linear):
-    """With the buffers that are infinite on purpose."""
+    """Has buffers that are infinite on purpose."""
 
     def __init__(self) -> None:
         super().__init__(3, 1)
@@ -67,7 +67,7 @@ def told(trial: Trial) -> dict[int, tuple[str, ...]]:
 
 
 def run(trial: Trial, harm: Any, until: int = 2) -> dict[int, tuple[str, ...]]:
-    """Let `harm` change the state at the end of step 1, which is saved, and as it was in the second."""
+    """Train with a save of each step, and call `harm` before that of step 1. Return what each save reports."""
     for step in trial.job.steps(until=until):
         trial.take(step)
         if step.number == 1:
@@ -139,7 +139,9 @@ def test_no_step_waits_for_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = finite.FiniteCheck.list_bad
 
     def late(self: Any, *arguments: Any) -> Any:
-        assert stepped.wait(20), "the second step ends before the first one's save is checked"
+        assert stepped.wait(20), (
+            "the second step must not wait for the check of the first one's save"
+        )
         return found(self, *arguments)
 
     monkeypatch.setattr(finite.FiniteCheck, "list_bad", late)

@@ -1,4 +1,4 @@
-"""Which way the ranks form their group, that all go the same, and that a group is kept only if it can be."""
+"""How the ranks choose one way to form their group, and when a group can be kept."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -106,10 +106,10 @@ def test_where_an_operation_hangs_torchs_group_is_made_anew_and_the_others_keep_
 
 def test_a_group_can_be_left_once_its_operations_have_returned() -> None:
     ranks = two_ranks()
-    assert ranks[0].leave(), "none was launched"
+    assert ranks[0].leave(), "no operation was launched"
     ranks = two_ranks()
     ranks[0].all_reduce(torch.ones(1))
-    assert not ranks[0].leave(), "the other rank has not come"
+    assert not ranks[0].leave(), "its operation waits for the other rank"
     assert ranks[0].all_reduce(torch.ones(1)) is None
     ranks[1].all_reduce(torch.ones(1)).wait()
     ranks[0]._newest.wait()
@@ -117,7 +117,7 @@ def test_a_group_can_be_left_once_its_operations_have_returned() -> None:
 
 
 def two_ranks() -> list[TorchGroup]:
-    """Two ranks of one group over gloo, in this process; to cut it shuts down no socket."""
+    """Two ranks of one group over gloo, in this process. Cutting the group shuts down no socket."""
     keys = Keys()
 
     def make(rank: int) -> TorchGroup:

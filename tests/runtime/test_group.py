@@ -19,7 +19,7 @@ from runtime.test_transfer import Keys
 
 
 class Operation:
-    """A gloo operation that completes at a moment of the test's choice; its errors look alike."""
+    """A gloo operation that completes when the test says so. All its errors look alike."""
 
     def __init__(self, complete_after: int | None, fails: bool = False) -> None:
         self.left, self.fails = complete_after, fails
@@ -64,7 +64,7 @@ def test_an_operation_that_never_returns_is_abandoned_after_a_cut(group: TorchGr
 
 
 class DeviceOperation:
-    """One of NCCL, which fails if it is waited for with a time limit."""
+    """An operation of NCCL. It fails if a wait for it has a time limit."""
 
     def __init__(self, complete_after: int | None) -> None:
         self.left, self.ordered = complete_after, False
@@ -80,7 +80,7 @@ class DeviceOperation:
 
 
 class DeviceGroup:
-    """torch's group over NCCL, as far as it is asked here."""
+    """The part of torch's group over NCCL that these tests need."""
 
     def __init__(self, error: ErrorType = ErrorType.SUCCESS) -> None:
         self.error, self.aborted = error, threading.Event()
@@ -103,7 +103,7 @@ def over_nccl(group: TorchGroup) -> TorchGroup:
 
 
 def test_over_nccl_a_slow_operation_is_waited_for_without_a_limit(over_nccl: TorchGroup) -> None:
-    operation = DeviceOperation(complete_after=700)  # more than LOOK
+    operation = DeviceOperation(complete_after=700)  # longer than LOOK
     assert over_nccl.wait([groups._OnDevice(operation, over_nccl._group)])
     assert operation.ordered
     assert not over_nccl._group.aborted.is_set()
@@ -116,7 +116,7 @@ def test_over_nccl_a_cut_ends_the_wait_and_aborts_the_group(over_nccl: TorchGrou
     )
     assert over_nccl._group.aborted.wait(20)
     over_nccl.wait_cut()
-    assert not over_nccl.abandoned, "the device is done with its memory"
+    assert not over_nccl.abandoned, "the device no longer uses the memory"
 
 
 def test_over_nccl_what_an_abort_completes_does_not_count(over_nccl: TorchGroup) -> None:
@@ -137,7 +137,7 @@ def test_over_nccl_a_sum_of_a_failed_group_does_not_count(
 
 
 class LateError(DeviceOperation):
-    """Complete because NCCL has failed, which only the operation knows so far."""
+    """An operation that is complete because NCCL has failed, which only its `wait` shows."""
 
     def wait(self, *limits: timedelta) -> None:
         raise RuntimeError("NCCL error: remote process exited or there was a network error")
@@ -170,7 +170,7 @@ def test_a_forked_child_closes_the_groups_sockets_and_nothing_that_has_got_their
     number = former[0].fileno()
     former[0].close()
     with open("/dev/null") as file:
-        assert file.fileno() == number, "the lowest free number"
+        assert file.fileno() == number, "the new file must get the number of the closed socket"
         monkeypatch.setattr(groups, "copies", names)
         pid = os.fork()
         if pid == 0:
@@ -192,7 +192,7 @@ def test_to_drop_a_group_waits_for_no_operation(group: TorchGroup) -> None:
     del ours, formed
     group.drop()
     [ending] = [t for t in threading.enumerate() if t.name == "everstep-group-end"]
-    assert ending.is_alive(), "the other rank has not come: the operation has not returned"
+    assert ending.is_alive(), "it must wait for the operation, which waits for the other rank"
     other.allreduce([torch.ones(1)]).wait()
     ending.join(timeout=60)
     assert not ending.is_alive()
@@ -227,19 +227,21 @@ def test_a_last_sum_is_complete_only_when_every_rank_has_all_sums(ranks: list[To
     with ThreadPoolExecutor(3) as threads:
         ends = [threads.submit(ranks[r].end_last, lasts[r]) for r in range(2)]
         time.sleep(2 * groups.LOOK.total_seconds())
-        assert not any(end.done() for end in ends), "the third has launched nothing"
+        assert not any(end.done() for end in ends), (
+            "an operation ended before rank 2 launched its own"
+        )
         found = [ranks[2].end_last(launch(2)), *(end.result(10) for end in ends)]
     for bucket, total in zip(buckets, found, strict=True):
         assert torch.equal(bucket, torch.full((100_000,), 3.0))
         assert total is not None
         assert torch.equal(total, torch.arange(5, dtype=torch.float64) * 111)
     assert torch.equal(numbers[1], torch.arange(5, dtype=torch.float64) * 10), (
-        "it may be sent again"
+        "the numbers must stay as they were, because they may be sent again"
     )
 
 
 class Failed:
-    """A bucket's sum that gloo gives up when `end` is called."""
+    """A bucket's sum that gloo abandons when `end` is called."""
 
     def __init__(self) -> None:
         self._future: torch.futures.Future[object] = torch.futures.Future()

@@ -1,4 +1,4 @@
-"""What a newcomer has already is found by its bytes."""
+"""State that a newcomer already has is found by its bytes."""
 
 import pytest
 import torch

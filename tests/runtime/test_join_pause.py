@@ -1,8 +1,8 @@
-"""How long the members' step takes at which a newcomer joins, by the size of the state:
+"""How long the members' step at a join takes, by the size of the state:
 
 EVERSTEP_JOIN_MIB=256 EVERSTEP_JOIN_STEP=1.0 pytest -m long -s tests/runtime/test_join_pause.py
 
-With EVERSTEP_JOIN_FROZEN=1 the state is weights that are not trained, which the newcomer's script makes, too.
+With EVERSTEP_JOIN_FROZEN=1 the state is weights that are not trained, which the newcomer's script creates as well.
 """
 
 import os
@@ -23,13 +23,13 @@ from runtime.test_ranks import a_dataset, a_model
 
 MIB = int(os.environ.get("EVERSTEP_JOIN_MIB", "64"))
 STEP = float(os.environ.get("EVERSTEP_JOIN_STEP", "0.3"))
-"""Seconds that two ranks take for a step; they sleep, so the cores are free for the transfer."""
+"""Seconds per step of two ranks. They sleep, so the cores are free for the transfer."""
 FROZEN = os.environ.get("EVERSTEP_JOIN_FROZEN", "0") == "1"
 JOINS = int(os.environ.get("EVERSTEP_JOIN_RUNS", "3"))
 
 
 def a_script_with_ballast(job: Job, folder: Path) -> None:
-    """The ballast is parameters that get no gradient, with moments as Adam has them, or without (`FROZEN`)."""
+    """The ballast is parameters without gradients, with Adam's moments or (`FROZEN`) without."""
     model = a_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     ballast = nn.ParameterList(
@@ -76,7 +76,7 @@ async def join_and_leave(gang: Gang, attempt: int) -> None:
 
 
 def read_longest(folder: Path) -> tuple[float, list[float]]:
-    """The median step of two ranks, and the longest step around each join, on each of the two."""
+    """The median step of two ranks, and for each of them the longest step around each join."""
     alone: list[float] = []
     joins: list[float] = []
     for path in folder.glob("steps.*"):

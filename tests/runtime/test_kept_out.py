@@ -1,5 +1,5 @@
-"""Real ranks under real agents: survivors that have joined another coordinator's epoch by the time that
-they are claimed. No rank's state may be lost.
+"""Survivors have joined another coordinator's epoch by the time that they are claimed. Real ranks under real
+agents. No rank's state may be lost.
 """
 
 import os
@@ -24,7 +24,7 @@ from runtime.test_regroup_agents import STEPS, a_script
 async def test_survivors_that_cannot_enter_the_claimed_epoch_are_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[int, ...]
 ) -> None:
-    """As if a rival had had them join its epoch in the moment before theirs was published."""
+    """As if a rival coordinator had let them join its epoch just before theirs was published."""
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawn.ForkSpawner(_run))
     publish, joined = regroup.begin, []
 

@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "llama"
 
 
 async def train(folder: Path, steps: int, *options: str, compiled: bool = False) -> str:
-    """What the run prints."""
+    """Return what the run prints."""
     env = {"LLAMA_STEPS": str(steps), "LLAMA_COMPILE": str(int(compiled)), "OMP_NUM_THREADS": "1"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "everstep_agent.cli", "run", str(EXAMPLE / "train.py"), *options,
@@ -59,7 +59,7 @@ async def test_one_rank_goes_on_where_a_unit_of_two_has_stopped(tmp_path: Path) 
 
 @pytest.mark.long
 async def test_each_mesh_trains_to_the_same_loss(tmp_path: Path) -> None:
-    """As near as bfloat16 is to itself in another order."""
+    """The tolerance is what another order of sums costs in bfloat16."""
     found = []
     for options in (
         [],

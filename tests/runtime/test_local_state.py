@@ -1,4 +1,4 @@
-"""State that each rank has for itself: saved by its rank, given back to the rank of the same number."""
+"""State that belongs to one rank: that rank saves it, and the rank with the same number gets it back."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ from runtime.a_job import Trial
 
 
 class Buffer:
-    """Of samples that this rank has seen; it grows."""
+    """A growing buffer of the samples that this rank has seen."""
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
@@ -43,7 +43,7 @@ def a_trial(folder: Path, **start: Any) -> tuple[Trial, Buffer]:
 
 
 def saved(folder: Path) -> wire.Staged:
-    """By one rank, after a step in which it has seen 1 and 2; step 2 adds more beside the copy."""
+    """The save of one rank after a step in which it has seen 1 and 2. Step 2 changes the buffer during the copy."""
     trial, buffer = a_trial(folder)
     steps = trial.job.steps(until=3)
     trial.take(next(steps))
@@ -117,7 +117,7 @@ def test_it_is_named_before_the_first_step(tmp_path: Path) -> None:
 
 
 def a_script(job: Job, *, until: int, begins_at: int) -> None:
-    """Each rank counts for itself, and expects its own count when it resumes."""
+    """Each rank has its own count, and expects it when it resumes."""
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     count = torch.tensor([100.0 * job.rank])

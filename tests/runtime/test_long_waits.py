@@ -1,4 +1,4 @@
-"""A rank that waits for others as long as a hang would take shows where, and is left alone."""
+"""A rank that waits for others as long as a hang shows where it waits, and is not ended."""
 
 import time
 from pathlib import Path
@@ -36,7 +36,7 @@ async def test_a_long_wait_shows_its_stack_and_ends_nothing(
         assert [c.epoch for c in (await gang.run_log()).claims] == [1]
         await assert_exact(gang, STEPS)
     assert "waits for other ranks: 4 s in step 4; its stacks follow" in gang.shown()
-    assert gang.shown().count("event=worker_waits") == 1, "once for each step"
+    assert gang.shown().count("event=worker_waits") == 1, "each step may show it once only"
     shown = capfd.readouterr().err
     assert "[1/0]   File" in shown
-    assert "in _read_all" in shown, "it waits for the others' vectors"
+    assert "in _read_all" in shown, "the stack must show the wait for the others' vectors"

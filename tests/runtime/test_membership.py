@@ -1,4 +1,4 @@
-"""What a rank is told, and what it tells: the decisions of `Membership`, without a process group."""
+"""The decisions of `Membership`, without a process group: what a rank is told, and what it reports."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ VECTOR = np.array([1.0, 2.0])
 
 
 class Named:
-    """A group that does nothing, of one epoch."""
+    """A group of one epoch that does nothing."""
 
     rank, world, abandoned = 0, 3, False
 
@@ -66,7 +66,7 @@ class Rank:
         return [f for f in self.sent if isinstance(f, wire.Standing)]
 
     def regroup(self, epoch: int = 2, **changes: Any) -> None:
-        """The orders come, and the group is formed."""
+        """Deliver the orders for the next epoch; the rank forms the group."""
         values: dict[str, Any] = {
             "epoch": epoch, "rank": 0, "world": 2, "local_world": 1, "node_rank": 0, "applied": 5,
             "reductions": 0,
@@ -87,7 +87,7 @@ def answered(rank: Rank) -> None:
 def wait_for(condition: Any) -> None:
     until = time.monotonic() + 20.0
     while not condition():
-        assert time.monotonic() < until, "it does not happen"
+        assert time.monotonic() < until, "the condition did not become true in 20 s"
         time.sleep(0.001)
 
 
@@ -108,7 +108,7 @@ def text(*numbers: float) -> str:
 
 
 def blocked(call: Any) -> "Call":
-    """A call in a thread of its own, once it waits."""
+    """Start a call in its own thread; return it once it waits."""
     made = Call(call)
     wait_for(lambda: made.waits)
     return made
@@ -139,7 +139,7 @@ class Call:
         return self.result
 
 
-# --- what it tells -------------------------------------------------------------------------------
+# --- what it reports -----------------------------------------------------------------------------
 
 
 def test_held_before_a_loop_it_tells_that_nothing_is_begun(rank: Rank) -> None:
@@ -222,7 +222,7 @@ def test_a_reduction_that_completes_after_the_standing_was_told_does_not_count(r
     rank.membership.hold(1)
     assert not rank.membership.complete(rank.groups[1], VECTOR)
     rank.regroup(share=((2, 4),), micro_batches=6)
-    assert not rank.membership.complete(rank.groups[1], VECTOR), "it is of the former epoch"
+    assert not rank.membership.complete(rank.groups[1], VECTOR), "the group is of the former epoch"
     assert rank.membership.complete(rank.groups[2], VECTOR)
 
 
@@ -257,7 +257,7 @@ def test_what_a_lost_member_leaves_is_handed_over_once(rank: Rank) -> None:
     rank.membership.begin(6)
     rank.membership.hold(1)
     rank.regroup(share=((2, 6),), micro_batches=6)
-    assert rank.membership.group_now() is None, "there is more to compute first"
+    assert rank.membership.group_now() is None, "the rank has more micro-batches to compute first"
     assert indices(rank.membership.take_more()) == [4, 5]
     assert indices(rank.membership.take_more()) == []
     assert rank.membership.group_now() is rank.groups[2]
@@ -280,7 +280,7 @@ def test_a_loop_that_another_rank_has_begun_begins_with_the_share_left_to_this_o
     rank.regroup(share=((0, 1), (4, 6)), micro_batches=6)
     assert indices(rank.membership.begin(6)) == [0, 4, 5]
     assert rank.membership.complete(rank.groups[2], VECTOR)
-    assert indices(rank.membership.begin(6)) == [0, 1, 2], "the next one is shared out as ever"
+    assert indices(rank.membership.begin(6)) == [0, 1, 2], "the next loop has the usual shares"
 
 
 def test_another_number_of_micro_batches_than_the_others_have_is_misuse(rank: Rank) -> None:
@@ -320,11 +320,11 @@ def test_a_group_that_cannot_be_formed_is_told(rank: Rank) -> None:
     assert rank.membership.group_now() is None
 
 
-# --- the vector that is handed on ----------------------------------------------------------------
+# --- the vector that another rank sends ----------------------------------------------------------
 
 
 def behind(rank: Rank) -> None:
-    """Its sums are complete; another rank has the vector, too, and has begun the next loop."""
+    """The rank's sums are complete. Another rank also has the vector and has begun the next loop."""
     rank.membership.begin(6)
     rank.membership.hold(1)
     rank.regroup(reductions=1, vector=text(7.0), share=((4, 6),), micro_batches=6)
@@ -362,8 +362,8 @@ def test_held_again_before_it_took_the_vector_it_is_still_behind(rank: Rank) -> 
 
 
 def test_told_without_the_vector_it_takes_it_only_in_the_next_epoch_and_once(rank: Rank) -> None:
-    """Taken while it was held, it came again with the next epoch: it was then taken for the vector
-    of the next reduction.
+    """Regression: a rank that took the vector during the hold got it again with the next epoch, and used
+    it for the next reduction.
     """
     behind(rank)
     rank.membership.hold(2)
@@ -410,7 +410,7 @@ def test_a_rank_that_is_held_saves_if_asked_and_goes_on_waiting(rank: Rank, call
     wait_for(lambda: saved)
     rank.regroup()
     waits.end()
-    assert saved == [asked()], "once, and nothing of another step or epoch"
+    assert saved == [asked()], "only the request for this step and epoch counts, once"
 
 
 def test_a_save_that_nobody_got_to_before_the_next_epoch_is_not_taken(rank: Rank) -> None:
@@ -446,7 +446,7 @@ def test_beside_newcomers_a_rank_begins_its_share_and_tells_it_and_reduces_nothi
 ) -> None:
     membership = rank.membership
     membership.hold_next()
-    assert not rank.sent, "it has begun nothing yet"
+    assert not rank.sent, "the rank has begun nothing yet"
     assert indices(membership.begin(6)) == [2, 3]
     (told,) = rank.standings()
     assert (told.applied, told.share, told.micro_batches) == (5, ((2, 4),), 6)
@@ -468,7 +468,7 @@ def test_a_loss_before_the_next_loop_has_begun_is_told_without_a_share(rank: Ran
     begins = blocked(lambda: membership.begin(6))
     rank.regroup(share=((0, 3),), micro_batches=6)
     assert indices(begins.end()) == [0, 1, 2]
-    assert len(rank.standings()) == 1, "newcomers are no reason any more"
+    assert len(rank.standings()) == 1, "the standing must not be sent again for the newcomers"
 
 
 def test_orders_are_taken_from_the_boundary_on_until_the_next_epoch(rank: Rank) -> None:
@@ -493,7 +493,7 @@ def test_a_newcomer_may_have_no_part_of_the_step_that_others_have_begun() -> Non
 
 
 def test_a_newcomer_tells_the_step_of_the_state_that_it_has_taken_over() -> None:
-    """If all that were there before it die before it has applied a step, the run goes on from there."""
+    """If all former members die before it applies a step, the run continues from that step."""
     newcomer = Rank(join=True, applied=0)
     newcomer.membership.take_over(7)
     newcomer.regroup(applied=7)
@@ -507,7 +507,7 @@ def test_a_newcomer_tells_the_step_of_the_state_that_it_has_taken_over() -> None
 
 @pytest.fixture
 def second() -> Iterator[Rank]:
-    """Rank 1 of two units of two; of 6 micro-batches ranks 0 and 1 have two, 2 and 3 one."""
+    """Rank 1 of two units of two. Of 6 micro-batches, ranks 0 and 1 have two each, ranks 2 and 3 one each."""
     made = Rank(world=4, mesh=Mesh(shard=2))
     yield made
     made.membership.park()
@@ -515,7 +515,7 @@ def second() -> Iterator[Rank]:
 
 @pytest.fixture
 def sibling() -> Iterator[Rank]:
-    """Rank 1 of two units of two that compute the same micro-batches: of 6 the first three."""
+    """Rank 1 of two units of two. Both ranks of its unit compute the first three of 6 micro-batches."""
     made = Rank(world=4, mesh=Mesh(tensor=2))
     yield made
     made.membership.park()
@@ -550,7 +550,7 @@ def test_a_rank_that_has_not_begun_follows_the_order_of_its_sibling(sibling: Ran
     sibling.membership.hold(2)
     told = sibling.standings()[1]
     assert (told.share, told.passes) == (None, 0)
-    # Its sibling tells what it holds in ascending order, and holds it in the order in which it came.
+    # The sibling reports what it holds in ascending order, but holds it in the order of arrival.
     sibling.regroup(3, share=((0, 6),), micro_batches=6, passes=8, begun=((0, 4),), begun_passes=5)
     assert show(sibling.membership.begin(6)) == "1 2 3 (3) 0 4 5 (5)"
 

@@ -14,7 +14,7 @@ from everstep_contract.position import PositionPage, Stretch, Where
 
 
 class Clock:
-    """Stands still; counts how often it is read."""
+    """A clock that stands still and counts how often it is read."""
 
     def __init__(self) -> None:
         self.now, self.reads = 100.0, 0
@@ -147,7 +147,7 @@ def train_slowly(job: Job) -> None:
 async def test_a_job_tells_how_long_its_ranks_waited_for_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real agents and workers: 5 steps of 8 samples; those of the first step are start-up."""
+    """Real agents and workers take 5 steps of 8 samples. The first step counts as start-up."""
     forked = spawn.ForkSpawner(lambda: run(train_slowly, seed=1))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
     async with Gang(tmp_path, 2) as gang:

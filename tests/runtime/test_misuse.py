@@ -198,7 +198,7 @@ def test_a_large_buffer_that_forward_changes(trial: Trial) -> None:
 
 
 def test_a_gradient_that_comes_again_after_its_bucket_was_sent(trial: Trial) -> None:
-    """A backward pass inside another, as reentrant checkpointing of shared weights causes it."""
+    """One backward pass runs inside another, as in reentrant checkpointing of shared weights."""
     step = first_step(trial)
 
     class Again(torch.autograd.Function):

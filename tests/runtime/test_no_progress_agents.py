@@ -21,7 +21,7 @@ from runtime import a_paced_script
 
 STEPS = 150
 LEARNT = 70
-"""Steps after which each rank has learnt its limit."""
+"""Steps after which each rank has learned its limit."""
 SO_ATTACH_FILTER = 26
 
 
@@ -29,7 +29,7 @@ SO_ATTACH_FILTER = 26
 def trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[Callable[[Job, int], None]], None]:
-    """Have all workers train, and call this after each step."""
+    """Let all workers train, and call the given function after each step."""
 
     def script(after: Callable[[Job, int], None]) -> None:
         def main(job: Job) -> None:
@@ -46,7 +46,7 @@ def trains(
 
 
 def once(flag: Path, act: Callable[[], None]) -> Callable[[Job, int], None]:
-    """Rank 1 does it once, when it has learnt its limit."""
+    """Let rank 1 call `act` once, when it has learned its limit."""
 
     def after(job: Job, step: int) -> None:
         if job.rank == 1 and step == LEARNT and not flag.exists():
@@ -106,8 +106,8 @@ async def test_a_rank_whose_interpreter_is_held_by_a_call_into_c_is_cut_out_with
 
 
 def lose_all_packets(job: Job) -> None:
-    """What the others send this rank over the group's connections vanishes, and so do their acknowledgements:
-    a filter in the kernel drops it. Connections made later carry everything.
+    """Let the kernel drop everything that the others send this rank over the group's connections, including
+    acknowledgements. Later connections work.
     """
     group = job._session.membership.group
     drop_all = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
@@ -137,7 +137,7 @@ async def test_a_sum_in_which_nothing_moves_is_left_and_the_same_ranks_go_on(
         (incident,) = gang.seen.incidents
         assert (incident.cause, incident.rung, incident.steps_lost) == ("GroupStuck", "regroup", 0)
         assert f"in reduction 0 of step {LEARNT + 1}, and nothing has moved" in incident.message
-        assert [gang.worker(slot) for slot in range(3)] == before, "nobody restarted"
+        assert [gang.worker(slot) for slot in range(3)] == before, "a rank restarted"
         await gang.reports()
         await assert_exact(gang, STEPS)
 

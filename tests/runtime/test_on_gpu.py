@@ -1,4 +1,4 @@
-"""What one GPU can show: the reducer, a group over NCCL with one rank, and staging."""
+"""What one GPU can test: the reducer, a group over NCCL with one rank, and staging."""
 
 import time
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def some_state() -> dict[str, torch.Tensor]:
 
 @pytest.fixture(params=["memory", "disk"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The device can copy by itself to a file in memory only."""
+    """The device itself can copy only to a file in memory."""
     if request.param == "disk":
         yield str(tmp_path)
         return
@@ -108,7 +108,7 @@ def test_a_slot_holds_what_lies_on_the_gpu(folder: str) -> None:
     assert all(slot.pinned for slot in slots._slots) or not folder.startswith("/dev/shm")
     with device.beside(device.mark()):
         staged, room = slots.write(f"{folder}/save", there, Part())
-    assert torch.ones(4, device=GPU).sum() == 4, "no error is left behind"
+    assert torch.ones(4, device=GPU).sum() == 4, "an earlier call left an error on the device"
     for held in staged:
         raw = to_bytes(here[held.name])
         assert room[held.at : held.at + len(raw)].tobytes() == raw, held.name

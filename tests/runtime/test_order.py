@@ -26,7 +26,7 @@ def test_a_permutation_is_the_same_for_one_place_and_for_all() -> None:
 
 
 def test_the_order_never_changes_between_versions() -> None:
-    """A run that resumes under another version must see the samples that it would have seen."""
+    """A run that resumes with another version must get the same samples."""
     assert order.sample_ids(0, 8, size=10, seed=1, shuffle=True) == FROZEN
 
 

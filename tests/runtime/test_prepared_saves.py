@@ -1,4 +1,4 @@
-"""The memory for saves is there before the first one, also for what an optimizer makes in the first step."""
+"""Memory for saves is allocated before the first save, even for optimizer state created in the first step."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def test_the_saves_after_the_first_step_have_room_for_the_optimizers_state(
         trial.session.copier.wait()
         found = list_slots(tmp_path)
         if step.number > 1 + 2 * every:
-            assert not prepared or found == prepared, "no save takes memory"
+            assert not prepared or found == prepared, "a save allocated memory"
             prepared = found
     held = trial.session.capture()
     whole = lay_out(held.tensors, trial.session.part, held.own)[1]

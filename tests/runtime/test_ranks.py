@@ -111,7 +111,7 @@ def test_buffers_follow_micro_batch_0_whatever_the_number_of_ranks(tmp_path: Pat
     for world in (1, 3):
         applied(tmp_path / f"run-{world}", world, main)
     alone: dict[str, Any] = torch.load(folder / "1-0.pt")
-    assert alone["0.calls"] == 2**60 + 1 + STEPS, "once a step"
+    assert alone["0.calls"] == 2**60 + 1 + STEPS, "the buffer must count one call per step"
     for rank in range(3):
         found = torch.load(folder / f"3-{rank}.pt")
         assert all(torch.equal(value, found[name]) for name, value in alone.items()), rank
@@ -176,7 +176,7 @@ def test_a_main_that_returns_early_is_an_error(tmp_path: Path) -> None:
 
 
 def test_survivors_of_a_kill_come_out_by_themselves(tmp_path: Path) -> None:
-    """No agent tells them: the first rank with an error cuts, and its neighbours follow."""
+    """No agent tells them. The first rank with an error cuts, and its neighbors follow."""
 
     def main(job: Job) -> None:
         die_in_step_3(job)

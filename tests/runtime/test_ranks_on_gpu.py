@@ -1,7 +1,7 @@
 """Several real ranks on one GPU, under real agents: regroup in place over NCCL, saves, units.
 
-NCCL refuses two ranks on one GPU of one host, so each rank here names a host of its own: they connect by sockets.
-Run this file alone: the ranks are forks, which no CUDA of this process may precede.
+NCCL refuses two ranks on one GPU of one host. So each rank here reports a different host, and they connect by sockets.
+Run this file alone: the ranks are forks, so this process must not have used CUDA before.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def train(job: Job, model: nn.Module) -> None:
 
 
 def train_scaled(job: Job) -> None:
-    """Half precision: a step whose gradients overflow is skipped by the scaler."""
+    """Train in half precision. The scaler skips a step whose gradients overflow."""
     model = a_model().to(job.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cuda")
@@ -106,7 +106,7 @@ async def test_the_survivors_of_a_killed_rank_go_on_in_place_and_it_joins_again(
         assert (incident.cause, incident.rung, incident.steps_lost) == ("WorkerDied", "regroup", 0)
         print(script.__name__, world, {p.name: p.ms for p in incident.phases})
         await gang.until(lambda s: s.epoch == 3 and s.running)
-        assert [gang.worker(slot) for slot in others] == survivors, "only the lost rank is new"
+        assert [gang.worker(slot) for slot in others] == survivors, "a survivor restarted"
         ends = await gang.reports()
         assert {r.cause for r in ends.values()} == {report.Cause.DONE}
         await assert_exact(gang, STEPS)

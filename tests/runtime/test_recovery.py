@@ -1,8 +1,8 @@
-"""A rank is killed in each phase of a step: the run continues as without the kill, to the last bit.
+"""A rank is killed in each phase of a step. The run must continue bit for bit as without the kill.
 
 The cases cover every pair of values of any two columns (phase, world, and each feature on or off).
-The recovery is the one that agents do: the survivors park, one of those that are furthest saves the
-full state, and a new epoch resumes from it.
+The test recovers as agents do: the survivors park, one of the furthest saves the full state, and a
+new epoch resumes from it.
 """
 
 import itertools
@@ -76,7 +76,7 @@ QUICK = (
     "applying-3-schedule-average",
     "applied-4-schedule-average-scaler-two_optimizers",
 )
-"""Each value of each column, though not each pair."""
+"""These cover each value of each column, but not each pair."""
 
 
 def test_the_quick_ones_are_among_them() -> None:
@@ -154,7 +154,7 @@ def die(case: Case, phase: str, job: Job, step: int, mark: str) -> None:
 
 
 def set_the_trap(case: Case) -> Callable[[Job], None]:
-    """Return a patch that kills the victim in the two phases that lie inside the library."""
+    """Return a patch that kills the victim in the two phases that are inside the library."""
 
     def trap(job: Job) -> None:
         last_loop = 2 if case.two_optimizers else 1

@@ -26,7 +26,7 @@ CHOSEN = [
 
 
 def a_worker(case: Case, body: Path, trap: bool) -> Callable[[], None]:
-    """What a forked worker runs. Each time the script's body runs, it writes a line to a file."""
+    """Return what a forked worker runs. Each run of the script's body writes a line to a file."""
 
     def main(job: Job) -> None:
         mark = "first" if trap and job._session.start.epoch == 1 else "later"

@@ -1,4 +1,4 @@
-"""Ranks are killed at any moment of a step; the others continue it, and the sums stay exact."""
+"""Ranks are killed at any moment of a step. The others continue the step, and the sums stay exact."""
 
 import os
 import random
@@ -46,7 +46,7 @@ def test_ranks_killed_at_random_moments_cost_nothing(
 
 
 def save_held(ours: Agent) -> None:
-    """Have each survivor that is in its loop save what it holds; all hold the same."""
+    """Let each survivor that is in its loop save what it holds. All must hold the same."""
     epoch, told = ours.epoch, {w.rank: w.of(wire.Standing)[-1] for w in ours.living}
     furthest = max(s.applied for s in told.values())
     inside = [r for r, s in told.items() if s.share is not None and s.applied == furthest]
@@ -142,7 +142,7 @@ def test_a_death_while_the_others_regroup(tmp_path: Path, undisturbed: list[wire
 def test_a_vector_that_one_survivor_holds_is_handed_to_the_others(
     tmp_path: Path, undisturbed: list[wire.Applied], ahead: int
 ) -> None:
-    """The victim dies with the sums complete; one survivor has the vector, the other does not."""
+    """The victim dies with the sums complete. Only one survivor has the vector."""
 
     def before(job: Job) -> None:
         membership, rank = job._session.membership, job.rank

@@ -1,4 +1,4 @@
-"""Real ranks under real agents: the survivors of a death go on in the same step, and the lost slot
+"""Real ranks under real agents: the survivors of a death continue in the same step, and the lost slot
 joins them again.
 """
 
@@ -42,7 +42,9 @@ def a_script(
         before(step.number)
         for inputs, wanted in step.batches(data):
             scope = job._session.meter.position.scope
-            assert scope is Where.STARTUP or not fresh, "a first pass may compile"
+            assert scope is Where.STARTUP or not fresh, (
+                "the first pass must count as start-up, because it may compile"
+            )
             fresh = False
             step.backward(nn.functional.cross_entropy(model(inputs), wanted))
             time.sleep(0.004)
@@ -73,7 +75,7 @@ async def test_the_survivors_of_a_killed_rank_go_on_in_place_and_it_joins_again(
         incident = gang.seen.incidents[0]
         assert (incident.cause, incident.rung, incident.steps_lost) == ("WorkerDied", "regroup", 0)
         await gang.until(lambda s: s.epoch == 3 and s.running)
-        assert [gang.worker(slot) for slot in others] == survivors, "only the lost rank is new"
+        assert [gang.worker(slot) for slot in others] == survivors, "a survivor restarted"
         ends = await gang.reports()
         assert {r.cause for r in ends.values()} == {report.Cause.DONE}
         claims = (await gang.run_log()).claims
@@ -103,7 +105,7 @@ async def test_a_group_that_breaks_without_a_death_is_formed_anew_by_the_same_ra
         await gang.until(lambda s: any(not i.open for i in s.incidents))
         incident = gang.seen.incidents[0]
         assert (incident.cause, incident.rung, incident.steps_lost) == ("GroupBroken", "regroup", 0)
-        assert [gang.worker(slot) for slot in range(3)] == ranks, "no rank is new"
+        assert [gang.worker(slot) for slot in range(3)] == ranks, "a rank restarted"
         await gang.reports()
         assert [len(c.members) for c in (await gang.run_log()).claims] == [3, 3]
         await assert_exact(gang, STEPS)
@@ -120,7 +122,7 @@ async def test_a_pod_that_loses_one_of_its_ranks_keeps_the_others_and_replaces_i
         await gang.until(lambda s: s.epoch == 2 and s.running)
         assert [(m.slot, m.rank) for m in gang.seen.members] == [(0, 0), (1, 1), (1, 2)]
         await gang.until(lambda s: s.epoch == 3 and s.running)
-        assert [gang.worker(*place) for place in others] == survivors, "only the lost rank is new"
+        assert [gang.worker(*place) for place in others] == survivors, "a survivor restarted"
         ends = await gang.reports()
         assert {r.cause for r in ends.values()} == {report.Cause.DONE}
         claims = (await gang.run_log()).claims
@@ -203,7 +205,7 @@ async def test_a_pod_that_leaves_saves_first_and_the_others_go_on_without_a_rest
             ("Start", 3), ("Leave", 2), ("Grow", 3),
         ]  # fmt: skip
         incidents = {i.cause: i for s in gang.history for i in s.incidents if not i.open}
-        assert set(incidents) == {"Leave"}, "who joins interrupts nobody"
+        assert set(incidents) == {"Leave"}, "a join must be no incident"
         assert (incidents["Leave"].rung, incidents["Leave"].steps_lost) == ("move", 0)
         assert gang.seen.stopped is not None
         await assert_exact(gang, gang.seen.stopped.step)
@@ -215,7 +217,7 @@ async def test_a_pod_that_leaves_saves_first_and_the_others_go_on_without_a_rest
 async def test_many_ranks_killed_at_random_moments_cost_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    """Kill one to three, up to 0.5 s apart, so that some die during a regroup or a join."""
+    """Kill one to three ranks, up to 0.5 s apart, so that some die during a regroup or a join."""
     spawner = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, 10**6), seed=2))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
     chance, world = random.Random(SEED), 4
@@ -293,7 +295,7 @@ async def test_a_step_that_a_slow_survivor_applies_after_the_regroup_is_in_its_l
 async def test_a_coordinator_lost_between_claim_and_publication_costs_no_step(
     tmp_path: Path, forked: None, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:
-    """Its successor finds the claim of an epoch that was never published. Here every epoch is claimed
+    """The next coordinator finds the claim of an epoch that was never published. Here every epoch is claimed
     before its first step.
     """
     begin, failed = regroup.begin, []

@@ -1,5 +1,5 @@
-"""Real ranks under real agents: the job shrinks and grows while it runs, by several pods at once, and
-nobody else restarts.
+"""Real ranks under real agents: the running job shrinks and grows by several pods at once, and no other
+rank restarts.
 """
 
 import time
@@ -38,7 +38,7 @@ def list_pids(gang: Gang, slots: Iterable[int]) -> list[int]:
 
 
 async def until_slots(gang: Gang, *slots: int) -> levels.Seen:
-    """The job steps with these members, and no others."""
+    """Wait until the job steps with exactly these members."""
 
     def is_so(seen: levels.Seen) -> bool:
         return seen.running and tuple(sorted(m.slot for m in seen.members)) == slots
@@ -52,7 +52,7 @@ async def until_left(gang: Gang, *slots: int) -> None:
 
 
 async def until_ready(gang: Gang, slot: int) -> None:
-    """Its worker waits, and the coordinator knows, though the job has no place for it yet."""
+    """Wait until the coordinator knows that the slot's worker waits, though the job has no place for it yet."""
 
     def is_known(seen: levels.Seen) -> bool:
         first = gang.agents[seen.coordinator.slot]._state.coordinator if seen.coordinator else None
@@ -63,7 +63,7 @@ async def until_ready(gang: Gang, slot: int) -> None:
 
 
 async def finish(gang: Gang) -> list[tuple[str, int]]:
-    """Stop the job, and check each sample. Returns cause and ranks of each claim."""
+    """Stop the job and check each sample; return cause and size of each claim."""
     gang.want(stop=levels.Stop.SUSPEND)
     await gang.reports()
     assert gang.seen.stopped is not None
@@ -76,7 +76,7 @@ async def finish(gang: Gang) -> list[tuple[str, int]]:
 async def test_a_lower_size_lets_several_slots_leave_at_once(
     tmp_path: Path, endless: None, on_loss: str
 ) -> None:
-    """`Wait` is about losses, and this is none."""
+    """`Wait` applies to losses, and this is none."""
     async with Gang(tmp_path, 4, in_place=1, hang_seconds=60.0, on_loss=on_loss) as gang:
         await gang.until(lambda s: s.step >= 3, 60.0)
         stay = list_pids(gang, (0, 1))
@@ -112,7 +112,7 @@ async def test_a_higher_size_lets_several_pods_join_at_once(tmp_path: Path, endl
 async def test_a_slot_leaves_and_its_replacement_joins_in_one_epoch(
     tmp_path: Path, endless: None, monkeypatch: pytest.MonkeyPatch, leaver: int
 ) -> None:
-    """As after a spot notice, with another pod there already. On a busy machine it takes long to get ready."""
+    """As after a spot notice if another pod waits already. On a busy machine that pod takes long to get ready."""
     monkeypatch.setattr(boundary_turn, "REPLACEMENT_SECONDS", 60.0)
     others = [slot for slot in range(3) if slot != leaver]
     async with a_gang(tmp_path, 3) as gang:
@@ -152,8 +152,8 @@ async def test_a_slot_leaves_and_comes_back_while_another_joins(
 
 
 def a_script_of_many_states(job: Job, torn: bool = False) -> None:
-    """Forward changes buffers, the learning rate falls, and dropout draws random numbers. `torn`: the state
-    is written within the loop, so nobody can copy it beside a step.
+    """Forward changes buffers, the learning rate falls, and dropout draws random numbers. With `torn` the state
+    changes within the loop, so it cannot be copied beside a step.
     """
     model = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -175,7 +175,7 @@ def a_script_of_many_states(job: Job, torn: bool = False) -> None:
 async def test_a_newcomer_gets_the_state_that_the_members_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool
 ) -> None:
-    """Each commit compares the states of all ranks, and the end is one."""
+    """Each commit compares the states of all ranks, and the last save is a commit."""
     script = lambda job: a_script_of_many_states(job, torn)  # noqa: E731
     spawner = spawn.ForkSpawner(lambda: run(script, seed=2))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
@@ -202,7 +202,7 @@ def a_script_that_takes_nothing_once(job: Job, flag: Path) -> None:
 async def test_a_newcomer_that_receives_nothing_is_left_out_and_the_other_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is started again, and joins later."""
+    """It is restarted and joins later."""
     monkeypatch.setattr(transfer_rules, "STILL_SECONDS", 4.0)
     script = lambda job: a_script_that_takes_nothing_once(job, tmp_path / "still")  # noqa: E731
     spawner = spawn.ForkSpawner(lambda: run(script, seed=2))

@@ -1,4 +1,4 @@
-"""A full, exhausted or read-only tier costs saves, never a step, and the next save after it succeeds."""
+"""A tier that is full, has no inodes, or is read-only costs saves but no step. Then the next save succeeds."""
 
 import os
 import subprocess

@@ -1,5 +1,5 @@
-"""A rank is killed outside of a step's forward and backward: while it loads data, in an evaluation,
-in a pause, or at start-up. Real agents, forked workers with torch.
+"""A rank is killed outside a step's forward and backward: while it loads data, in an evaluation, in a
+pause, or at start-up. Real agents, forked workers with torch.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""State that a unit's ranks hold in boxes: saved by any mesh, loaded by any other and by one process."""
+"""Sharded state: saved with any mesh, loaded with any other and in one process."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -23,8 +23,8 @@ Full = dict[str, torch.Tensor]
 
 
 def save(rank: Rank) -> tuple[Full, Full, list[wire.Staged]]:
-    """Step 2 is staged while step 3 computes, step 3 by each unit alone, and then by all, with one number changed on
-    the last rank. The states of both, and what was staged.
+    """Stage step 2 while step 3 computes; step 3 by each unit alone; then by all ranks, with one number changed on the
+    last rank. Return the states after both steps, and what was staged.
     """
     rank.train(2)
     rank.session.settle(until=9)
@@ -45,7 +45,7 @@ def save(rank: Rank) -> tuple[Full, Full, list[wire.Staged]]:
 
 
 def load(rank: Rank) -> tuple[Full, Full]:
-    """What was loaded, and what a further step makes of it."""
+    """Return the loaded state, and the state after a further step."""
     return rank.gather(), rank.train(1).gather()
 
 
@@ -57,7 +57,7 @@ class Saved:
         assert [s.problem for s in (*beside, *whole)] == [""] * 2 * len(ranks)
         assert [s.lead for s in beside] == [rank == 0 for rank in range(len(ranks))]
         assert [s.lead for s in whole] == [mesh.place_of(r) == 0 for r in range(len(ranks))]
-        assert len({s.layout for s in (*beside, *whole)}) == 1, "every rank tells the same layout"
+        assert len({s.layout for s in (*beside, *whole)}) == 1, "ranks report different layouts"
         self.beside, self.whole = list(beside), list(whole[-mesh.unit :])
         self.folder = folder
 
@@ -67,7 +67,7 @@ class Saved:
 
 
 def list_witnesses(staged: Iterable[wire.Staged]) -> dict[int, dict[int, str]]:
-    """Part → rank → what it tells of this part."""
+    """Part → rank → the digests that it reports of this part."""
     told: dict[int, dict[int, str]] = {}
     for rank, one in enumerate(staged):
         for own in one.digests:
@@ -98,14 +98,14 @@ def test_two_units_save_and_three_shards_load(launcher: Launcher, tmp_path: Path
     }  # fmt: skip
     assert all(len(set(values.values())) == 1 for values in sound.values())
     differ = [part for part, values in damaged.items() if len(set(values.values())) > 1]
-    assert differ in ([1], [3]), "the last rank's place, and no other"
+    assert differ in ([1], [3]), "only the last rank's place may differ"
 
 
 def test_shard_by_tensor_saves_and_two_shards_load(launcher: Launcher, tmp_path: Path) -> None:
     saved = Saved(launcher, tmp_path, BOTH, 1)
     said = saved.commit(saved.beside)
     assert_same(Rank(tmp_path, Mesh(), 0, 1, None, **said).gather(), saved.second)
-    assert not any(s.digests for s in saved.beside), "one unit has nobody to be compared with"
+    assert not any(s.digests for s in saved.beside), "a single unit has no replica to compare with"
     for loaded, further in launcher.run(tmp_path / "load", SHARD_2, 2, load, **said):
         assert_same(loaded, saved.second)
         assert_close(further, saved.third)
@@ -123,7 +123,7 @@ def test_one_process_saves_and_shard_by_tensor_loads(launcher: Launcher, tmp_pat
 
 
 def refuse(rank: Rank) -> list[str]:
-    """What is said of DTensors that no checkpoint can hold."""
+    """Return the errors for DTensors that no checkpoint can hold."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Shard
 
@@ -167,7 +167,7 @@ def test_what_no_checkpoint_can_hold_is_refused_by_name(launcher: Launcher, tmp_
 
 
 def average(rank: Rank) -> dict[str, torch.Tensor]:
-    """An object of the script's own that holds DTensors, saved or loaded."""
+    """Track a user's object that holds DTensors, and save or load it."""
     shadow: Any = rank.model.first.weight
     held = Held(shadow.detach() * 0)
     if rank.session.checkpoint is None:
@@ -191,7 +191,7 @@ def test_an_object_of_the_scripts_own_gets_dtensors_back(
 
 
 def adopt(rank: Rank, *, parts: bool) -> tuple[Full, Full, Full, Full]:
-    """As a newcomer. `parts`: the giver has divided its tensors, too; else it tells of none."""
+    """Adopt state as a newcomer. With `parts`, the giver's tensors are sharded as well and it says which."""
     rank.train(2)
     held, before = rank.session.capture(), rank.gather()
     sent = {name: local_of(t).clone() for name, t in held.tensors.items()}

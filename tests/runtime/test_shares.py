@@ -84,7 +84,7 @@ MESHES = [
 
 
 def box_on(part: Part, divided: frozenset[str], rows: int) -> range:
-    """The rows of a tensor that lie on a rank, as `torch.chunk` cuts them: by tensor first, then by shard."""
+    """The rows of a tensor on a rank, as `torch.chunk` cuts them: by tensor first, then by shard."""
     held = range(rows)
     for name, at, size in (
         ("tensor", part.place % part.mesh.tensor, part.mesh.tensor),

@@ -1,5 +1,5 @@
-"""Nodes that fall silent, as when one loses its power: real agents, forked workers with torch, and a network that
-carries nothing from or to the lost node.
+"""Nodes that fall silent, as after a loss of power. Real agents, forked workers with torch, and a network that carries
+nothing from or to the lost node.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from runtime import a_paced_script
 
 STEPS = 150
 LEARNT = 70
-"""Steps after which each rank has learnt its limit."""
+"""Steps after which each rank has learned its limit."""
 
 
 class PoweredGang(SplitGang):
@@ -36,9 +36,9 @@ class PoweredGang(SplitGang):
         self.lost: list[asyncio.Task[report.ExitReport]] = []
 
     async def lose_power(self, slot: int) -> None:
-        """Its rank stops, and nobody hears of its agent. This agent goes on by itself, so it is a partition, too;
-        since its rank seems to compute, it does not doubt that the others live. It does not end the stopped rank:
-        that would close the rank's connections to the others, which no lost node does.
+        """Stop the slot's rank, and cut off its agent. The agent itself continues, so this is also a partition.
+        Because its rank seems to compute, it does not suspect the others. It must not end the stopped rank: that
+        would close the rank's connections to the others, as a lost node never does.
         """
         pod = self.agents[slot].pod
         await stop_while_it_computes(pod.workers.current[0])
@@ -46,7 +46,7 @@ class PoweredGang(SplitGang):
         self.network.cut({self.agents[slot].me.address})
 
     def forget(self, slot: int) -> None:
-        """Only the others' ends count."""
+        """Do not wait for this slot's end."""
         self.lost.append(self.tasks.pop(slot))
 
     async def __aexit__(self, *args: object) -> None:
@@ -146,7 +146,7 @@ async def test_what_a_minority_holds_outlives_its_rank(
 async def test_a_node_that_speaks_again_goes_on_with_the_others_and_nobody_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here the agents are processes, so that all of a node can stand still."""
+    """Here the agents are processes, so that a whole node can stand still."""
     monkeypatch.setattr(launcher, "MISSED_ANSWERS", 10**6)
     monkeypatch.setenv("PACED_STEPS", "100")
     run = Run(tmp_path, script=a_paced_script.__file__)
@@ -165,4 +165,4 @@ async def test_a_node_that_speaks_again_goes_on_with_the_others_and_nobody_resta
         os.kill(pid, signal.SIGCONT)
     await run.line(r"recovered in .* steps lost: 0")
     assert await running == 0
-    assert sum("runs as pid" in line for line in run.said) == 2, "no rank is new"
+    assert sum("runs as pid" in line for line in run.said) == 2, "a rank restarted"

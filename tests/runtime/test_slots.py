@@ -1,4 +1,4 @@
-"""Copies in memory that is taken once and used again."""
+"""Copies in memory that is allocated once and reused."""
 
 import os
 from pathlib import Path
@@ -79,11 +79,11 @@ def test_a_larger_part_gets_a_larger_slot(tmp_path: Path) -> None:
         save = tmp_path / f"save-{number}"
         slots.write(str(save), tensors, Part())
     sizes = [slot.stat().st_size for slot in tmp_path.glob("slot-*")]
-    assert sizes == [lay_out(tensors, Part())[1]] * COUNT, "what is too small takes no room"
+    assert sizes == [lay_out(tensors, Part())[1]] * COUNT, "slots that are too small must be freed"
 
 
 def test_a_save_outlives_the_slots_name(tmp_path: Path) -> None:
-    """The agent removes a dead worker's slots; what it still uploads stays."""
+    """The agent removes a dead worker's slots, but keeps a save that it still uploads."""
     Slots(str(tmp_path), "slot-").write(str(tmp_path / "save"), some_tensors(), Part())
     for path in tmp_path.glob("slot-*"):
         os.unlink(path)

@@ -1,4 +1,4 @@
-"""A save is copied beside the next step, and holds the state of its boundary all the same."""
+"""A save is copied beside the next step, and yet holds the state of its boundary."""
 
 import threading
 from pathlib import Path
@@ -17,7 +17,7 @@ LIMIT = 20.0
 
 
 class Slow:
-    """Instead of numpy's copy in the copier's thread: waits for `go` before the first."""
+    """Replaces numpy's copy in the copier's thread. The first copy waits for `go`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.began, self.go = threading.Event(), threading.Event()
@@ -62,8 +62,8 @@ def test_the_step_computes_meanwhile_and_waits_before_it_applies(
     running = threading.Thread(target=train, daemon=True)
     running.start()
     assert slow.began.wait(LIMIT)
-    assert computed.wait(LIMIT), "the second step computes while the first one's save is copied"
-    assert not applied.wait(0.2), "its loop does not end before that copy is complete"
+    assert computed.wait(LIMIT), "the second step must compute while the first one's save is copied"
+    assert not applied.wait(0.2), "the second step's loop must not end before that copy is complete"
     slow.go.set()
     running.join(LIMIT)
     first, second, third = trial.agent.of(wire.Staged)

@@ -1,6 +1,4 @@
-"""Real ranks under real agents: a spare, a pod beyond the wanted number whose worker is ready and in
-no epoch, takes the place of a lost pod.
-"""
+"""Real ranks under real agents: a spare takes the place of a lost pod."""
 
 import time
 from pathlib import Path
@@ -62,10 +60,10 @@ async def test_a_spare_takes_the_place_of_a_lost_pod_whose_next_one_becomes_the_
         whole = [(slot, 0) for slot in range(4) if slot != victim]
         await gang.until(lambda s: s.running and members(s) == whole)
         print(f"full size {time.monotonic() - began:.2f} s after the loss of the pod")
-        assert gang.worker(SPARE) == spare, "the worker that was ready"
+        assert gang.worker(SPARE) == spare, "the spare's waiting worker must join"
         await gang.start(victim, 1)
         await gang.until_spare(victim, 1)
-        assert members(gang.seen) == whole, "who trains goes on"
+        assert members(gang.seen) == whole, "the members must not change"
         await gang.stop()
         assert sum(i.steps_lost for s in gang.history for i in s.incidents) == 0
 

@@ -1,4 +1,4 @@
-"""State encoded as JSON and tensors, and parameter names that do not change with a wrapper."""
+"""State is encoded as JSON and tensors. A wrapper does not change parameter names."""
 
 import collections
 import json

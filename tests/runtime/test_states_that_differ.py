@@ -1,4 +1,4 @@
-"""Ranks that do not hold the same state: with other shapes, or other values."""
+"""Ranks whose states differ in shapes or in values."""
 
 import asyncio
 from functools import partial
@@ -30,7 +30,7 @@ class Held:
 def a_script(job: Job) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    # Small beside the rest: only the first rank would store it, with the shape that it has there.
+    # It is small compared with the rest, so only the first rank would store it, with that rank's shape.
     job.track(held=Held(3 if job.rank < 2 else 5), model=model, optimizer=optimizer)
     data = job.batches(list(range(1000)), global_batch=6, micro_batch=2)
     for step in job.steps(until=4):
@@ -51,7 +51,7 @@ async def test_a_tensor_whose_shape_differs_by_rank_fails_the_job_at_its_first_s
     assert "held/rows" in message
     assert "float32 (3, 2) on ranks 0, 1" in message
     assert "float32 (5, 2) on rank 2" in message
-    assert ends[0].step == 0, "nothing was committed"
+    assert ends[0].step == 0, "a checkpoint was committed"
 
 
 STEPS, EVERY, FLIP = 24, 6, 9
@@ -73,7 +73,7 @@ def a_script_with_a_flipped_bit(job: Job, *, rank: int) -> None:
 
 
 async def the_losses(folder: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> tuple[Any, Any]:
-    """Of a run to the end; and its status."""
+    """Run to the end; return the losses and the last `seen`."""
     await asyncio.to_thread(folder.mkdir)
     spawner = spawn.ForkSpawner(
         lambda: run(partial(a_script_with_a_flipped_bit, rank=rank), seed=2)

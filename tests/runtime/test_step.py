@@ -1,4 +1,4 @@
-"""What a step computes: the gradient of the global batch, counted and guarded."""
+"""What a step computes: the gradient of the global batch, with its counts and guards."""
 
 # ruff: noqa: PT012 - the loop as a whole is what raises
 
@@ -416,7 +416,9 @@ def test_a_schedule_that_steps_before_the_loop_is_put_back(trial: Trial, loops: 
                 if step.number == 3 and number == loops - 1:
                     a_cut(trial)
                 trial.take(step)
-                assert schedule.get_last_lr() == begun[-1], "it stands while the step goes on"
+                assert schedule.get_last_lr() == begun[-1], (
+                    "the schedule must not change during a step"
+                )
     (parked,) = trial.agent.of(wire.Parked)
     assert (parked.step, parked.sound) == (2, True)
     if loops == 1:

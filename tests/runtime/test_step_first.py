@@ -22,7 +22,7 @@ from runtime.test_regroup_agents import a_script
 
 
 class Log(UnreliableStore):
-    """A store that takes no entry of the log while `full`, and answers nothing while `slow`."""
+    """A store that refuses log entries while `full`, and delays writes until `answers` is set."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
@@ -43,7 +43,7 @@ class Log(UnreliableStore):
 
 @pytest.fixture
 def stores(monkeypatch: pytest.MonkeyPatch) -> list[Log]:
-    """Of all agents; they give a call up after 0.2 s, unless it hangs."""
+    """The stores of all agents. A failing call is given up after 0.2 s."""
     found: list[Log] = []
 
     def open_impatient(*given: Any) -> Retrying:
@@ -58,7 +58,7 @@ def stores(monkeypatch: pytest.MonkeyPatch) -> list[Log]:
 
 
 async def steps_on(gang: Gang, slots: list[int], steps: int = 5) -> None:
-    """Until exactly these slots have taken more steps together."""
+    """Wait until exactly these slots have taken more steps together."""
     await gang.until(lambda s: s.running and [m.slot for m in s.members] == slots)
     since = gang.seen.step
     await gang.until(lambda s: s.step >= since + steps and [m.slot for m in s.members] == slots)
@@ -118,7 +118,7 @@ async def test_a_store_that_is_slow_does_not_delay_the_survivors_next_step(
 async def test_a_successor_claims_what_the_lost_coordinator_had_not_claimed_yet(
     tmp_path: Path, stores: list[Log], victim: int
 ) -> None:
-    """Slot 0 coordinates. Its successor reads the log, and can write to it later."""
+    """Slot 0 coordinates. The next coordinator can read the log at once, but write to it only later."""
     survivors = [slot for slot in range(3) if slot != victim]
     async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 5)

@@ -7,7 +7,7 @@ from everstep_contract import wire
 
 
 class Agent:
-    """Keeps keys, and counts what it is asked for."""
+    """Keeps keys and counts the requests."""
 
     def __init__(self) -> None:
         self.keys: dict[str, str] = {}

@@ -5,7 +5,7 @@ from everstep_contract.position import Stretch
 
 
 def a_rank(*seconds: float, kind: Stretch = Stretch.COMPUTE) -> Stretches:
-    """Each number: the longest stretch of a step."""
+    """A rank that has taken steps with these longest stretches."""
     found = Stretches()
     for one in seconds:
         found.add(kind, one / 2)

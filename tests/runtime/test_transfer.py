@@ -1,4 +1,4 @@
-"""The live state arrives as it was sent, whatever the sizes of its tensors."""
+"""The live state arrives as it was sent, for tensors of any size."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

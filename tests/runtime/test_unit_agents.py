@@ -50,7 +50,7 @@ def build(job: Job) -> tuple[nn.Sequential, torch.optim.Optimizer]:
 
 
 def a_script(job: Job, gate: Path) -> None:
-    """In step 7 each rank waits for the gate between a forward and its backward."""
+    """In step 7 each rank waits for the gate file between a forward and its backward."""
     model, optimizer = build(job)
     data = job.batches(
         a_dataset(), global_batch=10, micro_batch=2
@@ -77,7 +77,7 @@ async def train(
     killed: tuple[int, ...] = (),
     on_loss: str = "Wait",
 ) -> tuple[list[Any], levels.Seen, list[log.Claim]]:
-    """The ledger, the last `seen`, the claims. These ranks are killed in step 7."""
+    """Train, with these ranks killed in step 7; return the ledger, the last `seen` and the claims."""
     await asyncio.to_thread(folder.mkdir)
     gate = folder / "gate"
     forked = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, gate), seed=3))
@@ -91,7 +91,7 @@ async def train(
         await gang.reports()
         seen, claims = gang.seen, (await gang.run_log()).claims
         read = [dict(gang.agents[slot].pod.restored_from) for slot in sorted(gang.agents)]
-    assert not any("store" in tiers for tiers in read), f"nothing is read from the store: {read}"
+    assert not any("store" in tiers for tiers in read), f"an agent read from the store: {read}"
     assert all(read) == bool(killed)
     store = storage.open_store(f"file://{folder}/store", "ns/job", {})
     return [replace(e, epoch=0) for e in await verify.load_ledger(store)], seen, claims
@@ -110,12 +110,12 @@ async def test_where_all_restart_the_run_equals_an_undisturbed_one_bit_for_bit(
     on_loss: str,
     lost: int,
 ) -> None:
-    """A whole unit saves; without one, all go back to the commit."""
+    """A whole unit saves. If there is none, all go back to the commit."""
     if not undisturbed:
         undisturbed["ledger"], _, _ = await train(tmp_path / "undisturbed", monkeypatch)
     ledger, seen, claims = await train(tmp_path / "disturbed", monkeypatch, killed, on_loss)
     assert [e.step for e in ledger] == list(range(1, STEPS + 1))
-    assert ledger == undisturbed["ledger"], "bit for bit"
+    assert ledger == undisturbed["ledger"], "the ledger differs from the undisturbed run's"
     assert [len(c.members) for c in claims] == [4, 4]
     assert sum(i.steps_lost for i in seen.incidents) == lost
     loaded = await asyncio.to_thread(everstep.load, f"file://{tmp_path}/disturbed/store/ns/job")
@@ -136,7 +136,7 @@ def a_slow_script(job: Job) -> None:
 
 
 async def train_one_unit(folder: Path, killed: int | None = None) -> tuple[list[Any], RunLog]:
-    """The ledger and the run log of four ranks that hold one model; one is killed once a near save is kept."""
+    """Train four ranks that hold one model, and kill one once a near save is kept; return ledger and run log."""
     await asyncio.to_thread(folder.mkdir)
     async with Gang(folder, 4, mesh=Mesh(shard=4), max_redo_seconds=0.3) as gang:
         if killed is not None:
@@ -145,7 +145,7 @@ async def train_one_unit(folder: Path, killed: int | None = None) -> tuple[list[
         await gang.reports()
         read = [dict(gang.agents[slot].pod.restored_from) for slot in sorted(gang.agents)]
         log = await gang.run_log()
-    assert not any("store" in tiers for tiers in read), f"nothing is read from the store: {read}"
+    assert not any("store" in tiers for tiers in read), f"an agent read from the store: {read}"
     store = storage.open_store(f"file://{folder}/store", "ns/job", {})
     return [replace(e, epoch=0) for e in await verify.load_ledger(store)], log
 
@@ -153,16 +153,16 @@ async def train_one_unit(folder: Path, killed: int | None = None) -> tuple[list[
 async def test_a_rank_of_the_only_unit_costs_the_steps_since_the_last_near_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are computed again exactly: the run equals an undisturbed one bit for bit."""
+    """The steps are computed again exactly, so the run equals an undisturbed one bit for bit."""
     forked = spawn.ForkSpawner(lambda: run(a_slow_script, seed=3))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
     undisturbed, log = await train_one_unit(tmp_path / "undisturbed")
-    assert [c.step for c in log.commits] == [NEAR_STEPS], "near saves are not sent to the store"
+    assert [c.step for c in log.commits] == [NEAR_STEPS], "a near save was committed without need"
     ledger, log = await train_one_unit(tmp_path / "disturbed", killed=2)
     assert ledger == undisturbed
     assert [e.step for e in ledger] == list(range(1, NEAR_STEPS + 1))
     first, last = log.commits
-    assert first.step >= KEPT, "the near save was sent when it was needed"
+    assert first.step >= KEPT, "the near save must be committed when it is needed"
     assert [c.last_step for c in log.claims[1].chain] == [first.step]
     assert last.step == NEAR_STEPS
 
@@ -212,7 +212,7 @@ async def test_a_unit_is_lost_with_its_rank_the_other_goes_on_and_it_joins_again
 async def test_a_newcomer_that_stops_before_it_has_learnt_a_limit_is_cut_out(
     tmp_path: Path, endless: None
 ) -> None:
-    """The rest of its unit has learnt none either, and waits in a collective that looks like computing."""
+    """The rest of its unit has learned no limit either, and waits in a collective that looks like computing."""
     async with Gang(tmp_path, 4, mesh=SHARD, in_place=1, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 5)
         os.kill(gang.worker(1), signal.SIGKILL)
@@ -234,7 +234,7 @@ async def test_a_newcomer_that_stops_before_it_has_learnt_a_limit_is_cut_out(
 async def test_a_rank_that_stops_is_cut_out_with_its_unit_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of its unit makes no progress either, in a collective that looks like computing. A step is one pass."""
+    """The rest of its unit makes no progress either, in a collective that looks like computing. A step has one pass."""
     spawner = spawn.ForkSpawner(lambda: run(partial(an_endless_script, global_batch=8), seed=2))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
     async with Gang(tmp_path, 4, mesh=SHARD, in_place=1, hang_seconds=60.0) as gang:
@@ -257,7 +257,7 @@ async def test_a_rank_that_stops_is_cut_out_with_its_unit_and_named(
 async def test_when_a_node_of_the_only_unit_loses_its_power_the_other_rank_does_not_wait_for_it(
     tmp_path: Path, network: Network, endless: None
 ) -> None:
-    """It waits within the unit, which looks like computing, and nothing closes its connection."""
+    """It waits within its unit, which looks like computing, and nothing closes its connection."""
     settings: dict[str, Any] = {"mesh": SHARD, "max_redo_seconds": 0.5}
     async with PoweredGang(tmp_path, network, 2, **settings) as gang:
         await gang.until(lambda s: s.copied_step >= s.kept_step >= 8)
@@ -271,7 +271,7 @@ async def test_when_a_node_of_the_only_unit_loses_its_power_the_other_rank_does_
         (incident,) = gang.seen.incidents
         assert incident.cause == "AgentLost", incident
         log = await gang.run_log()
-        assert log.commits[0].epoch == 1, "it goes on from a near save"
+        assert log.commits[0].epoch == 1, "the job must continue from a near save of epoch 1"
         gang.want(stop=levels.Stop.SUSPEND)
         await gang.reports()
         assert gang.seen.stopped is not None
@@ -284,7 +284,7 @@ async def test_when_a_node_of_the_only_unit_loses_its_power_the_other_rank_does_
 async def test_many_ranks_of_units_killed_or_stopped_at_random_moments_cost_no_step(
     tmp_path: Path, endless: None, ranks: int
 ) -> None:
-    """One to three, up to 0.5 s apart, so that some are hit in a regroup or join. Of three units one is spared."""
+    """Hit one to three ranks, up to 0.5 s apart, so that some are hit in a regroup or join. Leave one unit alone."""
     chance, world = random.Random(SEED), 6
     print(f"seed {SEED}")
     pods = world // ranks
@@ -312,20 +312,20 @@ async def test_many_ranks_of_units_killed_or_stopped_at_random_moments_cost_no_s
 
 
 def has_any(gang: Gang, pids: set[int]) -> bool:
-    """Whether a rank that was hit has yet to be found: the next ones would be hit with it, and no unit spared."""
+    """Return whether the job still has a process that was hit. More hits now might leave no unit whole."""
     workers = [a.pod.workers for a in gang.agents.values()]
     return any(w.pid in pids for s in workers for w in (*s.current.values(), *s.fresh.values()))
 
 
 def choose_spared(gang: Gang, chance: random.Random) -> set[int]:
-    """The processes of a unit."""
+    """Return the processes of one unit."""
     workers = {w.rank: w.pid for a in gang.agents.values() for w in a.pod.workers.current.values()}
     unit = chance.randrange(len(workers) // SHARD.unit)
     return {workers[rank] for rank in SHARD.list_unit(unit)}
 
 
 def hit_one_but(gang: Gang, chance: random.Random, hit: set[int], spared: set[int]) -> None:
-    """Kill or stop a rank, or a newcomer that gets ready."""
+    """Kill or stop a rank or a newcomer that gets ready."""
     workers = [a.pod.workers for a in gang.agents.values()]
     ranks = {w.pid for s in workers for w in s.current.values() if w.alive}
     newcomers = {w.pid for s in workers for w in s.fresh.values() if w.joins}

@@ -1,4 +1,4 @@
-"""A unit's groups and its model outlive the epoch; the groups between units form beside its computation."""
+"""A unit's groups and model outlive the epoch. The groups between units form beside the unit's computation."""
 
 import contextlib
 import ctypes
@@ -32,7 +32,7 @@ LIMIT = 60.0
 
 
 class Asking:
-    """A rank's way to the test's keys. A store of torch's takes one request at a time: one for each thread."""
+    """Gives a rank access to the test's keys. A torch store takes one request at a time, so each thread has one."""
 
     def __init__(self, port: int) -> None:
         self._port, self._own = port, threading.local()
@@ -64,7 +64,7 @@ class Member:
         self._formed: Any = None
 
     def form(self, epoch: int, rank: int, world: int) -> tuple[float, int]:
-        """Beside passes of the unit. Seconds, and how many passes they were."""
+        """Form the groups beside passes of the unit; return the seconds and the number of passes."""
         seconds, made = [], []
 
         def form_beside() -> None:
@@ -76,7 +76,7 @@ class Member:
         former.start()
         passes = 0
         more = torch.ones(1)
-        while more.item():  # all ranks of a unit make as many
+        while more.item():  # all ranks of a unit take the same number
             self.compute()
             passes += 1
             more.fill_(former.is_alive())
@@ -86,13 +86,13 @@ class Member:
         return seconds[0], passes
 
     def compute(self) -> float:
-        """One forward and backward in the unit; a sum of the whole gradient."""
+        """Run one forward and backward in the unit; return the sum of the whole gradient."""
         self._model.zero_grad()
         self._model(torch.ones(2, 4)).sum().backward()
         return float(self._model.weight.grad.full_tensor().sum())
 
     def sums(self, number: float) -> tuple[float | None, ...]:
-        """Over all ranks, those of this place, and as a vector. None: it is not complete."""
+        """Return the sums over all ranks, over those of this place, and as a vector; None if not complete."""
         found = []
         for over in (None, Over.REPLICAS):
             one = torch.tensor([number])
@@ -107,7 +107,7 @@ class Member:
         self._formed.drop()
 
     def fails(self) -> bool:
-        """Whether the unit's next pass raises. This rank then leaves both, as `Session.lose_unit` does."""
+        """Return whether the unit's next pass raises. If so, leave both groups, as `Session.lose_unit` does."""
         try:
             self.compute()
         except RuntimeError:
@@ -117,7 +117,7 @@ class Member:
         return False
 
     def kept_by_a_child(self) -> int:
-        """How many sockets of the unit and of the groups a forked child has."""
+        """Return how many sockets of the unit and of the groups a forked child has."""
         wanted = [*self._unit.sockets, *self._formed._sockets]
         child = os.fork()
         if child == 0:
@@ -138,7 +138,7 @@ class Process:
         self._here.send((name, given))
 
     def answer(self) -> Any:
-        assert self._here.poll(LIMIT), "no answer"
+        assert self._here.poll(LIMIT), f"no answer in {LIMIT} s"
         ok, found = self._here.recv()
         assert ok, found
         return found
@@ -215,7 +215,7 @@ def test_a_unit_goes_on_with_its_model_and_a_new_unit_comes(ranks: Ranks) -> Non
     computed = ask(first, "compute")
     for lost in second:
         lost.kill()
-    assert ask(first, "compute") == computed, "no collective of the unit has failed"
+    assert ask(first, "compute") == computed, "the loss of another unit must not break this one"
     ask(first, "leave")
     assert all(passes > 0 for _, passes in form(first, 2))
     assert sums(first) == [(11.0, 1.0, 11.0), (11.0, 10.0, 11.0)]
@@ -228,7 +228,7 @@ def test_a_unit_goes_on_with_its_model_and_a_new_unit_comes(ranks: Ranks) -> Non
     assert sums(first + newcomers) == ALL
     assert ask(first + newcomers, "compute") == computed * 2
     ask(first, "leave")
-    assert ask(first, "compute") == computed, "a cut leaves the unit's sockets"
+    assert ask(first, "compute") == computed, "a cut must not close the unit's sockets"
 
 
 def test_a_rank_that_is_lost_takes_only_its_unit_along(ranks: Ranks) -> None:

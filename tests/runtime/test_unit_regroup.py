@@ -1,4 +1,4 @@
-"""Ranks of units are killed at any moment of a step: their units end, the others continue the step in lockstep, and
+"""Ranks of units are killed at any moment of a step. Their units end, the others continue the step in lockstep, and
 the sums stay exact.
 """
 
@@ -44,7 +44,7 @@ def build(job: Job) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[wire.Applied]]:
-    """By mesh, filled by the first test that needs it."""
+    """Results by mesh, filled by the first test that needs them."""
     return {}
 
 
@@ -108,7 +108,7 @@ def test_a_unit_that_is_lost_while_the_others_regroup(
 
 
 def kill_in(phase: str, victim: int) -> Callable[[Job], None]:
-    """Rank `victim` kills itself in step 5, where the name says."""
+    """Return a patch with which rank `victim` kills itself in this phase of step 5."""
 
     def before(job: Job) -> None:
         if job.rank != victim:

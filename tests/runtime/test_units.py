@@ -1,4 +1,4 @@
-"""Ranks that form units: real processes with real gloo compute what one process, and torch's own HSDP, compute."""
+"""Ranks that form units: real processes with real gloo compute the same as one process and as torch's own HSDP."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ class Size:
     mesh: Mesh
     world: int = 4
     queued: bool = False
-    """The vector is summed by gloo, as where there are many ranks."""
+    """Gloo sums the vector, as it does for many ranks."""
 
     def __str__(self) -> str:
         return f"{self.world} ranks, {self.mesh}{', queued' if self.queued else ''}"
@@ -153,7 +153,7 @@ def test_an_evaluation_counts_each_sample_once(outcome: Outcome) -> None:
 
 
 def die_in(place: str) -> Callable[[Job], None]:
-    """Rank 3 dies in step 2. In the place "apply" the others wait until they are cut."""
+    """Rank 3 dies in step 2. If the place is "apply", the others wait until they are cut."""
 
     def main(job: Job) -> None:
         model = build()
@@ -201,7 +201,9 @@ def test_all_ranks_come_out_and_a_unit_that_is_whole_parks_at_one_step(
         ours.wait_ended([3])
         for one in ours.living:
             one.send(wire.Cut(epoch=1))
-        ours.wait_for(lambda w: bool(w.of(wire.Parked)), [0, 1, 2])  # nobody's limit is a day
+        ours.wait_for(
+            lambda w: bool(w.of(wire.Parked)), [0, 1, 2]
+        )  # no rank waits for its limit of a day
         parked = [w.of(wire.Parked)[0] for w in ours.workers[:2]]
         assert [(p.step, p.sound) for p in parked] == [(step, True)] * 2, ours.output()
 

@@ -1,4 +1,4 @@
-"""What the last reduction shows, and when the guard rejects a value."""
+"""What the last reduction reports, and when the guard rejects a value."""
 
 import math
 
