@@ -1,4 +1,4 @@
-"""One lab for the tests of this folder that do not break it."""
+"""One lab for those tests in this folder that do not break it."""
 
 from collections.abc import Iterator
 
@@ -19,5 +19,5 @@ def shared() -> Iterator[Lab]:
 
 @pytest.fixture
 def on_shared_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands speak to the shared lab."""
+    """Let commands use the shared lab."""
     monkeypatch.setenv("EVERSTEP_LAB_NETWORK", str(NETWORK))

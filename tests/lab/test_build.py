@@ -1,4 +1,4 @@
-"""The lab's binaries: which Go, which cache key, which folder."""
+"""The lab's binaries: the Go version, the cache key and the folder."""
 
 import dataclasses
 import shutil
@@ -110,7 +110,7 @@ def test_a_failed_build_shows_its_last_lines_and_leaves_no_half_of_a_folder(
 def test_a_build_says_how_long_is_left_for_all_that_is_missing(
     module: build.Module, tmp_path: Path
 ) -> None:
-    """Uses a fake Go that lists three packages, compiles them and links two commands."""
+    """A fake Go lists three packages, compiles them and links two commands."""
     script = (
         '#!/bin/sh\n[ "$1" = env ] && { echo go1.26.8; exit; }\n'
         '[ "$1" = list ] && { echo a; echo b; echo c; exit; }\n'

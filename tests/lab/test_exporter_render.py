@@ -1,4 +1,4 @@
-"""The exporter's page as a function of GPU state and time; operators parse its format."""
+"""The exporter's page as a function of GPU state and time, in the format that operators parse."""
 
 from dataclasses import replace
 from pathlib import Path

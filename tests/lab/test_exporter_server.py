@@ -15,7 +15,7 @@ URL = f"http://{HOST}:{PORT}/metrics"
 
 
 class Machine:
-    """What the server reads: GPUs, their holders and a clock that stands still."""
+    """What the server reads: GPUs, the processes that hold them, and a clock that stands still."""
 
     def __init__(self) -> None:
         self.gpus: list[Gpu] = [build_gpu(0, "node-1", 0)]

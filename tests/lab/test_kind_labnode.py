@@ -1,4 +1,4 @@
-"""The device plugin over real gRPC against a stand-in for the kubelet, the rest on values."""
+"""The device plugin over real gRPC with a stand-in for the kubelet. The rest is tested on plain values."""
 
 import asyncio
 import contextlib
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_read_is_an_empty_state(tmp_path: Path, text: str)
 
 
 class Stage:
-    """Counts requests for the holder of a GPU: code that asks for a holder is about to kill it."""
+    """Counts requests for the holder of a GPU, because code asks for a holder only to kill it."""
 
     def __init__(self) -> None:
         self.asked = 0

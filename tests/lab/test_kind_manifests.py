@@ -1,4 +1,4 @@
-"""What the kind lab requests, on plain values; the stories of e2e/ show that it works."""
+"""What the kind lab requests, as plain values. The stories in e2e/ show that it works."""
 
 from pathlib import Path
 from typing import Any

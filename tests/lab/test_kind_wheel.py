@@ -1,4 +1,4 @@
-"""The only line that an image with its own torch needs: `pip install everstep[runtime]`."""
+"""An image with its own torch needs only `pip install everstep[runtime]`."""
 
 import shutil
 import subprocess
@@ -23,7 +23,7 @@ def uv(*arguments: str, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built as in the Dockerfile's target `wheel`, from these files and no others."""
+    """A wheel built as in the Dockerfile's target `wheel`, from its files only."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)

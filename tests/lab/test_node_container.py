@@ -1,4 +1,4 @@
-"""The shim with real processes: output, exit, signals, and that a container leaves nothing."""
+"""The shim with real processes: output, exit, signals, and that a container leaves nothing behind."""
 
 import asyncio
 import os
@@ -113,7 +113,7 @@ async def test_kill_ends_everything_however_it_was_started(tmp_path: Path) -> No
 
 
 async def test_a_shim_that_is_told_to_end_takes_the_container_with_it(tmp_path: Path) -> None:
-    """The kernel sends this signal to the shim when the lab is killed."""
+    """If the lab is killed, the kernel sends this signal to the shim."""
     process = await start(tmp_path, PYTHON, "-c", SPAWN_DAEMON + "time.sleep(300)")
     assert await process.started()
     await until_said(tmp_path, process, b"up")

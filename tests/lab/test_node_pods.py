@@ -1,4 +1,4 @@
-"""Pods on a real control plane: what a user of kubectl sees of a simulated node."""
+"""Pods on a real control plane: what a user of kubectl sees on a simulated node."""
 
 import json
 import select
@@ -44,7 +44,7 @@ def lab(shared: LabClass) -> LabClass:
 
 @pytest.fixture
 def apply(lab: LabClass) -> Iterator[Callable[..., str]]:
-    """Creates pods by name, deletes them at the end and waits until they are gone."""
+    """Return a function that creates pods by name. At the end, delete them and wait until they are gone."""
     names: list[str] = []
 
     def apply(name: str, script: str = IDLE, **fields: Any) -> str:
@@ -86,7 +86,7 @@ def get(lab: LabClass, kind: str, name: str, *more: str) -> Pod:
 
 
 def wait(lab: LabClass, name: str, path: str, value: str, seconds: int = 60) -> Pod:
-    """Wait, with `kubectl wait`, until the field has the value; returns the pod."""
+    """Wait with `kubectl wait` until the field has the value; return the pod."""
     lab.kubectl(
         "wait", f"pod/{name}", f"--for=jsonpath={{{path}}}={value}", f"--timeout={seconds}s"
     )
@@ -123,7 +123,7 @@ def page(lab: LabClass, node: str) -> str:
 
 
 def until(condition: Callable[[], bool], lab: LabClass, what: str) -> None:
-    """Check every 0.2 s for up to a minute. For conditions that kubectl cannot wait for."""
+    """Check every 0.2 s for up to a minute, for conditions that `kubectl wait` does not know."""
     for _ in range(300):
         if condition():
             return
@@ -183,7 +183,7 @@ def test_what_a_pod_refers_to_reaches_its_environment_and_files(
     )  # fmt: skip
     pod = wait(lab, "refers", ".status.phase", "Succeeded")
     said = lab.kubectl("logs", "refers").split()
-    # The API server adds labels of its own: the topology of the node.
+    # The API server adds labels with the topology of the node.
     assert said[:3] == [pod["status"]["podIP"], "s3cret", "hello"]
     assert 'shown="yes"' in said
 
@@ -271,7 +271,7 @@ def test_a_pod_deleted_by_force_leaves_no_process(lab: LabClass, apply: Callable
 
 
 def pods_of(lab: LabClass) -> set[str]:
-    """Names of the pods that the simulated nodes themselves still have."""
+    """Return the names of the pods that the simulated nodes still have."""
     nodes = lab.status()["nodes"].values()
     return {pod["name"] for node in nodes for pod in node["pods"]}
 

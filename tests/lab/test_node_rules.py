@@ -1,4 +1,4 @@
-"""A kubelet's decisions on plain values: environment, paths, volumes, devices, phase, back-off."""
+"""The kubelet's decisions as plain values: environment, paths, volumes, devices, phase, back-off."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

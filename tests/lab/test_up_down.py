@@ -1,6 +1,6 @@
 """A lab starts, can be controlled, and leaves nothing behind, however it ends.
 
-Each lab here has its own network, so that it does not disturb a lab that the developer runs.
+Each lab here has its own network, so that it does not disturb a developer's lab.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ DETACHING_POD = {
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    """A lab that a test may break, beside the shared one: only one lab can run per network."""
+    """A lab beside the shared one that a test may break. Only one lab can run per network."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
         with Lab(BARE, say=print) as lab:
@@ -58,7 +58,7 @@ def leftovers(lab: Lab) -> list[object]:
 
 
 def running(word: str) -> list[str]:
-    """Command lines of all other processes that contain the word."""
+    """Return the command lines of all other processes that contain the word."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -159,7 +159,7 @@ def copied_to(tmp_path: Path) -> Path:
 def foreground(
     monkeypatch: pytest.MonkeyPatch, copied_to: Path
 ) -> Iterator["subprocess.Popen[str]"]:
-    """A running `everstep-lab up --foreground`."""
+    """Start `everstep-lab up --foreground`."""
     monkeypatch.setenv("EVERSTEP_LAB_NETWORK", OTHER_NETWORK)
     argv = ["up", "--nodes", "0", "--no-operator", "--foreground", f"--kubeconfig={copied_to}"]
     process = subprocess.Popen(
