@@ -18,10 +18,10 @@ Turn = TypeVar("Turn")
 QUIET_SECONDS = 2.0
 SETTLE_SECONDS = 45.0
 PLAYS = 2
-"""Plays of a case before its write may be changed. A write may not come, because the cases on the
-other lanes crash the same operator, and its writes may then come in another order. One more play
-follows (`choose_write`). If the write does not come then either, the case has shown only that the
-scenario reaches the right end state; `conclude` limits how many such cases there may be.
+"""Plays of a case before its write may be changed. Cases on other lanes crash the same operator,
+which may change the order of its writes, so a write may not come. Then `choose_write` chooses the
+write for one more play. If that does not come either, the case has shown only that the scenario
+reaches the right end state. `conclude` limits the number of such cases.
 """
 
 
@@ -191,9 +191,9 @@ async def _settle(lane: Lane, point: CrashPoint, clean: Shape | None) -> Shape:
 
 
 def choose_write(write: Write | None, played: Sequence[Sequence[str]]) -> Write | None:
-    """The write at which the next play of a case is struck. A write that is retried until it
-    succeeds comes more often on a busy machine. If `PLAYS` plays did not reach this occurrence of
-    the write, the last occurrence that all of them reached is struck instead.
+    """Choose the write for the next play's fault. A busy machine retries a write more often, so an
+    occurrence may not come again. If `PLAYS` plays did not reach it, choose the last occurrence
+    that all of them reached.
     """
     if write is None or len(played) < PLAYS:
         return write

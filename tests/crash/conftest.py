@@ -1,4 +1,4 @@
-"""One lab for this folder, without an operator. Each test brings its own, behind the proxy."""
+"""One lab for this folder, without an operator. Each test starts its own operator, behind the proxy."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,5 +34,5 @@ def account(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def cleans() -> dict[str, Clean]:
-    """The undisturbed end of each scenario, played once for all tests that compare with it."""
+    """The undisturbed plays of each scenario. All tests that compare with them share one run."""
     return {}

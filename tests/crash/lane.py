@@ -1,6 +1,6 @@
 """A lane: a few nodes of the lab with one job at a time, so that several cases run side by side.
 
-The actions of a user, an administrator and the hardware start here. They bypass the proxy.
+The actions of the user, the administrator and the hardware are here. They bypass the proxy.
 """
 
 import asyncio
@@ -57,8 +57,8 @@ class Lane:
             await self.api.patch(f"/api/v1/nodes/{node}", change)
 
     async def until_noted(self) -> None:
-        """Wait until the operator has annotated each node with its number of GPUs. It does so once
-        for each node, so this write comes in no later play.
+        """Wait until the operator has annotated each node with its number of GPUs. This write comes
+        only once for each node, so it must not become a case.
         """
 
         async def noted() -> bool:
@@ -68,8 +68,8 @@ class Lane:
         await self.until("the GPUs of all nodes noted", noted)
 
     def concerns(self, call: Call) -> bool:
-        """Whether a call is about this lane's job or nodes. Requests for the operator's own tokens
-        belong to no lane.
+        """Return whether a call concerns this lane's job or nodes. Requests for the operator's own
+        tokens belong to no lane.
         """
         subject = f"{call.bare} {call.body.decode(errors='replace')} "
         if self.job and self.job in subject:
@@ -203,7 +203,7 @@ class Lane:
         await self.until(f"{node} released", free)
 
     async def lives(self) -> set[tuple[str, int]]:
-        """(pod, number of its container's restarts)"""
+        """Return (pod, number of its container's restarts) for all pods."""
         return {(p.name, p.restarts) for p in await self.board.pods(self.job)}
 
     async def own_nodes(self) -> list[Object]:

@@ -39,9 +39,9 @@ class Operator:
         self._turn = asyncio.Lock()
         self.pids = [0] * len(configs)
         self.crashes = 0
-        """Of several replicas, those of leaders."""
+        """The number of kills. With several replicas, only those of leaders count."""
         self._struck = 0
-        """Which leader in order, from 1, was struck last."""
+        """The number of the last leader that was killed, in the order of leaders, from 1."""
 
     async def __aenter__(self) -> Self:
         with self.log.open("ab") as log:
@@ -53,7 +53,7 @@ class Operator:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the nursery's standard input: it ends, and its operators with it."""
+        """Close the nursery's standard input, which ends it and its operators."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
@@ -85,7 +85,7 @@ class Operator:
             self.pids[replica] = int(await self._order("start", replica))
 
     def _count_leader(self, replica: int) -> None:
-        """A leader that two lanes strike at the same moment, each at a call of its own, dies once: one
+        """Count a crash of the leader, but only once if two lanes strike it at the same moment: only one
         takeover follows.
         """
         leaders = self.leaders
@@ -93,7 +93,7 @@ class Operator:
             self.crashes, self._struck = self.crashes + 1, len(leaders)
 
     async def end(self, replica: int) -> None:
-        """Send SIGTERM to one replica: it hands over and is started again."""
+        """Send SIGTERM to one replica, which hands over and is restarted."""
         async with self._turn:
             await self._order("end", replica)
 
@@ -110,7 +110,7 @@ class Operator:
 
     @property
     def ends(self) -> int:
-        """How often a replica ended by itself with an error; it was then started again."""
+        """How often a replica ended by itself with an error and was restarted."""
         return self.log.read_text(errors="replace").count(ENDED)
 
     @property
@@ -151,12 +151,12 @@ def _fork(flags: Sequence[str], config: str) -> int:
 
 
 class Cot:
-    """One replica. If it ends without a `kill` command it is started again, as by a kubelet."""
+    """One replica. If it ends without a `kill` command, it is restarted, as by a kubelet."""
 
     def __init__(self, flags: Sequence[str], config: str) -> None:
         self._flags, self._config, self._pid = flags, config, 0
         self._back_at = 0.0
-        """When it will be started again (monotonic clock); 0: no restart is due."""
+        """When it will be restarted (monotonic clock); 0 if no restart is due."""
 
     def obey(self, word: str) -> int:
         match word:
@@ -180,7 +180,7 @@ class Cot:
         self._pid, self._back_at = 0, 0.0
 
     def look(self) -> None:
-        """Record that the process has ended, and start it again when that is due."""
+        """Record the end of the process, and restart it when that is due."""
         pid, status = os.waitpid(self._pid, os.WNOHANG) if self._pid else (0, 0)
         if pid:
             self._pid, self._back_at = 0, time.monotonic() + RESTART_SECONDS

@@ -14,14 +14,13 @@ from crash.shape import Shape, describe_difference
 BEFORE, AFTER, LOST = "before", "after", "lost"
 MOMENTS = (BEFORE, AFTER, LOST)
 """`before`: SIGKILL before the API server gets the write. `after`: SIGKILL once the write is done,
-before the answer. `lost`: the write is done, and the operator stays alive and is told that it
-failed.
+before the answer. `lost`: the write is done, but the operator stays alive and gets an error.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Write:
-    """Identified by what it writes, not by its place in the order, which differs between runs."""
+    """A write is identified by its content, not by its place in the order, which differs between runs."""
 
     title: str
     occurrence: int
@@ -32,12 +31,12 @@ class Write:
 class Case:
     scenario: str
     write: Write | None
-    """None: nothing is done to the operator."""
+    """None if the operator is not disturbed."""
     moment: str
 
     @property
     def name(self) -> str:
-        """Also the job's name. The same in every run."""
+        """The name of the case and its job, which is the same in every run."""
         if self.write is None:
             return f"{self.scenario}-{self.moment}"
         digest = hashlib.sha256(f"{self.write.title} {self.write.occurrence}".encode())

@@ -24,7 +24,7 @@ _LIMIT = aiohttp.ClientTimeout(total=None, sock_connect=5)
 
 
 class HungUp(Exception):
-    """The caller gets no answer: its connection breaks."""
+    """The caller's connection breaks without an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Call:
 
     @property
     def writes(self) -> bool:
-        """Dry runs count, too: the operator may die there as well."""
+        """Return whether the call is a write. Dry runs count as well, because the operator may die there, too."""
         return self.method in WRITES
 
     @property
@@ -89,13 +89,13 @@ class Fault:
         return None
 
     async def answer(self, call: Call, answer: Answer) -> Answer:
-        """The answer that the caller gets once the API server has handled the call. Not called for
-        open watches.
+        """Return the caller's answer, after the API server has handled the call. Not called for open
+        watches.
         """
         return answer
 
     def lines(self, call: Call, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The lines that a watch delivers. Raising `HungUp` ends it in the middle."""
+        """Yield the lines that a watch delivers. Raising `HungUp` ends it in the middle."""
         return lines
 
 
@@ -164,7 +164,7 @@ class Proxy:
                     return _respond(refusal)
             return await self._forward(request, call)
         except (HungUp, aiohttp.ClientError, ConnectionError):
-            # Whatever failed, the caller sees a connection that breaks.
+            # Whatever failed, the caller sees its connection break.
             if request.transport is not None:
                 request.transport.abort()
             raise asyncio.CancelledError from None

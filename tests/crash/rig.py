@@ -13,13 +13,11 @@ from crash.proxy import Proxy
 from everstep_lab import Lab, kubeconfig
 
 NODES_OF_A_LANE = 3
-"""Two for the job, and a spare one for a pod that has to leave its node."""
+"""Two for the job, and one more for a pod that must leave its node."""
 ELECTION = (
     "--lease-seconds=3", "--renew-seconds=2.4", "--retry-seconds=0.4", f"--lease={replicas.LEASE}",
 )  # fmt: skip
-"""Shorter than the chart's 15, 10 and 2 s: a case waits for a takeover, and so do the cases beside
-it.
-"""
+"""Shorter than the chart's 15, 10 and 2 s, because each takeover delays a case and those beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""The part of the end state that must be the same whatever happened before: no times, UIDs or
-figures.
+"""The part of the end state that must be the same whatever happened before. It has no times, UIDs
+or figures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ Object = dict[str, Any]
 Pod = tuple[str, str, bool]
 OUR_MARK = "everstep.dev/cordoned-by"
 STEADY = ("Running", "Recovering", "Suspended", "Complete", "Failed")
-"""The conditions that are compared. `ObserveOnly` and `Stalled` are not: they are the same in every
-scenario or depend on time alone.
+"""The conditions that are compared. `ObserveOnly` and `Stalled` are left out, because they are the
+same in every scenario or depend on time alone.
 """
 
 
@@ -23,7 +23,7 @@ class Shape:
     conditions: tuple[tuple[str, str, str], ...]
     """(type, status, reason)"""
     slots: tuple[tuple[int, int, str], ...]
-    """(slot, attempt, cause), without a spare's"""
+    """(slot, attempt, cause), except for spares"""
     restarts: tuple[tuple[str, int], ...]
     """(cause, number). Each fault counts once, even if it killed a rank more than once before the
     rank was moved.
@@ -33,8 +33,8 @@ class Shape:
     incidents: tuple[tuple[str, int, int, bool], ...]
     """(cause, slot, attempt, open)"""
     pods: tuple[Pod, ...]
-    """(name without the job's prefix, phase, whether it is being deleted). A spare in the place of a slot has that
-    slot's name: which of the slot's next pod and the early spare is ready first, is chance.
+    """(name without the job's prefix, phase, whether it is being deleted). A spare in the place of a slot gets that
+    slot's name, because it is chance whether the slot's next pod or the spare is ready first.
     """
     ready: str
     """The world's summary; empty once the job is over."""
@@ -77,7 +77,7 @@ def build_shape(
 def _in_places(
     slots: Sequence[tuple[int, int, str]], pods: Sequence[Pod], size: int
 ) -> tuple[Pod, ...]:
-    """A spare beyond the empty places keeps its name."""
+    """Give spares the names of the empty places. Spares beyond these keep their own names."""
     own = {pod for pod in pods if int(pod[0].split("-")[0]) < size}
     with_pod = {int(name.split("-")[0]) for name, _, _ in own}
     empty = [f"{slot}-{attempt}" for slot, attempt, _ in slots if slot not in with_pod]
@@ -94,8 +94,8 @@ def _uncounted(restarts: Object) -> int:
 def _list_incidents(
     incidents: Sequence[Object], slots: Mapping[int, tuple[int, int, str]]
 ) -> tuple[tuple[str, int, int, bool], ...]:
-    """Deaths that a quarantine explains are one move of their slot, also where a spare had its place by then, so
-    that the move interrupted nothing.
+    """Count deaths that a quarantine explains as one move of their slot, even if a spare had taken its place by then
+    and the move interrupted nothing.
     """
     found: list[tuple[str, int, int, bool]] = []
     mended: set[tuple[str, int]] = set()
@@ -114,14 +114,14 @@ def _list_incidents(
 
 
 def _is_explained(incident: Object) -> bool:
-    """A death that the job has mended before its node was convicted."""
+    """Return whether the job had recovered from this death before a verdict on its node."""
     return "attempt" not in incident and not incident.get("open") and "quarantine" in incident
 
 
 def _is_echo(incident: Object, incidents: Sequence[Object]) -> bool:
-    """Whether the incident is the death of a rank from a fault that convicts its node later. If the
-    operator is dead in between, the job first recovers by itself. That makes two interruptions,
-    which the status must link by the quarantine.
+    """Return whether the incident is the death of a rank from a fault that later convicts its node.
+    If the operator is dead in between, the job first recovers by itself. These are two
+    interruptions, which the status must link by the quarantine.
     """
     if not _is_explained(incident):
         return False
@@ -149,7 +149,7 @@ def mark_of(node: Object) -> tuple[bool, bool, bool]:
 
 
 def _conditions(status: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
-    """`CheckpointHealthy` is kept only if it is False: how far the first checkpoint has come is
+    """`CheckpointHealthy` is kept only if it is False, because the progress of the first checkpoint is
     chance.
     """
     found = [(c["type"], c["status"], c["reason"]) for c in status.get("conditions", [])]

@@ -20,10 +20,10 @@ from journal import Journal
 pytestmark = [pytest.mark.lab]
 SEED = int(os.environ.get("EVERSTEP_CRASH_SEED", "0"))
 ONLY = os.environ.get("EVERSTEP_CRASH_ONLY", "")
-"""How the names of the cases begin, as in the output: `pause-3f09ab-after` is one case, `die` a scenario."""
+"""A prefix of the cases' names, as in the output: `pause-3f09ab-after` is one case, `die` a scenario."""
 SAMPLE = 4
 CLEAN_PLAYS = 3
-"""A write becomes a case if all of this many undisturbed plays made it."""
+"""A write becomes a case if it comes in each of this many undisturbed plays."""
 
 
 @pytest.mark.timeout(300)
@@ -55,7 +55,7 @@ async def test_the_operator_may_die_at_any_write(lab: Lab, account: Path, tmp_pa
 async def test_a_lone_operator_may_die_at_any_write(
     lab: Lab, account: Path, tmp_path: Path
 ) -> None:
-    """One replica without a lease: after its restart it has to find everything out again."""
+    """One replica without a lease. After its restart it must find everything out again."""
     async with a_rig(lab, tmp_path, account) as rig:
         await run_all(rig, "lone", ("pause",), minimum=MINIMUM_LONE)
 
@@ -63,16 +63,15 @@ async def test_a_lone_operator_may_die_at_any_write(
 TAKEOVER_SECONDS = 30.0
 """Ten times the lease."""
 MINIMUM, MINIMUM_LONE = 300, 75
-"""The least number of cases. There were 330 and 84 when this was written: each write that all
-undisturbed plays of a scenario made, at three moments. A tenth may come and go with the machine's
-load. A scenario that stops early, or a kind of write that is no longer seen, removes more.
+"""The least number of cases: each write that all undisturbed plays of a scenario made, at three
+moments. There were 330 and 84 when this was written. The number varies by a tenth with the
+machine's load. If a scenario stops early, or a kind of write is no longer seen, more are missing.
 """
 
 
 ABSENT = 0.02
-"""The largest share of cases whose write may come in no play. All plays of such a case reach the
-right end state, but the cases on the other lanes crash the same operator, which then may have
-nothing to write.
+"""The largest share of cases whose write comes in no play. All plays of such a case reach the right
+end state. But cases on other lanes crash the same operator, which may then have nothing to write.
 """
 
 
@@ -95,7 +94,7 @@ async def run_all(rig: Rig, suite: str, names: Sequence[str], minimum: int) -> N
         assert not [r.problem for r in runner.results if r.problem]
         return
     assert len(cases) >= minimum, (
-        "a scenario writes less than it did: look which writes are missing"
+        "a scenario writes less than it did; find out which writes are missing"
     )
     left = [case for case in cases if case.name not in journal.done]
     await runner.run(left, lambda result: keep_result(journal, result))

@@ -1,5 +1,5 @@
-"""The operator keeps all its state in the API server. Here that state is wrong: wiped, restored
-from an older copy, or read from old lists.
+"""The operator keeps all its state in the API server. Here that state is wiped, restored from an
+older copy, or read from old lists.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ async def test_a_status_that_was_wiped_by_hand_is_rebuilt_and_no_attempt_is_used
             await rig.operator.start()
         await lane.until_running(slot_1=2)
         await until_quiet(rig)
-        assert await lane.lives() == lives, "no pod was made or ended for it"
+        assert await lane.lives() == lives, "a pod was created or ended"
         assert attempts_of(await lane.status()) == attempts
         await lane.end()
 
@@ -78,8 +78,8 @@ async def wipe(lane: Lane) -> None:
 async def test_etcd_restored_to_an_older_state_uses_no_attempt_again_and_takes_nothing_back(
     lab: Lab, account: Path, tmp_path: Path
 ) -> None:
-    """The copy is made at attempt 1 and restored after attempt 3: deleted pods come back, and are
-    not run.
+    """The copy is from attempt 1 and restored after attempt 3. The deleted pods come back, and must not
+    run.
     """
     name = "restored"
     async with a_rig(lab, tmp_path, account) as rig:
@@ -101,7 +101,7 @@ async def test_etcd_restored_to_an_older_state_uses_no_attempt_again_and_takes_n
         told = [e["message"] for e in events if e["reason"] == "StateRestored"]
         assert any("the job keeps what it has committed" in message for message in told)
         assert watch.epoch >= epoch
-        assert watch.committed >= committed, "nothing of the run was taken back"
+        assert watch.committed >= committed, "the run lost a commit"
         assert len(await lane.board.pods(name)) == 2
         await lane.end()
 

@@ -37,7 +37,9 @@ def test_deaths_that_one_quarantine_explains_are_one_move() -> None:
     moved: Object = {"cause": "NodeGone", "slot": 1, "attempt": 1, "quarantine": "inc-1"}
     assert list_incidents(moved) == (("NodeGone", 1, 1, False),)
     assert list_incidents(died, died, moved) == list_incidents(moved)
-    assert list_incidents(died, died) == list_incidents(moved), "a spare had taken the place"
+    assert list_incidents(died, died) == list_incidents(moved), (
+        "also if a spare has taken the place"
+    )
     unexplained: Object = {"cause": "WorkerDied", "slot": 1}
     assert list_incidents(unexplained, moved) != list_incidents(moved)
     assert list_incidents(died | {"open": True}) != list_incidents(moved)

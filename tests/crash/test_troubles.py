@@ -1,4 +1,4 @@
-"""Calls and watches fail again and again while jobs run; the jobs still end as undisturbed ones."""
+"""Calls and watches fail again and again while jobs run. The jobs must end like undisturbed ones."""
 
 import asyncio
 import os
@@ -62,8 +62,8 @@ TROUBLES: dict[str, Make] = {
 ENDS_THE_PROCESS = frozenset(
     {"500 in the stream", "410 instead of a watch", "answers that are cut, or no JSON"}
 )
-"""After these troubles kopf gives up a watch, and the operator's process ends. Another process is
-started and lists everything.
+"""After these troubles kopf gives up a watch, and the operator's process ends. The next process lists
+everything.
 """
 
 
@@ -71,9 +71,7 @@ started and lists everything.
 async def test_the_same_place_in_spite_of(
     title: str, lab: Lab, account: Path, tmp_path: Path, cleans: dict[str, Clean]
 ) -> None:
-    """The full lists, every 5 s here, find what was lost. Each trouble plays one of the two health
-    acts.
-    """
+    """Full lists, here every 5 s, find lost events. Each trouble plays one of the two health acts."""
     played = ("pause", "finish", ACTS[_number(title) % 2])
     async with a_rig(lab, tmp_path, account, "--resync-seconds=5") as rig:
         runner = Runner(rig.proxy, rig.operator, rig.lanes, cleans)
@@ -105,7 +103,7 @@ async def test_when_everything_is_forbidden_for_a_while_every_watch_stands_again
         await until_watching(rig)
         await lane.create(build_stub_job("forbidden"))
         await lane.until_running()
-        assert denied.struck >= len(WATCHED), "each kind was asked for and denied"
+        assert denied.struck >= len(WATCHED), "not every kind was denied"
         assert rig.operator.ends == 0, rig.operator.said()
         await lane.end()
 
@@ -130,7 +128,7 @@ async def test_a_right_that_was_taken_away_is_told_on_the_job_and_missed_no_long
 
 @asynccontextmanager
 async def without_right(api: Api, *resources: str) -> AsyncIterator[None]:
-    """Within this context no role of Everstep's may patch or update these resources."""
+    """In this context no role of Everstep may patch or update these resources."""
     path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
     roles = [r for r in await api.list(path) if r["metadata"]["name"].startswith("everstep")]
     for role in roles:
@@ -175,14 +173,14 @@ async def test_a_job_trains_on_while_the_api_server_is_away_for_a_minute(
 
         await lane.until("figures of the minute", caught_up)
         await lane.until_running()
-        assert await lane.lives() == before, "no pod was touched"
+        assert await lane.lives() == before, "a pod was replaced or restarted"
         assert not (await lane.shape()).restarts
         assert away.struck
         await lane.end()
 
 
 async def test_a_watch_that_went_silent_is_noticed(lab: Lab, account: Path, tmp_path: Path) -> None:
-    """The connection stays open, but nothing arrives, not even a bookmark."""
+    """The connection stays open, but delivers nothing, not even a bookmark."""
     silent = Silent(random.Random(SEED), share=1.0, on=False)
     async with a_rig(lab, tmp_path, account) as rig:
         await bring(rig, silent)
@@ -193,13 +191,13 @@ async def test_a_watch_that_went_silent_is_noticed(lab: Lab, account: Path, tmp_
         opened = silent.made
         await lane.create(build_stub_job("silent"))
         await lane.until_running(limit=240)
-        assert silent.made >= opened + len(WATCHED), "each was opened anew"
+        assert silent.made >= opened + len(WATCHED), "not every silent watch was opened again"
         assert rig.operator.ends == 0, rig.operator.said()
         await lane.end()
 
 
 async def bring(rig: Rig, trouble: Trouble) -> None:
-    """Add the trouble and restart the operator, because a trouble does not act on watches that are
+    """Add the trouble and restart the operator, because a trouble does not affect watches that are
     already open.
     """
     rig.proxy.faults.append(trouble)

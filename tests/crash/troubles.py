@@ -35,8 +35,8 @@ def status_patches(call: Call) -> bool:
 
 @dataclass(slots=True)
 class Trouble(Fault):
-    """Strikes the first call or event that it is about, and then a random `share` of them, drawn
-    from `chance`.
+    """Strikes the first call or event that it concerns, then a random `share` of them, drawn from
+    `chance`.
     """
 
     chance: random.Random
@@ -52,7 +52,7 @@ class Trouble(Fault):
 
 @dataclass(slots=True)
 class Refused(Trouble):
-    """The call is answered with an error; with `applied`, after the API server has done it."""
+    """The call is answered with an error; with `applied`, after the API server has carried it out."""
 
     which: Which = everything
     status: int = 500
@@ -76,7 +76,7 @@ class Refused(Trouble):
 
 @dataclass(slots=True)
 class Garbled(Trouble):
-    """The answer to a call is cut off in the middle, or is not JSON at all."""
+    """The answer to a call is cut off in the middle, or is not JSON."""
 
     which: Which = everything
 
@@ -193,7 +193,7 @@ class Failing(Trouble):
 
 @dataclass(slots=True)
 class Stale(Trouble):
-    """Lists are answered as they were when they were last read before `frozen` was set."""
+    """Lists are answered as they were last read before `frozen` was set."""
 
     share: float = 1.0
     on: bool = False
@@ -215,7 +215,7 @@ class Stale(Trouble):
 
 @dataclass(slots=True)
 class Silent(Trouble):
-    """Watches that are open when `hush` is called deliver nothing any more; newer ones do."""
+    """Watches that are open when `hush` is called deliver nothing from then on; later ones do."""
 
     hushed: set[int] = field(default_factory=set)
     open: set[int] = field(default_factory=set)
