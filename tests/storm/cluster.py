@@ -1,5 +1,5 @@
-"""Plays the kubelet and the operator for the storm's job: restarts and replaces pods, and exchanges
-`wanted` and `seen` with them.
+"""Plays the kubelet and the operator for the storm's job: it restarts and replaces pods, and
+exchanges `wanted` and `seen` with them.
 """
 
 import asyncio
@@ -17,19 +17,17 @@ from storm.wish import Wish
 
 LOOK_SECONDS = 0.1
 AGAIN_SECONDS = 0.2
-"""Delay before a container that ended is started again."""
+"""Delay before a container that ended is restarted."""
 OF_THE_JOB = frozenset({report.Cause.DONE, report.Cause.STOPPED})
 """Causes of an end after which the slot's pod is not replaced."""
 
 
 class Failed(Exception):
-    """The job failed, or did not do in time what it should."""
+    """The job failed or missed a time limit."""
 
 
 class Journal:
-    """What was done and seen, with the clock that the workers' records use, too. The witness reads
-    it.
-    """
+    """What was done and seen, for the witness. It uses the same clock as the workers' records."""
 
     def __init__(self, path: Path) -> None:
         self._out = path.open("a", buffering=1)
@@ -83,8 +81,8 @@ class Cluster:
         return pod
 
     async def replace(self, slot: int) -> Pod:
-        """Create the slot's next attempt, once the job is not suspended. The old attempt is
-        declared gone, whether it still runs or not.
+        """Create the slot's next attempt once the job is not suspended. Declare the old attempt gone,
+        whether it still runs or not.
         """
         old = self.pods[slot]
         self.wish = self.wish.with_gone(slot, old.attempt)
@@ -94,14 +92,14 @@ class Cluster:
         return self.create(slot, old.attempt + 1)
 
     async def remove(self, pod: Pod) -> None:
-        """End the pod at once and without notice, as when it is deleted with its node."""
+        """End the pod at once, without notice, as if it were deleted with its node."""
         pod.removed = True
         pod.kill()
         await pod.over.wait()
 
     async def _keep(self, pod: Pod) -> None:
-        """Restart the container as with restartPolicy OnFailure. Each end is announced to the other
-        pods as the operator announces it.
+        """Restart the container as with restartPolicy OnFailure. Report each end to the other pods, as
+        the operator does.
         """
         try:
             while not pod.removed:
@@ -124,8 +122,8 @@ class Cluster:
             self._begin(self._after(pod))
 
     async def _after(self, pod: Pod) -> None:
-        """After a pod has ended for good by itself: create its slot's next attempt, unless the job
-        has ended.
+        """After a pod has ended for good by itself, create its slot's next attempt, unless the job has
+        ended.
         """
         found = pod.report
         ours = pod is self.pods[pod.slot] and pod.slot not in self.handled
@@ -156,8 +154,8 @@ class Cluster:
                 await asyncio.sleep(LOOK_SECONDS)
 
     def _hear(self, seen: levels.Seen) -> None:
-        """If the job is split in two halves, the later epoch is believed, because only that one can
-        be claimed.
+        """If the job is split in two halves, believe the one with the later epoch, because only that
+        one can be claimed.
         """
         if seen.coordinator is None or seen.epoch < self.seen.epoch:
             return

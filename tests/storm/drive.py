@@ -1,9 +1,9 @@
-"""Plays one storm in namespaces of its own.
+"""Plays one storm in its own namespaces.
 
 Usage: `python -m storm.drive FOLDER --seed N --rounds N [--brief]`.
 
-Leaves in FOLDER what the witness reads: `records/` of the workers, `journal.jsonl`, `objects/` of
-the store. Exit status 0 means that the job was done; the witness decides whether the result is
+Leaves in FOLDER what the witness reads: the workers' `records/`, `journal.jsonl`, and the store's
+`objects/`. Exit status 0 means that the job was done. The witness decides whether the result is
 right.
 """
 
@@ -27,8 +27,8 @@ COUNT = 3
 TORCH = WORKER.with_name("torch_worker.py")
 TORCH_STEPS = 80
 STARTUP_SECONDS, TORCH_STARTUP_SECONDS = 30.0, 120.0
-"""How long a worker may take to start and restore. One that is stopped meanwhile counts as hung
-after that time.
+"""How long a worker may take to start and restore. A worker that is stopped meanwhile counts as hung
+after this time.
 """
 RECOVERED_SECONDS = 120.0
 DONE_SECONDS = 180.0
@@ -89,7 +89,7 @@ def build_training(arguments: argparse.Namespace, environ: dict[str, str]) -> Tr
         "STUB_UNTIL": str(10**9),
     }
     if not arguments.torch:
-        stub["EVERSTEP_WARM"] = ""  # a worker that imports no torch needs no zygote that does
+        stub["EVERSTEP_WARM"] = ""  # the worker imports no torch, so its zygote need not
     script = TORCH if arguments.torch else WORKER
     settings = {
         "uri": f"s3://{objectstore.BUCKET}/storm",
@@ -106,7 +106,7 @@ def end_at(folder: Path, step: int) -> None:
 
 
 def copy_objects(server: objectstore.ObjectStore, folder: Path) -> None:
-    """Copy every object of the run, with a reader that is not part of the product."""
+    """Copy every object of the run with a reader that is not part of Everstep."""
     given = server.environment()
     store = S3Store(
         server.bucket,

@@ -1,4 +1,4 @@
-"""What a storm left behind, read without the product's code: the workers' records, the journal, the store's objects."""
+"""What a storm left behind, read without Everstep's code: the workers' records, the journal, the store's objects."""
 
 import json
 import math
@@ -106,25 +106,23 @@ def read_strikes(lines: Sequence[str]) -> tuple[Strike, ...]:
 
 
 def read_tensors(objects: Mapping[str, bytes], manifest: Mapping[str, Any]) -> dict[str, bytes]:
-    """The tensors, assembled from their pieces, row-major. Raises KeyError or AssertionError."""
+    """Assemble the tensors from their pieces, row-major. Raises KeyError or AssertionError."""
     keys = {c["digest"]: c["key"] for c in manifest["chunks"]}
     chunks = {digest: objects[key] for digest, key in keys.items()}
     return {t["name"]: _read_tensor(t, chunks) for t in manifest["tensors"]}
 
 
 def _read_tensor(tensor: Mapping[str, Any], chunks: Mapping[str, bytes]) -> bytes:
-    """Pieces are cut along the first dimension only, as the product cuts them: a piece is a run of
-    complete rows.
-    """
+    """Everstep cuts tensors along the first dimension only, so a piece is a run of complete rows."""
     shape, size = tensor["shape"], ITEM_BYTES[tensor["dtype"]]
     row = math.prod(shape[1:]) * size
     whole = bytearray()
     for piece in sorted(tensor["pieces"], key=lambda p: p["offsets"]):
-        assert piece["lengths"][1:] == shape[1:], "a piece is no run of rows"
+        assert piece["lengths"][1:] == shape[1:], "a piece does not have complete rows"
         first, count = (piece["offsets"][0], piece["lengths"][0]) if shape else (0, 1)
-        assert len(whole) == first * row, "pieces overlap or leave a hole"
+        assert len(whole) == first * row, "pieces overlap or leave a gap"
         raw = chunks[piece["chunk"]][piece["at"] : piece["at"] + count * row]
-        assert len(raw) == count * row, "a piece ends too early"
+        assert len(raw) == count * row, "a chunk ends before its piece does"
         whole += raw
     assert len(whole) == math.prod(shape) * size, "a piece is missing"
     return bytes(whole)

@@ -1,4 +1,4 @@
-"""What the storm does to a job, one function for each kind of strike."""
+"""What the storm does to a job: one function for each kind of strike."""
 
 import asyncio
 import signal
@@ -97,7 +97,7 @@ async def cut_network(sky: Sky, what: Strike) -> None:
 
 
 async def cut_for_good(sky: Sky, what: Strike) -> None:
-    """The operator cannot reach the pod either, and declares it gone. The pod reads in the run log
+    """The operator cannot reach the pod either and declares it gone. The pod learns from the run log
     that another epoch has claimed the run.
     """
     pod = _pod(sky, what)
@@ -110,7 +110,7 @@ async def cut_for_good(sky: Sky, what: Strike) -> None:
 
 
 async def declare_gone(sky: Sky, what: Strike) -> None:
-    """Declare the pod gone too early: it still runs, and its slot already has another pod."""
+    """Declare the pod gone too early. It still runs, while its slot already has another pod."""
     pod = _pod(sky, what)
     with _handled(sky.cluster, pod):
         await sky.cluster.replace(pod.slot)
@@ -133,7 +133,7 @@ async def leave(sky: Sky, what: Strike) -> None:
 
 
 async def sigterm(sky: Sky, what: Strike) -> None:
-    """Send SIGTERM to the agent, as when its pod is deleted. Its end is handled like any other."""
+    """Send SIGTERM to the agent, as for the deletion of its pod. Its end is handled like any other."""
     pod = _pod(sky, what)
     pod.signal_agent(signal.SIGTERM)
     await sky.cluster.until(lambda _: pod.over.is_set(), BY_NOW, f"slot {pod.slot} ends")
@@ -184,8 +184,8 @@ def _others(cluster: Cluster, pod: Pod) -> list[str]:
     return [p.ip for p in cluster.pods.values() if p is not pod]
 
 
-class _handled:  # noqa: N801 used as a function is
-    """Within this context only the fault replaces this slot's pod."""
+class _handled:  # noqa: N801 used like a function
+    """In this context only the fault replaces this slot's pod."""
 
     def __init__(self, cluster: Cluster, pod: Pod) -> None:
         self._cluster, self._slot = cluster, pod.slot

@@ -1,6 +1,6 @@
-"""The network that the storm's pods run in: a namespace for each node, links that a fault cuts, and
-a gate in front of the store. It runs inside the storm's own namespace (`unshare`), so it needs no
-privilege and touches no other network.
+"""The network of the storm's pods: a namespace for each node, links that a fault cuts, and a gate in
+front of the store. It is inside the storm's own namespace (`unshare`), so it needs no privilege and
+touches no other network.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class Ground:
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
     def add_node(self) -> tuple[str, list[str]]:
-        """Add a node. Returns its address, and the command prefix that runs a command there."""
+        """Add a node; return its address and the prefix for commands that run there."""
         number = len(self._holders) + 1
         holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         self._holders.append(holder)
@@ -74,7 +74,7 @@ def _until_apart(pid: int) -> None:
     ours = Path("/proc/self/ns/net").readlink()
     end = time.monotonic() + 20
     while Path(f"/proc/{pid}/ns/net").readlink() == ours:
-        assert time.monotonic() < end, "no network namespace"
+        assert time.monotonic() < end, "unshare has created no network namespace"
         time.sleep(0.005)
 
 

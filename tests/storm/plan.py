@@ -1,4 +1,4 @@
-"""The plan of a storm: a value that depends on its seed alone. Pure functions."""
+"""The plan of a storm, which depends on its seed alone. Pure functions."""
 
 import random
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ BRIEF = (
     "store refuses",
     "edit",
 )
-"""Faults for which no member has to wait out a limit of many seconds."""
+"""Faults for which no member must wait for a limit of many seconds."""
 HURTS = frozenset(
     {
         "kill worker",
@@ -48,9 +48,7 @@ HURTS = frozenset(
         "declare gone",
     }
 )
-"""Faults after which the struck member may lose what it holds. After any other fault no member may
-lose anything.
-"""
+"""Faults after which the struck member may lose its state. After other faults no member may lose any."""
 SECONDS = {
     "stop worker shortly": (0.5, 2.0),
     "stop agent shortly": (0.5, 3.0),
@@ -66,7 +64,7 @@ SECONDS = {
 class Strike:
     kind: str
     slot: int | None
-    """None: the job is struck, not a member."""
+    """None if the job is struck, not a member."""
     after: float
     """Seconds from the beginning of its round."""
     seconds: float
@@ -81,8 +79,8 @@ def draw(seed: int, count: int, rounds: int, kinds: Sequence[str] = KINDS) -> tu
     """Draw two strikes for each round, on different members. Every kind comes once before any kind
     comes again.
 
-    At least one member of each round is not struck, so nothing that it held may be lost. For this,
-    `count` must be 3 or more.
+    At least one member of each round is not struck, so the state that it holds must not be lost.
+    Therefore `count` must be 3 or more.
     """
     dice = random.Random(seed)
     deck: list[str] = []

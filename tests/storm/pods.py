@@ -1,6 +1,4 @@
-"""A pod of the storm: one attempt of a slot, on a node of its own, across all starts of its
-container.
-"""
+"""A pod of the storm: one attempt of a slot, on its own node, over all starts of its container."""
 
 import asyncio
 import contextlib
@@ -38,13 +36,13 @@ class Pod:
         self.address = f"{self.ip}:{PORT}"
         self.lives = 0
         self.removed = False
-        """The operator has deleted it: it is not started again."""
+        """Whether the operator has deleted it, so that it is not restarted."""
         self.reachable = True
         """Whether the operator can reach it."""
         self.report: report.ExitReport | None = None
         """Why its container has ended for good."""
         self.over = asyncio.Event()
-        """Its container has ended and will not start again."""
+        """Set once its container has ended for good."""
         self._training = training
         self._process: subprocess.Popen[bytes] | None = None
         name = f"{slot}-{attempt}"
@@ -84,7 +82,7 @@ class Pod:
         return self._process is not None and self._process.poll() is None
 
     def workers(self) -> list[int]:
-        """PIDs of the agent's descendants, without the zygote, which ends with the agent."""
+        """The pids of the agent's descendants, except the zygote, which ends with the agent."""
         found = []
         queue = [self._process.pid] if self._process is not None else []
         while queue:
@@ -106,7 +104,7 @@ class Pod:
                 os.kill(pid, number)
 
     def kill(self) -> None:
-        """Kill every process at once, as when a node loses its power."""
+        """Kill every process at once, as if the node had lost its power."""
         pids = self.workers()
         self.signal_agent(signal.SIGKILL)
         for pid in pids:

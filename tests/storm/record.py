@@ -11,9 +11,8 @@ from everstep_contract import env
 
 
 class Record:
-    """First the worker's identity. Then for each step the samples that it contributes (written
-    before other ranks can have them) and the state that it holds after the step (written before
-    anyone is told).
+    """First the worker's identity. Then for each step the samples that it contributes, written before
+    other ranks can have them, and its state after the step, written before it reports the step.
     """
 
     def __init__(self, *, epoch: int, rank: int, world: int, start: int, digest: str) -> None:

@@ -1,5 +1,5 @@
-"""A rank is killed every few seconds for as long as `EVERSTEP_STORM_SECONDS` says (default 180; once an hour: 3600):
-every sample is used once, and the state is that of an undisturbed run.
+"""A rank is killed every few seconds for `EVERSTEP_STORM_SECONDS` (default 180). Every sample must be used once, and
+the state must be that of an undisturbed run.
 
 The storm and its judge are those of `make bench-storm` (`benchmarks/storm`).
 """
@@ -35,7 +35,7 @@ def assert_whole(played: Played, *, deaths: int) -> None:
     outcome = played.outcome
     assert (played.problem, played.verify) == ("", "")
     assert sum(bool(struck.pid) for struck in played.struck) == deaths
-    assert None not in outcome.pauses, "a new step after every death"
+    assert None not in outcome.pauses, "no new step followed a death"
     lost = (outcome.steps_again, outcome.samples_lost, outcome.samples_repeated)
     assert lost == (0, 0, 0)
-    assert played.states, "the run is long enough for a digest of the state"
+    assert played.states, "the run was too short for a digest of the state"

@@ -1,6 +1,6 @@
-"""Random faults, two at a time, on agents that are separate processes: the run ends with the exact
-result, and nothing that an unhurt member held is lost. `EVERSTEP_STORM_SEEDS=1,2,3` chooses the
-seeds of the long runs.
+"""Random faults, two at a time, on agents that are separate processes. The run must end with the
+exact result, and no state that an unhurt member held may be lost. `EVERSTEP_STORM_SEEDS=1,2,3`
+chooses the seeds of the long runs.
 """
 
 import os
@@ -16,17 +16,15 @@ TESTS = Path(__file__).parents[1]
 APART = (
     "unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--mount-proc", "--kill-child",
 )  # fmt: skip
-"""Runs a command in namespaces of its own. When they end, every process in them ends, whatever
-happened.
-"""
+"""Runs a command in its own namespaces. When they end, every process in them ends, too."""
 SEEDS = [int(s) for s in os.environ.get("EVERSTEP_STORM_SEEDS", "1,2,3,4,5").split(",")]
 BRIEF_SEED = 1
 TORCH_SEED = 6
 
 
 def play(folder: Path, seed: int, rounds: int, *options: str, limit: float) -> str:
-    """Play a storm; returns its plan, output and journal. Raises AssertionError with the same text
-    if the job did not get through.
+    """Play a storm; return its plan, output and journal. Raises AssertionError with the same text if
+    the job did not survive.
     """
     command = [
         *APART, sys.executable, "-m", "storm.drive", str(folder),
@@ -63,7 +61,7 @@ def end_of(folder: Path) -> int:
 
 
 def verify(folder: Path) -> None:
-    """The product's own `verify` accepts the same run."""
+    """Everstep's own `verify` must accept the same run."""
     command = [sys.executable, "-m", "everstep_agent.cli", "verify", str(folder / "objects")]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert said.returncode == 0, said.stdout + said.stderr

@@ -1,6 +1,4 @@
-"""The witness objects to forged histories, and has no objection to the true one from which they are
-made.
-"""
+"""The witness objects to forged histories, but not to the true one from which they are made."""
 
 import hashlib
 import json
@@ -67,7 +65,7 @@ def committed(epoch: int, step: int, objects: dict[str, bytes]) -> dict[str, obj
 
 
 def true_story() -> Evidence:
-    """Two ranks; slot 1 is killed after step 6, and slot 0 has saved that step."""
+    """Two ranks train. Slot 1 is killed after step 6, and slot 0 saves that step."""
     objects: dict[str, bytes] = {}
     entries = (
         {"kind": "claim", "epoch": 1, "chain": []},
@@ -106,7 +104,7 @@ def change(number: int, **changes: object) -> Forgery:
 
 
 def entries(*order: int, **changes: object) -> Forgery:
-    """Keeps these of the true entries, in this order, and changes the last one."""
+    """Keep these of the true entries, in this order, and change the last one."""
 
     def forge(e: Evidence) -> Evidence:
         found = [dict(e.entries[n]) for n in order]
@@ -132,7 +130,7 @@ def other_checkpoint(e: Evidence) -> Evidence:
 
 
 def resumes_too_early(e: Evidence) -> Evidence:
-    """Epoch 2 takes step 6 again, which slot 0 held unhurt."""
+    """Epoch 2 takes step 6 again, although slot 0 held it and was unhurt."""
     again = tuple(life(2, slot, CUT, UNTIL, born=10.0) for slot in (0, 1))
     claim = {**e.entries[2], "chain": [link(1, CUT - 1)]}
     log = (e.entries[0], claim, *e.entries[3:])

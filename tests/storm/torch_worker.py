@@ -28,7 +28,7 @@ class Rows(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
 
 
 def digest_of(model: torch.nn.Module) -> str:
-    """Digest of the parameters; the optimizer's state is compared in the last checkpoint."""
+    """The digest of the parameters. The optimizer's state is compared in the last checkpoint."""
     found = hashlib.sha256()
     for name, value in model.state_dict().items():
         found.update(name.encode() + value.numpy().tobytes())

@@ -1,9 +1,9 @@
 """The model that the storm trains: a few integers, so that a sum is exact in any order. Pure
 functions.
 
-A step adds the contribution of each of its samples. Which samples a step uses depends on the step
-alone, and a sample's contribution on the seed and the sample alone. So any number of ranks takes
-the same steps.
+A step adds the contribution of each of its samples. The samples of a step depend on the step alone,
+and a sample's contribution on the seed and the sample alone. So any number of ranks takes the same
+steps.
 """
 
 import hashlib

@@ -1,6 +1,4 @@
-"""What the test's operator wants from the job: a value, and the changes that events make to it.
-Pure functions.
-"""
+"""What the test's operator wants from the job, and how events change it. Pure functions."""
 
 from dataclasses import dataclass, field, replace
 
@@ -46,12 +44,12 @@ class Wish:
         return self._next(peers={**self.peers, slot: peer})
 
     def with_dead(self, slot: int, attempt: int, incarnation: int) -> "Wish":
-        """A container has ended, and its kubelet reports it."""
+        """Note that a container has ended, as its kubelet reports it."""
         dead = levels.DeadAgent(slot=slot, attempt=attempt, incarnation=incarnation)
         return self._next(dead={**self.dead, slot: dead})
 
     def with_gone(self, slot: int, attempt: int) -> "Wish":
-        """This attempt is declared gone, whether it still runs or not."""
+        """Declare this attempt gone, whether it still runs or not."""
         gone = levels.SlotAttempt(slot=slot, attempt=attempt)
         return self._next(gone={**self.gone, slot: gone})
 

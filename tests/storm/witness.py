@@ -1,7 +1,7 @@
-"""Judges a storm by what it left behind. Pure functions that use none of the product's code.
+"""Judges a storm by what it left behind. Pure functions that use none of Everstep's code.
 
 Each check yields its objections as text; a correct run has none. The reference is an undisturbed
-run: for the toy model it is computed here from the seed, for torch it is a separate run.
+run. For the toy model it is computed here from the seed; for torch it is a separate run.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What an undisturbed run does and holds."""
+    """The steps and the state of an undisturbed run."""
 
     digests: tuple[str, ...]
     """Digests of the state after 0, 1, … steps."""
@@ -38,7 +38,7 @@ class Reference:
 
 
 def judge(evidence: Evidence, reference: Reference) -> list[str]:
-    """All objections; at most `SHOWN` from each of `checks`."""
+    """Return the objections, at most `SHOWN` from each of `checks`."""
     found = list(check_writers(evidence.entries))
     if [e["step"] for e in evidence.entries if e["kind"] == "done"] != [reference.until]:
         found.append(f"the log does not end with the end of the run at step {reference.until}")
@@ -57,7 +57,7 @@ def judge(evidence: Evidence, reference: Reference) -> list[str]:
 
 
 def compute(seed: int, until: int) -> Reference:
-    """The reference of the toy model, computed from the seed."""
+    """Compute the reference of the toy model from the seed."""
     states = list_states(seed, until)
     return Reference(
         digests=tuple(toy.digest_of(v) for v in states),
@@ -67,8 +67,8 @@ def compute(seed: int, until: int) -> Reference:
 
 
 def take(evidence: Evidence) -> Reference:
-    """The reference from an undisturbed run, which has a single epoch. Raises AssertionError if the
-    run was disturbed.
+    """Read the reference from an undisturbed run, which has a single epoch. Raises AssertionError if
+    the run was disturbed.
     """
     assert {life.epoch for life in evidence.lives} == {1}, "the reference was disturbed"
     first = evidence.lives[0]
@@ -86,7 +86,7 @@ def take(evidence: Evidence) -> Reference:
 
 
 def list_states(seed: int, until: int) -> list[list[int]]:
-    """What the toy model holds after 0, 1, … `until` steps of an undisturbed run."""
+    """Return the toy model's state after 0, 1, … `until` steps of an undisturbed run."""
     states = [[0] * toy.LENGTH]
     for step in range(1, until + 1):
         summed = toy.contribution(seed, toy.samples_of(step))
@@ -124,8 +124,8 @@ def _resumes_at(claim: Mapping[str, Any]) -> int:
 
 
 def _continues(chain: Sequence[Mapping[str, Any]], before: Mapping[str, Any]) -> bool:
-    """Whether the chain begins with the former claim's chain. Links that end where the link before
-    them ends are ignored.
+    """Return whether the chain begins with the former claim's chain. Links that end where the link
+    before them ends are ignored.
     """
     former = _cuts(before["chain"])
     return _cuts(chain)[: len(former)] == former
@@ -153,8 +153,8 @@ def list_lineage(entries: Sequence[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def check_lives(lives: Sequence[Life], digests: Sequence[str]) -> Iterator[str]:
-    """Each life began with the reference's state, took each following step once, and reached the
-    reference's state with each. In an epoch, only one life took steps as a rank.
+    """Each life began with the reference's state, took each following step once, and had the
+    reference's state after each. In an epoch, only one life took steps as a given rank.
     """
     for life in lives:
         if life.digest != digests[life.start]:
@@ -219,7 +219,7 @@ def check_lost(lives: Sequence[Life], strikes: Sequence[Strike]) -> Iterator[str
 
 
 def struck(lives: Sequence[Life], strike: Strike) -> list[Life]:
-    """The pod's newest life at the moment of the strike; empty if none had begun."""
+    """Return the pod's newest life at the moment of the strike; empty if none had begun."""
     of_pod = [x for x in lives if (x.slot, x.attempt) == (strike.slot, strike.attempt)]
     before = [x for x in of_pod if x.born <= strike.at]
     return [max(before, key=lambda x: x.born)] if before else []

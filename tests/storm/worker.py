@@ -1,4 +1,4 @@
-"""A worker of the storm: it speaks the stub's wire, trains the toy model, and writes a record for
+"""A worker of the storm: it uses the stub's protocol, trains the toy model, and writes a record for
 the witness.
 """
 
@@ -18,7 +18,7 @@ from storm.record import Record
 
 SEED = int(os.environ["STORM_SEED"])
 END = Path(os.environ["STORM_END"])
-"""The file that holds the run's last step, once the storm is over. That step is far enough ahead
+"""The file that contains the run's last step once the storm is over. That step is far enough ahead
 for every rank to read the file in time.
 """
 
@@ -81,8 +81,8 @@ class Recorder(stub_worker.Worker):
             self.boundary(number)
 
     def boundary(self, number: int) -> wire.BoundaryReply:
-        """A rank that waits for the agents to agree is marked as waiting, so that it does not count
-        as hung.
+        """Mark a rank that waits for the agents' agreement as waiting, so that it does not count as
+        hung.
         """
         self.at(position.Phase.APPLIED, waiting=True)
         reply = super().boundary(number)
@@ -90,7 +90,7 @@ class Recorder(stub_worker.Worker):
         return reply
 
     def reduce(self, number: int, mine: list[int]) -> list[int]:
-        """The sum over all ranks. Raises Broken if the epoch ends meanwhile."""
+        """Return the sum over all ranks. Raises Broken if the epoch ends meanwhile."""
         epoch, world = self.start.epoch, self.start.world
         value = base64.b64encode(json.dumps(mine).encode()).decode()
         keys = tuple(f"{number}/{r}" for r in range(world))
