@@ -1,4 +1,4 @@
-"""One lab for this folder. The tests of a file share a job where its outcome allows."""
+"""One lab for this folder. The tests of a file share a job where possible."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

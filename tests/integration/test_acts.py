@@ -1,4 +1,4 @@
-"""Both acts of the demo on a small job, then its end: one job, in the order of the tests here."""
+"""Both acts of the demo on a small job, then its end. The tests share one job and run in order."""
 
 import pytest
 
@@ -19,7 +19,7 @@ async def trial(lab: Lab, board: Board) -> Trial:
 
 
 async def start_once(lab: Lab, board: Board, job: dict) -> Trial:
-    """This file's job; the first test that asks for it creates it."""
+    """Return this file's job. The first test that needs it creates it."""
     name = job["metadata"]["name"]
     watch = RunWatch(URI, f"{NAMESPACE}/{name}", lab.store_environment)
     if not await board.exists(name):
@@ -28,7 +28,7 @@ async def start_once(lab: Lab, board: Board, job: dict) -> Trial:
 
 
 async def hurt(lab: Lab, trial: Trial, slot: int, xid: int) -> Pod:
-    """Break the GPU that the slot's pod holds; returns that pod."""
+    """Break the GPU that the slot's pod holds; return that pod."""
     pod = await trial.board.current_pod(trial.name, slot)
     assert pod is not None
     faults.break_gpu(lab, pod, xid, NAMESPACE)
@@ -71,8 +71,10 @@ async def test_a_gpu_that_fell_off_the_bus_costs_no_step(lab: Lab, trial: Trial)
     assert await trial.steps_lost() == 0
     assert pod.node not in await trial.nodes()
     status = (await trial.job())["status"]
-    assert status["restarts"]["total"] == restarts + 1, "the death and the move are one fault"
-    # Beside other tests a slow rank may be taken for a hung one meanwhile: that is an incident of its own.
+    assert status["restarts"]["total"] == restarts + 1, (
+        "the death and the move must count as one fault"
+    )
+    # On a busy machine a slow rank may be taken for a hung one. That is a separate incident.
     cut_out = ("NoProgress", "GroupStuck")
     new = [i for i in status["incidents"] if i["id"] not in before and i["cause"] not in cut_out]
     assert {i.get("quarantine") for i in new} == {quarantine["spec"]["incident"]}, new
@@ -81,7 +83,7 @@ async def test_a_gpu_that_fell_off_the_bus_costs_no_step(lab: Lab, trial: Trial)
     assert new[0]["rung"] == "regroup", new
     await trial.watch.refresh()
     ids = {new[0]["id"], new[0].get("jobId")}
-    assert ids & trial.watch.incidents, "the run log has the same id"
+    assert ids & trial.watch.incidents, "the run log has another incident id"
 
 
 async def test_the_job_finishes_and_its_ledger_has_no_gap(lab: Lab, trial: Trial) -> None:

@@ -1,4 +1,4 @@
-"""The most common mistakes lead to a condition that names the fix, without endless restarts."""
+"""After the most common mistakes a condition names the fix, and nothing restarts endlessly."""
 
 import asyncio
 
@@ -40,9 +40,9 @@ async def test_a_wrong_resource_is_refused_with_the_field_and_the_fix(board: Boa
 
 
 async def fails(lab: Lab, board: Board, job: dict, *, limit: float = 60.0) -> tuple[str, str]:
-    """The reason and message of the job's Failed condition.
+    """Return the reason and message of the job's Failed condition.
 
-    Also checks that no container is restarted without end, and deletes the job.
+    Also check that no container restarts endlessly, and delete the job.
     """
     name = job["metadata"]["name"]
     await board.create(job)
@@ -53,7 +53,7 @@ async def fails(lab: Lab, board: Board, job: dict, *, limit: float = 60.0) -> tu
         restarts = await trial.restarted_containers()
         pods = {p.name for p in await board.pods(name)}
         await asyncio.sleep(2.0)
-        assert {p.name for p in await board.pods(name)} <= pods, "a restart loop"
+        assert {p.name for p in await board.pods(name)} <= pods, "the failed job creates more pods"
         assert restarts <= 3
         return failed["reason"], failed["message"]
     finally:

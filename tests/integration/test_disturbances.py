@@ -62,7 +62,7 @@ async def test_the_operator_may_die_in_the_middle_of_a_recovery(lab: Lab, trial:
 
 
 async def until_counted(trial: Trial) -> None:
-    """Each interruption so far is over, and in the totals once."""
+    """Wait until each interruption so far is over, and check that the totals count it once."""
 
     async def counted() -> bool:
         entries = (await trial.job())["status"]["incidents"]
@@ -143,7 +143,7 @@ async def test_a_killed_node_costs_no_step(lab: Lab, trial: Trial) -> None:
     assert [(i["cause"], i["slot"], i["stepsLost"]) for i in new] == [("NodeLost", 1, 0)], new
     await trial.watch.refresh()
     assert set(trial.watch.incidents) > claimed, (
-        "the job claims before the operator knows of the loss"
+        "the job must claim an epoch before the operator knows of the loss"
     )
     back = await trial.board.current_pod(NAME, 1)
     assert back is not None

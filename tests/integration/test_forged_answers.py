@@ -1,4 +1,4 @@
-"""Somebody without the job's token takes a dead pod's address and answers operator and agents."""
+"""Somebody without the job's token takes a dead pod's address and answers the operator and agents."""
 
 import asyncio
 import json
@@ -18,8 +18,8 @@ NAME = "impersonated"
 
 
 def build_lie() -> bytes:
-    """A document that lies in whatever format it is read: the run is done, has failed, is fenced,
-    all have left; it coordinates; the job is over.
+    """Build a document that lies in every format: the run is done, failed and fenced, all have left, the
+    sender coordinates, and the job is over.
     """
     seen = levels.Seen(
         epoch=1000,
@@ -78,7 +78,7 @@ async def test_a_stranger_at_a_dead_pods_address_can_neither_end_the_job_nor_lea
 
 
 async def until_bound(stranger: Stranger, address: str) -> None:
-    """Start the stranger at the address, as soon as the dead agent no longer occupies it."""
+    """Start the stranger at the address as soon as the dead agent no longer occupies it."""
     async with asyncio.timeout(30):
         while True:
             try:

@@ -1,4 +1,4 @@
-"""examples/llama in the lab, with fewer steps than its manifest has: a rank of its two units is killed."""
+"""examples/llama in the lab, with fewer steps than in its manifest. A rank of one of its two units is killed."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Every command of the plugin's README, exactly as written, in a sensible order."""
+"""Every command in the plugin's README, exactly as written, in a sensible order."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ STEP = 400
 
 
 def commands(*starts: str) -> list[str]:
-    """The README's kubectl commands that start with one of `starts`."""
+    """Return the README's kubectl commands that start with one of `starts`."""
     lines = [line.strip() for line in re.findall(r"^    (kubectl .*)$", README, re.M)]
     return [line for line in lines if line.startswith(starts)]
 

@@ -1,5 +1,5 @@
-"""`kubectl scale` up and down in a run: several pods join at once and leave at once, and the workers of
-the others go on.
+"""`kubectl scale` up and down during a run: several pods join at once and leave at once, and the other
+workers continue.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ async def until_size(trial: Trial, size: int) -> None:
 
 
 def list_workers(lab: Lab, pod: str) -> list[str]:
-    """What its agent says about each worker that began to train there."""
+    """Return the agent's log line for each worker that began to train in the pod."""
     said = lab.kubectl("-n", NAMESPACE, "logs", pod)
     return [line for line in said.splitlines() if "event=worker_runs" in line]
 
@@ -46,10 +46,10 @@ async def test_a_job_grows_and_shrinks_by_two_pods_and_nobody_restarts(
             await until_size(trial, size)
         assert await trial.steps_lost() == 0
         status = (await trial.job())["status"]
-        assert status["restarts"]["total"] == 0, f"a wish is no interruption: {status}"
+        assert status["restarts"]["total"] == 0, f"a change of size is no interruption: {status}"
         for slot in (0, 1):
             pod = await board.current_pod(NAME, slot)
             assert pod is not None
-            assert len(list_workers(lab, pod.name)) == 1, "its first worker still trains"
+            assert len(list_workers(lab, pod.name)) == 1, "a worker restarted"
     finally:
         await board.delete(NAME)

@@ -1,6 +1,6 @@
 """Two slots run on one node, and one of its GPUs falls off the bus.
 
-At the same time, one pod has lost its state and the other one must save and leave.
+So at the same time, one pod has lost its state, and the other must save and leave.
 """
 
 import pytest
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
 
 def build_crowded_job(name: str, node: str) -> dict:
-    """A job whose pods prefer that node but may run elsewhere."""
+    """Build a job whose pods prefer that node but may run elsewhere."""
     job = build_job(name, env={"TINY_STEPS": "100000"})
     here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
     near = {"weight": 100, "preference": {"matchExpressions": [here]}}

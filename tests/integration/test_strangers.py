@@ -1,8 +1,8 @@
-"""What a stranger tries with its own rights on the real API server, and that it achieves nothing.
+"""Strangers achieve nothing with their own rights on the real API server.
 
-The tenant may do what the ClusterRole `edit` allows in its own namespace; the neighbour may do the
-same in the namespace of the job. Somebody who has stolen the operator's token may do what RBAC and
-the policies allow.
+A tenant may do what the ClusterRole `edit` allows in its own namespace. A neighbor may do the same
+in the job's namespace. Somebody who has stolen the operator's token may do what RBAC and the
+policies allow.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class Scene:
         self.board = Board(admin)
 
     async def acting(self, namespace: str, account: str) -> Api:
-        """A client with a fresh token of that ServiceAccount."""
+        """Return a client with a fresh token of that ServiceAccount."""
         path = f"{CORE}/{namespace}/serviceaccounts/{account}/token"
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = (await self.admin.create(path, body))["status"]["token"]
@@ -84,7 +84,7 @@ class Scene:
         return await self._stack.enter_async_context(Api(url, token=token, ca=ca))
 
     async def create_pod(self, api: Api, body: Object) -> str:
-        """Create the pod, to be deleted at the end, and return its path."""
+        """Create the pod, which is deleted at the end; return its path."""
         path = f"{CORE}/{body['metadata']['namespace']}/pods"
         await until(f"{path} takes a pod", lambda: _created(api, path, body))
         mine = f"{path}/{body['metadata']['name']}"
@@ -163,7 +163,7 @@ async def victim(scene: Scene) -> AsyncIterator[Trial]:
 
 
 async def lives(trial: Trial) -> list[tuple[int, str]]:
-    """The attempt and the pod UID of each slot, from the job's status."""
+    """Return the attempt and the pod UID of each slot from the job's status."""
     slots = (await trial.job())["status"]["slots"]
     return [(slot["attempt"], slot["podUid"]) for slot in slots]
 
@@ -196,7 +196,7 @@ def a_pod(namespace: str, name: str, script: str, **env: str) -> Object:
 
 
 def a_forgery(pod: Object, namespace: str, attempt: int) -> Object:
-    """A pod with all that can be copied from the job's pod: labels, owner, annotations, proof.
+    """A pod with everything that can be copied from the job's pod: labels, owner, annotations, proof.
 
     It reports that the job is done.
     """
@@ -242,13 +242,15 @@ async def test_a_forged_attempt_beside_the_job_is_not_adopted_not_even_after_a_l
 
     await victim.until("status to be rebuilt", rebuilt)
     await until_further(victim)
-    assert await lives(victim) == before, "attempts are read from genuine pods alone"
+    assert await lives(victim) == before, "the operator must read attempts from genuine pods only"
     assert not is_true(await victim.job(), "Complete")
-    assert await scene.find(forged) is not None, "it is not the operator's to delete"
+    assert await scene.find(forged) is not None, (
+        "the operator must not delete a pod that is not the job's"
+    )
 
 
 def a_page(node: Object, xid: int) -> str:
-    """The page of a dcgm-exporter that sees this node's GPUs, the first one with this XID."""
+    """The page of a dcgm-exporter with this node's GPUs. The first GPU has this XID."""
     lines = []
     for gpu in node["gpus"]:
         labels = f'gpu="{gpu["index"]}",UUID="{gpu["uuid"]}",Hostname="x"'
@@ -257,7 +259,7 @@ def a_page(node: Object, xid: int) -> str:
 
 
 def an_exporter(node: str, shown: Object, xid: int) -> Object:
-    """A tenant's pod with the labels of an exporter, which names the node that it runs on."""
+    """A tenant's pod with the labels of an exporter and the name of the node that it runs on."""
     body = a_pod("tenant", f"exporter-{node}", SERVE, PAGE=a_page(shown, xid))
     body["metadata"]["labels"] = {
         "app.kubernetes.io/name": "dcgm-exporter", "app": "nvidia-dcgm-exporter",
@@ -274,9 +276,9 @@ async def listens(scene: Scene, path: str) -> bool:
 
 
 async def test_a_tenants_exporter_convicts_no_node_and_hides_no_fault(scene: Scene) -> None:
-    """It accuses one node, and shows as healthy another node whose GPU really fails.
+    """The exporter accuses one node, and shows another node as healthy whose GPU really fails.
 
-    The verdict on the second node shows that the operator has looked at both.
+    The verdict on the second node proves that the operator has looked at both.
     """
     stranger = await scene.acting("tenant", "stranger")
     shown = (await asyncio.to_thread(scene.lab.status))["nodes"]
@@ -304,12 +306,12 @@ async def test_a_tenants_exporter_convicts_no_node_and_hides_no_fault(scene: Sce
 
 
 async def list_exporters(scene: Scene) -> None:
-    """Restart the operator: a new one lists the exporters at once, a running one once a minute."""
+    """Restart the operator. It lists the exporters at its start, and then only once a minute."""
     await asyncio.to_thread(scene.lab.operator_restart)
 
 
 async def release(scene: Scene, node: str) -> None:
-    """Heal the node, delete the quarantines (which answers the evidence), and wait for release."""
+    """Heal the node, delete the quarantines (which answers the evidence), and wait for the release."""
     await asyncio.to_thread(scene.lab.heal, node)
     for quarantine in await scene.board.quarantines():
         await scene.board.release(quarantine["metadata"]["name"])
@@ -323,7 +325,7 @@ async def release(scene: Scene, node: str) -> None:
 async def test_a_second_exporter_makes_its_node_unknown_with_an_event_and_nothing_else(
     scene: Scene,
 ) -> None:
-    """Somebody who may create DaemonSets in a trusted namespace has created it."""
+    """Somebody who may create DaemonSets in a trusted namespace has created the exporter."""
     shown = (await asyncio.to_thread(scene.lab.status))["nodes"]
     node = sorted(shown)[-1]
     labels = {"app": "nvidia-dcgm-exporter", "second": "yes"}

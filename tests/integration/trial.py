@@ -1,4 +1,4 @@
-"""The names that this folder's tests use, all from `everstep_demo.trial`."""
+"""The names from `everstep_demo.trial` that this folder's tests use."""
 
 from everstep_demo.trial import NAMESPACE, URI, Trial, build_job
 
