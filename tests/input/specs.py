@@ -1,4 +1,4 @@
-"""Specs that a user might send: a valid one with fields replaced by values the schema suggests."""
+"""Specs that a user might send: a valid one in which fields have other values, taken from the schema."""
 
 import copy
 import math
@@ -40,7 +40,7 @@ FIELDS = tuple(fields(crd.build_schema(model.JobSpec)))
 
 
 def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Values of the field's type, values around its bounds, and values of other types."""
+    """Return values of the field's type, values around its bounds, and values of other types."""
     kinds = {"integer": _numbers, "number": _numbers, "string": _strings, "array": _lists}
     own = kinds.get(schema.get("type", ""))
     closed = schema.get("type") == "object" and "properties" in schema
@@ -73,7 +73,7 @@ def _lists(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
 
 @st.composite
 def specs(draw: st.DrawFn) -> tuple[dict[str, Any], list[Path]]:
-    """A spec, and the paths of the fields that were replaced in it."""
+    """A spec, and the paths of its replaced fields."""
     spec: dict[str, Any] = a_spec()
     chosen = draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3))
     for path, schema in chosen:
@@ -82,7 +82,7 @@ def specs(draw: st.DrawFn) -> tuple[dict[str, Any], list[Path]]:
 
 
 def replaced(document: Any, path: Path, value: Any) -> Any:
-    """Return a copy with `value` at `path`. What is missing on the way is created."""
+    """Return a copy with `value` at `path`. Missing objects on the path are created."""
     if not path:
         return copy.deepcopy(value)
     key, rest = path[0], path[1:]

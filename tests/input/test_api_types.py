@@ -1,5 +1,5 @@
-"""The training API refuses values of a wrong type or range. The error names the call, the argument,
-the value and the fix.
+"""The training API refuses values of a wrong type or out of range. The error names the call, the
+argument, the value and the fix.
 """
 
 from collections.abc import Callable, Iterator

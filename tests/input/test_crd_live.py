@@ -114,8 +114,8 @@ async def test_a_name_that_would_not_fit_a_pods_is_refused(port: Kube) -> None:
 
 
 async def test_one_slot_of_many_is_written_in_a_few_hundred_bytes(port: Kube) -> None:
-    """A JSON patch as the operator writes it: the API server applies it by index, and refuses it
-    for any version but the newest.
+    """The API server applies the operator's JSON patch by index, and refuses it for any version but
+    the newest.
     """
     made = await port.create(kube.JOBS, a_document({"suspend": True}, "large"), "default")
     try:

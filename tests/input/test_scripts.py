@@ -1,4 +1,4 @@
-"""What users see on the terminal when a script has a mistake: the cause and fix, once, no retry.
+"""If a script has a mistake, the terminal shows cause and fix once, and nothing is retried.
 
 Each script in `scripts/` is correct except for the mistake that its name says.
 """
@@ -72,7 +72,7 @@ async def test_a_mistake_ends_the_run_with_its_cause_and_the_fix(folder: Path, n
     found, shown = await train(folder, f"{name}.py")
     assert found == status
     assert re.search(words, shown, re.M), shown
-    # After a first step, a sample may have been damaged on the way: the step is tried three times.
+    # After a first step, a sample may have been damaged in transit, so the step is tried three times.
     tries = 3 if name == "raises_on_one_sample" else 1
     assert len(re.findall(r"Traceback", shown)) <= tries
     lost = len(re.findall(r"s  lost: ", shown))
@@ -80,7 +80,7 @@ async def test_a_mistake_ends_the_run_with_its_cause_and_the_fix(folder: Path, n
 
 
 async def test_a_model_of_another_shape_names_the_tensor_and_spoils_nothing(folder: Path) -> None:
-    """A run is started with one shape, tried with another, then continued with the first."""
+    """A run starts with one shape, is tried with another, and continues with the first."""
     status, shown = await train(folder, "base.py", "4")
     assert status == 0, shown
     status, shown = await train(folder, "base.py", "8")

@@ -1,4 +1,4 @@
-"""A template that the schema accepts becomes a pod or a condition: it never breaks a pass."""
+"""A template that the schema accepts leads to a pod or a condition, and never breaks a pass."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ OF_TEMPLATES = [(path, schema) for path, schema in specs.FIELDS if "template" in
 
 
 def observed(template: Any) -> Observed:
-    """Of a job whose units take several pods, with spares: its pods get most additions."""
+    """A job with units of several pods and with spares, whose pods get the most additions."""
     spec = a_spec(parallelism={"shard": 3})
     spec["workers"] = {**spec["workers"], "spares": 3, "template": template}
     metadata = {"namespace": "team", "name": "lm", "uid": UID, "generation": 1}

@@ -1,4 +1,4 @@
-"""The model accepts a spec exactly if the API server does, and both read the same values from it.
+"""The model accepts a spec if and only if the API server does, and both read the same values from it.
 
 EVERSTEP_INPUT_SEED sets the seed, which is printed. EVERSTEP_INPUT_CASES sets the number of specs
 in the long run.
@@ -23,7 +23,7 @@ LONG = int(os.environ.get("EVERSTEP_INPUT_CASES") or 12_000)
 
 
 def parse(spec: object) -> tuple[model.JobSpec | None, str]:
-    """Return what the model reads, or why it refuses the spec."""
+    """Return what the model reads, or why it refuses to read the spec."""
     try:
         return model.parse_spec(spec), ""
     except model.SpecError as error:
@@ -73,7 +73,7 @@ def test_the_model_takes_what_the_api_server_takes_and_nothing_else(api_server: 
 def test_an_unknown_field_is_refused_where_it_is_written_and_ignored_where_it_is_read(
     api_server: ApiServer,
 ) -> None:
-    """An operator that was rolled back finds fields of the newer version."""
+    """An operator that was rolled back must accept fields of the newer version."""
     spec = {**a_spec(), "recovery": {"gangSecond": 5}}
     status, answer = api_server.ask(a_document(spec))
     assert status == 400

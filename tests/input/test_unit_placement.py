@@ -1,4 +1,4 @@
-"""A real scheduler places the pods that the operator makes: a unit stays together, spares keep away."""
+"""A real scheduler places the operator's pods: a unit stays together, and spares go to another rack."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.lab
 NODES, PODS = "/api/v1/nodes", "/api/v1/namespaces/default/pods"
 ROOM = {"cpu": "2", "memory": "64Gi", "pods": "110"}
 UNREADY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-"""Nobody renews the leases of these nodes."""
+"""The taints that the nodes get because nobody renews their leases."""
 
 
 @dataclass(slots=True)
 class Racks:
-    """Nodes without a kubelet: pods are placed on them, and never start."""
+    """Nodes without a kubelet, on which pods are placed but never start."""
 
     server: ApiServer
     lab: Lab
@@ -133,7 +133,7 @@ def test_a_unit_is_placed_on_one_rack_and_stays_there_when_one_of_its_pods_moves
 
     racks.delete_pod("whole-1-1")
     racks.place(job, {1: 2})
-    assert racks.rack(1) not in (racks.rack(0), racks.rack(2)), "its rack has no other node"
+    assert racks.rack(1) not in (racks.rack(0), racks.rack(2)), "its own rack has no other node"
 
     racks.delete_pod("whole-1-2")
     racks.add("new", racks.rack(0))

@@ -1,5 +1,5 @@
-"""What the person on call reads: log lines with the incident's id, each logged once, and metrics as
-the page lists them.
+"""What the engineer on call reads: log lines with the incident's id, each logged once, and metrics as
+the documentation lists them.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ QUIET = {
 
 @pytest.mark.parametrize("case", QUIET)
 def test_nothing_is_written_or_said_while_nothing_changes(case: str) -> None:
-    """The first two passes count and report what has happened; later ones are quiet."""
+    """The first two passes count and report what has happened. Later ones are quiet."""
     observed, status = QUIET[case], JobStatus()
     for number in range(8):
         planned = plan.plan(observed, NOW + number)

@@ -1,4 +1,4 @@
-"""A small correct training script. The other scripts contain the mistake that their names say."""
+"""A small correct training script. Each other script has the mistake that its name says."""
 
 import sys
 
