@@ -1,4 +1,4 @@
-"""One lab with one node and without an operator of its own, and one `helm`, for this folder."""
+"""One lab with one node and without an operator, and one `helm`, for this folder."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -48,7 +48,7 @@ async def admin(lab: Lab) -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def acting(installed: Lab, admin: Api) -> AsyncIterator[As]:
-    """A function that returns a client with a fresh token of a namespace's ServiceAccount."""
+    """Return a function that creates a client with a fresh token of a namespace's ServiceAccount."""
     async with AsyncExitStack() as stack:
 
         async def act(namespace: str, account: str) -> Api:

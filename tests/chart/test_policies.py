@@ -1,4 +1,4 @@
-"""Forbidden actions of the operator and of authors of jobs, tried with their own tokens."""
+"""Actions that the policies forbid to the operator and to authors of jobs, tried with their own tokens."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ MARK = {"everstep.dev/cordoned-by": "{}"}
 
 @pytest.fixture
 async def nodes(acting: As, admin: Api) -> Api:
-    """A client as everstep-nodes; the node has a taint and an annotation of others."""
+    """A client as everstep-nodes. The node has a taint and an annotation of others."""
     await admin.patch(
         NODE,
         {
@@ -38,7 +38,7 @@ async def nodes(acting: As, admin: Api) -> Api:
 
 
 async def until_in_force(api: Api, refused: Object) -> None:
-    """Wait until the policy is in force, which is a moment after its creation."""
+    """Wait until the policy is in force, a moment after its creation."""
     for _ in range(150):
         if await refusal(api, refused):
             return
@@ -47,7 +47,7 @@ async def until_in_force(api: Api, refused: Object) -> None:
 
 
 async def refusal(api: Api, body: Any, path: str = NODE) -> str:
-    """Why the API server refuses the patch, in a dry run; empty if it accepts the patch."""
+    """Return why the API server refuses the patch, in a dry run; empty if it accepts the patch."""
     try:
         await api.patch(path, body, dryRun="All")
     except ApiError as error:
@@ -75,8 +75,8 @@ async def test_a_node_is_marked_and_released_with_the_rights_of_the_chart(
 
 
 async def until_released(nodes: Api, admin: Api) -> None:
-    """Release the node as the operator does: with the version that was read, and keeping the taints
-    of others, including the one that controller-manager adds for a cordon.
+    """Release the node as the operator does: for the version that it has read, and with the taints of
+    others kept, including the one that the controller manager adds for a cordon.
     """
     for _ in range(20):
         node = await admin.get(NODE)
@@ -142,7 +142,7 @@ async def _apply(lab: Lab, document: Object) -> None:
 async def test_a_node_full_of_marks_of_others_is_not_too_much_for_the_policy(
     nodes: Api, admin: Api
 ) -> None:
-    """At the limits of a policy's cost: 200 KB of annotations, 100 labels, 50 taints."""
+    """200 KB of annotations, 100 labels and 50 taints reach the limits of a policy's cost."""
     many = {f"team/note-{n}": "x" * 1000 for n in range(200)}
     labels = {f"team/label-{n}": "x" for n in range(100)}
     taints = [{**THEIR_TAINT, "key": f"team/taint-{n}"} for n in range(50)]
@@ -258,7 +258,7 @@ def a_job(name: str) -> Object:
 
 @pytest.fixture
 async def authors(installed: Lab, acting: As, admin: Api) -> tuple[Api, Api]:
-    """A client that may write jobs but not create pods, and one that may do both through `edit`."""
+    """One client may write jobs but not create pods. The other may do both through `edit`."""
     await asyncio.to_thread(apply, installed, AUTHORS)
     without, with_pods = await acting("team", "without-pods"), await acting("team", "with-pods")
     for _ in range(150):
@@ -307,7 +307,7 @@ async def test_a_queue_that_suspends_and_a_collector_that_tidies_need_no_pods(
 async def test_a_job_deleted_in_the_foreground_goes(
     authors: tuple[Api, Api], installed: Lab, admin: Api
 ) -> None:
-    """The garbage collector removes a finalizer with a patch and has no right to create pods."""
+    """The garbage collector patches the finalizer away and has no right to create pods."""
     job = await authors[1].create(JOBS, a_job("going"))
     owner = {
         "apiVersion": job["apiVersion"], "kind": job["kind"], "name": "going",

@@ -1,4 +1,4 @@
-"""The pods and Secrets that the operator may write, tried with its own token."""
+"""Which pods and Secrets the operator may write, tried with its own token."""
 
 import asyncio
 import copy
@@ -32,9 +32,9 @@ def a_secret() -> Object:
 
 @pytest.fixture
 async def operator(installed: Lab, acting: As, admin: Api) -> Api:
-    """A client with the operator's token, once the policy is in force.
+    """A client with the operator's token.
 
-    It also waits for the namespace's ServiceAccount, which a pod needs.
+    Waits for the policy to be in force, and for the namespace's ServiceAccount, which a pod needs.
     """
     await asyncio.to_thread(apply, installed, TEAM)
     api = await acting(chart.NAMESPACE, "everstep-operator")
@@ -50,7 +50,7 @@ async def operator(installed: Lab, acting: As, admin: Api) -> Api:
 
 
 async def refusal(api: Api, kind: str, body: Object, namespace: str = "team") -> str:
-    """Why the API server refuses to create the object, in a dry run; empty if it accepts it."""
+    """Return why the API server refuses the object, in a dry run; empty if it accepts it."""
     body["metadata"]["namespace"] = namespace
     try:
         await api.create(f"{CORE}/{namespace}/{kind}?dryRun=All", body)

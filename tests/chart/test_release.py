@@ -1,7 +1,7 @@
 """Helm installs, upgrades and uninstalls a release on a real API server.
 
-The release's pods do not run here, because the lab's nodes have no such image. The hooks are left
-out for the same reason; the stories of a cluster with kubelets run them.
+The release's pods do not run here, because the lab's nodes lack the image. The hooks are left out
+for the same reason; the stories on a cluster with kubelets run them.
 """
 
 import base64
@@ -30,7 +30,7 @@ JOBS_CRD = "resilienttrainingjobs.everstep.dev"
 
 @pytest.fixture
 def run_helm(installed: Lab, helm: Path) -> Iterator["Helm"]:
-    """Helm, on a lab that has the objects without it; they are put back at the end."""
+    """Helm, on a lab in which the objects were installed without it. They are restored at the end."""
     yield Helm(installed, helm)
     Helm(installed, helm)("uninstall", "everstep", "--no-hooks", "--ignore-not-found")
     installed.kubectl("delete", "secret", "everstep-operator-key", AT_HOME, "--ignore-not-found")
@@ -68,7 +68,7 @@ def test_the_life_of_a_release(run_helm: Helm, installed: Lab) -> None:
     key = key_of(lab)
     assert len(key) == 64
 
-    # A CRD of another version, as an upgrade finds it.
+    # An upgrade finds a CRD of another version.
     lab.kubectl("patch", "crd", JOBS_CRD, "--type=merge", "-p", _other_columns())
     said = run_helm("upgrade", "everstep", folder, "--reuse-values", "--set=observeOnly=false")
     assert "A node with a bad GPU is cordoned" in said
@@ -89,7 +89,7 @@ def test_the_life_of_a_release(run_helm: Helm, installed: Lab) -> None:
     assert key_of(lab) == key
 
     run_helm("install", "everstep", folder)
-    assert key_of(lab) == key, "tokens of running jobs are derived from it"
+    assert key_of(lab) == key, "a new key would make the tokens of running jobs invalid"
     lab.kubectl("delete", "rtj", "stays", "-n", "default")
 
 
@@ -118,7 +118,7 @@ class Ready(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def ready_url() -> Iterator[str]:
-    """The URL of a server that stands in for the operator's Service."""
+    """Yield the URL of a server that stands in for the operator's Service."""
     server = HTTPServer(("127.0.0.1", 0), Ready)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -131,7 +131,7 @@ def ready_url() -> Iterator[str]:
 def test_helms_test_says_what_is_missing(
     installed: Lab, defaults: list[Object], ready_url: str, tmp_path: Path
 ) -> None:
-    """Runs the test pod's own script with its own account; only the pod is missing."""
+    """Runs the test pod's own script with its own account, but not in a pod."""
     for kind in ("ServiceAccount", "Role", "RoleBinding"):
         apply(installed, json.dumps(find(defaults, kind, "everstep-test")))
     token = installed.kubectl("create", "token", "everstep-test", AT_HOME)
@@ -179,7 +179,9 @@ def test_the_rendered_key_is_made_anew_only_where_there_is_none(helm: Path) -> N
         find(read_documents(chart.render(helm, only=["key.yaml"])), "Secret", name)["data"]["key"]
         for name in ["everstep-operator-key"] * 2
     }
-    assert len(keys) == 2, "without a cluster to look into it is drawn: see key.existingSecret"
+    assert len(keys) == 2, (
+        "without a cluster, each rendering must draw a new key (see key.existingSecret)"
+    )
     shown = chart.render(helm, values=["key.existingSecret=mine"])
     documents = read_documents(shown)
     assert [d for d in documents if d["kind"] == "Secret"] == []

@@ -1,4 +1,4 @@
-"""The operator, the API server, Prometheus and Grafana accept what the chart renders."""
+"""The operator, the API server, Prometheus and Grafana must accept what the chart renders."""
 
 import copy
 import json
@@ -104,7 +104,7 @@ def test_an_api_server_accepts_everything(helm: Path, ready_lab: Lab, case: Path
 def test_each_pod_runs_where_restricted_is_enforced(
     helm: Path, ready_lab: Lab, case: Path | None
 ) -> None:
-    """A Deployment or Job itself is not checked against `restricted` at creation; its pods are."""
+    """The API server checks pods against `restricted`, not the Deployment or Job that creates them."""
     pods = []
     for document in render(helm, case):
         if "template" in document.get("spec", {}):
@@ -116,7 +116,9 @@ def test_each_pod_runs_where_restricted_is_enforced(
     out = ready_lab.kubectl(
         "create", "--dry-run=server", "-f", "-", stdin=text, check=False, timeout=120
     )
-    assert len(pods) == (1 if name_of(case) == "jobs-only-values" else 2), "operator, release-all"
+    assert len(pods) == (1 if name_of(case) == "jobs-only-values" else 2), (
+        "a pod of the operator, and one of release-all"
+    )
     assert out.splitlines() == [f"pod/trial-{n} created (server dry run)" for n in range(len(pods))]
 
 
@@ -138,7 +140,7 @@ def test_a_lab_installs_all_rights_and_policies_of_the_chart(defaults: list[Obje
 
 
 def selectors(expression: str) -> set[str]:
-    """The names of the metrics in a PromQL expression; raises an exception if it does not parse."""
+    """Return the names of the metrics in a PromQL expression; raises an exception if it does not parse."""
     found: set[str] = set()
 
     def visit(node: Any) -> None:

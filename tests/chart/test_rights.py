@@ -1,4 +1,4 @@
-"""The chart grants exactly these rights; a new right must be added here too."""
+"""The chart grants exactly these rights. A new right must be added here, too."""
 
 import itertools
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ TEST_AT_HOME = {("coordination.k8s.io", "leases/everstep-operator"): {"get"}}
 
 
 def rights_of(documents: list[Object], account: str) -> dict[str, dict[Right, set[str]]]:
-    """The account's rights by the kind of the binding: for the whole cluster, or within a
+    """Return the account's rights by the kind of the binding: for the whole cluster, or within a
     namespace.
     """
     found: dict[str, dict[Right, set[str]]] = {"ClusterRoleBinding": {}, "RoleBinding": {}}
@@ -61,7 +61,7 @@ def rights_of(documents: list[Object], account: str) -> dict[str, dict[Right, se
 def rights_by_place(
     documents: list[Object], account: str
 ) -> dict[tuple[str, str], dict[Right, set[str]]]:
-    """The account's rights by the binding's kind and namespace (empty: the whole cluster)."""
+    """Return the account's rights by the binding's kind and namespace (empty: the whole cluster)."""
     found: dict[tuple[str, str], dict[Right, set[str]]] = {}
     for binding in documents:
         if account not in [each["name"] for each in binding.get("subjects", ())]:
@@ -80,7 +80,7 @@ def _rights(rules: list[Object]) -> Iterator[tuple[Right, set[str]]]:
 
 
 def _rules(documents: list[Object], binding: Object) -> list[Object]:
-    """The rules of the role that is bound; a Role is looked up in the binding's own namespace."""
+    """Return the rules of the bound role. A Role is looked up in the binding's own namespace."""
     role, namespace = binding["roleRef"], binding["metadata"].get("namespace")
     for document in documents:
         metadata = document["metadata"]

@@ -1,4 +1,4 @@
-"""The chart's values: a wrong one is refused by name; each is described and in the README."""
+"""The chart refuses a wrong value by its name. Each value has a description and is in the README."""
 
 import json
 import subprocess
