@@ -1,7 +1,7 @@
 """One lab for this folder, with stubs as workers. Every test leaves the lab as it found it.
 
 EVERSTEP_LIFECYCLE_LAB=running uses a lab that `everstep-lab up` has started with the same
-EVERSTEP_LAB_NETWORK, images and flags. This saves the lab's start while you write a test.
+EVERSTEP_LAB_NETWORK, images and flags, so that you need not wait for its start while you write a test.
 """
 
 import os

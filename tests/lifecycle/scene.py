@@ -1,4 +1,4 @@
-"""What a test of this folder can do on the lab, and how that is cleaned up."""
+"""What a test in this folder can do on the lab, and how it is cleaned up."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from everstep_lab.api import Api
 from stub_image.given import build_stub_job
 
 LIMIT = 240.0
-"""Seconds for each wait; an idle machine needs only a few."""
+"""The limit of each wait, in seconds. An idle machine needs only a few."""
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 
 
@@ -24,8 +24,8 @@ class Scene:
         self._paths: list[str] = []
 
     async def start(self, name: str, **given: Any) -> Trial:
-        """Start a stub job. `given` is passed to `build_stub_job`; `run` is the run to use, if it
-        is not the job's own.
+        """Start a stub job. `given` is passed to `build_stub_job`. `run` names another run than the
+        job's own.
         """
         run = given.pop("run", None)
         job = build_stub_job(name, **given)
@@ -41,7 +41,7 @@ class Scene:
         return Trial(name, self.board, RunWatch(URI, run, self.lab.store_environment))
 
     async def create(self, path: str, body: Object) -> None:
-        """Create any other object; it is deleted at the end of the test."""
+        """Create any other object. It is deleted at the end of the test."""
         await self.api.create(path, body)
         self._paths.append(f"{path}/{body['metadata']['name']}")
 
@@ -61,7 +61,7 @@ class Scene:
         return await trial.until_condition(kind, limit=LIMIT)
 
     async def told(self, trial: Trial, reason: str) -> str:
-        """Wait until the condition Running has this reason; returns its message."""
+        """Wait until the condition Running has this reason; return its message."""
 
         async def says() -> bool:
             found = condition(await trial.job(), "Running")
@@ -73,7 +73,7 @@ class Scene:
         return str(found["message"])
 
     async def nothing_left(self, name: str) -> None:
-        """Wait until neither the job nor anything that belongs to it is left."""
+        """Wait until nothing is left of the job and its objects."""
 
         async def gone() -> bool:
             pods = await self.board.pods(name)
@@ -96,8 +96,8 @@ class Scene:
         await until("every node free again", self._is_clear)
 
     async def _is_clear(self) -> bool:
-        """Whether every node is free again; releases quarantines and uncordons nodes. A healed node
-        takes a moment to boot: until it has power, the API server still shows its old state.
+        """Release quarantines and uncordon nodes; return whether every node is free again. A healed
+        node takes a moment to boot, during which the API server still shows its old state.
         """
         if any(node["broken"] for node in (await self._nodes()).values()):
             return False
@@ -111,7 +111,7 @@ class Scene:
         return len(ready) == len(nodes) and not await self.board.quarantines()
 
     async def _nodes(self) -> dict[str, dict[str, Any]]:
-        """The lab's nodes; `broken` says whether a fault is being played on a node."""
+        """Return the lab's nodes. `broken` says whether a node has a simulated fault."""
         nodes = (await asyncio.to_thread(self.lab.status))["nodes"]
         return {n: {**d, "broken": is_broken(d)} for n, d in nodes.items()}
 
@@ -150,7 +150,7 @@ async def until(what: str, is_so: Callable[[], Awaitable[object]], limit: float 
 
 @contextlib.asynccontextmanager
 async def nodes_taken(scene: Scene, count: int) -> Any:
-    """Cordon `count` nodes by hand within this context; yields their names."""
+    """In this context, `count` nodes are cordoned by hand; yields their names."""
     names = sorted(await scene.board.nodes())[:count]
     for name in names:
         await scene.cordon(name)

@@ -1,6 +1,4 @@
-"""Jobs that lack nodes or quota, lose a pod to one of higher priority, or have pods deleted by
-others.
-"""
+"""Jobs lack nodes or quota, lose a pod to one of higher priority, or have pods deleted by others."""
 
 import time
 
@@ -40,11 +38,11 @@ async def test_of_two_jobs_with_room_for_one_the_younger_gives_its_pods_back_and
 
 
 async def _is_old(trial: Trial) -> bool:
-    """Whether a job that is created now would be younger: creation times, in whole seconds, decide
+    """Return whether a job created now would be younger. The creation times, in whole seconds, decide
     which of two jobs is older.
     """
     created = to_seconds((await trial.job())["metadata"]["creationTimestamp"])
-    now = time.time()  # noqa: TID251 it stands beside the clock of the API server
+    now = time.time()  # noqa: TID251 compared with the clock of the API server
     return created is not None and now > created + 1
 
 
@@ -112,7 +110,7 @@ async def test_a_cordon_by_hand_is_respected_and_a_drain_saves_first(scene: Scen
     node = await scene.node_of(trial, 1)
     await scene.cordon(node)
     await scene.further(trial)
-    assert await scene.node_of(trial, 1) == node, "a cordon moves nobody"
+    assert await scene.node_of(trial, 1) == node, "a cordon must move no pod"
     scene.lab.kubectl(
         "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force",
         "--timeout=200s", timeout=240,
@@ -120,7 +118,7 @@ async def test_a_cordon_by_hand_is_respected_and_a_drain_saves_first(scene: Scen
     await trial.until_recovered(epoch, limit=LIMIT)
     assert await scene.node_of(trial, 1) != node
     assert await trial.steps_lost() == 0
-    assert await scene.is_cordoned(node), "not ours to lift"
+    assert await scene.is_cordoned(node), "Everstep must not lift a cordon of others"
     await scene.cordon(node, on=False)
 
 
@@ -136,7 +134,7 @@ async def test_a_pod_deleted_by_force_is_replaced_once_though_its_gpu_is_not_fre
     assert not is_true(job, "Failed")
     status = job["status"]
     assert [i["cause"] for i in status["incidents"]] == ["PodDeleted"], await trial.explain()
-    # A node that refuses the pod while the GPU is still in use costs an attempt but no restart.
+    # If the node refuses the pod because the GPU is still in use, that costs an attempt, but no restart.
     assert status["slots"][2].get("cause") in ("PodDeleted", "Rescheduled"), status["slots"]
     assert status["restarts"]["byCause"] == {"PodDeleted": 1}, await trial.explain()
     assert status["restarts"]["total"] == 1

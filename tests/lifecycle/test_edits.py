@@ -1,4 +1,4 @@
-"""Edits of a running job are applied, or refused with the reason."""
+"""Edits of a running job are applied, or refused with a reason."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ async def test_replicas_up_and_down_move_at_a_boundary_and_lose_nothing(scene: S
 
     await trial.until("the pods of slots 1 and 2 have ended", only_slot_0, limit=LIMIT)
     status = (await trial.job())["status"]
-    assert status["restarts"]["total"] == 0, f"a wish is no interruption: {status}"
+    assert status["restarts"]["total"] == 0, f"a change of size is no interruption: {status}"
 
 
 @pytest.mark.parametrize("replicas", [3, 1])
@@ -56,7 +56,7 @@ async def test_replicas_edited_in_the_middle_of_a_recovery(scene: Scene, replica
         counted = (job["status"].get("restarts") or {}).get("total") == 1
         return counted and is_true(job, "Recovering")
 
-    # Wait for the count before the edit: if the slot were given up earlier, there would be no
+    # Wait for the count before the edit. If the edit removed the slot earlier, there would be no
     # interruption to count.
     await trial.until("a recovery that is counted", recovers, limit=LIMIT)
     await scene.board.patch(name, {"spec": {"workers": {"replicas": replicas}}})
@@ -69,13 +69,15 @@ async def test_replicas_edited_in_the_middle_of_a_recovery(scene: Scene, replica
 
     await trial.until(f"pods of {replicas} slots and no more", only_these, limit=LIMIT)
     status = (await trial.job())["status"]
-    assert status["restarts"]["total"] == 1, f"one pod was deleted: {status}"
+    assert status["restarts"]["total"] == 1, (
+        f"one deleted pod must count as one interruption: {status}"
+    )
     assert status["restarts"]["byCause"] == {"PodDeleted": 1}
 
 
 async def test_a_new_interval_counts_for_all_ranks_from_the_next_epoch_on(scene: Scene) -> None:
-    """The edit ends the epoch at a checkpoint. When slot 1's pod is replaced later, its environment
-    has the new interval, while slot 0's still has the old one.
+    """The edit ends the epoch at a checkpoint. After slot 1's pod is replaced, its environment has the
+    new interval, while slot 0's still has the old one.
     """
     trial = await scene.start("interval")
     await scene.stepping(trial)
@@ -119,7 +121,7 @@ async def test_a_shorter_hang_limit_reaches_a_job_that_runs(scene: Scene) -> Non
         return bool(job["status"]["observedGeneration"] == job["metadata"]["generation"])
 
     await trial.until("the edit is acted on", is_observed, limit=LIMIT)
-    assert await scene.attempts("limits") == [1, 1], "no pod is made for it"
+    assert await scene.attempts("limits") == [1, 1], "the edit must create no pod"
 
 
 async def test_a_new_image_is_for_pods_made_from_then_on(scene: Scene) -> None:
@@ -130,7 +132,7 @@ async def test_a_new_image_is_for_pods_made_from_then_on(scene: Scene) -> None:
     template["spec"]["containers"][0]["env"].append({"name": "NEW", "value": "1"})
     await scene.board.patch("image", {"spec": {"workers": {"template": template}}})
     await scene.further(trial)
-    assert await scene.attempts("image") == [1, 1], "nothing is rolled"
+    assert await scene.attempts("image") == [1, 1], "the edit must replace no pod"
     pod = await scene.board.current_pod("image", 0)
     assert pod is not None
     await scene.board.delete_pod(pod.name)
@@ -157,8 +159,8 @@ async def test_what_would_lose_the_runs_past_is_refused_with_the_way_out(scene: 
 async def test_a_manifest_applied_again_and_again_through_a_recovery_changes_nothing(
     scene: Scene, tmp_path: Path
 ) -> None:
-    """Applied as Argo CD or Flux do it: server-side, under a field manager of their own, overriding
-    what others have written.
+    """The manifest is applied as by Argo CD or Flux: server-side, under their own field manager,
+    overriding what others have written.
     """
     manifest = tmp_path / "job.json"
     manifest.write_text(json.dumps(build_stub_job("gitops")))
@@ -182,9 +184,9 @@ async def test_a_manifest_applied_again_and_again_through_a_recovery_changes_not
         await apply()
         applied += 1
     await recovery
-    assert applied > 2, "it was applied while the job recovered"
+    assert applied > 2, "the manifest was not applied during the recovery"
     job = await trial.job()
-    assert job["metadata"]["generation"] == settled, "nobody writes the spec but its owner"
+    assert job["metadata"]["generation"] == settled, "Everstep must not write the spec"
     assert job["status"]["restarts"]["byCause"] == {"PodDeleted": 1}
     assert await scene.attempts("gitops") == [1, 2]
     assert await trial.steps_lost() == 0

@@ -1,4 +1,4 @@
-"""How a job ends: by its deadline, by its TTL, or while a node dies at the last moment."""
+"""A job ends by its deadline, by its TTL, or while a node dies at the last moment."""
 
 import asyncio
 import time
@@ -61,4 +61,4 @@ async def test_a_node_that_dies_between_done_and_the_last_exit_takes_nothing_bac
     job = await trial.job()
     assert is_true(job, "Complete")
     assert not is_true(job, "Failed")
-    assert await scene.attempts("finishing") == [1, 1], "nothing is started after the end"
+    assert await scene.attempts("finishing") == [1, 1], "a pod was created after the end"

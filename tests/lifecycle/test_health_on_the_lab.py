@@ -1,4 +1,4 @@
-"""Faults that come in pairs, recur, or come while the operator is down."""
+"""Faults come in pairs, recur, or come while the operator is down."""
 
 import asyncio
 from pathlib import Path
@@ -77,8 +77,8 @@ async def _is_marked(scene: Scene, node: str) -> bool:
 
 
 async def test_all_quarantines_deleted_at_once_release_all_their_nodes(scene: Scene) -> None:
-    """More quarantines than may vanish unannounced, but each has its watch event, and the CRD has
-    not been created again.
+    """There are more quarantines than may vanish without an event. But each deletion has its watch event,
+    and the CRD was not created again.
     """
     nodes = sorted(await scene.board.nodes())
     assert len(nodes) > Policy().many_lost
@@ -163,11 +163,11 @@ async def test_the_crd_deleted_under_us_releases_no_node(scene: Scene) -> None:
     try:
         scene.lab.kubectl("delete", "crd", "nodequarantines.everstep.dev", timeout=120)
         await asyncio.sleep(8.0)
-        assert await scene.is_cordoned("node-4"), "nothing is released"
+        assert await scene.is_cordoned("node-4"), "deleting the CRD must release no node"
     finally:
         scene.lab.kubectl("apply", "-f", str(CRD))
         scene.lab.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    # If a watched kind is gone, the operator's process ends; in a cluster its kubelet restarts it.
+    # If a watched kind is gone, the operator's process ends. In a cluster the kubelet restarts it.
     if scene.lab.status()["operator"]["pid"] is None:
         await asyncio.to_thread(scene.lab.operator_start)
 

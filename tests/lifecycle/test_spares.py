@@ -1,4 +1,4 @@
-"""A job with a spare on the lab: it loses a node, and another job needs the spare's room."""
+"""A job with a spare on the lab loses a node, or another job needs the spare's room."""
 
 import time
 
@@ -53,7 +53,7 @@ async def _has_spares(trial: Trial, count: int) -> bool:
 
 
 async def _trains(trial: Trial, victim: int) -> bool:
-    """Whether the job is whole without the slot."""
+    """Return whether the job has its full size without the slot."""
     status = (await trial.job()).get("status", {})
     whole = (status.get("world") or {}).get("summary") == "2/2" and status["state"] == "Running"
     attempts = {s["slot"]: s["attempt"] for s in status.get("slots", [])}

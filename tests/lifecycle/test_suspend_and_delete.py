@@ -1,4 +1,4 @@
-"""Suspend, resume and delete, at unfavourable moments."""
+"""Suspend, resume and delete at unfavorable moments."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ async def test_suspend_in_the_middle_of_a_recovery_saves_and_the_job_resumes_fro
     await scene.condition(trial, "Suspended")
     assert await scene.board.pods("middle") == []
     await trial.watch.refresh()
-    assert trial.watch.committed >= before, "saved, though it was being recovered"
+    assert trial.watch.committed >= before, "the job must save although it is recovering"
     await suspend(scene, "middle", on=False)
     await scene.stepping(trial)
     await scene.further(trial, trial.watch.committed)
@@ -54,7 +54,7 @@ async def test_suspend_resume_suspend_within_a_second_ends_suspended(scene: Scen
     await asyncio.sleep(3.0)
     assert await _empty(scene, "undecided")
     restarts = (await trial.job())["status"].get("restarts") or {"total": 0}
-    assert restarts["total"] == 0, f"a suspension is nobody's failure: {restarts}"
+    assert restarts["total"] == 0, f"a suspension is no failure: {restarts}"
 
 
 async def _empty(scene: Scene, name: str) -> bool:
@@ -128,7 +128,7 @@ async def test_of_two_jobs_with_one_run_the_newer_takes_over_and_the_older_names
     status = (await older.job())["status"]
     assert (status.get("restarts") or {}).get("byCause", {}).get("PodFenced", 0) <= 1, status
     await newer.watch.refresh()
-    assert newer.watch.epoch == epoch, "the older one tries no more"
+    assert newer.watch.epoch == epoch, "the older job must stop claiming epochs"
 
 
 @pytest.mark.long
