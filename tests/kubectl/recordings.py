@@ -1,4 +1,4 @@
-"""Recordings of a real cluster (the lab: two GPUs broken under a job of two pods)."""
+"""Recordings from the lab, in which two GPUs break under a job of two pods."""
 
 import copy
 import json

@@ -19,7 +19,7 @@ def test_entries_of_two_slots_with_one_id_are_one_incident() -> None:
         "signal", "verdict", "leave", "cordon", "commit", "left", "deleted", "created", "running",
     ]  # fmt: skip
     created = next(m for m in moved.moments if m.name == "created")
-    assert created.seconds == 1.238, "the last slot's counts for what had to be done"
+    assert created.seconds == 1.238, "the slot that is created last counts"
 
 
 def test_the_quarantine_of_the_incident_brings_verdict_and_evidence() -> None:
@@ -78,12 +78,14 @@ def test_a_death_and_the_move_that_one_quarantine_explains_are_one_and_their_cos
     }  # fmt: skip
     (found,) = incidents.build_incidents(recordings.job(incidents=[died, moved]))
     assert (found.id, found.cause, found.rung) == ("lm-1", "WorkerDied", "regroup")
-    assert found.cost.seconds == 0.7, "the steps went on while the leaving pod was drained"
+    assert found.cost.seconds == 0.7, "the steps continued while the leaving pod was drained"
     assert found.cost.steps_lost == 0
     assert found.cost.source == "measured by the job"
     assert [(m.name, m.seconds) for m in found.moments] == [("verdict", 2.5), ("running", 8)]
     assert [p.name for p in found.phases].count("first_step") == 2
-    assert incidents.choose([found], "inc-1") == [found], "an Event names the move"
+    assert incidents.choose([found], "inc-1") == [found], (
+        "the id of the move, which an Event names, must find it"
+    )
 
 
 def test_a_move_without_which_the_job_had_gone_on_costs_no_time_without_steps() -> None:

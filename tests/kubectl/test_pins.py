@@ -53,4 +53,4 @@ def test_the_list_names_the_pins() -> None:
     catalog = {"run": "r", "done": False, "job": "j", "retired": 0}
     shown = checkpoints.render_catalog(catalog | {"checkpoints": [one | {"pins": ["a", "b"]}]})
     assert "a, b" in shown
-    checkpoints.render_catalog(catalog | {"checkpoints": [one]})  # an older image tells no pins
+    checkpoints.render_catalog(catalog | {"checkpoints": [one]})  # an older image reports no pins

@@ -97,5 +97,5 @@ def test_a_restored_job_is_the_old_one_under_another_name_and_run() -> None:
     new = readerpod.build_restored(job, new="b", run="default/tiny-from-400")
     assert new["metadata"] == {"name": "b", "namespace": "default", "labels": {"team": "a"}}
     assert new["spec"]["checkpoint"]["run"] == "default/tiny-from-400"
-    assert "suspend" not in new["spec"], "the new job starts"
-    assert "run" not in job["spec"]["checkpoint"], "the old one is untouched"
+    assert "suspend" not in new["spec"], "the new job must not be suspended"
+    assert "run" not in job["spec"]["checkpoint"], "the old job must not change"

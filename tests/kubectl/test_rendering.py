@@ -1,4 +1,4 @@
-"""What an engineer reads, rendered from the recordings of a real cluster."""
+"""What an engineer reads, rendered from the recordings."""
 
 from everstep_kubectl import checkpoints, incidents, jobs, nodes, text, timeline
 from kubectl import recordings
@@ -43,7 +43,7 @@ def test_status_says_what_interruptions_cost() -> None:
     assert "  time         step 98.4%, wait 0.9%, data 0.7%" in lines
     row = jobs.render_table([job], NOW, everywhere=False).splitlines()[1]
     assert row.split()[7:10] == ["4", "3", "98.4%"]
-    assert max(map(len, lines[:10])) <= 120, "it fits on one screen"
+    assert max(map(len, lines[:10])) <= 120, "the lines must fit on one screen"
 
 
 def test_steps_lost_of_an_incident_that_is_not_over_are_told_too() -> None:
