@@ -189,7 +189,7 @@ async def test_a_newcomer_gets_the_state_that_the_members_have(
         claims = await finish(gang)
         assert claims[-1] == ("Grow", 3)
         assert {cause for cause, _ in claims[1:-1]} == ({"GrowFailed"} if torn else set())
-        assert not [i for s in gang.history for i in s.incidents], "who joins interrupts nobody"
+        assert not [i for s in gang.history for i in s.incidents], "a join must be no incident"
 
 
 def a_script_that_takes_nothing_once(job: Job, flag: Path) -> None:
