@@ -1,4 +1,4 @@
-"""A real S3 server for the session, and a proxy in front of it for each test."""
+"""A real S3 server for all tests, and a proxy in front of it for each test."""
 
 from collections.abc import AsyncIterator, Iterator
 

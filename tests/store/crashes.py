@@ -1,4 +1,4 @@
-"""A job of real agent processes, one of which is killed at one of its writes to the store."""
+"""A job of real agent processes. One of them is killed at one of its writes to the store."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ from store.proxy import Answer, Forward, Request, S3Proxy, lose_answer
 BEFORE, AFTER, LOST = "before", "after", "lost"
 MOMENTS = (BEFORE, AFTER, LOST)
 """`before`: SIGKILL of the agent and all its processes before the store gets the write. `after`:
-the same once the write is done, before the answer. `lost`: the write is done, and the agent stays
+the same once the write is done, before the answer. `lost`: the write is done, but the agent stays
 alive and gets a 500.
 """
 UNTIL, EVERY, KILLED_AT = 30, 10, 13
@@ -66,7 +66,7 @@ def title_of(slot: int, request: Request) -> str:
     step = _STEP.search(rest.partition("/")[2] if folder == "chunks" else rest)
     if folder == "probe" or step is None:
         return words
-    # A save after a death is of the step in which the death came.
+    # A save after a death has the step in which the death came.
     return f"{words} {'between' if int(step[1]) % EVERY else int(step[1])}"
 
 
@@ -141,7 +141,9 @@ class Play:
                 yield gang
                 await gang.until_all_ended()
             except TimeoutError:
-                raise AssertionError(f"it does not end: {gang.seen}\n{_said(gang)}") from None
+                raise AssertionError(
+                    f"the job did not end in time: {gang.seen}\n{_said(gang)}"
+                ) from None
         self.lost += sum(incident.steps_lost for incident in gang.seen.incidents)
         self.told += f"{gang.seen.incidents}\n{_said(gang)}\n"
 
@@ -171,7 +173,7 @@ async def recover(play: Play) -> None:
     async with play.gang() as gang:
         await gang.until_step(KILLED_AT)
         victim = gang.all[1]
-        while not (workers := victim.workers()):  # noqa: ASYNC110 it may be struck just now
+        while not (workers := victim.workers()):  # noqa: ASYNC110 the victim may just have been struck
             await asyncio.sleep(0.05)
         with contextlib.suppress(ProcessLookupError):
             os.kill(workers[-1], signal.SIGKILL)
@@ -199,8 +201,8 @@ SCENARIOS: dict[str, Scenario] = {
 }  # fmt: skip
 TWO_DEATHS = frozenset({"recover", "takeover"})
 """In these scenarios both the scenario and the case kill a member, maybe at the same moment. Then
-no survivor holds the steps trained since the newest commit, and those steps are lost. In the other
-scenarios at most one member dies, and the survivor holds everything.
+no survivor holds the steps since the newest commit, and these are lost. In the other scenarios at
+most one member dies, and the survivor holds everything.
 """
 
 
@@ -216,7 +218,7 @@ class Result:
 async def play_one(
     s3: objectstore.ObjectStore, folder: Path, scenario: str, point: StorePoint
 ) -> None:
-    """Play a scenario. Raises AssertionError with what is wrong with the run at its end."""
+    """Play a scenario. Raises AssertionError if something is wrong with the run at its end."""
     case = point.case
     async with contextlib.AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(S3Proxy(s3.endpoint).open()) for _ in range(2)]
@@ -231,8 +233,8 @@ async def play_one(
 
 
 def assert_continues_newest(entries: Sequence[log.Entry]) -> None:
-    """Each epoch continues from the newest commit before its claim. How many steps lie between
-    depends on how long a commit took, but no committed step is lost.
+    """Assert that each epoch continues from the newest commit before its claim. The steps since that
+    commit may be lost, but no committed step.
     """
     newest: tuple[int, int] | None = None
     for entry in entries:
@@ -244,8 +246,8 @@ def assert_continues_newest(entries: Sequence[log.Entry]) -> None:
 
 
 async def assert_whole(store: ObjectStore) -> None:
-    """Every step was taken once, and each object in the store belongs to the run, is retired, or
-    would be collected as garbage.
+    """Assert that every step was taken once, and that each object in the store belongs to the run, is
+    retired, or will be garbage-collected.
     """
     found = await verify.verify_run(store)
     assert found.ok, found.problems
@@ -268,9 +270,8 @@ async def assert_whole(store: ObjectStore) -> None:
 
 
 async def run_case(s3: objectstore.ObjectStore, folder: Path, case: Case) -> Result:
-    """Run one case. If its write did not come, the case is played once more, because the agents
-    race and either may be first. If the write does not come again, `met` is empty, and the play was
-    exact without a death.
+    """Run one case. If its write does not come, play the case once more, because the agents race for
+    a role. If the write does not come again, `met` is empty, and the play was exact without a death.
     """
     began, problem, play = time.monotonic(), "", 0
     point = StorePoint(case)

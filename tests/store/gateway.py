@@ -1,4 +1,4 @@
-"""A real S3 server whose create-only PUT is not atomic: versitygw 1.7, serving a folder on
+"""A real S3 server whose create-only PUT is not atomic: versitygw 1.7, which serves a folder on
 loopback.
 """
 
@@ -25,7 +25,7 @@ _READY_SECONDS = 60.0
 
 @contextlib.contextmanager
 def versitygw(folder: Path) -> Iterator[Mapping[str, str]]:
-    """Run the server. Yields the environment variables that S3 clients expect; data and log stay in
+    """Run the server; yield the environment variables that S3 clients expect. Data and log stay in
     `folder`.
     """
     binary = build.ensure(MODULE) / "versitygw"
@@ -60,7 +60,9 @@ def _wait(port: int, log: Path) -> None:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
         except OSError:
             if time.monotonic() > end:
-                raise AssertionError(f"versitygw does not serve:\n{procs.tail(log)}") from None
+                raise AssertionError(
+                    f"versitygw did not start to serve:\n{procs.tail(log)}"
+                ) from None
             time.sleep(0.05)
         else:
             return

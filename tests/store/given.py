@@ -29,9 +29,7 @@ def a_store(
 
 
 class S3Gang(Gang):
-    """A job whose agents reach the store through the proxy; the test itself reads the store
-    directly.
-    """
+    """A job whose agents reach the store through the proxy. The test itself reads the store directly."""
 
     def __init__(
         self,
@@ -55,7 +53,7 @@ class S3Gang(Gang):
 
 
 def make_impatient(monkeypatch: pytest.MonkeyPatch, patience: Patience = SHORT) -> None:
-    """Make the agents' calls to the store give up soon and report it."""
+    """Make the agents' calls to the store give up soon."""
 
     def open_impatient(*given: object) -> Retrying:
         return Retrying(opening.open_raw(*given), patience)  # type: ignore[arg-type]

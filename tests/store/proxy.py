@@ -1,8 +1,8 @@
-"""An S3 proxy in front of a real server; it injects faults on request.
+"""An S3 proxy in front of a real server that injects faults on request.
 
-A request is forwarded as it came, `Host` included, so its signature stays valid. The first armed
+A request is forwarded unchanged, including `Host`, so its signature stays valid. The first armed
 fault that matches a request acts on it; without a match the request is only forwarded. Every
-request is noted in `seen`.
+request is recorded in `seen`.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ Act = Callable[[Request, Forward], Awaitable[Answer | web.StreamResponse]]
 
 @dataclass(slots=True)
 class Fault:
-    """Applies `act` to requests whose method and target match: to `times` of them (None: all), each
-    with probability `chance`.
+    """Applies `act` to requests whose method and target match: to each with probability `chance`, and
+    to `times` in all (None: no limit).
     """
 
     act: Act
@@ -135,7 +135,7 @@ class S3Proxy:
 
 
 async def send(request: Request, answer: Answer, body: bytes) -> web.StreamResponse:
-    """Send `answer`'s head, with the length of its body, but only `body` as the body."""
+    """Send `answer`'s head, including the length of its own body, but then only `body`."""
     out = web.StreamResponse(status=answer.status)
     for name, value in answer.headers:
         if name.lower() not in _HOP:
@@ -164,7 +164,7 @@ def refuse(status: int, code: str, message: str = "as told") -> Act:
 
 
 def serve_at_most(count: int) -> Act:
-    """Answer SlowDown to a request that comes while `count` others are being served."""
+    """Answer SlowDown to a request that comes while `count` others are in progress."""
     under_way = 0
 
     async def act(request: Request, forward: Forward) -> Answer:
@@ -216,7 +216,7 @@ def drop(part: float = 0.0) -> Act:
 
 
 def change(how: Callable[[bytes], bytes]) -> Act:
-    """The answer reports what the store reported, but `how` changes its body."""
+    """The store's answer, with its body changed by `how`."""
 
     async def act(request: Request, forward: Forward) -> Answer:
         answer = await forward(request)
@@ -226,10 +226,10 @@ def change(how: Callable[[bytes], bytes]) -> Act:
 
 
 def store_other(how: Callable[[bytes], bytes]) -> Act:
-    """`how` changes the body before the store gets it; the writer gets the store's answer."""
+    """`how` changes the body before the store gets it. The writer gets the store's answer."""
 
     async def act(request: Request, forward: Forward) -> Answer:
-        # The headers stay unchanged: a store that checks a signed payload refuses the body.
+        # The headers stay unchanged, so a store that checks a signed payload refuses the body.
         changed = Request(
             method=request.method, target=request.target, headers=request.headers,
             body=how(request.body), wire=request.wire,
@@ -243,7 +243,7 @@ Put = Callable[[str, bytes], Awaitable[None]]
 
 
 def ignore_condition(put: Put) -> Act:
-    """A server without create-only PUT, which ignores `If-None-Match`. The header is signed and
+    """A server that ignores `If-None-Match`, so it has no create-only PUT. The header is signed and
     cannot be removed, so `put` writes the object directly, past the proxy.
     """
 
@@ -255,7 +255,7 @@ def ignore_condition(put: Put) -> Act:
 
 
 def look_then_put(put: Put, pause: float = 0.05) -> Act:
-    """Create-only PUT as gateways do it (versitygw 1.7 did): it checks for the object, and writes a
+    """Create-only PUT as in some gateways (versitygw 1.7): it checks for the object, and writes a
     moment later.
     """
     taken: set[str] = set()

@@ -1,4 +1,4 @@
-"""Bad days: jobs under random faults of the store, drawn from a seed, while ranks and agents die.
+"""Bad days: the store of a job fails at random, drawn from a seed, while ranks and agents die.
 
 EVERSTEP_STORE_SEED is the seed of the first day. New days begin for EVERSTEP_STORE_SECONDS.
 """
@@ -86,8 +86,8 @@ async def a_day(
 
 
 async def a_death(gang: S3Gang, dice: random.Random) -> str:
-    """Kill a rank, an agent with its pod, or nobody. Returns what was killed; nobody dies if the
-    job has ended.
+    """Kill a rank, an agent with its pod, or nobody; return what was killed. After the job's end
+    nobody dies.
     """
     slot, kind = dice.randrange(gang.count), dice.choice(["rank", "agent", "nobody"])
     workers = gang.agents[slot].pod.workers.current

@@ -1,4 +1,4 @@
-"""A run's folder is validated, never trusted: its objects may be foreign, damaged, hostile or
+"""A run's folder is validated, never trusted. Its objects may be foreign, damaged, hostile or
 missing.
 """
 
@@ -198,7 +198,7 @@ async def test_a_hostile_manifest_is_passed_over_and_named(
 
 
 async def replace_commit(run: ARun, digest: str, **changes: str) -> None:
-    """Rewrite the newest commit so that it names this digest."""
+    """Rewrite the newest commit with this digest."""
     newest = run.log.commits[-1]
     entry = {"kind": "commit", **codec.encode(newest), "digest": digest, **changes}
     await run.store.put(log.key(len(run.log.entries) - 1), codec.json.dumps(entry).encode())
@@ -255,7 +255,9 @@ async def test_chunks_that_are_not_what_was_committed_send_the_run_one_checkpoin
     keys = [k for k in await memory.list("chunks") if "/0000000006/" in k]
     await damage(memory, keys)
     found = await restored(run, tmp_path)
-    if found.skipped:  # if the ledger's chunk was hit, the state itself is intact
+    if (
+        found.skipped
+    ):  # not if only the ledger's chunk was damaged, because then the state is intact
         assert any(k in found.skipped[0].reason for k in keys)
     assert found.fetched is not None
     assert found.fetched.commit.step == (4 if found.skipped else 6)

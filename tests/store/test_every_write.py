@@ -1,5 +1,5 @@
-"""An agent is killed at each of its writes to the store; the run continues, stays exact, and leaves
-no garbage.
+"""An agent is killed at each of its writes to the store. The run must continue, stay exact, and
+leave no garbage.
 """
 
 import asyncio
@@ -20,22 +20,22 @@ ONLY = os.environ.get("EVERSTEP_CRASH_ONLY", "")
 """A case's name, as in the output: `stop-3f09ab-after`."""
 LANES = 3
 CLEAN_PLAYS = 8
-"""A write is struck at if all but one of so many undisturbed plays made it. With all of 3 plays, 3 % of the cases did
-not meet their write (a second deletion of the same chunk, a part that is uploaded before or after the death); with all
-of 8 plays, one on a busy machine, in which a save was dropped, took a quarter of the cases away.
+"""A write becomes a case if all but one of this many undisturbed plays made it. If all of 3 plays had to, 3 % of
+the cases did not meet their write (a second deletion of the same chunk, a part uploaded before or after the death). If
+all of 8 had to, one play on a busy machine that dropped a save removed a quarter of the cases.
 """
 PROBES = 2
-"""At most this many of each write of the probe. Its 24 races are alike, so one is enough: two PUTs
-and a DELETE.
+"""At most this many cases of each write of the probe. Its 24 races are alike, so one is enough: two
+PUTs and a DELETE.
 """
 MINIMUM = 280
-"""The least number of cases; there were 324 when this was written. Writes that only some plays make
-come and go with the machine's load; a scenario that is missing removes more.
+"""The least number of cases. There were 324 when this was written. The number varies with the
+machine's load, because only some plays make certain writes. If a scenario is missing, more are.
 """
 
 ABSENT = 0.02
-"""The largest share of cases whose write may come in no play: what is deleted before a run ends
-depends on timing.
+"""The largest share of cases whose write comes in no play. What is deleted before a run ends depends
+on timing.
 """
 
 SAMPLE = (
@@ -68,7 +68,7 @@ async def test_an_agent_may_die_at_any_write(s3: objectstore.ObjectStore, tmp_pa
         assert not [r.problem for r in results if r.problem]
         return
     assert len(cases) >= MINIMUM, (
-        "a scenario writes less than it did: look which writes are missing"
+        "a scenario writes less than it did; find out which writes are missing"
     )
     await run_all(s3, tmp_path, journal, [c for c in cases if c.name not in journal.done])
     journal.finish()
@@ -82,7 +82,7 @@ async def test_an_agent_may_die_at_any_write(s3: objectstore.ObjectStore, tmp_pa
 
 
 async def list_writes(s3: objectstore.ObjectStore, folder: Path) -> dict[str, dict[str, int]]:
-    """Scenario → title → how often all undisturbed plays but one make this write, at least."""
+    """Scenario → title → how often, at least, all undisturbed plays but one make this write."""
     found = {}
     lanes = asyncio.Semaphore(LANES)
 
@@ -101,7 +101,7 @@ async def list_writes(s3: objectstore.ObjectStore, folder: Path) -> dict[str, di
 
 
 def count_usual(plays: Sequence[Counter[str]]) -> dict[str, int]:
-    """Title → how often all plays but the one with the fewest make this write, at least."""
+    """Title → how often, at least, all plays but the one with the fewest make this write."""
     titles = sorted({title for writes in plays for title in writes})
     return {title: sorted(writes[title] for writes in plays)[1] for title in titles}
 

@@ -1,6 +1,4 @@
-"""Jobs of real agents with a faulty store: they keep stepping, lose nothing, and report how to fix
-it.
-"""
+"""Jobs of real agents with a faulty store keep stepping, lose nothing, and report the fix."""
 
 import asyncio
 import os
@@ -21,7 +19,7 @@ from store.given import S3Gang, make_impatient
 from store.proxy import Act, S3Proxy
 
 FAR = 120.0
-"""Seconds; long enough for a busy machine."""
+"""A limit in seconds, long enough for a busy machine."""
 
 
 async def ends_well(gang: S3Gang, steps: int) -> None:
@@ -41,7 +39,7 @@ async def steps_on(gang: S3Gang, steps: int) -> None:
 
 
 async def replace_all(gang: S3Gang) -> None:
-    """Every pod is lost with its memory, so the next ones can only read from the store."""
+    """Replace every pod and delete its memory, so that the next pods can read only from the store."""
     slots = sorted(gang.tasks)
     await asyncio.gather(*(gang.kill(slot) for slot in slots))
     for slot in slots:
@@ -57,7 +55,7 @@ class MakeGang(Protocol):
 def make_gang(
     tmp_path: Path, s3: objectstore.ObjectStore, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> MakeGang:
-    """Makes jobs of impatient agents that save after every `every` steps."""
+    """Return a function that makes jobs of impatient agents, which save every `every` steps."""
     make_impatient(monkeypatch)
     monkeypatch.setattr(fence, "FENCE_SECONDS", 0.3)
 
@@ -150,7 +148,7 @@ async def test_a_rank_that_dies_while_the_store_refuses_costs_no_step(
         await gang.until(lambda s: s.storage_error, FAR)
         os.kill(gang.worker(1), signal.SIGKILL)
         await gang.until(lambda s: s.incidents, FAR)
-        await asyncio.sleep(2.0)  # much longer than a refused call is retried
+        await asyncio.sleep(2.0)  # much longer than the agents retry a refused call
         assert not any(t.done() for t in gang.tasks.values())
         proxy.mend()
         await ends_well(gang, 60)
@@ -172,7 +170,7 @@ async def test_a_restart_whose_reads_are_refused_waits_and_does_not_go_back_in_t
         start, restart = (await gang.run_log()).claims
         assert (start.epoch, restart.epoch) == (1, 2)
         assert restart.chain[-1].last_step >= 10
-        assert sum(i.steps_lost for i in gang.seen.incidents) < 10  # since the newest commit
+        assert sum(i.steps_lost for i in gang.seen.incidents) < 10  # those since the newest commit
 
 
 async def test_a_bucket_that_was_emptied_is_said_and_never_written_over(

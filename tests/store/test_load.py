@@ -1,4 +1,4 @@
-"""`everstep.load` of a run in a bucket."""
+"""`everstep.load` with a run in a bucket."""
 
 import asyncio
 from pathlib import Path

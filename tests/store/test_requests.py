@@ -1,4 +1,4 @@
-"""Single requests to a faulty store: their outcome and the message."""
+"""Single requests to a faulty store: their outcome and message."""
 
 import asyncio
 from collections.abc import Callable
@@ -65,7 +65,7 @@ async def test_a_store_that_takes_two_at_a_time_is_asked_for_less_until_it_takes
     body = b"x" * 10_000
     await asyncio.gather(*(store.put(f"chunks/{i}", body) for i in range(100)))
     assert len(await store.list("chunks")) == 100
-    assert narrow.hits < 150, "each body was sent once, and few of them again"
+    assert narrow.hits < 150, "of 100 bodies, half or more were sent again"
     proxy.mend()
     await asyncio.gather(*(store.put(f"chunks/{i}", body) for i in range(100)))
     assert store.trouble is None
@@ -117,7 +117,7 @@ async def test_a_list_that_hangs_is_asked_for_anew(
     await store.put("chunks/a", b"x")
     monkeypatch.setattr(obstore_store, "STALL_SECONDS", 0.5)
     fault = proxy.arm(bad.hang(False), "GET", times=1)
-    async with asyncio.timeout(30):  # without a limit of its own a request takes 60 s
+    async with asyncio.timeout(30):  # without its own limit a request takes 60 s
         assert await store.list("chunks/") == ["chunks/a"]
     assert fault.hits == 1
 
