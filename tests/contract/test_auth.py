@@ -1,4 +1,4 @@
-"""Unit tests of the proofs of the job's token: what they cover, and that none can be replayed."""
+"""Unit tests of the proofs of the job's token: what they cover, and that nobody can replay them."""
 
 import dataclasses
 
@@ -99,7 +99,7 @@ def test_nothing_but_a_nonce_is_signed(nonce: str) -> None:
 
 
 def test_a_server_of_one_minor_version_before_can_check_what_the_operator_wants() -> None:
-    """That server computes this HMAC over what it received, and requires nothing else."""
+    """That server computes this HMAC over what it receives, and checks nothing else."""
     signer, verifier = a_connection()
     question, headers = signer.sign("POST", names.WANTED_PATH, BODY, CHALLENGE)
     assert headers[auth.OLD_PROOF] == auth.prove_as_before("token", question, BODY)

@@ -1,4 +1,4 @@
-"""Every document that processes exchange is unchanged after encoding and decoding."""
+"""Encoding and decoding changes no document that processes exchange."""
 
 import json
 from typing import Any
@@ -178,7 +178,7 @@ def test_how_ranks_form_units_is_told_as_text() -> None:
     variables = AGENT.to_env()
     assert variables["EVERSTEP_MESH"] == "shard=1"
     del variables["EVERSTEP_MESH"]
-    assert env.AgentEnv.from_env(variables).mesh == ONE_RANK, "an older operator names none"
+    assert env.AgentEnv.from_env(variables).mesh == ONE_RANK, "an older operator sets no mesh"
     found = env.AgentEnv.from_env(variables | {"EVERSTEP_MESH": "shard=2,tensor=3"})
     assert found.mesh == Mesh(shard=2, tensor=3)
     assert env.AgentEnv.from_env(found.to_env()) == found

@@ -1,4 +1,4 @@
-"""Differences between the states of ranks are reported by tensor, rank and shape."""
+"""Differences between ranks' states are reported by tensor, rank and shape."""
 
 import pytest
 

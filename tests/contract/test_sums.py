@@ -1,4 +1,4 @@
-"""Which sum a rank holds up, in words."""
+"""The message about the sum that a rank delays."""
 
 from everstep_contract.sums import Sums, describe_missed
 
@@ -11,7 +11,9 @@ def test_the_sum_that_a_rank_missed_is_the_one_in_which_the_others_wait() -> Non
     others = [sums(4, 2), sums(4, 1)]
     missed = "it missed bucket 2 of 3 in reduction 0 of step 71, in which the others wait"
     assert describe_missed(sums(1), others) == missed
-    assert describe_missed(None, others) == missed, "it has not begun the step's reduction"
+    assert describe_missed(None, others) == missed, (
+        "a rank without sums has not begun the reduction"
+    )
     assert "it missed the vector in" in describe_missed(sums(3), [sums(4, 3)])
 
 
@@ -19,7 +21,9 @@ def test_a_rank_that_was_stopped_in_a_sum_has_launched_it() -> None:
     assert describe_missed(sums(4), [sums(4, 1)]) == (
         "the others wait in bucket 2 of 3 in reduction 0 of step 71, which it has launched and not completed"
     )
-    assert "it missed" in describe_missed(sums(4, step=70), [sums(4)]), "that was an earlier step"
+    assert "it missed" in describe_missed(sums(4, step=70), [sums(4)]), (
+        "the rank's sums are of an earlier step"
+    )
 
 
 def test_nothing_is_missed_where_the_others_wait_in_no_sum() -> None:

@@ -1,4 +1,4 @@
-"""Which ranks form a unit, and what each of them does."""
+"""Which ranks form a unit, and what each rank does."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_two_units_of_two_by_two() -> None:
     assert list(mesh.list_replicas(5, 8)) == [1, 5]
     assert [mesh.data_index(r) for r in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert list(mesh.list_sharers(5, 8)) == [1, 3, 5, 7]
-    assert [r for r in range(8) if mesh.counts(r)] == [0, 2, 4, 6], "one for each share"
+    assert [r for r in range(8) if mesh.counts(r)] == [0, 2, 4, 6], "one rank counts for each share"
 
 
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(shard=3), Mesh(tensor=2), Mesh(shard=2, tensor=2)])
