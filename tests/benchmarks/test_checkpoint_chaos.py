@@ -1,4 +1,4 @@
-"""The job that ckpt-chaos kills and starts again ends well by itself, and goes on from what it has committed."""
+"""The job that ckpt-chaos kills and restarts ends well if left alone, and continues from what it has committed."""
 
 import os
 import signal

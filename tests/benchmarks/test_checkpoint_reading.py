@@ -1,4 +1,4 @@
-"""The figures of `make bench-checkpoint`, from logs that are made by hand."""
+"""The figures of `make bench-checkpoint`, from handmade logs."""
 
 import pytest
 
@@ -10,8 +10,8 @@ BODY, WAIT, SAVE, DRAG = 0.2, 0.05, 0.03, 0.01
 
 
 def a_log(*, slower: float = 0.0) -> list[Step]:
-    """A rank whose saves cost 30 ms after the step, whose next step waits 50 ms more before it is applied, and
-    whose two steps after a save take 10 ms more.
+    """A rank whose saves cost 30 ms after the step. The next step waits 50 ms longer before it is applied, and the
+    next two steps take 10 ms longer.
     """
     now, log = 100.0, list[Step]()
     for number in range(1, STEPS + 1):
@@ -38,7 +38,7 @@ def test_the_slowest_rank_counts() -> None:
 
 
 def test_the_steps_after_a_save_are_compared_with_those_before_the_next() -> None:
-    """A save lies in the time of the step that it follows."""
+    """The time of a save counts with the step before it."""
     plain = 2 * (BODY + 0.01) + DRAG
     assert judge([a_log()], EVERY).slowdown == pytest.approx((plain + SAVE + WAIT) / plain)
 

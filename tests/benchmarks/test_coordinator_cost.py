@@ -1,4 +1,4 @@
-"""The costs of the coordinator's decisions can be compared with earlier figures."""
+"""The costs of the coordinator's decisions are comparable with earlier figures."""
 
 from everstep_scale import coordinator_cost
 

@@ -1,4 +1,4 @@
-"""The table of the operator's costs: each row is measured and shown beside its earlier figure."""
+"""The table of the operator's costs shows each measured figure beside the earlier one."""
 
 from everstep_scale import operator_cost
 

@@ -29,7 +29,9 @@ BEFORE = ((1.0, 1, 1, 0, (0,)), (1.1, 2, 1, 1, (1,)), (2.0, 1, 2, 0, (2,)), (2.1
 def test_nothing_is_lost_where_the_next_step_follows() -> None:
     found = lines(*BEFORE, (5.0, 3, 3, 0, (4,)), (5.5, 4, 3, 1, (5,)), began={3: 4.0, 4: 4.0})
     cost = judge(found, 2.5, SIZE)
-    assert cost.seconds_to_next_step == cost.seconds_to_full_size == pytest.approx(3.0), "of all"
+    assert cost.seconds_to_next_step == cost.seconds_to_full_size == pytest.approx(3.0), (
+        "the next step and the full size come at once, with the last rank"
+    )
     assert (cost.steps_lost, cost.samples_lost, cost.samples_repeated) == (0, 0, 0)
 
 
@@ -53,7 +55,7 @@ def test_a_rank_that_died_before_its_line_was_in_the_step_that_the_others_name()
 
 
 def test_a_lost_unit_takes_two_ranks_and_neither_left_a_line_of_the_last_step() -> None:
-    """Ranks 2 and 3 shard one copy of the model: one was killed, and the other could not end the step."""
+    """Ranks 2 and 3 shard one copy of the model. One was killed, and the other could not end the step."""
     whole = [a_line(1.0, 1, rank, 4, rank) for rank in range(4)]
     last = [a_line(2.0, 2, rank, 4, 4 + rank) for rank in (0, 1)]
     alone = [a_line(3.0, 3, rank, 2, 8 + rank, 10 + rank) for rank in (0, 1)]
@@ -66,7 +68,7 @@ def test_a_lost_unit_takes_two_ranks_and_neither_left_a_line_of_the_last_step() 
 
 
 def a_line(t: float, step: int, rank: int, world: int, *samples: int) -> Line:
-    """Of a pass of 0.1 s for each sample."""
+    """A line with a pass of 0.1 s for each sample."""
     passes = tuple(0.1 for _ in samples)
     return Line(
         t=t, began=0.0, pid=rank, step=step, rank=rank, world=world, samples=samples, passes=passes

@@ -1,4 +1,4 @@
-"""Unit tests of what the time to the next step was made of, from the ranks' logs."""
+"""Unit tests of the parts of the time to the next step, read from the ranks' logs."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def a_line(t: float, rank: int, step: int, passes: int = USUAL, pid: int | None 
 
 
 def steps(until: int) -> list[Line]:
-    """Of three ranks, a second each; rank 2 is the last one, 0.1 s after the first."""
+    """Steps of three ranks, one second each. Rank 2 is the last one, 0.1 s after rank 0."""
     return [
         a_line(STEP * n + 0.05 * rank, rank, n) for n in range(1, until + 1) for rank in range(3)
     ]
@@ -29,7 +29,7 @@ def split(after: list[Line], fault: float, complete: float, before: int = 5) -> 
 
 
 def test_the_rest_of_the_step_and_the_passes_of_the_dead_rank_cannot_be_saved() -> None:
-    """It dies 0.4 s after step 5; one survivor computes its two micro-batches, the other none."""
+    """A rank dies 0.4 s after step 5. One survivor computes its two micro-batches, the other none."""
     found = split([a_line(6.9, 0, 6, 4), a_line(7.0, 1, 6)], fault=5.5, complete=7.0)
     assert (found.step, found.passes_again) == (pytest.approx(STEP), 2)
     assert found.rest == pytest.approx(0.6)
@@ -58,7 +58,7 @@ def test_a_rank_that_only_finishes_the_step_that_others_had_computes_nothing_aga
 
 
 def test_steps_that_are_taken_again_are_computed_again() -> None:
-    """New processes take the steps 4, 5 and 6; a survivor that went back takes 5 and 6."""
+    """New processes take the steps 4, 5 and 6. A survivor that went back takes 5 and 6."""
     fresh = [a_line(20.0 + n, 0, n, pid=90) for n in (4, 5, 6)]
     assert split(fresh, fault=5.5, complete=26.0).passes_again == 2 * USUAL
     back = [a_line(20.0 + n, 0, n) for n in (5, 6)]

@@ -1,4 +1,4 @@
-"""A small run of `make bench-scale`: as long as nothing changes, nothing is written."""
+"""A small run of `make bench-scale`. As long as nothing changes, nothing is written."""
 
 import dataclasses
 

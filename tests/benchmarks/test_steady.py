@@ -16,21 +16,23 @@ def test_a_ratio_is_that_of_neighbours_and_its_interval_holds_the_median() -> No
     drift = [1.0, 2.0, 4.0, 8.0, 16.0]
     found = pair([1.1 * d for d in drift], drift)
     assert found.median == pytest.approx(1.1)
-    assert (found.low, found.high) == pytest.approx((1.1, 1.1)), "a drift of both is no difference"
+    assert (found.low, found.high) == pytest.approx((1.1, 1.1)), (
+        "if both drift alike, the ratio does not change"
+    )
     noisy = pair([1.0, 1.1, 1.2, 1.3, 1.4], [1.0] * 5)
     assert noisy.median == pytest.approx(1.2)
     assert noisy.low < noisy.median < noisy.high
 
 
 def marks_of(steps: int, wall: float, cpu: float) -> np.ndarray:
-    """[steps, 2], from second 0 on."""
+    """Marks of shape [steps, 2], from second 0 on."""
     return np.outer(np.arange(steps), [wall, cpu])
 
 
 def test_a_block_measures_the_steps_within_it() -> None:
     block = Block(system="everstep", begin=10.0, end=11.0, agents_cpu_s=0.02)
     found = measure(block, [marks_of(1000, 0.05, 0.03), marks_of(1000, 0.1, 0.04)])
-    assert found.wall_s == pytest.approx(0.1), "the slowest rank"
+    assert found.wall_s == pytest.approx(0.1), "the slowest rank counts"
     assert found.agents_cpu_s == pytest.approx(0.002)
     assert found.cpu_s == pytest.approx(0.03 + 0.04 + 0.002)
 

@@ -1,4 +1,4 @@
-"""Unit tests of the faults that `make bench-storm` plans, and a hang on a process of our own."""
+"""Unit tests of the faults that `make bench-storm` plans, and of a hang of a real process."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def rank(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
     environ = {**os.environ, workload.OUT: str(tmp_path)}
     with subprocess.Popen(["sleep", "60"], env=environ) as process:
         (tmp_path / f"{process.pid}.jsonl").touch()
-        while process.pid not in processes.list_own(tmp_path):  # between fork and exec
+        while process.pid not in processes.list_own(tmp_path):  # it is still between fork and exec
             time.sleep(0.001)
         yield process
         process.kill()
@@ -86,7 +86,7 @@ def test_a_node_is_lost_with_the_rank_and_all_that_its_parent_started(
 
 
 def test_a_fault_that_meets_no_living_rank_is_noted_as_such(tmp_path: Path) -> None:
-    (tmp_path / f"{os.getpid()}.jsonl").touch()  # a stranger, though a log has its pid
+    (tmp_path / f"{os.getpid()}.jsonl").touch()  # no rank, though a log has its pid
     striker = Striker(tmp_path, os.getpid())
     striker.strike(a_strike(Kind.DEATH))
     assert [struck.pid for struck in striker.struck] == [0]

@@ -1,4 +1,4 @@
-"""Unit tests of what `make bench-storm` reads from the ranks' logs: two ranks, four samples a step."""
+"""Unit tests of what `make bench-storm` reads from the logs of two ranks, with four samples a step."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def line(
     t: float, step: int, rank: int, *, world: int = 2, pid: int = 0, began: float = 0.0,
     samples: Sequence[int] | None = None,
 ) -> Line:  # fmt: skip
-    """By default a rank of two takes its half of the step's samples."""
+    """A line of a rank, by default one of two ranks with half of the step's samples."""
     first = (step - 1) * BATCH + 2 * rank
     return Line(
         t=t, began=began, pid=pid or rank + 1, step=step, rank=rank, world=world,
@@ -23,7 +23,7 @@ def line(
 
 
 def steps(*times: float, first: int = 1) -> list[Line]:
-    """Undisturbed steps that both ranks end at these times."""
+    """The lines of undisturbed steps that both ranks end at these times."""
     return [line(t, step, rank) for step, t in enumerate(times, first) for rank in (0, 1)]
 
 
@@ -37,7 +37,7 @@ def test_samples_of_steps_that_ended_within_the_storm_are_its_output() -> None:
 def test_a_pause_is_the_time_from_a_fault_to_a_new_step_of_all() -> None:
     found = [*steps(1.0), line(4.0, 2, 0, world=1, samples=(4, 5, 6, 7))]
     outcome = judge_storm(found, [1.5, 4.5], began=0.0, seconds=5.0, batch=BATCH)
-    assert outcome.pauses == (pytest.approx(2.5), None), "nothing followed the second fault"
+    assert outcome.pauses == (pytest.approx(2.5), None), "no step followed the second fault"
 
 
 def test_samples_that_a_smaller_group_left_out_are_lost() -> None:
@@ -66,7 +66,9 @@ def test_steps_that_were_rolled_back_count_once_when_they_are_taken_again() -> N
     outcome = judge_storm(found, [2.2], began=0.0, seconds=5.0, batch=BATCH)
     assert (outcome.steps, outcome.samples) == (3, 12)
     assert (outcome.steps_again, outcome.samples_repeated) == (1, 0)
-    assert outcome.progress == (0, 1, 1, 1, 2, 3), "step 2 counts where it was taken for good"
+    assert outcome.progress == (0, 1, 1, 1, 2, 3), (
+        "step 2 counts when it was taken for the last time"
+    )
 
 
 def test_a_step_that_not_all_had_applied_is_none_that_is_taken_again() -> None:

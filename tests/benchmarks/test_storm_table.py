@@ -1,4 +1,4 @@
-"""Unit tests of the table and the picture of `make bench-storm`."""
+"""Unit tests of the table and the plot of `make bench-storm`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The training script's own log, independent of the job's status."""
+"""The training script's own log, which does not depend on the job's status."""
 
 from pathlib import Path
 
@@ -54,11 +54,13 @@ def test_the_first_new_step_is_the_first_time_that_a_rank_applied_it_for_good() 
 def test_all_step_again_once_the_last_process_has_applied_the_step() -> None:
     log = [applied(0, 7, 20.0), applied(1, 7, 20.5), applied(1, 7, 9.0, pid=55)]
     assert find_whole(log, 7, 2, after=10.0) == 20.5
-    assert find_whole(log, 7, 3, after=10.0) is None, "one of the three is the process that died"
+    assert find_whole(log, 7, 3, after=10.0) is None, (
+        "one of the three lines is from the process that died"
+    )
 
 
 def test_the_pauses_are_those_of_all_processes_but_the_one_that_the_fault_hit() -> None:
-    """Its neighbour has its rank after the loss."""
+    """After the loss another process has the lost rank."""
     hit = [applied(1, 1, 1.0), applied(1, 2, 2.0)]
     kept = [applied(2, 1, 1.1), applied(2, 2, 2.1), applied(1, 3, 4.0, pid=102)]
     log = [*hit, *kept, *run(1, 2, 3, begun=1.0)]

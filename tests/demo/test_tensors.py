@@ -1,4 +1,4 @@
-"""Checkpoints are compared by the bytes of each tensor, however they are cut into pieces."""
+"""Checkpoints are compared by the bytes of each tensor, not by its pieces."""
 
 from dataclasses import replace
 from pathlib import Path
