@@ -1,4 +1,4 @@
-"""Files that the documents name exist, and a package's table names all of its files."""
+"""The files that the documents name exist, and a package's table names all of its files."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A test that is named by its id runs; what a run leaves out, it says."""
+"""A test that is named by its id runs, and a run says which tests it left out."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ LONG = f"{FILE}::test_they_agree_on_thousands_of_specs"
 
 
 def collect(name: str) -> list[str]:
-    """What pytest would run, and what it says about the rest."""
+    """Return what pytest would run, and what it says about the rest."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run([*command, name], cwd=ROOT, capture_output=True, text=True, timeout=120)
     return done.stdout.splitlines()

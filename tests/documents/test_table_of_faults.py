@@ -1,4 +1,4 @@
-"""The table of faults names tests that exist, and no number is missing."""
+"""The table of faults names only tests that exist, and lacks no number."""
 
 import re
 from pathlib import Path

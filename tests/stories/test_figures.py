@@ -1,4 +1,4 @@
-"""The final table, and the order of the stories."""
+"""The final table and the order of the stories."""
 
 from pathlib import Path
 

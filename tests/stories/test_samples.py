@@ -1,4 +1,4 @@
-"""The account of samples, checked on runs whose faults are known."""
+"""The count of samples, checked on runs with known faults."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def entry(step: int, samples: Sequence[int], counts: tuple[int, ...] = (1, 1)) -
 
 
 def run(steps: int) -> list[LedgerEntry]:
-    """A run without faults; two steps make one pass over the dataset."""
+    """A run without faults. Two steps are one pass over the dataset."""
     return [entry(s, range(4) if s % 2 else range(4, 8)) for s in range(1, steps + 1)]
 
 

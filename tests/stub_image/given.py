@@ -1,4 +1,4 @@
-"""Jobs on the lab whose workers are stubs (see `agent/stub_worker.py`): real agents, no torch."""
+"""Jobs on the lab with real agents and stub workers, without torch (see `agent/stub_worker.py`)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from everstep_demo.trial import build_job
 IMAGES = str(Path(__file__).with_name("images.yaml"))
 IMAGE = "everstep/stub:test"
 COMMAND = ("everstep", "run", "--no-zygote", "train.py")
-"""A stub imports no torch, so there is nothing that a zygote could import for it."""
+"""A stub imports no torch, so a zygote could import nothing for it."""
 
 
 def build_stub_job(
@@ -23,7 +23,7 @@ def build_stub_job(
     spec: Mapping[str, Any] | None = None,
     workers: Mapping[str, Any] | None = None,
 ) -> Object:
-    """`spec` and `workers` are applied on top of what `build_job` gives."""
+    """Build a job with `build_job`, then apply `spec` and `workers`."""
     env = {"STUB_UNTIL": str(until), "STUB_STEP_MS": str(step_ms), "STUB_MODE": mode}
     job = build_job(
         name, replicas=replicas, image=IMAGE, command=COMMAND, env=env, spec=dict(spec or {})
