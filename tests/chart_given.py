@@ -1,4 +1,4 @@
-"""The chart's files, and what can be read from its rendering."""
+"""The chart's files and the objects that it renders."""
 
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -18,7 +18,7 @@ def read_documents(text: str) -> list[Object]:
 
 def find(documents: Iterable[Object], kind: str, name: str) -> Object:
     found = [d for d in documents if d["kind"] == kind and d["metadata"]["name"] == name]
-    assert len(found) == 1, f"{len(found)} {kind} {name}"
+    assert len(found) == 1, f"found {len(found)} objects {kind} {name}"
     return found[0]
 
 

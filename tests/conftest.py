@@ -1,7 +1,7 @@
 """A test named by its id runs, whatever its marks.
 
-A run reports how many long tests it left out. No property test has a time limit of its own: how long an
-example takes says more about the machine.
+A run reports how many long tests it left out. Property tests have no time limit for an example, because
+that time says more about the machine.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""An exporter on loopback that answers with a page or fails in a chosen way, and its pod."""
+"""An exporter on loopback that answers with a page or fails in a chosen way, and the exporter's pod."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,6 +1,6 @@
-"""The finished cases of a long suite, so that a run that was stopped continues where it was.
+"""The finished cases of a long suite, so that a stopped run can continue.
 
-They are kept under a digest of the code that they tested: with other code, all cases run again.
+They are kept under a digest of the tested code. With other code, all cases run again.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Finished:
 
 
 def digest_of(places: Iterable[str | Path]) -> str:
-    """Digest of these files and of all Python files in these folders.
+    """Return the digest of these files and of all Python files in these folders.
 
     `places` are relative to the repository.
     """

@@ -31,7 +31,7 @@ START = 1_000_000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault of a GPU, as the rules would find it."""
+    """A fault of a GPU, as the rules find it."""
 
     node: str
     gpu: str = "GPU-a"
@@ -66,7 +66,7 @@ class Fleet:
         return self
 
     def restart(self) -> "Fleet":
-        """Restart the operator: it then knows only what is in the cluster."""
+        """Restart the operator, which then knows only what is in the cluster."""
         self.memory = FleetMemory()
         self.faults = [
             Fault(node=f.node, gpu=f.gpu, kind=f.kind, code=f.code, at=self.now, state=f.state, appeared=False)
@@ -107,7 +107,7 @@ class Fleet:
         return decide(self.observe(), self.memory, self.policy, self.now)
 
     async def step(self, *, only: int | None = None) -> list[Action]:
-        """Run one pass; with `only`, carry out just that many of its actions."""
+        """Run one pass; with `only`, carry out only so many of its actions."""
         planned = self.plan()
         self.memory = planned.memory
         actions = list(planned.actions)[:only]
@@ -115,19 +115,19 @@ class Fleet:
         return actions
 
     async def settle(self, seconds: float = 3.0, *, pace: float = 0.5) -> "Fleet":
-        """Run passes for `seconds`, each time until nothing is left to do."""
+        """Run passes for `seconds`, at each moment until nothing is left to do."""
         end = self.now + seconds
         while self.now < end:
             for _ in range(20):
                 if all(isinstance(action, Tell) for action in await self.step()):
                     break
             else:
-                raise AssertionError(f"does not come to rest: {self.plan().actions}")
+                raise AssertionError(f"the passes do not end: {self.plan().actions}")
             self.now += pace
         return self
 
     async def delete(self, *names: str, observed: bool = True) -> "Fleet":
-        """Delete quarantines, by default all. `observed`: the watch reports it (it was not cut)."""
+        """Delete quarantines, by default all. If `observed`, the watch reports it; else the watch was cut."""
         for name in names or [q.name for q in self.cluster.quarantines()]:
             gone = to_quarantine(self.cluster.remove(kube.QUARANTINES, name))
             if observed:

@@ -56,7 +56,7 @@ def a_failure(kind: FailureKind = FailureKind.REFUSED) -> ScrapeFailure:
 
 @dataclass(slots=True)
 class History:
-    """One node under observation: each scrape is one second after the previous one."""
+    """One observed node, with scrapes one second apart."""
 
     facts: NodeFacts = field(default_factory=a_node)
     now: float = START
@@ -79,7 +79,7 @@ class History:
         return replace(page, gpus=gpus)
 
     def restarted(self) -> "History":
-        """Restart the operator: it then knows only what is recorded on the node."""
+        """Restart the operator, which then knows only what is recorded on the node."""
         self.memory = signals.NodeMemory()
         self.died_at = None
         return self

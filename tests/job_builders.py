@@ -60,13 +60,13 @@ def a_slot(slot: int, attempt: int = 1, **changes: Any) -> SlotStatus:
 
 
 def a_status(replicas: int = 3, **changes: Any) -> JobStatus:
-    """The status of a job that has already trained: epoch 1 was seen."""
+    """The status of a job that has trained in epoch 1."""
     status = JobStatus(slots=[a_slot(s) for s in range(replicas)], epoch=1, step=40)
     return status.model_copy(update=changes)
 
 
 def a_pod(slot: int, attempt: int = 1, **changes: Any) -> Pod:
-    """A running pod on a node of its own."""
+    """A running pod on its own node."""
     pod = Pod(
         name=f"lm-{slot}-{attempt}",
         uid=f"uid-{slot}-{attempt}",

@@ -1,8 +1,8 @@
-"""A file of what a run over all cases has done so far, so that a later run continues from there.
+"""A file with the progress of a run over all cases, from which a later run continues.
 
-A run belongs to a seed and to a version of the code: results of other code prove nothing about this
-one. The file has one JSON document per line: first the plan, then each result as it comes, and at
-the end a line that says that the run is finished.
+A run belongs to a seed and a version of the code, because results of other code prove nothing about
+this one. The file has one JSON document per line: first the plan, then each result as it comes, and
+at the end a line that says that the run is finished.
 """
 
 import hashlib
@@ -52,18 +52,18 @@ class Journal:
         if self.path.exists() and _is_finished(self.path):
             self.path.unlink()
         self._lines = _read(self.path)
-        # Remove a partial line that an interrupted run has left: it would spoil the next one.
+        # Remove a partial line that an interrupted run has left, or it would spoil the next line.
         self.path.write_text("".join(json.dumps(line) + "\n" for line in self._lines))
         self.resumed = len(self.done)
 
     @property
     def plan(self) -> Any:
-        """The plan; None if nothing has been planned yet."""
+        """The plan; None if there is none yet."""
         return next((line["plan"] for line in self._lines if "plan" in line), None)
 
     @property
     def done(self) -> dict[str, Mapping[str, Any]]:
-        """The results by the name of the case."""
+        """The results by case name."""
         return {line["case"]: line for line in self._lines if "case" in line}
 
     def keep_plan(self, plan: Any) -> None:

@@ -1,4 +1,4 @@
-"""A lab on a network of its own, beside any other lab that runs."""
+"""A lab on its own network, beside any other lab."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ _up: list[tuple[Lab, Last]] = []
 
 @contextmanager
 def own_lab(config: LabConfig, network: int | None, last: Last = lambda lab: None) -> Iterator[Lab]:
-    """A lab on `network`; None stands for the one that the environment names.
+    """A lab on `network`; None stands for the network that the environment names.
 
-    The environment is not changed, because pytest may end a fixture late: it ends a folder's
-    fixture only with the session. So starting the next folder's lab ends the last one. `last` is
-    called before a lab ends.
+    pytest may end a folder's fixture only at the end of the whole run. So the environment is not
+    changed, and the start of the next folder's lab ends the last one. `last` is called before a lab
+    ends.
     """
     while _up:
         _end().down()

@@ -7,7 +7,7 @@ Object = dict[str, Any]
 
 
 def copied(document: Any) -> Any:
-    """A JSON document of its own; copy.deepcopy takes several times as long."""
+    """Return a deep copy of a JSON document. copy.deepcopy takes several times as long."""
     if isinstance(document, dict):
         return {key: copied(value) for key, value in document.items()}
     if isinstance(document, list):
@@ -16,7 +16,7 @@ def copied(document: Any) -> Any:
 
 
 class DoesNotFit(Exception):
-    """The JSON patch was made for another document: the API server answers 422."""
+    """The JSON patch does not fit the document; the API server answers 422."""
 
 
 def merge(target: Any, patch: Any) -> Any:

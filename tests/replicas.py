@@ -1,4 +1,4 @@
-"""Operator processes beside a lab, under the rights that the chart grants."""
+"""Operator processes beside a lab, with the rights that the chart grants."""
 
 import json
 import os
@@ -18,9 +18,7 @@ LEASE = "everstep-system/everstep-operator"
 ELECTION = ("--lease-seconds=10", "--renew-seconds=7", "--retry-seconds=1", f"--lease={LEASE}")
 FLAGS = ("--http-port=0", "--scrape-seconds=1", "--agent-seconds=0.5", "--figures-seconds=0.5")
 TOKEN_HOURS = 24
-"""The default is one hour. A long test takes longer, and the API server would then refuse all its
-requests.
-"""
+"""The default is one hour. A longer test would then fail, because the API server refuses its requests."""
 ACCOUNT = "--nodes-service-account=everstep-system/everstep-nodes"
 
 
@@ -70,7 +68,7 @@ class Replica:
         return self.log.read_text()
 
     def fetch(self, path: str) -> str:
-        """The text of a page; empty while the replica does not answer."""
+        """Return the text of a page; empty while the replica does not answer."""
         found = re.search(r"metrics on \('([\d.]+)', (\d+)\)", self.said)
         if found is None:
             assert self.process.poll() is None, self.said
@@ -93,7 +91,7 @@ class Replica:
 
 
 def until(what: str, happens: Callable[[], bool], limit: float = 90.0) -> float:
-    """Wait until `happens` is true; returns the seconds that it took."""
+    """Wait until `happens` is true; return the seconds that it took."""
     began = time.monotonic()
     while not happens():
         if time.monotonic() - began > limit:

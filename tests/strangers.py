@@ -13,7 +13,7 @@ from everstep_contract import auth
 class Stranger:
     """Gives a nonce to anyone, and answers every other request with `body` and `headers`.
 
-    With `token`, which is that of a job of its own, it proves that it has that token.
+    With `token`, the token of its own job, it proves that it has that token.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Stranger:
         self.asked: list[str] = []
         """The first lines of the requests."""
         self.relayed: list[str] = []
-        """The status of each answer of a real agent to a relayed request, nonces excepted."""
+        """The status of a real agent's answer to each relayed request, except for nonces."""
         self.cut_off = asyncio.Event()
         """Set when a client hangs up."""
 
@@ -134,7 +134,7 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[str, int, bytes]:
 
 
 async def exchange(address: str, raw: bytes) -> bytes:
-    """Send these bytes and return all that arrives until the connection is closed."""
+    """Send these bytes; return all that arrives until the connection is closed."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(raw)

@@ -1,6 +1,6 @@
 """A toy API server for nodes and NodeQuarantines: merge patches, versions, a CRD that can vanish.
 
-It has the interface of `everstep_operator.kube.Kube`, and records what is written.
+It has the interface of `everstep_operator.kube.Kube` and records all writes.
 """
 
 import math
@@ -50,10 +50,10 @@ class ToyCluster:
     crd: str = "served"
     """served, terminating (nothing can be created) or missing."""
     crd_created_at: float | None = 0.0
-    """None: the client has no right to read it."""
+    """None if the client has no right to read it."""
     clock: Callable[[], float] = lambda: 1.0
     refuses_lists: bool = False
-    """The API server answers 503 to lists of NodeQuarantines."""
+    """Whether the API server answers 503 to lists of NodeQuarantines."""
     writes: list[str] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     pods: list[dict[str, Any]] = field(default_factory=list)
@@ -67,7 +67,7 @@ class ToyCluster:
             self.add(kube.NODES, a_node_object(f"node-{index}", **changes))
 
     def change_node(self, name: str, patch: Mapping[str, Any]) -> None:
-        """Change the node as somebody else."""
+        """Change the node as somebody other than the operator."""
         self._store(kube.NODES, merge(self.objects["nodes", name], patch))
 
     def remove(self, kind: kube.Kind, name: str) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class ToyCluster:
         return [event["reason"] for event in self.events]
 
     def shape(self) -> Any:
-        """All that matters in the final state, without versions and times."""
+        """The final state without versions and times."""
         nodes = {
             n.name: (
                 n.unschedulable,

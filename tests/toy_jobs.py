@@ -1,4 +1,4 @@
-"""A cluster that is small enough to be stopped anywhere.
+"""A cluster that is simple enough to be stopped anywhere.
 
 It has an API server's rules for objects, a kubelet, and a job that trains. It keeps what matters
 for convergence: UIDs, resourceVersions, create-once, UID preconditions, merge patches, graceful
@@ -25,7 +25,7 @@ START = 1_000_000.0
 
 
 class Cut(BaseException):
-    """The operator dies here: none of its code handles this exception."""
+    """The operator dies here, because none of its code handles this exception."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class ToyCluster:
     refusing_nodes: set[str] = field(default_factory=set)
     """Nodes whose kubelets refuse pods (UnexpectedAdmissionError)."""
     refuses: str = ""
-    """If not empty: why no pod is accepted (a quota)."""
+    """If not empty, the reason why no pod is accepted (a quota)."""
     made: list[str] = field(default_factory=list)
     deleted: list[Deletion] = field(default_factory=list)
     """Pods that the operator deleted, in this order."""
@@ -226,7 +226,7 @@ class ToyCluster:
         self._touch(pod)
 
     def feed(self, world: World) -> None:
-        """Bring the world up to date, as the watches do."""
+        """Update the world, as the watches do."""
         for mirror, plural in (
             (world.jobs, names.PLURAL), (world.pods, "pods"), (world.nodes, "nodes"),
         ):  # fmt: skip

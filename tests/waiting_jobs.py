@@ -1,6 +1,6 @@
-"""Many jobs for which there is no room, under an operator's own passes.
+"""Many jobs without room, under an operator's real passes.
 
-The clock jumps to whatever is due next.
+The clock jumps to what is due next.
 """
 
 import heapq
@@ -77,7 +77,7 @@ class Waiting:
         self.board.publish(found, {})
 
     async def run(self, seconds: float) -> int:
-        """Run all passes that are due within `seconds`; returns their number."""
+        """Run all passes that are due within `seconds`; return their number."""
         end, made = self.cluster.now + seconds, 0
         while self._heap and self._heap[0][0] <= end:
             at, key = heapq.heappop(self._heap)
@@ -95,7 +95,7 @@ class Waiting:
         return made
 
     def _watch(self) -> None:
-        """Let the scheduler look at each new pod, and the watch report the result."""
+        """Let the scheduler look at each new pod, and let the watch report the result."""
         for (plural, name), pod in list(self.cluster.objects.items()):
             if plural == "pods" and "status" not in pod:
                 self._say_no_room(name, pod)
@@ -106,7 +106,7 @@ class Waiting:
         self.tell_of(name)
 
     def place(self, name: str, node: str) -> None:
-        """Let the scheduler find a node for the pod, whose image pull then never ends."""
+        """Let the scheduler find a node for the pod. The pod's image pull then never ends."""
         self.cluster.add_node(node)
         self.world.nodes.put(copied(self.cluster.objects["nodes", node]))
         self.cluster.objects["pods", name]["spec"]["nodeName"] = node
@@ -120,7 +120,7 @@ class Waiting:
             self.wake(key)
 
     def delete_marked(self) -> None:
-        """Do the work of kubelets and garbage collection: remove whatever is being deleted."""
+        """Do the work of the kubelets and the garbage collector: remove whatever is being deleted."""
         for (plural, name), pod in list(self.cluster.objects.items()):
             if plural == "pods" and "deletionTimestamp" in pod["metadata"]:
                 del self.cluster.objects[plural, name]
@@ -140,7 +140,7 @@ class Waiting:
 
 
 async def start(jobs: int, **given: Any) -> Waiting:
-    """Run jobs until all pods exist; none has a node, and there is a verdict against one node."""
+    """Run jobs until all their pods exist. No pod has a node, and one node has a verdict against it."""
     found = Waiting(jobs, **given)
     found.publish(SPARED)
     await found.run(30.0)

@@ -1,4 +1,4 @@
-"""The cost of a call in executed bytecodes of a package, whatever the clock and the machine."""
+"""The cost of a call in executed bytecodes of a package, which does not depend on clock or machine."""
 
 import sys
 from collections.abc import Awaitable, Callable
