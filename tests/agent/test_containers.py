@@ -1,4 +1,4 @@
-"""Real agent processes are killed: no process that they started survives, and the run goes on."""
+"""Real agent processes are killed: no process that they started survives, and the run continues."""
 
 import asyncio
 import os

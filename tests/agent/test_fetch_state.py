@@ -57,7 +57,7 @@ async def test_where_there_is_no_room_for_a_checkpoint_it_is_said_and_waited_for
 
 
 class Told:
-    """A pod's `Restorer`, asked for the newest checkpoint of a run, and what it told."""
+    """A pod's `Restorer`, asked for the newest checkpoint of a run, and what it reports."""
 
     def __init__(self, store: UnreliableStore, folder: Path) -> None:
         self.store, self.news = store, asyncio.Event()

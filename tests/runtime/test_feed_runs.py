@@ -81,7 +81,7 @@ async def test_a_smaller_global_batch_repeats_no_sample_and_verify_says_so(
     samples = half_a_run.samples
     assert Counter(samples[:48]) == Counter(range(48))
     assert max(Counter(samples[48:]).values()) == 1
-    assert samples[48:] != samples[24:48], "the second pass repeats the order of the first"
+    assert samples[48:] != samples[24:48], "the second pass repeats half of the first"
     status, shown = await half_a_run.verify()
     assert status == 0
     assert "NOTE    feed 1, step 5: global_batch was 12, is 6" in shown
