@@ -1,10 +1,12 @@
 """Pods on a real control plane: what a user of kubectl sees on a simulated node."""
 
+import contextlib
 import json
 import select
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ Pod = dict[str, Any]
 PLAIN = "plain/python:dev"
 IDLE = "import time; print('up', flush=True); time.sleep(1000)"
 STUBBORN = (
-    "import signal; signal.signal(signal.SIGTERM, lambda *_: print('no', flush=True));" + IDLE
+    "import signal; signal.signal(signal.SIGTERM, lambda *_: print('SIGTERM', flush=True));" + IDLE
 )
 
 
@@ -260,14 +262,27 @@ def test_a_pod_gets_its_grace_and_is_then_killed(lab: LabClass, apply: Callable[
     is_running(lab, apply("stubborn", STUBBORN, terminationGracePeriodSeconds=2))
     until(lambda: "up" in lab.kubectl("logs", "stubborn"), lab, "the handler set")
     lab.kubectl("delete", "pod", "stubborn", "--wait=false")
-    until(lambda: "no" in lab.kubectl("logs", "stubborn", check=False), lab, "the SIGTERM")
+    until(lambda: "SIGTERM" in lab.kubectl("logs", "stubborn", check=False), lab, "the SIGTERM")
     lab.kubectl("wait", "pod/stubborn", "--for=delete", "--timeout=20s")
 
 
 def test_a_pod_deleted_by_force_leaves_no_process(lab: LabClass, apply: Callable[..., str]) -> None:
-    is_running(lab, apply("forced", STUBBORN, terminationGracePeriodSeconds=300))
+    mark = "deleted by force"
+    is_running(lab, apply("forced", f"{STUBBORN} # {mark}", terminationGracePeriodSeconds=300))
+    assert processes_with(mark)
     lab.kubectl("delete", "pod", "forced", "--force", "--grace-period=0")
     until(lambda: "default/forced" not in pods_of(lab), lab, "the pod forgotten")
+    until(lambda: not processes_with(mark), lab, "the end of its processes")
+
+
+def processes_with(mark: str) -> list[str]:
+    """The folders in /proc of the processes with these words in their command."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            if mark.encode() in file.read_bytes():
+                found.append(str(file.parent))
+    return found
 
 
 def pods_of(lab: LabClass) -> set[str]:

@@ -22,7 +22,7 @@ from runtime.test_regroup_agents import a_script
 
 
 class Log(UnreliableStore):
-    """A store that refuses log entries while `full`, and delays writes until `answers` is set."""
+    """A store that refuses log entries while `full`, and delays entries and reads until `answers` is set."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
