@@ -121,6 +121,12 @@ def test_a_broken_line_costs_only_itself() -> None:
     assert (list(found.gpus), found.bad_lines) == (["GPU-a"], 1)
 
 
+@pytest.mark.parametrize("code", ["", "a", "-1", "²", "٣", "7" * 5000])
+def test_a_code_that_is_no_number_costs_only_its_series(code: str) -> None:
+    body = line("DCGM_EXP_XID_ERRORS_COUNT", "1", xid=code) + line("DCGM_FI_DEV_GPU_TEMP", "40")
+    assert shown(only(body), "XID_ERRORS_COUNT") is None
+
+
 @pytest.mark.parametrize("body", [b"", b"\n \n"])
 def test_an_empty_page_says_that_it_is_empty(body: bytes) -> None:
     with pytest.raises(parse.PageError, match="empty") as raised:

@@ -35,6 +35,7 @@ _PLAIN_LINE = re.compile(
     rf"(\w+)(?:\{{({_LABEL}(?:,{_LABEL})*)?\}})? ([0-9.eE+-]+|NaN)(?: [0-9]+)?", re.ASCII
 )
 _PAIR = re.compile(r'(\w+)="([^"]*)"')
+_CODE = re.compile(r"[0-9]{1,9}")
 
 
 class PageError(ValueError):
@@ -148,7 +149,7 @@ def _code(sample: Sample, label: str | None) -> int | None:
     if not label:
         return None if label is None else 0
     text = sample.labels.get(label, "")
-    return int(text) if text.isdigit() else None
+    return int(text) if _CODE.fullmatch(text) else None
 
 
 def _add_value(gpu: GpuSample, metric: str, code: int, value: float) -> GpuSample:
