@@ -328,6 +328,32 @@ def test_state_that_nobody_else_holds_stays() -> None:
     assert planned.wanted.leave == (0, 1, 2)
 
 
+def drained(*, shard: int = 1, replicas: int = 2, **changes: Any) -> Plan:
+    """The plan for a job whose slot 0 has been asked for too long to save and leave."""
+    waiting = a_slot(0, leaving_since=to_stamp(NOW - 121))
+    slots = [waiting, *(a_slot(s) for s in range(1, replicas))]
+    spec = a_spec(replicas=replicas, parallelism={"shard": shard})
+    observed = an_observation(
+        job=a_job(spec, status=a_status(slots=slots)),
+        pods=tuple(a_pod(s) for s in range(replicas)),
+        seen=a_seen([(s, 1) for s in range(replicas)]),
+        **changes,
+    )
+    return plan(with_verdict(observed, 0, NodeState.LEAVING), NOW)
+
+
+def test_the_rest_of_a_sharded_copy_is_no_other_copy_of_the_state() -> None:
+    assert attempts(drained(shard=2)) == [1, 1], "slot 1 holds the other half of the only copy"
+    assert attempts(drained(shard=2, replicas=4)) == [2, 1, 1, 1], "slots 2 and 3 hold another"
+
+
+def test_a_member_on_a_lost_node_does_not_count_as_another_copy() -> None:
+    lost = {"node-0": NodeFact(name="node-0"), "node-1": NodeFact(name="node-1", not_ready_for=5.0)}
+    assert attempts(drained()) == [2, 1]
+    assert attempts(drained(nodes=lost)) == [1, 1]
+    assert attempts(drained(silent_nodes={"node-1": 20.0})) == [1, 1]
+
+
 def test_a_pod_that_no_epoch_ever_held_leaves_at_once() -> None:
     status = JobStatus(slots=[a_slot(s) for s in range(3)])
     observed = an_observation(job=a_job(status=status), seen=None)

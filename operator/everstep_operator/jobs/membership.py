@@ -358,17 +358,22 @@ def _drained_too_long(observed: Observed, record: SlotStatus, now: float) -> boo
 
 
 def _held_elsewhere(observed: Observed, record: SlotStatus) -> bool:
-    """Another member, on a node that is not faulty or suspect, holds the same state (replicated
-    jobs).
+    """Whether other members hold a whole copy of the state: all slots of another unit, on nodes that
+    are not faulty, suspect or lost. The slot's own unit holds no other copy.
     """
-    for member in observed.seen.members if observed.seen else ():
-        pod = observed.pod_of(member.slot, member.attempt)
-        if member.slot == record.slot or pod is None or pod.over or pod.deleting:
-            continue
-        verdict = observed.verdicts.get(pod.node)
-        if verdict is None or not verdict.avoided:
-            return True
-    return False
+    members = observed.seen.members if observed.seen else ()
+    sound = frozenset(m.slot for m in members if _is_sound(observed, m.slot, m.attempt))
+    others = (u for u in observed.units if record.slot not in u and len(u) == observed.together)
+    return any(sound.issuperset(unit) for unit in others)
+
+
+def _is_sound(observed: Observed, slot: int, attempt: int) -> bool:
+    pod = observed.pod_of(slot, attempt)
+    if pod is None or pod.over or pod.deleting or pod.node in observed.silent_nodes:
+        return False
+    node, verdict = observed.nodes.get(pod.node), observed.verdicts.get(pod.node)
+    ready = node is not None and node.not_ready_for is None
+    return ready and (verdict is None or not verdict.avoided)
 
 
 def _decide_suspect(observed: Observed, record: SlotStatus, pod: Pod) -> Decision | None:
