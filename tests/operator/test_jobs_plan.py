@@ -302,6 +302,23 @@ def test_an_operator_that_has_not_looked_yet_takes_no_reason_for_gone() -> None:
     assert attempts(plan(replace(observed, judged=False), NOW)) == [1, 1, 1]
 
 
+def test_an_operator_that_has_not_looked_yet_withdraws_no_request_to_leave() -> None:
+    observed = with_verdict(an_observation(), 1, NodeState.LEAVING)
+    asked = plan(observed, NOW)
+    restarted = replace(
+        observed, job=replace(observed.job, status=asked.status), verdicts={}, judged=False
+    )
+    planned = plan(restarted, NOW + 100)
+    assert planned.wanted is not None
+    assert planned.wanted.leave == (1,)
+    assert planned.status.slots == asked.status.slots, "the time limit of the drain goes on"
+    assert planned.status.state == "Recovering"
+    assert planned.events == ()
+    healthy = plan(replace(restarted, judged=True), NOW + 101)
+    assert healthy.wanted is not None
+    assert healthy.wanted.leave == ()
+
+
 def test_unknown_is_no_reason_to_act() -> None:
     quiet = plan(with_verdict(an_observation(), 1, NodeState.UNKNOWN), NOW)
     assert quiet.actions == ()

@@ -153,6 +153,8 @@ def decide_slot(scene: Scene, record: SlotStatus) -> Decision:
         return decision
     if pod.deleting:
         return _decide_deleted(observed, record, pod, now)
+    if not observed.judged and (asked := _still_asked(observed, record, pod)):
+        return asked
     if left := observed.left_of(record.slot, record.attempt):
         if not observed.judged:
             return Stay(slot=record.slot)
@@ -374,6 +376,17 @@ def _is_sound(observed: Observed, slot: int, attempt: int) -> bool:
     node, verdict = observed.nodes.get(pod.node), observed.verdicts.get(pod.node)
     ready = node is not None and node.not_ready_for is None
     return ready and (verdict is None or not verdict.avoided)
+
+
+def _still_asked(observed: Observed, record: SlotStatus, pod: Pod) -> Leave | None:
+    """A request to leave that a former operator made stands until this one has judged the nodes: it
+    may not know the reason yet, and the time limit of the request goes on.
+    """
+    open_ = (i for i in observed.job.status.incidents if i.open and i.id == record.incident)
+    why = next(open_, None)
+    if record.leaving_since is None or why is None:
+        return None
+    return _leave(observed, record, pod, why.cause, why.message, why.quarantine or "")
 
 
 def _decide_suspect(observed: Observed, record: SlotStatus, pod: Pod) -> Decision | None:
