@@ -125,9 +125,16 @@ def _value(hint: Any, raw: Any, path: str) -> Any:
 
 def _scalar(hint: Any, raw: Any, path: str) -> Any:
     if hint is float and isinstance(raw, int) and not isinstance(raw, bool):
-        return float(raw)
+        return _to_float(raw, path)
     if hint is int and isinstance(raw, str) and _INTEGER.fullmatch(raw):
         return int(raw)  # keys of JSON objects are always strings
     if isinstance(raw, hint) and not (hint is int and isinstance(raw, bool)):
         return raw
     raise DecodeError(f"{path}: expected {hint.__name__}, found {raw!r:.80}")
+
+
+def _to_float(raw: int, path: str) -> float:
+    try:
+        return float(raw)
+    except OverflowError:
+        raise DecodeError(f"{path}: {raw!r:.80} is too large for a float") from None

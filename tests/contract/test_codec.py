@@ -60,6 +60,7 @@ def test_whole_numbers_are_floats_where_floats_are_wanted() -> None:
         ('{"name": "x", "colour": "blue"}', "Outer.colour: 'blue' is none of red"),
         ('{"name": "x", "by_slot": {"a": 1}}', "Outer.by_slot: expected int, found 'a'"),
         ('{"name": "x", "by_slot": {"1": "a"}}', "Outer.by_slot.1: expected float"),
+        (f'{{"name": "x", "maybe": {"9" * 400}}}', "Outer.maybe: 999"),
         ("[" * 100_000, "Outer: not JSON"),
     ],
 )

@@ -250,6 +250,18 @@ async def test_of_a_stranger_a_few_kilobytes_are_read(dialogue: Agents, listener
         assert told.unproven == {"u"}
 
 
+@pytest.mark.parametrize("field", ["loss", "age_ms"])
+async def test_a_number_that_no_float_can_hold_ends_no_dialogue(
+    agent: ToyAgent, dialogue: Agents, listener: Listener, field: str
+) -> None:
+    body = f'{{"{field}": {"9" * 400}}}'.encode()
+    async with Stranger(body) as stranger:
+        pods = {stranger.address: "dead", agent.address: "living"}
+        dialogue.tell(KEY, TOKEN, levels.Wanted(), pods)
+        await agent.answered(3)
+    assert dialogue.report_on(KEY).callers == {"living"}
+
+
 async def test_the_job_of_an_older_runtime_goes_on_through_an_upgrade_of_the_operator(
     dialogue: Agents, listener: Listener
 ) -> None:

@@ -21,6 +21,8 @@ class Unanswered(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
     seen: Seen
+    age: float
+    """Seconds since its figures were fresh, according to the sender."""
     proven: bool
     """The sender has the job's token."""
 
@@ -59,7 +61,15 @@ class AgentConnection:
             raise Unanswered("it refuses the job's token: was the operator's key changed?")
         if found.status != 200:
             raise Unanswered(f"status {found.status}: {found.body[:300].decode(errors='replace')}")
-        return Said(seen=codec.loads(Seen, found.body), proven=found.proven)
+        seen = codec.loads(Seen, found.body)
+        return Said(seen=seen, age=_to_age(seen), proven=found.proven)
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _to_age(seen: Seen) -> float:
+    try:
+        return seen.age_ms / 1000
+    except OverflowError:
+        raise codec.DecodeError(f"Seen.age_ms: {seen.age_ms!r:.80} is too large") from None

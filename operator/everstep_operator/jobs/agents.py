@@ -158,7 +158,7 @@ class Agents:
 
     def _judge(self, held: JobSession, connection: AgentConnection, said: Said) -> Heard | None:
         """The part of an answer that counts; None: no part of it does (see `reports`)."""
-        at = time.monotonic() - said.seen.age_ms / 1000
+        at = time.monotonic() - said.age
         if said.proven:
             connection.answered = held.proven = True
             return Heard(seen=said.seen, at=at)
