@@ -172,7 +172,9 @@ async def test_a_standby_that_takes_over_publishes_nothing_of_what_its_leader_ha
     rig.loop.quarantine_deleted(deleted)
     lists, said = rig.loop._fleet._list, list[dict[str, str]]()
 
-    async def a_rank_dies_after_the_list() -> tuple[tuple[Quarantine, ...] | None, str]:
+    async def a_rank_dies_after_the_list() -> tuple[
+        tuple[Quarantine, ...] | None, dict[str, str], str
+    ]:
         found = await lists()
         rig.loop.rank_died("node-0")
         said.append(rig.receiver.states())
@@ -343,6 +345,31 @@ async def test_the_time_of_a_verdict_goes_with_the_verdict(rig: Rig) -> None:
     rig.loop.quarantine_deleted(rig.cluster.remove(kube.QUARANTINES, quarantine.name))
     await rig.rounds(3)
     assert rig.loop._publisher._decided_at == {}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_quarantine_that_an_edit_made_unreadable_stays_in_force(
+    rig: Rig, restarted: bool
+) -> None:
+    await rig.rounds(1)
+    await rig.rounds(2, xid=64)
+    (quarantine,) = rig.cluster.quarantines()
+    edited = rig.cluster.remove(kube.QUARANTINES, quarantine.name)
+    edited["spec"]["decidedAt"] = "2024-12-31t23:59:59z"  # the CRD accepts it
+    rig.cluster.add(kube.QUARANTINES, edited)
+    rig.cluster.writes.clear()
+    if restarted:
+        rig.restart()
+    await rig.rounds(4)
+    assert rig.node()["unschedulable"] is True
+    assert rig.receiver.states() == {"node-0": "leaving"}
+    assert rig.cluster.writes == []
+    if restarted:
+        assert "CreateQuarantine" not in rig.loop.render_metrics(), "it exists"
+        return
+    rig.cluster.remove(kube.QUARANTINES, quarantine.name)
+    await rig.rounds(3)
+    assert not rig.node().get("unschedulable")
 
 
 async def test_words_about_a_quarantine_go_with_it(rig: Rig) -> None:

@@ -2,7 +2,7 @@
 released wrongly.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -40,12 +40,17 @@ def with_deleted(memory: FleetMemory, quarantine: Quarantine) -> FleetMemory:
 
 
 def remember(
-    memory: FleetMemory, there: Mapping[str, Quarantine], absent: frozenset[str], now: float
+    memory: FleetMemory,
+    there: Mapping[str, Quarantine],
+    absent: frozenset[str],
+    unread: Collection[str],
+    now: float,
 ) -> FleetMemory:
     """Update the memory after a successful list. What exists again was not deleted; what is settled
-    is dropped.
+    is dropped. Of an object that cannot be read, the last copy stays in force.
     """
-    alive = {name: q for name, q in memory.alive.items() if name in absent} | dict(there)
+    held = {n: q for n, q in memory.alive.items() if n in absent or n in unread}
+    alive = held | dict(there)
     since = {name: memory.absent_since.get(name, now) for name in absent}
     lost = {name: reason for name, reason in memory.lost.items() if name in absent}
     return replace(

@@ -72,6 +72,8 @@ class Observed:
     quarantines: tuple[Quarantine, ...] | None
     """None: they could not be listed; `unreadable` says why."""
     unreadable: str = ""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """NodeQuarantines that exist but cannot be read, because a person has edited them → their node."""
     definition: Definition = SERVED
     findings: Findings = NOTHING_FOUND
 

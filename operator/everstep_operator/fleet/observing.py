@@ -71,6 +71,7 @@ def _report_orphans(view: View) -> Iterator[Tell]:
     recreated; here the message says how to release the node by hand.
     """
     seen = view.losses.memory.alive.keys() - view.losses.memory.lost.keys()
+    seen |= view.observed.unread.keys()
     for node, mark in list_marks(view.observed.roster):
         if mark.quarantine in seen:
             continue

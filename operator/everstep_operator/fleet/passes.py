@@ -58,14 +58,15 @@ class FleetPasses:
             log.warning("%s", error)
 
     async def observe(self, roster: Roster, findings: Findings) -> Observed:
-        listed, unreadable = await self._list()
+        listed, unread, unreadable = await self._list()
         definition = SERVED
-        if listed is not None and release.find_absent(roster, listed, self.memory):
+        if listed is not None and release.find_absent(roster, listed, unread, self.memory):
             definition = await self._look_at_definition()
         return Observed(
             roster=roster,
             quarantines=listed,
             unreadable=unreadable,
+            unread=unread,
             definition=definition,
             findings=findings,
         )
@@ -85,25 +86,29 @@ class FleetPasses:
         told, self._told = self._told, {a for a in actions if isinstance(a, Tell)}
         return [action for action in actions if not isinstance(action, Tell) or action not in told]
 
-    async def _list(self) -> tuple[tuple[Quarantine, ...] | None, str]:
+    async def _list(self) -> tuple[tuple[Quarantine, ...] | None, dict[str, str], str]:
         """The quarantines as the API server lists them: a stale mirror must not decide whether one
-        is absent. If they cannot be listed: None and the reason.
+        is absent. With them, those that cannot be read, and their nodes. If they cannot be listed:
+        None and the reason.
         """
         try:
             objects, _ = await self._port.list(kube.QUARANTINES)
         except kube.KubeError as error:
             self._listed |= isinstance(error, kube.Gone)
-            return None, f"{type(error).__name__}: {error.message}"
+            return None, {}, f"{type(error).__name__}: {error.message}"
         self._listed = True
-        found = {}
-        unreadable = {}
+        found: list[Quarantine] = []
+        unread: dict[str, str] = {}
+        words: dict[str, str] = {}
         for obj in objects:
+            name = obj["metadata"]["name"]
             try:
-                found[obj["metadata"]["name"]] = to_quarantine(obj)
+                found.append(to_quarantine(obj))
             except QuarantineError as error:
-                unreadable[f"quarantine {obj['metadata']['name']}"] = f"cannot be read: {error}"
-        self._said.say_all("quarantine ", unreadable)
-        return tuple(found.values()), ""
+                unread[name] = str((obj.get("spec") or {}).get("nodeName", ""))
+                words[f"quarantine {name}"] = f"cannot be read, its node stays as it is: {error}"
+        self._said.say_all("quarantine ", words)
+        return tuple(found), unread, ""
 
     async def _look_at_definition(self) -> Definition:
         creatable = await self._is_creatable()

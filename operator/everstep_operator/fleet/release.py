@@ -10,7 +10,7 @@ state), a replaced CRD, a mark whose object this operator never saw. What was lo
 so that it can be deleted again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -35,15 +35,17 @@ class Losses:
     waiting: frozenset[str] = frozenset()
     """Absent, and not yet handled."""
     waiting_nodes: frozenset[str] = frozenset()
-    """Their nodes: unchanged for now."""
+    """Their nodes, and those of objects that cannot be read: unchanged for now."""
     memory: FleetMemory
 
 
 def find_absent(
-    roster: Roster, listed: Iterable[Quarantine], memory: FleetMemory
+    roster: Roster, listed: Iterable[Quarantine], unread: Collection[str], memory: FleetMemory
 ) -> frozenset[str]:
-    """Names that a mark or the memory contains and the list does not."""
-    there = {q.name for q in listed if not q.deleting}
+    """Names that a mark or the memory contains and the list does not. An object that exists and
+    cannot be read (`unread`) is not absent.
+    """
+    there = {q.name for q in listed if not q.deleting} | set(unread)
     marked = {mark.quarantine for _, mark in list_marks(roster)}
     open_ = {name for name, q in memory.alive.items() if not _is_settled(q, roster.nodes)}
     return frozenset((marked | open_) - there)
@@ -66,15 +68,16 @@ def _is_settled(quarantine: Quarantine, nodes: Mapping[str, NodeFacts]) -> bool:
 
 def decide_losses(observed: Observed, memory: FleetMemory, policy: Policy, now: float) -> Losses:
     there = {q.name: q for q in observed.quarantines or () if not q.deleting}
-    absent = find_absent(observed.roster, there.values(), memory)
-    memory = remember(memory, there, absent, now)
+    unread = observed.unread
+    absent = find_absent(observed.roster, there.values(), unread, memory)
+    memory = remember(memory, there, absent, unread, now)
     memory = _note_lost(memory, observed.definition, policy, now)
     creatable = observed.definition.creatable
     return Losses(
         release=_choose_released(memory, observed.definition, policy, now) if creatable else (),
         put_back=_choose_put_back(observed.roster, memory) if creatable else (),
         waiting=absent,
-        waiting_nodes=_list_nodes(absent, observed.roster, memory),
+        waiting_nodes=_list_nodes(absent, observed.roster, memory) | set(unread.values()),
         memory=memory,
     )
 
