@@ -157,6 +157,21 @@ async def test_deleting_the_quarantine_releases_and_old_evidence_does_not_come_b
     assert rig.receiver.states() == {"node-0": "leaving"}
 
 
+async def test_a_gpu_that_was_taken_out_convicts_no_later_boot(rig: Rig) -> None:
+    await rig.rounds(2)
+    await rig.rounds(3, uuids=(B,))
+    (quarantine,) = rig.cluster.quarantines()
+    rig.loop.quarantine_deleted(rig.cluster.remove(kube.QUARANTINES, quarantine.name))
+    await rig.rounds(3)
+    assert rig.receiver.states() == {}
+    rig.cluster.change_node("node-0", {"status": {"nodeInfo": {"bootID": "boot-2"}}})
+    await rig.rounds(4)
+    assert rig.receiver.states() == {}
+    await rig.rounds(1, uuids=(A, B))
+    await rig.rounds(3, uuids=(B,))
+    assert rig.receiver.states() == {"node-0": "gone"}, "it was back, and is lost again"
+
+
 async def test_a_standby_that_takes_over_publishes_nothing_of_what_its_leader_has_released(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from everstep_operator.evidence import MISSING
 from everstep_operator.health.outcomes import Scrape, ScrapeFailure
 from everstep_operator.health.parse import GpuSample, Page
 from everstep_operator.health.rules.reading import Change, Reading, Values
@@ -105,7 +106,8 @@ def remember(
 def of_this_boot(memory: NodeMemory, facts: NodeFacts, rules: Rules) -> NodeMemory:
     """The memory without what ended with an earlier boot: latches, counters and absences.
 
-    Faults that outlive a boot stay. The list of GPUs stays as long as the machine is the same.
+    Faults that outlive a boot stay. The list of GPUs stays as long as the machine is the same, except
+    those that a person has given up.
     """
     if memory.machine != facts.machine:
         return NodeMemory(machine=facts.machine, boot=facts.boot)
@@ -114,8 +116,17 @@ def of_this_boot(memory: NodeMemory, facts: NodeFacts, rules: Rules) -> NodeMemo
     gpus = {
         uuid: GpuMemory(index=gpu.index, seen=gpu.seen, onsets=_lasting(gpu, rules))
         for uuid, gpu in memory.gpus.items()
+        if not _is_given_up(uuid, facts)
     }
     return NodeMemory(machine=facts.machine, boot=facts.boot, gpus=MappingProxyType(gpus))
+
+
+def _is_given_up(uuid: str, facts: NodeFacts) -> bool:
+    """Whether a person has released the node without this GPU, and no page has shown it since: then
+    the node is not expected to have it, in this boot or a later one.
+    """
+    answered = any(one.kind == MISSING and one.gpu == uuid for one in facts.answered)
+    return answered and uuid not in facts.expected
 
 
 def _lasting(gpu: GpuMemory, rules: Rules) -> Mapping[FaultKey, Onset]:
