@@ -191,6 +191,13 @@ class ToyCluster:
         }
         self._touch(node)
 
+    def end_container(self, pod: str, *, reason: str) -> None:
+        """The pod's container ends, and its kubelet has not started it again yet."""
+        obj = self.objects["pods", pod]
+        ended = {"exitCode": 137, "reason": reason, "finishedAt": to_stamp(self.now)}
+        obj["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+        self._touch(obj)
+
     def tick(self) -> None:
         """Let the scheduler and the kubelets work for one second."""
         self.now += 1

@@ -111,6 +111,28 @@ async def test_a_node_that_the_api_server_has_no_more_is_lost_at_once() -> None:
     assert [(s["attempt"], s["formerNode"]) for s in lost] == [(2, "node-1")]
 
 
+async def test_events_about_what_was_observed_delay_no_recovery(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    create, replaced = cluster.create, dict[str, list[int]]()
+
+    async def note_create(kind: kube.Kind, body: Any, *args: Any, **kwargs: Any) -> Any:
+        if kind is kube.EVENTS:
+            replaced[body["reason"]] = [d.slot for d in cluster.deleted]
+        return await create(kind, body, *args, **kwargs)
+
+    monkeypatch.setattr(cluster, "create", note_create)
+    cluster.end_container("lm-0-1", reason="OOMKilled")
+    del cluster.objects["nodes", "node-1"]
+    for _ in range(2):
+        cluster.feed(operator.world)
+        await operator.run(KEY)
+    assert replaced["OOMKilled"] == [1], "slot 1, whose node was lost, came first"
+
+
 def test_a_clock_runs_as_long_as_something_is_so_and_then_begins_anew() -> None:
     clocks = Clocks()
     assert clocks.read("kind", ["a"], 10.0) == {"a": 0.0}

@@ -46,7 +46,9 @@ class Memory:
     """As last passed to `on_failed_starts`."""
     clocks: Clocks = field(default_factory=Clocks)
     untold: tuple[EventDraft, ...] = ()
-    """Events of a counting plan, to be written after its action."""
+    """Events to be written after the next plan's actions: those of a counting plan, and those about
+    what was observed.
+    """
     out_of_memory: ToldOutOfMemory = field(default_factory=ToldOutOfMemory)
     unproven: set[str] = field(default_factory=set)
     """UIDs of pods already reported as giving unproven answers."""
@@ -116,8 +118,7 @@ class Passes:
     async def _pass(self, found: Object, now: float) -> float | None:
         observed = self.observe(found, now)
         self._tell_deaths(observed)
-        await self._tell_out_of_memory(observed, now)
-        await self._tell_unproven(observed, now)
+        self._note_events(observed)
         self._tell_failed_starts(observed, now)
         planned = plan(observed, now)
         if planned.counts and await find_unseen(self.port, self.world, observed):
@@ -243,20 +244,19 @@ class Passes:
         for node in self._memory(observed.job).deaths.take_new(observed):
             self.on_death(node)
 
-    async def _tell_unproven(self, observed: Observed, now: float) -> None:
+    def _note_events(self, observed: Observed) -> None:
+        """Events about what was observed. They are written after the plan's actions, which they must
+        not delay.
+        """
         memory = self._memory(observed.job)
-        happening = describe_unproven(observed, memory.unproven)
+        found = (
+            memory.out_of_memory.take_new(observed),
+            describe_unproven(observed, memory.unproven),
+        )
         memory.unproven |= observed.unproven
-        await self._tell(observed.job, happening, now)
-
-    async def _tell_out_of_memory(self, observed: Observed, now: float) -> None:
-        happening = self._memory(observed.job).out_of_memory.take_new(observed)
-        await self._tell(observed.job, happening, now)
-
-    async def _tell(self, job: Job, happening: EventDraft | None, now: float) -> None:
-        if happening is not None:
-            action_log.log_event(job, happening)
-            await create_event(self.port, job, happening, now)
+        for happening in filter(None, found):
+            action_log.log_event(observed.job, happening)
+            memory.untold += (happening,)
 
     def _tell_failed_starts(self, observed: Observed, now: float) -> None:
         memory, job = self._memory(observed.job), observed.job
