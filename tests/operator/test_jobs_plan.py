@@ -679,6 +679,16 @@ def test_an_image_without_everstep_fails_once_nobody_else_can_have_called() -> N
         assert "executable file not found" in failed.message
 
 
+def test_one_node_that_cannot_start_a_container_fails_no_job_that_still_starts() -> None:
+    error = an_end(code=128, message="nvml error: driver not loaded")
+    observed = never_called(running_since=None, waiting="RunContainerError", last_ended=error)
+    for slot in (1, 2):
+        observed = with_pod(observed, slot, running_since=None, waiting="ContainerCreating")
+    assert condition(plan(observed, NOW), "Failed").status == "False"
+    late = replace(observed, starting_for={f"uid-{s}-1": 601.0 for s in range(3)})
+    assert condition(plan(late, NOW), "Failed").reason == "AgentNeverCalled"
+
+
 def test_silence_of_a_job_that_has_run_before_fails_nothing() -> None:
     observed = replace(
         an_observation(seen=None, callers=frozenset()), asked_for={"uid-0-1": 9999.0}

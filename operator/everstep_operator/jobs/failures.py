@@ -20,6 +20,8 @@ TRIES_WITHOUT_A_CALL = 4
 CALL_SECONDS = 30.0
 """How long the other running pods are asked before a container that does not start fails the job.
 """
+USUAL_WAITS = frozenset({"", "ContainerCreating", "PodInitializing"})
+"""Reasons why a container does not run yet that are no errors."""
 NOT_STARTED = frozenset({126, 127, 128})
 """Exit codes of shells and runtimes for a command that cannot be started."""
 
@@ -172,13 +174,25 @@ def decide_never_called(observed: Observed, pod: Pod, now: float) -> End | None:
 
 
 def _may_still_call(observed: Observed) -> bool:
-    """Whether a pod runs that this operator has not asked for long: an operator that has just
-    started knows no agent yet.
+    """Whether a pod runs that this operator has not asked for long (an operator that has just
+    started knows no agent yet), or whose container is still being created.
     """
     spec, asked = observed.job.spec, observed.asked_for
-    patience = min(CALL_SECONDS, spec.recovery.startup_seconds) if spec else CALL_SECONDS
-    up = [p for p in observed.pods if p.running_since is not None and not p.over]
-    return any(asked.get(p.uid, 0.0) < patience for p in up)
+    limit = spec.recovery.startup_seconds if spec else CALL_SECONDS
+    living = [p for p in observed.pods if not (p.over or p.deleting)]
+    up = [p for p in living if p.running_since is not None]
+    coming = [p for p in living if _is_first_start(p)]
+    return any(asked.get(p.uid, 0.0) < min(CALL_SECONDS, limit) for p in up) or any(
+        observed.starting_for.get(p.uid, 0.0) < limit for p in coming
+    )
+
+
+def _is_first_start(pod: Pod) -> bool:
+    """Whether the pod has a node, and its container has not been started yet: the image may still be
+    on its way.
+    """
+    begun = pod.running_since is not None or pod.ended or pod.last_ended
+    return bool(pod.node) and not begun and pod.waiting in USUAL_WAITS
 
 
 def _why_not_started(pod: Pod) -> str:

@@ -5,7 +5,7 @@ words of its source.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from everstep_operator.jobs import conditions, yields
+from everstep_operator.jobs import conditions, failures, yields
 from everstep_operator.jobs.conditions import ConditionDraft, Story
 from everstep_operator.jobs.membership import Decision, Leave, Stay
 from everstep_operator.jobs.observed import Observed, Pod, Refusal
@@ -17,7 +17,6 @@ REFUSED_SECONDS = 30.0
 """After how long a pod that was not allowed (quota, policy) is tried again."""
 SILENCE_SECONDS = 30.0
 """How long a job that ran counts as running although no agent answers."""
-USUAL_WAITS = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 
 def is_held_back(observed: Observed, now: float) -> bool:
@@ -245,7 +244,7 @@ def _describe_container(pod: Pod) -> tuple[str, str] | None:
     if pod.refused_by_node:
         text = f"pod {pod.name}: {pod.message or 'refused'}; the next attempt follows in seconds"
         return pod.reason or "PodRefusedByNode", text
-    if pod.waiting in USUAL_WAITS:
+    if pod.waiting in failures.USUAL_WAITS:
         return None
     words = [pod.waiting_message]
     if pod.last_ended is not None:
