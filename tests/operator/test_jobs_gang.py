@@ -151,11 +151,17 @@ def test_a_rival_is_one_that_has_some_nodes_and_lacks_others() -> None:
     def pod(node: str, phase: str = "Pending") -> Pod:
         return a_pod(0, node=node, phase=phase)
 
-    job = {"metadata": {"uid": "u", "creationTimestamp": to_stamp(NOW)}, "status": {}}
+    job = {
+        "metadata": {"uid": "u", "creationTimestamp": to_stamp(NOW)},
+        "spec": a_spec(replicas=2),
+        "status": {},
+    }
     assert observe.to_rival(job, [pod("n"), pod("")]).holds
     assert not observe.to_rival(job, [pod("n"), pod("m")]).holds
     assert not observe.to_rival(job, [pod(""), pod("")]).holds
     assert not observe.to_rival(job, [pod("n", "Succeeded"), pod("")]).holds
+    enough = {**job, "spec": {"workers": {"replicas": 2, "minReplicas": 1}}}
+    assert not observe.to_rival(enough, [pod("n"), pod("")]).holds, "it keeps its nodes, and trains"
 
 
 def test_state_that_the_waiting_workers_hold_is_saved_before_they_go() -> None:

@@ -134,10 +134,15 @@ def age_of(job: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def to_rival(job: Mapping[str, Any], pods: Iterable[Pod]) -> Rival:
-    """A job holds nodes in vain if some of its pods are scheduled and others are not."""
-    placed = {bool(p.node) for p in pods if p.phase in ("Pending", "Running")}
+    """A job holds nodes in vain if some of its pods are scheduled, fewer than it needs to train, and
+    others are not.
+    """
+    placed = [bool(p.node) for p in pods if p.phase in ("Pending", "Running")]
+    workers = (job.get("spec") or {}).get("workers") or {}
+    least = workers.get("minReplicas") or workers.get("replicas", 1)
     held = (job.get("status") or {}).get("gang") or {}
-    return Rival(holds=len(placed) == 2, gave_back_at=to_seconds(held.get("since")))
+    holds = 0 < sum(placed) < least and not all(placed)
+    return Rival(holds=holds, gave_back_at=to_seconds(held.get("since")))
 
 
 def to_node(obj: Mapping[str, Any], since: float | None, now: float) -> NodeFact:
