@@ -218,6 +218,11 @@ def _with_key(settings: Settings) -> Settings:
             raise SettingsError(
                 f"{_both_names('key_file')} {settings.key_file!r}: {error.strerror}"
             ) from None
+        except UnicodeDecodeError:
+            raise SettingsError(
+                f"{_both_names('key_file')} {settings.key_file!r}: the key is not text; write it as text, such as "
+                "the output of `openssl rand -hex 32`"
+            ) from None
     if len(key) < 16:
         raise SettingsError(
             f"no key of at least 16 characters: give {PREFIX}KEY or --key-file ({PREFIX}KEY_FILE); "

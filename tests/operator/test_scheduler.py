@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +106,13 @@ def test_a_setting_that_cannot_be_used_is_named_with_flag_and_variable() -> None
         load_settings([], {})
     command, settings = load_settings(["--http-port", "0"], env)
     assert (command, settings.http_port) == ("run", 0)
+
+
+def test_a_key_file_of_random_bytes_is_named_with_the_fix(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(b"\xff" * 32)
+    with pytest.raises(SettingsError, match=r"--key-file .*: the key is not text; write it"):
+        load_settings(["--key-file", str(key)], {})
 
 
 async def test_passes_that_wait_for_the_status_lane_hold_up_no_recovery() -> None:
