@@ -178,6 +178,7 @@ class TorchGroup:
         self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore
     ) -> LastSum | None:
         if self._cut_at is not None or any(work is None for work in works):
+            self._wait_returned(works)
             return None
         last: LastSum
         if self.mesh is not None and fits(numbers):
@@ -302,6 +303,14 @@ class TorchGroup:
             if self._cut_at is not None and time.monotonic() > self._cut_at + ABANDON_SECONDS:
                 self.abandoned = True
                 return False
+
+    def _wait_returned(self, works: Sequence[Any]) -> None:
+        """Wait for those operations of a broken group that were launched: the next sum uses the same
+        memory. One that does not return is abandoned.
+        """
+        for work in works:
+            if work is not None:
+                self._ends(work)
 
     def _ends(self, work: Any) -> bool:
         return self._completes(work) if isinstance(work, _OnDevice) else self._returned(work)

@@ -63,6 +63,24 @@ def test_an_operation_that_never_returns_is_abandoned_after_a_cut(group: TorchGr
     assert time.monotonic() - began < 5
 
 
+def test_before_a_sum_is_given_up_the_buckets_that_were_launched_have_returned(
+    group: TorchGroup,
+) -> None:
+    launched = Operation(complete_after=2, fails=True)
+    group.cut()
+    assert group.start_last([launched, None], torch.zeros(1)) is None
+    assert launched.left == 0, "it may still write into memory that the next sum uses"
+    assert not group.abandoned
+
+
+def test_a_bucket_that_does_not_return_is_abandoned_also_before_the_last_sum(
+    group: TorchGroup,
+) -> None:
+    group.cut()
+    assert group.start_last([Operation(complete_after=None), None], torch.zeros(1)) is None
+    assert group.abandoned
+
+
 class DeviceOperation:
     """An operation of NCCL. It fails if a wait for it has a time limit."""
 
