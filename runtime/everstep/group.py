@@ -293,6 +293,8 @@ class TorchGroup:
         """
         while True:
             complete = work.is_completed()
+            if self.abandoned and not complete:
+                return False  # the next sum uses new memory for all of them
             try:
                 work.wait(LOOK)
                 return True

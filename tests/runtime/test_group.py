@@ -81,6 +81,14 @@ def test_a_bucket_that_does_not_return_is_abandoned_also_before_the_last_sum(
     assert group.abandoned
 
 
+def test_behind_an_abandoned_operation_no_other_is_waited_for(group: TorchGroup) -> None:
+    hangs, behind = Operation(complete_after=None), Operation(complete_after=3)
+    group.cut()
+    assert group.start_last([hangs, behind, None], torch.zeros(1)) is None
+    assert group.abandoned
+    assert behind.left == 3, "each wait would take up to 0.1 s, for each of many buckets"
+
+
 class DeviceOperation:
     """An operation of NCCL. It fails if a wait for it has a time limit."""
 
