@@ -25,7 +25,8 @@ def mark_applied(session: Session, step: StepState, *, at_once: bool = False) ->
     step.copy = None
     session.most_reductions = max(session.most_reductions, step.reductions)
     session.applied = step.number
-    epoch = session.membership.mark_applied(step.number)
+    with session.meter.charging("wait", waiting=True):  # while this rank is held
+        epoch = session.membership.mark_applied(step.number)
     session.feeds.count_draws()
     session.meter.update(epoch=epoch, applied=step.number, phase=Phase.APPLIED, reduction=0)
     found, session.findings = session.findings, Findings()

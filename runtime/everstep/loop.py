@@ -150,8 +150,9 @@ class Loop:
         self._random = randomness.capture()
         membership = self._session.membership
         try:
-            membership.wait_regrouped(self._save_held)
-            self._passes = membership.begin(self._feed.micro_batches)
+            with self._session.meter.charging("wait", waiting=True):
+                membership.wait_regrouped(self._save_held)
+                self._passes = membership.begin(self._feed.micro_batches)
         except Parked:
             undo_step.leave(self._step, "the epoch ended")
         self._todo = list(self._passes)
@@ -286,7 +287,8 @@ class Loop:
         """Return whether another member had completed this reduction. If so, deliver this rank's
         sums with that member's vector.
         """
-        numbers = self._session.membership.take_rescue()
+        with self._session.meter.charging("wait", waiting=True):
+            numbers = self._session.membership.take_rescue()
         if numbers is None:
             return False
         if not self._session.reducer.summed:

@@ -3,6 +3,8 @@
 # ruff: noqa: PT012 - the loop as a whole is what raises
 
 import math
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -341,6 +343,31 @@ def test_a_cut_after_the_sum_parks_after_the_step(trial: Trial) -> None:
     (parked,) = trial.agent.of(wire.Parked)
     assert (parked.step, parked.sound) == (1, True)
     assert [a.step for a in trial.agent.of(wire.Applied)] == [1]
+
+
+@pytest.mark.parametrize("where", ["before the loop", "after it"])
+def test_a_rank_that_is_held_waits_for_others_and_does_not_hang(trial: Trial, where: str) -> None:
+    membership, position, seen = trial.session.membership, trial.session.meter.position, []
+
+    def end() -> None:
+        limit = time.monotonic() + 2.0
+        while not position.waiting and time.monotonic() < limit:
+            time.sleep(0.001)
+        seen.append((position.applied, position.waiting))
+        trial.agent.cut.set()
+        membership.park()
+
+    def hold(now: str) -> None:
+        if now == where and trial.session.applied == 1:
+            membership.hold(1)
+            threading.Thread(target=end, daemon=True).start()
+
+    with pytest.raises(Ended, match="parked"):
+        for step in trial.job.steps(until=5):
+            hold("before the loop")
+            trial.take(step)
+            hold("after it")
+    assert seen == [(1, True)]
 
 
 def test_a_cut_in_the_second_loop_saves_the_state_before_the_first(trial: Trial) -> None:
