@@ -236,8 +236,9 @@ class Job:
         """
         if not isinstance(data, Batches):
             raise Misuse(f"job.evaluate({type(data).__name__}): it takes what job.batches returned")
-        share = self._session.membership.plan_evaluation(data.pass_micro_batches)
+        micro_batches = data.pass_micro_batches
         with self._aside(Where.EVALUATE, "evaluate"):
+            share = self._session.membership.plan_evaluation(micro_batches)
             before = randomness.capture()
             try:
                 with torch.no_grad():
@@ -312,14 +313,15 @@ class Job:
         session = self._session
         if session.step is not None:
             boundary.mark_applied(session, session.step, at_once=True)
-        session.meter.enter(where, category=category, limit=limit)
-        apart = where is not Where.PAUSE
+        apart = where is not Where.PAUSE and session.settled and not session.finished
         if apart:
-            session.membership.set_apart(f"its script is in job.{category}")
+            with session.meter.charging("wait", waiting=True):
+                session.membership.go_apart(f"its script is in job.{category}")
+        session.meter.enter(where, category=category, limit=limit)
         try:
             yield
         finally:
-            if apart and session.settled and not session.finished:
+            if apart:
                 session.membership.set_apart("")
             back = Where.STEP if session.step is not None else self._outside
             session.meter.enter(back, category=back.name.lower())

@@ -106,6 +106,14 @@ class Membership:
         with self._news:
             self._apart = why
 
+    def go_apart(self, why: str) -> None:
+        """Like `set_apart`, but if this rank has reported its standing, wait for the regroup and its
+        group first. So from now on the ranks stay as they are, until `set_apart` or the epoch's end.
+        """
+        with self._news:
+            self._news.wait_for(lambda: self._parked or not (self._held or self._group is None))
+            self._apart = why
+
     def plan(self, micro_batches: int) -> range:
         """This rank's share of a loop that has not begun, with the current ranks."""
         return self._plan_of(self.rank, micro_batches)

@@ -382,6 +382,28 @@ def test_if_all_who_are_left_are_behind_each_keeps_its_vector(rank: Rank) -> Non
     assert vector.tolist() == [7.0]
 
 
+# --- an evaluation -------------------------------------------------------------------------------
+
+
+def test_a_rank_goes_apart_only_once_the_ranks_and_their_group_are_known(rank: Rank) -> None:
+    rank.membership.hold(1)
+    call = blocked(lambda: rank.membership.go_apart("it evaluates"))
+    assert rank.standings()[-1].problem == ""
+    rank.regroup()
+    call.end()
+    assert (rank.membership.rank, rank.membership.world) == (0, 2)
+    assert rank.membership.group is rank.groups[2]
+    rank.membership.hold(2)
+    assert rank.standings()[-1].problem == "it evaluates"
+
+
+def test_a_rank_whose_epoch_ends_does_not_wait_to_go_apart(rank: Rank) -> None:
+    rank.membership.hold(1)
+    call = blocked(lambda: rank.membership.go_apart("it evaluates"))
+    rank.membership.park()
+    call.end()
+
+
 # --- no regroup comes ----------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from everstep.errors import Misuse
+from everstep.group import LocalGroup
 from everstep_contract import wire
 from everstep_contract.position import Phase, Where
 from everstep_contract.report import Cause
@@ -309,6 +310,24 @@ def test_evaluate_is_one_pass_in_order_without_gradients(trial: Trial) -> None:
         assert not trial.model(inputs).requires_grad
     assert torch.is_grad_enabled()
     assert trial.job.sum(1.5, 2) == (1.5, 2.0)
+
+
+def test_an_evaluation_is_divided_among_the_ranks_that_there_are_after_a_loss(trial: Trial) -> None:
+    membership, step = trial.session.membership, first_step(trial)
+    membership._form = lambda frame: LocalGroup()
+    trial.take(step)
+    membership.hold(1)
+    found: list[Any] = []
+    evaluation = threading.Thread(target=lambda: found.extend(trial.job.evaluate(trial.data)))
+    evaluation.start()
+    evaluation.join(0.05)
+    assert not found, "it is not known yet who evaluates"
+    frame = wire.Regroup(
+        epoch=2, rank=1, world=3, local_world=1, node_rank=0, applied=1, reductions=1
+    )
+    membership.regroup(frame)
+    evaluation.join(20)
+    assert torch.equal(torch.cat([inputs for inputs, _ in found]), trial.dataset.tensors[0][4:8])
 
 
 def a_cut(trial: Trial) -> None:
